@@ -2,39 +2,30 @@
 //!
 //! `ARCHITECTURE.md` is the map; the life of a request begins in [`ext_proc`].
 
+pub use attache_config as config;
+pub use attache_disagg as disagg;
+pub use attache_discovery as discovery;
+pub use attache_ext_proc as ext_proc;
+pub use attache_flow as flow;
+pub use attache_kv_events as kv_events;
+pub use attache_pool as pool;
+pub use attache_prefix as prefix;
+pub use attache_prompt as prompt;
+pub use attache_protocol as protocol;
+pub use attache_quota as quota;
+pub use attache_record as record;
+#[cfg(feature = "redis")]
+pub use attache_redis_store::{quota_store, redis_link};
+pub use attache_replay as replay;
+pub use attache_scheduling as scheduling;
+pub use attache_scrape as scrape;
+pub use attache_serving::{connections, health, shutdown, tls};
+pub use attache_sim as sim;
+pub use attache_telemetry as telemetry;
+pub use attache_tokenize as tokenize;
+pub use attache_types::{clock, error, ids, limits, rng, spelling};
+
 pub mod admin;
 pub mod app;
 pub mod cli;
-pub mod clock;
-pub mod config;
-pub mod connections;
-pub mod disagg;
-pub mod discovery;
-pub mod error;
-pub mod ext_proc;
-pub mod flow;
-pub mod health;
-pub mod ids;
-pub mod kv_events;
-pub mod limits;
-pub mod pool;
-pub mod prefix;
-pub mod prompt;
-pub mod protocol;
-pub mod quota;
-#[cfg(feature = "redis")]
-pub mod quota_store;
-pub mod record;
-#[cfg(feature = "redis")]
-pub mod redis_link;
-pub mod replay;
-pub mod rng;
-pub mod scheduling;
-pub mod scrape;
 pub mod server;
-pub mod shutdown;
-pub mod sim;
-pub mod spelling;
-pub mod telemetry;
-pub mod tls;
-pub mod tokenize;

@@ -1,59 +1,37 @@
-//! The walls of the house: `use crate::` may only point down, the pure core names no runtime, and rooms stay small.
+//! What the crates' manifests can't say: the core names no I/O, modules of the root package import downwards, crates say what
+//! they are for, and files and crates stay small. What a crate may use stands in its Cargo.toml.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Layer of each module: an arrow may point to the same layer or a lower one. `sim` stands beside the core; only its HTTP side may serve.
-const LAYERS: &[(&str, u8)] = &[
-    ("error", 0),
-    ("ids", 0),
-    ("limits", 0),
-    ("clock", 0),
-    ("rng", 0),
-    ("spelling", 0),
-    ("config", 1),
-    ("protocol", 1),
-    ("pool", 1),
-    ("prefix", 1),
-    ("prompt", 1),
-    ("scheduling", 1),
-    ("disagg", 1),
-    ("flow", 1),
-    ("quota", 1),
-    ("connections", 2),
-    ("record", 2),
-    ("scrape", 2),
-    ("discovery", 2),
-    ("kv_events", 2),
-    ("tokenize", 2),
-    ("quota_store", 2),
-    ("redis_link", 2),
-    ("sim", 3),
-    ("replay", 3),
-    ("ext_proc", 3),
-    ("server", 3),
-    ("health", 3),
-    ("tls", 3),
-    ("admin", 3),
-    ("telemetry", 3),
-    ("shutdown", 3),
-    ("app", 4),
-    ("cli", 4),
-    ("main", 4),
-    ("lib", 4),
-];
+/// Layer of each module of the root package: it may import the same layer or a lower one.
+const LAYERS: &[(&str, u8)] = &[("server", 0), ("admin", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
 
-/// What the pure core (layers 0 and 1) may not name. The clock is the one shell in layer 0, and may name tokio's instants.
-const IMPURE: &[&str] =
-    &["tokio", "tonic", "reqwest", "axum", "hyper", "std::net::TcpStream", "std::fs", "std::thread"];
+/// Crates without I/O and without a runtime: moments and random numbers are arguments.
+const PURE: &[&str] =
+    &["config", "config_schema", "disagg", "flow", "pool", "prefix", "prompt", "protocol", "quota", "scheduling"];
+
+/// Packages that no pure crate may use.
+const RUNTIMES: &[&str] = &["axum", "hyper", "reqwest", "tokio", "tonic"];
+
+/// Parts of the standard library that no pure crate may name.
+const IMPURE: &[&str] = &["std::net::TcpStream", "std::fs", "std::thread"];
 
 /// Lines a file may have before its tests.
 const MAX_LINES: usize = 600;
 
-fn sources() -> Vec<PathBuf> {
+/// Lines of a crate, without tests.
+const MAX_CRATE_LINES: usize = 15_000;
+
+fn src() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// The Rust files of a folder and of those in it.
+fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -64,109 +42,109 @@ fn sources() -> Vec<PathBuf> {
             }
         }
     }
-    assert!(found.len() > 30, "the sources were found");
     found.sort();
     found
 }
 
+/// The first folder or file of a path below `src`, without its extension.
 fn module(path: &Path) -> String {
-    let relative = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+    let relative = path.strip_prefix(src()).unwrap();
     relative.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+}
+
+/// The folders of `src` that are crates.
+fn crates() -> Vec<String> {
+    let entries = fs::read_dir(src()).unwrap().map(|entry| entry.unwrap().path());
+    let mut names: Vec<String> = entries.filter(|path| path.join("Cargo.toml").exists()).map(|p| module(&p)).collect();
+    assert!(names.len() > 15, "the crates were found");
+    names.sort();
+    names
 }
 
 fn is_test(path: &Path) -> bool {
     path.ends_with("tests.rs") || path.components().any(|c| c.as_os_str() == "tests")
 }
 
-/// The file without comments and without its `#[cfg(test)]` tail.
-fn code(path: &Path) -> String {
+/// The part of a file before its inline tests.
+fn before_tests(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
-    let text = text.split("\n#[cfg(test)]\nmod tests").next().unwrap();
-    text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+    text.split("\n#[cfg(test)]\nmod tests").next().unwrap().to_owned()
 }
 
-/// The modules that `code` names after `crate::`, groups (`crate::{a, b::c}`) included.
+/// The same without comments.
+fn code(path: &Path) -> String {
+    before_tests(path).lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// The modules that `code` names after `crate::`.
 fn named(code: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = &code[at + "crate::".len()..];
-        let word = |s: &str| s.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
-        match rest.strip_prefix('{') {
-            Some(group) => {
-                let mut depth = 0;
-                let mut item = String::new();
-                for c in group.chars() {
-                    match c {
-                        '{' => depth += 1,
-                        '}' if depth == 0 => break,
-                        '}' => depth -= 1,
-                        ',' if depth == 0 => names.push(word(&std::mem::take(&mut item))),
-                        _ => {}
-                    }
-                    if depth == 0 && c != ',' {
-                        item.push(c);
-                    }
-                }
-                names.push(word(&item));
-            }
-            None => names.push(word(rest)),
-        }
-    }
-    names.retain(|n| !n.is_empty());
-    names
+    let parts = code.split("crate::").skip(1);
+    parts.map(|rest| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
 }
 
 #[test]
-fn arrows_point_down() {
+fn modules_of_the_root_package_import_downwards() {
     let layers: BTreeMap<&str, u8> = LAYERS.iter().copied().collect();
+    let crates = crates();
     let mut wrong = Vec::new();
-    for path in sources().iter().filter(|p| !is_test(p)) {
+    for path in sources(&src()).iter().filter(|p| !is_test(p) && !crates.contains(&module(p))) {
         let from = module(path);
         let own = layers.get(from.as_str()).unwrap_or_else(|| panic!("`{from}` has no layer; give it one"));
         for to in named(&code(path)) {
-            let Some(layer) = layers.get(to.as_str()) else { continue };
-            if layer > own {
-                wrong.push(format!("{} (layer {own}) names crate::{to} (layer {layer})", path.display()));
+            if layers.get(to.as_str()).is_some_and(|layer| layer > own) {
+                wrong.push(format!("{} names crate::{to}", path.display()));
             }
         }
     }
-    assert!(wrong.is_empty(), "arrows that point up:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
 #[test]
-fn the_core_is_pure() {
+fn pure_crates_use_no_runtime_and_no_io() {
     let mut wrong = Vec::new();
-    for path in sources().iter().filter(|p| !is_test(p)) {
-        let name = module(path);
-        let pure = LAYERS.iter().any(|(m, layer)| *m == name && *layer <= 1) && name != "clock";
-        if !pure {
-            continue;
-        }
-        let code = code(path);
-        for impure in IMPURE {
-            if code.contains(&format!("{impure}::")) {
-                wrong.push(format!("{} names {impure}", path.display()));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "the core has no I/O and no runtime:\n{}", wrong.join("\n"));
-}
-
-#[test]
-fn rooms_stay_small() {
-    let mut wrong = Vec::new();
-    for path in sources().iter().filter(|p| !is_test(p)) {
-        let text = fs::read_to_string(path).unwrap();
-        let lines = text.split("\n#[cfg(test)]\nmod tests").next().unwrap().lines().count();
-        if lines > MAX_LINES {
-            wrong.push(format!("{}: {lines} lines before its tests, {MAX_LINES} are allowed", path.display()));
+    for name in PURE {
+        let folder = src().join(name);
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let dependencies = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
+        let packages = dependencies.lines().filter_map(|line| line.split(['.', ' ']).next());
+        wrong.extend(packages.filter(|p| RUNTIMES.contains(p)).map(|package| format!("{name} depends on {package}")));
+        for path in sources(&folder).iter().filter(|p| !is_test(p)) {
+            let code = code(path);
+            let impure = IMPURE.iter().filter(|impure| code.contains(&format!("{impure}::")));
+            wrong.extend(impure.map(|impure| format!("{} names {impure}", path.display())));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn groups_of_imports_are_read() {
-    let code = "use crate::{error::{A, B}, ids};\nuse crate::pool::ledger;\nlet x = crate::rng::f();";
-    assert_eq!(named(code), ["error", "ids", "pool", "rng"]);
+fn every_crate_says_what_it_owns_and_where_to_begin() {
+    for name in crates() {
+        let root = fs::read_to_string(src().join(&name).join("lib.rs")).unwrap();
+        let words: Vec<&str> =
+            root.lines().take_while(|line| line.starts_with("//!")).flat_map(str::split_whitespace).collect();
+        let text = words.join(" ").replace(" //!", "");
+        for part in ["**Called by**", "**Must not**"] {
+            assert!(text.contains(part), "src/{name}/lib.rs lacks `{part}`");
+        }
+    }
+}
+
+#[test]
+fn files_and_crates_stay_small() {
+    let mut wrong = Vec::new();
+    let mut of_crates: BTreeMap<String, usize> = BTreeMap::new();
+    let crates = crates();
+    for path in sources(&src()).iter().filter(|p| !is_test(p)) {
+        let lines = before_tests(path).lines().count();
+        if lines > MAX_LINES {
+            wrong.push(format!("{}: {lines} lines before its tests, {MAX_LINES} are allowed", path.display()));
+        }
+        if let Some(name) = Some(module(path)).filter(|name| crates.contains(name)) {
+            *of_crates.entry(name).or_default() += lines;
+        }
+    }
+    let large = of_crates.iter().filter(|(_, lines)| **lines > MAX_CRATE_LINES);
+    wrong.extend(large.map(|(name, lines)| format!("{name}: {lines} lines, {MAX_CRATE_LINES} are allowed")));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,6 +1,6 @@
 //! Block hashes against real vLLM servers: every vector that vLLM 0.32.0 and 0.22.1 were asked for, from the seed to the event.
 
-use attache::prefix::vllm_hash::{Algorithm, Digest, ExtraForm, ExtraKeys, Hasher, Lora};
+use attache::sim::vllm_hash::{Algorithm, Digest, ExtraForm, ExtraKeys, Hasher, Lora};
 use serde_json::Value;
 
 fn vectors(file: &str) -> Vec<Value> {
@@ -45,13 +45,13 @@ fn check(vector: &Value, form: ExtraForm) -> (usize, usize) {
 
     let digests: Vec<String> = chain.iter().map(|digest| hex(digest.as_bytes())).collect();
     assert_eq!(Value::from(digests), vector["digests_hex"]);
-    let events: Vec<String> = chain.iter().map(|digest| digest.event_hash().0.to_string()).collect();
+    let events: Vec<String> = chain.iter().map(|digest| digest.event_hash().to_string()).collect();
     assert_eq!(Value::from(events), vector["event_ints_u64"]);
     // A server tells only of the blocks that are new to it: the tail of the prompt.
     let seen = vector["observed_event_hashes"].as_array().expect("a list");
     for (seen, own) in seen.iter().rev().zip(chain.iter().rev()) {
         match seen.as_u64() {
-            Some(number) => assert_eq!(number, own.event_hash().0),
+            Some(number) => assert_eq!(number, own.event_hash()),
             None => assert_eq!(seen["$bytes"], hex(own.as_bytes())),
         }
     }

@@ -39,8 +39,8 @@ mod shared {
     use crate::quota_store::users::UserRecords;
     use crate::redis_link::RedisLink;
     use crate::rng;
-    use crate::scrape::redis_profiles::{self, Look};
     use anyhow::Context;
+    use attache_redis_store::redis_profiles::{self, Look};
     use std::time::Duration;
 
     /// 1 s at the end of the process for what Redis has still to be told: far more than that takes, unless Redis is away.

@@ -1,12 +1,12 @@
 //! `attache sim`: flags to a fleet of simulated servers, and the wait for its end.
 
-use crate::prefix::vllm_hash::{self, Algorithm};
 use crate::sim::config::{self, MetricsStyle, Quirks, ServerConfig, SimConfig};
 use crate::sim::engine::{self, EngineConfig};
 use crate::sim::faults::Faults;
 use crate::sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
 use crate::sim::latency::{self, LatencyModel};
 use crate::sim::pd::{self, Connector, ExpiryClock, LoadFailure, PdConfig, Role};
+use crate::sim::vllm_hash::{self, Algorithm};
 use crate::sim::{answer, serve};
 use anyhow::Context;
 use serde_json::json;

@@ -5,12 +5,12 @@ use super::settings::{
     Settings, TenantRule, TenantSettings, TenantSource, TlsSettings, TokenizerSettings, UsageCount,
 };
 use super::units::show_duration;
-use crate::disagg::Mode;
-use crate::disagg::policy::BY_LABEL;
-use crate::quota::Limits;
-use crate::scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
-use crate::scheduling::router::{Destination, RewriteTarget};
-use crate::scheduling::{Decider, Objective};
+use attache_disagg::Mode;
+use attache_disagg::policy::BY_LABEL;
+use attache_quota::Limits;
+use attache_scheduling::choice::{ModelRule, ProfileSpec, StrategySpec};
+use attache_scheduling::router::{Destination, RewriteTarget};
+use attache_scheduling::{Decider, Objective};
 use serde_json::{Map, Value, json};
 
 impl Settings {

@@ -8,7 +8,7 @@ use super::aibrix_env::{AibrixDefaults, is_of_service};
 use super::decode::Sink;
 use super::diagnostic::{Code, Diagnostic};
 use super::units::parse_duration;
-use crate::scheduling::policy::{Document, ModelPolicy, PolicyMap};
+use attache_scheduling::policy::{Document, ModelPolicy, PolicyMap};
 use serde_json::Value;
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 use super::aibrix_env::AibrixEnv;
 use super::localai_env::LocalaiEnv;
 use super::reference_env::ReferenceEnv;
-use crate::pool::Engine;
+use attache_pool::Engine;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;

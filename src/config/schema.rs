@@ -3,15 +3,16 @@
 //! All keys are optional here unless the shape makes no sense without them; a key that is absent is `None` and gets its default
 //! in `validate`. Keys are camelCase.
 
-use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
+use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword, one_of};
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::endpoint_picker;
 use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount};
-use crate::disagg::Fallback;
-use crate::pool::Engine;
-use crate::scheduling::params::ParamError;
-use crate::scheduling::router::Destination;
+use attache_disagg::Fallback;
+use attache_flow::{EvictRunning, Overflow};
+use attache_pool::Engine;
+use attache_scheduling::router::Destination;
+use attache_types::params::ParamError;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -95,9 +96,9 @@ fn check_kind(version: Option<&Node>, kind: Option<&Node>, fields: &Fields<'_>, 
     good
 }
 
-/// Declares a section: a struct of optional values and how it is read.
+/// Declares a section: a struct of optional values and how it is read. A type of another crate is read by the function behind `=`.
 macro_rules! sections {
-    ($($(#[$doc:meta])* $name:ident { $($key:literal => $field:ident: $t:ty),* $(,)? })*) => {$(
+    ($($(#[$doc:meta])* $name:ident { $($key:literal => $field:ident: $t:ty $(= $read:ident)?),* $(,)? })*) => {$(
         $(#[$doc])*
         #[derive(Debug, Default)]
         pub struct $name { $(#[doc = concat!("`", $key, "`")] pub $field: Opt<$t>),* }
@@ -105,12 +106,14 @@ macro_rules! sections {
         impl Read for $name {
             fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
                 let mut f = Fields::of(node, path, sink)?;
-                let section = Self { $($field: f.get($key, sink)),* };
+                let section = Self { $($field: sections!(@read f, $key, sink $(, $read)?)),* };
                 f.finish(sink);
                 Some(section)
             }
         }
     )*};
+    (@read $fields:ident, $key:literal, $sink:ident) => { $fields.get($key, $sink) };
+    (@read $fields:ident, $key:literal, $sink:ident, $read:ident) => { $read(&mut $fields, $key, $sink) };
 }
 
 mod caches;
@@ -224,7 +227,7 @@ sections! {
     }
     /// One endpoint or a list.
     DestinationSection {
-        "mode" => mode: Destination,
+        "mode" => mode: Destination = word,
         "max" => max: usize,
     }
     /// Where metrics are read.
@@ -497,7 +500,8 @@ impl Read for Endpoint {
         let name = f.get("name", sink);
         let role = f.get("role", sink);
         let labels = f.get("labels", sink).map(|at| at.value).unwrap_or_default();
-        let (engine, metrics, draining) = (f.get("engine", sink), f.get("metrics", sink), f.get("draining", sink));
+        let (engine, metrics, draining) =
+            (word(&mut f, "engine", sink), f.get("metrics", sink), f.get("draining", sink));
         f.finish(sink);
         Some(Self { address: address?, name, role, labels, engine, metrics, draining })
     }
@@ -569,7 +573,6 @@ keywords! {
     DisaggregationMode: "direct" => DisaggregationMode::Direct, "header" => DisaggregationMode::Header;
     DeciderKind: "predicted" => DeciderKind::Predicted, "always" => DeciderKind::Always,
         "never" => DeciderKind::Never, "strategy" => DeciderKind::Strategy, "prefix-based" => DeciderKind::PrefixBased;
-    Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
     TokenizerKind: "characters" => TokenizerKind::Characters, "tiktoken" => TokenizerKind::Tiktoken,
         "huggingface" => TokenizerKind::HuggingFace, "remote" => TokenizerKind::Remote;
     TokenizerFallback: "none" => TokenizerFallback::None, "characters" => TokenizerFallback::Characters,
@@ -579,7 +582,34 @@ keywords! {
     ModelsAnswer: "server" => ModelsAnswer::Server, "pool" => ModelsAnswer::Pool;
     UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,
         "completion" => UsageCount::Completion, "total" => UsageCount::Total;
+}
+
+/// A type of another crate of which each value has one word.
+pub(super) trait Word: Copy + 'static {
+    /// The words and what they mean.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+/// The value under `key`, one of the words of its type.
+pub(super) fn word<T: Word>(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<T> {
+    let path = fields.path_of(key);
+    let node = fields.node(key)?;
+    one_of(T::WORDS, node, &path, sink).map(|value| At { value, span: node.span })
+}
+
+macro_rules! words {
+    ($($t:ty: $($word:literal => $value:expr),*;)*) => {$(
+        impl Word for $t {
+            const WORDS: &'static [(&'static str, Self)] = &[$(($word, $value)),*];
+        }
+    )*};
+}
+
+words! {
     Destination: "single" => Destination::Single, "list" => Destination::List;
     Engine: "vllm" => Engine::Vllm, "sglang" => Engine::Sglang, "trtllm-serve" => Engine::TrtllmServe,
         "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "astrai" => Engine::Astrai, "none" => Engine::None;
+    EvictRunning: "never" => EvictRunning::Never, "unanswered" => EvictRunning::Unanswered, "any" => EvictRunning::Any;
+    Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
+    Overflow: "newcomer" => Overflow::Newcomer, "longest-flow" => Overflow::LongestFlow;
 }

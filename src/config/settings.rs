@@ -1,26 +1,26 @@
 //! What the process runs by, after flags, environment and file have been merged and checked. The serving code reads only this.
 
-use crate::disagg;
-use crate::flow::PoolFlow;
-use crate::limits::Limits;
-use crate::pool::health::HealthPolicy;
-use crate::pool::{EndpointSpec, Engine, MetricsSource};
-use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use crate::scheduling::policy::PolicyMap;
-use crate::scheduling::registry::BuildError;
-use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch};
-use crate::scheduling::{Choices, Objective, Scheduler, SplitPolicy};
+use attache_flow::PoolFlow;
+use attache_pool::EndpointSpec;
+use attache_pool::health::HealthPolicy;
+use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use attache_scheduling::policy::PolicyMap;
+use attache_scheduling::registry::BuildError;
+use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch};
+use attache_scheduling::{Choices, Objective, Scheduler, SplitPolicy};
+use attache_types::limits::Limits;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub mod clients;
-pub mod kubernetes;
+mod kubernetes;
 pub mod tenants;
-pub use clients::{ClientAuthSettings, ClientName};
-pub use kubernetes::{KubernetesSource, PodsOf, PoolGroup, PoolSearch, PoolTemplate};
+pub use attache_discovery::settings::{DnsSource, FileSource, KubernetesSource, PodsOf, PoolGroup, PoolSearch};
+pub use attache_scrape::ScrapeSettings;
+pub use attache_serving::tls::{ClientAuthSettings, ClientName};
+pub use kubernetes::PoolTemplate;
 pub use tenants::{
     CountIn, LabelSettings, NameSettings, OnStoreFailure, OnUnknownUser, RedisSettings, TenantRule, TenantSettings,
     TenantSource, UnknownPaths, UserRecordSettings,
@@ -259,7 +259,7 @@ pub struct Disaggregation {
     /// Which requests, and over which servers.
     pub split: SplitPolicy,
     /// How.
-    pub mode: disagg::Mode,
+    pub mode: attache_disagg::Mode,
 }
 
 impl PoolSettings {
@@ -404,53 +404,6 @@ pub struct KvEventSettings {
     /// With `bind`, events count only if they come from the IP address of the endpoint that they name. `false` where
     /// publishers' addresses are translated.
     pub require_sender_address: bool,
-}
-
-/// A DNS name whose addresses are endpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DnsSource {
-    /// The name.
-    pub host: String,
-    /// The port of every address.
-    pub port: u16,
-    /// How often it is resolved.
-    pub refresh: Duration,
-    /// The engine behind it.
-    pub engine: Engine,
-    /// Where its metrics are.
-    pub metrics: MetricsSource,
-}
-
-/// A file that lists endpoints.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileSource {
-    /// Where it is.
-    pub path: PathBuf,
-    /// It is read again when it changes.
-    pub watch: bool,
-    /// The engine of its endpoints.
-    pub engine: Engine,
-    /// Where their metrics are.
-    pub metrics: MetricsSource,
-}
-
-/// How endpoints are scraped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScrapeSettings {
-    /// Interval for an endpoint with requests on it.
-    pub interval: Duration,
-    /// Interval for an endpoint without.
-    pub idle_interval: Duration,
-    /// Longest time for one page.
-    pub timeout: Duration,
-    /// Largest page, bytes.
-    pub max_bytes: u64,
-    /// Pages older than this say nothing.
-    pub stale_after: Duration,
-    /// Accept any certificate of an `https` metrics endpoint.
-    pub insecure_skip_verify: bool,
-    /// Holds the token that servers ask for, for their metrics and for the list of their models.
-    pub bearer_token_file: Option<PathBuf>,
 }
 
 impl ServerSettings {

@@ -1,6 +1,6 @@
 //! The APIs whose requests can be split, told from the path.
 
-use crate::protocol::Api;
+use attache_protocol::Api;
 
 /// An API whose requests can be served by two servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

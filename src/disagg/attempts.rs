@@ -10,10 +10,9 @@
 //!
 //! Giving up is no error by itself: the answer's own server can compute the prompt.
 
-use crate::clock::Timestamp;
-use crate::pool::Endpoint;
-use crate::pool::health::Outcome;
-use crate::scheduling::split::Picks;
+use attache_pool::health::Outcome;
+use attache_pool::{Endpoint, Picks};
+use attache_types::clock::Timestamp;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
@@ -227,8 +226,8 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::EndpointId;
-    use crate::pool::EndpointSpec;
+    use attache_pool::EndpointSpec;
+    use attache_types::ids::EndpointId;
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;

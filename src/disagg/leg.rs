@@ -2,7 +2,7 @@
 
 use super::api::LegApi;
 use super::reply::Prefilled;
-use crate::protocol::edit::EditError;
+use attache_protocol::edit::EditError;
 use std::borrow::Cow;
 use std::net::SocketAddr;
 

@@ -2,7 +2,7 @@
 
 use super::attempts::Bounds;
 use super::connector::{Connector, Sequence, neuron_nixl, sglang, shfs, trtllm};
-use crate::pool::{Endpoint, Engine, PoolSnapshot, Roles};
+use attache_pool::{Endpoint, Engine, PoolSnapshot, Roles};
 use std::sync::Arc;
 use std::time::Duration;
 

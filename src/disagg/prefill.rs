@@ -3,7 +3,7 @@
 use super::CONTROLLED;
 use super::api::LegApi;
 use super::leg::LegError;
-use crate::protocol::edit::{Edits, Member, Members, elements};
+use attache_protocol::edit::{Edits, Member, Members, elements};
 
 /// Members that cost the prefill server work, or make its answer longer, for an answer that nobody reads; and those that could end it
 /// with no token or with several answers. None of them changes which tokens the prompt becomes.

@@ -2,8 +2,8 @@
 
 use super::api::LegApi;
 use super::leg::LegError;
-use crate::protocol::edit::{EditError, Members, elements};
-use crate::protocol::usage::Usage;
+use attache_protocol::edit::{EditError, Members, elements};
+use attache_protocol::usage::Usage;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny};
 use std::borrow::Cow;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::protocol::edit::Members;
+use attache_protocol::edit::Members;
 
 /// One request and its answer, byte for byte as the file has them.
 pub(super) struct Recorded {
@@ -9,7 +9,7 @@ pub(super) struct Recorded {
 
 /// `tests/data/pd/{name}.json`.
 pub(super) fn recorded(name: &str) -> Recorded {
-    let path = format!("{}/tests/data/pd/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../tests/data/pd/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::read(path).unwrap();
     let member = |object: &[u8], key| {
         let found = Members::new(object).unwrap().map(Result::unwrap).find(|m| m.is(key));

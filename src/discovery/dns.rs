@@ -4,10 +4,10 @@
 //! empty a pool whose servers are all well. (Servers that are really gone are ejected by passive health.) Until the first answer
 //! the source is silent, and the pool not complete.
 
-use crate::config::settings::DnsSource;
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, PoolEvent};
-use crate::rng;
+use crate::settings::DnsSource;
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointSpec, PoolEvent};
+use attache_types::rng;
 use rand::RngExt;
 use std::future::Future;
 use std::io;

@@ -8,13 +8,13 @@
 //! An entry with a mistake is logged and left out. A file that can't be read, or is no such file, is logged and changes nothing: the
 //! endpoints that were known stay. Until the file could be read once the source sends nothing, and the pool is not ready.
 
-use crate::config::decode::{Fields, Read, Sink};
-use crate::config::diagnostic::{At, Code, Diagnostic};
-use crate::config::document::{self, MAX_CONFIG_BYTES, Node, Value};
-use crate::config::settings::FileSource;
-use crate::discovery::watch;
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, PoolEvent};
+use crate::settings::FileSource;
+use crate::watch;
+use attache_config_schema::decode::{Fields, Read, Sink};
+use attache_config_schema::diagnostic::{At, Code, Diagnostic};
+use attache_config_schema::document::{self, MAX_CONFIG_BYTES, Node, Value};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointSpec, PoolEvent};
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
@@ -199,7 +199,7 @@ impl Read for Port {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{Engine, MetricsSource};
+    use attache_pool::{Engine, MetricsSource};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! The pool's writer task: the only one that changes what requests see.
 
-use crate::pool::{PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
-use crate::record::PoolTape;
-use crate::record::tape::Told;
+use attache_pool::{PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
+use attache_record::PoolTape;
+use attache_record::tape::Told;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};

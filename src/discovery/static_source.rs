@@ -1,7 +1,7 @@
 //! Endpoints that flags or the configuration file name.
 
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, PoolEvent};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointSpec, PoolEvent};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;

@@ -1,7 +1,7 @@
 //! Which endpoint gave which answer of the Responses API: the answer's state lives there, so what continues it must go there.
 
-use crate::ids::EndpointId;
 use ahash::RandomState;
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
 /// Answers that are remembered: at 40 bytes an entry about 4 MB, and hours of traffic.

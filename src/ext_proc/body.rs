@@ -1,79 +1,16 @@
 //! The request body while it is held: pieces as they came, and one contiguous view for the parser.
 
 use super::reply::MAX_CHUNK_BYTES;
-use crate::error::{Reason, RequestError};
+use attache_types::error::{Reason, RequestError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+pub use attache_types::buffered::{Buffered, Held};
 
 /// Pieces below 4 KiB are copied together: a piece of its own costs an allocation and [`PIECE_BYTES`], many times what
 /// a single byte is worth.
 const SMALL_PIECE_BYTES: usize = 4 << 10;
 /// Memory that a piece takes beside its bytes.
 const PIECE_BYTES: u64 = size_of::<Vec<u8>>() as u64;
-
-/// Memory that request bodies and unfinished messages take, over all streams.
-#[derive(Debug, Default)]
-pub struct Buffered(AtomicU64);
-
-impl Buffered {
-    /// Bytes held now.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-
-    /// Accounts for `bytes` more, until what it gives is dropped.
-    #[must_use]
-    pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
-        let mut held = self.nothing();
-        held.grow(bytes);
-        held
-    }
-
-    /// A share of no bytes, which can grow.
-    #[must_use]
-    pub fn nothing(self: &Arc<Self>) -> Held {
-        Held { bytes: 0, buffered: self.clone() }
-    }
-}
-
-/// A share of [`Buffered`]. Gives it back on Drop.
-#[derive(Debug)]
-pub struct Held {
-    bytes: u64,
-    buffered: Arc<Buffered>,
-}
-
-impl Held {
-    /// Its size in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Adds `bytes` to it.
-    pub fn grow(&mut self, bytes: u64) {
-        self.bytes += bytes;
-        self.buffered.0.fetch_add(bytes, Relaxed);
-    }
-
-    /// Makes it this large.
-    pub fn resize(&mut self, bytes: u64) {
-        match bytes.checked_sub(self.bytes) {
-            Some(more) => self.grow(more),
-            None => {
-                self.buffered.0.fetch_sub(self.bytes - bytes, Relaxed);
-                self.bytes = bytes;
-            }
-        }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.buffered.0.fetch_sub(self.bytes, Relaxed);
-    }
-}
 
 /// A request body as far as it has come. Gives back its share of [`Buffered`] on Drop.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! Called by [`super::decide`] and [`super::response`].
 
 use super::decide::{Question, Seen};
-use crate::protocol::{Api, Request, Usage};
+use attache_protocol::{Api, Request, Usage};
 
 /// 2^24 = 16,777,216 tokens of one prompt or one answer: longer than the context of any model. Holds where the request
 /// has no bound of its own.

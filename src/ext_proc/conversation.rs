@@ -8,16 +8,16 @@
 
 use super::lookup::Looked;
 use super::prefix::PoolPrefix;
-use crate::clock::Timestamp;
-use crate::disagg::{Mode, Transfer};
-use crate::ids::EndpointId;
-use crate::pool::health::Availability;
-use crate::pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
-use crate::prefix::carried::{Carry, Turn};
-use crate::protocol::answer::AnswerFormat;
-use crate::protocol::transfer::Finish;
-use crate::protocol::{Api, TransferScanner};
-use crate::scheduling::Pool;
+use attache_disagg::{Mode, Transfer};
+use attache_pool::health::Availability;
+use attache_pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
+use attache_prefix::carried::{Carry, Turn};
+use attache_protocol::answer::AnswerFormat;
+use attache_protocol::transfer::Finish;
+use attache_protocol::{Api, TransferScanner};
+use attache_scheduling::Pool;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;

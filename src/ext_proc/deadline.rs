@@ -17,13 +17,13 @@ use super::picker::{Live, Picker};
 use super::prefix::Asked;
 use super::queues::{self, Queues};
 use super::warmer::Warming;
-use crate::error::{Reason, RequestError};
-use crate::scheduling::facts::deadline::outlook;
-use crate::scheduling::facts::prediction::Targets;
-use crate::scheduling::selector::LabelSelector;
-use crate::scheduling::{PickContext, Pool, RequestFacts, Strategy};
-use crate::telemetry::deadlines::Judged;
-use crate::telemetry::metrics::PoolMetrics;
+use attache_scheduling::facts::deadline::outlook;
+use attache_scheduling::facts::prediction::Targets;
+use attache_scheduling::selector::LabelSelector;
+use attache_scheduling::{PickContext, Pool, RequestFacts, Strategy};
+use attache_telemetry::deadlines::Judged;
+use attache_telemetry::metrics::PoolMetrics;
+use attache_types::error::{Reason, RequestError};
 use std::time::Duration;
 
 /// What is known of the request.

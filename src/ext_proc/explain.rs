@@ -6,15 +6,15 @@ use super::head::Head;
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, Read, Shown};
 use super::reading::named;
-use crate::clock::Timestamp;
-use crate::error::{Reason, RequestError};
-use crate::pool::ledger;
-use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
-use crate::prefix::key::{BlockKey, BlockKeys};
-use crate::protocol::{self, Api};
-use crate::scheduling::router::RouteFacts;
-use crate::scheduling::{PickContext, RequestFacts, Router};
-use crate::telemetry::explained::parts;
+use attache_pool::ledger;
+use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
+use attache_prefix::key::{BlockKey, BlockKeys};
+use attache_protocol::{self as protocol, Api};
+use attache_scheduling::router::RouteFacts;
+use attache_scheduling::{PickContext, RequestFacts, Router};
+use attache_telemetry::explained::parts;
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
 use serde::Serialize;
 
 /// What the picker makes of a request.

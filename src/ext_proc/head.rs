@@ -2,9 +2,9 @@
 
 use super::hints::{RANK_HEADER, SOURCE_HEADER};
 use super::tenant::Tenant;
-use crate::pool::health::ClientSlot;
-use crate::scheduling::choice::DEFAULT_STRATEGY_HEADER;
-use crate::scheduling::plugin::HeaderSource;
+use attache_pool::health::ClientSlot;
+use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
+use attache_scheduling::plugin::HeaderSource;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
 

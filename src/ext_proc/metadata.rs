@@ -1,7 +1,7 @@
 //! What gateways say beside the messages: the subset hint, the endpoint that served, why a response is what it is.
 
-use crate::pool::Endpoint;
-use crate::scheduling::scheduler::Subset;
+use attache_pool::Endpoint;
+use attache_scheduling::scheduler::Subset;
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};

@@ -8,15 +8,15 @@ use super::queues::Queues;
 use super::quotas::Quotas;
 use super::uploads::Uploads;
 use super::warmer::Warmer;
-use crate::config::settings::ExchangeSettings;
-use crate::limits::Limits;
-use crate::record::{Recorder, Turn};
-use crate::scheduling::plugin::Strategy;
-use crate::scheduling::{ModelPolicies, Router, scheduler};
-use crate::telemetry::decisions::Decisions;
-use crate::telemetry::metrics::{Metrics, PoolMetrics};
-use crate::telemetry::trace::Tracing;
 use arc_swap::ArcSwap;
+use attache_config::settings::ExchangeSettings;
+use attache_record::{Recorder, Turn};
+use attache_scheduling::plugin::Strategy;
+use attache_scheduling::{ModelPolicies, Router, scheduler};
+use attache_telemetry::decisions::Decisions;
+use attache_telemetry::metrics::{Metrics, PoolMetrics};
+use attache_telemetry::trace::Tracing;
+use attache_types::limits::Limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -170,7 +170,7 @@ impl Picker {
 
     /// The random numbers of the next request.
     #[must_use]
-    pub fn next_rng(&self) -> crate::rng::PickRng {
-        crate::rng::for_request(self.seed, self.sequence.fetch_add(1, Relaxed))
+    pub fn next_rng(&self) -> attache_types::rng::PickRng {
+        attache_types::rng::for_request(self.seed, self.sequence.fetch_add(1, Relaxed))
     }
 }

@@ -5,8 +5,8 @@
 //! connections, and each of them ends when its own streams have ended.
 
 use super::split::{Ask, Told};
-use crate::disagg::Failure;
-use crate::scrape::fetch;
+use attache_disagg::Failure;
+use attache_http_client as fetch;
 use bytes::{Bytes, BytesMut};
 use reqwest::{Client, RequestBuilder, Response};
 use std::fmt;

@@ -8,20 +8,20 @@
 use super::decide::Question;
 use super::head::Head;
 use super::warmer::Warming;
-use crate::clock::Clock;
-use crate::prefix::cache::PrefixCache;
-use crate::prefix::key::{BlockKey, BlockKeys, Root};
-use crate::prompt::Encoder as _;
-use crate::prompt::blocks::{TokenBlocks, TokenKeys, TokenTail};
-use crate::prompt::characters::{CharacterKeys, CharacterTail, Characters};
+use attache_prefix::cache::PrefixCache;
+use attache_prefix::key::{BlockKey, BlockKeys, Root};
+use attache_prompt::Encoder as _;
+use attache_prompt::blocks::{TokenBlocks, TokenKeys, TokenTail};
+use attache_prompt::characters::{CharacterKeys, CharacterTail, Characters};
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::huggingface::{HuggingFace, Rendered};
-use crate::prompt::memo::Memo;
+use attache_prompt::huggingface::{HuggingFace, Rendered};
+use attache_prompt::memo::Memo;
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::template::chat::RenderError;
-use crate::protocol::{Api, Piece, Prompt, Request};
-use crate::telemetry::metrics::{Degraded, Limit};
-use crate::tokenize::{Ask, RemotePool};
+use attache_prompt::template::chat::RenderError;
+use attache_protocol::{Api, Piece, Prompt, Request};
+use attache_telemetry::metrics::{Degraded, Limit};
+use attache_tokenize::{Ask, RemotePool};
+use attache_types::clock::Clock;
 use made::{MadePrompt, Outcome};
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -6,11 +6,11 @@
 use super::decide::Question;
 use super::head::Head;
 use super::picker::{Live, Picker};
-use crate::error::{Reason, RequestError};
-use crate::pool::{EndpointState, PoolSnapshot};
-use crate::scheduling::decision::Ranking;
-use crate::scheduling::scheduler::Subset;
-use crate::scheduling::{Decision, PickContext};
+use attache_pool::{EndpointState, PoolSnapshot};
+use attache_scheduling::decision::Ranking;
+use attache_scheduling::scheduler::Subset;
+use attache_scheduling::{Decision, PickContext};
+use attache_types::error::{Reason, RequestError};
 
 /// The decision when no strategy makes it; `None` leaves it to the strategy.
 ///

@@ -3,7 +3,7 @@
 //! Called by `decide`. Imports [`super::picker`].
 
 use super::picker::Live;
-use crate::scheduling::Pool;
+use attache_scheduling::Pool;
 
 /// The priority of a request of this objective, for this model. An objective raises it only where client headers are trusted; a client may always
 /// lower the priority of its own request.

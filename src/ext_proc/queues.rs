@@ -6,23 +6,23 @@
 use super::deadline::{self, Due};
 use super::decide::Question;
 use super::head::Head;
-use crate::clock::{Clock, Timestamp};
-use crate::error::{Reason, RequestError};
+use ahash::AHashMap;
 #[cfg(test)]
-use crate::flow::Load;
-use crate::flow::saturation::View;
-use crate::flow::{
+use attache_flow::Load;
+use attache_flow::saturation::View;
+use attache_flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, Verdict, Way,
     asking,
 };
-use crate::pool::health::HealthPolicy;
-use crate::pool::{PoolSnapshot, Published, Roles, SnapshotStore};
-use crate::rng::PickRng;
-use crate::scheduling::RequestFacts;
-use crate::scheduling::plugin::ParamError;
-use crate::scheduling::split::SplitPolicy;
-use crate::telemetry::queues::{Fate, QueueMetrics};
-use ahash::AHashMap;
+use attache_pool::health::HealthPolicy;
+use attache_pool::{PoolSnapshot, Published, Roles, SnapshotStore};
+use attache_scheduling::RequestFacts;
+use attache_scheduling::plugin::ParamError;
+use attache_scheduling::split::SplitPolicy;
+use attache_telemetry::queues::{Fate, QueueMetrics};
+use attache_types::clock::{Clock, Timestamp};
+use attache_types::error::{Reason, RequestError};
+use attache_types::rng::PickRng;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

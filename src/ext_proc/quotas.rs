@@ -1,6 +1,6 @@
 //! What tenants and models may have, as the exchange knows it: who may go on, and what is booked until its answer has ended.
 //!
-//! [`crate::quota`] decides, in this process or, by the same figures, in a Redis that several pickers share. What is let through holds a
+//! [`attache_quota`] decides, in this process or, by the same figures, in a Redis that several pickers share. What is let through holds a
 //! [`Permit`], which gives everything back when it is dropped and keeps what was had when it is settled. With Redis a decision waits for the
 //! answer as it waits for tokens: it comes back as something to run, and is made again when that has run. So it does where a tenant's own limits
 //! stand in Redis and have not been read of late.
@@ -8,13 +8,13 @@
 use super::decide::Question;
 use super::tenant::Tenant;
 use super::warmer::Warming;
-use crate::clock::Timestamp;
-use crate::config::settings::{TenantSettings, UnknownPaths};
-use crate::error::{Reason, RequestError};
-use crate::protocol::Api;
-use crate::quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, Wall};
-use crate::scheduling::RequestFacts;
-use crate::telemetry::metrics::Metrics;
+use attache_config::settings::{TenantSettings, UnknownPaths};
+use attache_protocol::Api;
+use attache_quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, Wall};
+use attache_scheduling::RequestFacts;
+use attache_telemetry::metrics::Metrics;
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -22,7 +22,7 @@ use std::time::SystemTime;
 #[cfg(feature = "redis")]
 mod shared;
 #[cfg(feature = "redis")]
-use crate::quota_store::RedisStore;
+use attache_redis_store::quota_store::RedisStore;
 #[cfg(feature = "redis")]
 pub use shared::Shared;
 
@@ -215,7 +215,7 @@ pub struct Permit {
     name: Arc<str>,
     taken: Taken,
     #[cfg(feature = "redis")]
-    place: Option<crate::quota_store::Place>,
+    place: Option<attache_redis_store::quota_store::Place>,
     settled: bool,
 }
 

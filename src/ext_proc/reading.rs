@@ -6,14 +6,14 @@
 
 use super::decide::{Question, Seen};
 use super::picker::{Live, Picker};
-use crate::config::settings::OnUnparseable;
-use crate::disagg;
-use crate::error::{Fault, Reason, RequestError};
-use crate::protocol::edit::EditError;
-use crate::protocol::{self, Api, BodyFormat, Model, Request};
-use crate::scheduling::Pool;
-use crate::scheduling::router::{DefaultModel, RouteFacts};
-use crate::telemetry::metrics::{Degraded, Limit};
+use attache_config::settings::OnUnparseable;
+use attache_disagg as disagg;
+use attache_protocol::edit::EditError;
+use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
+use attache_scheduling::Pool;
+use attache_scheduling::router::{DefaultModel, RouteFacts};
+use attache_telemetry::metrics::{Degraded, Limit};
+use attache_types::error::{Fault, Reason, RequestError};
 use std::borrow::Cow;
 
 /// 1,024 tokens: what the prompt of a request counts as, in queues, in the ledger and in limits of tokens, when nothing of it can be read. A usual

@@ -2,13 +2,13 @@
 
 use super::decide::Question;
 use super::picker::Picker;
-use crate::error::RequestError;
-use crate::record::headers::Noted;
-use crate::record::{self, Booked, Recorder, Turn, booked};
-use crate::rng::PickRng;
-use crate::scheduling::digest::Digests;
-use crate::scheduling::plugin::Headers;
-use crate::scheduling::{Booking, Decision};
+use attache_record::headers::Noted;
+use attache_record::{self as record, Booked, Recorder, Turn, booked};
+use attache_scheduling::digest::Digests;
+use attache_scheduling::plugin::Headers;
+use attache_scheduling::{Booking, Decision};
+use attache_types::error::RequestError;
+use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
 use std::sync::Arc;
 

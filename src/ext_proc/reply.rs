@@ -2,8 +2,8 @@
 
 use super::body::Body;
 use super::mode::BodyMode;
-use crate::error::{Reason, RequestError};
-use crate::protocol::{Dialect, dialect};
+use attache_protocol::{Dialect, dialect};
+use attache_types::error::{Reason, RequestError};
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;

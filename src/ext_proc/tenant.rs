@@ -4,7 +4,7 @@
 //! dynamic metadata, as the JWT filter leaves the claims of a token that it has checked.
 
 use super::head::Head;
-use crate::config::settings::{TenantRule, TenantSource};
+use attache_config::settings::{TenantRule, TenantSource};
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::google::protobuf::Value;
 use envoy_types::pb::google::protobuf::value::Kind;
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn algorithms_that_ask_for_a_user_get_the_tenant_where_there_is_a_rule() {
-        use crate::scheduling::plugin::Headers;
+        use attache_scheduling::plugin::Headers;
         let mut head = head(&[("user", "client")]);
         assert_eq!(Headers::of(&head).user("user"), Some("client"));
         head.belongs_to(Tenant::Named("acme".into()));

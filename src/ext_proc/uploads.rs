@@ -6,9 +6,9 @@
 //! arrives at once is never here.
 
 use super::body::Buffered;
-use crate::clock::Timestamp;
-use crate::limits::Limits;
 use ahash::HashMap;
+use attache_types::clock::Timestamp;
+use attache_types::limits::Limits;
 use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};

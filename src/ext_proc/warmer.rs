@@ -5,8 +5,8 @@
 
 use super::body::Buffered;
 use super::prefix::made::Outcome;
-use crate::prompt::work::Work;
-use crate::telemetry::metrics::{Limit, Metrics};
+use attache_prompt::work::Work;
+use attache_telemetry::metrics::{Limit, Metrics};
 use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;

@@ -6,7 +6,7 @@
 
 use super::body::Held;
 use super::service::{Pump, Service};
-use crate::connections::{Client, InFlight};
+use attache_serving::connections::{Client, InFlight};
 use bytes::{Buf, Bytes, BytesMut};
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use futures_core::Stream;
@@ -314,7 +314,7 @@ impl Encoder for Prost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ext_proc::body::Buffered;
+    use crate::body::Buffered;
     use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, processing_request::Request};
     use futures_util::{FutureExt, StreamExt};
     use http_body_util::{BodyExt, StreamBody};

@@ -5,13 +5,13 @@ use super::control::FlowControl;
 use super::item::{Arrival, Load, Need, Way};
 use super::saturation::{Gauge, View};
 use super::settings::PoolFlow;
-use crate::pool::speed::Work;
-use crate::pool::{PoolSnapshot, Roles};
-use crate::prefix::cache::Found;
-use crate::rng::PickRng;
-use crate::scheduling::facts::prediction::Targets;
-use crate::scheduling::plugin::ParamError;
-use crate::scheduling::{Candidate, PickContext, RequestFacts};
+use attache_pool::speed::Work;
+use attache_pool::{PoolSnapshot, Roles};
+use attache_prefix::cache::Found;
+use attache_scheduling::facts::prediction::Targets;
+use attache_scheduling::plugin::ParamError;
+use attache_scheduling::{Candidate, PickContext, RequestFacts};
+use attache_types::rng::PickRng;
 use std::time::Duration;
 
 /// The flow of requests whose tenant nobody names, as GIE has it.

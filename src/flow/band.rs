@@ -6,9 +6,9 @@ use super::ordering::{Facts, Ordering};
 use super::pace::Pace;
 use super::settings::{BandSettings, Overflow};
 use super::slab::Slab;
-use crate::clock::Timestamp;
-use crate::rng::PickRng;
 use ahash::AHashMap;
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -308,7 +308,7 @@ impl Band {
     }
 
     /// Requests that were let through and have not ended.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn under_way(&self) -> u32 {
         self.flows.iter().map(|flow| flow.under_way).sum()
     }

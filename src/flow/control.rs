@@ -17,8 +17,8 @@ use super::running::{Running, Seat};
 use super::saturation::Gauge;
 use super::settings::Settings;
 use super::slab::Slab;
-use crate::clock::Timestamp;
-use crate::rng::PickRng;
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -143,8 +143,8 @@ impl<T> FlowControl<T> {
     }
 
     /// Requests that wait, their bytes, those that are let through and have not ended, and those of them that may be told to end.
-    #[cfg(test)]
-    pub(crate) fn books(&self) -> (usize, u64, u32, usize) {
+    #[cfg(any(test, feature = "testing"))]
+    pub fn books(&self) -> (usize, u64, u32, usize) {
         (self.len(), self.bytes(), self.bands.iter().map(Band::under_way).sum(), self.running.len())
     }
 

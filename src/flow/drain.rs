@@ -3,7 +3,7 @@
 //! Not [`Pace`](super::pace::Pace): that counts all who have left by the time that has passed, so that a pool with little to do looks like one
 //! that is slow. Here only the time counts in which somebody waited.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// 30 s of waiting: long enough to smooth a batch that ends at once, short enough to follow a pool that grows.

@@ -2,7 +2,7 @@
 
 use super::fairness::Meter;
 use super::running::Seat;
-use crate::scheduling::split::{Decider, SplitPolicy};
+use attache_scheduling::split::{Decider, SplitPolicy};
 use std::time::Duration;
 
 /// A request that asks for its turn.

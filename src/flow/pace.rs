@@ -1,6 +1,6 @@
 //! How fast a queue moves, and so how long what stands in it will take.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// 30 s: long enough to smooth a batch that ends at once, short enough to follow a pool that grows.

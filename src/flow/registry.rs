@@ -5,7 +5,7 @@ use super::ceiling::{self, Ceiling};
 use super::fairness::{self, Fairness};
 use super::ordering::{self, Ordering};
 use super::saturation::{self, Detector};
-use crate::scheduling::plugin::ParamError;
+use attache_scheduling::plugin::ParamError;
 use serde_json::Value;
 
 /// How a policy is known and made: one `pub const PLUGIN` in its file, one line here.

@@ -4,7 +4,7 @@
 //! somebody was let through by that. Where nobody was, the room is not in our own books but on pages of metrics (a cache that is full), which
 //! get [`SETTLES`] to show it. Called by [`super::control`] alone. Source of the order: llm-d `priority-then-time-eviction-order-policy`.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub(super) struct Running {
 
 impl Running {
     /// Those that may end.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn len(&self) -> usize {
         self.seats.len()
     }

@@ -8,7 +8,7 @@ use super::registry::Descriptor;
 use super::room::SharedRoom;
 use super::running::EvictRunning;
 use super::saturation::Detector;
-use crate::scheduling::plugin::ParamError;
+use attache_scheduling::plugin::ParamError;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -68,7 +68,7 @@ impl<V> Slab<V> {
         entries.filter_map(|(slot, entry)| entry.as_mut().map(|(_, value)| (slot, value)))
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn iter(&self) -> impl Iterator<Item = &V> {
         self.entries.iter().flatten().map(|(_, value)| value)
     }

@@ -3,11 +3,11 @@
 use super::orphans::Orphans;
 use super::size::{OwnSize, PoolSize};
 use super::stats::{Count, KvEventStats};
-use crate::prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
-use crate::prefix::key::{EngineHash, KeySpace};
-use crate::prefix::residents::Residents;
-use crate::prefix::trust::Doubt;
-use crate::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
+use attache_prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
+use attache_prefix::key::{EngineHash, KeySpace};
+use attache_prefix::residents::Residents;
+use attache_prefix::trust::Doubt;
+use attache_prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
 use std::sync::Arc;
 
 /// What a batch has done to what we know.

@@ -9,8 +9,8 @@
 
 use super::apply::Outcome;
 use super::stats::{Count, KvEventStats};
-use crate::prefix::trust::{Doubt, Trust};
-use crate::prefix::wire;
+use attache_prefix::trust::{Doubt, Trust};
+use attache_prefix::wire;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Stores that wait for their parent.
 
-use crate::prefix::index::{StoredBlock, Tier};
-use crate::prefix::key::EngineHash;
 use ahash::AHashMap;
+use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::key::EngineHash;
 use std::collections::BTreeMap;
 
 /// A store whose parent the index does not know.
@@ -113,7 +113,7 @@ fn unlist(lists: &mut AHashMap<EngineHash, Vec<u64>>, hash: EngineHash, id: u64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefix::key::BlockKey;
+    use attache_prefix::key::BlockKey;
 
     fn blocks(hashes: &[u64]) -> Vec<StoredBlock> {
         hashes.iter().map(|h| StoredBlock { hash: EngineHash(*h), key: BlockKey(*h) }).collect()

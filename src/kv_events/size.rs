@@ -1,8 +1,8 @@
 //! The pool's block size as its engines tell it, with word to all lanes when it changes.
 
-use crate::ids::EndpointId;
-use crate::prefix::block_size::BlockSize;
-use crate::prefix::index::HolderId;
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::index::HolderId;
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 use tokio::sync::watch;
 

@@ -1,6 +1,6 @@
 //! Where a pool's KV events come from, and the bounds of what is kept of them.
 
-use crate::connections::Connections;
+use attache_serving::connections::Connections;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;

@@ -8,7 +8,7 @@
 //! <https://rfc.zeromq.org/spec/37/> for heartbeats.
 
 use super::subscription::Timing;
-use crate::connections::{Held, Slot};
+use attache_serving::connections::{Held, Slot};
 use bytes::{Buf, Bytes, BytesMut};
 use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};

@@ -6,11 +6,15 @@ use super::place::Place;
 use super::ranks::Ranks;
 use super::role::{COMBINED_LABEL, Roles};
 use super::speed::{EndpointSpeed, PoolSpeed};
-use crate::ids::EndpointId;
+use attache_types::ids::EndpointId;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
+
+/// Endpoints in the order in which they should be tried.
+pub type Picks = SmallVec<[Arc<Endpoint>; 4]>;
 
 /// The serving engine, which decides the names of its metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]

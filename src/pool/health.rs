@@ -13,8 +13,8 @@
 //! All that decisions read is atomics that are read with `now`, so an ejection acts at once, without a new snapshot; what must happen
 //! once (an ejection, the departure of a probe) is settled by compare-and-swap.
 
-use crate::clock::Timestamp;
-use crate::protocol::Api;
+use attache_protocol::Api;
+use attache_types::clock::Timestamp;
 use errors::ErrorRuns;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

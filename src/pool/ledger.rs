@@ -5,7 +5,7 @@
 
 use super::endpoint::Endpoint;
 use super::metrics::{EndpointMetrics, Reported};
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -157,8 +157,8 @@ impl Drop for Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::EndpointId;
-    use crate::pool::EndpointSpec;
+    use crate::EndpointSpec;
+    use attache_types::ids::EndpointId;
 
     fn endpoint(id: u32) -> Arc<Endpoint> {
         let port = 8000 + u16::try_from(id).unwrap();

@@ -1,7 +1,7 @@
 //! What a model server reports about itself.
 
 use super::rates::{Counters, Rates};
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
 /// The LoRA adapters of a server, as its metrics tell.

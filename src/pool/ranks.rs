@@ -87,8 +87,8 @@ impl Drop for RankBooking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::EndpointId;
-    use crate::pool::EndpointSpec;
+    use crate::EndpointSpec;
+    use attache_types::ids::EndpointId;
     use proptest::prelude::*;
 
     fn server() -> Endpoint {

@@ -2,11 +2,9 @@
 //!
 //! A server counts since its process started, so the means of its histograms stand still after some hours, whatever happens now.
 //! [`RateWindow`] keeps what the counters said some time ago and makes [`Rates`] of what has been added since. One window an endpoint,
-//! kept by [`crate::scrape::feed`]; strategies read the result in [`super::EndpointMetrics::rates`].
-//!
-//! May import: `clock`.
+//! kept by `scrape::feed`; strategies read the result in [`super::EndpointMetrics::rates`].
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -20,6 +20,8 @@ use serde::Deserialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// 1 MiB, the largest profile that is read: one of 256 by 256 lengths.
+pub const MAX_PROFILE_BYTES: u64 = 1 << 20;
 /// What the key of a profile in Redis begins with, as AIBrix writes it; a model, an underscore and a deployment follow.
 pub const REDIS_KEY_PREFIX: &str = "aibrix:profile_";
 /// 256 lengths on an axis are far more than anybody measures.
@@ -311,5 +313,7 @@ fn find<'p>(profiles: &'p [Profile], model: &str, deployment: Option<&str>) -> O
     Some(found)
 }
 
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

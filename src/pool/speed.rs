@@ -30,7 +30,7 @@ mod transfer;
 use super::ledger::EndpointLedger;
 use super::metrics::Reported;
 use super::role::Roles;
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use clearing::next_features;
 pub use clearing::{Bounds, Fits};
 use demand::Demand;

@@ -1,6 +1,6 @@
 //! What the index synchronises by: the standard library's atomics and parking_lot's mutex.
 //!
-//! All of [`super::index`] takes them from here, so that `tests/interleavings` can build its very files upon others, which a test
+//! All of [`crate::index`] takes them from here, so that `tests/interleavings` can build its very files upon others, which a test
 //! schedules.
 
 pub(crate) use parking_lot::Mutex;

@@ -2,8 +2,8 @@
 //! are cut by it, and what engines tell of blocks of another size is not taken in.
 
 use super::index::HolderId;
-use crate::ids::EndpointId;
 use ahash::{AHashMap, AHashSet};
+use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::cmp::Reverse;

@@ -1,6 +1,6 @@
-//! A table by endpoint that is read many times for each time it is made. Imports `ids`.
+//! A table by endpoint that is read many times for each time it is made.
 
-use crate::ids::EndpointId;
+use attache_types::ids::EndpointId;
 
 /// Values by endpoint. Ids are given out in order, so those of one pool lie close together and a place in a list does for a hash.
 #[derive(Clone, Debug)]

@@ -11,9 +11,9 @@
 //!
 //! Owned by a [`PrefixCache`](super::cache::PrefixCache), filled and asked by `ext_proc`. Pure: moments come in as arguments.
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
 use ahash::AHashMap;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};

@@ -6,9 +6,9 @@
 //! answer does not begin for long (its prefill hangs) says nothing any more.
 
 use super::key::{BlockKey, BlockKeys};
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
 use ahash::RandomState;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use dashmap::DashMap;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;

@@ -5,9 +5,9 @@
 
 use super::cache::{Coming, PrefixCache};
 use super::key::BlockKey;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::protocol::Usage;
+use attache_protocol::Usage;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
 /// What is known of a prompt when the decision has been made.

@@ -3,13 +3,13 @@
 //! Text is encoded in parts that encode independently ([`Cuts`]), so a prompt that nobody holds costs its first part. Called by whoever
 //! looks a prompt up; [`characters`](super::characters) shares the [`Chain`].
 
-use crate::prefix::block_size::BlockSize;
-use crate::prefix::key::{BlockKey, BlockKeys, KeySpace};
-use crate::prompt::memo::Cuts;
-use crate::prompt::pieces::{Body, Field, Mark, Pieces, Shape, Volatile, media_ids};
-use crate::prompt::{EncodeError, Encoder};
-use crate::protocol::prompt::Prompt;
-use crate::protocol::text::{Text, Written};
+use crate::memo::Cuts;
+use crate::pieces::{Body, Field, Mark, Pieces, Shape, Volatile, media_ids};
+use crate::{EncodeError, Encoder};
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::key::{BlockKey, BlockKeys, KeySpace};
+use attache_protocol::prompt::Prompt;
+use attache_protocol::text::{Text, Written};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt;

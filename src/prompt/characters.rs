@@ -4,13 +4,13 @@
 //! the server does to within a block, and as deep as the prompt is long. What it can't do is name the server's own blocks: KV events need
 //! real tokens. A prompt of token ids is cut into blocks of ids instead.
 
-use crate::prefix::block_size::BlockSize;
-use crate::prefix::cache::CHARACTERS_PER_TOKEN;
-use crate::prefix::key::{BlockKey, BlockKeys, KeySpace};
-use crate::prompt::blocks::{Chain, DEFAULT_BLOCK_TOKENS, le_bytes};
-use crate::prompt::pieces::{Field, Mark, Pieces, Shape, Volatile};
-use crate::protocol::prompt::Prompt;
-use crate::protocol::text::canonical;
+use crate::blocks::{Chain, DEFAULT_BLOCK_TOKENS, le_bytes};
+use crate::pieces::{Field, Mark, Pieces, Shape, Volatile};
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::cache::CHARACTERS_PER_TOKEN;
+use attache_prefix::key::{BlockKey, BlockKeys, KeySpace};
+use attache_protocol::prompt::Prompt;
+use attache_protocol::text::canonical;
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use super::template::chat::{Chat, Completion, RenderError, completions};
 use super::template::{ChatTemplate, TemplateError};
 use super::work::Work;
 use super::{EncodeError, Encoder};
-use crate::protocol::Api;
+use attache_protocol::Api;
 use config::Config;
 use minijinja::Value;
 use std::collections::BTreeMap;

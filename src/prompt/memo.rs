@@ -8,8 +8,8 @@ mod cuts;
 
 pub use cuts::{Cuts, DEFAULT_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 
-use crate::prompt::{EncodeError, Encoder};
-use crate::protocol::text::{canonical, unescaped};
+use crate::{EncodeError, Encoder};
+use attache_protocol::text::{canonical, unescaped};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 use std::borrow::Cow;

@@ -9,8 +9,8 @@
 //! Parts that change with every request and stand in no server's cache key ([`Volatile`]) are left out here; the body keeps them.
 //! Called by [`characters`](super::characters) and [`blocks`](super::blocks).
 
-use crate::protocol::prompt::{MediaKind, Piece, Prompt};
-use crate::protocol::text::Text;
+use attache_protocol::prompt::{MediaKind, Piece, Prompt};
+use attache_protocol::text::Text;
 use std::borrow::Cow;
 use std::mem;
 use xxhash_rust::xxh3::xxh3_128;
@@ -350,4 +350,4 @@ fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
 }
 
 #[cfg(test)]
-pub(in crate::prompt) mod tests;
+pub(crate) mod tests;

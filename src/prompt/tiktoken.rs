@@ -10,8 +10,8 @@
 mod runs;
 mod words;
 
-use crate::prompt::memo::Cuts;
-use crate::prompt::{EncodeError, Encoder};
+use crate::memo::Cuts;
+use crate::{EncodeError, Encoder};
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,7 @@
-//! Refusals in the words of the API that the client speaks. May import `error`.
+//! Refusals in the words of the API that the client speaks.
 
 use super::api::Dialect;
-use crate::error::{Fault, Reason, RequestError};
+use attache_types::error::{Fault, Reason, RequestError};
 use serde::Serialize;
 
 /// An answer of ours, ready to be sent.

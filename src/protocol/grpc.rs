@@ -1,12 +1,12 @@
 //! vLLM's own gRPC API (`vllm.grpc.engine.VllmEngine`): requests, and token counts in answers.
 //!
 //! The messages are written by hand with the fields that matter; field numbers as in `vllm_engine.proto` of vLLM and of the SMG
-//! gateway, which agree on these. Called by [`super::parse`] and by `ext_proc::exchange` for answers. May import `error`.
+//! gateway, which agree on these. Called by [`super::parse`] and by `ext_proc::exchange` for answers.
 
 use super::prompt::Builder;
 use super::usage::Usage;
 use super::{Api, Request};
-use crate::error::{Reason, RequestError};
+use attache_types::error::{Reason, RequestError};
 use prost::Message;
 
 /// 1 MiB: the longest answer message that is read for its counts (200,000 token ids). A longer one passes uncounted.

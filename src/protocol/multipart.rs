@@ -1,10 +1,10 @@
 //! The `model` field of a `multipart/form-data` body (audio uploads), sought in a bounded prefix.
 //!
 //! Called with as much of the body as has come; files are stepped over, never held. Nothing is refused here: a field that can't be
-//! found leaves the request without a model. May import `limits`.
+//! found leaves the request without a model.
 
 use super::{Model, Request};
-use crate::limits::Limits;
+use attache_types::limits::Limits;
 use memchr::memmem;
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! The prompt of a request: what the server will have to read, in order.
 
 use super::text::Text;
-use crate::ids::Tokens;
+use attache_types::ids::Tokens;
 use std::borrow::Cow;
 
 /// 4 bytes of text to a token: what English and code come to with today's vocabularies; other scripts need more bytes a

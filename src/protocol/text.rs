@@ -43,7 +43,7 @@ impl Escapes {
 
 /// A text, or what of it stands in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written<'t> {
+pub enum Written<'t> {
     /// The text.
     Plain(&'t str),
     /// With escapes.
@@ -91,7 +91,7 @@ impl<'a> Text<'a> {
     }
 
     /// The text as it lies in memory.
-    pub(crate) fn written(&self) -> Written<'_> {
+    pub fn written(&self) -> Written<'_> {
         match &self.0 {
             Form::Plain(text) => Written::Plain(text),
             Form::Json { raw, len, .. } if raw.len() == *len => Written::Plain(raw),
@@ -102,7 +102,7 @@ impl<'a> Text<'a> {
     /// The one form that a text has however a client escapes it, which is the one that nearly all JSON has it in: quotes, backslashes and
     /// `\b \f \n \r \t` are escaped by two characters, nothing else is. No two texts share one, and of texts that begin alike it
     /// begins alike.
-    pub(crate) fn canonical(&self) -> Cow<'_, str> {
+    pub fn canonical(&self) -> Cow<'_, str> {
         match &self.0 {
             Form::Plain(text) => canonical(text),
             Form::Json { raw, canonical: true, .. } => Cow::Borrowed(raw),
@@ -111,7 +111,7 @@ impl<'a> Text<'a> {
     }
 
     /// Whether the text, but for white space in front, begins with `prefix`. Looks no further than that takes.
-    pub(crate) fn begins_with(&self, prefix: &str) -> bool {
+    pub fn begins_with(&self, prefix: &str) -> bool {
         match self.written() {
             Written::Plain(text) => text.trim_start().starts_with(prefix),
             Written::Escaped(raw) => {
@@ -124,7 +124,7 @@ impl<'a> Text<'a> {
 }
 
 /// [`Text::canonical`] of a text that was never in JSON.
-pub(crate) fn canonical(text: &str) -> Cow<'_, str> {
+pub fn canonical(text: &str) -> Cow<'_, str> {
     let letter = |byte: u8| match byte {
         b'"' | b'\\' => Some(char::from(byte)),
         b'\n' => Some('n'),
@@ -231,7 +231,7 @@ impl From<String> for Text<'_> {
 }
 
 /// The text of what stands in JSON, its escapes found good.
-pub(crate) fn unescaped(raw: &str) -> String {
+pub fn unescaped(raw: &str) -> String {
     let mut out = String::with_capacity(raw.len());
     for part in Parts(raw) {
         out.push_str(part.run);

@@ -72,8 +72,9 @@ impl Book {
     }
 
     /// Tenants of whom something is under way.
-    #[cfg(test)]
-    pub(crate) fn busy(&self) -> usize {
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn busy(&self) -> usize {
         self.shards
             .iter()
             .map(|shard| shard.lock().accounts.values().filter(|account| !account.is_idle()).count())

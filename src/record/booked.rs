@@ -4,13 +4,13 @@
 
 use super::line::{Ended, Line};
 use super::tape::{Recorder, Turn};
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::health::{HealthPolicy, Observation, Verdict};
-use crate::pool::{Endpoint, PoolSnapshot, SnapshotStore};
-use crate::prefix::key::BlockKey;
-use crate::protocol::Usage;
-use crate::scheduling::{Booking, Dispatch};
+use attache_pool::health::{HealthPolicy, Observation, Verdict};
+use attache_pool::{Endpoint, PoolSnapshot, SnapshotStore};
+use attache_prefix::key::BlockKey;
+use attache_protocol::Usage;
+use attache_scheduling::{Booking, Dispatch};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 use std::time::Duration;
 

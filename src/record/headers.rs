@@ -1,6 +1,6 @@
 //! The headers that a decision asks for, noted as it asks: only these are recorded.
 
-use crate::scheduling::plugin::HeaderSource;
+use attache_scheduling::plugin::HeaderSource;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_128;

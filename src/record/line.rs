@@ -6,15 +6,15 @@
 //! the keys of their blocks (seeded hashes) and lengths, tenants and credentials are hashes. Model names, endpoints, the settings and
 //! the values of those other headers that the routing algorithm has read are in it as they are.
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::health::{ClientSlot, Outcome};
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointMetrics, EndpointSpec};
-use crate::prefix::cache::CacheConfig;
-use crate::prefix::key::BlockKey;
-use crate::protocol::{Api, Usage};
-use crate::scheduling::ModelPolicy;
+use attache_pool::health::{ClientSlot, Outcome};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointMetrics, EndpointSpec};
+use attache_prefix::cache::CacheConfig;
+use attache_prefix::key::BlockKey;
+use attache_protocol::{Api, Usage};
+use attache_scheduling::ModelPolicy;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde::de::Error;
@@ -82,7 +82,7 @@ pub enum Line {
     },
     /// A probe ended without telling anything of this endpoint.
     ProbeLost { r: u64, id: EndpointId },
-    /// The first byte of the answer; `good` and `tells` as in [`crate::scheduling::Booking::first_byte`].
+    /// The first byte of the answer; `good` and `tells` as in [`attache_scheduling::Booking::first_byte`].
     First { r: u64, at: Timestamp, good: bool, tells: bool },
     /// The end of the answer.
     End(Ended),
@@ -113,7 +113,7 @@ pub struct Decided {
     /// Longest answer asked for, tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// As in [`crate::scheduling::RequestFacts`].
+    /// As in [`attache_scheduling::RequestFacts`].
     #[serde(skip_serializing_if = "is_default", default)]
     pub priority: i32,
     /// How long it had waited for its turn.
@@ -168,7 +168,7 @@ pub struct Looked {
     /// The request asks not to use the cache.
     #[serde(skip_serializing_if = "is_default", default)]
     pub skips_cache: bool,
-    /// Bytes of text, as in [`crate::protocol::Prompt`].
+    /// Bytes of text, as in [`attache_protocol::Prompt`].
     pub text_bytes: u64,
     /// Token ids.
     #[serde(skip_serializing_if = "is_default", default)]

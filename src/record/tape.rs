@@ -6,8 +6,8 @@
 //! with one line of the log and the gauge `attache_recording`, never the serving.
 
 use super::line::{FORMAT, Header, Line};
-use crate::pool::PoolEvent;
-use crate::prefix::cache::CacheConfig;
+use attache_pool::PoolEvent;
+use attache_prefix::cache::CacheConfig;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;

@@ -2,7 +2,7 @@
 //!
 //! Called by `replay::pace` and `replay::synthetic`. Pure: the generator is an argument.
 
-use crate::rng::PickRng;
+use attache_types::rng::PickRng;
 use rand::RngExt;
 
 /// A number from 0 to 1, 1 left out.
@@ -203,7 +203,7 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::for_request;
+    use attache_types::rng::for_request;
     use proptest::prelude::*;
 
     fn moments(mut draw: impl FnMut(&mut PickRng) -> f64) -> (f64, f64) {

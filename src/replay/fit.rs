@@ -7,7 +7,7 @@
 //! | `spans` | stretches of time of which the work is known | yes |
 //! | [`solve`] | the constants that explain them, and which can't be told | yes |
 //!
-//! The formula is that of [`crate::sim::latency`]: a step costs its base, and what it computes or what it reads, whichever takes longer. Which
+//! The formula is that of [`attache_sim::latency`]: a step costs its base, and what it computes or what it reads, whichever takes longer. Which
 //! of both that is follows from the constants, so they are fitted several times, each time with the steps told apart by those found before. A
 //! base and the reading of weights differ only in steps that compute a prompt: where too few of those are seen, the sum of both is right and
 //! one of them is that of the base profile. How long single steps take nobody sees, but of two stretches it is known how many there were and what was in them: an answer's, from its first token to its end (a step a token, and
@@ -20,9 +20,9 @@ pub mod answers;
 pub mod solve;
 mod spans;
 
-use crate::sim::engine::EngineConfig;
-use crate::sim::profiles::file;
 use answers::Heard;
+use attache_sim::engine::EngineConfig;
+use attache_sim::profiles::file;
 use solve::{COLUMNS, Estimate, Solution, Why, quantile};
 use std::fmt;
 use std::time::Duration;

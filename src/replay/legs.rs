@@ -5,14 +5,15 @@
 
 use super::front::{Front, Sent, facts};
 use super::workload::Request;
-use crate::clock::Timestamp;
-use crate::disagg::attempts::{Attempt, Bounds};
-use crate::disagg::{Failure, Fallback, Next, Prefilling};
-use crate::error::RequestError;
-use crate::pool::Endpoint;
-use crate::protocol::Usage;
-use crate::rng;
-use crate::scheduling::{Decision, Dispatch, PickContext, Strategy};
+use attache_disagg::attempts::{Attempt, Bounds};
+use attache_disagg::{Failure, Fallback, Next};
+use attache_pool::Endpoint;
+use attache_protocol::Usage;
+use attache_scheduling::prefilling::Prefilling;
+use attache_scheduling::{Decision, Dispatch, PickContext, Strategy};
+use attache_types::clock::Timestamp;
+use attache_types::error::RequestError;
+use attache_types::rng;
 use std::sync::Arc;
 
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.
@@ -26,7 +27,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        let bounds = Bounds { timeout: crate::disagg::policy::DEFAULT_PREFILL_TIMEOUT, hedge_after: None };
+        let bounds = Bounds { timeout: attache_disagg::policy::DEFAULT_PREFILL_TIMEOUT, hedge_after: None };
         Self { bounds, fallback: Fallback::default() }
     }
 }

@@ -29,7 +29,7 @@
 //! tenant; what the last answer told the session, in the names that AIBrix and llm-d have for that; and the objective that stands for its
 //! priority, in the header of Gateway API inference gateways, where one is named.
 //!
-//! Called by `cli::replay`. May import `replay`, `scheduling`, `protocol`, `scrape::fetch`, `clock`, tokio and reqwest.
+//! Called by `cli::replay`.
 
 mod events;
 mod exchange;
@@ -37,10 +37,10 @@ mod gateway;
 mod memory;
 mod text;
 
-use crate::clock::{Clock, Timestamp};
-use crate::replay::served::Ending;
-use crate::replay::workload::{Request, TraceError, Workload};
-use crate::replay::world::Observer;
+use crate::served::Ending;
+use crate::workload::{Request, TraceError, Workload};
+use crate::world::Observer;
+use attache_types::clock::{Clock, Timestamp};
 use exchange::{Done, exchange};
 use gateway::Gateway;
 use memory::Memory;

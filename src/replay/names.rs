@@ -2,7 +2,7 @@
 //!
 //! Called by `replay::trace` and `replay::synthetic`. Pure.
 
-use crate::sim::content::mix;
+use attache_sim::content::mix;
 
 /// What a text is. Names of different kinds never meet, nor do two numbers of one kind below [`NUMBERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ pub mod closed;
 
 pub use closed::Closed;
 
-use crate::clock::Timestamp;
-use crate::replay::draw;
-use crate::replay::workload::{Request, TraceError, Workload};
-use crate::rng::{PickRng, for_request};
-use crate::scheduling::plugin::ParamError;
+use crate::draw;
+use crate::workload::{Request, TraceError, Workload};
+use attache_scheduling::plugin::ParamError;
+use attache_types::clock::Timestamp;
+use attache_types::rng::{PickRng, for_request};
 use std::time::Duration;
 
 /// Rates and speeds beyond this are misprints.

@@ -1,10 +1,10 @@
 //! What a simulated server reports of itself, as the scraper would have read it off its metrics page.
 
-use crate::clock::Timestamp;
-use crate::pool::rates::{Counter, Counters, Histogram, RateWindow};
-use crate::pool::{EndpointMetrics, metrics::LoraState};
-use crate::sim::engine::Engine;
-use crate::sim::stats;
+use attache_pool::rates::{Counter, Counters, Histogram, RateWindow};
+use attache_pool::{EndpointMetrics, metrics::LoraState};
+use attache_sim::engine::Engine;
+use attache_sim::stats;
+use attache_types::clock::Timestamp;
 
 /// One server's pages.
 #[derive(Debug, Default)]

@@ -2,10 +2,10 @@
 
 use super::workload::Request;
 use super::world::hearsay::Hearsay;
-use crate::clock::Timestamp;
-use crate::disagg::attempts::Attempt;
-use crate::pool::EndpointMetrics;
-use crate::sim::engine::{JobId, JobReport};
+use attache_disagg::attempts::Attempt;
+use attache_pool::EndpointMetrics;
+use attache_sim::engine::{JobId, JobReport};
+use attache_types::clock::Timestamp;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

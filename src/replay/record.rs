@@ -13,8 +13,8 @@
 
 mod player;
 
-use crate::config::{self, ConfigText, Settings, Sources};
-use crate::record::{FORMAT, Header, Line};
+use attache_config::{self as config, ConfigText, Settings, Sources};
+use attache_record::{FORMAT, Header, Line};
 use player::Player;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

@@ -32,7 +32,7 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::replay::tally::Tally;
+use crate::tally::Tally;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What became of one request.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// Shorter answers have no time per output token (TPOT): one step that computes another prompt would be most of it.

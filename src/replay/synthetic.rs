@@ -23,9 +23,9 @@ mod shared_prefix;
 mod tool_agents;
 mod unique;
 
-use crate::replay::workload::Workload;
-use crate::scheduling::plugin::ParamError;
-use crate::spelling::closest;
+use crate::workload::Workload;
+use attache_scheduling::plugin::ParamError;
+use attache_types::spelling::closest;
 pub use parameters::{Parameter, Values};
 
 /// A workload, or the parameter that it can't be made with.

@@ -10,7 +10,7 @@
 //! | [`queueing`] | how long requests waited for their turn, and who was turned away |
 //!
 //! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual second; read by
-//! [`crate::replay::report`]. Pure.
+//! [`crate::report`]. Pure.
 
 pub mod aim;
 pub mod batches;
@@ -22,11 +22,11 @@ pub mod timeline;
 #[cfg(test)]
 mod tests;
 
-use crate::clock::Timestamp;
-use crate::pool::Roles;
-use crate::replay::served::{Ending, Queued, Sample, Served};
-use crate::scheduling::Objective;
+use crate::served::{Ending, Queued, Sample, Served};
 use aim::Aim;
+use attache_pool::Roles;
+use attache_scheduling::Objective;
+use attache_types::clock::Timestamp;
 use batches::{Batches, Times};
 use latency::Latency;
 use queueing::Queueing;
@@ -136,7 +136,7 @@ impl EndingCounts {
 ///
 /// The time to the first token is counted for each request that got one, also when its server died later; the times between tokens and
 /// the total only for answers that came whole. A policy that rejects much can so have a short time to first token. Therefore
-/// [`crate::replay::report::compare`] does not call it better, and goodput counts what was rejected or lost as missed.
+/// [`crate::report::compare`] does not call it better, and goodput counts what was rejected or lost as missed.
 #[derive(Clone, Debug)]
 pub struct Tally {
     targets: Targets,

@@ -19,8 +19,8 @@ pub mod native;
 pub mod recording;
 mod rows;
 
-use crate::clock::Timestamp;
-use crate::replay::workload::{Request, TraceError, Workload};
+use crate::workload::{Request, TraceError, Workload};
+use attache_types::clock::Timestamp;
 use rows::Rows;
 use serde::Deserialize;
 use std::fs::File;
@@ -117,7 +117,7 @@ pub fn format_of(first: &str) -> Result<Format, TraceError> {
                 "`format` is {}; \"{}\" and \"{}\" are allowed",
                 fields::shown(format.get()),
                 native::FORMAT,
-                crate::record::FORMAT
+                attache_record::FORMAT
             ))),
             Some(Marks { hash_ids: Some(_), .. }) => Ok(Format::Mooncake),
             _ => Err(unknown(first)),

@@ -7,14 +7,14 @@
 use super::front::{Front, Sent, facts, keys};
 use super::served::Fate;
 use super::workload::Request;
-use crate::clock::Timestamp;
-use crate::flow::saturation::View;
-use crate::flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict, Way, asking};
-use crate::protocol::Usage;
-use crate::rng::{self, PickRng};
-use crate::scheduling::PickContext;
-use crate::scheduling::plugin::ParamError;
-use crate::sim::content::Contents;
+use attache_flow::saturation::View;
+use attache_flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict, Way, asking};
+use attache_protocol::Usage;
+use attache_scheduling::PickContext;
+use attache_scheduling::plugin::ParamError;
+use attache_sim::content::Contents;
+use attache_types::clock::Timestamp;
+use attache_types::rng::{self, PickRng};
 
 /// A stream of random numbers beside those of all requests.
 const STREAM: u64 = u64::MAX;

@@ -1,7 +1,7 @@
 //! What a workload is: a stream of requests in the order of time, and the requests that follow from answers.
 
-use crate::clock::Timestamp;
-use crate::sim::content::Piece;
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
 /// Who says a part of a prompt.

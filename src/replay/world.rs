@@ -13,20 +13,20 @@ use super::page::Pages;
 use super::queue::{Due, Queue};
 use super::served::{Ending, Queued, Sample, Served};
 use super::workload::{Request, TraceError, Workload};
-use crate::clock::Timestamp;
-use crate::flow::Passage;
-use crate::ids::EndpointId;
-use crate::pool::{EndpointSpec, PoolSnapshot};
-use crate::prefix::by_endpoint::ByEndpoint;
-use crate::prefix::cache::PrefixCache;
-use crate::prefix::index::HolderId;
-use crate::prefix::residents::{Cache, Resident};
-use crate::prefix::trust::{Trust, TrustCell};
-use crate::protocol::Usage;
-use crate::sim::content::mix;
-use crate::sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, JobId, JobReport};
-use crate::sim::kv::KvEvent;
 use ahash::AHashMap;
+use attache_flow::Passage;
+use attache_pool::{EndpointSpec, PoolSnapshot};
+use attache_prefix::by_endpoint::ByEndpoint;
+use attache_prefix::cache::PrefixCache;
+use attache_prefix::index::HolderId;
+use attache_prefix::residents::{Cache, Resident};
+use attache_prefix::trust::{Trust, TrustCell};
+use attache_protocol::Usage;
+use attache_sim::content::mix;
+use attache_sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, JobId, JobReport};
+use attache_sim::kv::KvEvent;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 pub use fleet::{spec, with_role};
 use parting::Parted;
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// What happens to the fleet in mid-run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// Another server of this kind joins, and is there for this (see [`crate::pool::role`]).
+    /// Another server of this kind joins, and is there for this (see [`attache_pool::role`]).
     Join(Box<EngineConfig>, Option<Arc<str>>),
     /// The server at this position dies: what it was working on is lost.
     Lose(usize),

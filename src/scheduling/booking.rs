@@ -4,14 +4,14 @@
 //! Made by the exchange for real requests and by `replay` for simulated ones, in the same order, so that a replay is the same picker.
 //! Everything is given back on Drop. Pure.
 
-use crate::clock::Timestamp;
-use crate::pool::ledger::Ticket;
-use crate::pool::speed::{Reservation, Work};
-use crate::pool::{Endpoint, EndpointMetrics, LoraState, PoolSnapshot};
-use crate::prefix::cache::PrefixCache;
-use crate::prefix::key::BlockKey;
-use crate::prefix::learning::{Learning, Lesson};
-use crate::protocol::Usage;
+use attache_pool::ledger::Ticket;
+use attache_pool::speed::{Reservation, Work};
+use attache_pool::{Endpoint, EndpointMetrics, LoraState, PoolSnapshot};
+use attache_prefix::cache::PrefixCache;
+use attache_prefix::key::BlockKey;
+use attache_prefix::learning::{Learning, Lesson};
+use attache_protocol::Usage;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 

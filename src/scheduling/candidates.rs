@@ -2,10 +2,10 @@
 
 use super::booking;
 use super::plugin::PickContext;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::speed::Work;
-use crate::pool::{EndpointMetrics, EndpointState, LoraState, Reported};
+use attache_pool::speed::Work;
+use attache_pool::{EndpointMetrics, EndpointState, LoraState, Reported};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use std::time::Duration;
 
 /// An endpoint that may serve the request, with the figure that most algorithms start from.
@@ -19,7 +19,7 @@ pub struct Candidate<'a> {
     pub is_fresh: bool,
     /// That names its adapters.
     pub has_adapters: bool,
-    /// Requests on it, [`EndpointLedger::requests`](crate::pool::ledger::EndpointLedger::requests), raised while it is in slow start.
+    /// Requests on it, [`EndpointLedger::requests`](attache_pool::ledger::EndpointLedger::requests), raised while it is in slow start.
     pub requests: u32,
     /// Waiting requests, as it reports; without a fresh page all that this picker has in flight there.
     pub waiting: u32,

@@ -3,9 +3,9 @@
 use super::candidates::Candidate;
 use super::digest::Digest;
 use super::split::Split;
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
 use ahash::AHashMap;
+use attache_pool::Endpoint;
+use attache_types::ids::EndpointId;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -248,7 +248,7 @@ pub struct Decision {
     /// The first of `encode` is half open and this request is its probe: should nobody say what became of it, another may go.
     pub encode_probe: bool,
     /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
-    /// [`probe_lost`](crate::pool::health::EndpointHealth::probe_lost) lets another probe go.
+    /// [`probe_lost`](attache_pool::health::EndpointHealth::probe_lost) lets another probe go.
     pub probe: bool,
     /// Every endpoint that might have served is ejected, and one was named all the same.
     pub ejection_ignored: bool,

@@ -3,7 +3,7 @@
 //! An algorithm that reads [`super::plugin::RequestFacts::prompt`] does it through [`super::plugin::RequestFacts::digest`], under a name
 //! that holds all of its parameters that matter. Pure.
 
-use crate::protocol::Prompt;
+use attache_protocol::Prompt;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

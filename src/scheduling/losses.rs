@@ -6,8 +6,8 @@
 //! sees them. Called by the publisher and by replays. Pure.
 
 use super::Choices;
-use crate::pool::PoolSnapshot;
-use crate::prefix::cache::PrefixCache;
+use attache_pool::PoolSnapshot;
+use attache_prefix::cache::PrefixCache;
 
 /// Brings the pool's prefix cache and the strategies of `choices` in line with `snapshot`, before a decision sees it.
 pub fn take_in(snapshot: &PoolSnapshot, cache: &PrefixCache, choices: Option<&Choices>) {

@@ -1,9 +1,7 @@
 //! The messages of a prompt as texts, for strategies whose keys are made of text.
-//!
-//! May import: `protocol`.
 
-use crate::protocol::Prompt;
-use crate::protocol::prompt::Piece;
+use attache_protocol::Prompt;
+use attache_protocol::prompt::Piece;
 use std::borrow::Cow;
 
 /// One message: its role, empty where there is none, and what follows it.

@@ -4,18 +4,17 @@ use super::candidates::Candidate;
 use super::decision::{Decision, Ranking, Signal};
 use super::digest::{Digest, Digests};
 use super::objective::Objective;
-pub use super::params::{ParamError, Step, params};
 use super::policy::ModelPolicy;
 use super::profile::division::Division;
 use super::selector::LabelSelector;
 use super::split::{self, Field, Media, Pair};
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::slo_profile::SloProfiles;
-use crate::pool::{Endpoint, PoolSnapshot, Roles};
-use crate::prefix::cache::Found;
-use crate::protocol::Prompt;
-use crate::rng::PickRng;
+use attache_pool::slo_profile::SloProfiles;
+use attache_pool::{Endpoint, PoolSnapshot, Roles};
+use attache_prefix::cache::Found;
+use attache_protocol::Prompt;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Cow;
@@ -23,6 +22,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use attache_types::params::{NoParams, ParamError, Step, params};
 
 /// The headers of a request, wherever they are kept.
 pub trait HeaderSource: Debug {
@@ -305,7 +306,7 @@ pub trait Strategy: Send + Sync + Debug {
         Reads::NOTHING
     }
 
-    /// The part of `endpoint` that the request takes there until it ends, for [`EndpointLedger::utilization`](crate::pool::ledger::EndpointLedger::utilization);
+    /// The part of `endpoint` that the request takes there until it ends, for [`EndpointLedger::utilization`](attache_pool::ledger::EndpointLedger::utilization);
     /// 0 where it does not know.
     fn share(&self, _: &PickContext<'_>, _: &Endpoint) -> f64 {
         0.0
@@ -566,8 +567,3 @@ pub struct CountParams {
     /// Only what this picker sent counts, as in AIBrix.
     pub compat: bool,
 }
-
-/// The parameters of a plugin that has none.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NoParams {}

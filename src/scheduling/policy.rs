@@ -5,7 +5,7 @@
 //! field. The API's layer outlives reloads, not the process, and other pickers do not hear of it. The names and bounds
 //! of the API are those of LocalAI's `/api/nodes/scheduling`: the whole body is taken, and what has no effect here is
 //! named. A field that is left out of a change stays. `null` takes the configured value again, else the strategy's
-//! parameter; so do `""` for the policy and 0 for the ratio. Any other 0 is a 0. May import: nothing of the crate.
+//! parameter; so do `""` for the policy and 0 for the ratio. Any other 0 is a 0.
 
 use arc_swap::ArcSwap;
 use serde::Serialize;

@@ -2,14 +2,14 @@
 //!
 //! Each endpoint stands on the ring at as many points as there are virtual nodes. An endpoint that joins takes keys from others and
 //! gives none away; one that leaves gives away its own alone. The ring holds all endpoints of the snapshot, so that a filter moves
-//! only the keys of those it takes out. May import: `ids`, `pool`.
+//! only the keys of those it takes out.
 
 use super::candidates::Candidate;
 use super::decision::Ranking;
-use crate::ids::EndpointId;
-use crate::pool::{EndpointState, PoolSnapshot};
 use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
+use attache_pool::{EndpointState, PoolSnapshot};
+use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;

@@ -1,10 +1,9 @@
 //! Which pool serves a request, and under which model name.
 
 use super::scheduler::Scheduler;
-use crate::disagg;
-use crate::error::{Reason, RequestError};
-use crate::pool::{Engine, ModelList, ModelStore, SnapshotStore};
-use crate::rng::PickRng;
+use attache_pool::{Engine, ModelList, ModelStore, SnapshotStore};
+use attache_types::error::{Reason, RequestError};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -136,7 +135,7 @@ pub struct Pool {
     /// How endpoints are told.
     pub destination: Destination,
     /// How a split request's prompt comes to be computed elsewhere; `None` splits none.
-    pub disagg: Option<Arc<disagg::Mode>>,
+    pub disagg: Option<Arc<attache_disagg::Mode>>,
     /// The model of requests that name none.
     pub default_model: Option<String>,
     /// Requests that are predicted to miss the time that they ask for are refused.

@@ -16,18 +16,17 @@ use super::candidates::Candidate;
 use super::decision::{Decision, Part, Ranking};
 use super::facts::cost::{self, Prices};
 use super::plugin::{PickContext, Strategy};
-use crate::error::{Reason, RequestError};
-use crate::pool::{Endpoint, Roles};
-use crate::rng::PickRng;
+use attache_pool::{Endpoint, Roles};
+use attache_types::error::{Reason, RequestError};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
+pub use attache_pool::Picks;
+
 /// 3 prefill servers are named: when two have failed within one request, the answer's own server computes the prompt.
 pub const MAX_TRIES: usize = 3;
-
-/// Endpoints in the order in which they should be tried.
-pub type Picks = SmallVec<[Arc<Endpoint>; 4]>;
 
 /// How a pool splits requests.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,17 +4,17 @@ pub(super) mod trial;
 
 use super::plugin::Plugin;
 use super::{Candidate, PickContext, Ranking, Strategy, registry};
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use crate::rng::for_request;
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(in crate::scheduling) const NOW: Timestamp = Timestamp(5_000_000_000);
+pub(crate) const NOW: Timestamp = Timestamp(5_000_000_000);
 pub(super) const STALE_AFTER: Duration = Duration::from_secs(2);
 
 /// A pool whose endpoints have these ids and report these requests.

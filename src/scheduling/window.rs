@@ -3,7 +3,7 @@
 //! Time is cut into [`SLOTS`] slots a window, so that a sum forgets an amount at most one slot late. Used by `vtc-basic`,
 //! `prefix-cache-preble` and the metric of pressure.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -9,8 +9,8 @@
 mod astrai;
 
 use super::exposition::{Families, Labels, Scan, Skipped};
-use crate::clock::Timestamp;
-use crate::pool::{Counter, Counters, EndpointMetrics, Engine, Histogram, LoraState, Rates};
+use attache_pool::{Counter, Counters, EndpointMetrics, Engine, Histogram, LoraState, Rates};
+use attache_types::clock::Timestamp;
 use std::sync::{Arc, LazyLock};
 
 /// Most adapters that are read from one label; GPU memory holds a few dozen at best.

@@ -6,10 +6,10 @@
 use super::credentials::BearerToken;
 use super::fetch::{Clients, FetchError, fetch};
 use super::stats::ScrapeStats;
-use crate::config::settings::ScrapeSettings;
-use crate::ids::EndpointId;
-use crate::pool::models::ModelListError;
-use crate::pool::{Endpoint, ModelList, ModelStore, Published, SnapshotStore};
+use crate::settings::ScrapeSettings;
+use attache_pool::models::ModelListError;
+use attache_pool::{Endpoint, ModelList, ModelStore, Published, SnapshotStore};
+use attache_types::ids::EndpointId;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use reqwest::header::HeaderValue;
 use reqwest::{Client, Url};

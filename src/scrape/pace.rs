@@ -1,8 +1,8 @@
 //! When an endpoint is scraped next, and whether its server is still the one it was. Pure: no clock, no I/O.
 
-use crate::clock::Timestamp;
-use crate::config::settings::ScrapeSettings;
-use crate::pool::EndpointMetrics;
+use crate::settings::ScrapeSettings;
+use attache_pool::EndpointMetrics;
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// Nothing is scraped more often, whatever is configured: a page costs a vLLM server 3 to 4 ms of its Python thread.

@@ -1,10 +1,10 @@
 //! SLO profiles from files: read before the strategies that want them decide anything, and again every 10 s, so that a profile that was measured anew
 //! needs no reload. Files that can't be read any more leave what they said before.
 //!
-//! Called by the composition of the process and by replays. May import: `pool`, `scheduling`, tokio.
+//! Called by the composition of the process and by replays.
 
-use crate::pool::slo_profile::{Profile, ProfileError, SloProfiles};
-use crate::scheduling::Choices;
+use attache_pool::slo_profile::{MAX_PROFILE_BYTES, Profile, ProfileError, SloProfiles};
+use attache_scheduling::Choices;
 use std::fs::File;
 use std::io::Read;
 use std::sync::{Arc, Weak};
@@ -12,8 +12,6 @@ use std::time::Duration;
 
 /// 10 s: as often as AIBrix looks.
 pub const DEFAULT_REFRESH: Duration = Duration::from_secs(10);
-/// 1 MiB: a profile of 256 by 256 lengths.
-pub const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
 /// Why profiles can't be had.
 #[derive(Debug, thiserror::Error)]
@@ -129,8 +127,8 @@ async fn run(profiles: Weak<SloProfiles>, every: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::slo_profile::tests::simulated;
-    use crate::scheduling::choice::StrategySpec;
+    use attache_pool::slo_profile::testing::simulated;
+    use attache_scheduling::choice::StrategySpec;
     use serde_json::json;
 
     fn choices(paths: &[&std::path::Path]) -> Choices {

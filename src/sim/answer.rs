@@ -1,8 +1,8 @@
 //! What a simulated model says to a prompt, known before it starts: equal requests get equal answers, on every server. Pure.
 
-use crate::sim::engine::{FinishReason, JobReport};
-use crate::sim::kv::{BlockHash, content_hash};
-use crate::sim::tokenizer::{BYTES_PER_TOKEN, answer_text};
+use crate::engine::{FinishReason, JobReport};
+use crate::kv::{BlockHash, content_hash};
+use crate::tokenizer::{BYTES_PER_TOKEN, answer_text};
 
 /// 128 tokens: a paragraph.
 pub const DEFAULT_OUTPUT_TOKENS: u32 = 128;

@@ -1,10 +1,10 @@
 //! What a simulated fleet is built with. Read by `sim::fleet` and `sim::http`, made by `cli::sim` and by tests.
 
-use crate::sim::answer::DEFAULT_OUTPUT_TOKENS;
-use crate::sim::engine::EngineConfig;
-use crate::sim::faults::Faults;
-use crate::sim::kv_events::KvEventsConfig;
-use crate::sim::pd::{PdConfig, Role};
+use crate::answer::DEFAULT_OUTPUT_TOKENS;
+use crate::engine::EngineConfig;
+use crate::faults::Faults;
+use crate::kv_events::KvEventsConfig;
+use crate::pd::{PdConfig, Role};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// 4 servers: enough that a good choice and a bad one differ.

@@ -2,15 +2,15 @@
 //!
 //! Called by `sim::host` with the wall clock and by `replay` with virtual time. May import `clock` and its siblings `content`, `kv`,
 //! `latency`, `sequence`, `stats`, `tokenizer`. What goes in and comes out is in `job`, who is in the batch in `batch`, what a step does
-//! in `step`, what passes between engines in `handoff`. The model is on the module page of [`crate::sim`].
+//! in `step`, what passes between engines in `handoff`. The model is on the module page of [`crate`].
 
-use crate::clock::Timestamp;
-use crate::sim::engine::batch::Batch;
-use crate::sim::engine::handoff::{Pins, Transfers};
-use crate::sim::kv::{BlockHash, KvCache};
-use crate::sim::latency::{LatencyModel, StepCosts, StepWork};
-use crate::sim::sequence::{Sequences, Setting};
-use crate::sim::stats::EngineStats;
+use crate::engine::batch::Batch;
+use crate::engine::handoff::{Pins, Transfers};
+use crate::kv::{BlockHash, KvCache};
+use crate::latency::{LatencyModel, StepCosts, StepWork};
+use crate::sequence::{Sequences, Setting};
+use crate::stats::EngineStats;
+use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

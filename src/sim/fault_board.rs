@@ -1,6 +1,6 @@
 //! The faults of one running server: set by `POST /sim/faults`, read by all that can go wrong.
 
-use crate::sim::faults::Faults;
+use crate::faults::Faults;
 use tokio::sync::watch;
 
 /// Tells who waits for it of every change.

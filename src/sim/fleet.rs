@@ -2,14 +2,14 @@
 //!
 //! Called by `cli::sim` and by tests. May import `sim::http`, `clock`, tokio and hyper.
 
-use crate::clock::Clock;
-use crate::sim::config::SimConfig;
-use crate::sim::fault_board::FaultBoard;
-use crate::sim::http::{Place, Server};
+use crate::config::SimConfig;
+use crate::fault_board::FaultBoard;
+use crate::http::{Place, Server};
 #[cfg(feature = "zmq")]
-use crate::sim::kv_events::publish;
-use crate::sim::kv_events::{KvEventSource, KvLink};
-use crate::sim::pd::{DEFAULT_SIDE_CHANNEL_PORT, Peers};
+use crate::kv_events::publish;
+use crate::kv_events::{KvEventSource, KvLink};
+use crate::pd::{DEFAULT_SIDE_CHANNEL_PORT, Peers};
+use attache_types::clock::Clock;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;

@@ -3,13 +3,13 @@
 //! There is one timer for the whole engine, however many streams are open: a step of the engine is one wake-up, and every stream that
 //! got a token is woken by its channel. Called by `sim::http`; may import the engine, `clock` and tokio.
 
-use crate::clock::{Clock, Timestamp};
-use crate::prefix::vllm_hash::Digest;
-use crate::sim::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
-use crate::sim::kv_events::encode::{KvEncoder, KvFrame};
-use crate::sim::pd::Claim;
-use crate::sim::stats::EngineStats;
+use crate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
+use crate::kv_events::encode::{KvEncoder, KvFrame};
+use crate::pd::Claim;
+use crate::stats::EngineStats;
+use crate::vllm_hash::Digest;
 use ahash::RandomState;
+use attache_types::clock::{Clock, Timestamp};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

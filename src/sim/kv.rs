@@ -6,7 +6,7 @@
 //! Imports `sim::content`. The behaviour is vLLM's (v1 block pool): a freed block keeps its content until it is needed, a
 //! request's blocks are freed from the tail so that shared heads live longest, and two blocks may hold the same content.
 
-use crate::sim::content::mix;
+use crate::content::mix;
 use std::sync::Arc;
 use table::Table;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
@@ -75,7 +75,7 @@ impl BlockId {
 pub struct KvBlock {
     /// The block and everything before it.
     pub hash: BlockHash,
-    /// The block alone: [`content_hash`] of its tokens, or what [`Contents`](crate::sim::content::Contents) makes of its pieces.
+    /// The block alone: [`content_hash`] of its tokens, or what [`Contents`](crate::content::Contents) makes of its pieces.
     pub content: u64,
 }
 

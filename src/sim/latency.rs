@@ -112,7 +112,7 @@ impl LatencyModel {
 
 /// The model as an engine asks it, millions of times: in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sim) struct StepCosts {
+pub(crate) struct StepCosts {
     base: u64,
     weights: u64,
     prefill_token: u64,
@@ -125,7 +125,7 @@ pub(in crate::sim) struct StepCosts {
 }
 
 impl StepCosts {
-    pub(in crate::sim) fn of(model: &LatencyModel) -> Self {
+    pub(crate) fn of(model: &LatencyModel) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             base: nanos(model.step_base),
@@ -141,7 +141,7 @@ impl StepCosts {
     }
 
     /// [`LatencyModel::step`].
-    pub(in crate::sim) fn step(&self, work: StepWork) -> Duration {
+    pub(crate) fn step(&self, work: StepWork) -> Duration {
         // Whole nanoseconds until the division: the sum is the same on every machine.
         let compute = self
             .prefill_token
@@ -153,7 +153,7 @@ impl StepCosts {
     }
 
     /// [`LatencyModel::transfer`].
-    pub(in crate::sim) fn transfer(&self, tokens: u32) -> Duration {
+    pub(crate) fn transfer(&self, tokens: u32) -> Duration {
         self.scaled(self.transfer.saturating_add(self.received_token.saturating_mul(u64::from(tokens))))
     }
 

@@ -1,7 +1,7 @@
 //! Engines that have a name: what a model on certain cards costs, holds and takes into a step, each with where its figures come from.
 //!
 //! Called by `replay` and by whoever simulates a pool without servers of its own to measure; imports `sim::engine`, `sim::latency` and
-//! `spelling`. Constants of one's own stand in a [`file`]. The figures are what data sheets and published runs say, put into the formula of [`crate::sim::latency`]; they order policies
+//! `spelling`. Constants of one's own stand in a [`file`]. The figures are what data sheets and published runs say, put into the formula of [`crate::latency`]; they order policies
 //! well and forecast no one's servers exactly. A profile leaves the model's name, adapters and queue bound as they are by default.
 //!
 //! What recurs in the derivations: a card reads at 3.35 TB/s and computes 989 TFLOP/s in bf16 (H100 SXM), of which a prefill gets 40 %,
@@ -11,9 +11,9 @@
 
 pub mod file;
 
-use crate::sim::engine::{DEFAULT_BLOCK_SIZE, EngineConfig};
-use crate::sim::latency::{DEFAULT_PER_RECEIVED_TOKEN, DEFAULT_STEP_BASE, DEFAULT_TRANSFER_SETUP, LatencyModel};
-use crate::spelling::closest;
+use crate::engine::{DEFAULT_BLOCK_SIZE, EngineConfig};
+use crate::latency::{DEFAULT_PER_RECEIVED_TOKEN, DEFAULT_STEP_BASE, DEFAULT_TRANSFER_SETUP, LatencyModel};
+use attache_types::spelling::closest;
 use std::time::Duration;
 
 /// A prompt and its answer may have 131,072 tokens: the context of Llama 3.1 and 3.2, and room for every prompt of the published traces.
@@ -248,7 +248,7 @@ fn prefill_bound() -> EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::latency::StepWork;
+    use crate::latency::StepWork;
     use std::collections::HashSet;
 
     /// Tokens a second of a full first step of a prompt.

@@ -1,11 +1,11 @@
 //! One job inside the engine: how far it is, the blocks that hold it, and the store of all of them. Private to the engine.
 
-use crate::clock::Timestamp;
-use crate::sim::content::{Contents, Piece};
-use crate::sim::engine::{FinishReason, Job, JobId, JobPrompt, JobReport};
-use crate::sim::kv::{BlockHash, BlockId, KvBlock, KvCache, KvEvent, content_hash};
-use crate::sim::latency::StepWork;
-use crate::sim::tokenizer::answer_token;
+use crate::content::{Contents, Piece};
+use crate::engine::{FinishReason, Job, JobId, JobPrompt, JobReport};
+use crate::kv::{BlockHash, BlockId, KvBlock, KvCache, KvEvent, content_hash};
+use crate::latency::StepWork;
+use crate::tokenizer::answer_token;
+use attache_types::clock::Timestamp;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,10 +2,10 @@
 
 use super::metrics::DECISION;
 use super::names::Names;
-use crate::clock::Timestamp;
-use crate::config::settings::LabelSettings;
-use crate::protocol::Usage;
-use crate::quota::Bound;
+use attache_config::settings::LabelSettings;
+use attache_protocol::Usage;
+use attache_quota::Bound;
+use attache_types::clock::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;

@@ -1,6 +1,6 @@
 //! The last decisions, for people who ask where their requests went and why.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;

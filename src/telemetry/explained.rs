@@ -1,6 +1,6 @@
 //! A decision in the log, with what each part of the algorithm made of each endpoint.
 
-use crate::scheduling::Decision;
+use attache_scheduling::Decision;
 use serde_json::{Value, json};
 
 /// A decision that was explained.
@@ -39,7 +39,7 @@ impl Explained<'_> {
 /// What each part made of each endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": figure}}]`; null where there was no figure.
 #[must_use]
 pub fn parts(decision: &Decision) -> Value {
-    let part = |part: &crate::scheduling::decision::Part| {
+    let part = |part: &attache_scheduling::decision::Part| {
         let figures = part.figures.iter().map(|(e, figure)| (e.authority.to_string(), json!(figure)));
         json!({"part": part.name, "weight": part.weight, "endpoints": figures.collect::<serde_json::Map<_, _>>()})
     };

@@ -1,6 +1,6 @@
 //! The metrics of the listeners' connections, read off [`Listeners`] when they are scraped. Registered by `app`.
 
-use crate::connections::{Closed, Listeners};
+use attache_serving::connections::{Closed, Listeners};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;

@@ -107,9 +107,12 @@ where
 }
 
 /// A handle whose filter nobody logs by, for tests of what changes it.
-#[cfg(test)]
-pub(crate) fn detached(filter: &str) -> LogHandle {
-    let (subscriber, handle) = subscriber(filter, false, false, std::io::sink).unwrap();
+///
+/// # Panics
+/// When `filter` is none.
+#[cfg(any(test, feature = "testing"))]
+pub fn detached(filter: &str) -> LogHandle {
+    let (subscriber, handle) = subscriber(filter, false, false, std::io::sink).expect("a filter");
     // The handle reaches the filter through a weak reference: the subscriber must live on.
     std::mem::forget(subscriber);
     handle

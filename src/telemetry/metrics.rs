@@ -9,11 +9,11 @@ pub use super::outcomes::{End, Outcome, SplitOutcome};
 use super::pressure::{self, Models, Pressure};
 use super::queues::{QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
-use crate::clock::Timestamp;
-use crate::disagg::Failure;
-use crate::error::Reason;
-use crate::pool::health::Verdict;
-use crate::scheduling::Signal;
+use attache_disagg::Failure;
+use attache_pool::health::Verdict;
+use attache_scheduling::Signal;
+use attache_types::clock::Timestamp;
+use attache_types::error::Reason;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -359,13 +359,13 @@ impl Metrics {
     }
 
     /// How often the bound was hit.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn limit_count(&self, limit: Limit) -> u64 {
         self.limits.iter().find(|(l, _)| *l == limit).map_or(0, |(_, counter)| counter.get())
     }
 
     /// How often that was.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn degraded_count(&self, mode: Degraded) -> u64 {
         self.degraded.iter().find(|(m, _)| *m == mode).map_or(0, |(_, counter)| counter.get())
     }
@@ -487,7 +487,7 @@ impl PoolMetrics {
     }
 
     /// Requests of which [`PoolMetrics::diverted`] was told.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn all_diverted(&self) -> u64 {
         self.diverted.get()

@@ -7,9 +7,9 @@
 //!
 //! How often a name without a place is seen is estimated in bounded memory (Space-Saving, Metwally et al. 2005), by what it was seen for certain.
 
-use crate::clock::Timestamp;
-use crate::config::settings::NameSettings;
 use ahash::AHashMap;
+use attache_config::settings::NameSettings;
+use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;

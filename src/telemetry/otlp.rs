@@ -2,7 +2,7 @@
 //!
 //! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor lives in its own
 //! thread, where no tokio reactor is, so `Exporter` hands each batch to the runtime and waits there. Used by `telemetry::trace`
-//! and `app`; imports nothing of the crate.
+//! and `app`.
 
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};

@@ -1,16 +1,16 @@
 //! The metrics of pools, endpoints and feeds, read off their stores when somebody asks.
 
-use crate::clock::{Clock, Timestamp};
-use crate::discovery::dns::DnsStats;
-use crate::discovery::file::FileStats;
-use crate::discovery::kube::KubeStats;
-use crate::kv_events::{Count, KvEventStats};
-use crate::pool::health::{Availability, HealthPolicy};
-use crate::pool::{EndpointState, SnapshotStore};
-use crate::prefix::cache::PrefixCache;
-use crate::scrape::{ErrorReason, ScrapeStats};
-use crate::tokenize::stats::{Reason, RemoteStats};
 use arc_swap::ArcSwap;
+use attache_discovery::dns::DnsStats;
+use attache_discovery::file::FileStats;
+use attache_discovery::kube::KubeStats;
+use attache_kv_events::{Count, KvEventStats};
+use attache_pool::health::{Availability, HealthPolicy};
+use attache_pool::{EndpointState, SnapshotStore};
+use attache_prefix::cache::PrefixCache;
+use attache_scrape::{ErrorReason, ScrapeStats};
+use attache_tokenize::stats::{Reason, RemoteStats};
+use attache_types::clock::{Clock, Timestamp};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;

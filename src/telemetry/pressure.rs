@@ -2,9 +2,9 @@
 //! model's pressure. From 1 on, LocalAI gives the model another replica.
 
 use super::names::Names;
-use crate::clock::{Clock, Timestamp};
-use crate::config::settings::NameSettings;
-use crate::scheduling::window::{SlidingSum, Window};
+use attache_config::settings::NameSettings;
+use attache_scheduling::window::{SlidingSum, Window};
+use attache_types::clock::{Clock, Timestamp};
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

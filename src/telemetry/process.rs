@@ -2,11 +2,11 @@
 //!
 //! A part that is off (TLS, traces) has its names on the page and no samples. Registered by `app`.
 
-use crate::ext_proc::body::Buffered;
-use crate::prompt::memo::SegmentCache;
 #[cfg(feature = "otlp")]
-use crate::telemetry::otlp::OtlpStats;
-use crate::tls::{ClientAuth, HandshakeFailures, ServingCert};
+use crate::otlp::OtlpStats;
+use attache_prompt::memo::SegmentCache;
+use attache_serving::tls::{ClientAuth, HandshakeFailures, ServingCert};
+use attache_types::buffered::Buffered;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -138,7 +138,6 @@ fn gauge(value: u64) -> ConstGauge<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ext_proc::body::Body;
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
     use std::time::{Duration, SystemTime};
@@ -156,9 +155,7 @@ mod tests {
         let (now, buffered) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000), Arc::<Buffered>::default());
         let cert = ServingCert::self_signed(None, now).unwrap();
         assert!(cert.reload(std::path::Path::new("/nonexistent"), now).is_err());
-        let mut body = Body::new(&buffered);
-        body.push(vec![0; 123]);
-        let held = buffered.bytes();
+        let held = buffered.hold(123);
         let text = page(ProcessCollector {
             segments: Arc::new(SegmentCache::new(1 << 20, 7)),
             buffered,
@@ -168,7 +165,7 @@ mod tests {
         });
         for line in [
             concat!("attache_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
-            &format!("attache_buffered_request_bytes {held}"),
+            &format!("attache_buffered_request_bytes {}", held.bytes()),
             &format!("attache_tls_certificate_expiry_timestamp_seconds {}", cert.info().expires_at),
             "attache_tls_reloads_total 0",
             "attache_tls_reload_failures_total 1",

@@ -1,7 +1,7 @@
 //! The metrics of the queues before pools.
 
 use super::deadlines::DeadlineMetrics;
-use crate::flow::SharedRoom;
+use attache_flow::SharedRoom;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -193,7 +193,7 @@ impl Drop for QueueMetrics {
 
 #[cfg(test)]
 mod tests {
-    use crate::telemetry::metrics::Metrics;
+    use crate::metrics::Metrics;
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
 

@@ -4,7 +4,7 @@
 
 #[cfg(feature = "otlp")]
 mod on {
-    use crate::clock::{Clock, Timestamp};
+    use attache_types::clock::{Clock, Timestamp};
     use opentelemetry::trace::{
         Span, SpanContext, SpanId, SpanKind, Status, TraceContextExt, TraceFlags, TraceId, TraceState, Tracer,
     };
@@ -133,7 +133,7 @@ mod on {
 
 #[cfg(not(feature = "otlp"))]
 mod off {
-    use crate::clock::Timestamp;
+    use attache_types::clock::Timestamp;
 
     /// Makes no spans: built without the `otlp` feature.
     #[derive(Debug, Default)]

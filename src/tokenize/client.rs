@@ -1,7 +1,7 @@
 //! One call to a tokenizer: bounded in time and size, no redirects, no proxies, nothing compressed.
 
 use super::list::TokenListError;
-use crate::scrape::fetch::{self, cause};
+use attache_http_client::{self as http, cause};
 use bytes::Bytes;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
 use reqwest::{Client, StatusCode};
@@ -50,7 +50,7 @@ pub(super) enum Answer {
 
 /// Makes the client.
 pub(super) fn build(verify: bool) -> Result<Client, String> {
-    fetch::client(verify, MAX_IDLE_CONNECTIONS).build().map_err(|e| cause(&e))
+    http::client(verify, MAX_IDLE_CONNECTIONS).build().map_err(|e| cause(&e))
 }
 
 /// Posts `body` to `url`.

@@ -162,7 +162,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn capture(name: &str) -> Value {
-        let path = format!("{}/tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../../tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));
         serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap()["body"].clone()
     }
 

@@ -1,7 +1,7 @@
 //! Which models are in use, and whose tokenizer fails. Pure: moments come in as arguments.
 
-use crate::clock::Timestamp;
 use ahash::AHashMap;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 

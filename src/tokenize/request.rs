@@ -1,7 +1,7 @@
 //! From a client's request to what the tokenizer is asked: the fields that shape the prompt, as the client wrote them.
 
 use super::settings::RemoteApi;
-use crate::protocol::Api;
+use attache_protocol::Api;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};

@@ -7,9 +7,9 @@ use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{Destination, Feed as PickersFeed, Residents, Subscription, Trust};
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;
-use attache::prefix::vllm_hash::Algorithm;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};
 use attache::sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
+use attache::sim::vllm_hash::Algorithm;
 use rmpv::Value as Msg;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -336,12 +336,12 @@ async fn events_say_what_a_real_servers_say() {
             break stored;
         }
     };
-    let mut hasher = attache::prefix::vllm_hash::Hasher::new(Algorithm::Sha256, Default::default(), "0");
-    let lora = attache::prefix::vllm_hash::Lora { name: "sql", path: "lora/sql" };
-    let extra = attache::prefix::vllm_hash::ExtraKeys { lora: Some(lora), cache_salt: Some("tenant") };
+    let mut hasher = attache::sim::vllm_hash::Hasher::new(Algorithm::Sha256, Default::default(), "0");
+    let lora = attache::sim::vllm_hash::Lora { name: "sql", path: "lora/sql" };
+    let extra = attache::sim::vllm_hash::ExtraKeys { lora: Some(lora), cache_salt: Some("tenant") };
     let first = hasher.block(None, &tokens(7, 16), &extra);
     let second = hasher.block(Some(&first), &tokens(7, 33)[16..32], &extra);
-    let hashes = vec![Msg::from(first.event_hash().0), Msg::from(second.event_hash().0)];
+    let hashes = vec![Msg::from(first.event_hash()), Msg::from(second.event_hash())];
     assert_eq!(stored["block_hashes"], Msg::Array(hashes));
     assert_eq!(stored["parent_block_hash"], Msg::Nil);
     assert_eq!(stored["token_ids"], Msg::Array(tokens(7, 32).into_iter().map(Msg::from).collect()));

@@ -1,11 +1,11 @@
 //! What AIBrix's variables say of its tokenizer pool, which is the tokenizer `remote` here.
 
-use crate::config::decode::Sink;
-use crate::config::defaults::{MAX_TOKENIZER_MODELS, MIN_INTERVAL};
-use crate::config::diagnostic::{Code, Diagnostic};
-use crate::config::settings::TokenizerFallback;
-use crate::config::tokenizer_url;
-use crate::config::units::parse_duration;
+use crate::defaults::{MAX_TOKENIZER_MODELS, MIN_INTERVAL};
+use crate::settings::TokenizerFallback;
+use crate::tokenizer_url;
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{Code, Diagnostic};
+use attache_types::units::parse_duration;
 use std::time::Duration;
 
 /// What a variable of the pool sets.
@@ -27,21 +27,21 @@ pub(super) enum Part {
 
 /// What the variables say of the pool.
 #[derive(Debug, Default)]
-pub(in crate::config) struct RemoteDefaults {
+pub(crate) struct RemoteDefaults {
     /// Servers are asked for tokens.
-    pub(in crate::config) is_used: Option<bool>,
+    pub(crate) is_used: Option<bool>,
     /// The URL of each endpoint, a template.
-    pub(in crate::config) url: Option<String>,
+    pub(crate) url: Option<String>,
     /// See [`Part::HealthCheckPeriod`].
-    pub(in crate::config) health_check_period: Option<Duration>,
+    pub(crate) health_check_period: Option<Duration>,
     /// See [`Part::Ttl`].
-    pub(in crate::config) ttl: Option<Duration>,
+    pub(crate) ttl: Option<Duration>,
     /// See [`Part::MaxModels`].
-    pub(in crate::config) max_models: Option<u32>,
+    pub(crate) max_models: Option<u32>,
     /// See [`Part::RequestTimeout`].
-    pub(in crate::config) request_timeout: Option<Duration>,
+    pub(crate) request_timeout: Option<Duration>,
     /// AIBrix's `DefaultTokenizer`, where its variables ask for the remote one.
-    pub(in crate::config) fallback: Option<TokenizerFallback>,
+    pub(crate) fallback: Option<TokenizerFallback>,
     /// The variables that only the remote tokenizer reads.
     only_remote: Vec<String>,
 }
@@ -75,7 +75,7 @@ impl RemoteDefaults {
     }
 
     /// Tells of variables that the pool at `path` does not read, because its tokenizer is another one.
-    pub(in crate::config) fn tell_void(&self, path: &str, sink: &mut Sink) {
+    pub(crate) fn tell_void(&self, path: &str, sink: &mut Sink) {
         for variable in &self.only_remote {
             let message = format!("`{variable}` has no effect on `{path}`: the tokenizer there is not `remote`");
             let help = "`AIBRIX_USE_REMOTE_TOKENIZER=true`, or `prefixCache: {tokenizer: remote}` in the file";

@@ -2,8 +2,8 @@
 //! when something more is held.
 
 use super::mapping::{self, Mapped};
-use crate::config::decode::{Fields, Sink};
-use crate::scheduling::registry;
+use attache_config_schema::decode::{Fields, Sink};
+use attache_scheduling::registry;
 
 /// Reads a plugin's parameters, as far as they become settings.
 pub(super) type Reads = fn(&mut Fields<'_>, &mut Mapped, &mut Sink);

@@ -3,14 +3,14 @@
 //! Each function reads one plugin's parameters, says which of them change nothing and why, and leaves the rest unasked: the caller
 //! reports those, or hands them to the part of the pipeline that the plugin also is.
 
-use crate::config::decode::{Fields, Sink};
-use crate::config::defaults::{MAX_BLOCK_SIZE, MIN_INTERVAL};
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::document::{Node, Value};
-use crate::config::schema::{self, DeciderKind, DisaggregationMode, FromFlags, Opt, TokenizerKind};
-use crate::config::settings::{ModelsAnswer, UsageCount};
-use crate::pool::Engine;
-use crate::scheduling::facts::session::AGENT_HEADERS;
+use crate::defaults::{MAX_BLOCK_SIZE, MIN_INTERVAL};
+use crate::schema::{self, DeciderKind, DisaggregationMode, FromFlags, Opt, TokenizerKind};
+use crate::settings::{ModelsAnswer, UsageCount};
+use attache_config_schema::decode::{Fields, Sink};
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_config_schema::document::{Node, Value};
+use attache_pool::Engine;
+use attache_scheduling::facts::session::AGENT_HEADERS;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -482,7 +482,8 @@ pub(super) fn cluster_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut 
 
 /// `core-metrics-extractor`
 pub(super) fn core_metrics(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
-    take!(f, "defaultEngine" => to.endpoints.engine, sink);
+    let engine = schema::word(f, "defaultEngine", sink);
+    set(&mut to.endpoints.engine, engine, &f.path_of("defaultEngine"), sink);
     ignored(f, &["engineLabelKey"], "endpoints of `--endpoint` have no labels", sink);
     const NAMES: &[&str] =
         &["engineConfigs", "queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec", "loraSpec", "cacheInfoSpec"];

@@ -4,12 +4,12 @@ use super::catalogue::Slot;
 use super::mapping::{self, Mapped};
 use super::plugins::{Declared, Plugins};
 use super::{PIPELINE, undefined};
-use crate::config::decode::{Fields, Sink};
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::document::{Node, Value};
-use crate::config::schema::{self, Opt};
-use crate::scheduling::plugin::Plugin;
-use crate::scheduling::profile::division::{Division, StageProfile, Stages};
+use crate::schema::{self, Opt};
+use attache_config_schema::decode::{Fields, Sink};
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_config_schema::document::{Node, Value};
+use attache_scheduling::plugin::Plugin;
+use attache_scheduling::profile::division::{Division, StageProfile, Stages};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 

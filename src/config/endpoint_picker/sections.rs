@@ -4,10 +4,10 @@
 use super::catalogue::Slot;
 use super::mapping::{Mapped, ignored};
 use super::plugins::Plugins;
-use crate::config::decode::{Fields, Sink};
-use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
-use crate::config::document::{Node, Value};
-use crate::pool::Engine;
+use attache_config_schema::decode::{Fields, Sink};
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
+use attache_config_schema::document::{Node, Value};
+use attache_pool::Engine;
 
 /// The gate of flow control.
 pub(super) const FLOW_CONTROL: &str = "flowControl";

@@ -2,15 +2,15 @@
 //! files.
 
 use super::catalogue::{self, CATALOGUE, Fate, IMPLICIT};
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{Code, Diagnostic, render_text};
-use crate::config::document;
-use crate::config::schema::{File, Pool, TokenizerKind};
-use crate::config::settings::{TokenizerSettings, UsageCount};
-use crate::config::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
-use crate::disagg::Mode;
-use crate::pool::Engine;
-use crate::scheduling::{Decider, registry};
+use crate::schema::{File, Pool, TokenizerKind};
+use crate::settings::{TokenizerSettings, UsageCount};
+use crate::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{Code, Diagnostic, render_text};
+use attache_config_schema::document;
+use attache_disagg::Mode;
+use attache_pool::Engine;
+use attache_scheduling::{Decider, registry};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;

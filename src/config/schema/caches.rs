@@ -1,10 +1,10 @@
 //! What is known of the servers' KV caches, and how they go from one to another.
 
-use super::{Bytes, Decider, DisaggregationMode, Fallback, Opt, Scheme, TokenizerKind};
-use crate::config::decode::{Fields, Read, Sink};
-use crate::config::diagnostic::{At, Span};
-use crate::config::document::{Node, Value};
-use crate::config::settings::TokenizerFallback;
+use super::{Bytes, Decider, DisaggregationMode, Fallback, Opt, Scheme, TokenizerKind, word};
+use crate::settings::TokenizerFallback;
+use attache_config_schema::decode::{Fields, Read, Sink};
+use attache_config_schema::diagnostic::{At, Span};
+use attache_config_schema::document::{Node, Value};
 use std::time::Duration;
 
 sections! {
@@ -44,7 +44,7 @@ sections! {
         "together" => together: Vec<At<String>>,
         "prefillTimeout" => prefill_timeout: Duration,
         "hedgeAfter" => hedge_after: Duration,
-        "fallback" => fallback: Fallback,
+        "fallback" => fallback: Fallback = word,
         "scheme" => scheme: Scheme,
         "pathPrefix" => path_prefix: String,
         "insecureSkipVerify" => insecure_skip_verify: bool,

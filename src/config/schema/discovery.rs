@@ -1,6 +1,6 @@
 //! Sources of endpoints beside the static list: DNS names, a file, and the pods of a cluster.
 
-use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink};
+use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink, word};
 
 sections! {
     /// Which pods of a Kubernetes namespace are endpoints, or which InferencePools of it are pools.
@@ -11,7 +11,7 @@ sections! {
         "group" => group: String,
         "selector" => selector: String,
         "targetPorts" => target_ports: Vec<At<u16>>,
-        "engine" => engine: Engine,
+        "engine" => engine: Engine = word,
         "metrics" => metrics: MetricsSection,
     }
 }
@@ -33,7 +33,7 @@ impl Read for EndpointsFile {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let mut f = Fields::of(node, path, sink)?;
         let (file, watch) = (f.required("path", sink), f.get("watch", sink));
-        let (engine, metrics) = (f.get("engine", sink), f.get("metrics", sink));
+        let (engine, metrics) = (word(&mut f, "engine", sink), f.get("metrics", sink));
         f.finish(sink);
         Some(Self { path: file?, watch, engine, metrics })
     }
@@ -58,7 +58,7 @@ impl Read for Dns {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let mut f = Fields::of(node, path, sink)?;
         let (host, port) = (f.required("host", sink), f.required("port", sink));
-        let (refresh, engine, metrics) = (f.get("refresh", sink), f.get("engine", sink), f.get("metrics", sink));
+        let (refresh, engine, metrics) = (f.get("refresh", sink), word(&mut f, "engine", sink), f.get("metrics", sink));
         f.finish(sink);
         Some(Self { host: host?, port: port?, refresh, engine, metrics })
     }

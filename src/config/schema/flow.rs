@@ -1,8 +1,7 @@
 //! Queues before a pool that is full.
 
-use super::{At, Bytes, Fields, Node, Opt, Read, Sink, Strategy};
-use crate::config::decode::{Keyword, keyword};
-use crate::flow::{EvictRunning, Overflow};
+use super::{At, Bytes, Fields, Node, Opt, Read, Sink, Strategy, word};
+use attache_flow::{EvictRunning, Overflow};
 use std::time::Duration;
 
 sections! {
@@ -18,7 +17,7 @@ sections! {
         "maxRequests" => max_requests: u64,
         "maxBytes" => max_bytes: Bytes,
         "evictSheddable" => evict_sheddable: bool,
-        "evictRunning" => evict_running: EvictRunning,
+        "evictRunning" => evict_running: EvictRunning = word,
         "shares" => shares: Vec<(At<String>, At<f64>)>,
         "defaultBand" => default_band: Band,
         "sheddableBand" => sheddable_band: Band,
@@ -31,29 +30,7 @@ sections! {
         "ordering" => ordering: Strategy,
         "maxRequests" => max_requests: u64,
         "maxBytes" => max_bytes: Bytes,
-        "overflow" => overflow: Overflow,
+        "overflow" => overflow: Overflow = word,
         "ttl" => ttl: Duration,
-    }
-}
-
-impl Keyword for Overflow {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("newcomer", Overflow::Newcomer), ("longest-flow", Overflow::LongestFlow)];
-}
-
-impl Keyword for EvictRunning {
-    const WORDS: &'static [(&'static str, Self)] =
-        &[("never", EvictRunning::Never), ("unanswered", EvictRunning::Unanswered), ("any", EvictRunning::Any)];
-}
-
-impl Read for EvictRunning {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        keyword(node, path, sink)
-    }
-}
-
-impl Read for Overflow {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        keyword(node, path, sink)
     }
 }

@@ -1,9 +1,9 @@
 //! Who a tenant is, what it may have, the Redis where that stands, and whose names become labels of metrics.
 
 use super::{At, Fields, Node, Opt, Read, Sink};
-use crate::config::decode::{Keyword, keyword};
-use crate::config::document::Value;
-use crate::config::settings::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths};
+use crate::settings::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths};
+use attache_config_schema::decode::{Keyword, keyword};
+use attache_config_schema::document::Value;
 use std::time::Duration;
 
 sections! {

@@ -1,6 +1,6 @@
 //! Who a tenant is, what it may have, the Redis where that stands, and whose names become labels of metrics.
 
-use crate::quota::Limits;
+use attache_quota::Limits;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -1,19 +1,19 @@
 //! The checks of `disaggregation` and of endpoints' roles.
 
 use super::{given, positive};
-use crate::config::aibrix_env::AibrixDefaults;
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, DeciderKind, DisaggregationMode, Scheme};
-use crate::config::settings::Disaggregation;
-use crate::disagg::attempts::Bounds;
-use crate::disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
-use crate::disagg::policy::{
+use crate::aibrix_env::AibrixDefaults;
+use crate::schema::{self, DeciderKind, DisaggregationMode, Scheme};
+use crate::settings::Disaggregation;
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_disagg::attempts::Bounds;
+use attache_disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
+use attache_disagg::policy::{
     BY_LABEL, DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
 };
-use crate::pool::role::ROLE_LABEL;
-use crate::pool::{EndpointSpec, Roles};
-use crate::scheduling::{Decider, SplitPolicy};
+use attache_pool::role::ROLE_LABEL;
+use attache_pool::{EndpointSpec, Roles};
+use attache_scheduling::{Decider, SplitPolicy};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

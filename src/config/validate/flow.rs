@@ -2,14 +2,14 @@
 
 use super::templates::searches;
 use super::{given, positive};
-use crate::config::decode::{Bytes, Keyword, Sink};
-use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
-use crate::config::schema::{self, Strategy};
-use crate::config::units::show_duration;
-use crate::flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
-use crate::flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
-use crate::flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
-use crate::limits::DEFAULT_MAX_BUFFERED_BYTES;
+use crate::schema::{self, Strategy, Word};
+use attache_config_schema::decode::{Bytes, Sink};
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
+use attache_flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
+use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
+use attache_flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
+use attache_types::limits::DEFAULT_MAX_BUFFERED_BYTES;
+use attache_types::units::show_duration;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -33,8 +33,8 @@ const DEFAULT_OVERFLOW: Overflow = Overflow::LongestFlow;
 const DEFAULT_EVICT_RUNNING: EvictRunning = EvictRunning::Never;
 
 /// The word for a value in the file.
-fn word<K: Keyword + PartialEq>(value: K) -> &'static str {
-    K::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
+fn word<W: Word + PartialEq>(value: W) -> &'static str {
+    W::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
 }
 
 /// A policy that was chosen: its name and parameters, and itself.

@@ -2,14 +2,14 @@
 
 use super::given;
 use super::pools::metrics;
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, Opt};
-use crate::config::settings::kubernetes::check_ports;
-use crate::config::settings::{KubernetesSource, PodsOf, PoolGroup, PoolSearch};
-use crate::config::{KubernetesFlags, Overrides};
-use crate::pool::MetricsSource;
-use crate::scheduling::selector::LabelSelector;
+use crate::schema::{self, Opt};
+use crate::settings::{KubernetesSource, PodsOf, PoolGroup, PoolSearch};
+use crate::{KubernetesFlags, Overrides};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_discovery::settings::check_ports;
+use attache_pool::MetricsSource;
+use attache_scheduling::selector::LabelSelector;
 
 /// The pods that flags name, where `like` says what those are like that say nothing themselves.
 pub(super) fn of_flags(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Option<Named> {

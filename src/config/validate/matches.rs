@@ -2,10 +2,10 @@
 
 use super::kubernetes;
 use super::templates::searches;
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic};
-use crate::config::schema::{self, Opt};
-use crate::scheduling::router::PoolMatch;
+use crate::schema::{self, Opt};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic};
+use attache_scheduling::router::PoolMatch;
 
 /// A header, the authority and the Service, and models.
 type Conditions<'p> = (Option<(String, &'p str)>, [Option<String>; 2], Vec<&'p str>);

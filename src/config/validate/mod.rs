@@ -24,7 +24,7 @@ use super::schema::{self, File, LogFormat, Opt};
 use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings};
 use super::units::show_duration;
 use super::{Overrides, Surroundings, localai_env};
-use crate::limits::{Limits, client_share};
+use attache_types::limits::{Limits, client_share};
 use std::sync::Arc;
 use std::time::Duration;
 

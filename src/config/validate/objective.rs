@@ -1,12 +1,12 @@
 //! The checks of `objective`.
 
 use super::{given, positive};
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, Opt};
-use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use crate::scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
-use crate::scheduling::registry;
+use crate::schema::{self, Opt};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use attache_scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
+use attache_scheduling::registry;
 
 /// 100: with a greater weight the other part of a response would count for nothing, which a weight of 0 says in plain words.
 const MAX_WEIGHT: f64 = 100.0;

@@ -1,11 +1,11 @@
 //! The checks of `modelPolicies`: what the admin API's `/api/nodes/scheduling` takes, in the words of the file.
 
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::localai_env::STRATEGY;
-use crate::config::schema::{self, Opt};
-use crate::config::settings::Settings;
-use crate::scheduling::policy::{Document, MAX_MODELS, ModelPolicy, PolicyMap};
+use crate::localai_env::STRATEGY;
+use crate::schema::{self, Opt};
+use crate::settings::Settings;
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_scheduling::policy::{Document, MAX_MODELS, ModelPolicy, PolicyMap};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 

@@ -6,17 +6,17 @@ use super::templates::{Entry, apart, check_template, no_endpoints_of_searched, p
 use super::{
     disaggregation, flow, given, kubernetes, objective, pick, pick_or, positive, prefix, queued, slo, strategies,
 };
-use crate::config::Overrides;
-use crate::config::aibrix_env::AibrixDefaults;
-use crate::config::decode::Sink;
-use crate::config::defaults::*;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, Opt, Scheme};
-use crate::config::settings::{PoolSettings, PoolTemplate, ScrapeSettings};
-use crate::config::units::show_duration;
-use crate::pool::health::HealthPolicy;
-use crate::pool::{EndpointSpec, MetricsSource};
-use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use crate::Overrides;
+use crate::aibrix_env::AibrixDefaults;
+use crate::defaults::*;
+use crate::schema::{self, Opt, Scheme};
+use crate::settings::{PoolSettings, PoolTemplate, ScrapeSettings};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_pool::health::HealthPolicy;
+use attache_pool::{EndpointSpec, MetricsSource};
+use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_types::units::show_duration;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 

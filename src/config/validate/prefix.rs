@@ -1,18 +1,18 @@
 //! The checks of `prefixCache`: tokenizers, budgets, KV events.
 
 use super::{given, positive};
-use crate::config::aibrix_env::AibrixDefaults;
-use crate::config::aibrix_env::tokenizer_pool::RemoteDefaults;
-use crate::config::decode::Sink;
-use crate::config::defaults::*;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, TokenizerKind};
-use crate::config::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, TokenizerSettings, VolatileRule};
-use crate::config::tokenizer_url;
-use crate::prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
-use crate::prefix::claims::DEFAULT_CLAIM_LIFE;
-use crate::prefix::index::LEAST_SHARE;
-use crate::prompt::tiktoken::Encoding;
+use crate::aibrix_env::AibrixDefaults;
+use crate::aibrix_env::tokenizer_pool::RemoteDefaults;
+use crate::defaults::*;
+use crate::schema::{self, TokenizerKind};
+use crate::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, TokenizerSettings, VolatileRule};
+use crate::tokenizer_url;
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
+use attache_prefix::claims::DEFAULT_CLAIM_LIFE;
+use attache_prefix::index::LEAST_SHARE;
+use attache_prompt::tiktoken::Encoding;
 use std::time::Duration;
 
 /// The section, checked. `is_aibrix`: the pool's strategy is named by AIBrix's variable, or decides as in AIBrix.

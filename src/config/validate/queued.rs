@@ -5,15 +5,15 @@
 //! which the queue would be off or would use another policy is an error.
 
 use super::strategies;
-use crate::config::Overrides;
-use crate::config::aibrix_env::AibrixDefaults;
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, Opt};
-use crate::config::settings::{TenantRule, TenantSource};
-use crate::flow::{PoolFlow, Settings};
-use crate::scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use crate::scheduling::strategy::{vtc_queue, weighted};
+use crate::Overrides;
+use crate::aibrix_env::AibrixDefaults;
+use crate::schema::{self, Opt};
+use crate::settings::{TenantRule, TenantSource};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_flow::{PoolFlow, Settings};
+use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
+use attache_scheduling::strategy::{vtc_queue, weighted};
 
 /// The header by which AIBrix tells users apart.
 const USER_HEADER: &str = "user";

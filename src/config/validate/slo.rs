@@ -1,12 +1,12 @@
 //! AIBrix's SLO strategies: what comes with them where its environment names them (the queue) or its Redis (the profiles), and what is said where
 //! they have nothing to go by.
 
-use crate::config::aibrix_env::{AibrixDefaults, FROM_REDIS, PROFILES};
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, Opt};
-use crate::config::settings::tenants::{DEFAULT_PROFILE_REFRESH, DEFAULT_STORE_TIMEOUT};
-use crate::config::settings::{PoolSettings, RedisSettings};
+use crate::aibrix_env::{AibrixDefaults, FROM_REDIS, PROFILES};
+use crate::schema::{self, Opt};
+use crate::settings::tenants::{DEFAULT_PROFILE_REFRESH, DEFAULT_STORE_TIMEOUT};
+use crate::settings::{PoolSettings, RedisSettings};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use serde_json::Value;
 
 /// The strategies that read profiles.

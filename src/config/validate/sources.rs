@@ -2,13 +2,13 @@
 
 use super::pools::metrics;
 use super::{given, kubernetes};
-use crate::config::Overrides;
-use crate::config::decode::Sink;
-use crate::config::defaults::DEFAULT_DNS_REFRESH;
-use crate::config::diagnostic::{At, Code, Diagnostic};
-use crate::config::schema;
-use crate::config::settings::{DnsSource, FileSource};
-use crate::config::units::show_duration;
+use crate::Overrides;
+use crate::defaults::DEFAULT_DNS_REFRESH;
+use crate::schema;
+use crate::settings::{DnsSource, FileSource};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic};
+use attache_types::units::show_duration;
 use std::time::Duration;
 
 /// The endpoints file. Keys that it leaves out come from flags and from the file given with `--config-file`.

@@ -2,18 +2,18 @@
 
 use super::disaggregation::Pairs;
 use super::given;
-use crate::config::Overrides;
-use crate::config::aibrix_env::AibrixDefaults;
-use crate::config::decode::Sink;
-use crate::config::defaults::DEFAULT_STRATEGY;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span, closest};
-use crate::config::schema::{self, Opt};
-use crate::pool::EndpointSpec;
-use crate::scheduling::choice::{
+use crate::Overrides;
+use crate::aibrix_env::AibrixDefaults;
+use crate::defaults::DEFAULT_STRATEGY;
+use crate::schema::{self, Opt};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
+use attache_pool::EndpointSpec;
+use attache_scheduling::choice::{
     Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
 };
-use crate::scheduling::registry::{self, BuildError};
-use crate::scheduling::strategy::weighted;
+use attache_scheduling::registry::{self, BuildError};
+use attache_scheduling::strategy::weighted;
 use serde_json::Value;
 use std::collections::HashMap;
 

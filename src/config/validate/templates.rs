@@ -1,11 +1,11 @@
 //! Pools that objects of a cluster will be: told apart from those that the file names, and checked for what can't be said of all of them at once.
 
 use super::kubernetes::Named;
-use crate::config::Overrides;
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{Code, Diagnostic, Span};
-use crate::config::schema;
-use crate::config::settings::{KubernetesSource, PoolSearch, PoolSettings, PoolTemplate};
+use crate::Overrides;
+use crate::schema;
+use crate::settings::{KubernetesSource, PoolSearch, PoolSettings, PoolTemplate};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{Code, Diagnostic, Span};
 
 /// A pool, or what pools are like that a search will find.
 pub(super) type Entry = (PoolSettings, Option<PoolSearch>);

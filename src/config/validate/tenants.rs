@@ -1,18 +1,18 @@
 //! The checks of `exchange.tenant`, `limits.tenants`, `limits.models`, `redis` and `telemetry.labels`.
 
 use super::{given, positive};
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema;
-use crate::config::settings::tenants::{
+use crate::schema;
+use crate::settings::tenants::{
     DEFAULT_ANSWER_TOKENS, DEFAULT_PROFILE_REFRESH, DEFAULT_RECORD_TTL, DEFAULT_STORE_TIMEOUT, DEFAULT_TOP_NAMES,
     DEFAULT_UNKNOWN_PATH_TOKENS, MAX_TOP_NAMES,
 };
-use crate::config::settings::{
+use crate::settings::{
     CountIn, LabelSettings, NameSettings, PoolSettings, RedisSettings, TenantRule, TenantSettings, TenantSource,
     UserRecordSettings,
 };
-use crate::quota::Limits;
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_quota::Limits;
 use std::time::Duration;
 
 /// Longest wait for Redis: Envoy gives a message 200 ms unless told otherwise.
@@ -162,7 +162,7 @@ pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSet
     let At { value: file, span } = file;
     let timeout = positive(&format!("{PATH}.timeout"), file.timeout, DEFAULT_STORE_TIMEOUT, sink);
     if let Some(at) = file.timeout.filter(|at| at.value > MAX_STORE_TIMEOUT) {
-        let shown = crate::config::units::show_duration(at.value);
+        let shown = attache_types::units::show_duration(at.value);
         sink.out_of_range(at.span, &format!("{PATH}.timeout"), shown, "up to 5s");
     }
     let profile_refresh =

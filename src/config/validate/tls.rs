@@ -1,11 +1,11 @@
 //! Transport security of the ext-proc port: the picker's certificate and those of clients.
 
 use super::pick;
-use crate::config::Overrides;
-use crate::config::decode::Sink;
-use crate::config::diagnostic::{At, Code, Diagnostic, Span};
-use crate::config::schema::{self, TlsMode};
-use crate::config::settings::{ClientAuthSettings, ClientName, TlsSettings};
+use crate::Overrides;
+use crate::schema::{self, TlsMode};
+use crate::settings::{ClientAuthSettings, ClientName, TlsSettings};
+use attache_config_schema::decode::Sink;
+use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 
 /// The picker's certificate, and what clients need.
 pub(super) fn settings(

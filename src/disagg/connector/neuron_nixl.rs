@@ -6,9 +6,9 @@
 //! Source: AIBrix `pd` router, connector `nixl`.
 
 use super::{Connector, Descriptor, reply_of, spoken};
-use crate::disagg::api::LegApi;
-use crate::disagg::leg::{DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
+use crate::api::LegApi;
+use crate::leg::{DecodeBody, Leg, LegError};
+use crate::prefill::{Allowed, distrust, first_token, splittable};
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {

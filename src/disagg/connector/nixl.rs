@@ -12,8 +12,8 @@
 //! (recorded bodies in `tests/data/pd`), llm-d's `nixlv2`.
 
 use super::{Connector, Descriptor, object, reply_of};
-use crate::disagg::leg::{DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
+use crate::leg::{DecodeBody, Leg, LegError};
+use crate::prefill::{Allowed, distrust, one_token, splittable};
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {

@@ -13,11 +13,11 @@
 //! Source: SGLang's `bootstrap_*` request fields, llm-d `sglang`, AIBrix `pd` for SGLang and its #2746 for `rid`.
 
 use super::{Connector, Descriptor, Sequence, json_string, spoken};
-use crate::disagg::api::LegApi;
-use crate::disagg::leg::{AbortRequest, DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
-use crate::disagg::reply::{Prefilled, Reply};
-use crate::protocol::edit::Edits;
+use crate::api::LegApi;
+use crate::leg::{AbortRequest, DecodeBody, Leg, LegError};
+use crate::prefill::{Allowed, distrust, first_token, splittable};
+use crate::reply::{Prefilled, Reply};
+use attache_protocol::edit::Edits;
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {

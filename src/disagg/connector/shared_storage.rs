@@ -10,10 +10,10 @@
 //! Source: llm-d `shared-storage` (before: `lmcache`), vLLM #24256.
 
 use super::{Connector, Descriptor};
-use crate::disagg::api::LegApi;
-use crate::disagg::leg::{DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, one_token, splittable};
-use crate::disagg::reply::{Prefilled, Reply};
+use crate::api::LegApi;
+use crate::leg::{DecodeBody, Leg, LegError};
+use crate::prefill::{Allowed, distrust, one_token, splittable};
+use crate::reply::{Prefilled, Reply};
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {

@@ -8,11 +8,11 @@
 
 use super::nixl::{self, PARAMS};
 use super::{Connector, Descriptor, json_string, object, reply_of};
-use crate::disagg::api::LegApi;
-use crate::disagg::leg::{DecodeBody, Leg, LegError};
-use crate::disagg::prefill::distrust;
-use crate::disagg::reply::Reply;
-use crate::protocol::edit::Edits;
+use crate::api::LegApi;
+use crate::leg::{DecodeBody, Leg, LegError};
+use crate::prefill::distrust;
+use crate::reply::Reply;
+use attache_protocol::edit::Edits;
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::protocol::edit::EditError;
+use attache_protocol::edit::EditError;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 
@@ -145,7 +145,7 @@ fn sidecars_are_given_what_two_servers_can_share() {
         (Responses, r#"{"tools":[{"type":"web_search_preview"}]}"#, false),
         (Responses, "no JSON", false),
     ] {
-        assert_eq!(crate::disagg::is_for_sidecars(api, body.as_bytes()), given, "{body}");
+        assert_eq!(crate::is_for_sidecars(api, body.as_bytes()), given, "{body}");
     }
 }
 

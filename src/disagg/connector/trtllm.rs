@@ -9,10 +9,10 @@
 //! Source: AIBrix `pd` for TensorRT-LLM; TensorRT-LLM's `DisaggregatedParams`.
 
 use super::{Connector, Descriptor, object, reply_of, spoken};
-use crate::disagg::api::LegApi;
-use crate::disagg::leg::{DecodeBody, Leg, LegError};
-use crate::disagg::prefill::{Allowed, distrust, first_token, splittable};
-use crate::protocol::edit::Edits;
+use crate::api::LegApi;
+use crate::leg::{DecodeBody, Leg, LegError};
+use crate::prefill::{Allowed, distrust, first_token, splittable};
+use attache_protocol::edit::Edits;
 
 /// Its line in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::disagg::tests::recorded;
+use crate::tests::recorded;
 
 fn read(api: LegApi, reply: &str) -> Reply<'_> {
     Reply::read(api, reply.as_bytes()).unwrap()

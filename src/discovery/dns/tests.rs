@@ -1,5 +1,5 @@
 use super::*;
-use crate::pool::{Engine, MetricsSource};
+use attache_pool::{Engine, MetricsSource};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 

@@ -2,7 +2,7 @@
 
 use super::objects::{FromObject, Kind, Object};
 use super::table::{Change, Table, Unreadable};
-use crate::scheduling::selector::LabelSelector;
+use attache_scheduling::selector::LabelSelector;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

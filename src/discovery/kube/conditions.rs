@@ -14,7 +14,7 @@
 //! (`Pending` is what an object begins with.) Pure; `status` writes it.
 
 use super::objects::{InferenceModel, UnreadableModel};
-use crate::scheduling::router::MissingTarget;
+use attache_scheduling::router::MissingTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 //! The rules are client-go's: a lease belongs to its holder until it has not changed for its duration, as seen by whoever wants it; nobody's
 //! clock is compared with another's. A holder that could not renew it for a while leads no longer, before anybody else can. Pure.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// A lease that has not changed for so long is free, as controller-runtime has it.

@@ -5,7 +5,7 @@ use super::follow::{Subject, Told};
 use super::informer::Informers;
 use super::objects::Kind;
 use super::table::Unreadable;
-use crate::config::settings::PoolGroup;
+use crate::settings::PoolGroup;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;

@@ -5,7 +5,7 @@
 
 use super::objects::{Kind, Meta, Naming, Object};
 use super::table::Change;
-use crate::rng;
+use attache_types::rng;
 use futures_util::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};

@@ -1,7 +1,7 @@
 //! The task that holds a `Lease`, or waits for it.
 
 use super::election::{Election, LEASE_DURATION, RETRY_PERIOD, Record, Step};
-use crate::clock::Clock;
+use attache_types::clock::Clock;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff;

@@ -6,7 +6,7 @@
 //! the feature `kube` too. `finder` tells which `InferencePool`s become pools while the process runs, by [`catalogue`]. `lease` holds a Lease by the rules of [`election`], where one replica
 //! is to lead; `status` writes what `conditions` says of objects while it does; `reviews` asks who may see the pages.
 //!
-//! Started by the composition of the process. May import: `pool`, `config`, `scheduling`'s router and selectors, tokio, kube.
+//! Started by the composition of the process.
 
 pub mod catalogue;
 #[cfg(feature = "kube")]

@@ -4,9 +4,9 @@
 //! is needed and is not as it must be makes the whole object unreadable, with a reason that names the field. Pure.
 
 use super::conditions::{Condition, TYPES};
-use crate::config::settings::PoolGroup;
-use crate::config::settings::kubernetes::check_ports;
-use crate::scheduling::router::RewriteTarget;
+use crate::settings::PoolGroup;
+use crate::settings::check_ports;
+use attache_scheduling::router::RewriteTarget;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //! a while: Prometheus comes every few seconds with the same token.
 
 use super::follow::with_causes;
-use crate::clock::{Clock, Timestamp};
+use attache_types::clock::{Clock, Timestamp};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::{Api, PostParams};

@@ -7,7 +7,7 @@
 use super::conditions::{self, Heard, Report};
 use super::objects::{InferenceModel, Kind, Objective, Origin, Rewrite, ServedPool, UnreadableModel};
 use super::table::{Change, Table, Unreadable};
-use crate::scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
+use attache_scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
 use std::collections::BTreeMap;
 
 /// What is known of the rules of a namespace.

@@ -8,10 +8,10 @@ use super::rules::Rules;
 use super::state::{MAX_ENDPOINTS, Members};
 use super::stats::{KubeStats, Loss};
 use super::table::{Change, Unreadable};
-use crate::config::settings::{KubernetesSource, PodsOf, PoolGroup};
-use crate::pool::PoolEvent;
-use crate::pool::writer::SourceId;
-use crate::scheduling::router::{PoolRules, RuleStore};
+use crate::settings::{KubernetesSource, PodsOf, PoolGroup};
+use attache_pool::PoolEvent;
+use attache_pool::writer::SourceId;
+use attache_scheduling::router::{PoolRules, RuleStore};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -441,8 +441,8 @@ async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Timestamp;
-    use crate::scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
+    use attache_scheduling::router::{MissingTarget, ModelRewrites, RewriteTarget};
+    use attache_types::clock::Timestamp;
 
     #[test]
     fn what_servers_have_denied_outlives_the_first_word_that_targets_are_there() {

@@ -6,10 +6,10 @@
 
 use super::objects::{InferencePool, Pod};
 use super::table::{Change, Table, Unreadable};
-use crate::config::settings::{KubernetesSource, PodsOf};
-use crate::pool::{EndpointSpec, Engine, MetricsSource};
-use crate::scheduling::selector::LabelSelector;
+use crate::settings::{KubernetesSource, PodsOf};
 use ahash::{AHashMap, AHashSet};
+use attache_pool::{EndpointSpec, Engine, MetricsSource};
+use attache_scheduling::selector::LabelSelector;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;

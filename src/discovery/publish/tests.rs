@@ -1,7 +1,7 @@
 use super::*;
-use crate::ids::EndpointId;
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointMetrics, EndpointSpec};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointMetrics, EndpointSpec};
+use attache_types::ids::EndpointId;
 
 const SOURCE: SourceId = SourceId(0);
 

@@ -1,7 +1,7 @@
 //! The response side of the exchange: every message is answered as it comes, and watched.
 
 use super::*;
-use crate::telemetry::metrics::End;
+use attache_telemetry::metrics::End;
 
 impl Exchange {
     /// The request is decided, and its answer will come.

@@ -2,10 +2,10 @@
 
 use super::splitting::tell_sidecar;
 use super::*;
-use crate::disagg::Mode;
-use crate::ext_proc::head::DESTINATION;
-use crate::ext_proc::tenant;
-use crate::scheduling::router::Destination;
+use crate::head::DESTINATION;
+use crate::tenant;
+use attache_disagg::Mode;
+use attache_scheduling::router::Destination;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 
 impl Exchange {

@@ -1,9 +1,9 @@
 //! Which models there are, answered for the whole pool in place of one of its servers.
 
 use super::*;
-use crate::config::settings::ModelsAnswer;
-use crate::protocol::api::decoded_path;
-use crate::scheduling::router::RouteFacts;
+use attache_config::settings::ModelsAnswer;
+use attache_protocol::api::decoded_path;
+use attache_scheduling::router::RouteFacts;
 
 /// Where the id of one model follows.
 const ONE: &str = "/models/";

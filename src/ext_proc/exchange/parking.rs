@@ -7,7 +7,7 @@
 //! ```
 
 use super::*;
-use crate::ext_proc::queues::{self, Admitted, Parked, Turn, Waiting};
+use crate::queues::{self, Admitted, Parked, Turn, Waiting};
 
 /// What a request waits with.
 #[derive(Debug, Default)]

@@ -7,17 +7,17 @@
 //! ```
 
 use super::*;
-use crate::disagg::connector::trtllm::LEAST_SHARED_ID;
-use crate::disagg::policy::{Direct, Mode};
-use crate::disagg::{Failure, LegApi, is_for_sidecars};
-use crate::ext_proc::head::{ENCODERS, PREFILLER};
-use crate::ext_proc::split::{Ask, Asked, Came, Course, Stage};
-use crate::pool::Endpoint;
-use crate::quota::Had;
-use crate::scheduling::plugin::Headers;
-use crate::scheduling::split::not_alone;
-use crate::scheduling::{Decision, Dispatch, PickContext, RequestFacts};
-use crate::telemetry::metrics::SplitOutcome;
+use crate::head::{ENCODERS, PREFILLER};
+use crate::split::{Ask, Asked, Came, Course, Stage};
+use attache_disagg::connector::trtllm::LEAST_SHARED_ID;
+use attache_disagg::policy::{Direct, Mode};
+use attache_disagg::{Failure, LegApi, is_for_sidecars};
+use attache_pool::Endpoint;
+use attache_quota::Had;
+use attache_scheduling::plugin::Headers;
+use attache_scheduling::split::not_alone;
+use attache_scheduling::{Decision, Dispatch, PickContext, RequestFacts};
+use attache_telemetry::metrics::SplitOutcome;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 

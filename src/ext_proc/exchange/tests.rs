@@ -28,30 +28,30 @@ mod traces;
 mod unread;
 
 use super::*;
-use crate::config::settings::{
+use crate::head::DESTINATION;
+use crate::prefix::{PoolPrefix, Tokenizer};
+use crate::queues::Queues;
+use crate::quotas::{Quotas, Store};
+use attache_config::settings::{
     ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, TenantSettings, UsageCount,
 };
-use crate::disagg;
-use crate::ext_proc::head::DESTINATION;
-use crate::ext_proc::prefix::{PoolPrefix, Tokenizer};
-use crate::ext_proc::queues::Queues;
-use crate::ext_proc::quotas::{Quotas, Store};
-use crate::flow::PoolFlow;
-use crate::ids::EndpointId;
-use crate::limits::Limits;
-use crate::pool::health::HealthPolicy;
-use crate::pool::role::ROLE_LABEL;
-use crate::pool::{
+use attache_disagg as disagg;
+use attache_flow::PoolFlow;
+use attache_pool::health::HealthPolicy;
+use attache_pool::role::ROLE_LABEL;
+use attache_pool::{
     Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, ModelList, PoolSnapshot, SnapshotStore,
 };
-use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
-use crate::prompt::characters::Characters;
-use crate::quota::{Book, Subject};
-use crate::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use crate::scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
-use crate::telemetry::decisions::Decisions;
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::trace::Tracing;
+use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache_prompt::characters::Characters;
+use attache_quota::{Book, Subject};
+use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
+use attache_scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
+use attache_telemetry::decisions::Decisions;
+use attache_telemetry::metrics::Metrics;
+use attache_telemetry::trace::Tracing;
+use attache_types::ids::EndpointId;
+use attache_types::limits::Limits;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
@@ -163,7 +163,7 @@ impl Setup {
         }));
         cache.reconcile(&store.load());
         let tokenizer = self.tokenizer.unwrap_or_else(|| Tokenizer::Characters(Characters::new(cache.space())));
-        let clock = crate::clock::Clock::start();
+        let clock = attache_types::clock::Clock::start();
         let prefix = PoolPrefix {
             cache,
             tokenizer,
@@ -175,7 +175,7 @@ impl Setup {
             clock,
         };
         let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
-        let rng = crate::rng::for_request(7, 0);
+        let rng = attache_types::rng::for_request(7, 0);
         let queues = self.flow.map(|flow| {
             let split = policy;
             let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
@@ -275,7 +275,7 @@ fn subset(entries: &[&str]) -> Metadata {
 /// The head of an answer that Envoy has got from `address`, whomever it was sent to first.
 fn answered_by(address: &str, end: bool) -> ProcessingRequest {
     let served = Value { kind: Some(Kind::StringValue(address.to_owned())) };
-    let fields = HashMap::from([(crate::ext_proc::head::DESTINATION_SERVED.to_owned(), served)]);
+    let fields = HashMap::from([(crate::head::DESTINATION_SERVED.to_owned(), served)]);
     let filter_metadata = HashMap::from([("envoy.lb".to_owned(), Struct { fields })]);
     let metadata_context = Some(Metadata { filter_metadata, ..Metadata::default() });
     let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], end)));

@@ -1,8 +1,8 @@
 //! The exchange of a request whose body is being uploaded: how much it may hold, and how slowly it may come.
 
 use super::*;
-use crate::ext_proc::uploads::{Evicted, Owner, Progress, Standing};
-use crate::limits::Limits;
+use crate::uploads::{Evicted, Owner, Progress, Standing};
+use attache_types::limits::Limits;
 
 /// 1 MiB beside the body for what else is in Envoy's message: headers, metadata and attributes.
 const MESSAGE_OVERHEAD_BYTES: u64 = 1 << 20;

@@ -6,7 +6,7 @@
 //! ```
 
 use super::*;
-use crate::ext_proc::warmer::Made;
+use crate::warmer::Made;
 
 /// Where the request stood when its decision was put off.
 #[derive(Clone, Copy, Debug)]

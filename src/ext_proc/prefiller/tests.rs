@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use super::*;
-use crate::disagg::connector;
-use crate::ext_proc::split::Release;
+use crate::split::Release;
+use attache_disagg::connector;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};

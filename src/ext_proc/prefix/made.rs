@@ -6,18 +6,18 @@ use super::super::warmer::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
 use super::{Asked, PoolPrefix, Reading, Source};
-use crate::limits::Limits;
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::blocks::TokenBlocks;
-use crate::prompt::blocks::{MadeKeys, TokenKeys};
+use attache_prompt::blocks::TokenBlocks;
+use attache_prompt::blocks::{MadeKeys, TokenKeys};
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::huggingface::{HuggingFace, Rendered};
+use attache_prompt::huggingface::{HuggingFace, Rendered};
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::template::chat::RenderError;
+use attache_prompt::template::chat::RenderError;
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::work::Stopped;
-use crate::prompt::work::Work;
-use crate::protocol;
+use attache_prompt::work::Stopped;
+use attache_prompt::work::Work;
+use attache_protocol as protocol;
+use attache_types::limits::Limits;
 #[cfg(feature = "hf-tokenizers")]
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! What a request holds of the queues: an [`Admitted`] when it was let through, a [`Parked`] while it waits.
 
 use super::{Queues, Turn};
-use crate::clock::Timestamp;
-use crate::error::RequestError;
-use crate::ext_proc::deadline;
-use crate::flow::{Cause, Handle, Passage, Refusal};
-use crate::protocol::Usage;
-use crate::telemetry::deadlines::Judged;
-use crate::telemetry::queues::Fate;
+use crate::deadline;
+use attache_flow::{Cause, Handle, Passage, Refusal};
+use attache_protocol::Usage;
+use attache_telemetry::deadlines::Judged;
+use attache_telemetry::queues::Fate;
+use attache_types::clock::Timestamp;
+use attache_types::error::RequestError;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Admitted {
     }
 
     /// A request that is let through without a turn, of which the ledger alone knows.
-    pub(in crate::ext_proc) fn uncounted(queues: &Arc<Queues>) -> Self {
+    pub(crate) fn uncounted(queues: &Arc<Queues>) -> Self {
         Self::new(queues.clone(), None, None)
     }
 
@@ -168,7 +168,7 @@ impl Parked {
     }
 
     /// What the client is told.
-    pub(in crate::ext_proc) fn refused(&self, refusal: &Refusal) -> RequestError {
+    pub(crate) fn refused(&self, refusal: &Refusal) -> RequestError {
         if self.is_due && refusal.cause == Cause::Expired {
             self.queues.metrics.deadlines.judged(Judged::Passed);
             return deadline::passed(refusal.retry_after);

@@ -1,15 +1,15 @@
 //! What of the limits stands in Redis: what tenants and models have had, and what single tenants may have.
 
 use super::{Begun, Permit, Quotas, Store};
-use crate::clock::Timestamp;
-use crate::config::settings::{OnStoreFailure, OnUnknownUser};
-use crate::error::{Reason, RequestError};
-use crate::ext_proc::warmer::Warming;
-use crate::quota::{Claim, Limits, Refused};
-use crate::quota_store::StoreError;
-use crate::quota_store::users::{Found, UserRecords};
-use crate::redis_link::{LinkError, RedisLink};
-use crate::telemetry::redis::{RecordOutcome, StoreFailure};
+use crate::warmer::Warming;
+use attache_config::settings::{OnStoreFailure, OnUnknownUser};
+use attache_quota::{Claim, Limits, Refused};
+use attache_redis_store::quota_store::StoreError;
+use attache_redis_store::quota_store::users::{Found, UserRecords};
+use attache_redis_store::redis_link::{LinkError, RedisLink};
+use attache_telemetry::redis::{RecordOutcome, StoreFailure};
+use attache_types::clock::Timestamp;
+use attache_types::error::{Reason, RequestError};
 use futures_util::FutureExt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! The headers of an answer, as far as they are read.
 
-use crate::ext_proc::head;
-use crate::ext_proc::metadata::Origin;
-use crate::ext_proc::split::Untaken;
-use crate::protocol::AnswerFormat;
+use crate::head;
+use crate::metadata::Origin;
+use crate::split::Untaken;
+use attache_protocol::AnswerFormat;
 use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 
 /// What matters in the headers of an answer.

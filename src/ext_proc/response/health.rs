@@ -2,9 +2,9 @@
 
 use super::fields::ResponseFields;
 use super::{Origin, Picker, Routed};
-use crate::clock::Timestamp;
-use crate::pool::Endpoint;
-use crate::pool::health::{Availability, Observation, Outcome, Verdict};
+use attache_pool::Endpoint;
+use attache_pool::health::{Availability, Observation, Outcome, Verdict};
+use attache_types::clock::Timestamp;
 use std::net::SocketAddr;
 use std::sync::Arc;
 

@@ -2,11 +2,11 @@
 //! what the request can cost.
 
 use super::fields::ResponseFields;
-use crate::ext_proc::ceiling::Ceiling;
-use crate::ext_proc::decide::Plan;
-use crate::protocol::grpc::GrpcUsageScanner;
-use crate::protocol::usage::Watch;
-use crate::protocol::{Api, BodyFormat, Usage, UsageScanner};
+use crate::ceiling::Ceiling;
+use crate::decide::Plan;
+use attache_protocol::grpc::GrpcUsageScanner;
+use attache_protocol::usage::Watch;
+use attache_protocol::{Api, BodyFormat, Usage, UsageScanner};
 
 /// Reads one response.
 #[derive(Debug)]

@@ -4,12 +4,12 @@
 //! again would take them for this one's.
 
 use super::{Ask, Facts};
-use crate::clock::Timestamp;
-use crate::disagg::Direct;
-use crate::ext_proc::body::{Buffered, Held};
-use crate::pool::health::Availability;
-use crate::pool::{Endpoint, EndpointState, Roles};
-use crate::scheduling::Pool;
+use crate::body::{Buffered, Held};
+use attache_disagg::Direct;
+use attache_pool::health::Availability;
+use attache_pool::{Endpoint, EndpointState, Roles};
+use attache_scheduling::Pool;
+use attache_types::clock::Timestamp;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,15 +32,15 @@ pub struct Release {
 impl Release {
     /// Of a completion that `connector` splits over servers at these addresses.
     #[cfg(test)]
-    pub(in crate::ext_proc) fn for_test(
-        connector: &'static dyn crate::disagg::Connector,
+    pub(crate) fn for_test(
+        connector: &'static dyn attache_disagg::Connector,
         [prefill, decode]: [std::net::SocketAddr; 2],
         body: &'static [u8],
     ) -> Self {
-        use crate::disagg::attempts::Bounds;
-        use crate::disagg::{Fallback, LegApi};
-        use crate::ids::EndpointId;
-        use crate::pool::EndpointSpec;
+        use attache_disagg::attempts::Bounds;
+        use attache_disagg::{Fallback, LegApi};
+        use attache_pool::EndpointSpec;
+        use attache_types::ids::EndpointId;
         let direct = Direct {
             connector,
             by_label: false,

@@ -4,11 +4,11 @@
 //! 2 % of its cache in use) or foretold to meet what is asked. When not: no client names times. Source: GIE and llm-d.
 
 use super::Admitter;
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
-use crate::scheduling::facts::prediction::{Targets, predict};
-use crate::scheduling::plugin::{NoParams, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::registry::Descriptor;
+use attache_scheduling::facts::prediction::{Targets, predict};
+use attache_scheduling::plugin::{NoParams, params};
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
 use serde_json::Value;
 
 /// Registry entry.

@@ -3,8 +3,8 @@
 pub mod latency_slo;
 pub mod probabilistic;
 
-use crate::rng::PickRng;
-use crate::scheduling::{Candidate, PickContext};
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
 use std::fmt::Debug;
 
 /// Turns requests away.

@@ -8,17 +8,17 @@
 //! a pool without endpoints. When not: what is shed should wait instead; then the queues do it. Source: llm-d.
 
 use super::Admitter;
-use crate::flow::item::{Load, Need, Way};
-use crate::flow::registry::Descriptor;
-use crate::flow::saturation::View;
-use crate::flow::saturation::utilization::Utilization;
-use crate::pool::health::HealthPolicy;
-use crate::rng::PickRng;
-use crate::scheduling::filter::utilization_detector::{
+use crate::item::{Load, Need, Way};
+use crate::registry::Descriptor;
+use crate::saturation::View;
+use crate::saturation::utilization::Utilization;
+use attache_pool::health::HealthPolicy;
+use attache_scheduling::filter::utilization_detector::{
     DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD, UtilizationDetector,
 };
-use crate::scheduling::plugin::{ParamError, params};
-use crate::scheduling::{Candidate, PickContext};
+use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,15 +1,15 @@
 //! Admitters over small pools.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::flow::registry::{ADMITTERS, find};
-use crate::ids::EndpointId;
-use crate::pool::ledger::Ticket;
-use crate::pool::speed::{Reservation, Work};
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use crate::rng::for_request;
-use crate::scheduling::RequestFacts;
-use crate::scheduling::plugin::Headers;
+use crate::registry::{ADMITTERS, find};
+use attache_pool::ledger::Ticket;
+use attache_pool::speed::{Reservation, Work};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_scheduling::RequestFacts;
+use attache_scheduling::plugin::Headers;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -111,10 +111,10 @@ fn latency_slo_sheds_what_nobody_can_serve_in_time() {
 
 #[test]
 fn an_endpoint_that_is_ejected_lets_nobody_in() {
-    use crate::flow::registry::{CEILINGS, DETECTORS};
-    use crate::flow::saturation::View;
-    use crate::flow::settings::{PoolFlow, Settings};
-    use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthPolicy, Outcome};
+    use crate::registry::{CEILINGS, DETECTORS};
+    use crate::saturation::View;
+    use crate::settings::{PoolFlow, Settings};
+    use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, HealthPolicy, Outcome};
     let health = HealthPolicy::default();
     // The first is idle, the second is busy and slow.
     let (snapshot, _tickets) = pool(&[(0, 0.5, 0), (0, 0.5, 2)]);

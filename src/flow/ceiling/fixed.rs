@@ -3,8 +3,8 @@
 //! When not: important requests come in bursts; then nothing is kept free for them. Source: GIE and llm-d.
 
 use super::{Ceiling, Ceilings};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{ParamError, params};
 use serde::Deserialize;
 use serde_json::Value;
 

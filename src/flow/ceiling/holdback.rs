@@ -9,8 +9,8 @@
 //! When not: no burst must be served at once; what is kept free stands idle. Source: llm-d.
 
 use super::{Ceiling, Ceilings};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{ParamError, params};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -27,7 +27,7 @@ pub trait Ceiling: Send + Debug {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::registry::{CEILINGS, find};
+    use crate::registry::{CEILINGS, find};
     use serde_json::{Value, json};
 
     fn policy(name: &str, parameters: &Value) -> Box<dyn Ceiling> {

@@ -9,8 +9,8 @@
 //! there is one band; then it is a ceiling of 1. Source: llm-d.
 
 use super::{Ceiling, Ceilings};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.

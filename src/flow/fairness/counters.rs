@@ -8,8 +8,8 @@
 //! Counters are whole thousandths of a token, so that what is charged and given back leaves no trace.
 
 use super::Meter;
-use crate::scheduling::plugin::{ParamError, params};
 use ahash::AHashMap;
+use attache_scheduling::plugin::{ParamError, params};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeSet;

@@ -3,10 +3,10 @@
 //! When not: one tenant can flood the pool; then all wait behind its requests. Source: GIE and llm-d.
 
 use super::{Fairness, Head};
-use crate::clock::Timestamp;
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
 use ahash::AHashMap;
+use attache_scheduling::plugin::{NoParams, params};
+use attache_types::clock::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
 

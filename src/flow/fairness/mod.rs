@@ -11,8 +11,8 @@ pub mod vtc_max_fair;
 pub mod vtc_oracle;
 pub mod vtc_pred;
 
-use crate::clock::Timestamp;
-use crate::rng::PickRng;
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use std::fmt::Debug;
 
 pub use counters::{DEFAULT_INPUT_WEIGHT, DEFAULT_OUTPUT_WEIGHT};

@@ -17,11 +17,11 @@
 
 use super::turn_priority::{self, TurnPriority};
 use super::{Fairness, Head, Meter};
-use crate::clock::Timestamp;
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
 use ahash::AHashMap;
+use attache_scheduling::plugin::{ParamError, params};
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;

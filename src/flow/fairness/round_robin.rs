@@ -4,11 +4,11 @@
 //! Source: GIE and llm-d.
 
 use super::{Fairness, Head, Meter};
-use crate::clock::Timestamp;
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
 use ahash::AHashMap;
+use attache_scheduling::plugin::{NoParams, params};
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use serde_json::Value;
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Each policy by itself: whose turn it is, and what moves it.
 
 use super::*;
-use crate::flow::registry::{FAIRNESS, find};
-use crate::rng::for_request;
+use crate::registry::{FAIRNESS, find};
+use attache_types::rng::for_request;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -10,9 +10,9 @@
 //! (`turn-priority`).
 
 use super::{Fairness, Head, Meter};
-use crate::clock::Timestamp;
-use crate::rng::PickRng;
 use ahash::AHashMap;
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -18,10 +18,10 @@
 
 use super::counters::{Counters, Weights};
 use super::{Fairness, Head, Meter};
-use crate::clock::Timestamp;
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{ParamError, params};
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde_json::Value;
 use std::fmt::Debug;
@@ -168,7 +168,7 @@ impl Foretells for Unknown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::for_request;
+    use attache_types::rng::for_request;
     use proptest::prelude::*;
 
     const FLOWS: u32 = 4;

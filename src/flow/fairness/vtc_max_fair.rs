@@ -10,9 +10,9 @@
 
 use super::counters::{Counters, Weights};
 use super::{Fairness, Head, Meter};
-use crate::clock::Timestamp;
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
+use crate::registry::Descriptor;
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use serde_json::Value;
 
 /// Registry entry.

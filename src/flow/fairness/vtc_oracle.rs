@@ -7,9 +7,9 @@
 use super::counters::Weights;
 use super::vtc_fair::{Account, Foretells, Vtc};
 use super::{Fairness, Meter};
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{ParamError, params};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use serde_json::Value;

@@ -10,10 +10,10 @@
 
 use super::vtc_fair::{Foretells, Params, Vtc};
 use super::{Fairness, Meter};
-use crate::flow::registry::Descriptor;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::params;
+use crate::registry::Descriptor;
 use ahash::AHashMap;
+use attache_scheduling::plugin::params;
+use attache_types::rng::PickRng;
 use serde_json::Value;
 
 /// Registry entry.

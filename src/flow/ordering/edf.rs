@@ -3,8 +3,8 @@
 //! When not: nobody says a TTL; then it is `fcfs-ordering-policy`. Source: GIE and llm-d.
 
 use super::{Facts, Ordering};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.

@@ -3,8 +3,8 @@
 //! When not: prompts differ in length a hundredfold; then `least-work` lets short ones by. Source: GIE and llm-d.
 
 use super::{Facts, Ordering};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.

@@ -14,9 +14,9 @@
 //! slowdown, as in highest response ratio next, whose keys would have to be made anew at each turn.
 
 use super::{Facts, Ordering};
-use crate::config::units::parse_duration;
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{ParamError, params};
+use attache_types::units::parse_duration;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;

@@ -7,7 +7,7 @@ pub mod least_work;
 pub mod slo_deadline;
 pub mod slo_urgency;
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub trait Ordering: Send + Sync + Debug {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::registry::{ORDERINGS, find};
+    use crate::registry::{ORDERINGS, find};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 

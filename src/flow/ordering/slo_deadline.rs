@@ -4,9 +4,9 @@
 //! Source: GIE and llm-d.
 
 use super::{Facts, Ordering};
-use crate::clock::Timestamp;
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{NoParams, params};
+use attache_types::clock::Timestamp;
 use serde_json::Value;
 
 /// Registry entry.

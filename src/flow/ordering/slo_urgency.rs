@@ -12,8 +12,8 @@
 //! the earliest `due`, and needs not be worked out again. When not: nobody has objectives; then it is `edf-ordering-policy`. Source: AIBrix `slo`.
 
 use super::{Facts, Ordering};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 use std::time::Duration;
 

@@ -24,11 +24,11 @@
 //! When not: servers with a scheduler of their own that wants to see all requests. Source: attache.
 
 use super::{Detector, Gauge, Long, Stage, View, by_way};
-use crate::config::units::{parse_duration, show_duration};
-use crate::flow::registry::Descriptor;
-use crate::pool::EndpointState;
-use crate::pool::speed::Work;
-use crate::scheduling::plugin::{ParamError, params};
+use crate::registry::Descriptor;
+use attache_pool::EndpointState;
+use attache_pool::speed::Work;
+use attache_scheduling::plugin::{ParamError, params};
+use attache_types::units::{parse_duration, show_duration};
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;

@@ -8,8 +8,8 @@
 //! Its `headroom` is room for bursts on single endpoints, which the filter of the same name leaves. When not: other pickers or clients use the same servers; their requests are not seen. Source: GIE and llm-d.
 
 use super::{Detector, Gauge, Stage, View, by_stage, mean};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::filter::concurrency_detector::ConcurrencyDetector;
+use crate::registry::Descriptor;
+use attache_scheduling::filter::concurrency_detector::ConcurrencyDetector;
 use serde_json::Value;
 
 /// Registry entry.

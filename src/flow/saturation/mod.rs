@@ -10,10 +10,10 @@ pub mod slo_load;
 pub mod utilization;
 
 use super::item::{Load, Need, Way};
-use crate::clock::Timestamp;
-use crate::pool::health::{Availability, HealthPolicy};
-use crate::pool::{EndpointState, PoolSnapshot, Roles};
-use crate::scheduling::split::SplitPolicy;
+use attache_pool::health::{Availability, HealthPolicy};
+use attache_pool::{EndpointState, PoolSnapshot, Roles};
+use attache_scheduling::split::SplitPolicy;
+use attache_types::clock::Timestamp;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -134,7 +134,7 @@ impl<'a> View<'a> {
     }
 
     /// The endpoints that make answers and are not ejected. As decisions have it: when all are ejected, none is.
-    pub(in crate::flow) fn answering(&self) -> Vec<&'a EndpointState> {
+    pub(crate) fn answering(&self) -> Vec<&'a EndpointState> {
         let open: Vec<_> = self.open(Roles::DECODE).collect();
         if !open.is_empty() {
             return open;

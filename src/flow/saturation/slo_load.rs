@@ -11,8 +11,8 @@
 //! is one with an endpoint of which none is, which looks empty: each deployment needs its profile. When not: the strategy is of another family. Source: AIBrix `slo`.
 
 use super::{Detector, Gauge, Stage, View, by_stage};
-use crate::flow::registry::Descriptor;
-use crate::scheduling::plugin::{NoParams, params};
+use crate::registry::Descriptor;
+use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.

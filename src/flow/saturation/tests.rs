@@ -1,14 +1,14 @@
 //! Detectors over small pools.
 
 use super::*;
-use crate::flow::registry::{DETECTORS, find};
-use crate::ids::EndpointId;
-use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome};
-use crate::pool::ledger::Ticket;
-use crate::pool::role::{COMBINED_LABEL, ROLE_LABEL};
-use crate::pool::speed::{Reservation, Work};
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec};
-use crate::scheduling::split::Decider;
+use crate::registry::{DETECTORS, find};
+use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome};
+use attache_pool::ledger::Ticket;
+use attache_pool::role::{COMBINED_LABEL, ROLE_LABEL};
+use attache_pool::speed::{Reservation, Work};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec};
+use attache_scheduling::split::Decider;
+use attache_types::ids::EndpointId;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

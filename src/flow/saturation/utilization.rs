@@ -14,9 +14,9 @@
 //! there. Source: GIE and llm-d.
 
 use super::{Detector, Gauge, Stage, View, by_stage, mean};
-use crate::flow::registry::Descriptor;
-use crate::pool::EndpointState;
-use crate::scheduling::filter::utilization_detector::UtilizationDetector;
+use crate::registry::Descriptor;
+use attache_pool::EndpointState;
+use attache_scheduling::filter::utilization_detector::UtilizationDetector;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
 
 /// How full endpoints are by their queues and caches.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::flow) struct Utilization(pub(in crate::flow) UtilizationDetector);
+pub(crate) struct Utilization(pub(crate) UtilizationDetector);
 
 impl Utilization {
     /// How full one endpoint is.
@@ -48,7 +48,7 @@ impl Utilization {
     }
 
     /// How full a pool is.
-    pub(in crate::flow) fn saturation(&self, view: &View<'_>) -> Gauge {
+    pub(crate) fn saturation(&self, view: &View<'_>) -> Gauge {
         by_stage(view, |endpoints| Stage {
             requests: (mean(endpoints, |e| self.of(e, view)), 1.0 / (self.0.queue * endpoints.len() as f64)),
             ..Stage::default()

@@ -1,10 +1,10 @@
 //! How many go before a newcomer: what is told of it beforehand, and what comes of it.
 
 use super::{at, band, of, room};
-use crate::clock::Timestamp;
-use crate::flow::ceiling::fixed::Fixed;
-use crate::flow::*;
-use crate::rng::{PickRng, for_request};
+use crate::ceiling::fixed::Fixed;
+use crate::*;
+use attache_types::clock::Timestamp;
+use attache_types::rng::{PickRng, for_request};
 use proptest::prelude::*;
 
 const FLOWS: [&str; 4] = ["a", "b", "c", "d"];

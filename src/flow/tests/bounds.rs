@@ -12,9 +12,9 @@
 //! wait are within U (Lemma 4.3) is looked at where they are kept.
 
 use super::{at, fairness, room};
-use crate::flow::ceiling::fixed::Fixed;
-use crate::flow::*;
-use crate::rng::for_request;
+use crate::ceiling::fixed::Fixed;
+use crate::*;
+use attache_types::rng::for_request;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -166,7 +166,7 @@ impl World {
         }
     }
 
-    fn run(&mut self, op: Op, rng: &mut crate::rng::PickRng) {
+    fn run(&mut self, op: Op, rng: &mut attache_types::rng::PickRng) {
         let mut left = Vec::new();
         match op {
             Op::Comes { flow, prompt, answer } => {

@@ -1,10 +1,10 @@
 //! Random histories: nothing is lost, nothing comes twice, limits hold, bands are strict, room is used, and nothing is left behind.
 
 use super::{at, fairness, room};
-use crate::flow::ceiling::fixed::Fixed;
-use crate::flow::registry::{FAIRNESS, ORDERINGS};
-use crate::flow::*;
-use crate::rng::for_request;
+use crate::ceiling::fixed::Fixed;
+use crate::registry::{FAIRNESS, ORDERINGS};
+use crate::*;
+use attache_types::rng::for_request;
 use proptest::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -111,7 +111,7 @@ impl Model {
         }
     }
 
-    fn run(&mut self, op: Op, rng: &mut crate::rng::PickRng) {
+    fn run(&mut self, op: Op, rng: &mut attache_types::rng::PickRng) {
         let now = at(self.now);
         let gauge = self.gauge();
         let looked = matches!(op, Op::Comes { .. } | Op::Ends(..));

@@ -7,10 +7,10 @@
 //! That is what first come, first served would have let it wait had it come `maxDelay` later, and `maxDelay`.
 
 use super::{at, room};
-use crate::flow::ceiling::fixed::Fixed;
-use crate::flow::ordering::{Ordering, least_work};
-use crate::flow::*;
-use crate::rng::for_request;
+use crate::ceiling::fixed::Fixed;
+use crate::ordering::{Ordering, least_work};
+use crate::*;
+use attache_types::rng::for_request;
 use proptest::prelude::*;
 use serde_json::json;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ fn a_long_prompt_does_not_hold_up_a_hundred_short_ones_and_gets_its_turn() {
     comers.extend((0..100).map(|i| Comer { at: 10 + i, takes: 20, thought: 0.02 }));
     // Then more short ones than there is time for.
     comers.extend((0..2_000).map(|i| Comer { at: 1_000 + 10 * i, takes: 20, thought: 0.02 }));
-    let fcfs: Arc<dyn Ordering> = Arc::new(crate::flow::ordering::fcfs::Fcfs);
+    let fcfs: Arc<dyn Ordering> = Arc::new(crate::ordering::fcfs::Fcfs);
     let (fair, ours) = (waits(fcfs, &comers), waits(least_work(10.0, 10_000), &comers));
     let mean = |waits: &[u64]| waits[2..102].iter().sum::<u64>() / 100;
     assert!(mean(&ours) * 5 < mean(&fair), "{} and {} ms", mean(&ours), mean(&fair));

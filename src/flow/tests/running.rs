@@ -1,7 +1,7 @@
 //! Requests under way that end for the sake of more important ones.
 
 use super::*;
-use crate::flow::fairness::Meter;
+use crate::fairness::Meter;
 
 fn full(which: EvictRunning, priorities: &[i32]) -> Trial {
     let settings = Settings { evict_running: which, ..Settings::default() };

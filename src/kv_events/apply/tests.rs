@@ -1,11 +1,11 @@
 //! The recorded scenario, and what a batch can do beside it.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::prefix::block_size::BlockSize;
-use crate::prefix::index::{IndexConfig, Matches};
-use crate::prefix::key::{BlockKey, Root};
+use attache_prefix::block_size::BlockSize;
+use attache_prefix::index::{IndexConfig, Matches};
+use attache_prefix::key::{BlockKey, Root};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use rmpv::Value as Any;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
@@ -394,7 +394,7 @@ fn a_holder_goes_with_its_applier() {
     rig.apply(vec![stored(None, &[1])]);
     let (index, holder) = (rig.index.clone(), rig.holder());
     assert_eq!(index.held(holder, Tier::Gpu).len(), 1);
-    index.record(holder, &[BlockKey(1)], crate::prefix::index::TenantId(0), Timestamp(0));
+    index.record(holder, &[BlockKey(1)], attache_prefix::index::TenantId(0), Timestamp(0));
     drop(rig);
     assert!(index.held(holder, Tier::Gpu).is_empty());
 }

@@ -10,8 +10,8 @@
 //! gain a factor of five at most. Lists of models are no proof: a server whose model has failed still responds to them.
 
 use super::HealthPolicy;
-use crate::clock::Timestamp;
-use crate::protocol::Api;
+use attache_protocol::Api;
+use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

@@ -12,9 +12,9 @@
 //! is: which prompt is computed first is not known here, and what was refused with a wait is to be admitted after it.
 
 use super::{EndpointSpeed, Load, NEXT, Work, dot, first_features};
-use crate::clock::Timestamp;
-use crate::pool::ledger::EndpointLedger;
-use crate::pool::metrics::Reported;
+use crate::ledger::EndpointLedger;
+use crate::metrics::Reported;
+use attache_types::clock::Timestamp;
 
 /// What a request asks for, seconds; infinite where it does not.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,9 +92,9 @@ fn first_met(from: Moment, to: Moment, bounds: Bounds) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::EndpointId;
-    use crate::pool::speed::Reservation;
-    use crate::pool::{Endpoint, EndpointSpec};
+    use crate::speed::Reservation;
+    use crate::{Endpoint, EndpointSpec};
+    use attache_types::ids::EndpointId;
     use proptest::prelude::*;
     use std::sync::Arc;
     use std::time::Duration;

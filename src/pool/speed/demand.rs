@@ -1,6 +1,6 @@
 //! How much there is to do: what is sent to a pool's servers each second, as a mean over a minute or so.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 
 /// 60 s: longer than a burst and shorter than a rush hour.
 const HALF_LIFE: f64 = 60.0;

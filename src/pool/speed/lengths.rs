@@ -4,7 +4,7 @@
 //! same table for each model over a moving window and draws from it, anew each time that it is asked; here it is the mean, so that all that is
 //! worked out about a request rests on the same length.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 
 /// Lengths from 1 to 2^20 tokens of prompt.
 const PROMPTS: usize = 21;

@@ -2,7 +2,7 @@
 //!
 //! Written once when a request is sent and once when its first token comes; read, without waiting, by every decision.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

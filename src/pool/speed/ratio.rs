@@ -55,7 +55,7 @@ impl Ratio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::for_request;
+    use attache_types::rng::for_request;
     use rand::RngExt;
 
     /// The ratio after 200 answers of a server that is `slower` by a factor, each off by up to 80 %.

@@ -2,9 +2,9 @@
 
 use super::pending::Prompt;
 use super::{EndpointSpeed, FIRST, Work, dot, first_features};
-use crate::clock::Timestamp;
-use crate::pool::place::Nearness;
-use crate::pool::{Endpoint, EndpointMetrics};
+use crate::place::Nearness;
+use crate::{Endpoint, EndpointMetrics};
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 

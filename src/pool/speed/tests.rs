@@ -1,6 +1,6 @@
 use super::*;
-use crate::ids::EndpointId;
-use crate::pool::{Endpoint, EndpointSpec};
+use crate::{Endpoint, EndpointSpec};
+use attache_types::ids::EndpointId;
 use proptest::prelude::*;
 use std::time::Duration;
 

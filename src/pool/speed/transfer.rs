@@ -14,8 +14,8 @@
 
 use super::fit::Fit;
 use super::{Published, dot};
-use crate::clock::Timestamp;
-use crate::pool::place::Nearness;
+use crate::place::Nearness;
+use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 

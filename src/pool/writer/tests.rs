@@ -1,8 +1,8 @@
 use super::*;
-use crate::clock::Timestamp;
-use crate::pool::Engine;
-use crate::pool::health::{Availability, HealthPolicy, Outcome};
-use crate::pool::ledger::Ticket;
+use crate::Engine;
+use crate::health::{Availability, HealthPolicy, Outcome};
+use crate::ledger::Ticket;
+use attache_types::clock::Timestamp;
 use proptest::prelude::*;
 
 const A: SourceId = SourceId(0);

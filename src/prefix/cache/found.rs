@@ -1,15 +1,15 @@
 //! What a look-up has found of one prompt: who holds how much, by what is told, learned and on its way.
 
 use super::Guesses;
-use crate::ids::EndpointId;
-use crate::pool::place::Place;
-use crate::prefix::claims::ClaimedDepths;
-use crate::prefix::index::{Depth, Kept};
-use crate::prefix::key::BlockKey;
-use crate::prefix::learning::Lesson;
-use crate::prefix::residents::{Resident, Table};
-use crate::protocol::Prompt;
+use crate::claims::ClaimedDepths;
+use crate::index::{Depth, Kept};
+use crate::key::BlockKey;
+use crate::learning::Lesson;
+use crate::residents::{Resident, Table};
 use arc_swap::Guard;
+use attache_pool::place::Place;
+use attache_protocol::Prompt;
+use attache_types::ids::EndpointId;
 use smallvec::SmallVec;
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 use super::*;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState};
-use crate::prefix::carried::Turn;
-use crate::prefix::index::{StoredBlock, Tier};
-use crate::prefix::key::EngineHash;
-use crate::prefix::learning::Learning;
-use crate::prefix::residents::Cache;
-use crate::prefix::trust::{Doubt, Trust, TrustCell};
-use crate::protocol::{Prompt, Usage};
+use crate::carried::Turn;
+use crate::index::{StoredBlock, Tier};
+use crate::key::EngineHash;
+use crate::learning::Learning;
+use crate::residents::Cache;
+use crate::trust::{Doubt, Trust, TrustCell};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState};
+use attache_protocol::{Prompt, Usage};
 
 const NOW: Timestamp = Timestamp(1_000_000_000);
 

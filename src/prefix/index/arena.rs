@@ -6,7 +6,7 @@
 //! other and one number bounds it all.
 
 use super::memory::Memory;
-use crate::prefix::atomics::{AtomicU64, Ordering::Relaxed};
+use crate::atomics::{AtomicU64, Ordering::Relaxed};
 use prefetch_index::prefetch_index;
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 

@@ -6,12 +6,12 @@
 
 use super::arena::{Addr, Arena, Space, low, order_for};
 use super::run::{FREE, Place, Run, Shape, pack_place};
-use crate::prefix::atomics::{
+use crate::atomics::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
-use crate::prefix::key::BlockKey;
+use crate::key::BlockKey;
 
 /// Buckets of a page.
 const PAGE: u32 = 128;

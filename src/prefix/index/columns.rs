@@ -6,7 +6,7 @@ use super::cover::{Column, bit, set_bit};
 use super::run::{ALIASED, BEHIND, Run};
 use super::writer::Writer;
 use super::{NOBODY, Shared};
-use crate::prefix::atomics::{
+use crate::atomics::{
     Ordering::{Relaxed, Release},
     fence,
 };

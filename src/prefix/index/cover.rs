@@ -6,7 +6,7 @@
 use super::arena::{Addr, Arena, LINE, Line, Order, Space, high, low, order_for, words_of};
 use super::run::Run;
 use super::table::NoRoom;
-use crate::prefix::atomics::Ordering::Relaxed;
+use crate::atomics::Ordering::Relaxed;
 
 /// A holder's place in bitsets.
 pub(super) type Column = u16;

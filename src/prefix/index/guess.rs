@@ -18,8 +18,8 @@ use super::table::{NoRoom, Table};
 use super::tenants::{OF_TENANT, Tenants};
 use super::writer::{Claim, Writer};
 use super::{Shared, TenantId};
-use crate::clock::Timestamp;
-use crate::prefix::key::BlockKey;
+use crate::key::BlockKey;
+use attache_types::clock::Timestamp;
 
 const NODE_WORDS: u32 = 4;
 /// Bytes that a segment and its entry in the table cost.

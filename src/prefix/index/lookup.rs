@@ -9,11 +9,11 @@ use super::children::Found;
 use super::cover::{Beside, Bits, LEVELS};
 use super::matches::Matches;
 use super::run::{Run, same_tags};
-use crate::prefix::atomics::{
+use crate::atomics::{
     Ordering::{Acquire, Relaxed},
     fence,
 };
-use crate::prefix::key::BlockKeys;
+use crate::key::BlockKeys;
 
 /// Keys asked for at first; then twice as many as before, up to [`MAX_AHEAD`] at once.
 const FIRST_KEYS: usize = 64;

@@ -3,7 +3,7 @@
 use super::cover::Bits;
 use super::lookup::Scratch;
 use super::{HolderId, NOBODY, Shared};
-use crate::prefix::atomics::Ordering::Relaxed;
+use crate::atomics::Ordering::Relaxed;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 

@@ -72,7 +72,7 @@ impl fmt::Debug for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefix::atomics::Ordering::Relaxed;
+    use crate::atomics::Ordering::Relaxed;
 
     #[test]
     fn memory_is_zeros_and_keeps_what_is_written() {

@@ -35,10 +35,10 @@ mod writer;
 
 pub use matches::{Depth, Kept, Match, Matches};
 
-use crate::clock::Timestamp;
-use crate::prefix::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop, unique};
-use crate::prefix::key::{BlockKey, BlockKeys, EngineHash};
+use crate::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop, unique};
+use crate::key::{BlockKey, BlockKeys, EngineHash};
 use arena::{Addr, Arena, Space};
+use attache_types::clock::Timestamp;
 use children::{Children, spread};
 use columns::Columns;
 use cover::{Column, MAX_COLUMNS};

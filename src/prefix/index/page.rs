@@ -5,7 +5,7 @@
 //! A deletion closes its gap, so there are no tombstones.
 
 use super::arena::{Addr, Arena, LINE, Line, PAGE};
-use crate::prefix::atomics::{AtomicU64, Ordering::Relaxed};
+use crate::atomics::{AtomicU64, Ordering::Relaxed};
 use prefetch_index::prefetch_index;
 
 /// Slots of a line; a slot is a key and a value, and a value of 0 marks it empty.

@@ -4,12 +4,12 @@
 //! header, the low halves of all keys stand in the run's tags. Other runs hang at any offset, so a fork never splits a run.
 
 use super::arena::{Addr, Arena, LINE, Line, Order, high, low, pair};
-use crate::prefix::atomics::{
+use crate::atomics::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
-use crate::prefix::key::BlockKey;
+use crate::key::BlockKey;
 
 /// Blocks that a run has at most; longer stretches go on in a child.
 pub(super) const MAX_RUN: u32 = 2048;

@@ -8,7 +8,7 @@ use super::run::{ALIASED, BEHIND, MAX_RUN, Place, Run, same_tags};
 use super::table::{BATCH, NoRoom, Spot, Spots, Table};
 use super::writer::{ASIDE_ENTRY, Claim, Writer};
 use super::{EngineHash, Shared, StoredBlock, UnknownParent};
-use crate::prefix::key::BlockKey;
+use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
 /// Bytes that the directories of a holder's own tables may take outside the arena, each.

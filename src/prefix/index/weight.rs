@@ -1,7 +1,7 @@
 //! How much a holder's cache has taken in lately: a decayed count per holder, O(1) to add to and to read, without a lock.
 
-use crate::clock::Timestamp;
-use crate::prefix::atomics::{AtomicU64, Ordering::Relaxed};
+use crate::atomics::{AtomicU64, Ordering::Relaxed};
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// One holder's.

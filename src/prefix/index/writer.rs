@@ -10,7 +10,7 @@ use super::ranges::{Range, cut, cutoff_of, join, total};
 use super::run::{ALIASED, BEHIND, FROZEN, GUESSED, MAX_RUN, Place, Run, Shape, write_tags};
 use super::table::{NoRoom, Table};
 use super::{Shared, Stats};
-use crate::prefix::key::BlockKey;
+use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
 /// Headers that are taken from the arena at once.

@@ -4,12 +4,12 @@
 //! (`["lora", name, path]`, `["mm", hash, offset]`, `["cache_salt", salt]`, `["prompt_embeds", digest]`). Both are read.
 
 use super::msgpack::{Malformed, Reader, Value};
-use crate::prefix::key::{BlockKey, KeySpace};
+use crate::key::{BlockKey, KeySpace};
 
 /// What an image (or other content that is no token) is in the key of an engine's block: its hash, then its offset from the block's start
 /// where the engine tells one; with [`KeySpace::with_extra`], image by image in prompt order. It keeps such blocks apart from those of the
 /// same ids with another image or none. No request meets them: what an engine hashes of an image, and where it puts its ids, the picker does
-/// not know, so prompts with media have keys of our own ([`Found::has_own_keys`](crate::prefix::cache::Found::has_own_keys)) and are learned
+/// not know, so prompts with media have keys of our own ([`Found::has_own_keys`](crate::cache::Found::has_own_keys)) and are learned
 /// from what is routed.
 pub fn multimodal_content(hash: &[u8], offset: Option<i64>, out: &mut Vec<u8>) {
     out.clear();

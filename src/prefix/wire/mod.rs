@@ -13,8 +13,8 @@ mod stored;
 pub use extra::multimodal_content;
 pub use msgpack::Malformed;
 
-use crate::prefix::index::{StoredBlock, Tier};
-use crate::prefix::key::{EngineHash, KeySpace};
+use crate::index::{StoredBlock, Tier};
+use crate::key::{EngineHash, KeySpace};
 use msgpack::{Reader, Value};
 use stored::{Buffers, Field, Told};
 

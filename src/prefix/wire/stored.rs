@@ -3,8 +3,8 @@
 use super::extra::{self, Place};
 use super::msgpack::{Reader, Value};
 use super::{Copied, Fault, Fields, Refusal, Removed, Stored};
-use crate::prefix::index::{StoredBlock, Tier};
-use crate::prefix::key::{BlockKey, EngineHash, KeySpace, Root};
+use crate::index::{StoredBlock, Tier};
+use crate::key::{BlockKey, EngineHash, KeySpace, Root};
 
 /// A field of the two events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

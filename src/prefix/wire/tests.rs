@@ -1,7 +1,7 @@
 //! Every encoding of an event, and bytes that lie. Beside: what was recorded, what roots blocks have, what is random.
 
 use super::*;
-use crate::prefix::key::{BlockKey, Root};
+use crate::key::{BlockKey, Root};
 use rmpv::Value as Any;
 
 mod random;

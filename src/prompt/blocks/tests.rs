@@ -1,8 +1,8 @@
 use super::*;
-use crate::prefix::key::Root;
-use crate::prompt::memo::DEFAULT_SEGMENT_BYTES;
-use crate::prompt::pieces::tests::prompt;
-use crate::protocol::prompt::Piece;
+use crate::memo::DEFAULT_SEGMENT_BYTES;
+use crate::pieces::tests::prompt;
+use attache_prefix::key::Root;
+use attache_protocol::prompt::Piece;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -54,7 +54,7 @@ fn ids(prompt: &Prompt<'_>) -> Vec<u32> {
             Body::Nothing => {}
             Body::Name(t) => out.extend(text(t)),
             Body::Text(t) => out.extend(text(&t.get())),
-            Body::Json(t) => out.extend(text(&crate::prompt::pieces::compact(t))),
+            Body::Json(t) => out.extend(text(&crate::pieces::compact(t))),
             Body::Media(kind, reference) => out.extend(media_ids(kind, reference)),
             Body::Tokens(ids) => out.extend(ids),
         }
@@ -168,8 +168,8 @@ fn a_prompt_beyond_its_budget_keeps_the_keys_of_its_beginning() {
 
 #[test]
 fn keys_end_where_nothing_more_is_remembered() {
-    use crate::prompt::memo::{Memo, SegmentCache};
-    use crate::prompt::tiktoken::{Encoding, Tables};
+    use crate::memo::{Memo, SegmentCache};
+    use crate::tiktoken::{Encoding, Tables};
     let encoder = Tables::default().encoder(Encoding::R50kBase);
     let cuts = encoder.cuts().expect("loads");
     let cache = Arc::new(SegmentCache::new(1 << 20, 3));

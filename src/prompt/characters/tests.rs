@@ -1,9 +1,9 @@
 use super::*;
-use crate::ids::EndpointId;
-use crate::prefix::index::HolderId;
-use crate::prefix::key::Root;
-use crate::prompt::pieces::tests::prompt;
-use crate::protocol::prompt::Piece;
+use crate::pieces::tests::prompt;
+use attache_prefix::index::HolderId;
+use attache_prefix::key::Root;
+use attache_protocol::prompt::Piece;
+use attache_types::ids::EndpointId;
 use proptest::prelude::*;
 
 fn characters(block: usize) -> Characters {
@@ -135,8 +135,8 @@ fn an_empty_prompt_has_no_keys() {
 
 #[test]
 fn bodies_that_mean_the_same_have_the_same_keys() {
-    use crate::limits::Limits;
-    use crate::protocol::{Api, parse};
+    use attache_protocol::{Api, parse};
+    use attache_types::limits::Limits;
     let keys = |api, body: &str| {
         let request = parse(api, None, body.as_bytes(), &Limits::default()).expect("parses");
         characters(8).keys(&request.prompt, 1).finish().0

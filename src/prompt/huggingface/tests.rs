@@ -1,12 +1,12 @@
 use super::*;
-use crate::prompt::memo::{Memo, SegmentCache};
+use crate::memo::{Memo, SegmentCache};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::UNIX_EPOCH;
 
 fn data(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_vectors").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 

@@ -1,4 +1,4 @@
-//! Whether a tokenizer splits texts between words as [`Cuts`](crate::prompt::memo::Cuts) cuts them: in front of a space behind a word, and
+//! Whether a tokenizer splits texts between words as [`Cuts`](crate::memo::Cuts) cuts them: in front of a space behind a word, and
 //! behind a single line end between words.
 //!
 //! A text that is cut there gives the same ids if no piece of the tokenizer's pattern goes over the cut, and no piece depends on what lies beyond

@@ -25,9 +25,9 @@ pub struct Cuts {
 
 /// A part of a text that begins at a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::prompt) struct Marked<'t> {
-    pub(in crate::prompt) mark: Option<&'t str>,
-    pub(in crate::prompt) text: &'t str,
+pub(crate) struct Marked<'t> {
+    pub(crate) mark: Option<&'t str>,
+    pub(crate) text: &'t str,
 }
 
 impl Cuts {
@@ -136,7 +136,7 @@ impl Cuts {
     }
 
     /// The text from mark to mark.
-    pub(in crate::prompt) fn at_marks<'t>(&self, text: &'t str) -> impl Iterator<Item = Marked<'t>> {
+    pub(crate) fn at_marks<'t>(&self, text: &'t str) -> impl Iterator<Item = Marked<'t>> {
         let mut next = Some((0, 0));
         std::iter::from_fn(move || {
             let (at, length) = next?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::prompt::tiktoken::{Encoding, Tables, Tiktoken};
+use crate::tiktoken::{Encoding, Tables, Tiktoken};
 use proptest::prelude::*;
 use std::sync::OnceLock;
 

@@ -89,7 +89,7 @@ fn piece() -> impl Strategy<Value = Piece<'static>> {
     ]
 }
 
-pub(in crate::prompt) fn prompt() -> impl Strategy<Value = Prompt<'static>> {
+pub(crate) fn prompt() -> impl Strategy<Value = Prompt<'static>> {
     let json = || prop::option::of(prop::sample::select(JSON.to_vec()));
     (json(), json(), prop::collection::vec(piece(), 0..3), prop::collection::vec(piece(), 0..8))
         .prop_map(|(tools, documents, system, pieces)| Prompt { tools, documents, system, pieces, ..Prompt::default() })

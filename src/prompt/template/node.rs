@@ -5,7 +5,7 @@
 //! taken apart within it is empty, and the work is stopped, so the render fails at its next output.
 
 use super::python::Dumped;
-use crate::prompt::work::{Stopped, Work};
+use crate::work::{Stopped, Work};
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};

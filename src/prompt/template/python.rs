@@ -1,7 +1,7 @@
 //! What templates expect of Python and minijinja does otherwise: `json.dumps`, the text of floats, `str.strip`, `is sequence`.
 
 use super::node::{Fields, Node};
-use crate::prompt::work::{Stopped, Work};
+use crate::work::{Stopped, Work};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use std::fmt::Write as _;

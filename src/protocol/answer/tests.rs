@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn capture(name: &str) -> Vec<u8> {
-    let path = format!("{}/tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let capture: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     match &capture["body"] {
         Value::String(stream) => stream.clone().into_bytes(),

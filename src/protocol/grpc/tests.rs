@@ -1,6 +1,6 @@
 use super::*;
-use crate::limits::Limits;
-use crate::protocol::{Piece, parse};
+use crate::{Piece, parse};
+use attache_types::limits::Limits;
 
 fn frame(message: &impl Message) -> Vec<u8> {
     let body = message.encode_to_vec();

@@ -4,11 +4,11 @@ use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
 use super::walk::{Elements, Kind, Shape, Walk, Walked};
-use crate::error::{Reason, RequestError};
-use crate::limits::Limits;
-use crate::protocol::prompt::Builder;
-use crate::protocol::text::Text;
-use crate::protocol::{Api, Model, Request};
+use crate::prompt::Builder;
+use crate::text::Text;
+use crate::{Api, Model, Request};
+use attache_types::error::{Reason, RequestError};
+use attache_types::limits::Limits;
 use std::borrow::Cow;
 
 const COMPLETIONS: &[&str] = &[

@@ -4,9 +4,9 @@
 use super::prompts::{check_prompts, invalid_prompt};
 use super::scalars::Name;
 use super::walk::{Elements, Kind, Shape, Skim, Walk, Walked};
-use crate::error::{Reason, RequestError};
-use crate::protocol::prompt::{Builder, MediaKind, Piece};
-use crate::protocol::text::Text;
+use crate::prompt::{Builder, MediaKind, Piece};
+use crate::text::Text;
+use attache_types::error::{Reason, RequestError};
 use std::borrow::Cow;
 
 /// What matters in a message, an item or a part of its content.

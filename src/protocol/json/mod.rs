@@ -11,8 +11,8 @@ mod scalars;
 mod walk;
 
 use super::{Api, Request};
-use crate::error::{Reason, RequestError};
-use crate::limits::Limits;
+use attache_types::error::{Reason, RequestError};
+use attache_types::limits::Limits;
 use fields::Body;
 use walk::Walk;
 

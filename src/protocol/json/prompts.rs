@@ -2,10 +2,10 @@
 
 use super::messages::Node;
 use super::walk::{Elements, Kind, Shape, Walk, Walked};
-use crate::error::{Reason, RequestError};
-use crate::limits::Limits;
-use crate::protocol::prompt::Builder;
-use crate::protocol::text::Text;
+use crate::prompt::Builder;
+use crate::text::Text;
+use attache_types::error::{Reason, RequestError};
+use attache_types::limits::Limits;
 
 /// Token ids are signed 32-bit integers in the servers.
 const MAX_TOKEN_ID: u64 = i32::MAX as u64;

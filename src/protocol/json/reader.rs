@@ -2,7 +2,7 @@
 //!
 //! Accepts what serde_json accepts, and nothing else; only numbers that take more than digits are handed to it.
 
-use crate::protocol::text::{Escapes, Specials, Text, escape};
+use crate::text::{Escapes, Specials, Text, escape};
 
 /// A place in JSON text.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Single values: a model, a flag, a number, a name.
 
 use super::walk::{Kind, Shape};
-use crate::error::{Reason, RequestError};
-use crate::limits::Limits;
-use crate::protocol::text::Text;
+use crate::text::Text;
+use attache_types::error::{Reason, RequestError};
+use attache_types::limits::Limits;
 use std::borrow::Cow;
 
 /// The name of a model; null is as good as absent where it is not required.

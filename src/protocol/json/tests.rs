@@ -1,9 +1,9 @@
 mod shapes;
 
 use super::*;
-use crate::ids::Tokens;
-use crate::protocol::prompt::{DEFAULT_BYTES_PER_PIECE, DEFAULT_PIECES_HEAD_ROOM};
-use crate::protocol::{Api, MediaKind, Piece, parse, replace_model};
+use crate::prompt::{DEFAULT_BYTES_PER_PIECE, DEFAULT_PIECES_HEAD_ROOM};
+use crate::{Api, MediaKind, Piece, parse, replace_model};
+use attache_types::ids::Tokens;
 use proptest::prelude::*;
 
 fn ok<'a>(api: Api, body: &'a str) -> Request<'a> {
@@ -438,8 +438,7 @@ proptest! {
 #[test]
 fn a_body_may_leave_its_model_to_a_default_and_not_call_it_null() {
     let read = |body: &str| {
-        crate::protocol::parse_unnamed(Api::Completions, None, body.as_bytes(), &Limits::default())
-            .map(|r| r.model.is_some())
+        crate::parse_unnamed(Api::Completions, None, body.as_bytes(), &Limits::default()).map(|r| r.model.is_some())
     };
     assert_eq!(read(r#"{"prompt":"x"}"#), Ok(false));
     assert_eq!(read(r#"{"prompt":"x","model":"m"}"#), Ok(true));

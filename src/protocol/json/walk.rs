@@ -4,9 +4,9 @@
 //! not want is walked all the same: values are counted, depth is bounded, escapes are checked.
 
 use super::reader::{Malformed, Number, Reader};
-use crate::error::{Reason, RequestError};
-use crate::limits::Limits;
-use crate::protocol::text::Text;
+use crate::text::Text;
+use attache_types::error::{Reason, RequestError};
+use attache_types::limits::Limits;
 use std::ops::Range;
 
 /// Deepest nesting that is walked whatever the limits say: each level costs a stack frame.

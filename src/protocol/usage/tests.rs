@@ -7,7 +7,7 @@ mod hostile;
 const ALL: Watch = Watch { errors: true, response_id: true };
 
 fn capture(name: &str) -> Vec<u8> {
-    let path = format!("{}/tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../tests/data/protocol/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let capture: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     match &capture["body"] {
         Value::String(stream) => stream.clone().into_bytes(),
@@ -267,7 +267,7 @@ fn a_usage_that_is_too_long_is_not_read_and_the_next_one_is() {
 
 #[test]
 fn an_error_inside_a_stream_is_seen() {
-    let path = format!("{}/tests/data/protocol/failures.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../tests/data/protocol/failures.json", env!("CARGO_MANIFEST_DIR"));
     let failures: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let busy = failures["admission_reject_stream"][2].as_str().unwrap();
     let dead = failures["engine_death_inflight"][0][1].as_str().unwrap();

@@ -1,11 +1,11 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::{Counter as Count, EndpointMetrics};
-use crate::prefix::key::BlockKey;
-use crate::record::{Decided, Ended, Looked};
+use crate::{Decided, Ended, Looked};
+use attache_pool::{Counter as Count, EndpointMetrics};
+use attache_prefix::key::BlockKey;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use proptest::prelude::*;
 use serde_json::json;
 use std::path::Path;
@@ -57,7 +57,7 @@ fn a_full_recording_ends_with_a_whole_line_and_what_follows_is_done_unrecorded()
         Some(&recorder),
         &"p".into(),
         &CacheConfig {
-            unit: crate::prefix::cache::BlockUnit::Tokens(16),
+            unit: attache_prefix::cache::BlockUnit::Tokens(16),
             max_bytes: 1,
             tenant_share: 0.25,
             claim_life: Duration::from_secs(1),

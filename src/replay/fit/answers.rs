@@ -3,9 +3,9 @@
 //! An answer tells enough when its first byte was its first token (it was streamed, and was good) and the server said how many tokens it
 //! has. All others are only known to have kept their server busy. Called by `cli::replay`; reads.
 
-use crate::clock::Timestamp;
-use crate::record::{Decided, Line};
-use crate::replay::record::{Lines, RecordError};
+use crate::record::{Lines, RecordError};
+use attache_record::{Decided, Line};
+use attache_types::clock::Timestamp;
 use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::sync::Arc;

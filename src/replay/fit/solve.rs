@@ -191,7 +191,7 @@ fn least_squares(rows: &[Row], before: &[f64; COLUMNS], kept: &mut [Option<Why>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::for_request;
+    use attache_types::rng::for_request;
     use rand::RngExt;
 
     /// Rows of a formula whose constants are `truth`, which scatter by `noise`; `of` makes the columns of draws.

@@ -10,8 +10,8 @@
 use super::answers::{Answer, Heard};
 use super::solve::{COLUMNS, Row};
 use super::{BESIDE, CONTEXT, DECODE, PAIR, PREFILL, STEP, WEIGHTS};
-use crate::clock::Timestamp;
-use crate::sim::engine::EngineConfig;
+use attache_sim::engine::EngineConfig;
+use attache_types::clock::Timestamp;
 
 /// Shorter answers are mostly edges.
 const MIN_STEPS: u32 = 4;

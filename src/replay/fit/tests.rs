@@ -2,10 +2,10 @@
 
 use super::answers::{Answer, Untold, hear};
 use super::*;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::record::{Decided, Ended, FORMAT, Header, Line};
-use crate::replay::record::RecordError;
+use crate::record::RecordError;
+use attache_record::{Decided, Ended, FORMAT, Header, Line};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 
 fn recording(lines: &[Line]) -> String {
     let header = Header { format: FORMAT.into(), version: "0".into(), seed: 1, settings: serde_json::Value::Null };

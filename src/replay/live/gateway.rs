@@ -1,12 +1,12 @@
 //! The way to the gateway: one pooled client, where to ask, what to send along. Called by [`super`] and [`super::exchange`].
 
 use super::{DEFAULT_SERVED_HEADERS, LiveApi, LiveConfig, LiveError};
-use crate::clock::{Clock, Timestamp};
-use crate::replay::front;
-use crate::replay::live::text::Writing;
-use crate::replay::workload::Request;
-use crate::scheduling::facts::session::DEFAULT_TOKEN_HEADER;
-use crate::scrape::fetch::{self, cause};
+use crate::front;
+use crate::live::text::Writing;
+use crate::workload::Request;
+use attache_http_client::{self as fetch, cause};
+use attache_scheduling::facts::session::DEFAULT_TOKEN_HEADER;
+use attache_types::clock::{Clock, Timestamp};
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, Url};
 use serde::Deserialize;

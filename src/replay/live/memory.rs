@@ -1,6 +1,6 @@
 //! What servers said, for as long as a later turn may bring it back. Owned by the [`super`] module alone. Pure.
 
-use crate::sim::content::Piece;
+use attache_sim::content::Piece;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 

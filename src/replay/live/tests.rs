@@ -1,15 +1,15 @@
 //! Runs against simulated servers over real HTTP, without a gateway between.
 
 use super::*;
-use crate::replay::pace::{Closed, Limited};
-use crate::replay::served::{Sample, Served};
-use crate::replay::synthetic;
-use crate::replay::workload::{Part, Role};
-use crate::sim::content::Piece;
-use crate::sim::engine::DEFAULT_BLOCK_SIZE;
-use crate::sim::faults::{FailNext, Faults};
-use crate::sim::latency::LatencyModel;
-use crate::sim::{ServerConfig, SimConfig, SimHandle, serve};
+use crate::pace::{Closed, Limited};
+use crate::served::{Sample, Served};
+use crate::synthetic;
+use crate::workload::{Part, Role};
+use attache_sim::content::Piece;
+use attache_sim::engine::DEFAULT_BLOCK_SIZE;
+use attache_sim::faults::{FailNext, Faults};
+use attache_sim::latency::LatencyModel;
+use attache_sim::{ServerConfig, SimConfig, SimHandle, serve};
 use std::collections::VecDeque;
 
 #[derive(Default)]

@@ -7,9 +7,9 @@
 //! Called by [`super::exchange`]. Pure.
 
 use super::LiveApi;
-use crate::replay::workload::{Part, Request, Role};
-use crate::sim::content::{Piece, mix};
-use crate::sim::tokenizer::{BYTES_PER_TOKEN, answer_text};
+use crate::workload::{Part, Request, Role};
+use attache_sim::content::{Piece, mix};
+use attache_sim::tokenizer::{BYTES_PER_TOKEN, answer_text};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -106,8 +106,8 @@ fn role(part: &Part) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Timestamp;
-    use crate::sim::tokenizer::encode;
+    use attache_sim::tokenizer::encode;
+    use attache_types::clock::Timestamp;
     use proptest::prelude::*;
     use serde_json::{Value, json};
 

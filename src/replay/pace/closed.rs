@@ -1,8 +1,8 @@
 //! Clients that wait: each sends a request, gets its answer, thinks, and sends the next one.
 
-use crate::clock::Timestamp;
-use crate::replay::workload::{Request, TraceError, Workload};
-use crate::scheduling::plugin::ParamError;
+use crate::workload::{Request, TraceError, Workload};
+use attache_scheduling::plugin::ParamError;
+use attache_types::clock::Timestamp;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 use super::*;
-use crate::replay::workload::{Part, Role};
-use crate::sim::content::Piece;
+use crate::workload::{Part, Role};
+use attache_sim::content::Piece;
 use proptest::prelude::*;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

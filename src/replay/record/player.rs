@@ -1,21 +1,21 @@
 //! The picker of a recording: applies line after line and compares what comes out.
 
 use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
-use crate::config::Settings;
-use crate::config::settings::PoolSettings;
-use crate::ids::EndpointId;
-use crate::pool::health::Observation;
-use crate::pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
-use crate::prefix::cache::{CacheConfig, Found, PrefixCache};
-use crate::prefix::learning::Lesson;
-use crate::protocol::Prompt;
-use crate::record::{Decided, Ended, Header, Line};
-use crate::rng::PickRng;
-use crate::scheduling::digest::{Digest, Digests};
-use crate::scheduling::plugin::{HeaderSource, Headers};
-use crate::scheduling::scheduler::{self, Explain, Subset};
-use crate::scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler, Strategy};
-use crate::scrape::slo_profiles;
+use attache_config::Settings;
+use attache_config::settings::PoolSettings;
+use attache_pool::health::Observation;
+use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
+use attache_prefix::cache::{CacheConfig, Found, PrefixCache};
+use attache_prefix::learning::Lesson;
+use attache_protocol::Prompt;
+use attache_record::{Decided, Ended, Header, Line};
+use attache_scheduling::digest::{Digest, Digests};
+use attache_scheduling::plugin::{HeaderSource, Headers};
+use attache_scheduling::scheduler::{self, Explain, Subset};
+use attache_scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler, Strategy};
+use attache_scrape::slo_profiles;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 use rand::SeedableRng;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

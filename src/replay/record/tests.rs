@@ -1,13 +1,13 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::EndpointSpec;
-use crate::pool::health::Outcome;
-use crate::pool::writer::SourceId;
-use crate::prefix::cache::{BlockUnit, CacheConfig};
-use crate::record::{Decided, Ended};
+use attache_pool::EndpointSpec;
+use attache_pool::health::Outcome;
+use attache_pool::writer::SourceId;
+use attache_prefix::cache::{BlockUnit, CacheConfig};
+use attache_record::{Decided, Ended};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use serde_json::json;
 use std::time::Duration;
 

@@ -13,7 +13,7 @@
 use super::json::{Cell, Document, RunFigures};
 use super::metric::{METRICS, Metric, find};
 use super::number::{Unit, write};
-use crate::spelling::closest;
+use attache_types::spelling::closest;
 use std::fmt;
 
 /// Why an assertion can't be understood.

@@ -1,7 +1,7 @@
 //! One policy against another on the same requests: how large is the difference, and can it be chance. Called by [`super::json`]. Pure.
 //!
 //! Two runs of one workload see the same requests, so they are compared in pairs: batch `i` of the one with batch `i` of the other, which
-//! hold the same requests, by [`Workload::pair`](crate::replay::workload::Workload::pair): of an open loop by their numbers, of a closed one, whose
+//! hold the same requests, by [`Workload::pair`](crate::workload::Workload::pair): of an open loop by their numbers, of a closed one, whose
 //! requests are numbered as they come, by their conversations. Where a limit cuts conversations off at other turns, the last few differ. What makes a batch hard (a burst, long prompts) is hard for both and cancels out.
 //!
 //! The interval comes from a bootstrap over batches: draw as many batches as there are, with replacement, and take the difference (and the
@@ -23,9 +23,9 @@
 //! Percentiles have no interval. They can't be put together from means of batches, and sketches per batch would cost a hundred times the
 //! memory for figures that are only read by their order.
 
-use crate::replay::tally::EndingCounts;
-use crate::replay::tally::batches::{Batches, Sum};
-use crate::rng::{PickRng, for_request};
+use crate::tally::EndingCounts;
+use crate::tally::batches::{Batches, Sum};
+use attache_types::rng::{PickRng, for_request};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,7 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// One mean against the baseline's, over the numbers of [`Workload::pair`](crate::replay::workload::Workload::pair) that both runs have.
+/// One mean against the baseline's, over the numbers of [`Workload::pair`](crate::workload::Workload::pair) that both runs have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// This run's mean by the baseline's; below 1 is better.

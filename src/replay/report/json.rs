@@ -8,10 +8,10 @@ use super::compare::{Change, Quantity, compare, is_more};
 use super::number::{percent, whole};
 use super::objective::ObjectiveFigures;
 use super::{Report, Run, ServerFacts};
-use crate::pool::Roles;
-use crate::replay::tally::latency::Latency;
-use crate::replay::tally::queueing::{Queueing, Turns};
-use crate::replay::tally::{EndpointCounts, Tally, share};
+use crate::tally::latency::Latency;
+use crate::tally::queueing::{Queueing, Turns};
+use crate::tally::{EndpointCounts, Tally, share};
+use attache_pool::Roles;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -540,7 +540,7 @@ fn queue(queueing: &Queueing) -> QueueFigures {
 }
 
 fn timeline(tally: &Tally) -> Vec<PointFigures> {
-    let seconds = |at: crate::clock::Timestamp| at.0 as f64 / 1e9;
+    let seconds = |at: attache_types::clock::Timestamp| at.0 as f64 / 1e9;
     let points = tally.timeline().points().iter().map(|point| PointFigures {
         from_seconds: seconds(point.from),
         until_seconds: seconds(point.until),

@@ -1,6 +1,6 @@
 //! Whether a pool's objective was met, as figures and as columns. Called by [`super::json`] and [`super::table`]; pure.
 
-use crate::replay::tally::aim::Aim;
+use crate::tally::aim::Aim;
 use serde::{Deserialize, Serialize};
 
 /// A pool's objective, and how its requests fared.

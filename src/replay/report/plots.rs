@@ -3,7 +3,7 @@
 use super::chart::{Axis, Bar, Curve, Ink, PALETTE, Plot, Scale, Scene, bars, range};
 use super::json::{Cell, Distribution, Document, EndpointFigures, PointFigures, RunFigures};
 use super::number::{Unit, seconds, three_digits, whole};
-use crate::replay::tally::share;
+use crate::tally::share;
 
 /// Width of a plot, pixels: two stand side by side on a laptop.
 const WIDTH: f32 = 560.0;

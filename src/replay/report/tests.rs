@@ -3,9 +3,9 @@
 use super::json::Document;
 use super::table::{MIN_WIDTH, TableStyle};
 use super::*;
-use crate::clock::Timestamp;
-use crate::replay::served::{Ending, Fate, Queued, Sample, Served};
-use crate::replay::tally::queueing::{self, Queueing};
+use crate::served::{Ending, Fate, Queued, Sample, Served};
+use crate::tally::queueing::{self, Queueing};
+use attache_types::clock::Timestamp;
 use proptest::prelude::*;
 
 /// `least-request` has half of random's time to first token; random loses each 20th request.

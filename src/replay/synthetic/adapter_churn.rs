@@ -6,9 +6,9 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw;
-use crate::replay::names::{Kind, name};
-use crate::scheduling::plugin::ParamError;
+use crate::draw;
+use crate::names::{Kind, name};
+use attache_scheduling::plugin::ParamError;
 use rand::RngExt;
 use std::sync::Arc;
 

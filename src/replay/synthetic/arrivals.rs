@@ -1,14 +1,14 @@
 //! Open loop: requests that come when they come, in stages of a steady rate.
 
 use super::parameters::{Parameter, Values};
-use crate::clock::Timestamp;
-use crate::replay::draw;
-use crate::replay::names::{Kind, name};
-use crate::replay::pace::{MAX_CV, MAX_RATE, seconds};
-use crate::replay::workload::{Part, Request, Role, TraceError, Workload};
-use crate::rng::{PickRng, for_request};
-use crate::scheduling::plugin::ParamError;
-use crate::sim::content::{Piece, mix};
+use crate::draw;
+use crate::names::{Kind, name};
+use crate::pace::{MAX_CV, MAX_RATE, seconds};
+use crate::workload::{Part, Request, Role, TraceError, Workload};
+use attache_scheduling::plugin::ParamError;
+use attache_sim::content::{Piece, mix};
+use attache_types::clock::Timestamp;
+use attache_types::rng::{PickRng, for_request};
 use std::sync::Arc;
 
 /// A year and a bit: what is longer is a misprint.
@@ -185,7 +185,7 @@ impl<M: FnMut(Moment, &mut PickRng) -> Asked + Send> Workload for Open<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::synthetic::unique::WORKLOAD;
+    use crate::synthetic::unique::WORKLOAD;
 
     fn arrivals(text: &str) -> Result<Vec<f64>, ParamError> {
         let arrivals = Arrivals::read(&Values::read(&WORKLOAD, text)?, 30.0, 1)?;

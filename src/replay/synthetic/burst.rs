@@ -5,12 +5,12 @@
 
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw;
-use crate::replay::names::{Kind, name};
-use crate::replay::pace::seconds;
-use crate::replay::workload::{Request, TraceError, Workload};
-use crate::rng::{PickRng, for_request};
-use crate::sim::content::Piece;
+use crate::draw;
+use crate::names::{Kind, name};
+use crate::pace::seconds;
+use crate::workload::{Request, TraceError, Workload};
+use attache_sim::content::Piece;
+use attache_types::rng::{PickRng, for_request};
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {

@@ -6,8 +6,8 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw::Zipf;
-use crate::replay::names::{Kind, name, name_of_pair};
+use crate::draw::Zipf;
+use crate::names::{Kind, name, name_of_pair};
 use rand::RngExt;
 
 /// Registry entry.

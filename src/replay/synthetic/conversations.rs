@@ -6,14 +6,14 @@
 
 use super::arrivals::{system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
-use crate::clock::Timestamp;
-use crate::replay::draw::Spread;
-use crate::replay::names::{Kind, name, name_of_pair};
-use crate::replay::pace::seconds;
-use crate::replay::workload::{Part, Request, Role, TraceError, Workload};
-use crate::rng::{PickRng, for_request};
-use crate::scheduling::plugin::ParamError;
-use crate::sim::content::Piece;
+use crate::draw::Spread;
+use crate::names::{Kind, name, name_of_pair};
+use crate::pace::seconds;
+use crate::workload::{Part, Request, Role, TraceError, Workload};
+use attache_scheduling::plugin::ParamError;
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
+use attache_types::rng::{PickRng, for_request};
 use std::collections::HashMap;
 use std::time::Duration;
 

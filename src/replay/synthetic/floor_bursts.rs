@@ -6,13 +6,13 @@
 use super::arrivals::{Asked, CV, SECONDS, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw::{self, Spread};
-use crate::replay::names::{Kind, name};
-use crate::replay::pace::{MAX_CV, seconds};
-use crate::replay::workload::{Request, TraceError, Workload};
-use crate::rng::for_request;
-use crate::scheduling::plugin::ParamError;
-use crate::sim::content::{Piece, mix};
+use crate::draw::{self, Spread};
+use crate::names::{Kind, name};
+use crate::pace::{MAX_CV, seconds};
+use crate::workload::{Request, TraceError, Workload};
+use attache_scheduling::plugin::ParamError;
+use attache_sim::content::{Piece, mix};
+use attache_types::rng::for_request;
 
 /// A million requests are 16 MB of moments.
 const MAX_REQUESTS: f64 = 1e6;

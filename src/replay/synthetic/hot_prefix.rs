@@ -7,8 +7,8 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw;
-use crate::replay::names::{Kind, name};
+use crate::draw;
+use crate::names::{Kind, name};
 use rand::RngExt;
 
 /// Registry entry.

@@ -6,8 +6,8 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw;
-use crate::replay::names::{Kind, name};
+use crate::draw;
+use crate::names::{Kind, name};
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {

@@ -6,8 +6,8 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw::Zipf;
-use crate::replay::names::{Kind, name};
+use crate::draw::Zipf;
+use crate::names::{Kind, name};
 use std::sync::Arc;
 
 /// Registry entry.
@@ -42,7 +42,7 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let names: Vec<Arc<str>> = (0..adapters).map(|i| format!("lora-{i}").into()).collect();
     Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
         let rank = popularity.draw(rng);
-        let is_base = crate::replay::draw::unit(rng) < base;
+        let is_base = crate::draw::unit(rng) < base;
         // The base model's system prompt is one more.
         let key = if is_base { u64::from(adapters) } else { rank as u64 };
         let system = system(name(seed, Kind::System, key), system_tokens);

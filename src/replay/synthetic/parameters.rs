@@ -1,9 +1,9 @@
 //! Parameters of workloads: `key=value`, several with commas between them.
 
 use super::Descriptor;
-use crate::replay::draw::{SPREAD_SPELLING, Spread};
-use crate::scheduling::plugin::ParamError;
-use crate::spelling::closest;
+use crate::draw::{SPREAD_SPELLING, Spread};
+use attache_scheduling::plugin::ParamError;
+use attache_types::spelling::closest;
 use std::ops::RangeInclusive;
 
 /// Prompts and answers of more tokens are misprints.

@@ -6,7 +6,7 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::names::{Kind, name};
+use crate::names::{Kind, name};
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {

@@ -7,9 +7,9 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::draw::Zipf;
-use crate::replay::names::{Kind, name};
-use crate::scheduling::plugin::ParamError;
+use crate::draw::Zipf;
+use crate::names::{Kind, name};
+use attache_scheduling::plugin::ParamError;
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {

@@ -7,8 +7,8 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::names::{Kind, name, name_of_pair};
-use crate::rng::for_request;
+use crate::names::{Kind, name, name_of_pair};
+use attache_types::rng::for_request;
 use rand::seq::SliceRandom;
 
 /// Registry entry of the ladder.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::clock::Timestamp;
-use crate::replay::workload::{Part, Request, Role};
-use crate::sim::content::Piece;
+use crate::workload::{Part, Request, Role};
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::time::Duration;
@@ -340,7 +340,7 @@ fn profiles_have_the_published_means() {
 #[test]
 fn one_prefix_becomes_hot() {
     let requests = all("hot-prefix");
-    let hot = crate::replay::names::name(42, crate::replay::names::Kind::System, 0);
+    let hot = crate::names::name(42, crate::names::Kind::System, 0);
     let share = |requests: &[Request]| mean(requests.iter().map(|r| f64::from(r.prompt[0].piece.name == hot)));
     let tenth = requests.len() / 10;
     let (first, last) = (share(&requests[..tenth]), share(&requests[requests.len() - tenth..]));

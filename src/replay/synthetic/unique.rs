@@ -3,7 +3,7 @@
 use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
-use crate::replay::names::{Kind, name};
+use crate::names::{Kind, name};
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {

@@ -1,8 +1,8 @@
 //! Whether requests met the objective of their pool. Fed and read by [`super::Tally`]; pure.
 
 use super::{Targets, share};
-use crate::replay::served::{Ending, Served};
-use crate::scheduling::Objective;
+use crate::served::{Ending, Served};
+use attache_scheduling::Objective;
 
 /// How requests fared by an objective.
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +95,8 @@ impl Aim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Timestamp;
-    use crate::scheduling::objective::Slo;
+    use attache_scheduling::objective::Slo;
+    use attache_types::clock::Timestamp;
     use std::time::Duration;
 
     /// One that took so many milliseconds until its first token and after it, for 11 tokens.

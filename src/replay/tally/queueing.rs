@@ -1,7 +1,7 @@
 //! What waiting for a turn came to. Called by [`super::Tally`]. Pure.
 
 use super::latency::Latency;
-use crate::replay::served::{Fate, Queued};
+use crate::served::{Fate, Queued};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Load and hit rate over time. Called by [`super::Tally`] (writes) and `report` (reads). Pure.
 
 use super::share;
-use crate::clock::Timestamp;
-use crate::replay::served::Sample;
+use crate::served::Sample;
+use attache_types::clock::Timestamp;
 
 /// The most points that are kept: about one for each two pixels of a plot.
 pub const MAX_POINTS: usize = 512;

@@ -5,10 +5,10 @@
 
 use super::Rule;
 use super::fields::{columns, position, tokens, wrong};
-use crate::clock::Timestamp;
-use crate::replay::names::{Kind, name};
-use crate::replay::workload::{Part, Request, Role, TraceError};
-use crate::sim::content::Piece;
+use crate::names::{Kind, name};
+use crate::workload::{Part, Request, Role, TraceError};
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
 
 /// The columns that must be there.
 pub const HEADINGS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];

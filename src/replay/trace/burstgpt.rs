@@ -7,9 +7,9 @@
 
 use super::Rule;
 use super::fields::{columns, position, time, tokens};
-use crate::replay::names::{Kind, name};
-use crate::replay::workload::{Part, Request, Role, TraceError};
-use crate::sim::content::Piece;
+use crate::names::{Kind, name};
+use crate::workload::{Part, Request, Role, TraceError};
+use attache_sim::content::Piece;
 use std::collections::{HashMap, VecDeque};
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -1,6 +1,6 @@
 //! Fields of rows: read, or refused with their name, what they hold and what is allowed.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use smallvec::SmallVec;
 use std::ops::RangeInclusive;
 

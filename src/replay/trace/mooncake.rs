@@ -7,10 +7,10 @@
 
 use super::Rule;
 use super::fields::{shown, time, tokens, wrong};
-use crate::clock::Timestamp;
-use crate::replay::names::{Kind, name, name_of_block};
-use crate::replay::workload::{Part, Request, Role, TraceError};
-use crate::sim::content::Piece;
+use crate::names::{Kind, name, name_of_block};
+use crate::workload::{Part, Request, Role, TraceError};
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

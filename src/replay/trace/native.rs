@@ -21,8 +21,8 @@
 
 use super::fields::{shown, time, tokens, whole, wrong};
 use super::{MAX_TOKENS, Rule};
-use crate::replay::workload::{Part, Request, Role};
-use crate::sim::content::Piece;
+use crate::workload::{Part, Request, Role};
+use attache_sim::content::Piece;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! The recording of a live run (`attache.record.v1`, see [`crate::record::line`]) as a workload: what came when, to be played under other
+//! The recording of a live run (`attache.record.v1`, see [`attache_record::line`]) as a workload: what came when, to be played under other
 //! policies.
 //!
 //! A prompt is its blocks, named by their keys, and what is behind the last of them; where keys were not recorded (the strategy did not ask
@@ -8,12 +8,12 @@
 
 use super::MAX_TOKENS;
 use super::rows::Rows;
-use crate::clock::Timestamp;
-use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
-use crate::record::{Decided, FORMAT, Line};
-use crate::replay::names::{Kind, name, name_of_block};
-use crate::replay::workload::{Part, Request, Role, TraceError, Workload};
-use crate::sim::content::Piece;
+use crate::names::{Kind, name, name_of_block};
+use crate::workload::{Part, Request, Role, TraceError, Workload};
+use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
+use attache_record::{Decided, FORMAT, Line};
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ impl Workload for Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::trace::{Options, read};
+    use crate::trace::{Options, read};
     use std::io::Cursor;
 
     const HEADER: &str = r#"{"format":"attache.record.v1","version":"0","seed":1,"settings":{}}"#;

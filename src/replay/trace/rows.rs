@@ -1,6 +1,6 @@
 //! Lines of bounded length, counted as editors count them.
 
-use crate::replay::workload::TraceError;
+use crate::workload::TraceError;
 use std::io::{BufRead, Read};
 
 /// 16 MiB: a million tokens in blocks of 16 are a row of 600 KB.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::replay::names::{Kind, name, name_of_block};
-use crate::replay::workload::{Part, Role};
-use crate::sim::content::Piece;
+use crate::names::{Kind, name, name_of_block};
+use crate::workload::{Part, Role};
+use attache_sim::content::Piece;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::io::Cursor;
@@ -16,7 +16,7 @@ fn parsed(text: impl Into<Vec<u8>>) -> Result<Vec<Request>, TraceError> {
 }
 
 fn sample(file: &str) -> Vec<Request> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(file);
     let mut workload = open(&path, &Options::default()).unwrap();
     std::iter::from_fn(|| workload.next().unwrap()).collect()
 }

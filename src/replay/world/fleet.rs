@@ -1,7 +1,7 @@
 //! What discovery says of simulated servers.
 
-use crate::pool::EndpointSpec;
-use crate::pool::role::ROLE_LABEL;
+use attache_pool::EndpointSpec;
+use attache_pool::role::ROLE_LABEL;
 use std::sync::Arc;
 
 /// What discovery says of server number `i` when nobody has said more.

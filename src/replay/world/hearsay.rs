@@ -4,20 +4,20 @@
 //! which takes the way to the engine and back, has brought what is missing, and what comes meanwhile waits for that.
 
 use super::{Link, World};
-use crate::clock::Timestamp;
-use crate::prefix::index::{StoredBlock, Tier};
-use crate::prefix::key::{BlockKey, EngineHash};
-use crate::prefix::trust::Trust;
-use crate::replay::front::root;
-use crate::replay::queue::Due;
-use crate::rng;
-use crate::sim::kv::KvEvent;
+use crate::front::root;
+use crate::queue::Due;
+use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::key::{BlockKey, EngineHash};
+use attache_prefix::trust::Trust;
+use attache_sim::kv::KvEvent;
+use attache_types::clock::Timestamp;
+use attache_types::rng;
 use rand::RngExt;
 use std::time::Duration;
 
 /// What is heard of one cache.
 #[derive(Debug)]
-pub(in crate::replay) enum Hearsay {
+pub(crate) enum Hearsay {
     /// Batches are missing before the one that has come: a replay is asked for.
     Gap,
     /// All that was told up to now.
@@ -97,7 +97,7 @@ impl World<'_> {
             match event {
                 KvEvent::Stored { parent, blocks, lora, .. } => {
                     let turn = if parent.is_none() { root(lora.as_deref()) } else { 0 };
-                    let stored = |(n, block): (usize, &crate::sim::kv::KvBlock)| StoredBlock {
+                    let stored = |(n, block): (usize, &attache_sim::kv::KvBlock)| StoredBlock {
                         hash: EngineHash(block.hash.0),
                         key: BlockKey(if n == 0 { block.content ^ turn } else { block.content }),
                     };

@@ -6,17 +6,17 @@
 //! Called by [`super::World`]; pure.
 
 use super::{Flying, Origin, World};
-use crate::clock::Timestamp;
-use crate::disagg::Failure;
-use crate::disagg::attempts::Attempt;
-use crate::pool::Endpoint;
-use crate::protocol::Usage;
-use crate::replay::front::Sent;
-use crate::replay::legs::{Came, Legs};
-use crate::replay::queue::Due;
-use crate::replay::served::{Ending, Handover};
-use crate::replay::workload::Request;
-use crate::sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
+use crate::front::Sent;
+use crate::legs::{Came, Legs};
+use crate::queue::Due;
+use crate::served::{Ending, Handover};
+use crate::workload::Request;
+use attache_disagg::Failure;
+use attache_disagg::attempts::Attempt;
+use attache_pool::Endpoint;
+use attache_protocol::Usage;
+use attache_sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 /// 1 ms: a leg's answer within a data centre, and the picker that reads it. Everything else that goes over the network is free here, for

@@ -1,12 +1,12 @@
 //! Requests that wait for their turn before they are decided. Called by [`super::World`]; pure.
 
 use super::World;
-use crate::clock::Timestamp;
-use crate::flow::Left;
-use crate::replay::queue::Due;
-use crate::replay::served::{Ending, Fate, Queued};
-use crate::replay::turns::{self, Asked};
-use crate::replay::workload::Request;
+use crate::queue::Due;
+use crate::served::{Ending, Fate, Queued};
+use crate::turns::{self, Asked};
+use crate::workload::Request;
+use attache_flow::Left;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
 impl World<'_> {

@@ -1,7 +1,7 @@
 //! Who has the word: AIBrix's precedence and its table of profiles.
 
 use super::*;
-use crate::scheduling::plugin::Headers;
+use crate::plugin::Headers;
 use serde_json::json;
 
 fn spec(name: &str) -> StrategySpec {

@@ -39,12 +39,12 @@
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
-use crate::pool::Roles;
-use crate::pool::metrics::Reported;
-use crate::pool::place::Nearness;
-use crate::pool::speed::{Load, Prediction, Transfers};
-use crate::scheduling::objective::miss;
-use crate::scheduling::{Candidate, Objective, PickContext};
+use crate::objective::miss;
+use crate::{Candidate, Objective, PickContext};
+use attache_pool::Roles;
+use attache_pool::metrics::Reported;
+use attache_pool::place::Nearness;
+use attache_pool::speed::{Load, Prediction, Transfers};
 
 /// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
 const FULLEST: f64 = 0.97;

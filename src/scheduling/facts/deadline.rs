@@ -4,9 +4,9 @@
 //! Nothing is said of a pool of which nothing has been learned, or nothing of late: predictions that nobody has checked for a while refuse
 //! nobody, so that a pool that was thought too slow for everybody is tried again.
 
-use crate::pool::speed::{Bounds, Fits};
-use crate::scheduling::facts::cost;
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::cost;
+use crate::{Candidate, PickContext};
+use attache_pool::speed::{Bounds, Fits};
 use std::time::Duration;
 
 /// 60 s: twice the half-life of what endpoints show; what a pool without an answer for so long would do is not known.

@@ -1,8 +1,8 @@
 //! Numbers about an endpoint, under the names that configurations use for them.
 
-use crate::scheduling::Candidate;
-use crate::scheduling::plugin::ParamError;
-use crate::spelling::closest;
+use crate::Candidate;
+use crate::plugin::ParamError;
+use attache_types::spelling::closest;
 
 /// One number about an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Images, sounds and videos in a prompt: what an encode server turns into embeddings. Documents are not among them, as in llm-d.
 
-use crate::protocol::{MediaKind, Piece, Prompt};
-use crate::scheduling::PickContext;
-use crate::scheduling::digest::Digest;
+use crate::PickContext;
+use crate::digest::Digest;
+use attache_protocol::{MediaKind, Piece, Prompt};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// 64 items of one request are told apart: nobody has more encode servers for it, and a comparison is as cheap as it looks.

@@ -11,8 +11,8 @@
 //! score = (1 + floor(100 * (w . normalised headroom))) / 100, clamped to 1; everybody else 0
 //! ```
 
-use crate::pool::speed::Bounds;
-use crate::scheduling::{Candidate, PickContext, RequestFacts};
+use crate::{Candidate, PickContext, RequestFacts};
+use attache_pool::speed::Bounds;
 use serde::Deserialize;
 
 /// The client's words for the longest wait for the first token, milliseconds: llm-d's older one and its newer one. The first that is there counts.

@@ -8,11 +8,11 @@
 //! Ids are the clients': they are kept as keyed hashes, at most [`MAX_SESSIONS`] of them, the least used going first, and each for
 //! `evictionTtlSeconds` after its last request. The parameters are those of llm-d's session-affinity filter and scorer, old and new.
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
-use crate::scheduling::plugin::{AnswerHeaders, ParamError};
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{AnswerHeaders, ParamError};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use quick_cache::sync::Cache;

@@ -1,8 +1,8 @@
 //! Who is near whom, by labels that a part of a pipeline names, or by what a request says of its peer.
 
-use crate::pool::Endpoint;
-use crate::pool::place::{DEFAULT_HOST_LABEL, DEFAULT_RACK_LABEL, DEFAULT_REGION_LABEL, DEFAULT_ZONE_LABEL, Place};
-use crate::scheduling::PickContext;
+use crate::PickContext;
+use attache_pool::Endpoint;
+use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_RACK_LABEL, DEFAULT_REGION_LABEL, DEFAULT_ZONE_LABEL, Place};
 use serde::Deserialize;
 
 /// Reads `host=node12,rack=r7,zone=a,region=eu`, as prefill pickers stamp it on answers; `None` when nothing in it is known.

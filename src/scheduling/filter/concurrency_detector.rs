@@ -9,10 +9,10 @@
 //! seen. How full these capacities make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
 
 use super::keep_or_all;
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;

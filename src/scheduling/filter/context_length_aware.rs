@@ -10,10 +10,10 @@
 //! Narrow ranges and room above the prompt score higher, and what is in range is above all that is not. With `enableFiltering` what is out
 //! of range is also dropped. When not: the servers are alike. Source: llm-d `context-length-aware`.
 
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use std::sync::Arc;
 

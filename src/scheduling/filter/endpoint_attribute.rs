@@ -1,15 +1,15 @@
 //! `endpoint-attribute-filter`: endpoints of which one number compares as asked.
 //!
-//! `attribute` is one of the figures of [`facts::figure`](crate::scheduling::facts::figure); numbers of other plugins are not held.
+//! `attribute` is one of the figures of [`facts::figure`](crate::facts::figure); numbers of other plugins are not held.
 //! `algorithm: {type: threshold, threshold: {operator, value}}`; a server that does not report the number stays unless
 //! `onMissing: Fail`; when nobody is left, all stay with `fallbackOnEmpty`. When not: servers differ in size, so that one number means
 //! different things. Source: llm-d v0.10 `endpoint-attribute-filter`.
 
 use super::keep_or_all;
-use crate::rng::PickRng;
-use crate::scheduling::facts::figure::Figure;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::figure::Figure;
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

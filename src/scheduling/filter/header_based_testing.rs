@@ -3,10 +3,10 @@
 //! A comma-separated list of `ip:port`, or of `ip` for every port there. Without the header nobody stays. When not: in production;
 //! clients would choose servers. Source: GIE `header-based-testing-filter`.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Filter, NoParams, Plugin, PluginDescriptor, params};
-use crate::scheduling::scheduler::Subset;
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{Filter, NoParams, Plugin, PluginDescriptor, params};
+use crate::scheduler::Subset;
+use crate::{Candidate, PickContext};
+use attache_types::rng::PickRng;
 use std::sync::Arc;
 
 /// Registry entry.

@@ -5,10 +5,10 @@
 //! Source: llm-d `label-selector-filter`, formerly `by-label-selector`; `by-label` is its older form (`label`, `validValues`,
 //! `allowsNoLabel`).
 
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -13,7 +13,7 @@ pub mod topology_affinity;
 pub mod utilization;
 pub mod utilization_detector;
 
-use crate::rng::PickRng;
+use attache_types::rng::PickRng;
 use rand::RngExt;
 
 /// Keeps those that `stays` says, or all when that would leave nobody.

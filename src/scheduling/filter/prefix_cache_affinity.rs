@@ -13,10 +13,10 @@
 //! When not: a scorer behind it weighs the prefix again; then what it lets go comes back. Source: llm-d v0.10, GIE v1.5.
 
 use super::{happens, keep_or_all};
-use crate::rng::PickRng;
-use crate::scheduling::facts::prediction::predict;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext, Reads, Signal};
+use crate::facts::prediction::predict;
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext, Reads, Signal};
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! `encode-filter`, `prefill-filter`, `decode-filter`: endpoints that serve one stage of an answer, by the label `llm-d.ai/role`
-//! (or AIBrix's `role-name`, see [`crate::pool::role`]).
+//! (or AIBrix's `role-name`, see [`attache_pool::role`]).
 //!
 //! ```text
 //! encode    encode, encode-prefill, encode-decode, encode-prefill-decode
@@ -9,10 +9,10 @@
 //!
 //! When not: every endpoint does everything; then nothing is labelled, and `encode` and `prefill` leave nobody. Source: llm-d.
 
-use crate::pool::Roles;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Filter, NoParams, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{Filter, NoParams, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Roles;
+use attache_types::rng::PickRng;
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
 //! `session-affinity-filter`: the server that the request's session belongs to, while it is a candidate; else all stay.
 //!
-//! How sessions are known is in [`facts::session`](crate::scheduling::facts::session). When not: sessions are few and heavy, so that
+//! How sessions are known is in [`facts::session`](crate::facts::session). When not: sessions are few and heavy, so that
 //! pinning overloads a server; `session-affinity-scorer` can be outweighed. Source: llm-d `session-affinity-filter`.
 
 use super::keep_or_all;
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::facts::session::{Session, SessionParams};
-use crate::scheduling::plugin::{AnswerHeaders, Filter, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::session::{Session, SessionParams};
+use crate::plugin::{AnswerHeaders, Filter, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
+use attache_types::rng::PickRng;
 use std::sync::Arc;
 
 /// Registry entry.

@@ -9,10 +9,10 @@
 //! Source: GIE and llm-d.
 
 use super::{happens, keep_or_all};
-use crate::rng::PickRng;
-use crate::scheduling::facts::prediction::{Targets, predict};
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext, Reads, Signal};
+use crate::facts::prediction::{Targets, predict};
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext, Reads, Signal};
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use smallvec::SmallVec;
@@ -92,7 +92,7 @@ impl Filter for SloHeadroomTier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::for_request;
+    use attache_types::rng::for_request;
 
     #[test]
     fn tiers() {

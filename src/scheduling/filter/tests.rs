@@ -1,8 +1,8 @@
 //! Each filter's rows, named after where they come from.
 
-use crate::pool::EndpointMetrics;
-use crate::scheduling::registry;
-use crate::scheduling::tests::trial::{Server, among, answer, filter, load, reports, running, scorer, silent};
+use crate::registry;
+use crate::tests::trial::{Server, among, answer, filter, load, reports, running, scorer, silent};
+use attache_pool::EndpointMetrics;
 use serde_json::{Value, json};
 
 /// Who of `servers` stays.
@@ -410,7 +410,7 @@ fn context_lengths() {
 
 #[test]
 fn filters_say_what_they_lack() {
-    use crate::scheduling::Signal;
+    use crate::Signal;
     let fresh = || vec![reports(EndpointMetrics::default()), silent()];
     for (name, servers, expected) in [
         ("utilization-detector", fresh(), None),

@@ -7,12 +7,12 @@
 //! those of its `topology-extractor`.
 
 use super::keep_or_all;
-use crate::pool::place::Nearness;
-use crate::rng::PickRng;
-use crate::scheduling::facts::session::header;
-use crate::scheduling::facts::topology::{Labels, peer};
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::session::header;
+use crate::facts::topology::{Labels, peer};
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_pool::place::Nearness;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

@@ -5,10 +5,10 @@
 //! `fallbackOnEmpty`. When not: limits differ between servers of one pool. Source: llm-d `utilization-filter`.
 
 use super::keep_or_all;
-use crate::rng::PickRng;
-use crate::scheduling::facts::figure::Figure;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::figure::Figure;
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext};
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

@@ -10,12 +10,12 @@
 //! unseen; `concurrency-detector` counts at once. How full these limits make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
 
 use super::keep_or_all;
-use crate::clock::Timestamp;
-use crate::config::units::parse_duration;
-use crate::pool::{EndpointMetrics, EndpointState};
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, PickContext, Signal};
+use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::{Candidate, PickContext, Signal};
+use attache_pool::{EndpointMetrics, EndpointState};
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
+use attache_types::units::parse_duration;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! endpoint; `weighted-random-picker` spreads them. Source: GIE `max-score-picker`.
 
 use super::{Params, greatest, ordered, push_greatest};
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Picker, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, Ranking};
+use crate::plugin::{Picker, Plugin, PluginDescriptor, params};
+use crate::{Candidate, Ranking};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ pub mod weighted_random;
 use super::Candidate;
 use super::decision::Ranking;
 use super::plugin::ParamError;
-use crate::rng::PickRng;
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::SmallVec;

@@ -1,7 +1,7 @@
-use crate::rng::for_request;
-use crate::scheduling::plugin::{Picker, Plugin};
-use crate::scheduling::tests::{NOW, STALE_AFTER, snapshot};
-use crate::scheduling::{Candidate, Ranking, registry};
+use crate::plugin::{Picker, Plugin};
+use crate::tests::{NOW, STALE_AFTER, snapshot};
+use crate::{Candidate, Ranking, registry};
+use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -5,9 +5,9 @@
 //! Source: GIE `weighted-random-picker`; Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
 
 use super::{Params, push_greatest};
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Picker, Plugin, PluginDescriptor, params};
-use crate::scheduling::{Candidate, Ranking};
+use crate::plugin::{Picker, Plugin, PluginDescriptor, params};
+use crate::{Candidate, Ranking};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use std::cmp::Ordering;
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! the rank's own port, so that parameter has no effect. When not: ranks have no ports of their own. Source: llm-d.
 
 use super::only;
-use crate::scheduling::PickContext;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
+use crate::PickContext;
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
 use serde::Deserialize;
 use std::sync::Arc;
 

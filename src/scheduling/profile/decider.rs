@@ -10,10 +10,10 @@
 //! What the decode server holds is read from the pool's prefix index, whoever feeds it; the original reads one producer's figure and never splits
 //! when another is configured. When not: queues matter; these look at the request alone. Source: llm-d.
 
-use crate::scheduling::facts::media;
-use crate::scheduling::plugin::{NoParams, ParamError, Plugin, PluginDescriptor, StageDecider, params};
-use crate::scheduling::split::lacks_enough;
-use crate::scheduling::{Candidate, PickContext, Reads};
+use crate::facts::media;
+use crate::plugin::{NoParams, ParamError, Plugin, PluginDescriptor, StageDecider, params};
+use crate::split::lacks_enough;
+use crate::{Candidate, PickContext, Reads};
 use serde::Deserialize;
 use std::sync::Arc;
 

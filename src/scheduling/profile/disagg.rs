@@ -19,8 +19,8 @@
 
 use super::division::{DeciderName, Division, StageProfile, Stages};
 use super::{decider, position};
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider, params};
-use crate::scheduling::{Candidate, PickContext, Reads};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider, params};
+use crate::{Candidate, PickContext, Reads};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! What a profile handler says of splitting requests between servers; read by the pipeline when it is made.
 
-use crate::scheduling::plugin::StageDecider;
+use crate::plugin::StageDecider;
 use std::sync::Arc;
 
 /// Who splits the requests of a pipeline.

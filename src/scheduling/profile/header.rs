@@ -6,9 +6,9 @@
 
 use super::division::Division;
 use super::position;
-use crate::scheduling::PickContext;
-use crate::scheduling::facts::session::header;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
+use crate::PickContext;
+use crate::facts::session::header;
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
 use serde::Deserialize;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! `single-profile-handler`: one profile decides about everything. When not: there are several. Source: GIE `single-profile-handler`.
 
 use super::only;
-use crate::scheduling::PickContext;
-use crate::scheduling::plugin::{NoParams, ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
+use crate::PickContext;
+use crate::plugin::{NoParams, ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
 use std::sync::Arc;
 
 /// Registry entry.

@@ -1,6 +1,6 @@
 use super::*;
-use crate::pool::{Endpoint, EndpointSpec};
-use crate::scheduling::tests::{NOW, STALE_AFTER};
+use crate::tests::{NOW, STALE_AFTER};
+use attache_pool::{Endpoint, EndpointSpec};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh64::xxh64;

@@ -4,8 +4,8 @@
 //! the decision. The configuration outranks it where both speak of the same name. Pure.
 
 use super::ModelRewrites;
-use crate::clock::Timestamp;
 use arc_swap::{ArcSwap, Guard};
+use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

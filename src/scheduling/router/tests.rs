@@ -1,10 +1,10 @@
 use super::*;
-use crate::pool::health::HealthPolicy;
-use crate::rng::for_request;
-use crate::scheduling::Choices;
+use crate::Choices;
+use attache_pool::health::HealthPolicy;
+use attache_types::rng::for_request;
 
 fn pool(name: &str, matches: PoolMatch) -> Pool {
-    let strategy = (crate::scheduling::registry::strategy("random").unwrap().build)(&serde_json::Value::Null).unwrap();
+    let strategy = (crate::registry::strategy("random").unwrap().build)(&serde_json::Value::Null).unwrap();
     Pool {
         name: name.into(),
         matches,

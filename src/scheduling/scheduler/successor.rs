@@ -1,14 +1,14 @@
 //! A request that was decided a while ago, and waited for its prompt since: whether the servers that were named for its answer are still there.
 
 use super::Scheduler;
-use crate::error::{Reason, RequestError};
-use crate::pool::health::Availability;
-use crate::pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{PickContext, Strategy as _};
-use crate::scheduling::scheduler::Subset;
-use crate::scheduling::strategy::least_request::LeastRequest;
-use crate::scheduling::{Decision, Ranking};
+use crate::plugin::{PickContext, Strategy as _};
+use crate::scheduler::Subset;
+use crate::strategy::least_request::LeastRequest;
+use crate::{Decision, Ranking};
+use attache_pool::health::Availability;
+use attache_pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
+use attache_types::error::{Reason, RequestError};
+use attache_types::rng::PickRng;
 use std::sync::Arc;
 
 impl Scheduler {

@@ -1,11 +1,11 @@
 use super::*;
-use crate::pool::PoolSnapshot;
-use crate::pool::health::Outcome;
-use crate::pool::ledger::Ticket;
-use crate::protocol::{MediaKind, Piece, Prompt};
-use crate::rng::for_request;
-use crate::scheduling::tests::{NOW, context, snapshot};
-use crate::scheduling::{RequestFacts, registry};
+use crate::tests::{NOW, context, snapshot};
+use crate::{RequestFacts, registry};
+use attache_pool::PoolSnapshot;
+use attache_pool::health::Outcome;
+use attache_pool::ledger::Ticket;
+use attache_protocol::{MediaKind, Piece, Prompt};
+use attache_types::rng::for_request;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn decide(
 
 /// Ejects the endpoint at `position` so that it is half open at [`NOW`] when `half_open`.
 fn eject(pool: &PoolSnapshot, position: usize, half_open: bool) {
-    let at = if half_open { crate::clock::Timestamp(1) } else { NOW };
+    let at = if half_open { attache_types::clock::Timestamp(1) } else { NOW };
     let policy = HealthPolicy { ejection: Duration::from_secs(1), ..HealthPolicy::default() };
     for _ in 0..2 {
         pool.endpoints[position].endpoint.health.record(Outcome::ConnectFailure, at, &policy);
@@ -283,7 +283,7 @@ fn of_roles(roles: &[&str]) -> PoolSnapshot {
     let mut pool = snapshot(&(0..).zip(roles).map(|(id, _)| (id, 0)).collect::<Vec<_>>());
     for (state, role) in pool.endpoints.iter_mut().zip(roles) {
         let mut spec = (*state.endpoint.spec).clone();
-        spec.labels.insert(crate::pool::role::ROLE_LABEL.into(), (*role).into());
+        spec.labels.insert(attache_pool::role::ROLE_LABEL.into(), (*role).into());
         *state = state.clone().respecified(spec);
     }
     pool

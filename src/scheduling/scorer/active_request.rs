@@ -8,8 +8,8 @@
 //! It acts at once, where reported figures lag by a scrape. When not: others send to the same servers; their requests are not seen.
 //! Source: llm-d `active-request-scorer`.
 
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

@@ -5,13 +5,13 @@
 //! min and max: of the candidates (`adaptiveRange`, all equal score 1) or as given (`fixedRange`)
 //! ```
 //!
-//! `attributeKey` is one of the figures of [`facts::figure`](crate::scheduling::facts::figure); numbers of other plugins are not held. A
+//! `attributeKey` is one of the figures of [`facts::figure`](crate::facts::figure); numbers of other plugins are not held. A
 //! server that does not report it scores 0. When not: there is a scorer of its own for the number. Source: llm-d v0.10.
 
 use super::no_metrics;
-use crate::scheduling::facts::figure::Figure;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Signal};
+use crate::facts::figure::Figure;
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Signal};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use smallvec::SmallVec;

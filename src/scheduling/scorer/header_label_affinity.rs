@@ -3,10 +3,10 @@
 //! The answer carries the same header with the label of who served, unless `stampResponseHeader` is false, so that a caller can ask for the
 //! same place again. When not: the label must hold; that is a filter's work. Source: llm-d `header-label-affinity-scorer`.
 
-use crate::pool::Endpoint;
-use crate::scheduling::facts::session::header;
-use crate::scheduling::plugin::{AnswerHeaders, ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::session::header;
+use crate::plugin::{AnswerHeaders, ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
 use serde::Deserialize;
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 //! Source: GIE `kv-cache-utilization-scorer`.
 
 use super::no_metrics;
-use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Signal};
+use crate::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Signal};
 use std::sync::Arc;
 
 /// Registry entry.

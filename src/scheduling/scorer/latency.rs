@@ -1,15 +1,15 @@
 //! `latency-scorer`: how well the endpoint would meet the request's latency targets, as [`prediction::scores`] has it.
 //!
-//! The predictions are [`crate::pool::speed`]'s, learned in process; a request's targets are its headers `x-slo-ttft-ms` and
+//! The predictions are [`attache_pool::speed`]'s, learned in process; a request's targets are its headers `x-slo-ttft-ms` and
 //! `x-slo-tpot-ms`. Before any answer has been seen, `kv · (1 − usage) + queue · (max − waiting) / (max − min) + prefix · held / prompt`
 //! over the sum of the three weights. When not: one pool, one kind of request, no targets; then `predicted-latency` says the same directly.
 //! Source: llm-d and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
 
 use super::fewer_is_better;
-use crate::scheduling::decision::Signal;
-use crate::scheduling::facts::prediction::{self, Foretold, Prefer, Targets, Weights};
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads};
+use crate::decision::Signal;
+use crate::facts::prediction::{self, Foretold, Prefer, Targets, Weights};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Reads};
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -128,11 +128,11 @@ impl Scorer for Latency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Timestamp;
-    use crate::pool::speed::{Reservation, Work};
-    use crate::scheduling::RequestFacts;
-    use crate::scheduling::plugin::Headers;
-    use crate::scheduling::tests::{NOW, context, snapshot};
+    use crate::RequestFacts;
+    use crate::plugin::Headers;
+    use crate::tests::{NOW, context, snapshot};
+    use attache_pool::speed::{Reservation, Work};
+    use attache_types::clock::Timestamp;
     use std::collections::BTreeMap;
     use std::time::Duration;
 

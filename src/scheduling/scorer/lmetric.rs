@@ -8,8 +8,8 @@
 //! Tokens and requests are those that this picker knows: the prefix index and the ledger. When not: pickers share the servers and do not see
 //! each other's requests. Source: llm-d `lmetric-scorer`.
 
-use crate::scheduling::plugin::{Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads, Signal};
+use crate::plugin::{Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Reads, Signal};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

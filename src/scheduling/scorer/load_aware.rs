@@ -4,8 +4,8 @@
 //! When not: queues stay far below the threshold; then all score the same. Source: llm-d `load-aware-scorer`.
 
 use super::no_metrics;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Signal};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Signal};
 use serde::Deserialize;
 use std::sync::Arc;
 

@@ -4,8 +4,8 @@
 //! by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, room, waiting).
 
 use super::no_metrics;
-use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Signal};
+use crate::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Signal};
 use std::sync::Arc;
 
 /// Registry entry.

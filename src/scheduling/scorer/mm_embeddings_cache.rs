@@ -9,12 +9,12 @@
 //! counts as the one that encodes all items. When not: items are never repeated; then it is 0 for all. Source: llm-d
 //! `mm-embeddings-cache-scorer` with `mm-embeddings-cache-producer`.
 
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
-use crate::scheduling::facts::media;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads};
+use crate::facts::media;
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Reads};
 use ahash::AHashMap;
+use attache_pool::Endpoint;
+use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
 use quick_cache::unsync::Cache;
 use serde::Deserialize;

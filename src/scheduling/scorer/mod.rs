@@ -19,7 +19,7 @@ pub mod session_affinity;
 pub mod token_load;
 pub mod topology_affinity;
 
-use crate::scheduling::{Candidate, Signal};
+use crate::{Candidate, Signal};
 
 /// What a scorer of reported figures lacks when nobody has a fresh page.
 fn no_metrics(candidates: &[Candidate<'_>]) -> Option<Signal> {

@@ -8,11 +8,11 @@
 //! New prefixes spread evenly over the caches that way. The original gives endpoints that never had a cold prompt 1, 0.5, … in the order
 //! in which they happen to stand; here they are equal. When not: caches differ in size. Source: llm-d `no-hit-lru-scorer`.
 
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads, Signal};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Reads, Signal};
 use ahash::AHashMap;
+use attache_pool::Endpoint;
+use attache_types::ids::EndpointId;
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde::de::IgnoredAny;

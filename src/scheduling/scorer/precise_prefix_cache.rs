@@ -4,7 +4,7 @@
 //! are taken and have no effect here. When not: in new configurations. Source: llm-d `precise-prefix-cache-scorer`.
 
 use super::prefix_cache::PrefixCache;
-use crate::scheduling::plugin::{Plugin, PluginDescriptor, params};
+use crate::plugin::{Plugin, PluginDescriptor, params};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

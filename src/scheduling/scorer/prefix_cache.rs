@@ -5,8 +5,8 @@
 //! When not: prompts that share nothing; then it is 0 for all and costs the hashing.
 //! Source: llm-d `prefix-cache-scorer`; GIE's is the case w = 0.
 
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads, Signal};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Reads, Signal};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

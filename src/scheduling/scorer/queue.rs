@@ -5,8 +5,8 @@
 //! Source: GIE `queue-scorer`.
 
 use super::{fewer_is_better, no_metrics};
-use crate::scheduling::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Signal};
+use crate::plugin::{NoParams, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Signal};
 use std::sync::Arc;
 
 /// Registry entry.

@@ -1,13 +1,13 @@
 //! `session-affinity-scorer`: 1 for the server that the request's session belongs to, 0 for the others and for requests of no session.
 //!
-//! How sessions are known is in [`facts::session`](crate::scheduling::facts::session). A session whose server is away moves at once: what it
+//! How sessions are known is in [`facts::session`](crate::facts::session). A session whose server is away moves at once: what it
 //! had cached there is of no use meanwhile. When not: a session must stay where it is; `session-affinity-filter` lets nothing outweigh it.
 //! Source: llm-d `session-affinity-scorer`.
 
-use crate::pool::Endpoint;
-use crate::scheduling::facts::session::{Session, SessionParams};
-use crate::scheduling::plugin::{AnswerHeaders, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::session::{Session, SessionParams};
+use crate::plugin::{AnswerHeaders, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext};
+use attache_pool::Endpoint;
 use std::sync::Arc;
 
 /// Registry entry.

@@ -1,15 +1,13 @@
 //! Each scorer's rows as the references' own unit tests have them, and what holds for all.
 
-use crate::ids::EndpointId;
-use crate::pool::EndpointMetrics;
-use crate::prefix::cache::Found;
-use crate::prefix::key::BlockKey;
-use crate::protocol::{MediaKind, Piece, Prompt};
-use crate::scheduling::tests::trial::{
-    Server, Trial, among, answer, load, lora, prefix_cache, reports, running, scorer, silent,
-};
-use crate::scheduling::tests::{NOW, least_parameters};
-use crate::scheduling::{PickContext, Signal, registry};
+use crate::tests::trial::{Server, Trial, among, answer, load, lora, prefix_cache, reports, running, scorer, silent};
+use crate::tests::{NOW, least_parameters};
+use crate::{PickContext, Signal, registry};
+use attache_pool::EndpointMetrics;
+use attache_prefix::cache::Found;
+use attache_prefix::key::BlockKey;
+use attache_protocol::{MediaKind, Piece, Prompt};
+use attache_types::ids::EndpointId;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

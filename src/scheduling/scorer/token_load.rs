@@ -4,8 +4,8 @@
 //! not cached. When not: answers are long and prompts short; then requests tell more. Source: llm-d `token-load-scorer`; GIE's leaves
 //! this request out.
 
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext, Reads};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext, Reads};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

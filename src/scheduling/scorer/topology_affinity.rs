@@ -5,11 +5,11 @@
 //! is said at `topology-affinity-filter`; without one all score 0. When not: requests have no earlier step.
 //! Source: llm-d `topology-affinity-scorer`.
 
-use crate::pool::place::Nearness;
-use crate::scheduling::facts::session::header;
-use crate::scheduling::facts::topology::{Labels, peer};
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
-use crate::scheduling::{Candidate, PickContext};
+use crate::facts::session::header;
+use crate::facts::topology::{Labels, peer};
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, Scorer, params};
+use crate::{Candidate, PickContext};
+use attache_pool::place::Nearness;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::sync::Arc;

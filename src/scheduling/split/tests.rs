@@ -1,12 +1,12 @@
 //! Which requests are split, and over which pair, by the rules that belong to no strategy.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::place::{DEFAULT_ZONE_LABEL, Nearness, Place};
-use crate::pool::{EndpointSpec, PoolSnapshot, Roles};
-use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, silent};
-use crate::scheduling::{Booking, Dispatch, Order, registry};
+use crate::tests::trial::{Server, Trial, among, load, prefix_cache, silent};
+use crate::{Booking, Dispatch, Order, registry};
+use attache_pool::place::{DEFAULT_ZONE_LABEL, Nearness, Place};
+use attache_pool::{EndpointSpec, PoolSnapshot, Roles};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 use serde_json::Value;
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn servers_with_other_labels_stand_in_no_pair() {
 }
 
 /// Servers of all roles and two rolesets or none, with queues, tokens under way and a part of the prompt.
-pub(in crate::scheduling) fn pools() -> impl proptest::strategy::Strategy<Value = Vec<Server>> {
+pub(crate) fn pools() -> impl proptest::strategy::Strategy<Value = Vec<Server>> {
     let roles =
         prop::sample::select(vec!["prefill", "prefill", "decode", "decode", "both", "encode", "encode-prefill-decode"]);
     let sets = prop::sample::select(vec![None, Some("a"), Some("b")]);

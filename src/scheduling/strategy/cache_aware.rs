@@ -14,9 +14,9 @@
 //! Source: SGLang router 0.3 `cache_aware`.
 
 use super::least_request::LeastRequest;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::plugin::{Descriptor, ParamError, params};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 

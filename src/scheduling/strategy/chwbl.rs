@@ -24,12 +24,12 @@
 //! Source: Neutree `consistent_hash`; Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
 
 use super::least_request::LeastRequest;
-use crate::protocol::Prompt;
-use crate::rng::PickRng;
-use crate::scheduling::messages::{everything, messages, texts};
-use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::ring::{self, Found, SharedRing};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::messages::{everything, messages, texts};
+use crate::plugin::{Descriptor, ParamError, params};
+use crate::ring::{self, Found, SharedRing};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_protocol::Prompt;
+use attache_types::rng::PickRng;
 use md5::{Digest, Md5};
 use serde::Deserialize;
 use serde_json::Value;

@@ -14,9 +14,9 @@
 //!
 //! When not: endpoints differ in speed or size: a block costs the same everywhere. Source: NVIDIA Dynamo's KV router, default policy of 1.6.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};

@@ -9,16 +9,16 @@
 //! requests went. The missing signal is counted as it is without this.
 //! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint: `fallback: random`.
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
-use crate::pool::slo_profile::SloProfiles;
-use crate::rng::PickRng;
-use crate::scheduling::digest::Digest;
-use crate::scheduling::params::read;
-use crate::scheduling::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
-use crate::scheduling::registry::BuildError;
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
+use crate::digest::Digest;
+use crate::params::read;
+use crate::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
+use crate::registry::BuildError;
+use crate::{Candidate, PickContext, Ranking, Reads, Strategy, registry};
+use attache_pool::Endpoint;
+use attache_pool::slo_profile::SloProfiles;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -149,10 +149,10 @@ impl Strategy for Fallback {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::for_request;
-    use crate::scheduling::plugin::Headers;
-    use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
-    use crate::scheduling::{Decision, Signal};
+    use crate::plugin::Headers;
+    use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+    use crate::{Decision, Signal};
+    use attache_types::rng::for_request;
     use serde_json::json;
     use std::collections::BTreeMap;
 

@@ -4,15 +4,15 @@
 //! fewest requests, then the endpoint that was used the longest ago, then the least KV cache in use where that is known, then the lowest id
 //! ```
 //!
-//! Requests are counted as in [`crate::pool::ledger::requests`], so that a busy endpoint never goes before an idle
+//! Requests are counted as in [`attache_pool::ledger::requests`], so that a busy endpoint never goes before an idle
 //! one. Idle endpoints are used in turn: the one that was just used is the last. A strategy of its own name does not
 //! exist; `prefix-affinity` with `routePolicy: round_robin` is it. Source: LocalAI, `FindAndLockNodeWithModel`
 //! (`in_flight ASC, last_used ASC, available_vram DESC`).
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::rng::PickRng;
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 
 /// The strategy; has no parameters.
 #[derive(Clone, Copy, Debug)]
@@ -57,10 +57,10 @@ impl Strategy for Floor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::ledger::Ticket;
-    use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-    use crate::rng::for_request;
-    use crate::scheduling::tests::{NOW, STALE_AFTER, context};
+    use crate::tests::{NOW, STALE_AFTER, context};
+    use attache_pool::ledger::Ticket;
+    use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+    use attache_types::rng::for_request;
     use std::sync::Arc;
 
     /// Requests, when it was last used, and its KV cache in use, of each endpoint.

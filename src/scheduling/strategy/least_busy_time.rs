@@ -8,8 +8,8 @@
 //! `least-request`, and says so; with `fallback: random` it draws. When not: always, unless there is such an exporter; a busy GPU may still have room in its batch.
 //! Source: AIBrix `least-busy-time`, where nothing collects the series and every pick is a random one.
 
-use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
-use crate::scheduling::{Candidate, PickContext, Strategy};
+use crate::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
+use crate::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {

@@ -7,8 +7,8 @@
 //! Differs from `least-kv-cache` only where a server also reports a cache in host memory. When not: as there.
 //! Source: AIBrix `least-gpu-cache`, which knows `gpu_cache_usage_perc` only, a name that vLLM has given up; here either name counts.
 
-use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
-use crate::scheduling::{Candidate, PickContext, Strategy};
+use crate::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
+use crate::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {

@@ -9,9 +9,9 @@
 //! just sent there hold no cache yet and several decisions fall alike.
 //! Source: AIBrix `least-kv-cache`, which skips every server that does not report both, and so draws at random on today's vLLM.
 
-use crate::pool::EndpointMetrics;
-use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
-use crate::scheduling::{Candidate, PickContext, Strategy};
+use crate::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
+use crate::{Candidate, PickContext, Strategy};
+use attache_pool::EndpointMetrics;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {

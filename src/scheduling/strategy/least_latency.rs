@@ -15,9 +15,9 @@
 //! Source: AIBrix `least-latency`. Its means are over the whole life of a server and stand still after some hours, it always reads 0 for
 //! the queue, and what has never served wins against all others. `compat: true` gives that back.
 
-use crate::pool::{Counter, EndpointMetrics, Histogram, Means};
-use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, params};
-use crate::scheduling::{Candidate, PickContext, Strategy};
+use crate::plugin::{Better, Descriptor, FigureFallback, params};
+use crate::{Candidate, PickContext, Strategy};
+use attache_pool::{Counter, EndpointMetrics, Histogram, Means};
 use serde::Deserialize;
 use smallvec::SmallVec;
 

@@ -1,12 +1,12 @@
 //! `least-request`: the endpoint with the fewest requests on it, ties drawn at random.
 //!
-//! Requests are counted as in [`crate::pool::ledger::requests`]: what the server reports, corrected by what was sent and has
+//! Requests are counted as in [`attache_pool::ledger::requests`]: what the server reports, corrected by what was sent and has
 //! ended since. With `compat: true` only what this picker sent counts, as in AIBrix. When not: prompts share prefixes (the caches are ignored) or differ much in length.
 //! Source: AIBrix `least-request`, Envoy `LEAST_REQUEST`.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Better, CountParams, Descriptor, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::plugin::{Better, CountParams, Descriptor, params};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 
 /// Registry entry.

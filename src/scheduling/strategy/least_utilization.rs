@@ -7,8 +7,8 @@
 //! xLLM reports that figure; where nobody does this is `least-request`, and says so; with `fallback: random` it draws. When not: pools without xLLM.
 //! Source: AIBrix `least-utilization`.
 
-use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
-use crate::scheduling::{Candidate, PickContext, Strategy};
+use crate::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
+use crate::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {

@@ -13,10 +13,10 @@
 //! Source: AIBrix `load-balance`.
 
 use super::least_kv_cache;
-use crate::rng::PickRng;
-use crate::scheduling::decision::Signal;
-use crate::scheduling::plugin::{Better, Descriptor, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::decision::Signal;
+use crate::plugin::{Better, Descriptor, params};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};

@@ -1,9 +1,9 @@
 //! The strategies that decide by what servers report: AIBrix's own cases, and what each does without its figure.
 
-use crate::pool::{Counter, EndpointMetrics, EndpointState, Histogram, Means, Rates};
-use crate::rng::for_request;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
-use crate::scheduling::{Candidate, Ranking, Signal, registry};
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::{Candidate, Ranking, Signal, registry};
+use attache_pool::{Counter, EndpointMetrics, EndpointState, Histogram, Means, Rates};
+use attache_types::rng::for_request;
 use proptest::prelude::{Strategy as _, any, prop, prop_assert_eq, proptest};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -30,12 +30,12 @@
 
 mod score;
 
-use crate::pool::role::AIBRIX_ROLE_LABEL;
-use crate::pool::{Endpoint, Roles};
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::split::{Field, MAX_TRIES, Pair, Picks};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::plugin::{Descriptor, ParamError, params};
+use crate::split::{Field, MAX_TRIES, Pair, Picks};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_pool::role::AIBRIX_ROLE_LABEL;
+use attache_pool::{Endpoint, Roles};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use score::{DecodePolicy, Loads, PrefillPolicy, Weights};

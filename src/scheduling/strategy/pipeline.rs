@@ -29,15 +29,15 @@
 mod params;
 mod stages;
 
-use crate::ids::EndpointId;
-use crate::pool::{Endpoint, Roles};
-use crate::rng::{PickRng, for_request};
-use crate::scheduling::digest::Digest;
-use crate::scheduling::plugin::{
+use crate::digest::Digest;
+use crate::plugin::{
     AnswerHeaders, Better, Descriptor, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
 };
-use crate::scheduling::split::{self, Field as Sides, Media, Pair};
-use crate::scheduling::{Candidate, Decision, PickContext, Ranking, Reads, Strategy};
+use crate::split::{self, Field as Sides, Media, Pair};
+use crate::{Candidate, Decision, PickContext, Ranking, Reads, Strategy};
+use attache_pool::{Endpoint, Roles};
+use attache_types::ids::EndpointId;
+use attache_types::rng::{PickRng, for_request};
 use params::Params;
 use smallvec::{SmallVec, smallvec};
 use stages::Division;

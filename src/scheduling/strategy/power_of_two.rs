@@ -5,9 +5,9 @@
 //! With `compat: true` only what this picker sent counts; AIBrix adds up its gateways' counts in Redis.
 //! Source: Mitzenmacher, "The power of two choices in randomized load balancing" (2001); AIBrix `power-of-two`.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{CountParams, Descriptor, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::plugin::{CountParams, Descriptor, params};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
 use rand::seq::index;
 use smallvec::SmallVec;
 

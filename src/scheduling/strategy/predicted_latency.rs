@@ -8,7 +8,7 @@
 //! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
 //! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt, and what a cached prefix saves:
 //! requests that decode there meanwhile receive no tokens. Both are seconds, learned by
-//! [`crate::pool::speed`], per endpoint, from what the picker sees. [`crate::scheduling::facts::cost`] has the formulas.
+//! [`attache_pool::speed`], per endpoint, from what the picker sees. [`crate::facts::cost`] has the formulas.
 //!
 //! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
 //! together, as they need the room for it once.
@@ -26,14 +26,14 @@
 //! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
 //! KVCache-centric scheduling (Qin et al., FAST'25).
 
-use crate::pool::place::{Nearness, Place, Places};
-use crate::pool::speed::{Load, Prediction};
-use crate::pool::{Endpoint, Roles};
-use crate::rng::PickRng;
-use crate::scheduling::facts::cost::{self, Prices, SHARED_TOKEN_WEIGHT, TOKEN_WEIGHT};
-use crate::scheduling::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
-use crate::scheduling::split::{Decider, Field, MAX_TRIES, Pair};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use crate::facts::cost::{self, Prices, SHARED_TOKEN_WEIGHT, TOKEN_WEIGHT};
+use crate::plugin::{Better, Descriptor, ParamError, params, rank_by_scores};
+use crate::split::{Decider, Field, MAX_TRIES, Pair};
+use crate::{Candidate, PickContext, Ranking, Reads, Strategy};
+use attache_pool::place::{Nearness, Place, Places};
+use attache_pool::speed::{Load, Prediction};
+use attache_pool::{Endpoint, Roles};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
@@ -270,8 +270,8 @@ impl Strategy for PredictedLatency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
-    use crate::scheduling::tests::trial::{Server, among, load};
+    use crate::tests::trial::{Server, among, load};
+    use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
     use std::cell::Cell;
 
     #[test]

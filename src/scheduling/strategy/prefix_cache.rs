@@ -14,9 +14,9 @@
 //! The defaults are those of the manifest that AIBrix is deployed with; its code alone says `imbalance: 8, deviations: 1`.
 //! Source: AIBrix `prefix-cache` (development head, August 2026; with `compat` release 0.4), over an exact index in place of its table.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::plugin::{Better, Descriptor, ParamError, params};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde::Deserialize;
 use smallvec::SmallVec;

@@ -17,15 +17,15 @@
 //! by default it counts no longer.
 //! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::digest::Digest;
-use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
-use crate::scheduling::window::{SlidingSum, Window};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::digest::Digest;
+use crate::plugin::{Better, Descriptor, ParamError, params};
+use crate::window::{SlidingSum, Window};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use ahash::AHashMap;
+use attache_pool::Endpoint;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 use cost::Gpu;
 use exact::Exact;
 use parking_lot::Mutex;

@@ -16,13 +16,13 @@
 
 use super::chwbl::{MAX_VIRTUAL_NODES, load_of_all, tell};
 use super::least_request::LeastRequest;
-use crate::protocol::Prompt;
-use crate::protocol::prompt::Piece;
-use crate::rng::PickRng;
-use crate::scheduling::messages::{messages, texts};
-use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::ring::{self, SharedRing};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use crate::messages::{messages, texts};
+use crate::plugin::{Descriptor, ParamError, params};
+use crate::ring::{self, SharedRing};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_protocol::Prompt;
+use attache_protocol::prompt::Piece;
+use attache_types::rng::PickRng;
 use serde::Deserialize;
 use std::borrow::Cow;
 use xxhash_rust::xxh64::{Xxh64, xxh64};

@@ -3,9 +3,9 @@
 //! When not: whenever load or caches matter. It is the baseline that others are measured against.
 //! Source: AIBrix `random`, GIE `random-picker`.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, NoParams, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::plugin::{Descriptor, NoParams, params};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
 use rand::seq::index;
 
 /// Registry entry.

@@ -4,9 +4,9 @@
 //! be skipped or served twice. When not: when requests differ in size, which is always; it is the floor that others must beat.
 //! Source: Neutree `round-robin`, LocalAI's default.
 
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, NoParams, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::plugin::{Descriptor, NoParams, params};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Registry entry.

@@ -12,10 +12,10 @@
 //! addresses that differ in their last digit two get a quarter of the sessions each. When not: sessions are long and differ in cost; then load piles up where the long ones live.
 //! Source: AIBrix `session-affinity` (development head, August 2026), which sends new sessions to a random endpoint.
 
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Strategy};
+use crate::plugin::{AnswerHeaders, Better, Descriptor, ParamError, params};
+use crate::{Candidate, PickContext, Ranking, Strategy};
+use attache_pool::Endpoint;
+use attache_types::rng::PickRng;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use rand::RngExt;

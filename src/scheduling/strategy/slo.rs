@@ -9,7 +9,7 @@
 //!               slo-least-load-pulling   utilization + consumption <= 1, the emptiest; `slo` is the same
 //! ```
 //!
-//! Expected, target, rate and time stand in a profile of the deployment ([`crate::pool::slo_profile`]), at the lengths of the prompt and of the answer
+//! Expected, target, rate and time stand in a profile of the deployment ([`attache_pool::slo_profile`]), at the lengths of the prompt and of the answer
 //! that the pool gives to such prompts. Which deployment an endpoint is of, its labels say (below, `deployment`). Where a profile is missing or has no
 //! objective that was measured, the fewest requests decide, and that is counted (`no_profile`). A request that a profile says no rate of it meets the
 //! objective is refused with 503.
@@ -25,12 +25,12 @@
 
 mod load;
 
-use crate::pool::slo_profile::{Profile, Profiles, SloProfiles};
-use crate::pool::{Endpoint, EndpointSpec, Roles};
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Descriptor, ParamError, params};
-use crate::scheduling::strategy::least_request::LeastRequest;
-use crate::scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
+use crate::plugin::{Descriptor, ParamError, params};
+use crate::strategy::least_request::LeastRequest;
+use crate::{Candidate, PickContext, Ranking, Signal, Strategy};
+use attache_pool::slo_profile::{Profile, Profiles, SloProfiles};
+use attache_pool::{Endpoint, EndpointSpec, Roles};
+use attache_types::rng::PickRng;
 use load::{Fullness, Placement, Unplaced};
 use serde::Deserialize;
 use serde_json::Value;

@@ -10,8 +10,8 @@
 //! Source: AIBrix `throughput`. Its release 0.4 has this formula over gauges that vLLM no longer exports; later ones take tokens a
 //! request in place of tokens a second, from a query that reads as 0, and so draw at random, for which there is `random`.
 
-use crate::scheduling::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
-use crate::scheduling::{Candidate, PickContext, Strategy};
+use crate::plugin::{Better, Descriptor, FigureFallback, FigureParams, params};
+use crate::{Candidate, PickContext, Strategy};
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {

@@ -15,12 +15,12 @@
 //! its development head shuffles them, which leaves chance.
 //! Source: AIBrix `vtc-basic`; the idea is VTC's (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-use crate::clock::Timestamp;
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::digest::Digest;
-use crate::scheduling::plugin::{Better, Descriptor, ParamError, params};
-use crate::scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
+use crate::digest::Digest;
+use crate::plugin::{Better, Descriptor, ParamError, params};
+use crate::{Candidate, PickContext, Ranking, Signal, Strategy};
+use attache_pool::Endpoint;
+use attache_types::clock::Timestamp;
+use attache_types::rng::PickRng;
 use parking_lot::Mutex;
 use rand::RngExt;
 use serde::Deserialize;

@@ -11,8 +11,8 @@
 //! Language Models" (OSDI 2024). AIBrix's documentation names the three as future variants of its `vtc-basic`.
 
 use super::least_request::LeastRequest;
-use crate::scheduling::Strategy;
-use crate::scheduling::plugin::{Descriptor, NoParams, ParamError, params};
+use crate::Strategy;
+use crate::plugin::{Descriptor, NoParams, ParamError, params};
 use serde_json::Value;
 
 /// The names of these strategies, which are also those of fairness policies.

@@ -11,13 +11,13 @@
 //! large ones; where that hurts, `pipeline` adds up scores as they are.
 //! Source: AIBrix, weighted multi-strategy routing (development head, August 2026); there `vtc-basic` forgets what it decided as a part.
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::{Endpoint, PoolSnapshot};
-use crate::rng::PickRng;
-use crate::scheduling::digest::Digest;
-use crate::scheduling::plugin::{AnswerHeaders, Better, ParamError};
-use crate::scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy, registry};
+use crate::digest::Digest;
+use crate::plugin::{AnswerHeaders, Better, ParamError};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy, registry};
+use attache_pool::{Endpoint, PoolSnapshot};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 use rand::RngExt;
 use serde_json::Value;
 use smallvec::{SmallVec, smallvec};

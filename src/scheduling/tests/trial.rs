@@ -1,18 +1,18 @@
 //! A small pool on which filters and scorers are tried.
 
 use super::{NOW, STALE_AFTER};
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::Roles;
-use crate::pool::ledger::Ticket;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot};
-use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
-use crate::protocol::Prompt;
-use crate::rng::for_request;
-use crate::scheduling::candidates::Cached;
-use crate::scheduling::plugin::{AnswerHeaders, Filter, Headers, Plugin, Scorer};
-use crate::scheduling::split::{self, Field, Pair, SplitPolicy};
-use crate::scheduling::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy, registry};
+use crate::candidates::Cached;
+use crate::plugin::{AnswerHeaders, Filter, Headers, Plugin, Scorer};
+use crate::split::{self, Field, Pair, SplitPolicy};
+use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy, registry};
+use attache_pool::Roles;
+use attache_pool::ledger::Ticket;
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, PoolSnapshot};
+use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache_protocol::Prompt;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use std::time::Duration;
 
 /// One server, and what it holds of the prompt.
 #[derive(Debug)]
-pub(in crate::scheduling) struct Server {
-    pub(in crate::scheduling) metrics: Option<EndpointMetrics>,
+pub(crate) struct Server {
+    pub(crate) metrics: Option<EndpointMetrics>,
     labels: BTreeMap<Arc<str>, Arc<str>>,
     name: Option<&'static str>,
     cached: u32,
@@ -29,27 +29,27 @@ pub(in crate::scheduling) struct Server {
 }
 
 /// A server that reports nothing.
-pub(in crate::scheduling) fn silent() -> Server {
+pub(crate) fn silent() -> Server {
     Server { metrics: None, labels: BTreeMap::new(), name: None, cached: 0, tickets: Vec::new() }
 }
 
 /// A server that reports this.
-pub(in crate::scheduling) fn reports(metrics: EndpointMetrics) -> Server {
+pub(crate) fn reports(metrics: EndpointMetrics) -> Server {
     Server { metrics: Some(EndpointMetrics { scraped_at: NOW, ..metrics }), ..silent() }
 }
 
 /// A server with this queue and this part of its KV cache in use.
-pub(in crate::scheduling) fn load(waiting: u32, kv_usage: f32) -> Server {
+pub(crate) fn load(waiting: u32, kv_usage: f32) -> Server {
     reports(EndpointMetrics { waiting, kv_usage, ..EndpointMetrics::default() })
 }
 
 /// A server with so many running requests.
-pub(in crate::scheduling) fn running(running: u32) -> Server {
+pub(crate) fn running(running: u32) -> Server {
     reports(EndpointMetrics { running, ..EndpointMetrics::default() })
 }
 
 /// A server with these adapters running and waiting, and room for `max`.
-pub(in crate::scheduling) fn lora(running: &[&str], waiting: &[&str], max: u32) -> Server {
+pub(crate) fn lora(running: &[&str], waiting: &[&str], max: u32) -> Server {
     let names = |list: &[&str]| list.iter().map(|n| Arc::from(*n)).collect();
     let lora = Some(LoraState { max, running: names(running), waiting: names(waiting) });
     reports(EndpointMetrics { lora, ..EndpointMetrics::default() })
@@ -57,31 +57,31 @@ pub(in crate::scheduling) fn lora(running: &[&str], waiting: &[&str], max: u32) 
 
 impl Server {
     /// Read so many milliseconds ago.
-    pub(in crate::scheduling) fn aged(mut self, ms: u64) -> Self {
+    pub(crate) fn aged(mut self, ms: u64) -> Self {
         if let Some(metrics) = &mut self.metrics {
             metrics.scraped_at = Timestamp(NOW.0 - ms * 1_000_000);
         }
         self
     }
 
-    pub(in crate::scheduling) fn label(mut self, key: &str, value: &str) -> Self {
+    pub(crate) fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.into(), value.into());
         self
     }
 
-    pub(in crate::scheduling) fn named(mut self, name: &'static str) -> Self {
+    pub(crate) fn named(mut self, name: &'static str) -> Self {
         self.name = Some(name);
         self
     }
 
     /// It holds so many tokens of the prompt.
-    pub(in crate::scheduling) fn holding(mut self, tokens: u32) -> Self {
+    pub(crate) fn holding(mut self, tokens: u32) -> Self {
         self.cached = tokens;
         self
     }
 
     /// Requests that we have sent there, by their uncached prompt tokens.
-    pub(in crate::scheduling) fn sent(mut self, tokens: &[u32]) -> Self {
+    pub(crate) fn sent(mut self, tokens: &[u32]) -> Self {
         self.tickets.extend(tokens);
         self
     }
@@ -89,8 +89,8 @@ impl Server {
 
 /// The pool and the request.
 #[derive(Debug)]
-pub(in crate::scheduling) struct Trial {
-    pub(in crate::scheduling) pool: PoolSnapshot,
+pub(crate) struct Trial {
+    pub(crate) pool: PoolSnapshot,
     cached: Vec<u32>,
     headers: BTreeMap<String, String>,
     prompt: Option<Prompt<'static>>,
@@ -100,7 +100,7 @@ pub(in crate::scheduling) struct Trial {
 }
 
 /// A request of 100 tokens for the model `A` among `servers`, whose ids count from 0.
-pub(in crate::scheduling) fn among(servers: Vec<Server>) -> Trial {
+pub(crate) fn among(servers: Vec<Server>) -> Trial {
     let (mut states, mut cached, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
     for (id, server) in (0u32..).zip(servers) {
         let mut spec = EndpointSpec::at(([10, 0, 0, 1], 8000 + u16::try_from(id).unwrap()).into());
@@ -117,48 +117,48 @@ pub(in crate::scheduling) fn among(servers: Vec<Server>) -> Trial {
 
 /// Where a request goes that may be split.
 #[derive(Debug)]
-pub(in crate::scheduling) struct Sent {
-    pub(in crate::scheduling) whole: Decision,
-    pub(in crate::scheduling) pair: Option<Pair>,
-    pub(in crate::scheduling) split: bool,
+pub(crate) struct Sent {
+    pub(crate) whole: Decision,
+    pub(crate) pair: Option<Pair>,
+    pub(crate) split: bool,
 }
 
 impl Sent {
     /// Prefill and decode server, in the order in which they are tried; nothing when it is not split.
-    pub(in crate::scheduling) fn ids(&self) -> (Vec<u32>, Vec<u32>) {
+    pub(crate) fn ids(&self) -> (Vec<u32>, Vec<u32>) {
         let ids = |picks: &split::Picks| picks.iter().map(|e| e.id.0).collect();
         self.pair.as_ref().filter(|_| self.split).map_or_else(Default::default, |p| (ids(&p.prefill), ids(&p.decode)))
     }
 
     /// The first of each; `None` when it is not split.
-    pub(in crate::scheduling) fn first(&self) -> Option<(u32, u32)> {
+    pub(crate) fn first(&self) -> Option<(u32, u32)> {
         let (prefill, decode) = self.ids();
         Some((*prefill.first()?, *decode.first()?))
     }
 }
 
 impl Trial {
-    pub(in crate::scheduling) fn header(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.insert(name.to_owned(), value.to_owned());
         self
     }
 
     /// The request has a prompt of so many tokens.
-    pub(in crate::scheduling) fn long(self, prompt_tokens: u32) -> Self {
+    pub(crate) fn long(self, prompt_tokens: u32) -> Self {
         Self { prompt_tokens, ..self }
     }
 
     /// This is its prompt.
-    pub(in crate::scheduling) fn asking(self, prompt: Prompt<'static>) -> Self {
+    pub(crate) fn asking(self, prompt: Prompt<'static>) -> Self {
         Self { prompt: Some(prompt), ..self }
     }
 
     /// It comes so many milliseconds later.
-    pub(in crate::scheduling) fn later(self, ms: u64) -> Self {
+    pub(crate) fn later(self, ms: u64) -> Self {
         Self { now: Timestamp(self.now.0 + ms * 1_000_000), ..self }
     }
 
-    pub(in crate::scheduling) fn context(&self) -> PickContext<'_> {
+    pub(crate) fn context(&self) -> PickContext<'_> {
         let request = RequestFacts {
             model: "A",
             prompt_tokens: self.prompt_tokens,
@@ -170,18 +170,12 @@ impl Trial {
     }
 
     /// Those with all of `roles`.
-    pub(in crate::scheduling) fn there_for(&self, roles: Roles) -> Vec<Candidate<'_>> {
+    pub(crate) fn there_for(&self, roles: Roles) -> Vec<Candidate<'_>> {
         self.candidates().into_iter().filter(|c| c.state.endpoint.roles.has(roles)).collect()
     }
 
     /// Who serves the request whole by `strategy`, and in a pair; `None` without anybody.
-    pub(in crate::scheduling) fn pair(
-        &self,
-        strategy: &dyn Strategy,
-        policy: &SplitPolicy,
-        wanted: usize,
-        seed: u64,
-    ) -> Option<Sent> {
+    pub(crate) fn pair(&self, strategy: &dyn Strategy, policy: &SplitPolicy, wanted: usize, seed: u64) -> Option<Sent> {
         let cx = self.context();
         let rng = &mut for_request(seed, 0);
         let decode = self.there_for(strategy.roles(&cx));
@@ -198,7 +192,7 @@ impl Trial {
     }
 
     /// Who encodes for the request that a decision by `strategy` has sent, `wanted` at most.
-    pub(in crate::scheduling) fn encoders(&self, strategy: &dyn Strategy, sent: &Sent, wanted: usize) -> Vec<u32> {
+    pub(crate) fn encoders(&self, strategy: &dyn Strategy, sent: &Sent, wanted: usize) -> Vec<u32> {
         let (cx, encode) = (self.context(), self.there_for(Roles::ENCODE));
         let decode = self.there_for(strategy.roles(&cx));
         let mut sent_as = sent.whole.clone();
@@ -212,7 +206,7 @@ impl Trial {
         chosen.iter().flat_map(|c| &c.picks).map(|e| e.id.0).collect()
     }
 
-    pub(in crate::scheduling) fn candidates(&self) -> Vec<Candidate<'_>> {
+    pub(crate) fn candidates(&self) -> Vec<Candidate<'_>> {
         let states = self.pool.endpoints.iter().zip(&self.cached);
         let candidate = |(state, cached): (_, &u32)| Candidate {
             cached: Cached { gpu: *cached, any: *cached, in_use: 0 },
@@ -222,32 +216,32 @@ impl Trial {
     }
 
     /// Who stays.
-    pub(in crate::scheduling) fn kept(&self, filter: &dyn Filter) -> Vec<usize> {
+    pub(crate) fn kept(&self, filter: &dyn Filter) -> Vec<usize> {
         self.kept_by_draw(filter, 0)
     }
 
     /// Who stays, by the draw of this seed.
-    pub(in crate::scheduling) fn kept_by_draw(&self, filter: &dyn Filter, seed: u64) -> Vec<usize> {
+    pub(crate) fn kept_by_draw(&self, filter: &dyn Filter, seed: u64) -> Vec<usize> {
         let candidates = self.candidates();
         let mut keep = vec![true; candidates.len()];
         filter.keep(&self.context(), &candidates, &mut for_request(seed, 0), &mut keep);
         (0..keep.len()).filter(|i| keep[*i]).collect()
     }
 
-    pub(in crate::scheduling) fn scores(&self, scorer: &dyn Scorer) -> Vec<f32> {
+    pub(crate) fn scores(&self, scorer: &dyn Scorer) -> Vec<f32> {
         let candidates = self.candidates();
         let mut out = vec![f32::NAN; candidates.len()];
         scorer.score(&self.context(), &candidates, &mut out);
         out
     }
 
-    pub(in crate::scheduling) fn endpoint(&self, i: usize) -> &Endpoint {
+    pub(crate) fn endpoint(&self, i: usize) -> &Endpoint {
         &self.pool.endpoints[i].endpoint
     }
 }
 
 /// What nobody's cache is known to hold yet, in blocks of 16 tokens.
-pub(in crate::scheduling) fn prefix_cache() -> PrefixCache {
+pub(crate) fn prefix_cache() -> PrefixCache {
     PrefixCache::new(&CacheConfig {
         unit: BlockUnit::Tokens(16),
         max_bytes: 1 << 20,
@@ -257,14 +251,14 @@ pub(in crate::scheduling) fn prefix_cache() -> PrefixCache {
     })
 }
 
-pub(in crate::scheduling) fn filter(name: &str, parameters: &Value) -> Arc<dyn Filter> {
+pub(crate) fn filter(name: &str, parameters: &Value) -> Arc<dyn Filter> {
     match (registry::plugin(name).unwrap().build)(parameters).unwrap() {
         Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter,
         other => panic!("{name} is {other:?}"),
     }
 }
 
-pub(in crate::scheduling) fn scorer(name: &str, parameters: &Value) -> Arc<dyn Scorer> {
+pub(crate) fn scorer(name: &str, parameters: &Value) -> Arc<dyn Scorer> {
     match (registry::plugin(name).unwrap().build)(parameters).unwrap() {
         Plugin::Scorer(scorer) | Plugin::FilterAndScorer(_, scorer) => scorer,
         other => panic!("{name} is {other:?}"),
@@ -272,7 +266,7 @@ pub(in crate::scheduling) fn scorer(name: &str, parameters: &Value) -> Arc<dyn S
 }
 
 /// The headers that a plugin has for the client when `endpoint` serves, as `name: value`.
-pub(in crate::scheduling) fn answer(tell: impl Fn(&mut AnswerHeaders)) -> Vec<String> {
+pub(crate) fn answer(tell: impl Fn(&mut AnswerHeaders)) -> Vec<String> {
     let mut headers = AnswerHeaders::new();
     tell(&mut headers);
     headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()

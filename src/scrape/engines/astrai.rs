@@ -8,7 +8,7 @@
 //! Servers that do not tell `cache_usage` are taken to have an empty cache, so their load is what runs and what waits.
 
 use super::{PageError, count, fraction};
-use crate::pool::{Counter, Counters, EndpointMetrics};
+use attache_pool::{Counter, Counters, EndpointMetrics};
 use serde_json::Value;
 
 /// Reads a page.

@@ -1,9 +1,9 @@
 //! What becomes of pages, and of one that a socket gives; the scraper over real HTTP is in `tests/feeds.rs`.
 
 use super::*;
-use crate::pool::ranks::RankBooking;
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointMetrics, EndpointSpec, Engine, PoolWriter};
+use attache_pool::ranks::RankBooking;
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointMetrics, EndpointSpec, Engine, PoolWriter};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const SECOND: u64 = 1_000_000_000;

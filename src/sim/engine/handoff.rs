@@ -7,9 +7,9 @@
 //! when it is admitted and waits outside the batch (`WAITING_FOR_REMOTE_KVS`).
 
 use super::{Engine, EngineEvent, JobId};
-use crate::clock::Timestamp;
-use crate::sim::kv::{BlockId, KvCache};
+use crate::kv::{BlockId, KvCache};
 use ahash::RandomState;
+use attache_types::clock::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 

@@ -2,9 +2,9 @@
 //! makes the events, its owner the jobs.
 
 use super::handoff::Handoff;
-use crate::clock::Timestamp;
-use crate::sim::content::Piece;
-use crate::sim::kv::KvEvent;
+use crate::content::Piece;
+use crate::kv::KvEvent;
+use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
 /// Number of a job; its owner gives it out, each once.
@@ -14,7 +14,7 @@ pub struct JobId(pub u64);
 /// What is to be read.
 #[derive(Clone, Debug)]
 pub enum JobPrompt {
-    /// Token ids; the answer is made of [`crate::sim::tokenizer::answer_token`]s.
+    /// Token ids; the answer is made of [`crate::tokenizer::answer_token`]s.
     Tokens(Vec<u32>),
     /// Text that is known by name; no token is ever made. The answer is the text that [`Job::answer_seed`] names: a later prompt that
     /// brings it back as a piece finds its blocks.

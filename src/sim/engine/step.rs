@@ -2,10 +2,10 @@
 
 use super::batch::Seat;
 use super::{Engine, EngineEvent, FinishReason, JobReport, KvBatch};
-use crate::clock::Timestamp;
-use crate::sim::latency::StepWork;
-use crate::sim::sequence::Sequence;
-use crate::sim::stats::EngineStats;
+use crate::latency::StepWork;
+use crate::sequence::Sequence;
+use crate::stats::EngineStats;
+use attache_types::clock::Timestamp;
 
 impl Engine {
     /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what has received its

@@ -1,6 +1,6 @@
 use super::*;
-use crate::sim::content::Piece;
-use crate::sim::tokenizer::answer_token;
+use crate::content::Piece;
+use crate::tokenizer::answer_token;
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

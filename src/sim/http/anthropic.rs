@@ -6,9 +6,9 @@ use super::legs::{Legs, Totals};
 use super::requests::AnthropicRequest;
 use super::stream::{EventSink, EventWriter, Usage};
 use super::{Call, Generation, Server, Whole, quoted};
-use crate::sim::answer::Answer;
-use crate::sim::config::Quirks;
-use crate::sim::engine::{FinishReason, JobReport};
+use crate::answer::Answer;
+use crate::config::Quirks;
+use crate::engine::{FinishReason, JobReport};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 

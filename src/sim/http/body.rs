@@ -17,7 +17,7 @@ const FILLER: &[u8] =
 
 /// A response body.
 #[derive(Debug)]
-pub(in crate::sim) enum SimBody {
+pub(crate) enum SimBody {
     /// Sent at once.
     Full(Option<Bytes>),
     /// Server-sent events while the engine works.
@@ -31,7 +31,7 @@ pub(in crate::sim) enum SimBody {
 }
 
 /// A body that is not known yet.
-pub(in crate::sim) struct Late(Pin<Box<dyn Future<Output = SimBody> + Send>>);
+pub(crate) struct Late(Pin<Box<dyn Future<Output = SimBody> + Send>>);
 
 impl fmt::Debug for Late {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

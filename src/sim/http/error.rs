@@ -1,8 +1,8 @@
 //! Refusals in the words of the model servers.
 
 use super::body::{SimBody, json_response};
-use crate::sim::config::Quirks;
-use crate::sim::engine::Refused;
+use crate::config::Quirks;
+use crate::engine::Refused;
 use http::{Response, StatusCode};
 use serde_json::json;
 

@@ -6,7 +6,7 @@ use super::legs::Legs;
 use super::openai::{finish_reason, usage_json};
 use super::requests::OpenAiRequest;
 use super::{Call, Generation, Server};
-use crate::sim::tokenizer::answer_token;
+use crate::tokenizer::answer_token;
 use http::{Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use super::body::{SimBody, json_response};
 use super::error::ApiError;
 use super::{Call, Server, hex};
-use crate::sim::kv_events::{HashForm, KvEventSource, Restart};
+use crate::kv_events::{HashForm, KvEventSource, Restart};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -40,7 +40,7 @@ pub(super) fn blocks(server: &Server, call: &Call) -> Result<Response<SimBody>, 
         .iter()
         .map(|(digest, copies)| {
             let hash = match config.hash {
-                HashForm::Int => Value::from(digest.event_hash().0),
+                HashForm::Int => Value::from(digest.event_hash()),
                 HashForm::Bytes => Value::from(hex(digest.as_bytes())),
             };
             json!({"hash": hash, "copies": copies})

@@ -5,14 +5,14 @@
 use super::error::ApiError;
 use super::stream::Usage;
 use super::{Generation, Server};
-use crate::clock::{Clock, Timestamp};
-use crate::sim::engine::{FinishReason, Handoff, JobId, JobReport};
-use crate::sim::fault_board::FaultBoard;
-use crate::sim::kv::{BlockHash, content_hash};
-use crate::sim::pd::{
+use crate::engine::{FinishReason, Handoff, JobId, JobReport};
+use crate::fault_board::FaultBoard;
+use crate::kv::{BlockHash, content_hash};
+use crate::pd::{
     Claim, Connector, Counts, ExpiryClock, Kept, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer, Peers, Role,
 };
-use crate::sim::tokenizer::answer_token;
+use crate::tokenizer::answer_token;
+use attache_types::clock::{Clock, Timestamp};
 use http::StatusCode;
 use memchr::memmem;
 use serde::Deserialize;
@@ -54,17 +54,17 @@ impl Legs {
 
 /// A server's part in the split.
 #[derive(Debug)]
-pub(in crate::sim) struct Pd {
-    pub(in crate::sim) config: PdConfig,
-    pub(in crate::sim) role: Role,
-    pub(in crate::sim) peers: Arc<Peers>,
+pub(crate) struct Pd {
+    pub(crate) config: PdConfig,
+    pub(crate) role: Role,
+    pub(crate) peers: Arc<Peers>,
     /// This server, as the others see it.
-    pub(in crate::sim) own: Arc<Peer>,
-    pub(in crate::sim) counts: Arc<Counts>,
+    pub(crate) own: Arc<Peer>,
+    pub(crate) counts: Arc<Counts>,
     /// Held by each prefill leg that hangs.
-    pub(in crate::sim) hanging: Arc<()>,
-    pub(in crate::sim) faults: Arc<FaultBoard>,
-    pub(in crate::sim) clock: Clock,
+    pub(crate) hanging: Arc<()>,
+    pub(crate) faults: Arc<FaultBoard>,
+    pub(crate) clock: Clock,
 }
 
 /// Which part of its work a request asks for.

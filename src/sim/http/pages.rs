@@ -1,8 +1,8 @@
 //! The metrics page, with the names of the engine that the server plays.
 
 use super::{MetricsStyle, Server};
-use crate::sim::host::{HostSnapshot, LoraSet};
-use crate::sim::stats::{EngineStats, Histogram};
+use crate::host::{HostSnapshot, LoraSet};
+use crate::stats::{EngineStats, Histogram};
 use std::fmt::Write;
 use std::time::SystemTime;
 

@@ -1,8 +1,8 @@
 //! What clients send, as far as a simulated server reads it. Unknown fields are ignored, as by the real servers.
 
 use super::error::ApiError;
-use crate::sim::answer::AnswerLimits;
-use crate::sim::tokenizer::{self, Content, Turn};
+use crate::answer::AnswerLimits;
+use crate::tokenizer::{self, Content, Turn};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;

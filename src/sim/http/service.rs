@@ -4,10 +4,10 @@ use super::body::{SimBody, full_response, json_response};
 use super::error::ApiError;
 use super::requests::{DetokenizeRequest, LoraRequest, OpenAiRequest};
 use super::{Call, LoraAdapter, Server};
-use crate::sim::config::Quirks;
-use crate::sim::faults::Faults;
-use crate::sim::host::HostSnapshot;
-use crate::sim::tokenizer;
+use crate::config::Quirks;
+use crate::faults::Faults;
+use crate::host::HostSnapshot;
+use crate::tokenizer;
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 

@@ -3,11 +3,11 @@
 use super::Started;
 use super::error::ApiError;
 use super::legs::{Reply, Totals, load_failed};
-use crate::sim::answer::Answer;
-use crate::sim::config::Quirks;
-use crate::sim::engine::JobReport;
-use crate::sim::faults::Faults;
-use crate::sim::host::{News, Subscription, Update};
+use crate::answer::Answer;
+use crate::config::Quirks;
+use crate::engine::JobReport;
+use crate::faults::Faults;
+use crate::host::{News, Subscription, Update};
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::Frame;
@@ -96,7 +96,7 @@ impl EventSink {
 
 /// The body of a streamed answer.
 #[derive(Debug)]
-pub(in crate::sim) struct EventStream {
+pub(crate) struct EventStream {
     /// `None` when there is nothing to wait for.
     subscription: Option<Subscription>,
     answers: Vec<Answer>,

@@ -4,11 +4,11 @@
 //! 0.22.1 (arrays) do, which `tests.rs` compares byte for byte with what such servers have sent.
 
 use super::{EventEncoding, HashForm, KvEventsConfig};
-use crate::clock::Timestamp;
-use crate::prefix::vllm_hash::{Digest, ExtraForm, ExtraKeys, Hasher, Lora};
-use crate::sim::engine::KvBatch;
-use crate::sim::kv::{BlockHash, KvBlock, KvEvent};
+use crate::engine::KvBatch;
+use crate::kv::{BlockHash, KvBlock, KvEvent};
+use crate::vllm_hash::{Digest, ExtraForm, ExtraKeys, Hasher, Lora};
 use ahash::RandomState;
+use attache_types::clock::Timestamp;
 use bytes::Bytes;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -324,7 +324,7 @@ impl KvEncoder {
 
     fn digest(&self, out: &mut Vec<u8>, digest: &Digest) {
         match self.hash {
-            HashForm::Int => msgpack::uint(out, digest.event_hash().0),
+            HashForm::Int => msgpack::uint(out, digest.event_hash()),
             HashForm::Bytes => msgpack::bin(out, digest.as_bytes()),
         }
     }

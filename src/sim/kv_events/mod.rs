@@ -1,16 +1,16 @@
 //! What an engine's cache stores and drops, told as vLLM tells it: frames on a ZMQ PUB socket, and a ROUTER socket that repeats them.
 //!
 //! [`encode`] turns an engine's batches into frames and is pure: whoever runs engines in virtual time can use it, or take the
-//! engine's own [`KvBatch`](crate::sim::engine::KvBatch)es and spare the hashing. `publish` and `replay` are the sockets. Called by
-//! `sim::host` and `sim::fleet`; may import `prefix::vllm_hash`, the pure part of `sim`, `clock`, and tokio and zeromq in the sockets.
+//! engine's own [`KvBatch`](crate::engine::KvBatch)es and spare the hashing. `publish` and `replay` are the sockets. Called by
+//! `sim::host` and `sim::fleet`; may import the pure part of `sim`, `clock`, and tokio and zeromq in the sockets.
 
 pub mod encode;
 #[cfg(feature = "zmq")]
-pub(in crate::sim) mod publish;
+pub(crate) mod publish;
 #[cfg(feature = "zmq")]
 mod replay;
 
-use crate::prefix::vllm_hash::{self, Algorithm};
+use crate::vllm_hash::{self, Algorithm};
 use tokio::sync::{mpsc, oneshot};
 
 /// 10,000 batches can be repeated: vLLM's default.
@@ -120,17 +120,17 @@ pub struct KvEventSource {
 /// The publisher is to begin anew, as that of a new process.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "zmq"), expect(dead_code, reason = "read by the publisher, which such a build has not"))]
-pub(in crate::sim) struct Restart {
+pub(crate) struct Restart {
     /// Number of the process that begins; what earlier ones have not published is lost.
-    pub(in crate::sim) process: u32,
+    pub(crate) process: u32,
     /// Told when the new sockets are there.
-    pub(in crate::sim) done: oneshot::Sender<()>,
+    pub(crate) done: oneshot::Sender<()>,
 }
 
 /// The ends of a publisher that its server holds.
 #[derive(Debug)]
-pub(in crate::sim) struct KvLink {
-    pub(in crate::sim) source: KvEventSource,
-    pub(in crate::sim) frames: mpsc::UnboundedSender<encode::KvFrame>,
-    pub(in crate::sim) restarts: mpsc::UnboundedSender<Restart>,
+pub(crate) struct KvLink {
+    pub(crate) source: KvEventSource,
+    pub(crate) frames: mpsc::UnboundedSender<encode::KvFrame>,
+    pub(crate) restarts: mpsc::UnboundedSender<Restart>,
 }

@@ -6,9 +6,9 @@
 use super::encode::KvFrame;
 use super::replay::{self, Ring};
 use super::{KvEventSource, KvEventsConfig, KvLink, Outlet, ReplayFormat, Restart};
-use crate::clock::Clock;
-use crate::sim::fault_board::FaultBoard;
-use crate::sim::faults::Faults;
+use crate::fault_board::FaultBoard;
+use crate::faults::Faults;
+use attache_types::clock::Clock;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ enum Next {
 }
 
 /// The publisher of one server.
-pub(in crate::sim) struct Publisher {
+pub(crate) struct Publisher {
     clock: Clock,
     faults: Arc<FaultBoard>,
     switched: watch::Receiver<Faults>,
@@ -92,7 +92,7 @@ impl Port {
 ///
 /// # Errors
 /// When a port can't be had or an address can't be read.
-pub(in crate::sim) fn open(
+pub(crate) fn open(
     config: &KvEventsConfig,
     index: u16,
     server: SocketAddr,
@@ -155,7 +155,7 @@ fn nth_port(first: u16, index: u16) -> io::Result<u16> {
 
 impl Publisher {
     /// Publishes until it is dropped.
-    pub(in crate::sim) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut reached: Option<Restart> = None;
         loop {
             let mut options = SocketOptions::default();

@@ -1,7 +1,7 @@
 //! The replay socket: whoever names a sequence number gets the batches from there on, as far as they are still kept, and an end mark.
 
 use super::ReplayFormat;
-use crate::sim::fault_board::FaultBoard;
+use crate::fault_board::FaultBoard;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

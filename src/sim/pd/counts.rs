@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a prompt could not be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::sim) enum LoadError {
+pub(crate) enum LoadError {
     /// No living server of the fleet has this engine id.
     UnknownEngine,
     /// The engine is not at this host and port.
@@ -38,28 +38,28 @@ impl LoadError {
 
 /// Totals since the start.
 #[derive(Debug, Default)]
-pub(in crate::sim) struct Counts {
+pub(crate) struct Counts {
     /// Requests without parameters.
-    pub(in crate::sim) whole: AtomicU64,
-    pub(in crate::sim) prefills: AtomicU64,
-    pub(in crate::sim) decodes: AtomicU64,
+    pub(crate) whole: AtomicU64,
+    pub(crate) prefills: AtomicU64,
+    pub(crate) decodes: AtomicU64,
     /// Prefills that fetched the conversation's past from a decode server.
-    pub(in crate::sim) pulls: AtomicU64,
+    pub(crate) pulls: AtomicU64,
     /// Blocks of other servers that were read to the end.
-    pub(in crate::sim) transfers: AtomicU64,
+    pub(crate) transfers: AtomicU64,
     /// Blocks of other servers that were given back unread: the client had gone.
-    pub(in crate::sim) abandoned: AtomicU64,
+    pub(crate) abandoned: AtomicU64,
     /// Decode legs that had to compute the prompt, because parameters were missing or by policy.
-    pub(in crate::sim) local_recomputes: AtomicU64,
+    pub(crate) local_recomputes: AtomicU64,
     failed: [AtomicU64; LoadError::ALL.len()],
 }
 
 impl Counts {
-    pub(in crate::sim) fn add(count: &AtomicU64) {
+    pub(crate) fn add(count: &AtomicU64) {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(in crate::sim) fn fail(&self, error: LoadError) {
+    pub(crate) fn fail(&self, error: LoadError) {
         let failed = LoadError::ALL.iter().zip(&self.failed).find(|((kind, _), _)| *kind == error);
         if let Some((_, count)) = failed {
             Self::add(count);
@@ -67,23 +67,23 @@ impl Counts {
     }
 
     /// By their names.
-    pub(in crate::sim) fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
         LoadError::ALL.iter().zip(&self.failed).map(|((_, name), count)| (*name, count.load(Ordering::Relaxed)))
     }
 
     /// All together.
-    pub(in crate::sim) fn failures(&self) -> u64 {
+    pub(crate) fn failures(&self) -> u64 {
         self.failed().map(|(_, count)| count).sum()
     }
 
     /// Blocks that had gone before they had been read.
-    pub(in crate::sim) fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         let lost = LoadError::ALL.iter().zip(self.failed()).find(|((kind, _), _)| *kind == LoadError::Lost);
         lost.map_or(0, |(_, (_, count))| count)
     }
 
     /// By their names.
-    pub(in crate::sim) fn legs(&self) -> [(&'static str, u64); 7] {
+    pub(crate) fn legs(&self) -> [(&'static str, u64); 7] {
         [
             ("whole", &self.whole),
             ("prefills", &self.prefills),

@@ -125,7 +125,7 @@ impl Default for PdConfig {
     fn default() -> Self {
         Self {
             connector: Connector::default(),
-            lease: crate::sim::engine::DEFAULT_LEASE,
+            lease: crate::engine::DEFAULT_LEASE,
             bidirectional: false,
             decoder_ttl: DEFAULT_DECODER_TTL,
             expiry_clock: ExpiryClock::default(),

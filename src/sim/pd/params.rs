@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 /// What a request says. Everything may be missing or null.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(in crate::sim) struct KvTransferParams {
-    pub(in crate::sim) do_remote_decode: Option<bool>,
-    pub(in crate::sim) do_remote_prefill: Option<bool>,
+pub(crate) struct KvTransferParams {
+    pub(crate) do_remote_decode: Option<bool>,
+    pub(crate) do_remote_prefill: Option<bool>,
     remote_block_ids: Option<BlockIds>,
     remote_engine_id: Option<String>,
     remote_request_id: Option<String>,
     remote_host: Option<String>,
     remote_port: Option<u16>,
     remote_num_tokens: Option<u32>,
-    pub(in crate::sim) remote_prefill_cached_tokens: Option<u64>,
+    pub(crate) remote_prefill_cached_tokens: Option<u64>,
 }
 
 /// One list for every KV cache group, or the flat list of older servers.
@@ -28,18 +28,18 @@ enum BlockIds {
 
 /// Blocks of another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::sim) struct Remote {
-    pub(in crate::sim) engine_id: String,
-    pub(in crate::sim) request_id: String,
-    pub(in crate::sim) host: String,
-    pub(in crate::sim) port: u16,
-    pub(in crate::sim) blocks: Vec<u32>,
-    pub(in crate::sim) num_tokens: Option<u32>,
+pub(crate) struct Remote {
+    pub(crate) engine_id: String,
+    pub(crate) request_id: String,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) num_tokens: Option<u32>,
 }
 
 impl KvTransferParams {
     /// The blocks that are to be fetched; `None` when one of the five fields is missing that say where they are.
-    pub(in crate::sim) fn remote(self) -> Option<Remote> {
+    pub(crate) fn remote(self) -> Option<Remote> {
         Some(Remote {
             engine_id: self.remote_engine_id?,
             request_id: self.remote_request_id?,
@@ -57,7 +57,7 @@ impl KvTransferParams {
 impl Remote {
     /// The reply of a prefill, for the decode leg. `cached`: prompt tokens that the prefill found in its cache; vLLM leaves it out after
     /// more than one token.
-    pub(in crate::sim) fn for_decode(&self, cached: Option<u32>) -> Value {
+    pub(crate) fn for_decode(&self, cached: Option<u32>) -> Value {
         let mut params = self.common(true);
         params["remote_blocks_expiry_time"] = Value::Null;
         if let Some(cached) = cached {
@@ -67,7 +67,7 @@ impl Remote {
     }
 
     /// The reply of a decode, for the prefill of the conversation's next turn. `expires`: seconds of the server's [`ExpiryClock`](super::ExpiryClock).
-    pub(in crate::sim) fn for_prefill(&self, expires: f64) -> Value {
+    pub(crate) fn for_prefill(&self, expires: f64) -> Value {
         let mut params = self.common(false);
         params["remote_blocks_expiry_time"] = Value::from(expires);
         params

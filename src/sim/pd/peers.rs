@@ -3,12 +3,12 @@
 use super::LoadFailure;
 use super::counts::{Counts, LoadError};
 use super::params::Remote;
-use crate::rng;
-use crate::sim::content::mix;
-use crate::sim::engine::JobId;
-use crate::sim::host::EngineHost;
-use crate::sim::kv::BlockHash;
+use crate::content::mix;
+use crate::engine::JobId;
+use crate::host::EngineHost;
+use crate::kv::BlockHash;
 use ahash::RandomState;
+use attache_types::rng;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -26,7 +26,7 @@ const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(1);
 
 /// The register of one fleet.
 #[derive(Debug, Default)]
-pub(in crate::sim) struct Peers {
+pub(crate) struct Peers {
     by_engine: RwLock<HashMap<String, Arc<Peer>>>,
     /// SGLang's rooms: the prefill that is ready in each.
     rooms: Mutex<HashMap<u64, (Arc<Peer>, Kept)>>,
@@ -35,13 +35,13 @@ pub(in crate::sim) struct Peers {
     /// TensorRT-LLM's context requests.
     contexts: Mutex<HashMap<u64, (Arc<Peer>, Kept)>>,
     /// Blocks in the shared storage.
-    pub(in crate::sim) stored: RwLock<HashSet<BlockHash, RandomState>>,
+    pub(crate) stored: RwLock<HashSet<BlockHash, RandomState>>,
 }
 
 /// One server, as the others see it.
 #[derive(Debug)]
-pub(in crate::sim) struct Peer {
-    pub(in crate::sim) host: Arc<EngineHost>,
+pub(crate) struct Peer {
+    pub(crate) host: Arc<EngineHost>,
     address: String,
     port: u16,
     engine_id: RwLock<String>,
@@ -52,16 +52,16 @@ pub(in crate::sim) struct Peer {
 
 /// What a server keeps of one request.
 #[derive(Clone, Debug)]
-pub(in crate::sim) struct Kept {
-    pub(in crate::sim) job: JobId,
+pub(crate) struct Kept {
+    pub(crate) job: JobId,
     /// What is in the blocks, and whose adapter made it.
-    pub(in crate::sim) tokens: Arc<[u32]>,
-    pub(in crate::sim) lora: Option<Arc<str>>,
+    pub(crate) tokens: Arc<[u32]>,
+    pub(crate) lora: Option<Arc<str>>,
 }
 
 impl Peers {
     /// Takes in a server, with a side channel at `address` and `port`.
-    pub(in crate::sim) fn join(&self, host: Arc<EngineHost>, address: String, port: u16) -> Arc<Peer> {
+    pub(crate) fn join(&self, host: Arc<EngineHost>, address: String, port: u16) -> Arc<Peer> {
         let peer = Arc::new(Peer {
             host,
             address,
@@ -75,7 +75,7 @@ impl Peers {
     }
 
     /// A server began anew: nobody knows its old id, and it keeps nothing.
-    pub(in crate::sim) fn restarted(&self, peer: &Arc<Peer>) {
+    pub(crate) fn restarted(&self, peer: &Arc<Peer>) {
         let mut by_engine = self.by_engine.write();
         by_engine.remove(&peer.engine_id());
         peer.kept.lock().clear();
@@ -85,13 +85,13 @@ impl Peers {
     }
 
     /// Leaves what a server keeps in an SGLang room.
-    pub(in crate::sim) fn put_into_room(&self, room: u64, peer: Arc<Peer>, kept: Kept) {
+    pub(crate) fn put_into_room(&self, room: u64, peer: Arc<Peer>, kept: Kept) {
         put(&mut self.rooms.lock(), room, peer, kept);
         self.rooms_changed.notify_waiters();
     }
 
     /// Waits for what is left in a room.
-    pub(in crate::sim) async fn enter_room(&self, room: u64) -> (Arc<Peer>, Kept) {
+    pub(crate) async fn enter_room(&self, room: u64) -> (Arc<Peer>, Kept) {
         loop {
             let mut changed = pin!(self.rooms_changed.notified());
             // Before the look, so that no change falls between.
@@ -105,18 +105,18 @@ impl Peers {
     }
 
     /// Enters a TensorRT-LLM context request.
-    pub(in crate::sim) fn put_context(&self, id: u64, peer: Arc<Peer>, kept: Kept) {
+    pub(crate) fn put_context(&self, id: u64, peer: Arc<Peer>, kept: Kept) {
         put(&mut self.contexts.lock(), id, peer, kept);
     }
 
     /// The context request of this id, which nobody finds after that.
-    pub(in crate::sim) fn take_context(&self, id: u64) -> Option<(Arc<Peer>, Kept)> {
+    pub(crate) fn take_context(&self, id: u64) -> Option<(Arc<Peer>, Kept)> {
         self.contexts.lock().remove(&id)
     }
 
     /// The right to read what a server keeps. `prompt` must begin with the tokens that are in there; `all`: with every one of them.
     /// `counts` and `on_loss` are the reader's.
-    pub(in crate::sim) fn claim(
+    pub(crate) fn claim(
         &self,
         counts: &Arc<Counts>,
         on_loss: LoadFailure,
@@ -149,13 +149,13 @@ fn put(book: &mut HashMap<u64, (Arc<Peer>, Kept)>, key: u64, peer: Arc<Peer>, ke
 }
 
 impl Peer {
-    pub(in crate::sim) fn engine_id(&self) -> String {
+    pub(crate) fn engine_id(&self) -> String {
         self.engine_id.read().clone()
     }
 
     /// Enters a request whose job has ended and whose blocks stay; what to tell others of them, and when the lease ends. `None` when
     /// nothing is kept.
-    pub(in crate::sim) fn keep(&self, request_id: &str, kept: Kept) -> Option<(Remote, Duration)> {
+    pub(crate) fn keep(&self, request_id: &str, kept: Kept) -> Option<(Remote, Duration)> {
         let pinned = self.host.pinned(kept.job)?;
         let mut book = self.kept.lock();
         if book.len() >= KEPT_BEFORE_TIDYING {
@@ -174,7 +174,7 @@ impl Peer {
     }
 
     /// Waits until something that was kept is given back.
-    pub(in crate::sim) async fn released(&self) {
+    pub(crate) async fn released(&self) {
         self.given_back.notified().await;
     }
 
@@ -188,7 +188,7 @@ impl Peer {
 
 /// The right to read blocks that another server keeps: its heartbeats hold the lease, and when it goes the blocks are free.
 #[derive(Debug)]
-pub(in crate::sim) struct Claim {
+pub(crate) struct Claim {
     peer: Arc<Peer>,
     kept: Kept,
     request_id: String,
@@ -200,7 +200,7 @@ pub(in crate::sim) struct Claim {
 
 impl Claim {
     /// Must be called in a tokio runtime.
-    pub(in crate::sim) fn new(
+    pub(crate) fn new(
         peer: Arc<Peer>,
         kept: Kept,
         request_id: String,
@@ -219,12 +219,12 @@ impl Claim {
     }
 
     /// Tokens that can be read.
-    pub(in crate::sim) fn tokens(&self) -> u32 {
+    pub(crate) fn tokens(&self) -> u32 {
         u32::try_from(self.kept.tokens.len()).unwrap_or(u32::MAX)
     }
 
     /// The claim, if the first `there` tokens in the blocks are those of the prompt, as far as it goes; `all`: and it goes that far.
-    pub(in crate::sim) fn checked(
+    pub(crate) fn checked(
         mut self,
         prompt: &[u32],
         lora: Option<&str>,
@@ -243,7 +243,7 @@ impl Claim {
 
     /// Everything was read. False when the blocks had gone before and the request must fail; where the policy is to compute the prompt
     /// then, that costs no time here.
-    pub(in crate::sim) fn done(mut self) -> bool {
+    pub(crate) fn done(mut self) -> bool {
         if self.close() {
             Counts::add(&self.counts.transfers);
             return true;

@@ -1,14 +1,14 @@
 //! An engine's constants as a YAML file: what `attache replay --profile FILE.yaml` reads and `--fit-profile` writes.
 //!
-//! The keys are the fields of [`EngineConfig`] and [`LatencyModel`](crate::sim::latency::LatencyModel) in the spelling of configurations;
+//! The keys are the fields of [`EngineConfig`] and [`LatencyModel`](crate::latency::LatencyModel) in the spelling of configurations;
 //! times have a unit (`6ms`, `40us`, `49ns`) and are kept to the nanosecond. `base` names the profile whose values hold where the file has
-//! none; without it none may be missing. Imports `config::document` and `config::units`.
+//! none; without it none may be missing.
 
 use super::{ProfileError, by_name};
-use crate::config::document::{self, Node, Value};
-use crate::config::units::parse_duration;
-use crate::sim::engine::EngineConfig;
-use crate::spelling::closest;
+use crate::engine::EngineConfig;
+use attache_config_schema::document::{self, Node, Value};
+use attache_types::spelling::closest;
+use attache_types::units::parse_duration;
 use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -154,7 +154,7 @@ impl Field {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::profiles::PROFILES;
+    use crate::profiles::PROFILES;
 
     #[test]
     fn every_profile_survives_its_file() {

@@ -132,7 +132,7 @@ async fn a_blackhole_costs_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
-    let clock = crate::clock::Clock::start();
+    let clock = attache_types::clock::Clock::start();
     let begin = clock.now();
     let offered = 20_000;
     for _ in 0..offered {

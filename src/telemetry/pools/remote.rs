@@ -1,7 +1,7 @@
 //! What the remote tokenizers of each model did.
 
 use super::PoolView;
-use crate::tokenize::stats::{LATENCY_BOUNDS_MS, ModelStats};
+use attache_tokenize::stats::{LATENCY_BOUNDS_MS, ModelStats};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::{MetricType, TypedMetric};

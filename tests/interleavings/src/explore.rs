@@ -2,7 +2,7 @@
 
 use crate::memory::{self, Orders};
 use crate::pauses::Pauses;
-use crate::prefix::index::Matches;
+use crate::index::Matches;
 use crate::story::{Story, Truth, look_up};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner};

@@ -1,10 +1,10 @@
 //! What a writer does, and what the index may say at each step of it.
 
-use crate::clock::Timestamp;
+use attache_types::clock::Timestamp;
 use crate::memory::{self, Step};
 use crate::model::Model;
-use crate::prefix::index::{HolderId, IndexConfig, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
-use crate::prefix::key::{BlockKey, EngineHash};
+use crate::index::{HolderId, IndexConfig, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::key::{BlockKey, EngineHash};
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;

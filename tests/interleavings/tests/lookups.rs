@@ -1,8 +1,8 @@
 //! Look-ups beside the writer: every answer must have been true at one moment between the look-up's begin and its end.
 
 use attache_interleavings::explore::explore;
-use attache_interleavings::prefix::index::{TenantId, Tier};
-use attache_interleavings::prefix::key::BlockKey;
+use attache_interleavings::index::{TenantId, Tier};
+use attache_interleavings::key::BlockKey;
 use attache_interleavings::story::{Story, Write, alone, prompt};
 use std::fs;
 use std::path::Path;
@@ -164,9 +164,9 @@ fn the_index_has_no_other_atomics_and_locks() {
     for path in sources.filter(|path| path.extension().is_some_and(|e| e == "rs")) {
         let code = fs::read_to_string(&path).unwrap();
         for other in ["sync::atomic", "sync::Mutex", "RwLock", "parking_lot", "hint::spin_loop", "thread::yield_now"] {
-            assert!(!code.contains(other), "{} names {other}: take it from prefix::atomics", path.display());
+            assert!(!code.contains(other), "{} names {other}: take it from `atomics`", path.display());
         }
-        seen += usize::from(code.contains("prefix::atomics"));
+        seen += usize::from(code.contains("crate::atomics"));
     }
     assert!(seen > 5, "the sources were found");
 }

@@ -1,7 +1,7 @@
 //! What becomes of the gate, of `flowControl`, `saturationDetector`, policies and admitters.
 
 use super::*;
-use crate::limits::DEFAULT_MAX_BUFFERED_BYTES;
+use attache_types::limits::DEFAULT_MAX_BUFFERED_BYTES;
 
 /// `flowControl` of the pool that a file describes, and how many warnings it gets.
 fn flow(text: &str) -> (Value, usize) {

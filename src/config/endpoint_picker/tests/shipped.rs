@@ -4,7 +4,7 @@ use super::*;
 use std::path::PathBuf;
 
 fn folder() -> PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/endpoint_picker")
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/endpoint_picker")
 }
 
 /// The names between backquotes with which the warnings of a file begin.

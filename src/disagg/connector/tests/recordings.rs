@@ -1,7 +1,7 @@
 //! Both legs against what a real vLLM was sent and answered (`tests/data/pd`).
 
 use super::*;
-use crate::disagg::tests::{Recorded, recorded};
+use crate::tests::{Recorded, recorded};
 
 /// A body as a client would have sent it: without what a split puts in, with the limit and the streaming that it takes away.
 fn client_of(api: LegApi, request: &[u8], stream: bool) -> Vec<u8> {

@@ -1,8 +1,8 @@
 //! Pools and configurations that come, go and can't be read.
 
 use super::*;
-use crate::config::settings::PoolGroup;
-use crate::discovery::kube::objects::Meta;
+use crate::kube::objects::Meta;
+use crate::settings::PoolGroup;
 use serde_json::json;
 
 const POOL: Kind = Kind::Pool(PoolGroup::Stable);

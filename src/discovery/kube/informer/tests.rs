@@ -1,7 +1,7 @@
 //! Who is told what, without an API server.
 
 use super::*;
-use crate::discovery::kube::objects::{Kind, Meta};
+use crate::kube::objects::{Kind, Meta};
 
 fn informers() -> Arc<Informers> {
     let _ = rustls::crypto::ring::default_provider().install_default();

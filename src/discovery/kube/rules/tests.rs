@@ -1,8 +1,8 @@
 use super::super::conditions::Condition;
 use super::super::objects::{Meta, Object, ServedPool};
 use super::*;
-use crate::config::settings::PoolGroup;
-use crate::rng::for_request;
+use crate::settings::PoolGroup;
+use attache_types::rng::for_request;
 use serde_json::{Value, json};
 
 /// The pool of these tests.

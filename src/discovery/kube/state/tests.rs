@@ -1,6 +1,6 @@
 use super::super::objects::{Meta, Object};
 use super::*;
-use crate::config::settings::PoolGroup;
+use crate::settings::PoolGroup;
 use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeSet;

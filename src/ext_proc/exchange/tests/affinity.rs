@@ -1,7 +1,7 @@
 //! Requests go where their beginnings went, until load or the operator's word on their model says otherwise.
 
 use super::*;
-use crate::scheduling::policy::Document;
+use attache_scheduling::policy::Document;
 
 /// Asks with a prompt of this name and tells where it goes; the request stays in flight as long as the exchange is kept.
 fn ask(world: &World, name: &str) -> (Exchange, String) {

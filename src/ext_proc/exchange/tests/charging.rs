@@ -2,8 +2,8 @@
 
 use super::parking::{One, flow, setup, world};
 use super::*;
-use crate::flow::registry::{FAIRNESS, find};
-use crate::flow::{BandSettings, Settings};
+use attache_flow::registry::{FAIRNESS, find};
+use attache_flow::{BandSettings, Settings};
 
 /// Ends `running` and each request that goes after it; the names of `waiting` in the order in which they went.
 fn order_of_turns(mut running: One, mut waiting: Vec<(&str, One)>) -> Vec<&str> {

@@ -2,10 +2,10 @@
 
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
-use crate::disagg::{Failure, Mode};
-use crate::ext_proc::split::{Ask, COURSE_HEADER, Told};
-use crate::pool::health::Outcome as Health;
-use crate::scheduling::Decider;
+use crate::split::{Ask, COURSE_HEADER, Told};
+use attache_disagg::{Failure, Mode};
+use attache_pool::health::Outcome as Health;
+use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
 
 /// Two prefill servers, two decode servers.
@@ -260,17 +260,17 @@ fn other_connectors_carry_nothing() {
 #[cfg(feature = "hf-tokenizers")]
 mod chat {
     use super::*;
-    use crate::prefix::key::KeySpace;
-    use crate::prompt::Encoder;
-    use crate::prompt::blocks::TokenBlocks;
-    use crate::prompt::huggingface::HuggingFace;
-    use crate::prompt::memo::{Cuts, Memo, SegmentCache};
+    use attache_prefix::key::KeySpace;
+    use attache_prompt::Encoder;
+    use attache_prompt::blocks::TokenBlocks;
+    use attache_prompt::huggingface::HuggingFace;
+    use attache_prompt::memo::{Cuts, Memo, SegmentCache};
 
     const CHAT: &str = "/v1/chat/completions";
 
     fn model() -> Arc<HuggingFace> {
         let read = |name: &str| {
-            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_vectors");
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
             std::fs::read_to_string(folder.join(name)).unwrap()
         };
         let (tokenizer, template) = (read("tokenizer.json"), read("chat_template.jinja"));

@@ -2,9 +2,9 @@
 
 use super::parking::{One, flow};
 use super::*;
-use crate::flow::registry::{ORDERINGS, find};
-use crate::flow::{BandSettings, Settings};
-use crate::pool::speed::{Reservation, Work};
+use attache_flow::registry::{ORDERINGS, find};
+use attache_flow::{BandSettings, Settings};
+use attache_pool::speed::{Reservation, Work};
 
 /// What the servers have shown: a short prompt takes about a second.
 const SHOWN: Duration = Duration::from_secs(1);

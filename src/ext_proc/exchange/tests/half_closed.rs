@@ -3,9 +3,9 @@
 use super::parking::{One, flow, world};
 use super::splitting::{asked, direct, good, splitting, told};
 use super::*;
-use crate::disagg::Mode;
-use crate::flow::Settings;
-use crate::scheduling::Decider;
+use attache_disagg::Mode;
+use attache_flow::Settings;
+use attache_scheduling::Decider;
 
 fn ends(world: &World) -> Vec<&'static str> {
     world.picker.decisions.snapshot().iter().map(|record| record.end).collect()

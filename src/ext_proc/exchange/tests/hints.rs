@@ -2,15 +2,15 @@
 
 use super::splitting::{ROLES, direct, good, told};
 use super::*;
-use crate::disagg::Mode;
-use crate::ext_proc::head::ENCODERS;
-use crate::ext_proc::hints::{RANK_HEADER, SOURCE_HEADER};
-use crate::pool::health::{Availability, Outcome as HealthOutcome};
-use crate::prefix::key::Root;
-use crate::prefix::residents::{Cache, Resident};
-use crate::prefix::trust::{Trust, TrustCell};
-use crate::prefix::{BlockKey, TenantId};
-use crate::scheduling::Decider;
+use crate::head::ENCODERS;
+use crate::hints::{RANK_HEADER, SOURCE_HEADER};
+use attache_disagg::Mode;
+use attache_pool::health::{Availability, Outcome as HealthOutcome};
+use attache_prefix::key::Root;
+use attache_prefix::residents::{Cache, Resident};
+use attache_prefix::trust::{Trust, TrustCell};
+use attache_prefix::{BlockKey, TenantId};
+use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
 
 const TOKENS_A_BLOCK: usize = 16;
@@ -63,7 +63,7 @@ fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> Wo
 }
 
 /// The first answer to a request of the whole prompt, and what is asked of others.
-fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<crate::ext_proc::split::Ask>) {
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<crate::split::Ask>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));

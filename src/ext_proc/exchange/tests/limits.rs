@@ -1,12 +1,12 @@
 //! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
 
 use super::*;
-use crate::config::settings::{CountIn, TenantRule, TenantSource, UnknownPaths};
-use crate::flow::EvictRunning;
-use crate::flow::registry::{CEILINGS, DETECTORS, find};
-use crate::quota;
-use crate::scheduling::Decider;
-use crate::telemetry::metrics::Limit;
+use attache_config::settings::{CountIn, TenantRule, TenantSource, UnknownPaths};
+use attache_flow::EvictRunning;
+use attache_flow::registry::{CEILINGS, DETECTORS, find};
+use attache_quota as quota;
+use attache_scheduling::Decider;
+use attache_telemetry::metrics::Limit;
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -302,7 +302,7 @@ fn a_limit_of_zero_tokens_is_no_limit_of_what_is_charged() {
 
 #[test]
 fn who_gives_way_pays_nothing() {
-    let flow = crate::flow::Settings { evict_running: EvictRunning::Unanswered, ..crate::flow::Settings::default() };
+    let flow = attache_flow::Settings { evict_running: EvictRunning::Unanswered, ..attache_flow::Settings::default() };
     let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
     let exchange = ExchangeSettings { trust_client_headers: true, objectives, ..by_header() };
     let limits = tenants(quota::Limits { tokens_per_day: Some(150), requests_per_day: Some(1), ..NONE });
@@ -377,7 +377,7 @@ fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn()
 fn a_request_that_waits_for_its_turn_is_counted_once() {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
     let flow = PoolFlow {
-        settings: crate::flow::Settings::default(),
+        settings: attache_flow::Settings::default(),
         detector: (detector.build)(&json!({"maxConcurrency": 1})).unwrap().into(),
         ceiling: (find(CEILINGS, "static").unwrap(), serde_json::Value::Null),
         admitters: Vec::new(),
@@ -478,12 +478,12 @@ fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
 #[cfg(feature = "redis")]
 mod away {
     use super::*;
-    use crate::config::settings::OnStoreFailure;
-    use crate::config::settings::{OnUnknownUser, UserRecordSettings};
-    use crate::ext_proc::quotas::Shared;
-    use crate::quota_store::RedisStore;
-    use crate::quota_store::users::UserRecords;
-    use crate::redis_link::RedisLink;
+    use crate::quotas::Shared;
+    use attache_config::settings::OnStoreFailure;
+    use attache_config::settings::{OnUnknownUser, UserRecordSettings};
+    use attache_redis_store::quota_store::RedisStore;
+    use attache_redis_store::quota_store::users::UserRecords;
+    use attache_redis_store::redis_link::RedisLink;
 
     fn world(on_failure: OnStoreFailure) -> World {
         let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });

@@ -2,7 +2,7 @@
 
 use super::parking::{self, One};
 use super::*;
-use crate::flow::Settings;
+use attache_flow::Settings;
 
 #[test]
 fn conformance_headers_only_when_asked_for() {
@@ -378,7 +378,7 @@ fn large_slow_upload_that_catches_up_goes_on() {
 
 #[test]
 fn message_too_large_to_be_held_is_refused_as_a_body_too_large() {
-    use crate::ext_proc::uploads::Evicted;
+    use crate::uploads::Evicted;
     let world = Setup::default().build();
     let refused = |event: Event, begin: bool| {
         let mut exchange = world.exchange();

@@ -1,12 +1,12 @@
 //! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
 
 use super::*;
-use crate::ext_proc::queues::Waiting;
-use crate::flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
-use crate::flow::settings::DEFAULT_FLOW_IDLE;
-use crate::flow::{EvictRunning, Settings};
-use crate::pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
-use crate::telemetry::metrics::Outcome;
+use crate::queues::Waiting;
+use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
+use attache_flow::settings::DEFAULT_FLOW_IDLE;
+use attache_flow::{EvictRunning, Settings};
+use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
+use attache_telemetry::metrics::Outcome;
 use futures_util::FutureExt;
 use proptest::prelude::*;
 use serde_json::json;

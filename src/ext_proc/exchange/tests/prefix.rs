@@ -1,16 +1,16 @@
 //! Requests that share a beginning: they meet while the first is on its way, after it was served, and in the next turn.
 
 use super::*;
-use crate::ext_proc::prefix::Fallback;
-use crate::prefix::key::KeySpace;
-use crate::prompt::blocks::TokenBlocks;
+use crate::prefix::Fallback;
+use attache_prefix::key::KeySpace;
+use attache_prompt::blocks::TokenBlocks;
 #[cfg(feature = "hf-tokenizers")]
-use crate::prompt::huggingface::HuggingFace;
-use crate::prompt::memo::{Memo, SegmentCache};
-use crate::prompt::tiktoken::{DEFAULT_ENCODING, Tables, Tiktoken};
-use crate::prompt::{EncodeError, Encoder};
-use crate::sim::{ServerConfig, SimConfig, serve};
-use crate::tokenize::{RemotePool, RemoteSettings};
+use attache_prompt::huggingface::HuggingFace;
+use attache_prompt::memo::{Memo, SegmentCache};
+use attache_prompt::tiktoken::{DEFAULT_ENCODING, Tables, Tiktoken};
+use attache_prompt::{EncodeError, Encoder};
+use attache_sim::{ServerConfig, SimConfig, serve};
+use attache_tokenize::{RemotePool, RemoteSettings};
 
 const CHAT: (&str, &str) = (":path", "/v1/chat/completions");
 
@@ -215,7 +215,7 @@ fn assert_images_are_told_apart(tokenizer: Tokenizer) {
 #[test]
 fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell_apart() {
     let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
-    let clock = crate::clock::Clock::start();
+    let clock = attache_types::clock::Clock::start();
     let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
     let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
     assert_images_are_told_apart(Tokenizer::Remote { pool: pool.clone(), blocks, canonical, fallback: Fallback::None });
@@ -225,7 +225,7 @@ fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell
 #[cfg(feature = "hf-tokenizers")]
 #[test]
 fn prompts_with_images_have_keys_whatever_the_models_template_makes_of_them() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/chat_vectors");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
     let [tokenizer, template] =
         ["tokenizer.json", "chat_template.jinja"].map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
     let model = HuggingFace::from_parts(tokenizer.as_bytes(), None, Some(&template)).unwrap();
@@ -243,7 +243,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
     let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(fleet.addresses()[0])));
     store.publish(PoolSnapshot::new(1, true, vec![EndpointState::new(endpoint, None)]));
     let settings = RemoteSettings { decision_timeout: Duration::from_secs(20), ..RemoteSettings::default() };
-    let pool = RemotePool::new("pool".into(), settings, store, crate::clock::Clock::start(), 7).unwrap();
+    let pool = RemotePool::new("pool".into(), settings, store, attache_types::clock::Clock::start(), 7).unwrap();
     let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
     let (pool, canonical) = (Arc::new(pool), Characters::new(KeySpace::new(7)));
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
@@ -270,7 +270,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
 #[tokio::test]
 async fn prompts_without_remote_tokens_are_looked_up_by_the_fallback() {
     for which in ["none", "characters", "tiktoken"] {
-        let clock = crate::clock::Clock::start();
+        let clock = attache_types::clock::Clock::start();
         let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
         let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
         let fallback = match which {

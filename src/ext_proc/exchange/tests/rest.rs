@@ -4,9 +4,9 @@
 use super::parking::{One, flow, setup};
 use super::room::{WAITS, at, follow};
 use super::*;
-use crate::flow::Settings;
-use crate::flow::registry::{CEILINGS, DETECTORS, find};
-use crate::flow::saturation::{Detector, Gauge, View};
+use attache_flow::Settings;
+use attache_flow::registry::{CEILINGS, DETECTORS, find};
+use attache_flow::saturation::{Detector, Gauge, View};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Counts how often the pool is looked at.

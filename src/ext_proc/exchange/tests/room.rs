@@ -3,10 +3,10 @@
 use super::parking::{One, flow, setup};
 use super::splitting::{direct, good, reply, told};
 use super::*;
-use crate::flow::Settings;
-use crate::flow::registry::{DETECTORS, find};
-use crate::pool::Published;
-use crate::scheduling::Decider;
+use attache_flow::Settings;
+use attache_flow::registry::{DETECTORS, find};
+use attache_pool::Published;
+use attache_scheduling::Decider;
 use serde_json::json;
 
 pub(super) const WAITS: BodySendMode = BodySendMode::FullDuplexStreamed;
@@ -158,8 +158,8 @@ async fn what_is_thought_to_be_computed_makes_room_though_nothing_tells_of_it() 
 pub(super) type Follower = (tokio::task::JoinSet<()>, tokio::sync::watch::Sender<Published>);
 
 /// Has the queues looked after by this clock.
-pub(super) async fn follow(world: &World) -> (crate::clock::Clock, Follower) {
-    let clock = crate::clock::Clock::start();
+pub(super) async fn follow(world: &World) -> (attache_types::clock::Clock, Follower) {
+    let clock = attache_types::clock::Clock::start();
     let (publisher, published) = tokio::sync::watch::channel(Published::default());
     let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
     let mut follower = tokio::task::JoinSet::new();
@@ -190,7 +190,8 @@ fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     let old = world.picker.live().queues(0).unwrap().clone();
     let first = comes(&world, 9);
     let mut before = comes(&world, 9);
-    let (health, stale_after, rng) = (HealthPolicy::default(), Duration::from_secs(2), crate::rng::for_request(8, 0));
+    let (health, stale_after, rng) =
+        (HealthPolicy::default(), Duration::from_secs(2), attache_types::rng::for_request(8, 0));
     let said = flow(Settings::default());
     let new =
         Queues::new(said, world.snapshot.clone(), health, None, stale_after, metrics.queues("pool"), rng).unwrap();

@@ -2,10 +2,10 @@
 
 use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
-use crate::disagg::{Failure, Mode};
-use crate::ext_proc::split::{COURSE_HEADER, Came, Told};
-use crate::pool::health::{Availability, Outcome as Health};
-use crate::scheduling::Decider;
+use crate::split::{COURSE_HEADER, Came, Told};
+use attache_disagg::{Failure, Mode};
+use attache_pool::health::{Availability, Outcome as Health};
+use attache_scheduling::Decider;
 
 fn sglang() -> Mode {
     Mode::Direct(direct("sglang"))

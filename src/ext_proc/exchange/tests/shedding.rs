@@ -2,7 +2,7 @@
 
 use super::parking::{One, flow, setup};
 use super::*;
-use crate::flow::Settings;
+use attache_flow::Settings;
 
 fn shedding() -> PoolFlow {
     flow(Settings { queue: false, ..Settings::default() })
@@ -39,7 +39,7 @@ fn a_client_that_is_not_trusted_may_lower_its_priority_and_not_raise_it() {
     let exchange = ExchangeSettings { objectives, ..ExchangeSettings::default() };
     let priorities = [("shed".to_owned(), -5)].into();
     let world = Setup { flow: Some(shedding()), exchange, ..Setup::default() }.build();
-    let rules = crate::scheduling::router::PoolRules { priorities, ..Default::default() };
+    let rules = attache_scheduling::router::PoolRules { priorities, ..Default::default() };
     world.picker.live().router.pools()[0].rules.store(rules);
     let first = One::comes(&world, "");
     let refused = |objective: &str, model: &str| {

@@ -2,10 +2,10 @@
 
 use super::splitting::{answer, asked, asked_for, splitting};
 use super::*;
-use crate::disagg::Mode;
-use crate::ext_proc::split::PREFILL_HEADER;
-use crate::pool::health::{Availability, Outcome as HealthOutcome};
-use crate::scheduling::Decider;
+use crate::split::PREFILL_HEADER;
+use attache_disagg::Mode;
+use attache_pool::health::{Availability, Outcome as HealthOutcome};
+use attache_scheduling::Decider;
 
 #[test]
 fn a_sidecar_is_told_the_prefill_server() {

@@ -1,14 +1,14 @@
 //! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
 
 use super::*;
-use crate::config::settings::{
+use crate::quotas::Shared;
+use attache_config::settings::{
     CountIn, OnStoreFailure, OnUnknownUser, TenantRule, TenantSource, UnknownPaths, UserRecordSettings,
 };
-use crate::ext_proc::quotas::Shared;
-use crate::quota;
-use crate::quota_store::RedisStore;
-use crate::quota_store::users::UserRecords;
-use crate::redis_link::RedisLink;
+use attache_quota as quota;
+use attache_redis_store::quota_store::RedisStore;
+use attache_redis_store::quota_store::users::UserRecords;
+use attache_redis_store::redis_link::RedisLink;
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

@@ -2,13 +2,13 @@
 //! however the prefill fares and whoever leaves.
 
 use super::*;
-use crate::disagg::attempts::Bounds;
-use crate::disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
-use crate::disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
-use crate::disagg::{Direct, Failure, Fallback, Mode, connector};
-use crate::ext_proc::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
-use crate::pool::health::Availability;
-use crate::scheduling::Decider;
+use crate::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
+use attache_disagg::attempts::Bounds;
+use attache_disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
+use attache_disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
+use attache_disagg::{Direct, Failure, Fallback, Mode, connector};
+use attache_pool::health::Availability;
+use attache_scheduling::Decider;
 use bytes::Bytes;
 use proptest::prelude::*;
 

@@ -2,11 +2,11 @@
 
 use super::splitting::{ROLES, among, answer, asked, direct, good, reply, told};
 use super::*;
-use crate::disagg::{Direct, Failure, Fallback, Mode};
-use crate::ext_proc::split::{COURSE_HEADER, Told};
-use crate::pool::Roles;
-use crate::pool::health::Outcome as Health;
-use crate::scheduling::Decider;
+use crate::split::{COURSE_HEADER, Told};
+use attache_disagg::{Direct, Failure, Fallback, Mode};
+use attache_pool::Roles;
+use attache_pool::health::Outcome as Health;
+use attache_scheduling::Decider;
 
 fn nixl() -> Mode {
     Mode::Direct(direct("nixl"))

@@ -2,8 +2,8 @@
 
 use super::parking::{One, flow, setup};
 use super::*;
-use crate::ext_proc::reading::UNREAD_PROMPT_TOKENS;
-use crate::flow::Settings;
+use crate::reading::UNREAD_PROMPT_TOKENS;
+use attache_flow::Settings;
 
 const ANY: &str = "/v1/anything";
 const DUPLEX: BodySendMode = BodySendMode::FullDuplexStreamed;
@@ -120,7 +120,7 @@ fn a_form_waits_before_its_first_byte_goes_on() {
 #[test]
 fn uploads_of_requests_in_the_queue_are_evicted_or_refused() {
     for (event, reason) in [
-        (Event::UploadEvicted(crate::ext_proc::uploads::Evicted::Full), "upload_evicted"),
+        (Event::UploadEvicted(crate::uploads::Evicted::Full), "upload_evicted"),
         (Event::TooLarge(1 << 30), "body_too_large"),
     ] {
         let world = world();

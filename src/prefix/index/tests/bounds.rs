@@ -1,9 +1,9 @@
 //! Budgets, shares and capacities; many holders; what must not grow.
 
 use super::{depth, index, index_with_share, key, named};
-use crate::clock::Timestamp;
-use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
-use crate::prefix::key::{BlockKey, BlockKeys};
+use crate::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::key::{BlockKey, BlockKeys};
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
 const BUDGET: usize = 4 << 20;

@@ -2,9 +2,9 @@
 
 use super::model::Model;
 use super::{index, index_with_share, key, named};
-use crate::clock::Timestamp;
-use crate::prefix::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
-use crate::prefix::key::BlockKey;
+use crate::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::key::BlockKey;
+use attache_types::clock::Timestamp;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

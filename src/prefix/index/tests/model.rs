@@ -1,7 +1,7 @@
 //! The index as its words say it, one map per holder: what the real one is held against.
 
-use crate::prefix::index::{Blocks, Depth, StoredBlock, Tier, UnknownParent};
-use crate::prefix::key::{BlockKey, EngineHash};
+use crate::index::{Blocks, Depth, StoredBlock, Tier, UnknownParent};
+use crate::key::{BlockKey, EngineHash};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -1,9 +1,9 @@
 //! What other indexes get wrong.
 
 use super::{depth, index, key, named};
-use crate::clock::Timestamp;
-use crate::prefix::index::{EngineHash, Matches, StoredBlock, TenantId, Tier, UnknownParent};
-use crate::prefix::key::{BlockKey, KeySpace, Root};
+use crate::index::{EngineHash, Matches, StoredBlock, TenantId, Tier, UnknownParent};
+use crate::key::{BlockKey, KeySpace, Root};
+use attache_types::clock::Timestamp;
 
 fn keys(numbers: std::ops::Range<u64>) -> Vec<BlockKey> {
     numbers.map(key).collect()

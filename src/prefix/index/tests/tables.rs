@@ -1,8 +1,8 @@
 //! The writer's map, where the memory for another page is missing.
 
-use crate::prefix::index::arena::{Arena, Space};
-use crate::prefix::index::children::spread;
-use crate::prefix::index::table::{NoRoom, Table};
+use crate::index::arena::{Arena, Space};
+use crate::index::children::spread;
+use crate::index::table::{NoRoom, Table};
 
 /// One chunk, of which a table gets seven pages.
 const BYTES: usize = 20 << 10;

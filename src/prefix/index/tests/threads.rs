@@ -2,10 +2,10 @@
 
 use super::model::Model;
 use super::{index, key, named};
-use crate::clock::Timestamp;
-use crate::prefix::index::children::spread;
-use crate::prefix::index::{Depth, EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
-use crate::prefix::key::BlockKey;
+use crate::index::children::spread;
+use crate::index::{Depth, EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
+use crate::key::BlockKey;
+use attache_types::clock::Timestamp;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const HOLDERS: usize = 4;

@@ -5,9 +5,9 @@
 //! message's reasoning. System messages among the messages are not followed: vLLM's versions place them differently.
 
 use super::{Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
-use crate::prompt::template::node::{self, Fields};
-use crate::prompt::work::Work;
-use crate::protocol::MediaKind;
+use crate::template::node::{self, Fields};
+use crate::work::Work;
+use attache_protocol::MediaKind;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;

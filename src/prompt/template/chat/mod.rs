@@ -17,8 +17,8 @@ pub use openai::{Completion, completions};
 
 use super::node::{self, Fields};
 use super::{ChatTemplate, ContentFormat, TemplateError, python};
-use crate::prompt::work::{Stopped, Work};
-use crate::protocol::{Api, MediaKind};
+use crate::work::{Stopped, Work};
+use attache_protocol::{Api, MediaKind};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;

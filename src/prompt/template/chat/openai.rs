@@ -3,8 +3,8 @@
 use super::{
     Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json, texts,
 };
-use crate::prompt::template::node;
-use crate::prompt::work::Work;
+use crate::template::node;
+use crate::work::Work;
 use minijinja::Value;
 use serde::Deserialize;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};

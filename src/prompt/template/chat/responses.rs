@@ -5,8 +5,8 @@
 //! lies on the server.
 
 use super::{Chat, ITEM_BYTES, Message, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
-use crate::prompt::template::node;
-use crate::prompt::work::Work;
+use crate::template::node;
+use crate::work::Work;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::prompt::template::{ChatTemplate, TemplateError};
+use crate::template::{ChatTemplate, TemplateError};
 use proptest::prelude::*;
 use std::time::UNIX_EPOCH;
 

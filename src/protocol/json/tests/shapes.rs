@@ -373,7 +373,7 @@ fn sglang_requests_in_all_shapes() {
 
 #[test]
 fn real_requests_are_read() {
-    let directory = format!("{}/tests/data/protocol", env!("CARGO_MANIFEST_DIR"));
+    let directory = format!("{}/../../tests/data/protocol", env!("CARGO_MANIFEST_DIR"));
     let mut read = 0;
     for file in std::fs::read_dir(directory).unwrap() {
         let capture: serde_json::Value = serde_json::from_slice(&std::fs::read(file.unwrap().path()).unwrap()).unwrap();

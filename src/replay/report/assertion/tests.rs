@@ -1,13 +1,13 @@
 //! What is understood, what is not, and what holds.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::replay::report::json::SplitFigures;
-use crate::replay::report::objective::ObjectiveFigures;
-use crate::replay::report::tests::report;
-use crate::replay::served::{Ending, Fate, Queued, Served};
-use crate::replay::tally::Tally;
-use crate::scheduling::objective::{Objective, Slo};
+use crate::report::json::SplitFigures;
+use crate::report::objective::ObjectiveFigures;
+use crate::report::tests::report;
+use crate::served::{Ending, Fate, Queued, Served};
+use crate::tally::Tally;
+use attache_scheduling::objective::{Objective, Slo};
+use attache_types::clock::Timestamp;
 
 const POLICIES: &[&str] = &["random", "least-request", "2-choices"];
 
@@ -113,7 +113,7 @@ fn a_figure_that_does_not_exist_holds_nothing() {
 fn each_metric_is_found_by_a_name_of_its_own() {
     let mut report = report();
     let waited = std::time::Duration::from_secs(1);
-    let at = crate::clock::Timestamp(0);
+    let at = attache_types::clock::Timestamp(0);
     let queued = Queued { number: 0, at, priority: 0, tenant: None, waited, fate: Fate::Passed };
     report.runs.first_mut().unwrap().tally.queued(&queued);
     let mut document = report.document();

@@ -1,7 +1,7 @@
 //! Intervals that hold what they promise.
 
 use super::*;
-use crate::replay::tally::batches::Times;
+use crate::tally::batches::Times;
 use proptest::prelude::*;
 use std::time::Duration;
 

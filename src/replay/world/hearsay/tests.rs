@@ -1,14 +1,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use super::*;
-use crate::pool::health::HealthPolicy;
-use crate::replay::front::FrontConfig;
-use crate::replay::legs::Patience;
-use crate::replay::served::{Sample, Served};
-use crate::replay::workload::{Request, TraceError, Workload};
-use crate::replay::world::{Change, Hearing, KvHearing, Observer, TimedChange, WorldConfig, spec};
-use crate::scheduling::{Choices, Scheduler, registry};
-use crate::sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt};
+use crate::front::FrontConfig;
+use crate::legs::Patience;
+use crate::served::{Sample, Served};
+use crate::workload::{Request, TraceError, Workload};
+use crate::world::{Change, Hearing, KvHearing, Observer, TimedChange, WorldConfig, spec};
+use attache_pool::health::HealthPolicy;
+use attache_scheduling::{Choices, Scheduler, registry};
+use attache_sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt};
 
 const DELAY: Duration = Duration::from_millis(10);
 

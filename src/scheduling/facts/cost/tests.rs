@@ -1,18 +1,18 @@
 //! The price of work, beside the formula that it follows from.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::pool::EndpointMetrics;
-use crate::pool::speed::{Reservation, Work};
-use crate::prefix::key::BlockKey;
-use crate::prefix::learning::Lesson;
-use crate::scheduling::objective::Slo;
-use crate::scheduling::tests::NOW;
-use crate::scheduling::tests::trial::{Server, Trial, among, load, prefix_cache, reports, silent};
-use crate::scheduling::{Candidate, RequestFacts};
+use crate::objective::Slo;
+use crate::tests::NOW;
+use crate::tests::trial::{Server, Trial, among, load, prefix_cache, reports, silent};
+use crate::{Candidate, RequestFacts};
+use attache_pool::EndpointMetrics;
+use attache_pool::speed::{Reservation, Work};
+use attache_prefix::key::BlockKey;
+use attache_prefix::learning::Lesson;
+use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Seconds that 60 requests of one moment count as, by [`crate::pool::speed`]: the first 5 s of a mean that forgets half in 60.
+/// Seconds that 60 requests of one moment count as, by [`attache_pool::speed`]: the first 5 s of a mean that forgets half in 60.
 const ELAPSED: f64 = 4.86;
 
 /// Servers for both whose caches are used so far. Each has learned for itself; prices follow from what the last one knows.

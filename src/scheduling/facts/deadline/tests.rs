@@ -1,12 +1,12 @@
 //! Outlooks over a pool in virtual time, whose servers are as fast as they have been.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
-use crate::pool::ledger::Ticket;
-use crate::pool::speed::{PoolSpeed, Reservation, Work};
-use crate::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot};
-use crate::scheduling::RequestFacts;
+use crate::RequestFacts;
+use attache_pool::ledger::Ticket;
+use attache_pool::speed::{PoolSpeed, Reservation, Work};
+use attache_pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
 const STALE_AFTER: Duration = Duration::from_secs(2);

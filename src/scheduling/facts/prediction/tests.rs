@@ -57,7 +57,7 @@ fn without_a_prediction_nothing_is_said() {
 fn targets_are_read_from_headers() {
     for (ttft, expected) in [("250", 250.0), (" 12.5 ", 12.5), ("-1", 0.0), ("NaN", 0.0), ("inf", 0.0), ("soon", 0.0)] {
         let headers = BTreeMap::from([(TTFT_HEADERS[0].to_owned(), ttft.to_owned())]);
-        let headers = crate::scheduling::plugin::Headers::of(&headers);
+        let headers = crate::plugin::Headers::of(&headers);
         let targets = Targets::of(&RequestFacts { headers, ..RequestFacts::default() });
         assert_eq!(targets, Targets { ttft_ms: expected, tpot_ms: 0.0 }, "{ttft}");
     }

@@ -1,13 +1,13 @@
 use super::*;
-use crate::prefix::cache::Found;
-use crate::rng::for_request;
-use crate::scheduling::Decision;
-use crate::scheduling::candidates::Cached;
-use crate::scheduling::tests::trial::prefix_cache;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::Decision;
+use crate::candidates::Cached;
+use crate::tests::trial::prefix_cache;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_prefix::cache::Found;
+use attache_types::rng::for_request;
 
 /// What looking a prompt up in an empty index gives.
-pub(in crate::scheduling::strategy) fn nothing_found() -> Found {
+pub(in crate::strategy) fn nothing_found() -> Found {
     prefix_cache().lookup(&mut &[][..], NOW)
 }
 

@@ -1,15 +1,15 @@
 use super::*;
-use crate::pool::PoolSnapshot;
-use crate::protocol::prompt::Piece;
-use crate::rng::for_request;
-use crate::scheduling::Decision;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::Decision;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_pool::PoolSnapshot;
+use attache_protocol::prompt::Piece;
+use attache_types::rng::for_request;
 use proptest::prelude::{any, prop, prop_assert, prop_assume, proptest};
 use rand::RngExt;
 use std::collections::BTreeMap;
 
 /// A prompt of messages: role and text.
-pub(in crate::scheduling::strategy) fn chat<'a>(messages: &[(&'a str, &'a str)]) -> Prompt<'a> {
+pub(in crate::strategy) fn chat<'a>(messages: &[(&'a str, &'a str)]) -> Prompt<'a> {
     let pieces = messages.iter().flat_map(|(role, text)| {
         let text = (!text.is_empty()).then(|| Piece::Text((*text).into()));
         std::iter::once(Piece::Role((*role).into())).chain(text)

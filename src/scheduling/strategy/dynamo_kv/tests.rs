@@ -1,11 +1,11 @@
 use super::*;
-use crate::ids::EndpointId;
-use crate::pool::ledger::Ticket;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use crate::rng::for_request;
-use crate::scheduling::candidates::Cached;
-use crate::scheduling::strategy::cache_aware::tests::nothing_found;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context};
+use crate::candidates::Cached;
+use crate::strategy::cache_aware::tests::nothing_found;
+use crate::tests::{NOW, STALE_AFTER, context};
+use attache_pool::ledger::Ticket;
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use std::sync::Arc;
 
 /// An endpoint as a row of a table: prompt tokens queued, blocks in use (`None`: it doesn't say), tokens cached in GPU memory and below.

@@ -15,7 +15,7 @@
 //!
 //! Called by `pd` alone.
 
-use crate::scheduling::{Candidate, PickContext};
+use crate::{Candidate, PickContext};
 use serde::Deserialize;
 use smallvec::SmallVec;
 

@@ -2,10 +2,10 @@
 
 use super::score::{DecodePolicy, Loads, PrefillPolicy, Weights};
 use super::*;
-use crate::pool::{EndpointMetrics, Means, Rates};
-use crate::rng::for_request;
-use crate::scheduling::split::{Decider, SplitPolicy};
-use crate::scheduling::tests::trial::{Sent, Server, Trial, among, reports, silent};
+use crate::split::{Decider, SplitPolicy};
+use crate::tests::trial::{Sent, Server, Trial, among, reports, silent};
+use attache_pool::{EndpointMetrics, Means, Rates};
+use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

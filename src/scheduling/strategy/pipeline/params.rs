@@ -2,14 +2,14 @@
 
 use super::stages::{self, Division, Stages};
 use super::{Pipeline, Profile, Stage};
-use crate::pool::Roles;
-use crate::scheduling::filter::role;
-use crate::scheduling::picker::max_score::MaxScore;
-use crate::scheduling::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider};
-use crate::scheduling::profile::division::{self, DeciderName, StageProfile};
-use crate::scheduling::profile::single::{self, Single};
-use crate::scheduling::registry;
-use crate::spelling::closest;
+use crate::filter::role;
+use crate::picker::max_score::MaxScore;
+use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider};
+use crate::profile::division::{self, DeciderName, StageProfile};
+use crate::profile::single::{self, Single};
+use crate::registry;
+use attache_pool::Roles;
+use attache_types::spelling::closest;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;

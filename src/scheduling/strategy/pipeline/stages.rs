@@ -1,13 +1,13 @@
 //! The stages of a request beside the one that makes the answer: which profiles choose their servers, and when they run.
 //!
-//! Made by `params`, asked by the pipeline's `pair`. The handlers in [`crate::scheduling::profile`] have the rules.
+//! Made by `params`, asked by the pipeline's `pair`. The handlers in [`crate::profile`] have the rules.
 
 use super::Profile;
-use crate::pool::Endpoint;
-use crate::rng::PickRng;
-use crate::scheduling::plugin::{Beside, Headers, Plugin, StageDecider};
-use crate::scheduling::split::{Field, MAX_TRIES, Media, Pair};
-use crate::scheduling::{Candidate, Decision, PickContext, Ranking, Reads};
+use crate::plugin::{Beside, Headers, Plugin, StageDecider};
+use crate::split::{Field, MAX_TRIES, Media, Pair};
+use crate::{Candidate, Decision, PickContext, Ranking, Reads};
+use attache_pool::Endpoint;
+use attache_types::rng::PickRng;
 use smallvec::SmallVec;
 use std::sync::Arc;
 

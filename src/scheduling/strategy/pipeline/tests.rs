@@ -1,9 +1,9 @@
 //! How a pipeline decides, and which words of a file make one.
 
 use super::*;
-use crate::pool::EndpointMetrics;
-use crate::scheduling::tests::trial::{Server, Trial, among, load, reports, silent};
-use crate::scheduling::{Decision, Signal};
+use crate::tests::trial::{Server, Trial, among, load, reports, silent};
+use crate::{Decision, Signal};
+use attache_pool::EndpointMetrics;
 use serde_json::{Value, json};
 
 mod stages;
@@ -403,8 +403,11 @@ fn the_references_pools() {
         {"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer"}, {"type": "prefix-cache-scorer"}, {"type": "lora-affinity-scorer"},
     ]});
     let pod = |waiting, kv_usage, adapters: &[&str]| {
-        let lora =
-            crate::pool::LoraState { max: 0, running: adapters.iter().map(|a| (*a).into()).collect(), waiting: vec![] };
+        let lora = attache_pool::LoraState {
+            max: 0,
+            running: adapters.iter().map(|a| (*a).into()).collect(),
+            waiting: vec![],
+        };
         reports(EndpointMetrics { waiting, kv_usage, lora: Some(lora), ..EndpointMetrics::default() })
     };
     for (case, pods, expected) in [

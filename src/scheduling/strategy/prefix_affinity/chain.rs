@@ -1,14 +1,14 @@
 //! The beginning of a prompt as a chain of hashes, one a block of bytes.
 
-use crate::protocol::Prompt;
-use crate::protocol::prompt::Piece;
-use crate::scheduling::digest::Digest;
-use crate::scheduling::messages::{messages, texts};
+use crate::digest::Digest;
+use crate::messages::{messages, texts};
+use attache_protocol::Prompt;
+use attache_protocol::prompt::Piece;
 use std::borrow::Cow;
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
 /// One hash a block, each of which stands for everything up to the end of its block.
-pub(in crate::scheduling::strategy) type Chain = Digest;
+pub(in crate::strategy) type Chain = Digest;
 
 /// `h[0]` of xxh64(model), then `h[i] = xxh64(h[i-1] little-endian, block i)`.
 struct Chainer {
@@ -67,12 +67,7 @@ pub(super) fn of_model(model: &str) -> u64 {
 }
 
 /// The chain of a prompt's first `depth` blocks of `window` bytes; empty when there is nothing to hash.
-pub(in crate::scheduling::strategy) fn of_prompt(
-    model: &str,
-    prompt: &Prompt<'_>,
-    window: usize,
-    depth: usize,
-) -> Chain {
+pub(in crate::strategy) fn of_prompt(model: &str, prompt: &Prompt<'_>, window: usize, depth: usize) -> Chain {
     let mut chainer = Chainer::new(model, window, depth);
     let mut message = |role: &str, content: &mut dyn Iterator<Item = Cow<'_, str>>| {
         chainer.write(role.as_bytes());

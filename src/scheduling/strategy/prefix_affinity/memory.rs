@@ -6,9 +6,9 @@
 //! Entries name a [`Place`], which stands for an endpoint until that is lost. A loss marks the place, so that its entries count no more from then
 //! on, however many there are; their memory is given back by the requests that follow, [`SWEEP`] at a time.
 
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
 use ahash::AHashMap;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use std::cmp::Reverse;
 use std::time::Duration;
 

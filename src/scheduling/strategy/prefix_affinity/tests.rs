@@ -1,13 +1,13 @@
 //! LocalAI's own cases: chains, the tree, who is hot, who is selected.
 
 use super::*;
-use crate::pool::PoolSnapshot;
-use crate::protocol::Prompt;
-use crate::protocol::prompt::Piece;
-use crate::rng::for_request;
-use crate::scheduling::strategy::chwbl::tests::chat;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
-use crate::scheduling::{Decision, ModelPolicy};
+use crate::strategy::chwbl::tests::chat;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::{Decision, ModelPolicy};
+use attache_pool::PoolSnapshot;
+use attache_protocol::Prompt;
+use attache_protocol::prompt::Piece;
+use attache_types::rng::for_request;
 use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
 //! AIBrix's own cases: who holds what, who has how much to do, and who is picked.
 
 use super::*;
-use crate::pool::EndpointState;
-use crate::pool::ledger::Ticket;
-use crate::rng::for_request;
-use crate::scheduling::candidates::Cached;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::candidates::Cached;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_pool::EndpointState;
+use attache_pool::ledger::Ticket;
+use attache_types::rng::for_request;
 use std::collections::BTreeSet;
 
 /// The endpoints (from 1) that are picked over many draws when these have `counts` requests and hold `percent` of the prompt.

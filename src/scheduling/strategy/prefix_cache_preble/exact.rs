@@ -2,12 +2,12 @@
 
 use super::tree::{BLOCK_BYTES, Costs, Known, MAX_DEPTH, Tree};
 use super::{Params, moment, spread};
-use crate::ids::EndpointId;
-use crate::pool::Endpoint;
-use crate::protocol::Prompt;
-use crate::rng::PickRng;
-use crate::scheduling::strategy::prefix_affinity::chain::{self, Chain};
-use crate::scheduling::{Candidate, PickContext, Ranking, Signal};
+use crate::strategy::prefix_affinity::chain::{self, Chain};
+use crate::{Candidate, PickContext, Ranking, Signal};
+use attache_pool::Endpoint;
+use attache_protocol::Prompt;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
 use parking_lot::Mutex;
 use rand::RngExt;
 use smallvec::SmallVec;

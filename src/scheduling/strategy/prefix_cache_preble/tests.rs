@@ -1,14 +1,14 @@
 //! AIBrix's cases of its Preble, and the window's cost model.
 
 use super::*;
-use crate::clock::Timestamp;
-use crate::pool::PoolSnapshot;
-use crate::pool::ledger::Ticket;
-use crate::protocol::Prompt;
-use crate::protocol::prompt::Piece;
-use crate::rng::for_request;
-use crate::scheduling::candidates::Cached;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::candidates::Cached;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_pool::PoolSnapshot;
+use attache_pool::ledger::Ticket;
+use attache_protocol::Prompt;
+use attache_protocol::prompt::Piece;
+use attache_types::clock::Timestamp;
+use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

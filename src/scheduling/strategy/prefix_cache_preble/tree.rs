@@ -16,9 +16,9 @@
 
 use super::SECONDS_PER_TOKEN;
 use super::cost::Gpu;
-use crate::clock::Timestamp;
-use crate::ids::EndpointId;
 use ahash::AHashMap;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;

@@ -1,10 +1,10 @@
 use super::*;
-use crate::ids::EndpointId;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use crate::rng::for_request;
-use crate::scheduling::Decision;
-use crate::scheduling::strategy::chwbl::tests::chat;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context};
+use crate::Decision;
+use crate::strategy::chwbl::tests::chat;
+use crate::tests::{NOW, STALE_AFTER, context};
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use std::sync::Arc;
 
 /// A pool of endpoints with these names and requests.

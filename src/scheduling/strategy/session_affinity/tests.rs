@@ -1,9 +1,9 @@
 //! AIBrix's cases of sessions.
 
 use super::*;
-use crate::rng::for_request;
-use crate::scheduling::plugin::Headers;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::plugin::Headers;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_types::rng::for_request;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 

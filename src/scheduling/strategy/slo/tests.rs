@@ -1,19 +1,15 @@
 //! The family over small pools: what the reference's tests expect, and what is ours.
 
 use super::*;
-use crate::error::RequestError;
-use crate::flow::item::{Load, Need};
-use crate::flow::registry::{DETECTORS, find};
-use crate::flow::saturation::View;
-use crate::ids::EndpointId;
-use crate::pool::health::HealthPolicy;
-use crate::pool::ledger::Ticket;
-use crate::pool::slo_profile::tests::{profile, simulated};
-use crate::pool::speed::{PoolSpeed, Reservation, Work};
-use crate::pool::{EndpointSpec, EndpointState, PoolSnapshot};
-use crate::rng::for_request;
-use crate::scheduling::tests::{NOW, STALE_AFTER};
-use crate::scheduling::{Decision, RequestFacts};
+use crate::tests::{NOW, STALE_AFTER};
+use crate::{Decision, RequestFacts};
+use attache_pool::ledger::Ticket;
+use attache_pool::slo_profile::testing::{profile, simulated};
+use attache_pool::speed::{PoolSpeed, Reservation, Work};
+use attache_pool::{EndpointSpec, EndpointState, PoolSnapshot};
+use attache_types::error::RequestError;
+use attache_types::ids::EndpointId;
+use attache_types::rng::for_request;
 use serde_json::json;
 use std::time::Duration;
 
@@ -35,7 +31,7 @@ impl World {
             EndpointState::new(Arc::new(Endpoint::in_pool(EndpointId(id), spec, &speed)), None)
         };
         let states = (0u32..).zip(deployments).map(state).collect();
-        let strategy = (crate::scheduling::registry::strategy(name).unwrap().build)(&Value::Null).unwrap();
+        let strategy = (crate::registry::strategy(name).unwrap().build)(&Value::Null).unwrap();
         strategy.profiles(&mut |store| store.publish(profiles.iter().map(profile).collect()));
         Self { snapshot: PoolSnapshot::new(1, true, states), strategy, running: Vec::new() }
     }
@@ -58,7 +54,7 @@ impl World {
         let mut ranking = Ranking::new(1);
         self.strategy.rank(&cx, &candidates, &mut for_request(1, 1), &mut ranking);
         let why = ranking.emptied_by().unwrap_or_default();
-        ranking.decide().ok_or_else(|| RequestError::new(crate::error::Reason::NoReadyEndpoint, why))
+        ranking.decide().ok_or_else(|| RequestError::new(attache_types::error::Reason::NoReadyEndpoint, why))
     }
 
     /// Sends a request; the server that it runs on.
@@ -71,16 +67,13 @@ impl World {
         picked.id.0
     }
 
+    /// Whether no server has capacity for one more request of the usual share, as `slo-load-detector` of flow control says it.
     fn is_full(&self) -> bool {
-        let detector = (find(DETECTORS, "slo-load-detector").unwrap().build)(&Value::Null).unwrap();
-        let view = View {
-            pool: &self.snapshot,
-            health: &HealthPolicy::default(),
-            split: None,
-            stale_after: STALE_AFTER,
-            now: NOW,
-        };
-        detector.gauge(&view).saturation(Load::default(), Need::default()) >= 1.0
+        let ledgers = || self.snapshot.endpoints.iter().map(|state| &state.live().ledger);
+        let running: f64 = ledgers().map(|ledger| f64::from(ledger.in_flight())).sum();
+        let used: f64 = ledgers().map(|ledger| ledger.utilization()).sum();
+        let least = ledgers().map(|ledger| ledger.utilization()).fold(f64::INFINITY, f64::min);
+        running > 0.0 && used > 0.0 && least + used / running - 1e-6 >= 1.0
     }
 }
 
@@ -248,7 +241,7 @@ fn a_deployment_is_found_by_aibrixs_rules() {
 
 #[test]
 fn a_profile_of_the_requests_model_comes_before_one_of_the_deployment_alone() {
-    use crate::pool::slo_profile::RedisProfiles;
+    use attache_pool::slo_profile::RedisProfiles;
     let mut slow = simulated("a");
     slow["slos"]["e2e"] = json!(0.001);
     let world = World::new("slo", &["a"], &[slow]);

@@ -1,10 +1,10 @@
 //! AIBrix's cases of `vtc-basic`, with its own formula and with ours.
 
 use super::*;
-use crate::pool::{EndpointMetrics, EndpointState, PoolSnapshot};
-use crate::rng::for_request;
-use crate::scheduling::plugin::Headers;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::plugin::Headers;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_pool::{EndpointMetrics, EndpointState, PoolSnapshot};
+use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! What each user was served within the window, in bounded memory.
 
-use crate::clock::Timestamp;
-use crate::scheduling::window::{SlidingSum, Window};
+use crate::window::{SlidingSum, Window};
 use ahash::{AHashMap, RandomState};
+use attache_types::clock::Timestamp;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

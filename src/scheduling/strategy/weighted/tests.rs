@@ -1,11 +1,11 @@
 //! AIBrix's own tables of weighted strategies, and what every sum keeps to.
 
 use super::*;
-use crate::rng::for_request;
-use crate::scheduling::Decision;
-use crate::scheduling::digest::Digest;
-use crate::scheduling::plugin::AnswerHeaders;
-use crate::scheduling::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::Decision;
+use crate::digest::Digest;
+use crate::plugin::AnswerHeaders;
+use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use attache_types::rng::for_request;
 use parking_lot::Mutex;
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! What an engine tells of its cache, and when.
 
 use super::*;
-use crate::sim::content::Contents;
-use crate::sim::kv::{KvBlock, KvEvent, content_hash};
+use crate::content::Contents;
+use crate::kv::{KvBlock, KvEvent, content_hash};
 use std::collections::BTreeMap;
 
 fn telling(num_blocks: u32) -> Engine {

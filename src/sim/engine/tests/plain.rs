@@ -2,9 +2,9 @@
 //! of the real one but what a step costs and what blocks are called.
 
 use super::*;
-use crate::sim::content::Contents;
-use crate::sim::kv::{KvBlock, KvEvent, content_hash};
-use crate::sim::stats::{Histogram, INTER_TOKEN_BUCKETS};
+use crate::content::Contents;
+use crate::kv::{KvBlock, KvEvent, content_hash};
+use crate::stats::{Histogram, INTER_TOKEN_BUCKETS};
 use std::collections::BTreeMap;
 
 #[derive(Default)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::prefix::vllm_hash::Algorithm;
+use crate::vllm_hash::Algorithm;
 use rmpv::Value;
 
 /// A recorded batch, with the engine's own names made of the recorded ones.
@@ -75,7 +75,7 @@ fn recorded(hex: &str) -> Recorded {
 }
 
 fn lines(file: &str) -> String {
-    std::fs::read_to_string(format!("{}/tests/data/sim/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    std::fs::read_to_string(format!("{}/../../tests/data/sim/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
 #[test]

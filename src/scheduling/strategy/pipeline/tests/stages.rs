@@ -1,9 +1,9 @@
 //! Which profile chooses which server, and when: llm-d's handlers and deciders.
 
 use super::*;
-use crate::protocol::{MediaKind, Piece, Prompt};
-use crate::scheduling::split::{Decider, SplitPolicy};
-use crate::scheduling::tests::trial::Sent;
+use crate::split::{Decider, SplitPolicy};
+use crate::tests::trial::Sent;
+use attache_protocol::{MediaKind, Piece, Prompt};
 use std::borrow::Cow;
 
 /// Three profiles, one for each stage, the fewest waiting in each; `extra` stands in front of prefill and decode.

@@ -1,0 +1,99 @@
+//! From the words of a user to [`Settings`]: parse, check, and name every mistake at once.
+//!
+//! `attache_config_schema` turns YAML into a tree with positions, [`schema`] gives it types, `endpoint_picker` reads the other
+//! kind of file, and `validate` merges flags, environment and defaults. A flag outranks the environment, which outranks the file.
+//!
+//! **Owns** every key, its default and its checks; settings that only the composition of the process reads; the dump.
+//! **Called by** `cli` and `app`, and by `replay` for recorded configurations.
+//! **Must not** read files, start anything, or stop at the first mistake.
+//!
+//! Read first: `lib.rs`, `schema.rs`, `validate/mod.rs`.
+
+pub mod aibrix_env;
+pub mod defaults;
+mod dump;
+mod endpoint_picker;
+pub mod localai_env;
+pub mod overrides;
+mod own;
+pub mod reference_env;
+pub mod schema;
+pub mod settings;
+mod tokenizer_url;
+mod validate;
+
+pub use attache_config_schema::{decode, diagnostic, document};
+pub use attache_types::units;
+pub use diagnostic::{Code, Diagnostic};
+pub use overrides::{KubernetesFlags, Overrides};
+pub use own::load_pool;
+pub use settings::Settings;
+pub use validate::recommended_flow;
+
+/// All that settings are made of.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The file, or the text of `--config-text`.
+    pub text: Option<ConfigText>,
+    /// Flags and environment.
+    pub overrides: Overrides,
+    /// What the machine is like.
+    pub surroundings: Surroundings,
+}
+
+/// The bytes of a configuration and what to call them in messages.
+#[derive(Clone, Debug)]
+pub struct ConfigText {
+    /// A path, or `--config-text`.
+    pub name: String,
+    /// The bytes as they were read.
+    pub bytes: Vec<u8>,
+}
+
+impl ConfigText {
+    /// The text that diagnostics point into; empty when it isn't text.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        document::text_of(&self.bytes).unwrap_or_default()
+    }
+}
+
+/// Facts about the machine that defaults depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings {
+    /// Cores that the process may use: the default number of workers.
+    pub cores: usize,
+    /// Standard error is a terminal: logs are text for people by default.
+    pub terminal: bool,
+}
+
+impl Default for Surroundings {
+    fn default() -> Self {
+        Self { cores: 1, terminal: false }
+    }
+}
+
+/// Reads, merges and checks.
+///
+/// # Errors
+/// Every mistake that could be found, warnings included, in the order of the file.
+pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
+    let mut sink = decode::Sink::default();
+    let file = match &sources.text {
+        None => Some(schema::File::default()),
+        Some(text) => match document::parse(&text.bytes, &mut sink.diagnostics) {
+            Ok(root) => schema::File::read(&root, &mut sink),
+            Err(diagnostic) => {
+                sink.push(diagnostic);
+                None
+            }
+        },
+    };
+    let settings = file.map(|file| validate::settings(file, &sources.overrides, sources.surroundings, &mut sink));
+    let mut diagnostics = sink.diagnostics;
+    diagnostics.sort_by_key(|d| d.span.map_or((0, 0), |s| (s.line, s.column)));
+    match settings {
+        Some(settings) if !diagnostics.iter().any(Diagnostic::is_error) => Ok((settings, diagnostics)),
+        _ => Err(diagnostics),
+    }
+}

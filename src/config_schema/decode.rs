@@ -1,0 +1,331 @@
+//! From the tree to typed values, collecting every mistake instead of stopping at the first.
+//!
+//! A type that can stand in the file implements [`Read`]; a mapping is read through [`Fields`], which knows afterwards which keys
+//! nobody asked for.
+
+use super::diagnostic::{At, Code, Diagnostic, Span, closest};
+use super::document::{Node, Value};
+use attache_types::units::{parse_bytes, parse_duration};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Where mistakes are collected.
+#[derive(Debug, Default)]
+pub struct Sink {
+    /// All of them so far.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Sink {
+    /// Adds one.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.push(diagnostic);
+    }
+
+    /// A value of the wrong type.
+    pub fn wrong_type(&mut self, node: &Node, path: &str, expected: &str) {
+        let scalar_text =
+            expected.starts_with("text") && matches!(node.value, Value::Bool(_) | Value::Int(_) | Value::Float(_));
+        let name = if path.is_empty() { "the configuration".to_owned() } else { format!("`{}`", last(path)) };
+        let message = format!("{name} must be {expected}, got {}", node.value.describe());
+        let mut diagnostic = Diagnostic::new(Code::WrongType, path, message).at(node.span);
+        if scalar_text {
+            diagnostic = diagnostic.help("put it in quotes to make it text");
+        }
+        self.push(diagnostic);
+    }
+
+    /// A value of the right type that is not allowed.
+    pub fn out_of_range(&mut self, span: Span, path: &str, got: impl std::fmt::Display, allowed: &str) {
+        let message = format!("`{}` is {got}, allowed: {allowed}", last(path));
+        self.push(Diagnostic::new(Code::OutOfRange, path, message).at(span));
+    }
+}
+
+/// The last part of a path: the name by which people know the value.
+fn last(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// A type that can be read from a node.
+pub trait Read: Sized {
+    /// Reads it; reports to `sink` and returns `None` when it is wrong.
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self>;
+}
+
+/// The entries of one mapping.
+#[derive(Debug)]
+pub struct Fields<'n> {
+    /// Where the mapping stands in the configuration.
+    pub path: String,
+    /// Where it stands in the file.
+    pub span: Span,
+    entries: &'n [(At<String>, Node)],
+    known: Vec<&'static str>,
+}
+
+impl<'n> Fields<'n> {
+    /// The fields of `node`; reports and returns `None` when it is no mapping.
+    pub fn of(node: &'n Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let Value::Map(entries) = &node.value else {
+            sink.wrong_type(node, path, "a mapping");
+            return None;
+        };
+        Some(Self { path: path.to_owned(), span: node.span, entries, known: Vec::new() })
+    }
+
+    /// The fields of a mapping that is not there.
+    #[must_use]
+    pub fn none(path: &str, span: Span) -> Self {
+        Self { path: path.to_owned(), span, entries: &[], known: Vec::new() }
+    }
+
+    /// The path of `key` in this mapping.
+    #[must_use]
+    pub fn path_of(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// The node under `key`; an explicit `null` is the same as none.
+    pub fn node(&mut self, key: &'static str) -> Option<&'n Node> {
+        if !self.known.contains(&key) {
+            self.known.push(key);
+        }
+        let (_, node) = self.entries.iter().find(|(k, _)| k.value == key)?;
+        (!matches!(node.value, Value::Null)).then_some(node)
+    }
+
+    /// Lets these keys stand, whatever they say.
+    pub fn expect(&mut self, keys: &[&'static str]) {
+        self.known.extend(keys);
+    }
+
+    /// The value under `key`.
+    pub fn get<T: Read>(&mut self, key: &'static str, sink: &mut Sink) -> Option<At<T>> {
+        let path = self.path_of(key);
+        let node = self.node(key)?;
+        T::read(node, &path, sink).map(|value| At { value, span: node.span })
+    }
+
+    /// The value under `key`, whose absence is reported.
+    pub fn required<T: Read>(&mut self, key: &'static str, sink: &mut Sink) -> Option<At<T>> {
+        let present = self.entries.iter().any(|(k, n)| k.value == key && !matches!(n.value, Value::Null));
+        if !present {
+            let path = self.path_of(key);
+            sink.push(Diagnostic::new(Code::MissingKey, path, format!("`{key}` is missing")).at(self.span));
+        }
+        self.get(key, sink)
+    }
+
+    /// The entries that nobody asked for.
+    pub fn rest(&self) -> impl Iterator<Item = (&'n At<String>, &'n Node)> {
+        let unasked = self.entries.iter().filter(|(key, _)| !self.known.contains(&key.value.as_str()));
+        unasked.map(|(key, node)| (key, node))
+    }
+
+    /// Reports the keys that nobody asked for.
+    pub fn finish(self, sink: &mut Sink) {
+        for (key, _) in self.rest() {
+            let shown: String = key.value.chars().take(60).collect();
+            let path = self.path_of(&shown);
+            let mut diagnostic =
+                Diagnostic::new(Code::UnknownKey, path, format!("unknown field `{shown}`")).at(key.span);
+            diagnostic = match closest(&key.value, self.known.iter().copied()) {
+                Some(meant) => diagnostic.help(format!("did you mean `{meant}`?")),
+                None => diagnostic.help(format!("allowed here: {}", self.known.join(", "))),
+            };
+            sink.push(diagnostic);
+        }
+    }
+}
+
+impl Read for bool {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        if let Value::Bool(b) = node.value {
+            return Some(b);
+        }
+        sink.wrong_type(node, path, "`true` or `false`");
+        None
+    }
+}
+
+/// Reads a whole number of any width.
+fn integer<T: TryFrom<i128> + std::fmt::Display>(
+    node: &Node,
+    path: &str,
+    sink: &mut Sink,
+    min: T,
+    max: T,
+) -> Option<T> {
+    let Value::Int(got) = node.value else {
+        sink.wrong_type(node, path, "a whole number");
+        return None;
+    };
+    if let Ok(value) = T::try_from(got) {
+        return Some(value);
+    }
+    sink.out_of_range(node.span, path, got, &format!("{min} to {max}"));
+    None
+}
+
+macro_rules! read_integer {
+    ($($t:ty),*) => {$(
+        impl Read for $t {
+            fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+                integer(node, path, sink, <$t>::MIN, <$t>::MAX)
+            }
+        }
+    )*};
+}
+
+read_integer!(u16, u32, u64, usize, i32);
+
+impl Read for f64 {
+    #[expect(clippy::cast_precision_loss, reason = "a configured number this large is out of range anyway")]
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        match node.value {
+            Value::Float(f) => Some(f),
+            Value::Int(i) => Some(i as f64),
+            _ => {
+                sink.wrong_type(node, path, "a number");
+                None
+            }
+        }
+    }
+}
+
+impl Read for String {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let Value::Text(text) = &node.value else {
+            sink.wrong_type(node, path, "text");
+            return None;
+        };
+        if text.is_empty() {
+            sink.out_of_range(node.span, path, "empty", "at least one character");
+            return None;
+        }
+        Some(text.clone())
+    }
+}
+
+impl Read for Duration {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        match &node.value {
+            Value::Text(text) => unit(parse_duration(text), node, path, sink),
+            Value::Int(0) => Some(Duration::ZERO),
+            Value::Int(n) => {
+                sink.push(
+                    Diagnostic::new(Code::WrongType, path, format!("`{}` needs a unit, got {n}", last(path)))
+                        .at(node.span)
+                        .help(format!("write `{n}s` or `{n}ms`")),
+                );
+                None
+            }
+            _ => {
+                sink.wrong_type(node, path, "a duration such as `250ms` or `5s`");
+                None
+            }
+        }
+    }
+}
+
+/// A size in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl Read for Bytes {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        match &node.value {
+            Value::Text(text) => unit(parse_bytes(text), node, path, sink).map(Bytes),
+            Value::Int(_) => u64::read(node, path, sink).map(Bytes),
+            _ => {
+                sink.wrong_type(node, path, "a size such as `64KiB` or `16MiB`");
+                None
+            }
+        }
+    }
+}
+
+fn unit<T>(parsed: Result<T, String>, node: &Node, path: &str, sink: &mut Sink) -> Option<T> {
+    parsed
+        .map_err(|e| sink.push(Diagnostic::new(Code::WrongType, path, format!("`{}`: {e}", last(path))).at(node.span)))
+        .ok()
+}
+
+impl Read for IpAddr {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let text = String::read(node, path, sink)?;
+        text.trim_matches(['[', ']'])
+            .parse()
+            .map_err(|_| {
+                let message = format!("`{}` is not an IP address", text.chars().take(60).collect::<String>());
+                sink.push(
+                    Diagnostic::new(Code::BadAddress, path, message).at(node.span).help("as in `0.0.0.0` or `::`"),
+                );
+            })
+            .ok()
+    }
+}
+
+/// Items of a list, each with its place.
+impl<T: Read> Read for Vec<At<T>> {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let Value::List(items) = &node.value else {
+            sink.wrong_type(node, path, "a list");
+            return None;
+        };
+        let read = items.iter().enumerate().filter_map(|(i, item)| {
+            T::read(item, &format!("{path}[{i}]"), sink).map(|value| At { value, span: item.span })
+        });
+        Some(read.collect())
+    }
+}
+
+/// Entries of a mapping with free keys.
+impl<T: Read> Read for Vec<(At<String>, At<T>)> {
+    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
+        let Value::Map(entries) = &node.value else {
+            sink.wrong_type(node, path, "a mapping");
+            return None;
+        };
+        let read = entries.iter().filter_map(|(key, item)| {
+            let value = T::read(item, &format!("{path}.{}", key.value), sink)?;
+            Some((key.clone(), At { value, span: item.span }))
+        });
+        Some(read.collect())
+    }
+}
+
+/// A closed set of words.
+pub trait Keyword: Copy + 'static {
+    /// The words and what they mean.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+/// Reads one of the words.
+pub fn keyword<K: Keyword>(node: &Node, path: &str, sink: &mut Sink) -> Option<K> {
+    one_of(K::WORDS, node, path, sink)
+}
+
+/// Reads one of `table`'s words.
+pub fn one_of<T: Copy>(table: &[(&'static str, T)], node: &Node, path: &str, sink: &mut Sink) -> Option<T> {
+    let words = || table.iter().map(|(w, _)| *w).collect::<Vec<_>>();
+    let got = match &node.value {
+        Value::Text(text) => text.as_str(),
+        _ => {
+            sink.wrong_type(node, path, &format!("one of {}", words().join(", ")));
+            return None;
+        }
+    };
+    if let Some((_, value)) = table.iter().find(|(w, _)| *w == got) {
+        return Some(*value);
+    }
+    let shown: String = got.chars().take(60).collect();
+    let message = format!("`{}` is `{shown}`, allowed: {}", last(path), words().join(", "));
+    let mut diagnostic = Diagnostic::new(Code::OutOfRange, path, message).at(node.span);
+    if let Some(meant) = closest(got, words()) {
+        diagnostic = diagnostic.help(format!("did you mean `{meant}`?"));
+    }
+    sink.push(diagnostic);
+    None
+}

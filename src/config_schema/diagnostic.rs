@@ -1,0 +1,323 @@
+//! What is wrong with a configuration, and how people and programs are told.
+//!
+//! A [`Diagnostic`] names the thing, what was got and what is allowed, and points at the place; the renderers show it as a
+//! compiler would (`file:line:column`, the line, a caret) or as JSON.
+
+pub use attache_types::spelling::closest;
+use std::fmt::Write as _;
+
+/// A place in the text: line and column count from 1, in characters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Line, from 1.
+    pub line: u32,
+    /// Column, from 1, in characters.
+    pub column: u32,
+    /// Characters that are marked, at least one.
+    pub length: u32,
+}
+
+/// A value and the place that it was read from; no place when a flag or the environment gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct At<T> {
+    /// The value.
+    pub value: T,
+    /// Where it stands.
+    pub span: Span,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Legal, but probably not meant.
+    Warning,
+    /// Refused.
+    Error,
+}
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal),* $(,)?) => {
+        /// Every kind of diagnostic: E1xx the text, E2xx the meaning, W3xx legal but odd. Codes are stable.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Code { $($(#[$doc])* $name),* }
+
+        impl Code {
+            /// All of them.
+            pub const ALL: &'static [Code] = &[$(Code::$name),*];
+
+            /// The code as it is printed.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Code::$name => $code),* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// Not text: NUL bytes or broken UTF-8.
+    NotText = "E101",
+    /// Larger than the cap.
+    TooLarge = "E102",
+    /// Not YAML.
+    Syntax = "E103",
+    /// A key twice in one mapping.
+    DuplicateKey = "E104",
+    /// Aliases or nesting that grow beyond any real configuration.
+    Bomb = "E105",
+    /// A tab where YAML wants spaces.
+    Tab = "E106",
+    /// Nothing in the file.
+    Empty = "E107",
+    /// More than one YAML document.
+    SeveralDocuments = "E108",
+    /// `apiVersion` or `kind` missing or unknown.
+    Version = "E109",
+    /// A key that does not exist.
+    UnknownKey = "E111",
+    /// A value of the wrong type.
+    WrongType = "E112",
+    /// A required key is missing.
+    MissingKey = "E113",
+    /// A value outside its range or its set.
+    OutOfRange = "E114",
+    /// The file can't be read.
+    Unreadable = "E115",
+    /// No strategy of that name.
+    UnknownStrategy = "E201",
+    /// The strategy or policy does not take these parameters.
+    BadParameters = "E202",
+    /// A name twice.
+    DuplicateName = "E203",
+    /// Two pools would take the same requests.
+    AmbiguousMatch = "E204",
+    /// Not an address.
+    BadAddress = "E205",
+    /// An endpoint twice in one pool.
+    DuplicateEndpoint = "E206",
+    /// Values that contradict each other.
+    Contradiction = "E207",
+    /// Not a URL.
+    BadUrl = "E208",
+    /// Certificate or key missing or unusable.
+    BadCertificate = "E209",
+    /// Nothing to route to.
+    NothingToServe = "E210",
+    /// A list that must not be empty.
+    EmptyList = "E211",
+    /// Not a log filter.
+    BadLogFilter = "E212",
+    /// No plugin of that type.
+    UnknownPlugin = "E213",
+    /// A reference to a plugin that is not declared.
+    UndefinedReference = "E214",
+    /// A plugin that can't stand where it is named.
+    WrongPlugin = "E215",
+    /// Metrics would be stale most of the time.
+    StaleTooSoon = "W301",
+    /// A pool without endpoints.
+    EmptyPool = "W302",
+    /// A flag hides what the file says.
+    Overridden = "W303",
+    /// Clients get to choose their endpoints.
+    TrustsClients = "W304",
+    /// The port is usually another protocol's.
+    OddPort = "W305",
+    /// All weights of a rewrite are zero.
+    ZeroWeights = "W306",
+    /// A value that has no effect here.
+    NoEffect = "W307",
+    /// A file that is not there on this machine.
+    MissingFile = "W308",
+}
+
+impl Code {
+    /// Error or warning, as the code's letter says.
+    #[must_use]
+    pub fn severity(self) -> Severity {
+        if self.as_str().starts_with('W') { Severity::Warning } else { Severity::Error }
+    }
+}
+
+/// A second place that belongs to a diagnostic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Related {
+    /// Where.
+    pub span: Span,
+    /// What is there.
+    pub note: String,
+}
+
+/// One thing that is wrong or odd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// Its kind.
+    pub code: Code,
+    /// The thing, what was got, what is allowed: lower case, no full stop.
+    pub message: String,
+    /// The place in the file; `None` when a flag is at fault or the file as a whole.
+    pub span: Option<Span>,
+    /// Where in the configuration (`pools[0].strategy.name`) or which flag (`--strategy`).
+    pub path: String,
+    /// The other place, when there are two.
+    pub related: Option<Box<Related>>,
+    /// What to do.
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    /// A diagnostic without a place.
+    pub fn new(code: Code, path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), span: None, path: path.into(), related: None, help: None }
+    }
+
+    /// Points at a place. A default span means none.
+    #[must_use]
+    pub fn at(mut self, span: Span) -> Self {
+        self.span = (span.line > 0).then_some(span);
+        self
+    }
+
+    /// Points at a second place too. A default span means none.
+    #[must_use]
+    pub fn related(mut self, span: Span, note: impl Into<String>) -> Self {
+        if span.line > 0 {
+            self.related = Some(Box::new(Related { span, note: note.into() }));
+        }
+        self
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Whether the configuration is refused because of it.
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        self.code.severity() == Severity::Error
+    }
+}
+
+/// Longest part of a source line that is shown: minified or hostile files have endless ones.
+const SHOWN_COLUMNS: usize = 160;
+
+/// Renders diagnostics for people. `source` is the file's name and text; `colour` adds ANSI colours.
+#[must_use]
+pub fn render_text(diagnostics: &[Diagnostic], source: Option<(&str, &str)>, colour: bool) -> String {
+    let mut out = String::new();
+    for diagnostic in diagnostics {
+        render_one(&mut out, diagnostic, source, &Palette::new(colour));
+        out.push('\n');
+    }
+    let errors = diagnostics.iter().filter(|d| d.is_error()).count();
+    let warnings = diagnostics.len() - errors;
+    if errors + warnings > 0 {
+        let _ = writeln!(out, "{}, {}", count(errors, "error"), count(warnings, "warning"));
+    }
+    out
+}
+
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+struct Palette {
+    error: &'static str,
+    warning: &'static str,
+    frame: &'static str,
+    bold: &'static str,
+    reset: &'static str,
+}
+
+impl Palette {
+    fn new(colour: bool) -> Self {
+        if colour {
+            Self { error: "\x1b[1;31m", warning: "\x1b[1;33m", frame: "\x1b[34m", bold: "\x1b[1m", reset: "\x1b[0m" }
+        } else {
+            Self { error: "", warning: "", frame: "", bold: "", reset: "" }
+        }
+    }
+}
+
+fn render_one(out: &mut String, d: &Diagnostic, source: Option<(&str, &str)>, p: &Palette) {
+    let (tint, word) = if d.is_error() { (p.error, "error") } else { (p.warning, "warning") };
+    let _ = writeln!(out, "{tint}{word}[{}]{}{}: {}{}", d.code.as_str(), p.reset, p.bold, clean(&d.message), p.reset);
+    let width = [d.span, d.related.as_ref().map(|r| r.span)].into_iter().flatten().map(|s| s.line).max();
+    let width = width.map_or(1, |line| line.to_string().len());
+    let (f, r) = (p.frame, p.reset);
+    match (source, d.span) {
+        (Some((name, text)), Some(span)) => {
+            let _ = writeln!(out, "{:width$}{f}-->{r} {name}:{}:{}", "", span.line, span.column);
+            let _ = writeln!(out, "{:width$} {f}|{r}", "");
+            excerpt(out, text, span, width, '^', tint, "", p);
+            if let Some(related) = &d.related {
+                if span.line.abs_diff(related.span.line) > 1 {
+                    let _ = writeln!(out, "{f}...{r}");
+                }
+                excerpt(out, text, related.span, width, '-', f, &related.note, p);
+            }
+        }
+        (Some((name, _)), None) if !d.path.starts_with('-') => {
+            let _ = writeln!(out, "{:width$}{f}-->{r} {name}", "");
+        }
+        _ => {}
+    }
+    if !d.path.is_empty() {
+        let _ = writeln!(out, "{:width$} {f}={r} at: {}", "", clean(&d.path));
+    }
+    if let Some(help) = &d.help {
+        let _ = writeln!(out, "{:width$} {f}={r} help: {}", "", clean(help));
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "one line of output and how it looks; a struct would say no more")]
+fn excerpt(out: &mut String, text: &str, span: Span, width: usize, mark: char, tint: &str, note: &str, p: &Palette) {
+    let line = text.lines().nth(span.line as usize - 1).unwrap_or("");
+    let column = span.column.max(1) as usize - 1;
+    // A long line is shown from a little before the mark.
+    let from = if column >= SHOWN_COLUMNS { column - 20 } else { 0 };
+    let shown: String =
+        line.chars().skip(from).take(SHOWN_COLUMNS).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let left = shown.chars().count().saturating_sub(column - from).max(1);
+    let marks = mark.to_string().repeat((span.length.max(1) as usize).min(left));
+    let (f, r) = (p.frame, p.reset);
+    let _ = writeln!(out, "{f}{:>width$} |{r} {}", span.line, shown.trim_end());
+    let note = if note.is_empty() { String::new() } else { format!(" {}", clean(note)) };
+    let _ = writeln!(out, "{:width$} {f}|{r} {:indent$}{tint}{marks}{note}{r}", "", "", indent = column - from);
+}
+
+/// Text that may quote a hostile file, made fit for a terminal: no control characters.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Renders diagnostics for programs: one JSON object with `file`, `errors`, `warnings` and the list.
+#[must_use]
+pub fn render_json(diagnostics: &[Diagnostic], file: Option<&str>) -> serde_json::Value {
+    let place = |s: Span| serde_json::json!({"line": s.line, "column": s.column, "length": s.length.max(1)});
+    let list: Vec<_> = diagnostics
+        .iter()
+        .map(|d| {
+            serde_json::json!({
+                "code": d.code.as_str(),
+                "severity": d.code.severity(),
+                "message": d.message,
+                "path": d.path,
+                "span": d.span.map(place),
+                "related": d.related.as_ref().map(|r| serde_json::json!({"span": place(r.span), "note": r.note})),
+                "help": d.help,
+            })
+        })
+        .collect();
+    let errors = diagnostics.iter().filter(|d| d.is_error()).count();
+    serde_json::json!({
+        "file": file,
+        "errors": errors,
+        "warnings": diagnostics.len() - errors,
+        "diagnostics": list,
+    })
+}

@@ -1,0 +1,56 @@
+//! One request served by two servers: one reads the prompt (prefill), another generates (decode), and the KV cache goes from
+//! the first to the second.
+//!
+//! **Owns** the bodies of both legs, one file for each [`Connector`]; how a prefill response is read ([`reply`]); and the rules
+//! of retry and hedging ([`attempts`]).
+//! **Called by** `ext_proc` for split requests; `scheduling` and `config` name a pool's [`Mode`].
+//! **Must not** do I/O, ask for the time or random numbers: addresses, ids and rooms are arguments. It does not choose servers.
+//!
+//! Read first: `connector/mod.rs`, `leg.rs`, `attempts.rs`.
+
+pub mod api;
+pub mod attempts;
+pub mod connector;
+pub mod leg;
+pub mod policy;
+mod prefill;
+pub mod reply;
+
+pub use api::LegApi;
+pub use attempts::{Attempts, Failure, Next};
+pub use connector::{CONNECTORS, Connector, Descriptor, Sequence};
+pub use leg::{AbortRequest, DecodeBody, Leg, LegError};
+pub use policy::{Direct, Fallback, Mode};
+pub use prefill::is_for_sidecars;
+pub use reply::{Prefilled, Reply, Transfer};
+
+use attache_protocol::edit::{EditError, Edits};
+use std::borrow::Cow;
+
+/// Members of a request that only whoever splits it may write: they name servers, ports and memory to read from.
+pub const CONTROLLED: &[&str] = &[
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "disagg_prefill_resp",
+    "disaggregated_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "bootstrap_pair_key",
+    "decode_tp_size",
+    "disagg_prefill_dp_rank",
+];
+
+/// A client's body without [`CONTROLLED`] members: for requests that are not split. Borrowed when it has none. `nested` ones are those of
+/// vLLM's generate API, which takes them in `sampling_params.extra_args` as well.
+///
+/// # Errors
+/// It is no JSON object, or what holds nested members is none.
+pub fn without_controlled(body: &[u8], nested: bool) -> Result<Cow<'_, [u8]>, EditError> {
+    let edits = Edits::new().remove_all(CONTROLLED);
+    let edits = if nested { edits.inside("sampling_params", prefill::distrusted_sampling()) } else { edits };
+    edits.apply(body)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,33 @@
+//! The model servers of a pool: identity, reported metrics, requests in flight, health and learned speed.
+//!
+//! One [`PoolSnapshot`] per pool holds identity, metrics and flags in a single `Arc` with a generation. One task writes it
+//! ([`writer::PoolWriter`] holds the rules), and readers take no lock. What the picker itself causes is kept beside it in
+//! atomics that every snapshot shares. Only pools with ranks take a lock for what is in flight on each rank.
+//!
+//! **Owns** [`snapshot`], [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]).
+//! **Called by** `scheduling` and `ext_proc` for each request, and by the feeds, which send [`PoolEvent`]s.
+//! **Must not** do I/O, ask for the time, or choose an endpoint.
+//!
+//! Read first: `snapshot.rs`, `ledger.rs`, `health.rs`.
+
+pub mod endpoint;
+pub mod health;
+pub mod ledger;
+pub mod metrics;
+pub mod models;
+pub mod place;
+pub mod ranks;
+pub mod rates;
+pub mod role;
+pub mod slo_profile;
+pub mod snapshot;
+pub mod speed;
+pub mod writer;
+
+pub use endpoint::{Endpoint, EndpointSpec, Engine, Live, MetricsSource, Picks};
+pub use metrics::{EndpointMetrics, LoraState, Reported};
+pub use models::{ModelList, ModelStore};
+pub use rates::{Counter, Counters, Histogram, Means, RateWindow, Rates};
+pub use role::Roles;
+pub use snapshot::{EndpointState, PoolSnapshot, Published, SnapshotStore};
+pub use writer::{PoolEvent, PoolWriter};

@@ -1,0 +1,32 @@
+//! Which endpoint holds which beginning of a prompt in its KV cache.
+//!
+//! Blocks of a prompt become [`BlockKey`]s. The index knows which endpoint holds them: from engines' KV events (exact) or
+//! from the requests that were routed there (approximate).
+//!
+//! **Owns** block keys ([`key`]), the [`index`], speculative entries ([`claims`]), the cache of one pool ([`cache`]) and
+//! decoding of KV events ([`wire`]).
+//! **Called by** `ext_proc` for each request, by `kv_events` for each event, and by `replay`.
+//! **Must not** do I/O, ask for the time, or read request bodies. The index uses atomics from `atomics.rs` only, since
+//! `tests/interleavings` replaces them.
+//!
+//! Read first: `key.rs`, `index/mod.rs`, `cache.rs`.
+
+mod atomics;
+mod average;
+pub mod block_size;
+pub mod by_endpoint;
+pub mod cache;
+pub mod carried;
+pub mod claims;
+pub mod index;
+pub mod key;
+pub mod learning;
+pub mod residents;
+pub mod trust;
+pub mod wire;
+
+pub use index::{
+    Blocks, Depth, HolderId, IndexConfig, Kept, Match, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier,
+    UnknownParent,
+};
+pub use key::{BlockKey, BlockKeys, EngineHash, KeySpace, Root};

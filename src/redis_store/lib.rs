@@ -1,0 +1,12 @@
+//! What pickers share in Redis: quotas of tenants and models, AIBrix's user records, SLO profiles.
+//!
+//! **Owns** the connection ([`redis_link`]), the scripts that count ([`quota_store`]) and the reading of profiles
+//! ([`redis_profiles`]).
+//! **Called by** `ext_proc::quotas` before and after requests, and by `app`, which connects.
+//! **Must not** decide what happens while Redis is away: the caller does, by its configuration.
+//!
+//! Read first: `redis_link.rs`, `quota_store.rs`.
+
+pub mod quota_store;
+pub mod redis_link;
+pub mod redis_profiles;

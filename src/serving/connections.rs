@@ -1,0 +1,443 @@
+//! Limits on the open connections of each listener, so that no pod can use up the process's file descriptors or
+//! memory.
+//!
+//! A peer is an IP address. When a listener is full, the peer with the most connections loses one: first one that has
+//! sent nothing useful yet, then the one that was idle for longest, last one with requests in flight. A peer never
+//! loses a connection with requests in flight to a new connection of its own; the new one is refused instead. Buffered
+//! bytes are shared in the same way. So an attacker that opens connections evicts its own.
+//!
+//! Used by `tls`, `server`, `health`, `admin` and `kv_events`.
+
+mod descriptors;
+#[cfg(test)]
+mod tests;
+
+pub use descriptors::{Listeners, descriptor_limit};
+
+use ahash::AHashMap;
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// A new connection waits this long for an evicted one to close, and is refused then.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time from accept until a connection has opened: the TLS handshake, and the first bytes of HTTP.
+pub const OPENING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Limits of one listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Open connections, at least 1.
+    pub connections: usize,
+    /// Time from accept until [`Slot::opened`].
+    pub opening: Duration,
+    /// Bytes that all connections may hold together ([`Slot::hold`]).
+    pub held_bytes: usize,
+}
+
+impl ConnectionLimits {
+    /// Limits with this number of connections, [`OPENING_TIMEOUT`], and no limit on bytes.
+    #[must_use]
+    pub fn of(connections: usize) -> Self {
+        Self { connections: connections.max(1), opening: OPENING_TIMEOUT, held_bytes: usize::MAX }
+    }
+}
+
+/// Why the picker closed a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// The listener was full, and no connection could be evicted for the new one.
+    Refused,
+    /// The listener was full, and a new connection took its place.
+    Evicted,
+    /// It did not open, or did not finish a frame, in time.
+    Timeout,
+    /// The listener's connections held too many bytes.
+    Memory,
+}
+
+impl Closed {
+    /// All reasons, with their names in metrics.
+    pub const ALL: [(Self, &'static str); 4] =
+        [(Self::Refused, "refused"), (Self::Evicted, "evicted"), (Self::Timeout, "timeout"), (Self::Memory, "memory")];
+}
+
+/// The open connections of one listener.
+#[derive(Debug)]
+pub struct Connections {
+    limits: ConnectionLimits,
+    table: Mutex<Table>,
+    /// Connections accepted so far: the clock by which connections are compared.
+    sequence: AtomicU64,
+    /// Bytes held by all connections.
+    held: AtomicUsize,
+    /// A connection has closed.
+    freed: Notify,
+    closed: [AtomicU64; Closed::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    peers: AHashMap<IpAddr, Vec<Arc<Entry>>>,
+    open: usize,
+    /// Connections that are to close and have not yet.
+    closing: usize,
+}
+
+/// One open connection.
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    peer: SocketAddr,
+    accepted: Instant,
+    opened: AtomicBool,
+    /// Requests in flight, where the listener counts them.
+    requests: AtomicUsize,
+    /// The listener's `sequence` when bytes were last received.
+    active: AtomicU64,
+    held: AtomicUsize,
+    closing: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Entry {
+    /// The order in which connections are evicted.
+    fn worth(&self) -> (bool, bool, u64) {
+        (self.requests.load(Relaxed) > 0, self.opened.load(Relaxed), self.active.load(Relaxed))
+    }
+
+    fn ip(&self) -> IpAddr {
+        self.peer.ip().to_canonical()
+    }
+}
+
+/// What [`Connections::admit`] does next.
+enum Admission {
+    Admitted(Arc<Entry>),
+    /// A connection is closing; its place will be free.
+    Closing,
+    Refused,
+}
+
+impl Table {
+    fn close(&mut self, entry: &Entry) {
+        if !entry.closing.swap(true, Relaxed) {
+            self.closing += 1;
+            entry.waker.wake();
+        }
+    }
+
+    /// The connection that a new one from `ip` may replace.
+    fn victim(&self, ip: IpAddr) -> Option<Arc<Entry>> {
+        let own = self.peers.get(&ip).map_or(0, Vec::len) + 1;
+        let size = |peer: &IpAddr, entries: &[Arc<Entry>]| if *peer == ip { own } else { entries.len() };
+        let largest = self.peers.iter().map(|(peer, entries)| size(peer, entries)).max()?.max(own);
+        let of_largest = self.peers.iter().filter(|(peer, entries)| size(peer, entries) == largest);
+        let entries = of_largest.flat_map(|(_, entries)| entries);
+        entries.filter(|e| largest > own || e.requests.load(Relaxed) == 0).min_by_key(|e| e.worth()).cloned()
+    }
+
+    /// The bytes of each peer's connections that are not closing, and those of closing ones.
+    fn held(&self) -> (AHashMap<IpAddr, usize>, usize) {
+        let (mut peers, mut closing) = (AHashMap::new(), 0);
+        for (ip, entry) in self.peers.iter().flat_map(|(ip, entries)| entries.iter().map(move |entry| (ip, entry))) {
+            let held = entry.held.load(Relaxed);
+            match entry.closing.load(Relaxed) {
+                true => closing += held,
+                false => *peers.entry(*ip).or_default() += held,
+            }
+        }
+        (peers, closing)
+    }
+}
+
+impl Connections {
+    /// No connections yet.
+    #[must_use]
+    pub fn new(limits: ConnectionLimits) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            table: Mutex::default(),
+            sequence: AtomicU64::new(0),
+            held: AtomicUsize::new(0),
+            freed: Notify::new(),
+            closed: Default::default(),
+        })
+    }
+
+    /// The limits.
+    #[must_use]
+    pub fn limits(&self) -> ConnectionLimits {
+        self.limits
+    }
+
+    /// Connections open now, those that are about to close included.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.table.lock().open
+    }
+
+    /// Bytes held by all connections, queued frames included.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    /// Connections that the picker has closed for this reason; for [`Closed::Memory`], also the times that bytes were
+    /// refused.
+    #[must_use]
+    pub fn closed(&self, why: Closed) -> u64 {
+        self.closed.get(why as usize).map_or(0, |n| n.load(Relaxed))
+    }
+
+    fn count(&self, why: Closed) {
+        if let Some(counter) = self.closed.get(why as usize) {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A place for a new connection of `peer`, after another one was evicted if need be. `None`: close it.
+    pub async fn admit(self: &Arc<Self>, peer: SocketAddr) -> Option<Slot> {
+        let deadline = Instant::now() + EVICTION_TIMEOUT;
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            let in_time = match self.try_admit(peer) {
+                Admission::Admitted(entry) => return Some(Slot { entry, of: self.clone() }),
+                Admission::Closing => tokio::time::timeout_at(deadline, freed).await.is_ok(),
+                Admission::Refused => false,
+            };
+            if !in_time {
+                self.count(Closed::Refused);
+                return None;
+            }
+        }
+    }
+
+    fn try_admit(&self, peer: SocketAddr) -> Admission {
+        let mut table = self.table.lock();
+        if table.open >= self.limits.connections {
+            if table.closing == 0 {
+                let Some(victim) = table.victim(peer.ip().to_canonical()) else { return Admission::Refused };
+                table.close(&victim);
+                self.count(Closed::Evicted);
+            }
+            return Admission::Closing;
+        }
+        let id = self.sequence.fetch_add(1, Relaxed) + 1;
+        let entry = Arc::new(Entry {
+            id,
+            peer,
+            accepted: Instant::now(),
+            opened: AtomicBool::new(false),
+            requests: AtomicUsize::new(0),
+            active: AtomicU64::new(id),
+            held: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        table.open += 1;
+        table.peers.entry(entry.ip()).or_default().push(entry.clone());
+        Admission::Admitted(entry)
+    }
+
+    /// Closes connections that have not opened in time. To be called about once a second.
+    pub fn sweep(&self) {
+        let mut table = self.table.lock();
+        let late = |entry: &&Arc<Entry>| {
+            !entry.opened.load(Relaxed)
+                && !entry.closing.load(Relaxed)
+                && entry.accepted.elapsed() >= self.limits.opening
+        };
+        let late: Vec<_> = table.peers.values().flatten().filter(late).cloned().collect();
+        for entry in late {
+            table.close(&entry);
+            self.count(Closed::Timeout);
+        }
+    }
+
+    /// Accounts `more` bytes to `entry`. When all connections together hold too many, the peer that holds most loses
+    /// its largest connection. `false`: that connection is the entry's own, and nothing was accounted.
+    fn charge(&self, entry: &Entry, more: usize) -> bool {
+        let total = self.held.fetch_add(more, Relaxed).saturating_add(more);
+        entry.held.fetch_add(more, Relaxed);
+        if total <= self.limits.held_bytes {
+            return true;
+        }
+        let mut table = self.table.lock();
+        let (mut peers, mut closing) = table.held();
+        while self.held.load(Relaxed).saturating_sub(closing) > self.limits.held_bytes {
+            self.count(Closed::Memory);
+            let largest = peers.iter().max_by_key(|(_, held)| **held).and_then(|(ip, _)| {
+                let entries = table.peers.get(ip)?.iter().filter(|e| !e.closing.load(Relaxed));
+                entries.max_by_key(|e| e.held.load(Relaxed)).cloned()
+            });
+            // What closed connections have queued may be all that is held.
+            let Some(victim) = largest.filter(|e| e.id != entry.id && e.held.load(Relaxed) > 0) else {
+                self.discharge(entry, more);
+                return false;
+            };
+            table.close(&victim);
+            let freed = victim.held.load(Relaxed);
+            closing += freed;
+            peers.entry(victim.ip()).and_modify(|held| *held = held.saturating_sub(freed));
+        }
+        true
+    }
+
+    fn discharge(&self, entry: &Entry, less: usize) {
+        self.held.fetch_sub(less, Relaxed);
+        entry.held.fetch_sub(less, Relaxed);
+    }
+}
+
+/// The place of one open connection; to be dropped after its socket.
+#[derive(Debug)]
+pub struct Slot {
+    entry: Arc<Entry>,
+    of: Arc<Connections>,
+}
+
+impl Slot {
+    /// The peer's address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.entry.peer
+    }
+
+    /// Records that bytes were received.
+    pub fn touch(&self) {
+        self.entry.active.store(self.of.sequence.load(Relaxed), Relaxed);
+    }
+
+    /// Records that the connection is in use: the opening timeout no longer applies, and connections that have not
+    /// opened are evicted before it.
+    pub fn opened(&self) {
+        self.entry.opened.store(true, Relaxed);
+    }
+
+    /// Records that the connection's owner closes it because something took too long.
+    pub fn timed_out(&self) {
+        self.of.count(Closed::Timeout);
+    }
+
+    /// Ready when the connection must be closed.
+    pub fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
+        if !self.is_closing() {
+            self.entry.waker.register(cx.waker());
+            // It may have been closed before the waker was there.
+            if !self.is_closing() {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Whether the connection must be closed.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.entry.closing.load(Relaxed)
+    }
+
+    /// Waits until the connection must be closed.
+    pub async fn closed(&self) {
+        std::future::poll_fn(|cx| self.poll_closed(cx)).await;
+    }
+
+    /// What the connection's requests hold of it.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        Client(self.entry.clone())
+    }
+
+    /// Accounts memory to the connection. `None` when the listener's connections hold too many bytes, and this peer
+    /// most of them.
+    #[must_use]
+    pub fn hold(&self, bytes: usize) -> Option<Held> {
+        let mut held = Held { bytes: 0, entry: self.entry.clone(), of: self.of.clone() };
+        held.resize(bytes).then_some(held)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut table = self.of.table.lock();
+        table.open -= 1;
+        if self.is_closing() {
+            table.closing -= 1;
+        }
+        let ip = self.entry.ip();
+        if let Some(entries) = table.peers.get_mut(&ip) {
+            entries.retain(|entry| entry.id != self.entry.id);
+            if entries.is_empty() {
+                table.peers.remove(&ip);
+            }
+        }
+        drop(table);
+        self.of.freed.notify_waiters();
+    }
+}
+
+/// The connection that a request came on.
+#[derive(Clone, Debug)]
+pub struct Client(Arc<Entry>);
+
+impl Client {
+    /// The peer's address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.0.peer
+    }
+
+    /// Counts a request in flight, until the value is dropped.
+    #[must_use]
+    pub fn in_flight(self) -> InFlight {
+        self.0.requests.fetch_add(1, Relaxed);
+        InFlight(self.0)
+    }
+}
+
+/// A request in flight on a connection.
+#[derive(Debug)]
+pub struct InFlight(Arc<Entry>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Memory that is accounted to a connection, until it is dropped. It may outlive the connection.
+#[derive(Debug)]
+pub struct Held {
+    bytes: usize,
+    entry: Arc<Entry>,
+    of: Arc<Connections>,
+}
+
+impl Held {
+    /// Changes what is accounted. `false` when that would be too much; nothing has changed then.
+    #[must_use]
+    pub fn resize(&mut self, bytes: usize) -> bool {
+        match bytes.checked_sub(self.bytes) {
+            Some(0) => {}
+            Some(more) if !self.of.charge(&self.entry, more) => return false,
+            Some(_) => {}
+            None => self.of.discharge(&self.entry, self.bytes - bytes),
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.of.discharge(&self.entry, self.bytes);
+    }
+}
