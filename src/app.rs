@@ -23,6 +23,7 @@ use crate::ext_proc::explain;
 use crate::ext_proc::service::Service;
 use crate::ext_proc::{Live, Picker};
 use crate::health::{self, Health, Latch, Readiness};
+use crate::picker::event::Outcome;
 use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
@@ -31,10 +32,11 @@ use crate::rng;
 use crate::scheduling::Router;
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
+use crate::telemetry::Telemetry;
 use crate::telemetry::decisions::Decisions;
 use crate::telemetry::listeners::ListenerCollector;
 use crate::telemetry::logs::LogHandle;
-use crate::telemetry::metrics::{Metrics, Outcome};
+use crate::telemetry::metrics::Metrics;
 #[cfg(feature = "otlp")]
 use crate::telemetry::otlp::Otlp;
 use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
@@ -101,6 +103,7 @@ struct App {
     /// Held until the first of them are served.
     searching: Option<Latch>,
     picker: Arc<Picker>,
+    telemetry: Arc<Telemetry>,
     feeds: Feeds,
     certificates: Option<Certificates>,
     views: Arc<PoolViews>,
@@ -152,10 +155,11 @@ async fn serve(
     let (leader, leased) = (feeds.lead(&file, &readiness, leading.clone()), feeds::leased(&file));
     let traces = Traces::start(&settings.telemetry)?;
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let prepared = Prepared::of(&settings, None, None, &metrics)?;
-    let (live, redis) = routing::live(&settings, prepared, &feeds, &segments, &metrics, clock, None)?;
-    let decisions = Decisions::new(settings.telemetry.decisions_kept);
-    let picker = Picker::new(live, metrics, decisions, traces.tracing(clock), seed).recorded(recorder.clone());
+    let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept));
+    let telemetry = Arc::new(Telemetry { metrics, decisions });
+    let prepared = Prepared::of(&settings, None, None, &telemetry.metrics)?;
+    let (live, redis) = routing::live(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
+    let picker = Picker::new(live, &telemetry, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
     picker.policies.configure(settings.model_policies.clone());
 
@@ -195,6 +199,7 @@ async fn serve(
         found,
         searching,
         picker: picker.clone(),
+        telemetry,
         feeds,
         certificates,
         views: views.clone(),
@@ -348,7 +353,8 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
     }
     let metrics = Metrics::register(&mut Registry::default());
     let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), &metrics);
-    Ok(Picker::new(live.with_prefix(prefixes), metrics, Decisions::new(0), Tracing::default(), seed))
+    let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(0)) });
+    Ok(Picker::new(live.with_prefix(prefixes), &telemetry, Tracing::default(), seed))
 }
 
 /// The trace pipeline, or nothing.
@@ -496,11 +502,11 @@ impl App {
     /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
     async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let (settings, found) = self.found.expand(file);
-        let (before, metrics) = (self.picker.live(), self.picker.metrics.clone());
-        let prepared = Prepared::of(&settings, Some(&before), self.redis.as_ref(), &metrics)?;
+        let (before, telemetry) = (self.picker.live(), self.telemetry.clone());
+        let prepared = Prepared::of(&settings, Some(&before), self.redis.as_ref(), &telemetry.metrics)?;
         let live = match self.feeds.apply(&settings, readiness).await {
             Ok(()) => {
-                routing::live(&settings, prepared, &self.feeds, &self.segments, &metrics, self.clock, Some(&before))
+                routing::live(&settings, prepared, &self.feeds, &self.segments, &telemetry, self.clock, Some(&before))
             }
             Err(error) => Err(error),
         };

@@ -8,6 +8,7 @@ pub use attache_discovery as discovery;
 pub use attache_ext_proc as ext_proc;
 pub use attache_flow as flow;
 pub use attache_kv_events as kv_events;
+pub use attache_picker as picker;
 pub use attache_pool as pool;
 pub use attache_prefix as prefix;
 pub use attache_prompt as prompt;

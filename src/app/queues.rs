@@ -29,9 +29,9 @@ pub(super) fn before_pool(
     if let Some(old) = old.as_ref().filter(|old| old.are(flow, &feeds.store, &settings.health, split, stale_after)) {
         return Ok(Some(old.clone()));
     }
-    let metrics = metrics.queues(&settings.name);
+    let observer = Box::new(metrics.queues(&settings.name));
     let (flow, store, health, split) = (flow.clone(), feeds.store.clone(), settings.health.clone(), split.cloned());
-    let queues = Queues::new(flow, store, health, split, stale_after, metrics, rng::for_request(seed, 0))
+    let queues = Queues::new(flow, store, health, split, stale_after, observer, rng::for_request(seed, 0))
         .with_context(|| format!("pool `{}`: `flowControl.ceiling`", settings.name))?;
     old.iter().for_each(|old| queues.replace(old));
     if queues.hold_requests() {

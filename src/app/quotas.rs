@@ -7,7 +7,7 @@ use crate::config::settings::{CountIn, TenantSettings};
 use crate::ext_proc::picker::Live;
 use crate::ext_proc::quotas::{Quotas, Store};
 use crate::quota::{Book, DEFAULT_MAX_TENANTS, Subject};
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::Telemetry;
 use std::sync::Arc;
 
 /// The limits that `settings` ask for, counted where those of `before` were unless that changes.
@@ -15,7 +15,7 @@ pub(super) fn limits(
     settings: &Settings,
     redis: Option<&Redis>,
     before: Option<&Live>,
-    metrics: &Arc<Metrics>,
+    telemetry: &Arc<Telemetry>,
 ) -> Vec<Arc<Quotas>> {
     let wanted = [(Subject::Tenant, &settings.tenants), (Subject::Model, &settings.models)];
     let quotas = |(subject, limits): (Subject, &Option<TenantSettings>)| {
@@ -27,9 +27,9 @@ pub(super) fn limits(
             // A store in Redis has one, by the checks of the settings.
             (CountIn::Memory | CountIn::Redis, _) => in_memory(old.map(|quotas| quotas.store())),
         };
-        let quotas = Quotas::new(subject, limits.clone(), store, metrics.clone(), clock::wall_now);
+        let quotas = Quotas::new(subject, limits.clone(), store, telemetry.clone(), clock::wall_now);
         #[cfg(feature = "redis")]
-        let quotas = match redis.and_then(|redis| redis.shared(settings)) {
+        let quotas = match redis.and_then(|redis| redis.shared(settings, &telemetry.metrics)) {
             Some(shared) => quotas.sharing(shared),
             None => quotas,
         };

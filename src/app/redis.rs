@@ -132,10 +132,16 @@ mod shared {
         }
 
         /// How requests deal with it, by `settings`.
-        pub(in super::super) fn shared(&self, settings: &Settings) -> Option<Shared> {
+        pub(in super::super) fn shared(&self, settings: &Settings, metrics: &Arc<Metrics>) -> Option<Shared> {
             let wanted = settings.redis.as_ref()?;
             let (link, users) = (self.link.clone(), self.users.clone());
-            Some(Shared { link, users, timeout: wanted.timeout, on_failure: wanted.on_failure })
+            Some(Shared {
+                link,
+                users,
+                timeout: wanted.timeout,
+                on_failure: wanted.on_failure,
+                metrics: metrics.clone(),
+            })
         }
     }
 

@@ -13,6 +13,7 @@ use crate::rng;
 use crate::scheduling::router::RuleStore;
 use crate::scheduling::{Pool, Router, Scheduler};
 use crate::scrape::slo_profiles;
+use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub(super) fn live(
     Prepared { schedulers, redis }: Prepared,
     feeds: &Feeds,
     segments: &Arc<SegmentCache>,
-    metrics: &Arc<Metrics>,
+    telemetry: &Arc<Telemetry>,
     clock: Clock,
     before: Option<&Live>,
 ) -> anyhow::Result<(Live, Option<Redis>)> {
@@ -69,11 +70,12 @@ pub(super) fn live(
         }))
     };
     let prefix = settings.pools.iter().map(prefix).collect::<anyhow::Result<Vec<_>>>()?;
-    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), metrics);
+    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), &telemetry.metrics);
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
-    let queues = |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, metrics, clock, seed);
+    let queues =
+        |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, &telemetry.metrics, clock, seed);
     let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
-    let limits = quotas::limits(settings, redis.as_ref(), before, metrics);
+    let limits = quotas::limits(settings, redis.as_ref(), before, telemetry);
     for (p, pool) in settings.pools.iter().zip(live.router.pools()) {
         feeds_of(p, feeds)?.deciding.store(Some(pool.clone()));
     }

@@ -17,12 +17,11 @@ use super::picker::{Live, Picker};
 use super::prefix::Asked;
 use super::queues::{self, Queues};
 use super::warmer::Warming;
+use attache_picker::event::{DeadlineOutcome, PoolObserver, RequestEvent};
 use attache_scheduling::facts::deadline::outlook;
 use attache_scheduling::facts::prediction::Targets;
 use attache_scheduling::selector::LabelSelector;
 use attache_scheduling::{PickContext, Pool, RequestFacts, Strategy};
-use attache_telemetry::deadlines::Judged;
-use attache_telemetry::metrics::PoolMetrics;
 use attache_types::error::{Reason, RequestError};
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ pub(super) struct Case<'a> {
     pub(super) picker: &'a Picker,
     pub(super) live: &'a Live,
     pub(super) pool: &'a Pool,
-    pub(super) metrics: Option<&'a PoolMetrics>,
+    pub(super) observer: Option<&'a dyn PoolObserver>,
     pub(super) queues: Option<&'a Queues>,
     /// Whose it is.
     pub(super) flow: Option<&'a str>,
@@ -88,7 +87,7 @@ impl Case<'_> {
         };
         let candidates = self.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
         let Some(outlook) = outlook(&cx, &candidates, bounds, passed) else {
-            self.judged(Some(Judged::Unknown));
+            self.judged(Some(DeadlineOutcome::Unknown));
             return Ok(None);
         };
         if outlook.spare >= 0.0 {
@@ -98,10 +97,10 @@ impl Case<'_> {
         let queue = self.queues.map_or(Duration::ZERO, |queues| queues.wait(facts, self.flow, q.now));
         let after = queue.saturating_add(Duration::try_from_secs_f64(outlook.fits_in).unwrap_or(Duration::MAX));
         if q.has_turn {
-            self.judged(Some(Judged::Passed));
+            self.judged(Some(DeadlineOutcome::Passed));
             return Err(Held::Late(self::passed(after)));
         }
-        self.judged(Some(Judged::Late));
+        self.judged(Some(DeadlineOutcome::Late));
         Err(Held::Late(late("no server is predicted to serve this request in the time that it asks for", after)))
     }
 
@@ -115,19 +114,19 @@ impl Case<'_> {
     }
 
     /// Counts what was made of the request.
-    pub(super) fn judged(&self, judged: Option<Judged>) {
-        if let (Some(judged), Some(metrics)) = (judged, self.metrics) {
-            metrics.deadlines.judged(judged);
+    pub(super) fn judged(&self, judged: Option<DeadlineOutcome>) {
+        if let (Some(judged), Some(observer)) = (judged, self.observer) {
+            observer.event(RequestEvent::Deadline(judged));
         }
     }
 }
 
 /// What was made of a request that is due, now that it has asked for its turn; `None` where no turns are taken.
-pub(super) fn judged(turn: Option<&Result<queues::Asked, RequestError>>) -> Option<Judged> {
+pub(super) fn judged(turn: Option<&Result<queues::Asked, RequestError>>) -> Option<DeadlineOutcome> {
     match turn {
-        None | Some(Ok(queues::Asked::Goes(_))) => Some(Judged::Fits),
-        Some(Ok(queues::Asked::Waits(_))) => Some(Judged::Waits),
-        Some(Err(error)) => (error.reason == Reason::DeadlineUnmet).then_some(Judged::Queue),
+        None | Some(Ok(queues::Asked::Goes(_))) => Some(DeadlineOutcome::Fits),
+        Some(Ok(queues::Asked::Waits(_))) => Some(DeadlineOutcome::Waits),
+        Some(Err(error)) => (error.reason == Reason::DeadlineUnmet).then_some(DeadlineOutcome::Queue),
     }
 }
 

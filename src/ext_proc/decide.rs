@@ -19,6 +19,8 @@ use super::split::Course;
 use super::warmer::Warming;
 use attache_disagg::{LegApi, Mode};
 use attache_flow::{Asking, Way};
+use attache_picker::event::{Degraded, Event, PoolObserver, RequestEvent, SplitOutcome};
+use attache_picker::explained::Explained;
 use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
 use attache_pool::ledger::Ticket;
@@ -31,8 +33,6 @@ use attache_scheduling::router::RouteFacts;
 use attache_scheduling::scheduler::{Explain, Subset};
 use attache_scheduling::split::Decider;
 use attache_scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
-use attache_telemetry::explained::Explained;
-use attache_telemetry::metrics::{Degraded, PoolMetrics, SplitOutcome};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
@@ -112,8 +112,8 @@ pub struct Plan {
     pub strategy: Arc<dyn Strategy>,
     /// The profile that named the strategy.
     pub profile: Option<Arc<str>>,
-    /// The pool's metrics.
-    pub metrics: Option<Arc<PoolMetrics>>,
+    /// Observer of the pool's requests.
+    pub observer: Option<Arc<dyn PoolObserver>>,
     /// The body was read: the decision rests on more than load.
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
@@ -298,7 +298,7 @@ pub fn decide(
         picker,
         live,
         pool,
-        metrics: live.pool_metrics.get(position).map(|m| &**m),
+        observer: live.observers.get(position).map(|o| &**o),
         queues: before_pool.map(|queues| &**queues),
         flow,
         strategy: &*choice.strategy,
@@ -380,7 +380,7 @@ pub fn decide(
     if splittable && !in_time {
         splittable = false;
         let asked = pool.scheduler.split().filter(|policy| policy.asks(&choice.name));
-        asked.into_iter().for_each(|_| picker.metrics.degraded(Degraded::NoTimeToSplit));
+        asked.into_iter().for_each(|_| picker.observer.event(Event::Degraded(Degraded::NoTimeToSplit)));
     }
     let mut conversation = looked.as_mut().filter(|_| splittable).and_then(|looked| {
         let tenant = looked.prefix().tenant(q.head);
@@ -422,16 +422,16 @@ pub fn decide(
             .emit();
     }
     if let Some(signal) = decision.lacking {
-        picker.metrics.degraded(Degraded::Lacking(signal));
+        picker.observer.event(Event::Degraded(Degraded::Lacking(signal)));
     }
-    if let (true, Some(metrics)) = (decision.diverted, live.pool_metrics.get(position)) {
-        metrics.diverted(&target, q.now);
+    if let (true, Some(observer)) = (decision.diverted, live.observers.get(position)) {
+        observer.event(RequestEvent::Diverted { model: &target, now: q.now });
     }
     if pool.rules.is_stale() {
-        picker.metrics.degraded(Degraded::DiscoveryStale);
+        picker.observer.event(Event::Degraded(Degraded::DiscoveryStale));
     }
     if decision.ejection_ignored {
-        picker.metrics.degraded(Degraded::AllEjected);
+        picker.observer.event(Event::Degraded(Degraded::AllEjected));
     }
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
     let told = live.prefix(position).filter(|_| q.api.prefills());
@@ -491,7 +491,7 @@ pub fn decide(
         conversation,
         hints,
         tail,
-        metrics: live.pool_metrics.get(position).cloned(),
+        observer: live.observers.get(position).cloned(),
         understood,
         prompt_tokens,
         choices: request.as_ref().map_or(1, |r| r.choices),
@@ -555,8 +555,8 @@ fn schedule(
     match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {
         Ok(decision) => decision,
         Err(_) => {
-            picker.metrics.panics.inc();
-            picker.metrics.degraded(Degraded::StrategyPanic);
+            picker.observer.event(Event::Panic);
+            picker.observer.event(Event::Degraded(Degraded::StrategyPanic));
             tracing::error!(pool = %pool.name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
             decide(&*live.least_loaded)
         }

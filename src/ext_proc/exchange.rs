@@ -28,10 +28,9 @@ use super::uploads::{Evicted, Progress};
 use super::warmer::Warming;
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
+use attache_picker::event::{End, Limit, NameObserver, Outcome};
 use attache_protocol::{self as protocol, Api, BodyFormat};
 use attache_scheduling::scheduler::Subset;
-use attache_telemetry::by_name::Counts;
-use attache_telemetry::metrics::{End, Limit, Outcome};
 use attache_telemetry::trace::RequestSpan;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Fault, Reason, RequestError};
@@ -228,7 +227,7 @@ impl Exchange {
 
     /// What the request's model had; `None` when none is known.
     #[must_use]
-    pub fn model_counts(&self) -> Option<&Counts> {
+    pub fn model_counts(&self) -> Option<&dyn NameObserver> {
         self.routed.as_ref()?.model_counts()
     }
 

@@ -4,6 +4,7 @@ use super::decide::{Question, Taught};
 use super::picker::{Live, Picker};
 use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown};
 use super::warmer::Warming;
+use attache_picker::event::{Degraded, Event, Limit};
 use attache_pool::PoolSnapshot;
 use attache_prefix::cache::Found;
 use attache_prefix::key::{BlockKey, BlockKeys};
@@ -11,7 +12,6 @@ use attache_prefix::learning::Lesson;
 use attache_protocol::Request;
 use attache_record as record;
 use attache_scheduling::Decision;
-use attache_telemetry::metrics::{Degraded, Limit};
 use attache_types::clock::Timestamp;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub(super) fn prepare<'p>(
         Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, request, reading })),
         Some(Read::Warm(warming)) => Err(warming),
         Some(Read::Unreadable(why, limit)) => {
-            picker.metrics.degraded(why);
-            limit.into_iter().for_each(|limit| picker.metrics.limit(limit));
+            picker.observer.event(Event::Degraded(why));
+            limit.into_iter().for_each(|limit| picker.observer.event(Event::Limit(limit)));
             Ok(None)
         }
         None => Ok(None),
@@ -105,10 +105,10 @@ impl<'p> Looked<'p> {
             if !q.last {
                 return Err(prefix.warming(asked, reading, &live.limits));
             }
-            picker.metrics.degraded(Degraded::ReadingLate);
+            picker.observer.event(Event::Degraded(Degraded::ReadingLate));
         }
         if looked.keys.is_cut() {
-            picker.metrics.limit(Limit::PromptBytes);
+            picker.observer.event(Event::Limit(Limit::PromptBytes));
         }
         Ok(Some(looked))
     }
@@ -202,8 +202,8 @@ impl<'p> Looked<'p> {
 pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
     let looked = catch_unwind(AssertUnwindSafe(look));
     if looked.is_err() {
-        picker.metrics.panics.inc();
-        picker.metrics.degraded(Degraded::LookupPanic);
+        picker.observer.event(Event::Panic);
+        picker.observer.event(Event::Degraded(Degraded::LookupPanic));
         tracing::error!("panic while reading a prompt or response; the request continues without prefix information");
     }
     looked.ok()

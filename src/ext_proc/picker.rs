@@ -10,11 +10,13 @@ use super::uploads::Uploads;
 use super::warmer::Warmer;
 use arc_swap::ArcSwap;
 use attache_config::settings::ExchangeSettings;
+use attache_picker::event::{Observer, PoolObserver};
 use attache_record::{Recorder, Turn};
 use attache_scheduling::plugin::Strategy;
-use attache_scheduling::{ModelPolicies, Router, scheduler};
+use attache_scheduling::{ModelPolicies, Pool, Router, scheduler};
+use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
-use attache_telemetry::metrics::{Metrics, PoolMetrics};
+use attache_telemetry::metrics::Metrics;
 use attache_telemetry::trace::Tracing;
 use attache_types::limits::Limits;
 use std::sync::Arc;
@@ -29,8 +31,8 @@ pub struct Live {
     pub limits: Limits,
     /// Behaviour.
     pub exchange: ExchangeSettings,
-    /// Metrics by position of the pool in the router.
-    pub pool_metrics: Vec<Arc<PoolMetrics>>,
+    /// Observers by position of the pool in the router.
+    pub observers: Vec<Arc<dyn PoolObserver>>,
     /// Which configuration it is, in a recording.
     pub number: u32,
     /// For requests that carry nothing to decide by.
@@ -47,10 +49,11 @@ impl Live {
     /// Puts a configuration together.
     #[must_use]
     pub fn new(router: Router, limits: Limits, exchange: ExchangeSettings, metrics: &Metrics) -> Self {
-        let pool_metrics = router.pools().iter().map(|p| Arc::new(metrics.pool(&p.name))).collect();
+        let observer = |pool: &Arc<Pool>| Arc::new(metrics.pool(&pool.name)) as Arc<dyn PoolObserver>;
+        let observers = router.pools().iter().map(observer).collect();
         let least_loaded = scheduler::least_loaded();
         let (prefix, queues, quotas) = (Vec::new(), Vec::new(), Vec::new());
-        Self { router, limits, exchange, pool_metrics, number: 0, least_loaded, prefix, queues, quotas }
+        Self { router, limits, exchange, observers, number: 0, least_loaded, prefix, queues, quotas }
     }
 
     /// With what turns the prompts of each pool into blocks, in the order of the router's pools. Without it no prompt is looked up.
@@ -102,7 +105,9 @@ pub struct Picker {
     /// Where answers of the Responses API live.
     pub responses: ResponseTable,
     /// The last decisions.
-    pub decisions: Decisions,
+    pub decisions: Arc<Decisions>,
+    /// Is told of all requests: `metrics` and `decisions`.
+    pub observer: Arc<dyn Observer>,
     /// Memory of request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
     /// The part of it that waits for more bytes.
@@ -124,8 +129,9 @@ pub struct Picker {
 impl Picker {
     /// A picker whose random choices follow from `seed`.
     #[must_use]
-    pub fn new(live: Live, metrics: Arc<Metrics>, decisions: Decisions, tracing: Tracing, seed: u64) -> Self {
+    pub fn new(live: Live, telemetry: &Arc<Telemetry>, tracing: Tracing, seed: u64) -> Self {
         let buffered = Arc::<Buffered>::default();
+        let Telemetry { metrics, decisions } = (**telemetry).clone();
         Self {
             live: ArcSwap::from_pointee(live),
             policies: Arc::default(),
@@ -135,6 +141,7 @@ impl Picker {
             metrics,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
             decisions,
+            observer: telemetry.clone(),
             buffered,
             uploads: Arc::default(),
             tracing,

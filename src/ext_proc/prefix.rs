@@ -8,6 +8,7 @@
 use super::decide::Question;
 use super::head::Head;
 use super::warmer::Warming;
+use attache_picker::event::{Degraded, Limit};
 use attache_prefix::cache::PrefixCache;
 use attache_prefix::key::{BlockKey, BlockKeys, Root};
 use attache_prompt::Encoder as _;
@@ -19,7 +20,6 @@ use attache_prompt::memo::Memo;
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::template::chat::RenderError;
 use attache_protocol::{Api, Piece, Prompt, Request};
-use attache_telemetry::metrics::{Degraded, Limit};
 use attache_tokenize::{Ask, RemotePool};
 use attache_types::clock::Clock;
 use made::{MadePrompt, Outcome};

@@ -14,12 +14,12 @@ use attache_flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, Verdict, Way,
     asking,
 };
+use attache_picker::event::{QueueEvent, QueueObserver, QueueOutcome};
 use attache_pool::health::HealthPolicy;
 use attache_pool::{PoolSnapshot, Published, Roles, SnapshotStore};
 use attache_scheduling::RequestFacts;
 use attache_scheduling::plugin::ParamError;
 use attache_scheduling::split::SplitPolicy;
-use attache_telemetry::queues::{Fate, QueueMetrics};
 use attache_types::clock::{Clock, Timestamp};
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
@@ -53,7 +53,7 @@ pub struct Queues {
     health: HealthPolicy,
     split: Option<SplitPolicy>,
     stale_after: Duration,
-    metrics: QueueMetrics,
+    observer: Box<dyn QueueObserver>,
     state: Mutex<State>,
     /// The last moment that anybody told: a stream that is dropped knows none.
     now: AtomicU64,
@@ -122,13 +122,13 @@ impl Queues {
         health: HealthPolicy,
         split: Option<SplitPolicy>,
         stale_after: Duration,
-        metrics: QueueMetrics,
+        observer: Box<dyn QueueObserver>,
         rng: PickRng,
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
         let state = Mutex::new(State { control, running: AHashMap::new(), rng, rest: None });
         let (now, waits, others) = (AtomicU64::new(0), Arc::default(), Mutex::default());
-        Ok(Arc::new(Self { flow, store, health, split, stale_after, metrics, state, now, waits, others }))
+        Ok(Arc::new(Self { flow, store, health, split, stale_after, observer, state, now, waits, others }))
     }
 
     /// These take the place of `old`, before which requests may wait or be under way still: what makes room there makes room here, and the
@@ -208,13 +208,13 @@ impl Queues {
             Ok((verdict, eviction))
         });
         let verdict = verdict.map_err(|after| {
-            self.metrics.fate(Fate::Shed);
+            self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
             deadline::late("the queue before the pool is too long for the time that this request asks for", after)
         });
         let (verdict, eviction) = verdict?;
         match verdict {
             Verdict::Dispatch(passage) => {
-                self.metrics.fate(Fate::Passed);
+                self.observer.event(QueueEvent::Outcome(QueueOutcome::Passed));
                 Ok(Asked::Goes(Admitted::new(self.clone(), Some(passage), eviction)))
             }
             Verdict::Parked(handle) => {
@@ -223,7 +223,7 @@ impl Queues {
                 Ok(Asked::Waits(Parked { queues, handle, priority, until, is_due, turn, settled: false }))
             }
             Verdict::Rejected(refusal) => {
-                self.metrics.fate(Fate::Full);
+                self.observer.event(QueueEvent::Outcome(QueueOutcome::Full));
                 Err(self.refused(&refusal))
             }
         }
@@ -257,11 +257,11 @@ impl Queues {
 
     /// Counts a request that [`Self::shed`] has let pass and that is decided: it may have been asked about twice.
     pub fn passed(&self) {
-        self.metrics.fate(Fate::Passed);
+        self.observer.event(QueueEvent::Outcome(QueueOutcome::Passed));
     }
 
     fn saturated(&self, priority: i32, pool: &PoolSnapshot, now: Timestamp) -> RequestError {
-        self.metrics.fate(Fate::Shed);
+        self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
         let error = because(pool, Reason::Shed, "the pool is saturated, and this request is sheddable");
         retry(error, self.state.lock().control.clears(priority, now))
     }
@@ -276,11 +276,11 @@ impl Queues {
         let pending = self.state.lock().control.pending();
         let short = Need { work: 0.0, ..arrival.need };
         if self.gauge(pool, now).saturation(pending, short) < 1.0 {
-            self.metrics.fate(Fate::Passed);
+            self.observer.event(QueueEvent::Outcome(QueueOutcome::Passed));
         } else if arrival.priority < 0 {
             return Err(self.saturated(arrival.priority, pool, now));
         } else {
-            self.metrics.fate(Fate::Unqueued);
+            self.observer.event(QueueEvent::Outcome(QueueOutcome::Unqueued));
         }
         Ok(Asked::Goes(Admitted::uncounted(self)))
     }
@@ -293,7 +293,7 @@ impl Queues {
         if self.flow.admits(facts, &self.view(pool, now), &mut state.rng) {
             return Ok(());
         }
-        self.metrics.fate(Fate::Shed);
+        self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
         let error = because(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
         Err(retry(error, state.control.clears(facts.priority, now)))
     }
@@ -333,7 +333,7 @@ impl Queues {
             } else if !is_told {
                 self.waits.notify_one();
             }
-            self.metrics.holds(state.control.len(), state.control.bytes());
+            self.observer.event(holds(&state));
             (result, turns, evicted)
         };
         // Not under the lock: what nobody takes is given back, which takes it.
@@ -350,12 +350,16 @@ impl Queues {
     fn turn(self: &Arc<Self>, state: &mut State, left: Left<oneshot::Sender<Turn>>) -> (oneshot::Sender<Turn>, Turn) {
         match left {
             Left::Dispatched(_, sender, passage) => {
-                self.metrics.waited(passage.waited);
+                self.observer.event(QueueEvent::Waited(passage.waited));
                 let eviction = state.seat(&passage);
                 (sender, Ok(Admitted::new(self.clone(), Some(passage), eviction)))
             }
             Left::Refused(_, sender, refusal) => {
-                self.metrics.fate(if refusal.cause == Cause::Expired { Fate::Expired } else { Fate::Evicted });
+                self.observer.event(QueueEvent::Outcome(if refusal.cause == Cause::Expired {
+                    QueueOutcome::Expired
+                } else {
+                    QueueOutcome::Evicted
+                }));
                 (sender, Err(refusal))
             }
         }
@@ -450,6 +454,11 @@ impl Queues {
     fn last_now(&self) -> Timestamp {
         Timestamp(self.now.load(Relaxed))
     }
+}
+
+/// What the queues hold.
+fn holds(state: &State) -> QueueEvent {
+    QueueEvent::Holds { requests: state.control.len(), bytes: state.control.bytes() }
 }
 
 fn retry(error: RequestError, after: Duration) -> RequestError {

@@ -9,10 +9,10 @@ use super::decide::Question;
 use super::tenant::Tenant;
 use super::warmer::Warming;
 use attache_config::settings::{TenantSettings, UnknownPaths};
+use attache_picker::event::{NameEvent, Observer};
 use attache_protocol::Api;
 use attache_quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, Wall};
 use attache_scheduling::RequestFacts;
-use attache_telemetry::metrics::Metrics;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use smallvec::SmallVec;
@@ -48,7 +48,7 @@ pub struct Quotas {
     /// How requests deal with Redis, where that is asked.
     #[cfg(feature = "redis")]
     shared: Option<Shared>,
-    metrics: Arc<Metrics>,
+    observer: Arc<dyn Observer>,
     /// How late it is. Windows are those of the wall clock, whatever is done to it.
     wall: fn() -> SystemTime,
 }
@@ -60,7 +60,7 @@ impl Quotas {
         subject: Subject,
         settings: TenantSettings,
         store: Store,
-        metrics: Arc<Metrics>,
+        observer: Arc<dyn Observer>,
         wall: fn() -> SystemTime,
     ) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Quotas {
             store,
             #[cfg(feature = "redis")]
             shared: None,
-            metrics,
+            observer,
             wall,
         }
     }
@@ -187,12 +187,12 @@ impl Quotas {
     }
 
     fn refused(&self, claim: &Claim, refused: Refused, now: Timestamp) -> RequestError {
-        let by_name = &self.metrics.by_name;
-        let (counts, whose) = match self.subject {
-            Subject::Tenant => (by_name.tenant(&claim.name, now), "user"),
-            Subject::Model => (by_name.model(&claim.name, now), "model"),
+        let whose = match self.subject {
+            Subject::Tenant => "user",
+            Subject::Model => "model",
         };
-        counts.refused(refused.bound);
+        let counts = self.observer.named(self.subject, &claim.name, now);
+        counts.event(NameEvent::Refused(refused.bound));
         let (reason, what) = match refused.bound {
             Bound::RequestsPerSecond if self.subject == Subject::Model => (Reason::ModelRequestsPerSecond, "RPS"),
             Bound::RequestsPerSecond => (Reason::RequestsPerSecond, "RPS"),

@@ -8,11 +8,11 @@ use super::decide::{Question, Seen};
 use super::picker::{Live, Picker};
 use attache_config::settings::OnUnparseable;
 use attache_disagg as disagg;
+use attache_picker::event::{Degraded, Event, Limit};
 use attache_protocol::edit::EditError;
 use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
 use attache_scheduling::Pool;
 use attache_scheduling::router::{DefaultModel, RouteFacts};
-use attache_telemetry::metrics::{Degraded, Limit};
 use attache_types::error::{Fault, Reason, RequestError};
 use std::borrow::Cow;
 
@@ -47,7 +47,7 @@ pub(super) fn understand<'a>(
     let read = read.and_then(|request| named(live, q, request));
     let names_model = read.as_ref().is_ok_and(|request| request.model.is_some());
     if !names_model && is_compressed(q, body) {
-        picker.metrics.degraded(Degraded::EncodedBody);
+        picker.observer.event(Event::Degraded(Degraded::EncodedBody));
         return Ok(None);
     }
     match read {
@@ -58,12 +58,12 @@ pub(super) fn understand<'a>(
         Err(error)
             if live.exchange.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
         {
-            picker.metrics.degraded(Degraded::Unparseable);
+            picker.observer.event(Event::Degraded(Degraded::Unparseable));
             Ok(None)
         }
         Err(error) => {
             if matches!(error.reason, Reason::JsonTooDeep | Reason::JsonTooComplex | Reason::TooManyPrompts) {
-                picker.metrics.limit(Limit::Parser);
+                picker.observer.event(Event::Limit(Limit::Parser));
             }
             Err(error)
         }

@@ -13,17 +13,16 @@ use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
 use attache_config::settings::{ExchangeSettings, ReportUsage, UsageCount};
 use attache_disagg::Failure;
+use attache_picker::event::{
+    DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace,
+};
 use attache_pool::Endpoint;
 use attache_pool::health::Outcome as Health;
 use attache_prefix::key::BlockKey;
 use attache_protocol::answer::{AnswerFormat, AnswerText, DEFAULT_MAX_ANSWER_BYTES};
 use attache_protocol::{Api, ModelRenamer, TransferScanner, Usage};
-use attache_quota::Had;
+use attache_quota::{Had, Subject};
 use attache_record::Booked;
-use attache_telemetry::by_name::Counts;
-use attache_telemetry::decisions::DecisionRecord;
-use attache_telemetry::metrics::{Degraded, End, Limit};
-use attache_telemetry::trace::RequestSpan;
 use attache_types::clock::Timestamp;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
@@ -70,14 +69,14 @@ pub struct Routed {
     conversation: Option<(Box<Conversation>, Box<TransferScanner>)>,
     id_learned: bool,
     renamer: Option<ModelRenamer>,
-    span: Option<Box<RequestSpan>>,
+    span: Option<Box<dyn RequestTrace>>,
     conformance: bool,
     /// The response names the server that computed the prompt.
     names_prefill: bool,
     /// What frees the prompt that its server keeps for nobody.
     parting: Option<Ask>,
     /// Of its model and its tenant.
-    counts: SmallVec<[Arc<Counts>; 2]>,
+    counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
 }
 
 /// What a gateway says with the headers of an answer.
@@ -123,32 +122,33 @@ impl Routed {
     }
 
     /// Ends `span` together with the request.
-    pub fn trace(&mut self, span: Option<Box<RequestSpan>>) {
+    pub fn trace(&mut self, span: Option<Box<dyn RequestTrace>>) {
         self.span = span;
     }
 
     /// Counts it for its model and its tenant.
     pub fn count_for(&mut self, tenant: &Tenant, now: Timestamp, picker: &Picker) {
-        let by_name = &picker.metrics.by_name;
+        let observer = &picker.observer;
         if !self.plan.target.is_empty() {
-            let model = by_name.model(&self.plan.target, now);
+            let model = observer.named(Subject::Model, &self.plan.target, now);
             if self.plan.understood {
-                model.matched(self.plan.matched_tokens, self.plan.prompt_tokens);
+                let (cached_tokens, prompt_tokens) = (self.plan.matched_tokens, self.plan.prompt_tokens);
+                model.event(NameEvent::Matched { cached_tokens, prompt_tokens });
             }
             if self.plan.decision.diverted {
-                model.diverted();
+                model.event(NameEvent::Diverted);
             }
             self.counts.push(model);
         }
         if *tenant != Tenant::Unasked {
-            self.counts.push(by_name.tenant(tenant.name().unwrap_or_default(), now));
+            self.counts.push(observer.named(Subject::Tenant, tenant.name().unwrap_or_default(), now));
         }
-        self.counts.iter().for_each(|counts| counts.routed());
+        self.counts.iter().for_each(|counts| counts.event(NameEvent::Routed));
     }
 
     /// What its model had; `None` when that is not known.
     #[must_use]
-    pub fn model_counts(&self) -> Option<&Counts> {
+    pub fn model_counts(&self) -> Option<&dyn NameObserver> {
         self.counts.first().filter(|_| !self.plan.target.is_empty()).map(|counts| &**counts)
     }
 
@@ -184,8 +184,8 @@ impl Routed {
         }
         self.status = found.status;
         self.sse = found.sse;
-        if let Some(metrics) = &self.plan.metrics {
-            metrics.status(found.status);
+        if let Some(observer) = &self.plan.observer {
+            observer.event(RequestEvent::Status(found.status));
         }
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
         let retried = metadata::retried(&head.attributes);
@@ -256,7 +256,7 @@ impl Routed {
         let Some(kept) = self.plan.course.as_mut().and_then(|course| course.kept.take()) else { return };
         match kept.fate(why, self.booking.endpoint(), &self.plan.pool, now) {
             Fate::Freed(ask) => self.parting = Some(ask),
-            Fate::Unsaid => picker.metrics.degraded(Degraded::AttemptsUntold),
+            Fate::Unsaid => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
             Fate::Left => {}
         }
     }
@@ -321,8 +321,8 @@ impl Routed {
                 prefill.first_byte(good, false, now);
             }
             self.plan.encoding.clear();
-            if let Some(metrics) = &self.plan.metrics {
-                metrics.first_byte(now.since(self.opened));
+            if let Some(observer) = &self.plan.observer {
+                observer.event(RequestEvent::FirstByte(now.since(self.opened)));
             }
             if let Some(span) = &mut self.span {
                 span.first_byte(now);
@@ -396,11 +396,8 @@ impl Routed {
     /// The end of the answer as far as this gateway shows it: books close here.
     pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
         let usage = self.scanner.as_ref().and_then(Scanner::usage).unwrap_or_default();
-        if let Some(metrics) = &self.plan.metrics {
-            metrics.ended(end, now.since(self.opened));
-            metrics.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
-            metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
-            metrics.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
+        if let Some(observer) = &self.plan.observer {
+            observer.event(RequestEvent::Ended { end, after: now.since(self.opened), usage });
         }
         let served = self.booking.endpoint().clone();
         let complete = end == End::Complete;
@@ -428,7 +425,7 @@ impl Routed {
             }
             prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
         }
-        self.counts.iter().for_each(|counts| counts.had(&usage));
+        self.counts.iter().for_each(|counts| counts.event(NameEvent::Used(usage)));
         let came = self.scanner.as_ref().map_or(0, Scanner::tokens);
         for permit in self.plan.permits.drain(..) {
             permit.settle(had(&usage, came, self.status, end));
@@ -437,16 +434,16 @@ impl Routed {
             admitted.end(&usage, complete, now);
         }
         if self.scanner.as_ref().is_some_and(Scanner::is_capped) {
-            picker.metrics.limit(Limit::ReportedTokens);
+            picker.observer.event(Event::Limit(Limit::ReportedTokens));
         }
         if self.scanner.as_ref().and_then(Scanner::error_status).is_some() {
-            picker.metrics.errors_in_stream.inc();
+            picker.observer.event(Event::ErrorInStream);
         }
         if let Some(span) = self.span.take() {
             span.end(self.status, usage.completion_tokens, now);
         }
-        if picker.decisions.enabled() {
-            picker.decisions.push(DecisionRecord {
+        if picker.observer.keeps_decisions() {
+            picker.observer.log(DecisionRecord {
                 sequence: 0,
                 ended: now,
                 request_id: std::mem::take(&mut self.request_id),

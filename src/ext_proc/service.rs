@@ -14,6 +14,7 @@ use super::warmer::Running;
 use super::wire::{Inbound, Incoming};
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
+use attache_picker::event::NameEvent;
 use attache_serving::connections::InFlight;
 use attache_types::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
@@ -104,7 +105,7 @@ impl Pump {
         if !routed_before && self.exchange.is_routed() {
             let took = self.clock.now().since(now);
             self.picker.metrics.decided_in(took);
-            self.exchange.model_counts().into_iter().for_each(|counts| counts.decided_in(took));
+            self.exchange.model_counts().into_iter().for_each(|counts| counts.event(NameEvent::Decided(took)));
         }
         result
     }

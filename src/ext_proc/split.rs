@@ -9,13 +9,13 @@ use super::hints::RANK_HEADER;
 use super::picker::Picker;
 use attache_disagg::attempts::Attempt;
 use attache_disagg::{Direct, Failure, Fallback, Leg, LegApi, Next};
+use attache_picker::event::Event;
 use attache_pool::Endpoint;
 use attache_pool::health::{Availability, ClientSlot, Observation, Outcome as Health, Verdict};
 use attache_pool::ranks::RankBooking;
 use attache_protocol::{Api, Usage};
 use attache_scheduling::prefilling::Prefilling;
 use attache_scheduling::{Dispatch, Pool};
-use attache_telemetry::metrics::LEG_OK;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use bytes::Bytes;
@@ -392,7 +392,7 @@ impl Stage {
                     self.count_late(Some(attempt), now, picker);
                     let judge = Judge { pool: &self.pool, kind: self.facts.kind, now, picker };
                     self.prefilling.computed(attempt, &usage, now, |server, outcome| _ = judge.record(server, outcome));
-                    picker.metrics.prefill_leg(LEG_OK);
+                    picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
                     let kept = self.kept(attempt, body);
                     return Came::On(decode, Course { prefill, failure: None, took, carried, kept });
@@ -404,7 +404,7 @@ impl Stage {
             Told::Failed(Failure::Late) => return self.on_deadline(now, picker),
             Told::Failed(failure) => *failure,
         };
-        picker.metrics.prefill_leg(failure.code());
+        picker.observer.event(Event::PrefillLeg(Err(failure)));
         // Its leg is needed no more.
         self.releases.get_mut(attempt).and_then(Option::take);
         let judge = Judge { pool: &self.pool, kind: self.facts.kind, now, picker };
@@ -450,7 +450,8 @@ impl Stage {
 
     /// Counts the questions but `answered` that have had time and have no answer.
     fn count_late(&self, answered: Option<Attempt>, now: Timestamp, picker: &Picker) {
-        self.prefilling.overdue(answered, now).for_each(|_| picker.metrics.prefill_leg(Failure::Late.code()));
+        let late = Event::PrefillLeg(Err(Failure::Late));
+        self.prefilling.overdue(answered, now).for_each(|_| picker.observer.event(late));
     }
 
     fn give_up(&mut self, failure: Failure, now: Timestamp) -> Came {
@@ -479,7 +480,7 @@ impl Judge<'_> {
         let policy = pool.scheduler.health();
         let may_eject = || pool.store.load().may_eject(server, now, policy);
         let verdict = server.health.observe(Observation { outcome, api, client }, now, policy, may_eject);
-        picker.metrics.health(verdict);
+        picker.observer.event(Event::Health(verdict));
         if verdict == Verdict::Ejected {
             tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "prefill worker ejected");
         }

@@ -5,8 +5,9 @@
 
 use super::body::Buffered;
 use super::prefix::made::Outcome;
+use attache_picker::event::Limit;
 use attache_prompt::work::Work;
-use attache_telemetry::metrics::{Limit, Metrics};
+use attache_telemetry::metrics::Metrics;
 use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;

@@ -1,42 +1,10 @@
 //! The metrics of requests that ask for their first token, or for all their tokens, in time.
 
+use attache_picker::event::DeadlineOutcome;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-
-/// What was made of a request with a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judged {
-    /// It goes on: it is predicted to be served in time.
-    Fits,
-    /// It waits for its turn, which is predicted to come in time.
-    Waits,
-    /// It goes on or waits: nothing is known of the pool's speed.
-    Unknown,
-    /// Refused: no server is predicted to serve it in time.
-    Late,
-    /// Refused: its turn is not predicted to come in time.
-    Queue,
-    /// Refused: it has waited for as long as its deadline allows.
-    Passed,
-}
-
-impl Judged {
-    /// All of them.
-    pub const ALL: [Self; 6] = [Self::Fits, Self::Waits, Self::Unknown, Self::Late, Self::Queue, Self::Passed];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Fits => "fits",
-            Self::Waits => "waits",
-            Self::Unknown => "unknown",
-            Self::Late => "late",
-            Self::Queue => "queue",
-            Self::Passed => "passed",
-        }
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Label {
@@ -56,13 +24,14 @@ impl DeadlineFamily {
     }
 
     pub(super) fn pool(&self, name: &str) -> DeadlineMetrics {
-        let counter =
-            |judged: Judged| self.0.get_or_create_owned(&Label { pool: name.to_owned(), outcome: judged.label() });
-        DeadlineMetrics(Judged::ALL.map(counter))
+        let counter = |judged: DeadlineOutcome| {
+            self.0.get_or_create_owned(&Label { pool: name.to_owned(), outcome: judged.label() })
+        };
+        DeadlineMetrics(DeadlineOutcome::ALL.map(counter))
     }
 
     pub(super) fn forget(&self, pool: &str) {
-        for judged in Judged::ALL {
+        for judged in DeadlineOutcome::ALL {
             self.0.remove(&Label { pool: pool.to_owned(), outcome: judged.label() });
         }
     }
@@ -76,14 +45,14 @@ impl DeadlineMetrics {
     /// How many were judged so, by label.
     #[must_use]
     pub fn counts(&self) -> [(&'static str, u64); 6] {
-        let mut counts = Judged::ALL.map(|judged| (judged.label(), 0));
+        let mut counts = DeadlineOutcome::ALL.map(|judged| (judged.label(), 0));
         counts.iter_mut().zip(&self.0).for_each(|((_, count), counter)| *count = counter.get());
         counts
     }
 
     /// Counts what was made of a request.
-    pub fn judged(&self, judged: Judged) {
-        if let Some(counter) = Judged::ALL.iter().position(|j| *j == judged).and_then(|i| self.0.get(i)) {
+    pub fn judged(&self, judged: DeadlineOutcome) {
+        if let Some(counter) = DeadlineOutcome::ALL.iter().position(|j| *j == judged).and_then(|i| self.0.get(i)) {
             counter.inc();
         }
     }

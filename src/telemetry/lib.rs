@@ -2,7 +2,8 @@
 //!
 //! **Owns** every metric and its labels ([`metrics`]), bounded label values ([`by_name`], [`names`]), log output ([`logs`]),
 //! OpenTelemetry spans ([`trace`]) and the ring of recent decisions ([`decisions`]).
-//! **Called by** `ext_proc` for each request, by `admin` and by `app`, which registers collectors of the feeds.
+//! **Called by** `picker` through its observers for each request ([`Telemetry`]), by `ext_proc`, by `admin` and by `app`, which
+//! registers collectors of the feeds.
 //! **Must not** change a decision, block a request, or create a series for each name that a client invents.
 //!
 //! Read first: `metrics.rs`, `decisions.rs`, `trace.rs`.
@@ -10,17 +11,18 @@
 pub mod by_name;
 pub mod deadlines;
 pub mod decisions;
-pub mod explained;
 pub mod listeners;
 pub mod logs;
 pub mod metrics;
 pub mod names;
+mod observer;
 #[cfg(feature = "otlp")]
 pub mod otlp;
-pub mod outcomes;
 pub mod pools;
 pub mod pressure;
 pub mod process;
 pub mod queues;
 pub mod redis;
 pub mod trace;
+
+pub use observer::Telemetry;

@@ -5,11 +5,11 @@
 
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
-pub use super::outcomes::{End, Outcome, SplitOutcome};
 use super::pressure::{self, Models, Pressure};
 use super::queues::{QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use attache_disagg::Failure;
+use attache_picker::event::{Degraded, End, Limit, Outcome, SplitOutcome};
 use attache_pool::health::Verdict;
 use attache_scheduling::Signal;
 use attache_types::clock::Timestamp;
@@ -24,53 +24,6 @@ use std::time::Duration;
 
 /// What came of a question to a prefill server that computed the prompt.
 pub const LEG_OK: &str = "ok";
-
-/// Which bound was hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Limit {
-    BodyBytes,
-    BufferedBytes,
-    BodyMessages,
-    UploadBytesPerClient,
-    UploadRate,
-    HeaderBytes,
-    RequestTimeout,
-    IdleTimeout,
-    Parser,
-    /// A server reported more tokens than the request can cost.
-    ReportedTokens,
-    /// A prompt takes more memory than its body's size allows, or more text than is encoded of one prompt.
-    PromptBytes,
-    /// Too many prompts, or bytes of them, wait to be tokenized.
-    TokenizeQueue,
-}
-
-/// On which rung of the ladder a decision was made when it was not the top one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Degraded {
-    /// The body is compressed.
-    EncodedBody,
-    /// The body could not be understood, and the configuration says to route it all the same.
-    Unparseable,
-    /// The routing algorithm panicked.
-    StrategyPanic,
-    /// Every endpoint is ejected; ejection is ignored.
-    AllEjected,
-    /// Looking a prompt up panicked.
-    LookupPanic,
-    /// The prompt's tokens were not there in time: routed without looking at caches.
-    ReadingLate,
-    /// The prompt can't be tokenized or its template not rendered: routed without looking at caches.
-    Untokenized,
-    /// The gateway's body mode leaves no time to have a prompt computed elsewhere.
-    NoTimeToSplit,
-    /// The gateway does not say whether a request was tried before: the prompt that its server has not taken is left to its lease.
-    AttemptsUntold,
-    /// What is known of the pool's endpoints and rules may be old: the API server can't be asked.
-    DiscoveryStale,
-    /// The routing algorithm had to do without something that it decides by.
-    Lacking(Signal),
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {

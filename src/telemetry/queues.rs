@@ -2,6 +2,7 @@
 
 use super::deadlines::DeadlineMetrics;
 use attache_flow::SharedRoom;
+use attache_picker::event::QueueOutcome;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -16,54 +17,6 @@ use std::time::Duration;
 
 /// From a pause that nobody feels to the longest that clients wait, seconds.
 const WAITS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0];
-
-/// What became of a request that asked for its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// There was room.
-    Passed,
-    /// It waited, and its turn came.
-    Dispatched,
-    /// There was no room for it to wait.
-    Full,
-    /// It waited for as long as it may.
-    Expired,
-    /// It gave way.
-    Evicted,
-    /// An admitter turned it away, or it is sheddable and can't wait.
-    Shed,
-    /// Its client left while it waited.
-    Left,
-    /// There was no room, and the gateway's body mode leaves no time to wait: it went on.
-    Unqueued,
-}
-
-impl Fate {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Passed,
-        Self::Dispatched,
-        Self::Full,
-        Self::Expired,
-        Self::Evicted,
-        Self::Shed,
-        Self::Left,
-        Self::Unqueued,
-    ];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Dispatched => "dispatched",
-            Self::Full => "full",
-            Self::Expired => "expired",
-            Self::Evicted => "evicted",
-            Self::Shed => "shed",
-            Self::Left => "left",
-            Self::Unqueued => "unqueued",
-        }
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PoolLabel {
@@ -108,10 +61,11 @@ impl QueueFamilies {
 
     pub(super) fn pool(&self, name: &str, deadlines: DeadlineMetrics) -> QueueMetrics {
         let label = PoolLabel { pool: name.to_owned() };
-        let fate =
-            |fate: Fate| self.fates.get_or_create_owned(&FateLabel { pool: name.to_owned(), outcome: fate.label() });
+        let fate = |fate: QueueOutcome| {
+            self.fates.get_or_create_owned(&FateLabel { pool: name.to_owned(), outcome: fate.label() })
+        };
         QueueMetrics {
-            fates: Fate::ALL.map(fate),
+            fates: QueueOutcome::ALL.map(fate),
             requests: self.requests.get_or_create_owned(&label),
             bytes: self.bytes.get_or_create_owned(&label),
             held: Default::default(),
@@ -122,7 +76,7 @@ impl QueueFamilies {
 
     pub(super) fn forget(&self, pool: &str) {
         let label = PoolLabel { pool: pool.to_owned() };
-        for fate in Fate::ALL {
+        for fate in QueueOutcome::ALL {
             self.fates.remove(&FateLabel { pool: pool.to_owned(), outcome: fate.label() });
         }
         self.requests.remove(&label);
@@ -163,15 +117,15 @@ pub struct QueueMetrics {
 
 impl QueueMetrics {
     /// Counts what became of a request.
-    pub fn fate(&self, fate: Fate) {
-        if let Some(counter) = Fate::ALL.iter().position(|f| *f == fate).and_then(|i| self.fates.get(i)) {
+    pub fn fate(&self, fate: QueueOutcome) {
+        if let Some(counter) = QueueOutcome::ALL.iter().position(|f| *f == fate).and_then(|i| self.fates.get(i)) {
             counter.inc();
         }
     }
 
     /// A request has waited, and its turn has come.
     pub fn waited(&self, duration: Duration) {
-        self.fate(Fate::Dispatched);
+        self.fate(QueueOutcome::Dispatched);
         self.waits.observe(duration.as_secs_f64());
     }
 

@@ -1,14 +1,14 @@
 //! The response side of the exchange: every message is answered as it comes, and watched.
 
 use super::*;
-use attache_telemetry::metrics::End;
+use attache_picker::event::{End, RequestEvent, RequestTrace};
 
 impl Exchange {
     /// The request is decided, and its answer will come.
     pub(super) fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
-        if let (Some(metrics), Some(outcome)) = (&plan.metrics, plan.split_outcome()) {
-            metrics.split(outcome);
+        if let (Some(observer), Some(outcome)) = (&plan.observer, plan.split_outcome()) {
+            observer.event(RequestEvent::Split(outcome));
         }
         let Some(booked) = plan.booked.take() else { return };
         if let Some(span) = &mut self.span {
@@ -17,7 +17,7 @@ impl Exchange {
         let keep_id = self.picker.decisions.enabled();
         let request_id = if keep_id { self.head.request_id() } else { String::new() };
         let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
-        routed.trace(self.span.take());
+        routed.trace(self.span.take().map(|span| span as Box<dyn RequestTrace>));
         routed.shows(&self.live.exchange);
         routed.count_for(self.head.tenant(), now, &self.picker);
         self.routed = Some(Box::new(routed));

@@ -12,12 +12,12 @@ use crate::split::{Ask, Asked, Came, Course, Stage};
 use attache_disagg::connector::trtllm::LEAST_SHARED_ID;
 use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
+use attache_picker::event::{RequestEvent, SplitOutcome};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::plugin::Headers;
 use attache_scheduling::split::not_alone;
 use attache_scheduling::{Decision, Dispatch, PickContext, RequestFacts};
-use attache_telemetry::metrics::SplitOutcome;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 
@@ -182,8 +182,9 @@ impl Exchange {
                         give_back(&plan);
                         return self.refuse(&error, now, out);
                     }
-                    if let (Some(metrics), Some(took), true) = (&plan.metrics, course.took, course.prefill.is_some()) {
-                        metrics.prefilled(took);
+                    if let (Some(observer), Some(took), true) = (&plan.observer, course.took, course.prefill.is_some())
+                    {
+                        observer.event(RequestEvent::Prefilled(took));
                     }
                     plan.new_body = new_body.or(plan.new_body.take());
                     let how = course.prefill.as_deref();
@@ -276,8 +277,8 @@ impl Exchange {
 
 /// A request that was to be split is not sent at all: who answers it may be probed by another.
 fn give_back(plan: &Plan) {
-    if let Some(metrics) = &plan.metrics {
-        metrics.split(SplitOutcome::Refused);
+    if let Some(observer) = &plan.observer {
+        observer.event(RequestEvent::Split(SplitOutcome::Refused));
     }
     lose_probe(plan);
 }

@@ -47,6 +47,7 @@ use attache_prompt::characters::Characters;
 use attache_quota::{Book, Subject};
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache_scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
+use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
 use attache_telemetry::metrics::Metrics;
 use attache_telemetry::trace::Tracing;
@@ -179,17 +180,18 @@ impl Setup {
         let queues = self.flow.map(|flow| {
             let split = policy;
             let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
-            Queues::new(flow, store.clone(), health, split, stale_after, metrics.queues("pool"), rng).unwrap()
+            Queues::new(flow, store.clone(), health, split, stale_after, Box::new(metrics.queues("pool")), rng).unwrap()
         });
+        let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(16)) });
         let book = Arc::new(Book::new(100));
         let accounts = Store::Memory(book.clone());
         let quotas = self
             .tenants
-            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, accounts, metrics.clone(), noon)))
+            .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, accounts, telemetry.clone(), noon)))
             .into_iter()
             .collect();
         let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);
-        let picker = Arc::new(Picker::new(live, metrics, Decisions::new(16), Tracing::default(), 7));
+        let picker = Arc::new(Picker::new(live, &telemetry, Tracing::default(), 7));
         World { picker, snapshot: store, book }
     }
 }

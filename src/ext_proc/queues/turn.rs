@@ -3,9 +3,8 @@
 use super::{Queues, Turn};
 use crate::deadline;
 use attache_flow::{Cause, Handle, Passage, Refusal};
+use attache_picker::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
 use attache_protocol::Usage;
-use attache_telemetry::deadlines::Judged;
-use attache_telemetry::queues::Fate;
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use std::future::Future;
@@ -162,7 +161,7 @@ impl Parked {
     /// It has waited for as long as it may; `None` when its turn is on its way.
     pub fn expire(&mut self, now: Timestamp) -> Option<RequestError> {
         self.leave(now).then_some(())?;
-        self.queues.metrics.fate(Fate::Expired);
+        self.queues.observer.event(QueueEvent::Outcome(QueueOutcome::Expired));
         let retry_after = self.queues.state.lock().control.clears(self.priority, now);
         Some(self.refused(&Refusal { cause: Cause::Expired, retry_after }))
     }
@@ -170,7 +169,7 @@ impl Parked {
     /// What the client is told.
     pub(crate) fn refused(&self, refusal: &Refusal) -> RequestError {
         if self.is_due && refusal.cause == Cause::Expired {
-            self.queues.metrics.deadlines.judged(Judged::Passed);
+            self.queues.observer.event(QueueEvent::Deadline(DeadlineOutcome::Passed));
             return deadline::passed(refusal.retry_after);
         }
         self.queues.refused(refusal)
@@ -181,7 +180,7 @@ impl Parked {
         let was_there = {
             let mut state = self.queues.state.lock();
             let was_there = state.control.cancel(self.handle, now).is_some();
-            self.queues.metrics.holds(state.control.len(), state.control.bytes());
+            self.queues.observer.event(super::holds(&state));
             was_there
         };
         self.settled |= was_there;
@@ -197,7 +196,7 @@ impl Drop for Parked {
     fn drop(&mut self) {
         let now = self.queues.last_now();
         if !self.settled && self.leave(now) {
-            self.queues.metrics.fate(Fate::Left);
+            self.queues.observer.event(QueueEvent::Outcome(QueueOutcome::Left));
         }
     }
 }

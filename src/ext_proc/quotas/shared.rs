@@ -7,6 +7,7 @@ use attache_quota::{Claim, Limits, Refused};
 use attache_redis_store::quota_store::StoreError;
 use attache_redis_store::quota_store::users::{Found, UserRecords};
 use attache_redis_store::redis_link::{LinkError, RedisLink};
+use attache_telemetry::metrics::Metrics;
 use attache_telemetry::redis::{RecordOutcome, StoreFailure};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
@@ -26,6 +27,8 @@ pub struct Shared {
     pub timeout: Duration,
     /// What becomes of it then.
     pub on_failure: OnStoreFailure,
+    /// Counters of Redis.
+    pub metrics: Arc<Metrics>,
 }
 
 /// What a question came to.
@@ -153,7 +156,9 @@ impl Quotas {
             Ok(found @ Found::Malformed) => (found, RecordOutcome::Malformed),
             Err(error) => (users.last(tenant).ok_or(error)?, RecordOutcome::Stale),
         };
-        self.metrics.redis.record(outcome);
+        if let Some(shared) = &self.shared {
+            shared.metrics.redis.record(outcome);
+        }
         Ok(found)
     }
 }
@@ -179,7 +184,9 @@ impl Answer {
             }
             Err(_) => StoreFailure::Late,
         };
-        quotas.metrics.redis.store_failure(failure);
+        if let Some(shared) = &quotas.shared {
+            shared.metrics.redis.store_failure(failure);
+        }
         match quotas.shared.as_ref().map(|shared| shared.on_failure).unwrap_or_default() {
             OnStoreFailure::Allow => Ok(None),
             OnStoreFailure::Refuse => {

@@ -2,6 +2,7 @@
 
 use super::fields::ResponseFields;
 use super::{Origin, Picker, Routed};
+use attache_picker::event::Event;
 use attache_pool::Endpoint;
 use attache_pool::health::{Availability, Observation, Outcome, Verdict};
 use attache_types::clock::Timestamp;
@@ -100,7 +101,7 @@ impl Routed {
         let pool = &self.plan.pool;
         let observation = Observation { outcome, api: self.api, client: self.plan.client };
         let verdict = self.booking.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
-        picker.metrics.health(verdict);
+        picker.observer.event(Event::Health(verdict));
         if verdict == Verdict::Ejected {
             tracing::warn!(pool = %pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");
         }

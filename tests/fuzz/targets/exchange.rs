@@ -16,7 +16,9 @@ use attache::prompt::characters::Characters;
 use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache::scheduling::{Choices, Pool, Router, Scheduler, registry};
 use attache::telemetry::decisions::Decisions;
-use attache::telemetry::metrics::{Metrics, Outcome};
+use attache::picker::event::Outcome;
+use attache::telemetry::Telemetry;
+use attache::telemetry::metrics::Metrics;
 use attache::telemetry::trace::Tracing;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
@@ -81,7 +83,8 @@ fn world(rename: bool) -> World {
     let limits = Limits { max_body_bytes: 4_096, ..Limits::default() };
     let live = Live::new(Router::new(vec![Arc::new(pool)]), limits, ExchangeSettings::default(), &metrics);
     let live = live.with_prefix(vec![Arc::new(prefix)]);
-    World { picker: Arc::new(Picker::new(live, metrics, Decisions::new(2), Tracing::default(), 1)), endpoint }
+    let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(2)) });
+    World { picker: Arc::new(Picker::new(live, &telemetry, Tracing::default(), 1)), endpoint }
 }
 
 /// Takes `count` bytes off the front.

@@ -21,7 +21,7 @@ fn pool(strategy: &'static str) -> World {
 }
 
 fn diverted(world: &World) -> u64 {
-    world.picker.live().pool_metrics[0].all_diverted()
+    world.picker.metrics.pool("pool").all_diverted()
 }
 
 #[test]

@@ -33,8 +33,8 @@ fn asks(world: &World, name: &str, ms: &str) -> One {
 
 /// How many of the pool's requests were judged so, each.
 fn judged(world: &World) -> Vec<(&'static str, u64)> {
-    let live = world.picker.live();
-    live.pool_metrics[0].deadlines.counts().into_iter().filter(|(_, count)| *count > 0).collect()
+    let metrics = world.picker.metrics.pool("pool");
+    metrics.deadlines.counts().into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
 #[test]

@@ -4,9 +4,9 @@ use super::splitting::{among, asked, direct, good, splitting, told};
 use super::*;
 use crate::split::Ask;
 use attache_disagg::Mode;
+use attache_picker::event::Degraded;
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
-use attache_telemetry::metrics::Degraded;
 
 const ONCE: (&str, &str) = ("upstream.request_attempt_count", "1");
 const TWICE: (&str, &str) = ("upstream.request_attempt_count", "2");

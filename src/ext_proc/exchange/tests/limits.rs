@@ -4,9 +4,9 @@ use super::*;
 use attache_config::settings::{CountIn, TenantRule, TenantSource, UnknownPaths};
 use attache_flow::EvictRunning;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
+use attache_picker::event::Limit;
 use attache_quota as quota;
 use attache_scheduling::Decider;
-use attache_telemetry::metrics::Limit;
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -367,7 +367,7 @@ fn windows_are_the_wall_clocks_whatever_is_done_to_it() {
 fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
     let live = world.picker.live();
     let (metrics, book) = (&world.picker.metrics, Store::Memory(Arc::new(quota::Book::new(100))));
-    let quotas = Arc::new(Quotas::new(subject, settings, book, metrics.clone(), wall));
+    let quotas = Arc::new(Quotas::new(subject, settings, book, world.picker.observer.clone(), wall));
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics);
     world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
@@ -407,8 +407,8 @@ fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
     let few = quota::Limits { requests_per_second: Some(2), ..NONE };
     let models = TenantSettings { overrides: [("m".to_owned(), few)].into(), ..tenants(NONE) };
     let live = world.picker.live();
-    let (metrics, book) = (world.picker.metrics.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
-    let of_models = Arc::new(Quotas::new(Subject::Model, models, book, metrics, noon));
+    let (observer, book) = (world.picker.observer.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
+    let of_models = Arc::new(Quotas::new(Subject::Model, models, book, observer, noon));
     let both = vec![live.quotas()[0].clone(), of_models];
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
@@ -441,8 +441,8 @@ fn a_reload_keeps_what_was_had() {
     let live = world.picker.live();
     let store = live.quotas()[0].store().clone();
     let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
-    let metrics = world.picker.metrics.clone();
-    let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, metrics, noon));
+    let observer = world.picker.observer.clone();
+    let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, observer, noon));
     let router = Router::new(live.router.pools().to_vec());
     let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
     world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
@@ -499,9 +499,9 @@ mod away {
             CountIn::Memory => Store::Memory(Arc::new(quota::Book::new(10))),
         };
         let users = Arc::new(UserRecords::new(link.clone()));
-        let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure };
-        let metrics = &world.picker.metrics;
-        let quotas = Quotas::new(Subject::Tenant, settings, store, metrics.clone(), noon).sharing(shared);
+        let (metrics, observer) = (&world.picker.metrics, world.picker.observer.clone());
+        let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure, metrics: metrics.clone() };
+        let quotas = Quotas::new(Subject::Tenant, settings, store, observer, noon).sharing(shared);
         let live = world.picker.live();
         let again =
             Live::new(Router::new(live.router.pools().to_vec()), live.limits.clone(), live.exchange.clone(), metrics);

@@ -193,8 +193,8 @@ fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     let (health, stale_after, rng) =
         (HealthPolicy::default(), Duration::from_secs(2), attache_types::rng::for_request(8, 0));
     let said = flow(Settings::default());
-    let new =
-        Queues::new(said, world.snapshot.clone(), health, None, stale_after, metrics.queues("pool"), rng).unwrap();
+    let observer = Box::new(metrics.queues("pool"));
+    let new = Queues::new(said, world.snapshot.clone(), health, None, stale_after, observer, rng).unwrap();
     new.replace(&old);
     let live = world.picker.live();
     let router = Router::new(live.router.pools().to_vec());

@@ -94,13 +94,13 @@ fn world(
     let world = Setup { exchange, ..setup }.build();
     let metrics = &world.picker.metrics;
     let users = Arc::new(UserRecords::new(link.clone()));
-    let shared = Shared { link: link.clone(), users, timeout: PATIENCE, on_failure };
+    let shared = Shared { link: link.clone(), users, timeout: PATIENCE, on_failure, metrics: metrics.clone() };
     let quotas = subjects.into_iter().map(|(subject, settings, book)| {
         let store = match settings.store {
             CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), subject, 1, || {}))),
             CountIn::Memory => Store::Memory(book),
         };
-        Arc::new(Quotas::new(subject, settings, store, metrics.clone(), noon).sharing(shared.clone()))
+        Arc::new(Quotas::new(subject, settings, store, world.picker.observer.clone(), noon).sharing(shared.clone()))
     });
     let quotas = quotas.collect();
     let live = world.picker.live();

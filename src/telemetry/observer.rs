@@ -1,0 +1,106 @@
+//! The observers of the picker: each event becomes a counter, a histogram sample, a span event or a record.
+
+use super::by_name::Counts;
+use super::decisions::Decisions;
+use super::metrics::{LEG_OK, Metrics, PoolMetrics};
+use super::queues::QueueMetrics;
+use super::trace::RequestSpan;
+use attache_disagg::Failure;
+use attache_picker::event::{
+    DecisionRecord, Event, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver, RequestEvent,
+    RequestTrace,
+};
+use attache_quota::Subject;
+use attache_types::clock::Timestamp;
+use std::sync::Arc;
+
+/// Metrics and the decision log of one process.
+#[derive(Clone, Debug)]
+pub struct Telemetry {
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// The last decisions.
+    pub decisions: Arc<Decisions>,
+}
+
+impl Observer for Telemetry {
+    fn event(&self, event: Event) {
+        let metrics = &self.metrics;
+        match event {
+            Event::Degraded(mode) => metrics.degraded(mode),
+            Event::Limit(limit) => metrics.limit(limit),
+            Event::Panic => _ = metrics.panics.inc(),
+            Event::Health(verdict) => metrics.health(verdict),
+            Event::ErrorInStream => _ = metrics.errors_in_stream.inc(),
+            Event::PrefillLeg(result) => metrics.prefill_leg(result.map_or_else(Failure::code, |()| LEG_OK)),
+        }
+    }
+
+    fn named(&self, subject: Subject, name: &str, now: Timestamp) -> Arc<dyn NameObserver> {
+        match subject {
+            Subject::Model => self.metrics.by_name.model(name, now),
+            Subject::Tenant => self.metrics.by_name.tenant(name, now),
+        }
+    }
+
+    fn keeps_decisions(&self) -> bool {
+        self.decisions.enabled()
+    }
+
+    fn log(&self, record: DecisionRecord) {
+        self.decisions.push(record);
+    }
+}
+
+impl PoolObserver for PoolMetrics {
+    fn event(&self, event: RequestEvent<'_>) {
+        match event {
+            RequestEvent::Split(outcome) => self.split(outcome),
+            RequestEvent::Diverted { model, now } => self.diverted(model, now),
+            RequestEvent::Prefilled(after) => self.prefilled(after),
+            RequestEvent::Deadline(outcome) => self.deadlines.judged(outcome),
+            RequestEvent::Status(status) => self.status(status),
+            RequestEvent::FirstByte(after) => self.first_byte(after),
+            RequestEvent::Ended { end, after, usage } => {
+                self.ended(end, after);
+                self.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
+                self.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0));
+                self.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
+            }
+        }
+    }
+}
+
+impl QueueObserver for QueueMetrics {
+    fn event(&self, event: QueueEvent) {
+        match event {
+            QueueEvent::Outcome(outcome) => self.fate(outcome),
+            QueueEvent::Waited(wait) => self.waited(wait),
+            QueueEvent::Holds { requests, bytes } => self.holds(requests, bytes),
+            QueueEvent::Deadline(outcome) => self.deadlines.judged(outcome),
+        }
+    }
+}
+
+impl NameObserver for Counts {
+    fn event(&self, event: NameEvent) {
+        match event {
+            NameEvent::Routed => self.routed(),
+            NameEvent::Diverted => self.diverted(),
+            NameEvent::Matched { cached_tokens, prompt_tokens } => self.matched(cached_tokens, prompt_tokens),
+            NameEvent::Used(usage) => self.had(&usage),
+            NameEvent::Refused(bound) => self.refused(bound),
+            NameEvent::Decided(duration) => self.decided_in(duration),
+        }
+    }
+}
+
+impl RequestTrace for RequestSpan {
+    fn first_byte(&mut self, now: Timestamp) {
+        RequestSpan::first_byte(self, now);
+    }
+
+    fn end(self: Box<Self>, status: u16, completion_tokens: Option<u64>, now: Timestamp) {
+        RequestSpan::end(*self, status, completion_tokens, now);
+    }
+}
