@@ -9,7 +9,7 @@ use super::quotas::Quotas;
 use super::uploads::Uploads;
 use super::warmer::Warmer;
 use arc_swap::ArcSwap;
-use attache_config::settings::ExchangeSettings;
+use attache_picker::settings::ExchangeSettings;
 use attache_picker::event::{Observer, PoolObserver};
 use attache_record::{Recorder, Turn};
 use attache_scheduling::plugin::Strategy;

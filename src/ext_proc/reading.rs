@@ -6,7 +6,7 @@
 
 use super::decide::{Question, Seen};
 use super::picker::{Live, Picker};
-use attache_config::settings::OnUnparseable;
+use attache_picker::settings::OnUnparseable;
 use attache_disagg as disagg;
 use attache_picker::event::{Degraded, Event, Limit};
 use attache_protocol::edit::EditError;

@@ -11,7 +11,7 @@ use super::queues::Admitted;
 use super::reply::{self, Direction};
 use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
-use attache_config::settings::{ExchangeSettings, ReportUsage, UsageCount};
+use attache_picker::settings::{ExchangeSettings, ReportUsage, UsageCount};
 use attache_disagg::Failure;
 use attache_picker::event::{
     DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace,

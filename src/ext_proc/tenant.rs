@@ -4,7 +4,7 @@
 //! dynamic metadata, as the JWT filter leaves the claims of a token that it has checked.
 
 use super::head::Head;
-use attache_config::settings::{TenantRule, TenantSource};
+use attache_picker::settings::{TenantRule, TenantSource};
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::google::protobuf::Value;
 use envoy_types::pb::google::protobuf::value::Kind;

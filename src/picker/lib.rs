@@ -10,3 +10,4 @@
 
 pub mod event;
 pub mod explained;
+pub mod settings;

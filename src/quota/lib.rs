@@ -10,7 +10,7 @@
 //! Seconds, minutes and days are those of the wall clock (UTC), as AIBrix counts them. [`Book`] is the memory of one process; a store that several
 //! share does the same steps by the same figures ([`Taken`], [`Change`]). Pure: the wall clock's time is an argument.
 //!
-//! **Owns** limits and their windows, what is booked in them, and AIBrix's user records.
+//! **Owns** limits, their settings and windows, what is booked in them, and AIBrix's user records.
 //! **Called by** `ext_proc::quotas` and by the Redis store.
 //! **Must not** do I/O, or name a tenant in a metric.
 //!
@@ -19,10 +19,12 @@
 mod account;
 mod book;
 mod record;
+mod settings;
 
 pub use account::{Change, Claim, Had, Refused, Taken, Use};
 pub use book::{Book, DEFAULT_MAX_TENANTS};
 pub use record::{DEFAULT_RECORD_RPM, DEFAULT_TOKENS_PER_REQUEST, UserRecord};
+pub use settings::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};
 
 use std::time::Duration;
 

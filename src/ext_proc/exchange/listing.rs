@@ -1,7 +1,7 @@
 //! Which models there are, answered for the whole pool in place of one of its servers.
 
 use super::*;
-use attache_config::settings::ModelsAnswer;
+use attache_picker::settings::ModelsAnswer;
 use attache_protocol::api::decoded_path;
 use attache_scheduling::router::RouteFacts;
 

@@ -32,9 +32,8 @@ use crate::head::DESTINATION;
 use crate::prefix::{PoolPrefix, Tokenizer};
 use crate::queues::Queues;
 use crate::quotas::{Quotas, Store};
-use attache_config::settings::{
-    ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, TenantSettings, UsageCount,
-};
+use attache_picker::settings::{ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, UsageCount};
+use attache_quota::TenantSettings;
 use attache_disagg as disagg;
 use attache_flow::PoolFlow;
 use attache_pool::health::HealthPolicy;

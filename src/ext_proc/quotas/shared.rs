@@ -2,8 +2,7 @@
 
 use super::{Begun, Permit, Quotas, Store};
 use crate::warmer::Warming;
-use attache_config::settings::{OnStoreFailure, OnUnknownUser};
-use attache_quota::{Claim, Limits, Refused};
+use attache_quota::{Claim, Limits, OnStoreFailure, OnUnknownUser, Refused};
 use attache_redis_store::quota_store::StoreError;
 use attache_redis_store::quota_store::users::{Found, UserRecords};
 use attache_redis_store::redis_link::{LinkError, RedisLink};

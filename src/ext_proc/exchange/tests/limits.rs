@@ -1,7 +1,8 @@
 //! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
 
 use super::*;
-use attache_config::settings::{CountIn, TenantRule, TenantSource, UnknownPaths};
+use attache_picker::settings::{TenantRule, TenantSource};
+use attache_quota::{CountIn, UnknownPaths};
 use attache_flow::EvictRunning;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
 use attache_picker::event::Limit;
@@ -479,8 +480,8 @@ fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
 mod away {
     use super::*;
     use crate::quotas::Shared;
-    use attache_config::settings::OnStoreFailure;
-    use attache_config::settings::{OnUnknownUser, UserRecordSettings};
+    use attache_quota::OnStoreFailure;
+    use attache_quota::{OnUnknownUser, UserRecordSettings};
     use attache_redis_store::quota_store::RedisStore;
     use attache_redis_store::quota_store::users::UserRecords;
     use attache_redis_store::redis_link::RedisLink;

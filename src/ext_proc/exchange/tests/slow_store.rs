@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::quotas::Shared;
-use attache_config::settings::{
-    CountIn, OnStoreFailure, OnUnknownUser, TenantRule, TenantSource, UnknownPaths, UserRecordSettings,
-};
+use attache_picker::settings::{TenantRule, TenantSource};
+use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths, UserRecordSettings};
 use attache_quota as quota;
 use attache_redis_store::quota_store::RedisStore;
 use attache_redis_store::quota_store::users::UserRecords;
