@@ -21,7 +21,7 @@ use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
 use crate::ext_proc::explain;
 use crate::ext_proc::service::Service;
-use crate::ext_proc::{Live, Picker};
+use crate::ext_proc::{ActiveConfig, Picker, PoolRuntime};
 use crate::health::{self, Health, Latch, Readiness};
 use crate::picker::event::Outcome;
 use crate::pool::writer::SourceId;
@@ -29,7 +29,6 @@ use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
 use crate::record::{RecordSettings, Recorder};
 use crate::rng;
-use crate::scheduling::Router;
 use crate::server::Shards;
 use crate::shutdown::{self, DrainTimes, Phase, Shutdown};
 use crate::telemetry::Telemetry;
@@ -158,8 +157,8 @@ async fn serve(
     let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept));
     let telemetry = Arc::new(Telemetry { metrics, decisions });
     let prepared = Prepared::of(&settings, None, None, &telemetry.metrics)?;
-    let (live, redis) = routing::live(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
-    let picker = Picker::new(live, &telemetry, traces.tracing(clock), seed).recorded(recorder.clone());
+    let (config, redis) = routing::config(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
+    let picker = Picker::new(config, &telemetry, traces.tracing(clock), seed).recorded(recorder.clone());
     let picker = Arc::new(picker);
     picker.policies.configure(settings.model_policies.clone());
 
@@ -311,7 +310,7 @@ fn pages(
             Box::pin(async move { explain(&picker, &asked, clock.now()).await })
         }),
         max_explained_bytes: Arc::new(move || {
-            usize::try_from(to_limit.live().limits.max_body_bytes).unwrap_or(usize::MAX)
+            usize::try_from(to_limit.config().limits.max_body_bytes).unwrap_or(usize::MAX)
         }),
         policies,
         guard,
@@ -325,7 +324,8 @@ fn pages(
 async fn explain(picker: &Picker, asked: &admin::Asked, now: Timestamp) -> Result<serde_json::Value, RequestError> {
     let content_type = asked.content_type.as_deref();
     let pool = asked.pool.as_deref();
-    let explained = explain::explain(picker, &picker.live(), pool, &asked.path, content_type, &asked.body, now).await?;
+    let explained =
+        explain::explain(picker, &picker.config(), pool, &asked.path, content_type, &asked.body, now).await?;
     serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
 }
 
@@ -337,7 +337,8 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
     let clock = Clock::start();
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
     let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let (mut pools, mut prefixes) = (Vec::new(), Vec::new());
+    let metrics = Metrics::register(&mut Registry::default());
+    let mut pools = Vec::new();
     for p in &settings.pools {
         let source = SourceId(0);
         let mut writer = PoolWriter::new(vec![source]);
@@ -348,13 +349,16 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }
         let cache = Arc::new(feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
-        pools.push(routing::pool(p, routing::scheduler(p, &Router::default())?, store, Default::default()));
-        prefixes.push(prompts::prefix(p, cache, None, &segments, clock)?);
+        pools.push(Arc::new(PoolRuntime {
+            pool: routing::pool(p, routing::scheduler(p, None)?, store, Default::default()),
+            observer: Arc::new(metrics.pool(&p.name)),
+            prefix: Some(prompts::prefix(p, cache, None, &segments, clock)?),
+            queue: None,
+        }));
     }
-    let metrics = Metrics::register(&mut Registry::default());
-    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), &metrics);
+    let config = ActiveConfig::new(pools, settings.limits.clone(), settings.exchange.clone());
     let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(0)) });
-    Ok(Picker::new(live.with_prefix(prefixes), &telemetry, Tracing::default(), seed))
+    Ok(Picker::new(config, &telemetry, Tracing::default(), seed))
 }
 
 /// The trace pipeline, or nothing.
@@ -502,18 +506,18 @@ impl App {
     /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
     async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let (settings, found) = self.found.expand(file);
-        let (before, telemetry) = (self.picker.live(), self.telemetry.clone());
+        let (before, telemetry) = (self.picker.config(), self.telemetry.clone());
         let prepared = Prepared::of(&settings, Some(&before), self.redis.as_ref(), &telemetry.metrics)?;
-        let live = match self.feeds.apply(&settings, readiness).await {
+        let config = match self.feeds.apply(&settings, readiness).await {
             Ok(()) => {
-                routing::live(&settings, prepared, &self.feeds, &self.segments, &telemetry, self.clock, Some(&before))
+                routing::config(&settings, prepared, &self.feeds, &self.segments, &telemetry, self.clock, Some(&before))
             }
             Err(error) => Err(error),
         };
-        if live.is_err() {
+        if config.is_err() {
             self.end_others(&self.settings.pools.clone());
         }
-        let (live, redis) = live?;
+        let (config, redis) = config?;
         self.redis = redis;
         self.picker.policies.configure(settings.model_policies.clone());
         self.found.take_up(found);
@@ -521,7 +525,7 @@ impl App {
         if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
             recorder.stop(why);
         }
-        self.picker.reload(live, || settings.to_json());
+        self.picker.reload(config, || settings.to_json());
         // What can't change without a restart stays as it is, in the dump too.
         self.settings = Settings {
             server: self.settings.server.reloaded(&settings.server),
@@ -549,11 +553,11 @@ impl App {
 
     /// Shows the pools of now to metrics and admin.
     fn show(&self) {
-        let live = self.picker.live();
-        let view = |(position, settings): (usize, &PoolSettings)| {
+        let config = self.picker.config();
+        let view = |settings: &PoolSettings| {
             let feeds = self.feeds.pool(&settings.name)?;
             Some(PoolView {
-                tokenizer: live.prefix(position)?.tokenizer.name(),
+                tokenizer: config.pool(&settings.name)?.prefix.as_ref()?.tokenizer.name(),
                 name: settings.name.clone(),
                 strategy: settings.strategy.clone(),
                 stale_after: settings.scrape.stale_after,
@@ -568,7 +572,7 @@ impl App {
                 remote: feeds.remote().map(|r| r.stats()),
             })
         };
-        self.views.set(self.settings.pools.iter().enumerate().filter_map(view).collect());
+        self.views.set(self.settings.pools.iter().filter_map(view).collect());
     }
 }
 

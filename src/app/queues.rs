@@ -3,7 +3,7 @@
 use super::feeds::PoolFeeds;
 use crate::clock::Clock;
 use crate::config::settings::PoolSettings;
-use crate::ext_proc::picker::Live;
+use crate::ext_proc::PoolRuntime;
 use crate::ext_proc::queues::Queues;
 use crate::rng;
 use crate::telemetry::metrics::Metrics;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(super) fn before_pool(
     settings: &PoolSettings,
     feeds: &PoolFeeds,
-    before: Option<&Live>,
+    before: Option<&PoolRuntime>,
     metrics: &Metrics,
     clock: Clock,
     seed: u64,
@@ -22,10 +22,7 @@ pub(super) fn before_pool(
     let Some(flow) = &settings.flow else { return Ok(None) };
     let stale_after = settings.scrape.stale_after;
     let split = settings.disaggregation.as_ref().map(|disaggregation| &disaggregation.split);
-    let old = before.and_then(|live| {
-        let position = live.router.pools().iter().position(|pool| pool.name == settings.name)?;
-        live.queues(position).cloned()
-    });
+    let old = before.and_then(|runtime| runtime.queue.clone());
     if let Some(old) = old.as_ref().filter(|old| old.are(flow, &feeds.store, &settings.health, split, stale_after)) {
         return Ok(Some(old.clone()));
     }

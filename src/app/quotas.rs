@@ -4,7 +4,7 @@ use super::redis::Redis;
 use crate::clock;
 use crate::config::Settings;
 use crate::config::settings::{CountIn, TenantSettings};
-use crate::ext_proc::picker::Live;
+use crate::ext_proc::ActiveConfig;
 use crate::ext_proc::quotas::{Quotas, Store};
 use crate::quota::{Book, DEFAULT_MAX_TENANTS, Subject};
 use crate::telemetry::Telemetry;
@@ -14,13 +14,13 @@ use std::sync::Arc;
 pub(super) fn limits(
     settings: &Settings,
     redis: Option<&Redis>,
-    before: Option<&Live>,
+    before: Option<&ActiveConfig>,
     telemetry: &Arc<Telemetry>,
 ) -> Vec<Arc<Quotas>> {
     let wanted = [(Subject::Tenant, &settings.tenants), (Subject::Model, &settings.models)];
     let quotas = |(subject, limits): (Subject, &Option<TenantSettings>)| {
         let limits = limits.as_ref()?;
-        let old = before.and_then(|live| live.quotas().iter().find(|quotas| quotas.subject() == subject));
+        let old = before.and_then(|config| config.quotas.iter().find(|quotas| quotas.subject() == subject));
         let store = match (limits.store, redis) {
             #[cfg(feature = "redis")]
             (CountIn::Redis, Some(redis)) => redis.store(subject),

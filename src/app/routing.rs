@@ -6,12 +6,12 @@ use super::{prompts, queues, quotas};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
-use crate::ext_proc::Live;
+use crate::ext_proc::{ActiveConfig, PoolRuntime};
 use crate::pool::{ModelStore, SnapshotStore};
 use crate::prompt::memo::SegmentCache;
 use crate::rng;
 use crate::scheduling::router::RuleStore;
-use crate::scheduling::{Pool, Router, Scheduler};
+use crate::scheduling::{Pool, Scheduler};
 use crate::scrape::slo_profiles;
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::Metrics;
@@ -31,59 +31,54 @@ impl Prepared {
     /// When profiles can't be read that a new strategy decides by, or Redis can't be asked by these settings.
     pub(super) fn of(
         settings: &Settings,
-        before: Option<&Live>,
+        before: Option<&ActiveConfig>,
         redis: Option<&Redis>,
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
-        let nothing = Router::default();
-        let router = before.map_or(&nothing, |live| &live.router);
-        let schedulers = settings.pools.iter().map(|pool| scheduler(pool, router));
+        let old = |pool: &PoolSettings| before.and_then(|config| config.pool(&pool.name));
+        let schedulers = settings.pools.iter().map(|pool| scheduler(pool, old(pool).map(|runtime| &*runtime.pool)));
         Ok(Self { schedulers: schedulers.collect::<anyhow::Result<_>>()?, redis: Redis::of(settings, redis, metrics)? })
     }
 }
 
 /// The reloadable part of the picker, and what asks Redis from now on. The pools' settings have been checked, so an error here is a bug that must not take
 /// the process down.
-pub(super) fn live(
+pub(super) fn config(
     settings: &Settings,
     Prepared { schedulers, redis }: Prepared,
     feeds: &Feeds,
     segments: &Arc<SegmentCache>,
     telemetry: &Arc<Telemetry>,
     clock: Clock,
-    before: Option<&Live>,
-) -> anyhow::Result<(Live, Option<Redis>)> {
-    let pool = |(p, scheduler): (&PoolSettings, Scheduler)| {
+    before: Option<&ActiveConfig>,
+) -> anyhow::Result<(ActiveConfig, Option<Redis>)> {
+    let metrics = &telemetry.metrics;
+    let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
+    let runtime = |(p, scheduler): (&PoolSettings, Scheduler)| {
         let feeds = feeds_of(p, feeds)?;
         let pool = pool(p, scheduler, feeds.store.clone(), (feeds.rules.clone(), feeds.models.clone()));
         slo_profiles::follow(&pool.scheduler.choices);
-        anyhow::Ok(pool)
-    };
-    let pools = settings.pools.iter().zip(schedulers).map(pool).collect::<anyhow::Result<Vec<_>>>()?;
-    let prefix = |p: &PoolSettings| {
-        let feeds = feeds_of(p, feeds)?;
-        let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock);
-        anyhow::Ok(prefix.unwrap_or_else(|error| {
+        let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock).unwrap_or_else(|error| {
             let error = format!("{error:#}");
             tracing::error!(pool = %p.name, error, "tokenizer failed to load; prompts are compared as text until the next reload");
             prompts::as_text(p, feeds.prefix(), clock)
-        }))
+        });
+        let old = before.and_then(|config| config.pool(&p.name));
+        let queue = queues::before_pool(p, feeds, old.map(|runtime| &**runtime), metrics, clock, seed)?;
+        let observer = Arc::new(metrics.pool(&p.name));
+        anyhow::Ok(Arc::new(PoolRuntime { pool, observer, prefix: Some(prefix), queue }))
     };
-    let prefix = settings.pools.iter().map(prefix).collect::<anyhow::Result<Vec<_>>>()?;
-    let live = Live::new(Router::new(pools), settings.limits.clone(), settings.exchange.clone(), &telemetry.metrics);
-    let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
-    let queues =
-        |p: &PoolSettings| queues::before_pool(p, feeds_of(p, feeds)?, before, &telemetry.metrics, clock, seed);
-    let queues = settings.pools.iter().map(queues).collect::<anyhow::Result<Vec<_>>>()?;
+    let pools = settings.pools.iter().zip(schedulers).map(runtime).collect::<anyhow::Result<Vec<_>>>()?;
+    let config = ActiveConfig::new(pools, settings.limits.clone(), settings.exchange.clone());
     let limits = quotas::limits(settings, redis.as_ref(), before, telemetry);
-    for (p, pool) in settings.pools.iter().zip(live.router.pools()) {
+    for (p, pool) in settings.pools.iter().zip(config.router.pools()) {
         feeds_of(p, feeds)?.deciding.store(Some(pool.clone()));
     }
     // When nothing can fail any more: strategies that stay read what is new from here on.
     if let Some(redis) = &redis {
-        live.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));
+        config.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));
     }
-    Ok((live.with_prefix(prefix).with_queues(queues).with_quotas(limits), redis))
+    Ok((config.with_quotas(limits), redis))
 }
 
 fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a PoolFeeds> {
@@ -94,8 +89,8 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
 ///
 /// # Errors
 /// When profiles can't be read that a new strategy decides by.
-pub(super) fn scheduler(settings: &PoolSettings, before: &Router) -> anyhow::Result<Scheduler> {
-    let previous = before.pools().iter().find(|p| p.name == settings.name).map(|p| &p.scheduler.choices);
+pub(super) fn scheduler(settings: &PoolSettings, before: Option<&Pool>) -> anyhow::Result<Scheduler> {
+    let previous = before.map(|pool| &pool.scheduler.choices);
     let scheduler = settings.scheduler(previous)?;
     let filled = slo_profiles::fill(&scheduler.choices).with_context(|| format!("pool `{}`", settings.name));
     match filled {

@@ -81,7 +81,7 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
             };
             let now = Clock::start().now();
             let pool = args.pool.as_deref();
-            let explained = runtime.block_on(explain(&picker, &picker.live(), pool, &args.path, None, &body, now));
+            let explained = runtime.block_on(explain(&picker, &picker.config(), pool, &args.path, None, &body, now));
             explained.map_err(|e| format!("{}: {}", e.reason.code(), e.message)).map(|e| serde_json::json!(e))
         }
         None => match runtime.block_on(ask(args, body)) {

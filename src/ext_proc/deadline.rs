@@ -11,26 +11,26 @@
 //! a queue that read deadlines believe those of known tenants, or of all where clients' headers are trusted. Time counts from the request's headers. Which server gets the request stays
 //! the strategy's choice; `predicted-latency` ranks by the same seconds.
 
+use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{Question, Step};
 use super::lookup::{Looked, Prepared};
-use super::picker::{Live, Picker};
+use super::picker::Picker;
 use super::prefix::Asked;
 use super::queues::{self, Queues};
 use super::warmer::Warming;
-use attache_picker::event::{DeadlineOutcome, PoolObserver, RequestEvent};
+use attache_picker::event::{DeadlineOutcome, RequestEvent};
 use attache_scheduling::facts::deadline::outlook;
 use attache_scheduling::facts::prediction::Targets;
 use attache_scheduling::selector::LabelSelector;
-use attache_scheduling::{PickContext, Pool, RequestFacts, Strategy};
+use attache_scheduling::{PickContext, RequestFacts, Strategy};
 use attache_types::error::{Reason, RequestError};
 use std::time::Duration;
 
 /// What is known of the request.
 pub(super) struct Case<'a> {
     pub(super) picker: &'a Picker,
-    pub(super) live: &'a Live,
-    pub(super) pool: &'a Pool,
-    pub(super) observer: Option<&'a dyn PoolObserver>,
+    pub(super) config: &'a ActiveConfig,
+    pub(super) runtime: &'a PoolRuntime,
     pub(super) queues: Option<&'a Queues>,
     /// Whose it is.
     pub(super) flow: Option<&'a str>,
@@ -70,22 +70,22 @@ impl Case<'_> {
     /// # Errors
     /// What holds it.
     pub(super) fn due(&self, q: &Question<'_>, facts: &RequestFacts<'_>, read: bool) -> Result<Option<Due>, Held> {
-        if !self.pool.deadline_admission || !read {
+        if !self.runtime.pool.deadline_admission || !read {
             return Ok(None);
         }
         let Some(bounds) = Targets::of(facts).bounds() else { return Ok(None) };
         let passed = q.now.since(q.opened).as_secs_f64();
-        let snapshot = self.pool.store.load();
-        let look = |p| Looked::up(self.picker, self.live, p, q, self.asked, &snapshot, false);
+        let snapshot = self.runtime.pool.store.load();
+        let look = |p| Looked::up(self.picker, self.config, p, q, self.asked, &snapshot, false);
         let looked = self.prepared.map(look).transpose().map_err(Held::Warm)?.flatten();
         let prompt_tokens = looked.as_ref().map_or(facts.prompt_tokens, Looked::prompt_tokens);
         let cx = PickContext {
             request: RequestFacts { prompt_tokens, ..*facts },
             filter: self.filter,
             prefix: looked.as_ref().map(|l| &l.found),
-            ..PickContext::new(&snapshot, q.now, self.pool.stale_after)
+            ..PickContext::new(&snapshot, q.now, self.runtime.pool.stale_after)
         };
-        let candidates = self.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
+        let candidates = self.runtime.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
         let Some(outlook) = outlook(&cx, &candidates, bounds, passed) else {
             self.judged(Some(DeadlineOutcome::Unknown));
             return Ok(None);
@@ -107,16 +107,17 @@ impl Case<'_> {
     /// Seconds that the request may wait for its turn: what is left of its own deadline, else what the strategy knows.
     pub(super) fn spare(&self, q: &Question<'_>, facts: &RequestFacts<'_>, due: Option<Due>) -> Option<f64> {
         due.map(|due| due.within.as_secs_f64()).or_else(|| {
-            let snapshot = self.pool.store.load();
+            let snapshot = self.runtime.pool.store.load();
             let request = RequestFacts { waited: q.now.since(q.opened), ..*facts };
-            self.strategy.spare(&PickContext { request, ..PickContext::new(&snapshot, q.now, self.pool.stale_after) })
+            self.strategy
+                .spare(&PickContext { request, ..PickContext::new(&snapshot, q.now, self.runtime.pool.stale_after) })
         })
     }
 
     /// Counts what was made of the request.
     pub(super) fn judged(&self, judged: Option<DeadlineOutcome>) {
-        if let (Some(judged), Some(observer)) = (judged, self.observer) {
-            observer.event(RequestEvent::Deadline(judged));
+        if let Some(judged) = judged {
+            self.runtime.observer.event(RequestEvent::Deadline(judged));
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
 
+use super::active::{ActiveConfig, PoolRuntime};
 use super::ceiling::Ceiling;
 use super::conversation::{self, Conversation};
 use super::deadline::{self, Case};
 use super::head::Head;
 use super::hints::{self, Hints, RANK_HEADER};
 use super::lookup::{self, Looked};
-use super::picker::{Live, Picker};
+use super::picker::Picker;
 use super::prefix::made::Outcome;
 use super::prefix::{Asked, PoolPrefix, Tail};
 use super::preset::preset;
@@ -19,7 +20,7 @@ use super::split::Course;
 use super::warmer::Warming;
 use attache_disagg::{LegApi, Mode};
 use attache_flow::{Asking, Way};
-use attache_picker::event::{Degraded, Event, PoolObserver, RequestEvent, SplitOutcome};
+use attache_picker::event::{Degraded, Event, RequestEvent, SplitOutcome};
 use attache_picker::explained::Explained;
 use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
@@ -105,15 +106,13 @@ pub struct Plan {
     /// The endpoints.
     pub decision: Decision,
     /// The pool.
-    pub pool: Arc<Pool>,
+    pub runtime: Arc<PoolRuntime>,
     /// The slot of the client, in which the health of endpoints counts its errors.
     pub client: ClientSlot,
     /// What named them.
     pub strategy: Arc<dyn Strategy>,
     /// The profile that named the strategy.
     pub profile: Option<Arc<str>>,
-    /// Observer of the pool's requests.
-    pub observer: Option<Arc<dyn PoolObserver>>,
     /// The body was read: the decision rests on more than load.
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
@@ -177,7 +176,7 @@ impl Plan {
     #[must_use]
     pub fn meets(&self) -> bool {
         let prefill = self.decision.split.as_ref().and_then(|split| split.prefill.first());
-        prefill.is_some_and(|server| self.pool.disagg.as_deref().is_some_and(|mode| mode.meets(server)))
+        prefill.is_some_and(|server| self.runtime.pool.disagg.as_deref().is_some_and(|mode| mode.meets(server)))
     }
 
     /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.
@@ -222,18 +221,19 @@ pub enum Step {
 /// The refusal that the client gets.
 pub fn decide(
     picker: &Picker,
-    live: &Live,
+    config: &ActiveConfig,
     q: &Question<'_>,
     allowance: &mut Allowance,
     rng: &mut PickRng,
 ) -> Result<Step, RequestError> {
-    let request = understand(picker, live, q)?;
+    let request = understand(picker, config, q)?;
     let asked = request.as_ref().and_then(|r| r.model.as_ref());
     let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority(), called: q.called };
-    let (position, pool) = live.router.route(facts, |name| q.head.get(name))?;
+    let runtime = config.route(facts, |name| q.head.get(name))?;
+    let pool = &runtime.pool;
 
     // A rule of the pool beats the header: the operator's word over an earlier filter's.
-    let by_header = || live.exchange.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
+    let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
     let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
     let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
     let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
@@ -247,7 +247,7 @@ pub fn decide(
     // A form's file is not read, nor what an unknown path takes besides its model.
     let is_partly_read = q.api.body_format() == BodyFormat::Multipart || q.api == Api::Other;
     let load = if unread || is_partly_read && q.body.len() > 0 { UNREAD_PROMPT_TOKENS } else { estimated };
-    let priority = priority(live, pool, q.head.objective(), asked.map(|m| &*m.name));
+    let priority = priority(config, pool, q.head.objective(), asked.map(|m| &*m.name));
     let notes = Notes::of(picker, q);
     let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
     let facts = RequestFacts {
@@ -269,11 +269,11 @@ pub fn decide(
     let answers = request.as_ref().map_or(1, Request::answers);
     // On an unknown path `unknownPathTokens` stands for the prompt too.
     let booked = RequestFacts { prompt_tokens: if q.api == Api::Other { 0 } else { load }, ..facts };
-    if let Some(asking) = allowance.ask(live.quotas(), q, &booked, answers)? {
+    if let Some(asking) = allowance.ask(&config.quotas, q, &booked, answers)? {
         return Ok(Step::Allow(asking));
     }
     let reads = choice.strategy.reads().prefix;
-    let prefix = live.prefix(position).filter(|prefix| reads || hints::are_by_prefix(pool, prefix));
+    let prefix = runtime.prefix.as_ref().filter(|prefix| reads || hints::are_by_prefix(pool, prefix));
     let whole = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
     let content_type = q.head.content_type();
     let asking = Asked { api: q.api, body, content_type, target: &target, keeps_ids: whole };
@@ -282,7 +282,7 @@ pub fn decide(
         Ok(prepared) => prepared.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
-    let before_pool = live.queues(position);
+    let before_pool = runtime.queue.as_ref();
     let asks = (unread || request.is_some()) && !q.has_turn;
     let sheds = before_pool.filter(|queues| asks && !queues.hold_requests());
     let may_split = before_pool.is_some() && splittable(pool, q.head.path(), request.as_ref());
@@ -290,15 +290,14 @@ pub fn decide(
     sheds.map(|queues| queues.shed(&facts, way, q.now)).transpose()?;
     let before_pool = before_pool.filter(|queues| queues.hold_requests());
     let queues = before_pool.filter(|_| asks);
-    let named = || q.head.fairness_id().or_else(|| q.head.first_of(&live.exchange.session_headers));
-    let trusted = || named().filter(|_| live.exchange.trust_client_headers);
+    let named = || q.head.fairness_id().or_else(|| q.head.first_of(&config.settings.session_headers));
+    let trusted = || named().filter(|_| config.settings.trust_client_headers);
     let user = || before_pool.and_then(|queues| queues.user(q.head));
     let flow = q.head.tenant().or(|| trusted().or_else(user)).or_else(|| flow_of_model(pool, asked.map(|m| &*m.name)));
     let case = Case {
         picker,
-        live,
-        pool,
-        observer: live.observers.get(position).map(|o| &**o),
+        config,
+        runtime,
         queues: before_pool.map(|queues| &**queues),
         flow,
         strategy: &*choice.strategy,
@@ -313,7 +312,7 @@ pub fn decide(
     let ask = |queues: &Arc<Queues>| {
         let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(picker, q.now)).unzip();
         // Else whoever names the shortest deadline would go before everybody.
-        let unvouched = !live.exchange.trust_client_headers && q.head.tenant().name().is_none();
+        let unvouched = !config.settings.trust_client_headers && q.head.tenant().name().is_none();
         let spare = if unvouched {
             case.spare(q, &RequestFacts { headers: Headers::default(), ..facts }, None)
         } else {
@@ -334,13 +333,13 @@ pub fn decide(
         Some(queues::Asked::Goes(admitted)) => Some(admitted),
         None => None,
     };
-    let settings = live.exchange.explain;
+    let settings = config.settings.explain;
     let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
     let explain = if log || settings.metadata { Explain::Yes } else { Explain::No };
     // From here to the booking it is one step of the recording.
     let mut sheet = Sheet::begin(picker, rng);
     let snapshot = pool.store.load();
-    let looked = prepared.as_ref().map(|p| Looked::up(picker, live, p, q, asking, &snapshot, whole)).transpose();
+    let looked = prepared.as_ref().map(|p| Looked::up(picker, config, p, q, asking, &snapshot, whole)).transpose();
     let mut looked = match looked {
         Ok(looked) => looked.flatten(),
         Err(warming) => return Ok(Step::Warm(warming, admitted)),
@@ -353,7 +352,7 @@ pub fn decide(
         sheet.asks(|line| {
             *line = Decided {
                 at: q.now,
-                live: live.number,
+                live: config.number,
                 pool: pool.name.clone(),
                 model: target.clone(),
                 readable: request.is_some(),
@@ -397,13 +396,13 @@ pub fn decide(
         ..PickContext::new(&snapshot, q.now, pool.stale_after)
     };
     let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
-    let named = preset(picker, live, q, &cx, &pool.name, previous)?;
+    let named = preset(picker, config, q, &cx, &pool.name, previous)?;
     let is_preset = named.is_some();
     let decision = match named {
         Some(decision) => Ok(decision),
         None => {
             let rng = sheet.as_mut().map_or(rng, |sheet| &mut sheet.rng);
-            schedule(picker, live, pool, &choice, request.is_some(), |strategy| {
+            schedule(picker, config, pool, &choice, request.is_some(), |strategy| {
                 pool.scheduler.decide(strategy, &cx, q.subset, explain, rng)
             })
         }
@@ -424,8 +423,8 @@ pub fn decide(
     if let Some(signal) = decision.lacking {
         picker.observer.event(Event::Degraded(Degraded::Lacking(signal)));
     }
-    if let (true, Some(observer)) = (decision.diverted, live.observers.get(position)) {
-        observer.event(RequestEvent::Diverted { model: &target, now: q.now });
+    if decision.diverted {
+        runtime.observer.event(RequestEvent::Diverted { model: &target, now: q.now });
     }
     if pool.rules.is_stale() {
         picker.observer.event(Event::Degraded(Degraded::DiscoveryStale));
@@ -434,10 +433,10 @@ pub fn decide(
         picker.observer.event(Event::Degraded(Degraded::AllEjected));
     }
     let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
-    let told = live.prefix(position).filter(|_| q.api.prefills());
+    let told = runtime.prefix.as_ref().filter(|_| q.api.prefills());
     let hints = told.map(|prefix| Hints::of(pool, prefix, looked.as_ref(), &decision, &snapshot, q.head, q.now));
     // That of a client that is not trusted is removed whatever is chosen.
-    let chooses_rank = live.exchange.trust_client_headers && live.prefix(position).is_some_and(|p| p.choose_rank);
+    let chooses_rank = config.settings.trust_client_headers && runtime.prefix.as_ref().is_some_and(|p| p.choose_rank);
     let drops_rank = chooses_rank && q.head.has(RANK_HEADER);
     let hints = Hints { drops_rank, ..hints.unwrap_or_default() };
     // Beside what is held of it stands its length, whatever the strategy goes by.
@@ -491,7 +490,6 @@ pub fn decide(
         conversation,
         hints,
         tail,
-        observer: live.observers.get(position).cloned(),
         understood,
         prompt_tokens,
         choices: request.as_ref().map_or(1, |r| r.choices),
@@ -504,7 +502,7 @@ pub fn decide(
         admitted: admitted.or_else(|| before_pool.filter(|_| !q.has_turn).map(Admitted::uncounted)),
         strategy: choice.strategy,
         profile,
-        pool: pool.clone(),
+        runtime: runtime.clone(),
         client: q.head.client(),
         target,
     })))
@@ -543,14 +541,14 @@ pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
 /// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing to read.
 fn schedule(
     picker: &Picker,
-    live: &Live,
+    config: &ActiveConfig,
     pool: &Pool,
     chosen: &Choice,
     readable: bool,
     mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,
 ) -> Result<Decision, RequestError> {
     if !readable {
-        return decide(&*live.least_loaded);
+        return decide(&*config.least_loaded);
     }
     match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {
         Ok(decision) => decision,
@@ -558,7 +556,7 @@ fn schedule(
             picker.observer.event(Event::Panic);
             picker.observer.event(Event::Degraded(Degraded::StrategyPanic));
             tracing::error!(pool = %pool.name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
-            decide(&*live.least_loaded)
+            decide(&*config.least_loaded)
         }
     }
 }

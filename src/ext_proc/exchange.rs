@@ -12,12 +12,13 @@
 //! Every stream ends for us as a reset or an early end, normal ends and aborts alike, so the end is judged by these states. A stream is
 //! counted under exactly one [`Outcome`], on Drop at the latest.
 
+use super::active::ActiveConfig;
 use super::body::{Body, too_large};
 use super::decide::{self, Plan, Question, Seen, Step};
 use super::head::Head;
 use super::metadata;
 use super::mode::{BodyMode, Modes};
-use super::picker::{Live, Picker};
+use super::picker::Picker;
 use super::queues::Turn;
 use super::quotas::Allowance;
 use super::reply::{self, Direction};
@@ -133,7 +134,7 @@ enum Close {
 #[derive(Debug)]
 pub struct Exchange {
     picker: Arc<Picker>,
-    live: Arc<Live>,
+    config: Arc<ActiveConfig>,
     /// The `:authority` by which the gateway has called.
     called: Option<Authority>,
     opened: Timestamp,
@@ -168,7 +169,7 @@ impl Exchange {
     pub fn new(picker: Arc<Picker>, now: Timestamp) -> Self {
         picker.metrics.streams_opened.inc();
         Self {
-            live: picker.live(),
+            config: picker.config(),
             called: None,
             opened: now,
             modes: None,
@@ -199,9 +200,9 @@ impl Exchange {
     #[must_use]
     pub fn deadline(&self) -> Option<Timestamp> {
         match self.request {
-            RequestSide::Opened => Some(self.opened.after(self.live.limits.idle_timeout)),
+            RequestSide::Opened => Some(self.opened.after(self.config.limits.idle_timeout)),
             RequestSide::Collecting => {
-                let end = self.opened.after(self.live.limits.request_timeout);
+                let end = self.opened.after(self.config.limits.request_timeout);
                 [self.patience_ends(), self.upload_ends()].into_iter().flatten().chain([end]).min()
             }
             RequestSide::Parked => self.parking.deadline(),
@@ -303,7 +304,7 @@ impl Exchange {
         self.request = RequestSide::Collecting;
         self.take_subset(metadata.as_ref());
         self.head = Head::read(message.headers);
-        let tenant = Tenant::of(self.live.exchange.tenant.as_ref(), &self.head, metadata.as_ref());
+        let tenant = Tenant::of(self.config.settings.tenant.as_ref(), &self.head, metadata.as_ref());
         self.head.belongs_to(tenant);
         self.head.identify_client(metadata::client_address(attributes));
         let (api, id) = Api::from_path(self.head.path());
@@ -328,7 +329,7 @@ impl Exchange {
     }
 
     fn refusal_by_headers(&self) -> Option<RequestError> {
-        let limits = &self.live.limits;
+        let limits = &self.config.limits;
         if self.head.bytes() > limits.max_header_bytes as usize {
             self.picker.metrics.limit(Limit::HeaderBytes);
             let got = self.head.bytes();
@@ -356,7 +357,7 @@ impl Exchange {
             return false;
         }
         self.form_read = self.body.len();
-        let limits = &self.live.limits;
+        let limits = &self.config.limits;
         if self.body.len() >= u64::from(limits.max_multipart_sniff_bytes) {
             return true;
         }
@@ -366,7 +367,7 @@ impl Exchange {
     }
 
     fn take_subset(&mut self, metadata: Option<&Metadata>) {
-        if self.subset.is_some() || self.live.exchange.disable_endpoint_subset_filter {
+        if self.subset.is_some() || self.config.settings.disable_endpoint_subset_filter {
             return;
         }
         if let Some((subset, malformed)) = metadata.and_then(metadata::subset) {
@@ -525,7 +526,7 @@ impl Exchange {
             has_turn: self.parking.has_turn(),
         };
         let rng = &mut self.rng.clone();
-        let mut step = decide::decide(&self.picker, &self.live, &question, &mut self.allowance, rng);
+        let mut step = decide::decide(&self.picker, &self.config, &question, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
             self.waits.made = None;
             plan.permits = self.allowance.take();
@@ -561,7 +562,7 @@ impl Exchange {
                 self.picker.metrics.limit(Limit::IdleTimeout);
                 return Err(ProtocolError("stream opened and nothing sent within the idle timeout"));
             }
-            RequestSide::Collecting if now < self.opened.after(self.live.limits.request_timeout) => {
+            RequestSide::Collecting if now < self.opened.after(self.config.limits.request_timeout) => {
                 if self.patience_ends().is_some_and(|at| at <= now) {
                     self.decide_on_body(Close::Cut, now, out);
                 } else if let Some(error) = self.refusal_by_speed(now) {
@@ -570,7 +571,7 @@ impl Exchange {
             }
             RequestSide::Collecting => {
                 self.picker.metrics.limit(Limit::RequestTimeout);
-                let allowed = self.live.limits.request_timeout.as_secs_f64();
+                let allowed = self.config.limits.request_timeout.as_secs_f64();
                 let message = format!("the request's body did not end within {allowed} s");
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
             }

@@ -1,9 +1,10 @@
 //! What the picker makes of one request, in full: its tokens and blocks, who holds how many of them, and who would get it. Decides nothing
 //! and books nothing.
 
+use super::active::ActiveConfig;
 use super::decide::{self, Question, Seen};
 use super::head::Head;
-use super::picker::{Live, Picker};
+use super::picker::Picker;
 use super::prefix::{Asked, Read, Shown};
 use super::reading::named;
 use attache_picker::explained::parts;
@@ -94,7 +95,7 @@ pub struct Holding {
 /// is no prompt to explain.
 pub async fn explain(
     picker: &Picker,
-    live: &Live,
+    config: &ActiveConfig,
     pool: Option<&str>,
     path: &str,
     content_type: Option<&str>,
@@ -119,26 +120,27 @@ pub async fn explain(
         opens: false,
         has_turn: false,
     };
-    let request = protocol::parse_unnamed(api, content_type, body, &live.limits)?;
-    let request = named(live, &first, request)?;
+    let request = protocol::parse_unnamed(api, content_type, body, &config.limits)?;
+    let request = named(config, &first, request)?;
     let asked = request.model.as_ref().map(|m| &*m.name);
-    let (position, pool) = match pool {
-        Some(name) => live.router.named(name, asked)?,
+    let runtime = match pool {
+        Some(name) => config.named(name, asked)?,
         None => {
             let facts = RouteFacts { model: asked, authority: "", called: "" };
-            live.router.route(facts, |_| None).map_err(|refusal| with_pools(&live.router, refusal))?
+            config.route(facts, |_| None).map_err(|refusal| with_pools(&config.router, refusal))?
         }
     };
+    let pool = &runtime.pool;
     let rewritten = asked.and_then(|m| pool.rewrite(m, &mut picker.next_rng()));
     let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
     let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
-    let prefix = live.prefix(position).filter(|_| api.prefills()).ok_or_else(nothing)?;
+    let prefix = runtime.prefix.as_ref().filter(|_| api.prefills()).ok_or_else(nothing)?;
     let snapshot = pool.store.load_full();
     let ask = Asked { api, body, content_type, target: &target, keeps_ids: true };
     let unreadable = || RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here");
     let warming = match prefix.read(&first, ask, &request) {
         Read::Warm(warming) => warming,
-        Read::Ready(reading) => prefix.warming(ask, &reading, &live.limits),
+        Read::Ready(reading) => prefix.warming(ask, &reading, &config.limits),
         Read::Unreadable(..) => return Err(unreadable()),
     };
     let made = warming.made();

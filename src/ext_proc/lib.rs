@@ -13,6 +13,7 @@
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+pub mod active;
 pub mod affinity;
 pub mod body;
 mod ceiling;
@@ -44,5 +45,6 @@ pub mod uploads;
 pub mod warmer;
 pub mod wire;
 
+pub use active::{ActiveConfig, PoolRuntime};
 pub use exchange::{Event, Exchange};
-pub use picker::{Live, Picker};
+pub use picker::Picker;

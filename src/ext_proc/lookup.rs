@@ -1,7 +1,8 @@
 //! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
 
+use super::active::ActiveConfig;
 use super::decide::{Question, Taught};
-use super::picker::{Live, Picker};
+use super::picker::Picker;
 use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown};
 use super::warmer::Warming;
 use attache_picker::event::{Degraded, Event, Limit};
@@ -81,7 +82,7 @@ impl<'p> Looked<'p> {
     /// What must run before it can be looked up.
     pub(super) fn up(
         picker: &Picker,
-        live: &Live,
+        config: &ActiveConfig,
         prepared: &'p Prepared<'_>,
         q: &Question<'_>,
         asked: Asked<'_>,
@@ -103,7 +104,7 @@ impl<'p> Looked<'p> {
         let Some(looked) = looked else { return Ok(None) };
         if looked.keys.is_cold() {
             if !q.last {
-                return Err(prefix.warming(asked, reading, &live.limits));
+                return Err(prefix.warming(asked, reading, &config.limits));
             }
             picker.observer.event(Event::Degraded(Degraded::ReadingLate));
         }

@@ -3,9 +3,10 @@
 //!
 //! Called by [`super::decide`].
 
+use super::active::ActiveConfig;
 use super::decide::Question;
 use super::head::Head;
-use super::picker::{Live, Picker};
+use super::picker::Picker;
 use attache_pool::{EndpointState, PoolSnapshot};
 use attache_scheduling::decision::Ranking;
 use attache_scheduling::scheduler::Subset;
@@ -18,13 +19,13 @@ use attache_types::error::{Reason, RequestError};
 /// When the conformance suite's header names no endpoint of the pool.
 pub(super) fn preset(
     picker: &Picker,
-    live: &Live,
+    config: &ActiveConfig,
     q: &Question<'_>,
     cx: &PickContext<'_>,
     pool: &str,
     previous_response: Option<&str>,
 ) -> Result<Option<Decision>, RequestError> {
-    if live.exchange.conformance_headers
+    if config.settings.conformance_headers
         && let Some(decision) = chosen_by_test(q.head, cx.snapshot)?
     {
         return Ok(Some(decision));

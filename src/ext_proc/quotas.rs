@@ -10,9 +10,7 @@ use super::tenant::Tenant;
 use super::warmer::Warming;
 use attache_picker::event::{NameEvent, Observer};
 use attache_protocol::Api;
-use attache_quota::{
-    Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall,
-};
+use attache_quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall};
 use attache_scheduling::RequestFacts;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};

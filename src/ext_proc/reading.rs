@@ -4,11 +4,12 @@
 //! That a body is compressed is the client's word, and a server that takes no compressed bodies reads one as it stands. So whatever
 //! `content-encoding` says, what can be read is read.
 
+use super::active::ActiveConfig;
 use super::decide::{Question, Seen};
-use super::picker::{Live, Picker};
-use attache_picker::settings::OnUnparseable;
+use super::picker::Picker;
 use attache_disagg as disagg;
 use attache_picker::event::{Degraded, Event, Limit};
+use attache_picker::settings::OnUnparseable;
 use attache_protocol::edit::EditError;
 use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
 use attache_scheduling::Pool;
@@ -36,15 +37,15 @@ pub(super) fn report_ignored(pool: &Pool, header: &str) {
 /// What is wrong with a body that can be read.
 pub(super) fn understand<'a>(
     picker: &Picker,
-    live: &Live,
+    config: &ActiveConfig,
     q: &Question<'a>,
 ) -> Result<Option<Request<'a>>, RequestError> {
     let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
     if matches!(q.body, Seen::Nothing) {
         return Ok(None);
     }
-    let read = protocol::parse_unnamed(q.api, q.head.content_type(), body, &live.limits);
-    let read = read.and_then(|request| named(live, q, request));
+    let read = protocol::parse_unnamed(q.api, q.head.content_type(), body, &config.limits);
+    let read = read.and_then(|request| named(config, q, request));
     let names_model = read.as_ref().is_ok_and(|request| request.model.is_some());
     if !names_model && is_compressed(q, body) {
         picker.observer.event(Event::Degraded(Degraded::EncodedBody));
@@ -56,7 +57,7 @@ pub(super) fn understand<'a>(
         // A cut body can't be read; what is wrong with it is the server's to say.
         Err(_) if !whole => Ok(None),
         Err(error)
-            if live.exchange.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
+            if config.settings.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
         {
             picker.observer.event(Event::Degraded(Degraded::Unparseable));
             Ok(None)
@@ -74,18 +75,22 @@ pub(super) fn understand<'a>(
 ///
 /// # Errors
 /// When there is no default: the body must name a model.
-pub(super) fn named<'a>(live: &Live, q: &Question<'_>, request: Request<'a>) -> Result<Request<'a>, RequestError> {
+pub(super) fn named<'a>(
+    config: &ActiveConfig,
+    q: &Question<'_>,
+    request: Request<'a>,
+) -> Result<Request<'a>, RequestError> {
     if request.model.is_some() || !q.api.requires_model() || q.api.body_format() != BodyFormat::Json {
         return Ok(request);
     }
     let facts = RouteFacts { model: None, authority: q.head.authority(), called: q.called };
-    match live.router.default_model(facts, |name| q.head.get(name)) {
+    match config.router.default_model(facts, |name| q.head.get(name)) {
         Some(DefaultModel::Named(name)) => {
             let model = Some(Model { name: name.into(), span: 0..0 });
             Ok(Request { model, model_is_default: true, ..request })
         }
         Some(DefaultModel::Servers) => Ok(request),
-        None => Err(protocol::missing_model(&live.limits)),
+        None => Err(protocol::missing_model(&config.limits)),
     }
 }
 

@@ -11,11 +11,11 @@ use super::queues::Admitted;
 use super::reply::{self, Direction};
 use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
-use attache_picker::settings::{ExchangeSettings, ReportUsage, UsageCount};
 use attache_disagg::Failure;
 use attache_picker::event::{
     DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace,
 };
+use attache_picker::settings::{ExchangeSettings, ReportUsage, UsageCount};
 use attache_pool::Endpoint;
 use attache_pool::health::Outcome as Health;
 use attache_prefix::key::BlockKey;
@@ -184,9 +184,7 @@ impl Routed {
         }
         self.status = found.status;
         self.sse = found.sse;
-        if let Some(observer) = &self.plan.observer {
-            observer.event(RequestEvent::Status(found.status));
-        }
+        self.plan.runtime.observer.event(RequestEvent::Status(found.status));
         let served = metadata::served(head.metadata.as_ref(), &head.attributes);
         let retried = metadata::retried(&head.attributes);
         self.plan.course.iter_mut().for_each(|course| course.answered(retried));
@@ -254,7 +252,7 @@ impl Routed {
     fn release(&mut self, untaken: Option<Untaken>, now: Timestamp, picker: &Picker) {
         let Some(why) = untaken else { return };
         let Some(kept) = self.plan.course.as_mut().and_then(|course| course.kept.take()) else { return };
-        match kept.fate(why, self.booking.endpoint(), &self.plan.pool, now) {
+        match kept.fate(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
             Fate::Freed(ask) => self.parting = Some(ask),
             Fate::Unsaid => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
             Fate::Left => {}
@@ -321,9 +319,7 @@ impl Routed {
                 prefill.first_byte(good, false, now);
             }
             self.plan.encoding.clear();
-            if let Some(observer) = &self.plan.observer {
-                observer.event(RequestEvent::FirstByte(now.since(self.opened)));
-            }
+            self.plan.runtime.observer.event(RequestEvent::FirstByte(now.since(self.opened)));
             if let Some(span) = &mut self.span {
                 span.first_byte(now);
             }
@@ -345,7 +341,7 @@ impl Routed {
                 && let Some(id) = scanner.response_id()
             {
                 self.id_learned = true;
-                picker.responses.learn(&self.plan.pool.name, id, self.booking.endpoint().id);
+                picker.responses.learn(&self.plan.runtime.pool.name, id, self.booking.endpoint().id);
             }
             if let Some(admitted) = &mut self.plan.admitted {
                 admitted.answered(scanner.tokens(), now);
@@ -377,7 +373,7 @@ impl Routed {
             return;
         }
         let model = self.plan.renamed_from.as_ref().unwrap_or(&self.plan.target);
-        let rules = &self.plan.pool.rules;
+        let rules = &self.plan.runtime.pool.rules;
         let head = body.get(..MAX_DENIAL_BYTES).unwrap_or(body);
         if self.status == 404 && head.windows(target.len()).any(|bytes| bytes == target) {
             rules.target_missing(model, &self.plan.target, now);
@@ -396,9 +392,8 @@ impl Routed {
     /// The end of the answer as far as this gateway shows it: books close here.
     pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
         let usage = self.scanner.as_ref().and_then(Scanner::usage).unwrap_or_default();
-        if let Some(observer) = &self.plan.observer {
-            observer.event(RequestEvent::Ended { end, after: now.since(self.opened), usage });
-        }
+        let after = now.since(self.opened);
+        self.plan.runtime.observer.event(RequestEvent::Ended { end, after, usage });
         let served = self.booking.endpoint().clone();
         let complete = end == End::Complete;
         let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
@@ -448,7 +443,7 @@ impl Routed {
                 ended: now,
                 request_id: std::mem::take(&mut self.request_id),
                 api: self.api.name(),
-                pool: self.plan.pool.name.clone(),
+                pool: self.plan.runtime.pool.name.clone(),
                 model: self.plan.target.clone(),
                 endpoint: self.picked.authority.clone(),
                 served: (served.id != self.picked.id).then(|| served.authority.clone()),

@@ -217,7 +217,7 @@ impl Stage {
         }
         let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(first.id, now));
         let mut stage = Self {
-            pool: plan.pool.clone(),
+            pool: plan.runtime.pool.clone(),
             decode,
             direct: direct.clone(),
             facts,
@@ -492,8 +492,8 @@ impl Plan {
     /// The request, which was to be split, goes to its first pick.
     pub fn dispatch(&mut self, how: Dispatch<'_>, now: Timestamp) {
         if let Some(booked) = &mut self.booked {
-            let snapshot = self.pool.store.load();
-            booked.dispatch(how, &snapshot, self.pool.stale_after, now);
+            let snapshot = self.runtime.pool.store.load();
+            booked.dispatch(how, &snapshot, self.runtime.pool.stale_after, now);
         }
     }
 

@@ -7,8 +7,8 @@ impl Exchange {
     /// The request is decided, and its answer will come.
     pub(super) fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
-        if let (Some(observer), Some(outcome)) = (&plan.observer, plan.split_outcome()) {
-            observer.event(RequestEvent::Split(outcome));
+        if let Some(outcome) = plan.split_outcome() {
+            plan.runtime.observer.event(RequestEvent::Split(outcome));
         }
         let Some(booked) = plan.booked.take() else { return };
         if let Some(span) = &mut self.span {
@@ -18,7 +18,7 @@ impl Exchange {
         let request_id = if keep_id { self.head.request_id() } else { String::new() };
         let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
         routed.trace(self.span.take().map(|span| span as Box<dyn RequestTrace>));
-        routed.shows(&self.live.exchange);
+        routed.shows(&self.config.settings);
         routed.count_for(self.head.tenant(), now, &self.picker);
         self.routed = Some(Box::new(routed));
         self.head = Head::default();
@@ -68,7 +68,7 @@ impl Exchange {
         self.split.answer_comes(&message);
         out.push_back(match &mut self.routed {
             Some(routed) => {
-                let report = self.live.exchange.report_usage.as_ref();
+                let report = self.config.settings.report_usage.as_ref();
                 let answer = routed.body(message, mode, now, &self.picker, report);
                 self.split.part(routed.take_parting());
                 answer

@@ -12,7 +12,7 @@ impl Exchange {
     /// The destination as header and as metadata, with what else changes in the request's headers.
     pub(super) fn destination(&self, plan: &Plan) -> (CommonResponse, Option<Struct>) {
         let picks = &plan.decision.picks;
-        let value = match (plan.pool.destination, picks.as_slice()) {
+        let value = match (plan.runtime.pool.destination, picks.as_slice()) {
             (Destination::Single, [first, ..]) | (_, [first]) => first.authority.to_string(),
             (_, all) => {
                 let list: Vec<&str> = all.iter().map(|e| &*e.authority).collect();
@@ -28,10 +28,11 @@ impl Exchange {
         if let Some(span) = &self.span {
             set_headers.push(reply::set("traceparent", span.traceparent()));
         }
-        let reserved = self.head.reserved(self.live.exchange.trust_client_headers).filter(|name| *name != DESTINATION);
+        let reserved =
+            self.head.reserved(self.config.settings.trust_client_headers).filter(|name| *name != DESTINATION);
         let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
-        remove_headers.extend(tenant::untrusted(self.live.exchange.tenant.as_ref(), &self.head));
-        if let Some(Mode::Header { .. }) = plan.pool.disagg.as_deref() {
+        remove_headers.extend(tenant::untrusted(self.config.settings.tenant.as_ref(), &self.head));
+        if let Some(Mode::Header { .. }) = plan.runtime.pool.disagg.as_deref() {
             tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);
         }
         plan.hints.tell(&mut set_headers, &mut remove_headers);
@@ -40,7 +41,7 @@ impl Exchange {
         }
         let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
         response.clear_route_cache = true;
-        let told = self.live.exchange.explain.metadata;
+        let told = self.config.settings.explain.metadata;
         let scores = if told { plan.decision.scores() } else { Vec::new() };
         (response, Some(metadata::destination(&value, &scores)))
     }

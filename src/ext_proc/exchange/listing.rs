@@ -13,14 +13,14 @@ impl Exchange {
     /// are to answer it themselves, or nothing is known: then it goes its way.
     pub(super) fn lists_models(&mut self, now: Timestamp, out: &mut Actions) -> bool {
         if self.api != Api::Models
-            || self.live.exchange.models != ModelsAnswer::Pool
+            || self.config.settings.models != ModelsAnswer::Pool
             || self.head.method() != "GET"
             || self.head.is_upgrade()
         {
             return false;
         }
         let facts = RouteFacts { model: None, authority: self.head.authority(), called: calling::name(&self.called) };
-        let list = self.live.router.models(facts, |name| self.head.get(name));
+        let list = self.config.router.models(facts, |name| self.head.get(name));
         if list.is_empty() {
             return false;
         }
@@ -29,7 +29,7 @@ impl Exchange {
             Some(id) => match list.get(&id) {
                 Some(entry) => serde_json::Value::Object(entry.clone()),
                 None => {
-                    let error = self.live.router.unknown_model(&id);
+                    let error = self.config.router.unknown_model(&id);
                     self.refuse(&error, now, out);
                     return true;
                 }

@@ -97,7 +97,7 @@ impl Exchange {
         if message.end_of_stream {
             self.parking.ends(Close::Whole);
         }
-        let limits = &self.live.limits;
+        let limits = &self.config.limits;
         let exceeded = if self.body.len() > limits.max_body_bytes {
             Limit::BodyBytes
         } else if !self.picker.uploads.make_way(&self.picker.buffered, limits, now) {

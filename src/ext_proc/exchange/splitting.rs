@@ -95,7 +95,7 @@ impl Exchange {
         now: Timestamp,
         out: &mut Actions,
     ) {
-        let mode = plan.pool.disagg.clone();
+        let mode = plan.runtime.pool.disagg.clone();
         let Some(Mode::Direct(direct)) = mode.as_deref() else {
             let mut scratch = Vec::new();
             let api = LegApi::from_path(self.head.path());
@@ -182,9 +182,8 @@ impl Exchange {
                         give_back(&plan);
                         return self.refuse(&error, now, out);
                     }
-                    if let (Some(observer), Some(took), true) = (&plan.observer, course.took, course.prefill.is_some())
-                    {
-                        observer.event(RequestEvent::Prefilled(took));
+                    if let (Some(took), true) = (course.took, course.prefill.is_some()) {
+                        plan.runtime.observer.event(RequestEvent::Prefilled(took));
                     }
                     plan.new_body = new_body.or(plan.new_body.take());
                     let how = course.prefill.as_deref();
@@ -221,7 +220,7 @@ impl Exchange {
 
     /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one answers.
     fn renew(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
-        let (pool, target) = (plan.pool.clone(), plan.target.clone());
+        let (pool, target) = (plan.runtime.pool.clone(), plan.target.clone());
         let snapshot = pool.store.load_full();
         let headers = Headers::of(&self.head);
         let facts =
@@ -277,9 +276,7 @@ impl Exchange {
 
 /// A request that was to be split is not sent at all: who answers it may be probed by another.
 fn give_back(plan: &Plan) {
-    if let Some(observer) = &plan.observer {
-        observer.event(RequestEvent::Split(SplitOutcome::Refused));
-    }
+    plan.runtime.observer.event(RequestEvent::Split(SplitOutcome::Refused));
     lose_probe(plan);
 }
 

@@ -28,14 +28,14 @@ mod traces;
 mod unread;
 
 use super::*;
+use crate::active::PoolRuntime;
 use crate::head::DESTINATION;
 use crate::prefix::{PoolPrefix, Tokenizer};
 use crate::queues::Queues;
 use crate::quotas::{Quotas, Store};
-use attache_picker::settings::{ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, UsageCount};
-use attache_quota::TenantSettings;
 use attache_disagg as disagg;
 use attache_flow::PoolFlow;
+use attache_picker::settings::{ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, UsageCount};
 use attache_pool::health::HealthPolicy;
 use attache_pool::role::ROLE_LABEL;
 use attache_pool::{
@@ -43,9 +43,10 @@ use attache_pool::{
 };
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_prompt::characters::Characters;
+use attache_quota::TenantSettings;
 use attache_quota::{Book, Subject};
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use attache_scheduling::{Choices, Pool, Router, Scheduler, SplitPolicy, registry};
+use attache_scheduling::{Choices, Pool, Scheduler, SplitPolicy, registry};
 use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
 use attache_telemetry::metrics::Metrics;
@@ -174,13 +175,18 @@ impl Setup {
             ranks_tell: self.engines_tell,
             clock,
         };
-        let live = Live::new(Router::new(vec![Arc::new(pool)]), self.limits, self.exchange, &metrics);
         let rng = attache_types::rng::for_request(7, 0);
         let queues = self.flow.map(|flow| {
             let split = policy;
             let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
             Queues::new(flow, store.clone(), health, split, stale_after, Box::new(metrics.queues("pool")), rng).unwrap()
         });
+        let runtime = PoolRuntime {
+            observer: Arc::new(metrics.pool("pool")),
+            pool: Arc::new(pool),
+            prefix: Some(Arc::new(prefix)),
+            queue: queues,
+        };
         let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(16)) });
         let book = Arc::new(Book::new(100));
         let accounts = Store::Memory(book.clone());
@@ -189,8 +195,8 @@ impl Setup {
             .map(|tenants| Arc::new(Quotas::new(Subject::Tenant, tenants, accounts, telemetry.clone(), noon)))
             .into_iter()
             .collect();
-        let live = live.with_prefix(vec![Arc::new(prefix)]).with_queues(vec![queues]).with_quotas(quotas);
-        let picker = Arc::new(Picker::new(live, &telemetry, Tracing::default(), 7));
+        let config = ActiveConfig::new(vec![Arc::new(runtime)], self.limits, self.exchange).with_quotas(quotas);
+        let picker = Arc::new(Picker::new(config, &telemetry, Tracing::default(), 7));
         World { picker, snapshot: store, book }
     }
 }
@@ -228,9 +234,9 @@ impl World {
             );
         }
         assert_eq!((self.picker.buffered.bytes(), self.book.busy()), (0, 0));
-        let live = self.picker.live();
-        live.queues(0).into_iter().for_each(|queues| queues.assert_books_closed());
-        assert!(live.prefix(0).is_none_or(|prefix| prefix.cache.claims().is_empty()));
+        let config = self.picker.config();
+        config.pools()[0].queue.as_ref().into_iter().for_each(|queues| queues.assert_books_closed());
+        assert!(config.pools()[0].prefix.as_ref().is_none_or(|prefix| prefix.cache.claims().is_empty()));
         let counted: u64 = Outcome::ALL.iter().map(|o| self.picker.metrics.outcome_count(*o)).sum();
         assert_eq!((self.picker.metrics.streams_opened.get(), counted), (streams, streams));
     }

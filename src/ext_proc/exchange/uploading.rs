@@ -17,13 +17,13 @@ impl Exchange {
     /// Bounds on this request.
     #[must_use]
     pub fn limits(&self) -> &Limits {
-        &self.live.limits
+        &self.config.limits
     }
 
     /// Largest message of Envoy that may be held, bytes. A larger one is [`Event::TooLarge`].
     #[must_use]
     pub fn max_message_bytes(&self) -> usize {
-        let body = self.live.limits.max_body_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES);
+        let body = self.config.limits.max_body_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES);
         usize::try_from(body.max(LEAST_MESSAGE_BYTES)).unwrap_or(usize::MAX)
     }
 
@@ -64,11 +64,11 @@ impl Exchange {
         }
         self.body.push(part);
         self.progress.came(now);
-        self.progress.advance(self.body.len(), now, self.live.limits.min_upload_rate);
+        self.progress.advance(self.body.len(), now, self.config.limits.min_upload_rate);
     }
 
     pub(super) fn refusal_by_size(&self, now: Timestamp) -> Option<RequestError> {
-        let (limits, metrics) = (&self.live.limits, &self.picker.metrics);
+        let (limits, metrics) = (&self.config.limits, &self.picker.metrics);
         if self.body.len() > limits.max_body_bytes && !self.flows_through() {
             metrics.limit(Limit::BodyBytes);
             return Some(too_large(self.body.len(), limits.max_body_bytes));
@@ -87,12 +87,12 @@ impl Exchange {
 
     /// When an upload that is too slow ends. Where Envoy buffers, what comes slowly is in its memory.
     pub(super) fn upload_ends(&self) -> Option<Timestamp> {
-        (!self.body.is_empty()).then(|| self.progress.ends(self.live.limits.upload_grace))
+        (!self.body.is_empty()).then(|| self.progress.ends(self.config.limits.upload_grace))
     }
 
     /// The refusal of a body of which too little has come.
     pub(super) fn refusal_by_speed(&mut self, now: Timestamp) -> Option<RequestError> {
-        let (rate, grace) = (self.live.limits.min_upload_rate, self.live.limits.upload_grace);
+        let (rate, grace) = (self.config.limits.min_upload_rate, self.config.limits.upload_grace);
         self.progress.advance(self.body.len(), now, rate);
         if self.upload_ends().is_none_or(|at| at > now) {
             return None;
@@ -108,7 +108,7 @@ impl Exchange {
             RequestSide::Refused | RequestSide::Observed => {}
             RequestSide::Collecting | RequestSide::Parked => {
                 self.picker.metrics.limit(Limit::BodyBytes);
-                self.refuse(&too_large(bytes, self.live.limits.max_body_bytes), now, out);
+                self.refuse(&too_large(bytes, self.config.limits.max_body_bytes), now, out);
             }
             // The whole response, which passes as it is: only its usage stays unknown.
             _ if self.response == ResponseSide::Streaming && self.modes().response == BodyMode::Buffered => {

@@ -23,7 +23,7 @@ impl Routed {
         let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
         // Who was asked before may have fetched the prompt: it is left to its lease.
         self.plan.course.iter_mut().for_each(|course| course.kept = None);
-        let snapshot = self.plan.pool.store.load();
+        let snapshot = self.plan.runtime.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.probes = false;
             let failed_everywhere = origin == Origin::Server && found.status >= 500;
@@ -84,7 +84,7 @@ impl Routed {
     fn one_has_gone(&self, now: Timestamp) -> bool {
         let (plan, decision) = (&self.plan, &self.plan.decision);
         let away = |endpoint: &Endpoint, probes: bool| {
-            !probes && endpoint.health.availability(now, plan.pool.scheduler.health()) == Availability::Ejected
+            !probes && endpoint.health.availability(now, plan.runtime.pool.scheduler.health()) == Availability::Ejected
         };
         let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
         let probed = decision.split.as_ref().is_some_and(|split| split.probe);
@@ -98,7 +98,7 @@ impl Routed {
 
     /// True when this ejected the endpoint.
     pub(super) fn record(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp, picker: &Picker) -> bool {
-        let pool = &self.plan.pool;
+        let pool = &self.plan.runtime.pool;
         let observation = Observation { outcome, api: self.api, client: self.plan.client };
         let verdict = self.booking.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
         picker.observer.event(Event::Health(verdict));

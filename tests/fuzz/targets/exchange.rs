@@ -6,7 +6,7 @@ use attache::clock::{Clock, Timestamp};
 use attache::config::settings::ExchangeSettings;
 use attache::ext_proc::exchange::Actions;
 use attache::ext_proc::prefix::{PoolPrefix, Tokenizer};
-use attache::ext_proc::{Event, Exchange, Live, Picker};
+use attache::ext_proc::{ActiveConfig, Event, Exchange, Picker, PoolRuntime};
 use attache::ids::EndpointId;
 use attache::limits::Limits;
 use attache::pool::health::HealthPolicy;
@@ -14,7 +14,7 @@ use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Snapsho
 use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache::prompt::characters::Characters;
 use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use attache::scheduling::{Choices, Pool, Router, Scheduler, registry};
+use attache::scheduling::{Choices, Pool, Scheduler, registry};
 use attache::telemetry::decisions::Decisions;
 use attache::picker::event::Outcome;
 use attache::telemetry::Telemetry;
@@ -81,10 +81,11 @@ fn world(rename: bool) -> World {
     let prefix = PoolPrefix { cache, tokenizer, tenant_header: None, isolate_tenants: false, named_by_adapter: false, choose_rank: false, ranks_tell: false, clock };
     let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
     let limits = Limits { max_body_bytes: 4_096, ..Limits::default() };
-    let live = Live::new(Router::new(vec![Arc::new(pool)]), limits, ExchangeSettings::default(), &metrics);
-    let live = live.with_prefix(vec![Arc::new(prefix)]);
+    let observer = Arc::new(metrics.pool("pool"));
+    let runtime = PoolRuntime { pool: Arc::new(pool), observer, prefix: Some(Arc::new(prefix)), queue: None };
+    let config = ActiveConfig::new(vec![Arc::new(runtime)], limits, ExchangeSettings::default());
     let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(2)) });
-    World { picker: Arc::new(Picker::new(live, &telemetry, Tracing::default(), 1)), endpoint }
+    World { picker: Arc::new(Picker::new(config, &telemetry, Tracing::default(), 1)), endpoint }
 }
 
 /// Takes `count` bytes off the front.

@@ -414,7 +414,7 @@ fn the_list_of_models_is_the_pools_own_answer_where_it_is_known() {
     };
     assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "nobody has said anything yet");
     let list = ModelList::read(br#"{"data":[{"id":"b"},{"id":"a","root":"x"}]}"#).unwrap();
-    world.picker.live().router.pools()[0].models.store(list);
+    world.picker.config().router.pools()[0].models.store(list);
     let body = |answered: Answered| answered.refused.unwrap();
     assert_eq!(
         body(ask("GET", "/v1/models", true)),

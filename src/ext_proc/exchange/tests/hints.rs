@@ -47,8 +47,8 @@ fn ranked(mode: Option<Mode>, depths: &[usize]) -> World {
 
 fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> World {
     let world = Setup { engines_tell: true, strategy, ..setup(mode, Decider::Always) }.build();
-    let live = world.picker.live();
-    let cache = &live.prefix(0).unwrap().cache;
+    let config = world.picker.config();
+    let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     let resident = |id: u32| {
         let caches = depths.iter().map(|depth| {
             let (holder, trust) = (cache.index().add_holder(), Arc::<TrustCell>::default());
@@ -98,8 +98,8 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
     let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
     let world = Setup { engines_tell: true, ..world }.build();
     let resident = |count: usize| {
-        let live = world.picker.live();
-        let cache = &live.prefix(0).unwrap().cache;
+        let config = world.picker.config();
+        let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
         let caches = (0..count).map(|_| Cache { holder: cache.index().add_holder(), trust: Arc::default() });
         cache.residents().publish([(EndpointId(0), Resident { caches: caches.collect() })].into_iter().collect());
     };
@@ -169,8 +169,11 @@ fn ranks_that_only_the_page_tells_apart_need_no_look_up() {
     world.snapshot.publish(PoolSnapshot::new(world.snapshot.load().generation + 1, true, vec![state]));
     let (_exchange, told, _) = asked(&world, &[]);
     assert_eq!(rank(&told), Some("1"));
-    let live = world.picker.live();
-    assert_eq!(live.prefix(0).unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let config = world.picker.config();
+    assert_eq!(
+        config.pools()[0].prefix.as_ref().unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed),
+        0
+    );
 }
 
 #[test]
@@ -206,8 +209,8 @@ fn holding(source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> 
 
 fn holding_by(strategy: &'static str, source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> World {
     let world = Setup { strategy, ..setup(Some(Mode::Header { source_tokens }), decider) }.build();
-    let live = world.picker.live();
-    let cache = &live.prefix(0).unwrap().cache;
+    let config = world.picker.config();
+    let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     let space = cache.space();
     let named = space.root(&Root { name: "m", ..Root::default() });
     for (id, blocks) in (0..4).zip(blocks) {

@@ -1,12 +1,12 @@
 //! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
 
 use super::*;
-use attache_picker::settings::{TenantRule, TenantSource};
-use attache_quota::{CountIn, UnknownPaths};
 use attache_flow::EvictRunning;
 use attache_flow::registry::{CEILINGS, DETECTORS, find};
 use attache_picker::event::Limit;
+use attache_picker::settings::{TenantRule, TenantSource};
 use attache_quota as quota;
+use attache_quota::{CountIn, UnknownPaths};
 use attache_scheduling::Decider;
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -366,11 +366,10 @@ fn windows_are_the_wall_clocks_whatever_is_done_to_it() {
 
 /// Has `subject`s have what `settings` say and nothing else bounded.
 fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
-    let live = world.picker.live();
-    let (metrics, book) = (&world.picker.metrics, Store::Memory(Arc::new(quota::Book::new(100))));
+    let config = world.picker.config();
+    let book = Store::Memory(Arc::new(quota::Book::new(100)));
     let quotas = Arc::new(Quotas::new(subject, settings, book, world.picker.observer.clone(), wall));
-    let router = Router::new(live.router.pools().to_vec());
-    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics);
+    let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
     world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
 }
 
@@ -407,12 +406,11 @@ fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
     let world = world(quota::Limits { requests_per_minute: Some(5), ..NONE });
     let few = quota::Limits { requests_per_second: Some(2), ..NONE };
     let models = TenantSettings { overrides: [("m".to_owned(), few)].into(), ..tenants(NONE) };
-    let live = world.picker.live();
+    let config = world.picker.config();
     let (observer, book) = (world.picker.observer.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
     let of_models = Arc::new(Quotas::new(Subject::Model, models, book, observer, noon));
-    let both = vec![live.quotas()[0].clone(), of_models];
-    let router = Router::new(live.router.pools().to_vec());
-    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
+    let both = vec![config.quotas[0].clone(), of_models];
+    let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
     world.picker.reload(again.with_quotas(both), || serde_json::Value::Null);
 
     let (mut first, _) = ask(&world, "a", &completion("m", "p"));
@@ -439,13 +437,12 @@ fn a_reload_keeps_what_was_had() {
     let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
     ask(&world, "a", &completion("m", "p"));
     let (open, _) = ask(&world, "a", &completion("m", "p"));
-    let live = world.picker.live();
-    let store = live.quotas()[0].store().clone();
+    let config = world.picker.config();
+    let store = config.quotas[0].store().clone();
     let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
     let observer = world.picker.observer.clone();
     let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, observer, noon));
-    let router = Router::new(live.router.pools().to_vec());
-    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), &world.picker.metrics);
+    let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
     world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
     assert!(ask(&world, "a", &completion("m", "p")).0.is_routed());
     assert!(!ask(&world, "a", &completion("m", "p")).0.is_routed());
@@ -503,9 +500,8 @@ mod away {
         let (metrics, observer) = (&world.picker.metrics, world.picker.observer.clone());
         let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure, metrics: metrics.clone() };
         let quotas = Quotas::new(Subject::Tenant, settings, store, observer, noon).sharing(shared);
-        let live = world.picker.live();
-        let again =
-            Live::new(Router::new(live.router.pools().to_vec()), live.limits.clone(), live.exchange.clone(), metrics);
+        let config = world.picker.config();
+        let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
         world.picker.reload(again.with_quotas(vec![Arc::new(quotas)]), || serde_json::Value::Null);
         world
     }

@@ -404,7 +404,7 @@ fn without_endpoints_the_reason_is_that_there_are_none() {
 fn tenants_are_forgotten_that_have_been_quiet_for_long_though_nobody_comes() {
     let world = world(flow(Settings::default()));
     One::tenant(&world, "somebody").ends();
-    let queues = world.picker.live().queues(0).unwrap().clone();
+    let queues = world.picker.config().pools()[0].queue.as_ref().unwrap().clone();
     let knows = || format!("{queues:?}").contains("somebody");
     queues.freed(NOW.after(DEFAULT_FLOW_IDLE - Duration::from_secs(1)));
     assert!(knows());

@@ -79,8 +79,8 @@ fn what_was_served_is_met_again_and_what_failed_is_not() {
         answer(exchange, "200", "fine");
         assert!(matched(&world) > 400, "the system prompt was foretold: {}", matched(&world));
     }
-    let live = world.picker.live();
-    let stats = live.prefix(0).unwrap().cache.stats();
+    let config = world.picker.config();
+    let stats = config.pools()[0].prefix.as_ref().unwrap().cache.stats();
     let [lookups, prompts, found] = [&stats.lookups, &stats.prompt_tokens, &stats.matched_tokens]
         .map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
     assert_eq!(lookups, 3, "each prompt is looked up once");
@@ -114,8 +114,8 @@ fn what_a_server_computes_whatever_it_has_cached_says_nothing_about_its_cache() 
     measured["prompt_logprobs"] = 1.into();
     let usage = |cached: u32| serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
     let stats = || {
-        let live = world.picker.live();
-        let stats = live.prefix(0).unwrap().cache.stats();
+        let config = world.picker.config();
+        let stats = config.pools()[0].prefix.as_ref().unwrap().cache.stats();
         [&stats.foretold_tokens, &stats.reported_tokens].map(|n| n.load(std::sync::atomic::Ordering::Relaxed))
     };
     let (exchange, to) = ask(&world, &measured.to_string());
@@ -147,8 +147,9 @@ fn a_prompt_that_the_server_cuts_is_routed_by_load() {
         answer(exchange, "200", "fine");
         assert_eq!(matched(&world), 0);
     }
-    let live = world.picker.live();
-    let lookups = live.prefix(0).unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
+    let config = world.picker.config();
+    let lookups =
+        config.pools()[0].prefix.as_ref().unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(lookups, 1, "two were not looked up");
 }
 
@@ -171,8 +172,8 @@ fn of_a_prompt_that_is_not_encoded_to_its_end_the_beginning_is_found_and_nothing
     }
     let first = went[0].0.clone();
     assert_eq!(went, [(first.clone(), false), (first.clone(), true), (first, true)]);
-    let live = world.picker.live();
-    let cache = &live.prefix(0).unwrap().cache;
+    let config = world.picker.config();
+    let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     let stats = cache.stats();
     let told = [&stats.foretold_tokens, &stats.reported_tokens].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
     assert_eq!(
@@ -397,8 +398,9 @@ fn a_long_conversation_that_was_never_seen_is_looked_up_once_it_is_encoded() {
         let mut out = Actions::new();
         exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
-        let live = world.picker.live();
-        let lookups = live.prefix(0).unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
+        let config = world.picker.config();
+        let lookups =
+            config.pools()[0].prefix.as_ref().unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(lookups, 1, "engines tell: {engines_tell}");
     }
 }

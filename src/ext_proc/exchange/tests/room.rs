@@ -161,7 +161,7 @@ pub(super) type Follower = (tokio::task::JoinSet<()>, tokio::sync::watch::Sender
 pub(super) async fn follow(world: &World) -> (attache_types::clock::Clock, Follower) {
     let clock = attache_types::clock::Clock::start();
     let (publisher, published) = tokio::sync::watch::channel(Published::default());
-    let queues = Arc::downgrade(world.picker.live().queues(0).unwrap());
+    let queues = Arc::downgrade(world.picker.config().pools()[0].queue.as_ref().unwrap());
     let mut follower = tokio::task::JoinSet::new();
     follower.spawn(Queues::follow(queues, published, clock));
     tokio::task::yield_now().await;
@@ -187,7 +187,7 @@ pub(super) fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
 fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     let world = setup(flow(Settings::default())).build();
     let metrics = &world.picker.metrics;
-    let old = world.picker.live().queues(0).unwrap().clone();
+    let old = world.picker.config().pools()[0].queue.as_ref().unwrap().clone();
     let first = comes(&world, 9);
     let mut before = comes(&world, 9);
     let (health, stale_after, rng) =
@@ -196,9 +196,9 @@ fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     let observer = Box::new(metrics.queues("pool"));
     let new = Queues::new(said, world.snapshot.clone(), health, None, stale_after, observer, rng).unwrap();
     new.replace(&old);
-    let live = world.picker.live();
-    let router = Router::new(live.router.pools().to_vec());
-    let next = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics).with_queues(vec![Some(new)]);
+    let config = world.picker.config();
+    let runtime = PoolRuntime { queue: Some(new), ..(*config.pools()[0]).clone() };
+    let next = ActiveConfig::new(vec![Arc::new(runtime)], config.limits.clone(), config.settings.clone());
     world.picker.reload(next, || serde_json::Value::Null);
     let mut after = comes(&world, 9);
     assert!(first.goes() && !before.goes() && !after.goes());
@@ -210,6 +210,6 @@ fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     after.wakes(NOW);
     assert!(after.goes(), "who was let through by the old settings has ended");
     after.ends();
-    drop((old, live));
+    drop((old, config));
     world.assert_books_closed(3);
 }

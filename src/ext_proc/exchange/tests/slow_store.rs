@@ -3,8 +3,8 @@
 use super::*;
 use crate::quotas::Shared;
 use attache_picker::settings::{TenantRule, TenantSource};
-use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths, UserRecordSettings};
 use attache_quota as quota;
+use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths, UserRecordSettings};
 use attache_redis_store::quota_store::RedisStore;
 use attache_redis_store::quota_store::users::UserRecords;
 use attache_redis_store::redis_link::RedisLink;
@@ -102,9 +102,8 @@ fn world(
         Arc::new(Quotas::new(subject, settings, store, world.picker.observer.clone(), noon).sharing(shared.clone()))
     });
     let quotas = quotas.collect();
-    let live = world.picker.live();
-    let router = Router::new(live.router.pools().to_vec());
-    let again = Live::new(router, live.limits.clone(), live.exchange.clone(), metrics);
+    let config = world.picker.config();
+    let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
     world.picker.reload(again.with_quotas(quotas), || serde_json::Value::Null);
     world
 }

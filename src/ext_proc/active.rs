@@ -1,0 +1,97 @@
+//! The part of the picker that a reload replaces: pools, limits, settings.
+
+use super::prefix::PoolPrefix;
+use super::queues::Queues;
+use super::quotas::Quotas;
+use attache_picker::event::PoolObserver;
+use attache_picker::settings::ExchangeSettings;
+use attache_scheduling::plugin::Strategy;
+use attache_scheduling::router::RouteFacts;
+use attache_scheduling::{Pool, Router, scheduler};
+use attache_types::error::{Reason, RequestError};
+use attache_types::limits::Limits;
+use std::sync::Arc;
+
+/// Everything that belongs to one pool.
+#[derive(Clone, Debug)]
+pub struct PoolRuntime {
+    /// Its endpoints, its rules for models, and what decides for it.
+    pub pool: Arc<Pool>,
+    /// Observer of its requests.
+    pub observer: Arc<dyn PoolObserver>,
+    /// Turns prompts into blocks and knows which endpoint holds them. Without it no prompt is looked up.
+    pub prefix: Option<Arc<PoolPrefix>>,
+    /// Its queue. Without it no request waits, and none is shed.
+    pub queue: Option<Arc<Queues>>,
+}
+
+/// One configuration: a reload replaces all of it at once. A stream keeps the one that it began with.
+#[derive(Debug)]
+pub struct ActiveConfig {
+    /// Selects the pool of a request; has the pools of [`ActiveConfig::pools`] in the same order.
+    pub router: Router,
+    /// Bounds of requests.
+    pub limits: Limits,
+    /// Settings of the request path.
+    pub settings: ExchangeSettings,
+    /// Number of this configuration in a recording.
+    pub number: u32,
+    /// For requests that carry nothing to decide by.
+    pub least_loaded: Arc<dyn Strategy>,
+    /// Limits of tenants and of models, one of each at most. Without them nothing is limited.
+    pub quotas: Vec<Arc<Quotas>>,
+    pools: Vec<Arc<PoolRuntime>>,
+}
+
+impl ActiveConfig {
+    /// A configuration of `pools` in the order of the configuration file, without limits of tenants and models.
+    #[must_use]
+    pub fn new(pools: Vec<Arc<PoolRuntime>>, limits: Limits, settings: ExchangeSettings) -> Self {
+        let router = Router::new(pools.iter().map(|runtime| runtime.pool.clone()).collect());
+        let least_loaded = scheduler::least_loaded();
+        Self { router, limits, settings, number: 0, least_loaded, quotas: Vec::new(), pools }
+    }
+
+    /// The same with limits of tenants and models, one of each at most.
+    #[must_use]
+    pub fn with_quotas(self, quotas: Vec<Arc<Quotas>>) -> Self {
+        Self { quotas, ..self }
+    }
+
+    /// All pools.
+    #[must_use]
+    pub fn pools(&self) -> &[Arc<PoolRuntime>] {
+        &self.pools
+    }
+
+    /// The pool of this name.
+    #[must_use]
+    pub fn pool(&self, name: &str) -> Option<&Arc<PoolRuntime>> {
+        self.pools.iter().find(|runtime| *runtime.pool.name == *name)
+    }
+
+    /// The pool of a request whose headers `header` reads.
+    ///
+    /// # Errors
+    /// That no pool takes the request, or its pool rejects the model.
+    pub fn route<'h>(
+        &self,
+        facts: RouteFacts<'_>,
+        header: impl Fn(&str) -> Option<&'h str>,
+    ) -> Result<&Arc<PoolRuntime>, RequestError> {
+        self.at(self.router.route(facts, header)?.0)
+    }
+
+    /// The pool of this name for a request for `model`.
+    ///
+    /// # Errors
+    /// That there is no such pool, or it rejects the model.
+    pub fn named(&self, name: &str, model: Option<&str>) -> Result<&Arc<PoolRuntime>, RequestError> {
+        self.at(self.router.named(name, model)?.0)
+    }
+
+    fn at(&self, position: usize) -> Result<&Arc<PoolRuntime>, RequestError> {
+        // The router has the same pools: it was made of them.
+        self.pools.get(position).ok_or_else(|| RequestError::new(Reason::Internal, "the router names no pool"))
+    }
+}
