@@ -19,11 +19,12 @@ use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings};
 use crate::connections::{Listeners, descriptor_limit};
 use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
-use crate::ext_proc::explain;
 use crate::ext_proc::service::Service;
-use crate::ext_proc::{ActiveConfig, Picker, PoolRuntime};
+use crate::ext_proc::{Processor, warmer};
 use crate::health::{self, Health, Latch, Readiness};
 use crate::picker::event::Outcome;
+use crate::picker::explain::{self, ExplainQuery};
+use crate::picker::{ActiveConfig, Picker, PoolRuntime};
 use crate::pool::writer::SourceId;
 use crate::pool::{PoolEvent, PoolWriter, SnapshotStore};
 use crate::prompt::memo::{DEFAULT_MEMO_BYTES, SegmentCache};
@@ -101,7 +102,7 @@ struct App {
     found: FoundPools,
     /// Held until the first of them are served.
     searching: Option<Latch>,
-    picker: Arc<Picker>,
+    processor: Arc<Processor>,
     telemetry: Arc<Telemetry>,
     feeds: Feeds,
     certificates: Option<Certificates>,
@@ -158,9 +159,9 @@ async fn serve(
     let telemetry = Arc::new(Telemetry { metrics, decisions });
     let prepared = Prepared::of(&settings, None, None, &telemetry.metrics)?;
     let (config, redis) = routing::config(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
-    let picker = Picker::new(config, &telemetry, traces.tracing(clock), seed).recorded(recorder.clone());
-    let picker = Arc::new(picker);
+    let picker = Picker::new(config, telemetry.clone(), seed).recorded(recorder.clone());
     picker.policies.configure(settings.model_policies.clone());
+    let processor = Arc::new(Processor::new(picker, &telemetry, traces.tracing(clock)));
 
     let shutdown = Shutdown::start(
         shutdown::signals()?,
@@ -169,7 +170,7 @@ async fn serve(
     let ports = Ports::open(&server).await?;
     let certificates = Certificates::load(&server, clock, &stop)?;
     registry.register_collector(Box::new(ProcessCollector {
-        buffered: picker.buffered.clone(),
+        buffered: processor.picker.buffered.clone(),
         segments: segments.clone(),
         tls: certificates.as_ref().map(Certificates::stats),
         #[cfg(feature = "otlp")]
@@ -178,7 +179,7 @@ async fn serve(
 
     let health = Health::new().await;
     let drain = CancellationToken::new();
-    let service = Service::new(picker.clone(), clock);
+    let service = Service::new(processor.clone(), clock);
     let on_grpc_port = server.health_checking.then(|| health.clone());
     let handshaker = certificates.as_ref().map(Certificates::handshaker);
     let shards = Arc::new(Shards::start(server.workers, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
@@ -197,7 +198,7 @@ async fn serve(
         settings,
         found,
         searching,
-        picker: picker.clone(),
+        processor: processor.clone(),
         telemetry,
         feeds,
         certificates,
@@ -234,7 +235,7 @@ async fn serve(
         let _ = leader.await;
     }
     stop.cancel();
-    report_end(&picker);
+    report_end(&processor.metrics);
     if let Some(redis) = &app.redis {
         redis.part().await;
     }
@@ -297,20 +298,21 @@ fn pages(
     logs: LogHandle,
     clock: Clock,
 ) -> AdminState {
-    let (views, picker, dump) = (app.views.clone(), app.picker.clone(), app.dump.clone());
-    let (to_explain, to_limit, policies) = (picker.clone(), picker.clone(), picker.policies.clone());
+    let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
+    let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
+    let policies = app.processor.picker.policies.clone();
     AdminState {
         registry: Arc::new(registry),
         readiness: app.readiness.clone(),
         pools: Arc::new(move || views.load().to_vec()),
-        decisions: Arc::new(move || picker.decisions.to_json(clock.now())),
+        decisions: Arc::new(move || decisions.to_json(clock.now())),
         config: Arc::new(move || dump.load().to_json()),
         explain: Arc::new(move |asked: admin::Asked| {
-            let picker = to_explain.clone();
-            Box::pin(async move { explain(&picker, &asked, clock.now()).await })
+            let processor = to_explain.clone();
+            Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
         }),
         max_explained_bytes: Arc::new(move || {
-            usize::try_from(to_limit.config().limits.max_body_bytes).unwrap_or(usize::MAX)
+            usize::try_from(to_limit.picker.config().limits.max_body_bytes).unwrap_or(usize::MAX)
         }),
         policies,
         guard,
@@ -357,8 +359,8 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         }));
     }
     let config = ActiveConfig::new(pools, settings.limits.clone(), settings.exchange.clone());
-    let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(0)) });
-    Ok(Picker::new(config, &telemetry, Tracing::default(), seed))
+    let telemetry = Telemetry { metrics, decisions: Arc::new(Decisions::new(0)) };
+    Ok(Picker::new(config, Arc::new(telemetry), seed))
 }
 
 /// The trace pipeline, or nothing.
@@ -399,9 +401,9 @@ impl Traces {
     async fn shutdown(&self) {}
 }
 
-fn report_end(picker: &Picker) {
-    let ended: u64 = Outcome::ALL.iter().map(|o| picker.metrics.outcome_count(*o)).sum();
-    let opened = picker.metrics.streams_opened.get();
+fn report_end(metrics: &Metrics) {
+    let ended: u64 = Outcome::ALL.iter().map(|o| metrics.outcome_count(*o)).sum();
+    let opened = metrics.streams_opened.get();
     tracing::info!(drained = ended, aborted = opened.saturating_sub(ended), "ended");
 }
 
@@ -448,7 +450,7 @@ impl App {
         loop {
             tokio::select! {
                 loaded = next_load(file.as_mut()) => match loaded {
-                    None => self.picker.metrics.reload(false),
+                    None => self.processor.metrics.reload(false),
                     Some(settings) => self.reload(settings).await,
                 },
                 () = self.found.changed() => if self.found.any_known() {
@@ -474,7 +476,7 @@ impl App {
             }
             Err(error) => Err(error),
         };
-        self.picker.metrics.reload(taken_up.is_ok());
+        self.processor.metrics.reload(taken_up.is_ok());
         match taken_up {
             Ok(()) => {
                 self.file = file;
@@ -506,7 +508,7 @@ impl App {
     /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
     async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let (settings, found) = self.found.expand(file);
-        let (before, telemetry) = (self.picker.config(), self.telemetry.clone());
+        let (before, telemetry) = (self.processor.picker.config(), self.telemetry.clone());
         let prepared = Prepared::of(&settings, Some(&before), self.redis.as_ref(), &telemetry.metrics)?;
         let config = match self.feeds.apply(&settings, readiness).await {
             Ok(()) => {
@@ -519,13 +521,13 @@ impl App {
         }
         let (config, redis) = config?;
         self.redis = redis;
-        self.picker.policies.configure(settings.model_policies.clone());
+        self.processor.picker.policies.configure(settings.model_policies.clone());
         self.found.take_up(found);
         self.end_others(&settings.pools);
-        if let (Some(recorder), Some(why)) = (&self.picker.recorder, unrecordable(&settings)) {
+        if let (Some(recorder), Some(why)) = (&self.processor.picker.recorder, unrecordable(&settings)) {
             recorder.stop(why);
         }
-        self.picker.reload(config, || settings.to_json());
+        self.processor.picker.reload(config, || settings.to_json());
         // What can't change without a restart stays as it is, in the dump too.
         self.settings = Settings {
             server: self.settings.server.reloaded(&settings.server),
@@ -547,13 +549,13 @@ impl App {
     /// Ends the pools that these settings do not name, and what is counted of them.
     fn end_others(&mut self, settings: &[PoolSettings]) {
         for pool in self.feeds.keep(settings) {
-            self.picker.metrics.forget(&pool);
+            self.processor.metrics.forget(&pool);
         }
     }
 
     /// Shows the pools of now to metrics and admin.
     fn show(&self) {
-        let config = self.picker.config();
+        let config = self.processor.picker.config();
         let view = |settings: &PoolSettings| {
             let feeds = self.feeds.pool(&settings.name)?;
             Some(PoolView {

@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::config::settings::{PoolSettings, PrefixSettings, RemoteTokenizer, TokenizerFallback, TokenizerSettings};
-use crate::ext_proc::prefix::{Fallback, PoolPrefix, Tokenizer};
+use crate::picker::prefix::{Fallback, PoolPrefix, Tokenizer};
 use crate::prefix::cache::PrefixCache;
 use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
 use crate::prompt::characters::Characters;

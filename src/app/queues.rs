@@ -3,8 +3,9 @@
 use super::feeds::PoolFeeds;
 use crate::clock::Clock;
 use crate::config::settings::PoolSettings;
-use crate::ext_proc::PoolRuntime;
-use crate::ext_proc::queues::Queues;
+use crate::ext_proc::queue_timer::QueueTimer;
+use crate::picker::PoolRuntime;
+use crate::picker::queues::Queues;
 use crate::rng;
 use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
@@ -28,11 +29,12 @@ pub(super) fn before_pool(
     }
     let observer = Box::new(metrics.queues(&settings.name));
     let (flow, store, health, split) = (flow.clone(), feeds.store.clone(), settings.health.clone(), split.cloned());
-    let queues = Queues::new(flow, store, health, split, stale_after, observer, rng::for_request(seed, 0))
+    let (timer, rng) = (QueueTimer::default(), rng::for_request(seed, 0));
+    let queues = Queues::new(flow, store, health, split, stale_after, observer, rng, timer.waker())
         .with_context(|| format!("pool `{}`: `flowControl.ceiling`", settings.name))?;
     old.iter().for_each(|old| queues.replace(old));
     if queues.hold_requests() {
-        tokio::spawn(Queues::follow(Arc::downgrade(&queues), feeds.published(), clock));
+        tokio::spawn(timer.follow(Arc::downgrade(&queues), feeds.published(), clock));
     }
     Ok(Some(queues))
 }

@@ -4,8 +4,8 @@ use super::redis::Redis;
 use crate::clock;
 use crate::config::Settings;
 use crate::config::settings::{CountIn, TenantSettings};
-use crate::ext_proc::ActiveConfig;
-use crate::ext_proc::quotas::{Quotas, Store};
+use crate::picker::ActiveConfig;
+use crate::picker::quotas::{Quotas, Store};
 use crate::quota::{Book, DEFAULT_MAX_TENANTS, Subject};
 use crate::telemetry::Telemetry;
 use std::sync::Arc;
@@ -22,15 +22,14 @@ pub(super) fn limits(
         let limits = limits.as_ref()?;
         let old = before.and_then(|config| config.quotas.iter().find(|quotas| quotas.subject() == subject));
         let store = match (limits.store, redis) {
-            #[cfg(feature = "redis")]
-            (CountIn::Redis, Some(redis)) => redis.store(subject),
+            (CountIn::Redis, Some(_)) => Store::Shared,
             // A store in Redis has one, by the checks of the settings.
             (CountIn::Memory | CountIn::Redis, _) => in_memory(old.map(|quotas| quotas.store())),
         };
         let quotas = Quotas::new(subject, limits.clone(), store, telemetry.clone(), clock::wall_now);
         #[cfg(feature = "redis")]
-        let quotas = match redis.and_then(|redis| redis.shared(settings, &telemetry.metrics)) {
-            Some(shared) => quotas.sharing(shared),
+        let quotas = match redis.and_then(|redis| redis.shared(subject, settings, &telemetry.metrics)) {
+            Some(shared) => quotas.sharing(Arc::new(shared)),
             None => quotas,
         };
         Some(Arc::new(quotas))

@@ -32,7 +32,7 @@ impl Redis {
 #[cfg(feature = "redis")]
 mod shared {
     use super::*;
-    use crate::ext_proc::quotas::{Shared, Store};
+    use crate::ext_proc::redis_quotas::RedisQuotas;
     use crate::pool::slo_profile::RedisProfiles;
     use crate::quota::Subject;
     use crate::quota_store::RedisStore;
@@ -115,14 +115,6 @@ mod shared {
             }
         }
 
-        /// What counts there what `subject`s have.
-        pub(in super::super) fn store(&self, subject: Subject) -> Store {
-            Store::Redis(match subject {
-                Subject::Tenant => self.tenants.clone(),
-                Subject::Model => self.models.clone(),
-            })
-        }
-
         /// Waits briefly until it has been told of all requests that have ended.
         pub(in super::super) async fn part(&self) {
             let told = async { tokio::join!(self.tenants.told(), self.models.told()) };
@@ -131,13 +123,22 @@ mod shared {
             }
         }
 
-        /// How requests deal with it, by `settings`.
-        pub(in super::super) fn shared(&self, settings: &Settings, metrics: &Arc<Metrics>) -> Option<Shared> {
+        /// How requests deal with it by the limits of `subject`s, by `settings`.
+        pub(in super::super) fn shared(
+            &self,
+            subject: Subject,
+            settings: &Settings,
+            metrics: &Arc<Metrics>,
+        ) -> Option<RedisQuotas> {
             let wanted = settings.redis.as_ref()?;
-            let (link, users) = (self.link.clone(), self.users.clone());
-            Some(Shared {
-                link,
-                users,
+            let store = match subject {
+                Subject::Tenant => self.tenants.clone(),
+                Subject::Model => self.models.clone(),
+            };
+            Some(RedisQuotas {
+                link: self.link.clone(),
+                store: Some(store),
+                users: self.users.clone(),
                 timeout: wanted.timeout,
                 on_failure: wanted.on_failure,
                 metrics: metrics.clone(),

@@ -6,7 +6,7 @@ use super::{prompts, queues, quotas};
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
-use crate::ext_proc::{ActiveConfig, PoolRuntime};
+use crate::picker::{ActiveConfig, PoolRuntime};
 use crate::pool::{ModelStore, SnapshotStore};
 use crate::prompt::memo::SegmentCache;
 use crate::rng;

@@ -5,7 +5,8 @@ use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::admin::DEFAULT_EXPLAINED_PATH;
 use crate::app;
 use crate::clock::Clock;
-use crate::ext_proc::explain::explain;
+use crate::ext_proc::warmer;
+use crate::picker::explain::{ExplainQuery, explain};
 use anyhow::Context;
 use clap::Args;
 use http_body_util::{BodyExt, Full, Limited};
@@ -79,9 +80,14 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
                 Ok(picker) => picker,
                 Err(error) => return fail(EXIT_CONFIG, &error),
             };
-            let now = Clock::start().now();
-            let pool = args.pool.as_deref();
-            let explained = runtime.block_on(explain(&picker, &picker.config(), pool, &args.path, None, &body, now));
+            let query = ExplainQuery {
+                pool: args.pool.as_deref(),
+                path: &args.path,
+                content_type: None,
+                body: &body,
+                now: Clock::start().now(),
+            };
+            let explained = runtime.block_on(explain(&picker, &picker.config(), query, warmer::run));
             explained.map_err(|e| format!("{}: {}", e.reason.code(), e.message)).map(|e| serde_json::json!(e))
         }
         None => match runtime.block_on(ask(args, body)) {

@@ -12,21 +12,21 @@
 //! Every stream ends for us as a reset or an early end, normal ends and aborts alike, so the end is judged by these states. A stream is
 //! counted under exactly one [`Outcome`], on Drop at the latest.
 
-use super::active::ActiveConfig;
-use super::body::{Body, too_large};
-use super::decide::{self, Plan, Question, Seen, Step};
-use super::head::Head;
+use attache_picker::active::ActiveConfig;
+use attache_picker::body::{Body, too_large};
+use attache_picker::decide::{self, Plan, Question, Seen, Step};
+use attache_picker::head::Head;
 use super::metadata;
 use super::mode::{BodyMode, Modes};
-use super::picker::Picker;
-use super::queues::Turn;
-use super::quotas::Allowance;
+use super::processor::Processor;
+use attache_picker::queues::Turn;
+use attache_picker::quotas::Allowance;
 use super::reply::{self, Direction};
-use super::response::{ResponseHead, Routed};
-use super::split::Told;
-use super::tenant::Tenant;
+use attache_picker::response::Routed;
+use attache_picker::split::Told;
+use attache_picker::tenant::Tenant;
 use super::uploads::{Evicted, Progress};
-use super::warmer::Warming;
+use attache_picker::warming::Warming;
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
 use attache_picker::event::{End, Limit, NameObserver, Outcome};
@@ -133,7 +133,7 @@ enum Close {
 /// One request on its way through.
 #[derive(Debug)]
 pub struct Exchange {
-    picker: Arc<Picker>,
+    processor: Arc<Processor>,
     config: Arc<ActiveConfig>,
     /// The `:authority` by which the gateway has called.
     called: Option<Authority>,
@@ -166,8 +166,9 @@ pub struct Exchange {
 impl Exchange {
     /// A stream that Envoy has just opened.
     #[must_use]
-    pub fn new(picker: Arc<Picker>, now: Timestamp) -> Self {
-        picker.metrics.streams_opened.inc();
+    pub fn new(processor: Arc<Processor>, now: Timestamp) -> Self {
+        processor.metrics.streams_opened.inc();
+        let picker = &processor.picker;
         Self {
             config: picker.config(),
             called: None,
@@ -192,7 +193,7 @@ impl Exchange {
             rng: picker.next_rng(),
             split: Splitting::default(),
             parking: Parking::default(),
-            picker,
+            processor,
         }
     }
 
@@ -303,14 +304,15 @@ impl Exchange {
         }
         self.request = RequestSide::Collecting;
         self.take_subset(metadata.as_ref());
-        self.head = Head::read(message.headers);
-        let tenant = Tenant::of(self.config.settings.tenant.as_ref(), &self.head, metadata.as_ref());
+        self.head = Head::read(metadata::request_headers(message.headers));
+        let claim = |namespace: &str, path: &[String]| metadata::claim(metadata.as_ref(), namespace, path);
+        let tenant = Tenant::of(self.config.settings.tenant.as_ref(), &self.head, claim);
         self.head.belongs_to(tenant);
         self.head.identify_client(metadata::client_address(attributes));
         let (api, id) = Api::from_path(self.head.path());
         self.response_id = id.map(Cow::into_owned);
         self.api = api;
-        self.span = self.picker.tracing.start(self.head.traceparent(), now).map(Box::new);
+        self.span = self.processor.tracing.start(self.head.traceparent(), now).map(Box::new);
         if let Some(error) = self.refusal_by_headers() {
             self.refuse(&error, now, out);
             return Ok(());
@@ -331,7 +333,7 @@ impl Exchange {
     fn refusal_by_headers(&self) -> Option<RequestError> {
         let limits = &self.config.limits;
         if self.head.bytes() > limits.max_header_bytes as usize {
-            self.picker.metrics.limit(Limit::HeaderBytes);
+            self.processor.metrics.limit(Limit::HeaderBytes);
             let got = self.head.bytes();
             let allowed = limits.max_header_bytes;
             return Some(RequestError::new(
@@ -340,7 +342,7 @@ impl Exchange {
             ));
         }
         let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && !self.flows_through())?;
-        self.picker.metrics.limit(Limit::BodyBytes);
+        self.processor.metrics.limit(Limit::BodyBytes);
         Some(too_large(announced, limits.max_body_bytes))
     }
 
@@ -371,7 +373,7 @@ impl Exchange {
             return;
         }
         if let Some((subset, malformed)) = metadata.and_then(metadata::subset) {
-            self.picker.metrics.subset_malformed.inc_by(malformed);
+            self.processor.metrics.subset_malformed.inc_by(malformed);
             self.subset = Some(subset);
         }
     }
@@ -456,7 +458,7 @@ impl Exchange {
     /// The request is here as far as it will come: decides and answers in the mode's own way.
     fn decide_on_body(&mut self, close: Close, now: Timestamp, out: &mut Actions) {
         let mut scratch = Vec::new();
-        let body = std::mem::replace(&mut self.body, Body::new(&self.picker.buffered));
+        let body = std::mem::replace(&mut self.body, Body::new(&self.processor.picker.buffered));
         let bytes = body.contiguous(&mut scratch);
         if self.api == Api::Other && self.head.lacks_path() {
             self.api = Api::from_body(bytes);
@@ -526,7 +528,7 @@ impl Exchange {
             has_turn: self.parking.has_turn(),
         };
         let rng = &mut self.rng.clone();
-        let mut step = decide::decide(&self.picker, &self.config, &question, &mut self.allowance, rng);
+        let mut step = decide::decide(&self.processor.picker, &self.config, &question, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
             self.waits.made = None;
             plan.permits = self.allowance.take();
@@ -538,7 +540,7 @@ impl Exchange {
 
     fn refuse(&mut self, error: &RequestError, now: Timestamp, out: &mut Actions) {
         self.request = RequestSide::Refused;
-        self.body = Body::new(&self.picker.buffered);
+        self.body = Body::new(&self.processor.picker.buffered);
         self.abandon_split();
         // Whoever is next need not wait until Envoy has closed this stream.
         self.parking = Parking::default();
@@ -548,7 +550,7 @@ impl Exchange {
             Fault::Upstream | Fault::Overload => Outcome::Shed,
             Fault::Internal => Outcome::FailedInternal,
         });
-        self.picker.metrics.rejection(error.reason);
+        self.processor.metrics.rejection(error.reason);
         tracing::debug!(reason = error.reason.code(), message = %error.message, path = self.head.path(), "request rejected");
         if let Some(span) = self.span.take() {
             span.end(error.reason.status(), None, now);
@@ -559,7 +561,7 @@ impl Exchange {
     fn on_deadline(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Opened => {
-                self.picker.metrics.limit(Limit::IdleTimeout);
+                self.processor.metrics.limit(Limit::IdleTimeout);
                 return Err(ProtocolError("stream opened and nothing sent within the idle timeout"));
             }
             RequestSide::Collecting if now < self.opened.after(self.config.limits.request_timeout) => {
@@ -570,7 +572,7 @@ impl Exchange {
                 }
             }
             RequestSide::Collecting => {
-                self.picker.metrics.limit(Limit::RequestTimeout);
+                self.processor.metrics.limit(Limit::RequestTimeout);
                 let allowed = self.config.limits.request_timeout.as_secs_f64();
                 let message = format!("the request's body did not end within {allowed} s");
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
@@ -590,7 +592,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.leave();
-        self.picker.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
+        self.processor.metrics.outcome(self.outcome.unwrap_or(Outcome::ClientAborted));
     }
 }
 

@@ -1,8 +1,11 @@
-//! What gateways say beside the messages: the subset hint, the endpoint that served, why a response is what it is.
+//! What gateways say in headers and beside the messages, as the picker reads it: the subset hint, the endpoint that served, why a response
+//! is what it is.
 
+use attache_picker::head::Header;
+use attache_picker::response::{Origin, ResponseHead};
 use attache_pool::Endpoint;
 use attache_scheduling::scheduler::Subset;
-use envoy_types::pb::envoy::config::core::v3::Metadata;
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use std::collections::HashMap;
@@ -35,7 +38,7 @@ pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
 /// The endpoint that served by the gateway's word, in the metadata that the endpoint picker protocol names.
 #[must_use]
 pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
-    metadata?.filter_metadata.get(LB_NAMESPACE)?.fields.get(super::head::DESTINATION_SERVED).and_then(text)
+    metadata?.filter_metadata.get(LB_NAMESPACE)?.fields.get(attache_picker::head::DESTINATION_SERVED).and_then(text)
 }
 
 /// The endpoint that really served, after retries.
@@ -50,34 +53,63 @@ pub fn client_address(attributes: &HashMap<String, Struct>) -> Option<&str> {
     attribute(attributes, "source.address")
 }
 
-/// Where a response comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// The server, or Envoy in its place once it was connected: a reset, a time-out. So, too, where the gateway does not send
-    /// `response.code_details`: a server that is down responds like one that fails on the request.
-    Server,
-    /// Envoy, which could not connect to the server.
-    Unreachable,
-    /// Envoy or one of its filters, for a reason that is not the server's: no route, a full circuit breaker.
-    Gateway,
+/// The origin of a response by `response.code_details`. Headers of the response do not count: a server can set all of them, and echo what a
+/// client sent.
+#[must_use]
+pub fn origin(attributes: &HashMap<String, Struct>) -> Origin {
+    let Some(details) = attribute(attributes, "response.code_details") else { return Origin::Server };
+    if details == "via_upstream" {
+        Origin::Server
+    } else if details.contains("connection_failure") || details.contains("connection_timeout") {
+        Origin::Unreachable
+    } else if details.contains("{overflow") || !details.starts_with("upstream_") && details != "response_timeout" {
+        Origin::Gateway
+    } else {
+        Origin::Server
+    }
 }
 
-impl Origin {
-    /// The origin of a response by `response.code_details`. Headers of the response do not count: a server can set all of them, and echo what a
-    /// client sent.
-    #[must_use]
-    pub fn of(attributes: &HashMap<String, Struct>) -> Self {
-        let Some(details) = attribute(attributes, "response.code_details") else { return Self::Server };
-        if details == "via_upstream" {
-            Self::Server
-        } else if details.contains("connection_failure") || details.contains("connection_timeout") {
-            Self::Unreachable
-        } else if details.contains("{overflow") || !details.starts_with("upstream_") && details != "response_timeout" {
-            Self::Gateway
-        } else {
-            Self::Server
+/// What a response's headers say, with what the gateway says beside them; `shows_body` unless the gateway keeps the body to itself.
+#[must_use]
+pub fn response_head<'a>(
+    headers: Option<&HeaderMap>,
+    metadata: Option<&'a Metadata>,
+    attributes: &HashMap<String, Struct>,
+    shows_body: bool,
+) -> ResponseHead<'a> {
+    let mut head = ResponseHead {
+        origin: origin(attributes),
+        served: served(metadata, attributes),
+        reported: reported(metadata),
+        retried: retried(attributes),
+        shows_body,
+        ..ResponseHead::default()
+    };
+    for header in headers.map(|h| h.headers.as_slice()).unwrap_or_default() {
+        let value = value(header);
+        match header.key.as_str() {
+            ":status" => head.status = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok()).unwrap_or(0),
+            "content-encoding" => head.encoded = !value.is_empty() && value != b"identity",
+            "content-type" => head.sse = value.starts_with(b"text/event-stream"),
+            _ => {}
         }
     }
+    head
+}
+
+/// The headers of a request.
+#[must_use]
+pub fn request_headers(map: Option<HeaderMap>) -> Vec<Header> {
+    let header = |header: HeaderValue| {
+        let HeaderValue { key, value, raw_value } = header;
+        Header { name: key, value: if raw_value.is_empty() { value.into_bytes() } else { raw_value } }
+    };
+    map.map(|map| map.headers.into_iter().map(header).collect()).unwrap_or_default()
+}
+
+/// A header's bytes. Envoy fills `raw_value`; `value` is for gateways that don't.
+fn value(header: &HeaderValue) -> &[u8] {
+    if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
 }
 
 /// Whether a server was asked before the one that this answer is of, or for; `None` where Envoy is not told to say.
@@ -103,12 +135,12 @@ pub fn connection(attributes: &HashMap<String, Struct>) -> Option<u64> {
 #[must_use]
 pub fn destination(endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {
     let value = Value { kind: Some(Kind::StringValue(endpoints.to_owned())) };
-    let mut fields = HashMap::from([(super::head::DESTINATION.to_owned(), value)]);
+    let mut fields = HashMap::from([(attache_picker::head::DESTINATION.to_owned(), value)]);
     if !scores.is_empty() {
         let number =
             |(e, s): &(Arc<Endpoint>, f64)| (e.authority.to_string(), Value { kind: Some(Kind::NumberValue(*s)) });
         let map = Struct { fields: scores.iter().map(number).collect() };
-        fields.insert(super::head::SCORES.to_owned(), Value { kind: Some(Kind::StructValue(map)) });
+        fields.insert(attache_picker::head::SCORES.to_owned(), Value { kind: Some(Kind::StructValue(map)) });
     }
     let lb = Value { kind: Some(Kind::StructValue(Struct { fields })) };
     Struct { fields: HashMap::from([(LB_NAMESPACE.to_owned(), lb)]) }
@@ -120,6 +152,24 @@ pub fn number(namespace: &str, key: &str, number: f64) -> Struct {
     let fields = HashMap::from([(key.to_owned(), Value { kind: Some(Kind::NumberValue(number)) })]);
     let value = Value { kind: Some(Kind::StructValue(Struct { fields })) };
     Struct { fields: HashMap::from([(namespace.to_owned(), value)]) }
+}
+
+/// What stands in the metadata at `path`: text, or a number as the JSON that it came from had it.
+#[must_use]
+pub fn claim(metadata: Option<&Metadata>, namespace: &str, path: &[String]) -> Option<String> {
+    let mut fields = metadata?.filter_metadata.get(namespace)?;
+    let (last, inner) = path.split_last()?;
+    for key in inner {
+        fields = match fields.fields.get(key)?.kind.as_ref()? {
+            Kind::StructValue(inner) => inner,
+            _ => return None,
+        };
+    }
+    match fields.fields.get(last)? {
+        Value { kind: Some(Kind::StringValue(text)) } => Some(text.clone()),
+        Value { kind: Some(Kind::NumberValue(number)) } => Some(number.to_string()),
+        _ => None,
+    }
 }
 
 fn attribute<'a>(attributes: &'a HashMap<String, Struct>, name: &str) -> Option<&'a str> {
@@ -136,13 +186,59 @@ fn text(value: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use attache_picker::head::Head;
+    use attache_picker::settings::{TenantRule, TenantSource};
+    use attache_picker::tenant::Tenant;
+
+    fn head(tenant: &str) -> Head {
+        let raw_value = tenant.as_bytes().to_vec();
+        let header = HeaderValue { key: "x-tenant".to_owned(), raw_value, ..HeaderValue::default() };
+        Head::read(request_headers(Some(HeaderMap { headers: vec![header] })))
+    }
+
+    fn reads(metadata: Option<&Metadata>) -> impl FnOnce(&str, &[String]) -> Option<String> {
+        move |namespace, path| claim(metadata, namespace, path)
+    }
+
+    fn metadata(kind: Kind) -> Metadata {
+        let of = |key: &str, value| Struct { fields: [(key.to_owned(), Value { kind: Some(value) })].into() };
+        let payload = Kind::StructValue(of("sub", kind));
+        let filter_metadata = [("envoy.filters.http.jwt_authn".to_owned(), of("payload", payload))].into();
+        Metadata { filter_metadata, ..Metadata::default() }
+    }
+
+    fn by_claim(strip: Option<&str>) -> TenantRule {
+        let source = TenantSource::Metadata {
+            namespace: "envoy.filters.http.jwt_authn".to_owned(),
+            path: vec!["payload".to_owned(), "sub".to_owned()],
+        };
+        TenantRule { source, strip: strip.map(str::to_owned) }
+    }
+
+    #[test]
+    fn a_tenant_is_who_the_configured_source_says() {
+        let by_header = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
+        let claims = metadata(Kind::StringValue("acme".to_owned()));
+        let lies = head(" liar ");
+        assert_eq!(Tenant::of(None, &lies, reads(Some(&claims))), Tenant::Unasked);
+        assert_eq!(Tenant::of(Some(&by_header), &lies, reads(Some(&claims))), Tenant::Named("liar".into()));
+        assert_eq!(Tenant::of(Some(&by_header), &head(" "), reads(None)), Tenant::Nobody);
+        let rule = by_claim(None);
+        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&claims))), Tenant::Named("acme".into()));
+        assert_eq!(Tenant::of(Some(&rule), &lies, reads(None)), Tenant::Nobody);
+        let number = metadata(Kind::NumberValue(42.0));
+        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&number))), Tenant::Named("42".into()));
+        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&metadata(Kind::BoolValue(true))))), Tenant::Nobody);
+        let long = metadata(Kind::StringValue("é".repeat(300)));
+        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&long))).name().map(str::len), Some(256));
+    }
 
     #[test]
     fn origins_follow_from_code_details_alone() {
         let of = |details: &str| {
             let value = Value { kind: Some(Kind::StringValue(details.to_owned())) };
             let fields = HashMap::from([("response.code_details".to_owned(), value)]);
-            Origin::of(&HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })]))
+            origin(&HashMap::from([(ATTRIBUTES.to_owned(), Struct { fields })]))
         };
         for (details, origin) in [
             ("via_upstream", Origin::Server),
@@ -163,6 +259,6 @@ mod tests {
         ] {
             assert_eq!(of(details), origin, "{details}");
         }
-        assert_eq!(Origin::of(&HashMap::new()), Origin::Server, "where the gateway sends no details");
+        assert_eq!(origin(&HashMap::new()), Origin::Server, "where the gateway sends no details");
     }
 }

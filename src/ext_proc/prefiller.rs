@@ -4,7 +4,7 @@
 //! The tasks run on a thread of their own. A connection ends with the runtime on which it was opened, the threads that serve share all
 //! connections, and each of them ends when its own streams have ended.
 
-use super::split::{Ask, Told};
+use attache_picker::split::{Ask, Told};
 use attache_disagg::Failure;
 use attache_http_client as fetch;
 use bytes::{Bytes, BytesMut};

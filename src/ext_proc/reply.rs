@@ -1,7 +1,8 @@
 //! Building Envoy's answers. Header values go into `raw_value`, always: one set through `value` arrives empty.
 
-use super::body::Body;
 use super::mode::BodyMode;
+use attache_picker::body::{Body, MAX_CHUNK_BYTES};
+use attache_picker::response::HeaderChanges;
 use attache_protocol::{Dialect, dialect};
 use attache_types::error::{Reason, RequestError};
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
@@ -15,8 +16,6 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use std::collections::VecDeque;
 
-/// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000 measured fastest.
-pub const MAX_CHUNK_BYTES: usize = 62_000;
 /// 256 characters of a name that is refused are repeated in a header.
 const MAX_NAME_CHARS: usize = 256;
 
@@ -27,6 +26,15 @@ pub fn set(name: &str, value: impl Into<Vec<u8>>) -> HeaderValueOption {
         header: Some(HeaderValue { key: name.to_owned(), raw_value: value.into(), value: String::new() }),
         append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
         ..HeaderValueOption::default()
+    }
+}
+
+/// The same as `changes`.
+#[must_use]
+pub fn mutation(changes: HeaderChanges) -> HeaderMutation {
+    HeaderMutation {
+        set_headers: changes.set.into_iter().map(|(name, value)| set(&name, value)).collect(),
+        remove_headers: if changes.drops_length { vec!["content-length".to_owned()] } else { Vec::new() },
     }
 }
 

@@ -5,10 +5,10 @@
 //! decision (NGINX Gateway Fabric does): such a stream lives until it is answered.
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
-use super::picker::Picker;
+use super::processor::Processor;
 use super::prefiller::Asking;
-use super::queues::Waiting;
-use super::split::{Came, Stage};
+use attache_picker::queues::Waiting;
+use attache_picker::split::{Came, Stage};
 use super::uploads::{Evicted, Upload};
 use super::warmer::Running;
 use super::wire::{Inbound, Incoming};
@@ -34,27 +34,27 @@ const USUAL_ANSWERS: usize = 2;
 /// The ext-proc service.
 #[derive(Clone, Debug)]
 pub struct Service {
-    picker: Arc<Picker>,
+    processor: Arc<Processor>,
     clock: Clock,
 }
 
 impl Service {
-    /// A service that asks `picker`.
+    /// A service of `processor`.
     #[must_use]
-    pub fn new(picker: Arc<Picker>, clock: Clock) -> Self {
-        Self { picker, clock }
+    pub fn new(processor: Arc<Processor>, clock: Clock) -> Self {
+        Self { processor, clock }
     }
 
     /// A stream that Envoy has just opened, calling by this `:authority`: its answers.
     pub(super) fn open(&self, body: tonic::body::Body, in_flight: Option<InFlight>, called: Option<Authority>) -> Pump {
-        let exchange = Exchange::new(self.picker.clone(), self.clock.now()).called_as(called);
+        let exchange = Exchange::new(self.processor.clone(), self.clock.now()).called_as(called);
         Pump {
-            inbound: Inbound::new(body, exchange.max_message_bytes(), self.picker.buffered.nothing(), in_flight),
+            inbound: Inbound::new(body, exchange.max_message_bytes(), self.processor.picker.buffered.nothing(), in_flight),
             exchange,
             upload: None,
             unfinished_since: None,
             out: Actions::with_capacity(USUAL_ANSWERS),
-            picker: self.picker.clone(),
+            processor: self.processor.clone(),
             clock: self.clock,
             timer: None,
             warming: None,
@@ -76,7 +76,7 @@ pub struct Pump {
     /// When the message began of which more is awaited.
     unfinished_since: Option<Timestamp>,
     out: Actions,
-    picker: Arc<Picker>,
+    processor: Arc<Processor>,
     clock: Clock,
     timer: Option<(Timestamp, Pin<Box<Sleep>>)>,
     warming: Option<Running>,
@@ -104,14 +104,14 @@ impl Pump {
         }
         if !routed_before && self.exchange.is_routed() {
             let took = self.clock.now().since(now);
-            self.picker.metrics.decided_in(took);
+            self.processor.metrics.decided_in(took);
             self.exchange.model_counts().into_iter().for_each(|counts| counts.event(NameEvent::Decided(took)));
         }
         result
     }
 
     fn fail(&mut self, error: &ProtocolError, code: Code) -> Status {
-        self.picker.metrics.protocol_errors.inc();
+        self.processor.metrics.protocol_errors.inc();
         tracing::debug!(%error, "stream ended with an error");
         self.failed = true;
         Status::new(code, error.0)
@@ -121,8 +121,8 @@ impl Pump {
     fn poll_asking(&mut self, cx: &mut Context<'_>) -> Option<Event> {
         for ask in self.exchange.asks() {
             match ask.attempt {
-                Some(attempt) => self.asking.push((attempt, self.picker.prefiller.start(ask))),
-                None => self.picker.prefiller.send_off(ask),
+                Some(attempt) => self.asking.push((attempt, self.processor.prefiller.start(ask))),
+                None => self.processor.prefiller.send_off(ask),
             }
         }
         if self.asking.is_empty() {
@@ -180,11 +180,11 @@ impl Pump {
             return None;
         };
         let now = self.clock.now();
-        let (picker, limits) = (&self.picker, self.exchange.limits());
-        let begin = || Upload::begin(&picker.uploads, self.exchange.owner(), now);
+        let (processor, limits) = (&self.processor, self.exchange.limits());
+        let begin = || Upload::begin(&processor.uploads, self.exchange.owner(), now);
         let why = match self.upload.get_or_insert_with(begin).poll(cx, standing, limits, now) {
             Poll::Ready(why) => why,
-            Poll::Pending if unfinished == 0 || picker.uploads.make_way(&picker.buffered, limits, now) => return None,
+            Poll::Pending if unfinished == 0 || processor.uploads.make_way(&processor.picker.buffered, limits, now) => return None,
             Poll::Pending => Evicted::Full,
         };
         self.upload = None;
@@ -213,24 +213,24 @@ impl Drop for Pump {
     fn drop(&mut self) {
         // With its answer's head the gateway may have closed it before it was polled again.
         for ask in self.exchange.asks().into_iter().filter(|ask| ask.attempt.is_none()) {
-            self.picker.prefiller.send_off(ask);
+            self.processor.prefiller.send_off(ask);
         }
         if let Some((stage, (attempt, asking))) = self.exchange.take_unwatched().zip(self.asking.pop()) {
-            let watch = see_through(stage, attempt, asking, self.picker.clone(), self.clock);
-            self.picker.prefiller.spawn(watch);
+            let watch = see_through(stage, attempt, asking, self.processor.clone(), self.clock);
+            self.processor.prefiller.spawn(watch);
         }
         self.exchange.gone(self.clock.now());
     }
 }
 
 /// Waits for a prompt whose answer goes by unseen, so that its server is told when it waits in vain.
-async fn see_through(mut stage: Box<Stage>, attempt: Attempt, asking: Asking, picker: Arc<Picker>, clock: Clock) {
+async fn see_through(mut stage: Box<Stage>, attempt: Attempt, asking: Asking, processor: Arc<Processor>, clock: Clock) {
     let came = match timeout_at(clock.instant(stage.deadline()), asking).await {
-        Ok(told) => stage.on_told(attempt, &told, clock.now(), &picker),
-        Err(_) => stage.on_deadline(clock.now(), &picker),
+        Ok(told) => stage.on_told(attempt, &told, clock.now(), &processor.picker),
+        Err(_) => stage.on_deadline(clock.now(), &processor.picker),
     };
     if let (Came::Refused(_), Some(abort)) = (came, stage.abort()) {
-        picker.prefiller.send_off(abort);
+        processor.prefiller.send_off(abort);
     }
 }
 
@@ -247,7 +247,7 @@ impl Stream for Pump {
                 return Poll::Ready(None);
             }
             if this.warming.is_none() {
-                this.warming = this.exchange.warming().map(|warming| this.picker.warmer.start(warming));
+                this.warming = this.exchange.warming().map(|warming| this.processor.warmer.start(warming));
             }
             if let Some(running) = &mut this.warming {
                 if Pin::new(running).poll(cx).is_pending() {
@@ -271,7 +271,7 @@ impl Stream for Pump {
                     Poll::Ready(Some(Ok(Incoming::TooLarge(bytes)))) => Event::TooLarge(bytes),
                     // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
                     Poll::Ready(Some(Err(status))) => {
-                        this.picker.metrics.protocol_errors.inc();
+                        this.processor.metrics.protocol_errors.inc();
                         this.failed = true;
                         return Poll::Ready(Some(Err(status)));
                     }

@@ -5,7 +5,7 @@
 //! A stream is registered only while it waits for the next bytes of a body or message, so an ordinary request that
 //! arrives at once is never here.
 
-use super::body::Buffered;
+use attache_picker::body::Buffered;
 use ahash::HashMap;
 use attache_types::clock::Timestamp;
 use attache_types::limits::Limits;

@@ -3,95 +3,19 @@
 //!
 //! Work whose request was decided or has gone is cancelled. The bytes that it holds are counted with the request bodies ([`Buffered`]).
 
-use super::body::Buffered;
-use super::prefix::made::Outcome;
+use attache_picker::body::Buffered;
 use attache_picker::event::Limit;
+use attache_picker::warming::{Job, Warming};
 use attache_prompt::work::Work;
 use attache_telemetry::metrics::Metrics;
 use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
-
-/// What must be done before a request can be decided.
-pub struct Warming {
-    job: Job,
-    /// Bytes of the copies that it holds from the beginning.
-    bytes: usize,
-}
-
-/// What computes an outcome, unless its work is stopped.
-type Run = Box<dyn FnOnce(&Work) -> Option<Outcome> + Send>;
-
-enum Job {
-    /// Computing, on a thread that serves nothing.
-    Cpu { run: Run, work: Work, outcome: Made },
-    /// Asking another server.
-    Call(Pin<Box<dyn Future<Output = ()> + Send>>),
-}
-
-/// Where the outcome of computing is found once it has run.
-pub(super) type Made = Arc<OnceLock<Outcome>>;
-
-impl fmt::Debug for Warming {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.job {
-            Job::Cpu { .. } => "Warming::Cpu",
-            Job::Call(_) => "Warming::Call",
-        })
-    }
-}
-
-impl Warming {
-    /// Runs `run` in the background, which holds a copy of a body of so many bytes. Its work may hold what [`Work::for_body`] allows.
-    pub(super) fn cpu(bytes: usize, run: impl FnOnce(&Work) -> Option<Outcome> + Send + 'static) -> Self {
-        let job = Job::Cpu { run: Box::new(run), work: Work::for_body(bytes), outcome: Made::default() };
-        Self { job, bytes }
-    }
-
-    /// Waits for `call`, which holds copies of so many bytes and has a time-out of its own.
-    pub(super) fn call(bytes: usize, call: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self { job: Job::Call(Box::pin(call)), bytes }
-    }
-
-    /// Where its outcome will be found; `None` for a call.
-    pub(super) fn made(&self) -> Option<Made> {
-        match &self.job {
-            Job::Cpu { outcome, .. } => Some(outcome.clone()),
-            Job::Call(_) => None,
-        }
-    }
-
-    /// Computes on this thread.
-    #[cfg(test)]
-    pub(super) fn compute(self) {
-        let Job::Cpu { run, work, outcome } = self.job else { panic!("it is a call") };
-        keep(run, &work, &outcome);
-    }
-
-    /// Does it without a time-out.
-    pub(super) async fn run(self) {
-        match self.job {
-            Job::Cpu { run, work, outcome } => {
-                drop(tokio::task::spawn_blocking(move || keep(run, &work, &outcome)).await)
-            }
-            Job::Call(call) => call.await,
-        }
-    }
-}
-
-fn keep(run: Run, work: &Work, outcome: &OnceLock<Outcome>) {
-    if work.check().is_ok()
-        && let Some(made) = run(work)
-    {
-        // It is set here alone.
-        let _ = outcome.set(made);
-    }
-}
 
 /// What a decision waits for. Dropping it cancels the work.
 pub struct Running(Pin<Box<dyn Future<Output = ()> + Send>>);
@@ -159,19 +83,19 @@ impl Warmer {
                 call.await;
                 drop((reserved, held));
             })),
-            Job::Cpu { run, work, outcome } => {
+            Job::Cpu(computation) => {
                 let Ok(place) = self.places.clone().try_acquire_owned() else {
                     self.metrics.limit(Limit::TokenizeQueue);
                     return Running(Box::pin(ready(())));
                 };
                 let (threads, buffered) = (self.threads.clone(), self.buffered.clone());
-                let cancel = CancelOnDrop(work.clone());
+                let cancel = CancelOnDrop(computation.work().clone());
                 let done = async move {
                     let Ok(thread) = threads.acquire_owned().await else { return };
-                    let working = buffered.hold(work.left() as u64);
+                    let working = buffered.hold(computation.work().left() as u64);
                     // A panic in a tokenizer ends here; the request is then decided without tokens.
                     let task = tokio::task::spawn_blocking(move || {
-                        keep(run, &work, &outcome);
+                        computation.compute();
                         drop((thread, place, reserved, held, working));
                     });
                     let _ = task.await;
@@ -188,6 +112,14 @@ impl Warmer {
     fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kibibytes = u32::try_from(bytes.div_ceil(KIB)).ok()?;
         self.kibibytes.clone().try_acquire_many_owned(kibibytes).ok()
+    }
+}
+
+/// Does it without a time-out.
+pub async fn run(warming: Warming) {
+    match warming.job {
+        Job::Cpu(computation) => drop(tokio::task::spawn_blocking(move || computation.compute()).await),
+        Job::Call(call) => call.await,
     }
 }
 
@@ -271,9 +203,9 @@ mod tests {
         let held: Vec<Running> = (0..4).map(|_| warmer.start(endless(DEFAULT_MAX_WAITING_BYTES / 4).0)).collect();
         assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 0));
         warmer.start(endless(1).0).now_or_never().expect("decided without tokens at once");
-        warmer.start(Warming::call(1, std::future::pending())).now_or_never().expect("nor is a server asked");
+        warmer.start(Warming::call(1, Box::pin(std::future::pending()))).now_or_never().expect("nor is a server asked");
         assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 2));
-        warmer.start(Warming::call(0, ready(()))).await;
+        warmer.start(Warming::call(0, Box::pin(ready(())))).await;
         assert_eq!(limit(), 2, "a call that holds no copy is not bounded");
         drop(held);
         assert_eq!(buffered.bytes(), 0);

@@ -4,7 +4,7 @@
 //! stream lives as long as its answer, and thousands may wait for their turn: here nothing is kept between two messages. Compressed messages
 //! are not taken, as the server offers no compression. Called by `server`; imports [`super::service`].
 
-use super::body::Held;
+use attache_picker::body::Held;
 use super::service::{Pump, Service};
 use attache_serving::connections::{Client, InFlight};
 use bytes::{Buf, Bytes, BytesMut};
@@ -314,7 +314,7 @@ impl Encoder for Prost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::body::Buffered;
+    use attache_picker::body::Buffered;
     use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, processing_request::Request};
     use futures_util::{FutureExt, StreamExt};
     use http_body_util::{BodyExt, StreamBody};

@@ -1,13 +1,50 @@
 //! The picker: one decision and one request in flight, without I/O.
 //!
-//! **Owns** the events by which requests are counted ([`event`]), and the log line of an explained decision ([`explained`]).
-//! **Called by** `ext_proc` for each request; `telemetry` implements the observers.
-//! **Must not** do I/O, name a runtime, Envoy's messages or a metric.
+//! ```text
+//! Question ─▶ decide ─▶ Step: Allow, Warm, Park ─▶ its caller runs the work, and asks again
+//!                    └▶ Plan ─▶ Routed: headers, chunks, end of the response
+//! ```
 //!
-//! Read first: `event.rs`.
+//! [`decide`] makes the decision, [`response`] watches the response, and [`split`] has a prompt computed by another server. Whatever takes
+//! time is returned: work for the prompt ([`warming`]), a place in a queue ([`queues`]), requests to prefill servers ([`split::Ask`]).
+//!
+//! **Owns** the configuration in effect ([`active`]), queues of pools, what tenants hold ([`quotas`]), the lookup of prompts ([`prefix`]) and
+//! the events by which requests are counted ([`event`]).
+//! **Called by** `ext_proc` for each request, by `admin` and `cli` for explanations ([`explain`]), and by `app`, which composes the [`Picker`].
+//! `telemetry` implements the observers, `ext_proc` the stores and the work that take time, and `config` uses the settings.
+//! **Must not** do I/O, read a clock, name a runtime, Envoy's messages or a metric, or serialize a body that did not change.
+//!
+//! Read first: `decide.rs`, `active.rs`, `response.rs`.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+pub mod active;
+pub mod affinity;
+pub mod body;
+mod ceiling;
+pub mod conversation;
+pub mod deadline;
+pub mod decide;
 pub mod event;
+pub mod explain;
 pub mod explained;
+pub mod head;
+pub mod hints;
+mod lookup;
+pub mod picker;
+pub mod prefix;
+mod preset;
+mod priority;
+pub mod queues;
+pub mod quotas;
+mod reading;
+mod recording;
+pub mod response;
 pub mod settings;
+pub mod split;
+pub mod tenant;
+pub mod warming;
+
+pub use active::{ActiveConfig, PoolRuntime};
+pub use picker::Picker;
+pub use reading::UNREAD_PROMPT_TOKENS;

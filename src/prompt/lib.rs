@@ -14,6 +14,7 @@ pub mod blocks;
 pub mod characters;
 pub mod memo;
 pub mod pieces;
+pub mod remote;
 pub mod tiktoken;
 pub mod work;
 

@@ -245,3 +245,12 @@ impl Account {
         self.is_idle() && self.windows.day != day && self.windows.day != day + 1
     }
 }
+
+/// A request's place among those that run, in a store that several replicas share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its number among the requests of this process.
+    pub request: u64,
+    /// Where it counts, in the order of [`Bound::ALL`].
+    pub counted: [bool; Bound::ALL.len()],
+}

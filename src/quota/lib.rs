@@ -21,7 +21,7 @@ mod book;
 mod record;
 mod settings;
 
-pub use account::{Change, Claim, Had, Refused, Taken, Use};
+pub use account::{Change, Claim, Had, Place, Refused, Taken, Use};
 pub use book::{Book, DEFAULT_MAX_TENANTS};
 pub use record::{DEFAULT_RECORD_RPM, DEFAULT_TOKENS_PER_REQUEST, UserRecord};
 pub use settings::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};

@@ -17,13 +17,14 @@
 //!
 //! A script runs as one step in Redis, so that no two pickers take the same place. Windows are those of the picker's wall clock, as AIBrix's gateway has
 //! them; how long places are kept Redis itself knows (`TIME`, before writing: Redis 5 or newer), so that no picker's clock frees those of others. The keys
-//! of one tenant or model lie in different slots: one Redis or its replicas, no cluster. Called by `ext_proc::quotas`.
+//! of one tenant or model lie in different slots: one Redis or its replicas, no cluster. Called by
+//! `ext_proc::redis_quotas`.
 
 mod ends;
 pub mod users;
 
 use crate::redis_link::{LinkError, RedisLink};
-use attache_quota::{Bound, Change, Claim, Refused, Subject, Taken, Use, Wall, Windows};
+use attache_quota::{Bound, Change, Claim, Place, Refused, Subject, Taken, Use, Wall, Windows};
 use ends::{End, Ends};
 use redis::{Script, ScriptInvocation};
 use std::fmt;
@@ -136,14 +137,6 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore").field("link", &self.link).finish_non_exhaustive()
     }
-}
-
-/// A request's place among those that run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    request: u64,
-    /// Where it counts, in the order of [`Bound::ALL`].
-    counted: [bool; Bound::ALL.len()],
 }
 
 impl RedisStore {

@@ -13,11 +13,12 @@
 //! | `list` | the token ids in an answer |
 //! | [`models`] | which models are in use and whose tokenizer fails; pure |
 //! | `remote` | all of it together |
+//! | `port` | the same as the picker knows it |
 //! | [`stats`] | counters |
 //!
 //!
 //! **Owns** the calls to tokenizers, their cache, and the circuit of each model.
-//! **Called by** `ext_proc` for each request of a pool with a `remote` tokenizer; `app` starts it.
+//! **Called by** `picker` (as [`RemoteTokens`](attache_prompt::remote::RemoteTokens)) for each request of a pool with a `remote` tokenizer; `app` starts it.
 //! **Must not** decide where a request goes, or wait without a limit.
 //!
 //! Read first: `lib.rs`, `remote.rs`, `models.rs`.
@@ -25,6 +26,7 @@
 mod client;
 mod list;
 pub mod models;
+mod port;
 mod remote;
 mod request;
 pub mod settings;

@@ -2,6 +2,7 @@
 
 use super::*;
 use attache_picker::event::{End, RequestEvent, RequestTrace};
+use attache_picker::settings::ReportUsage;
 
 impl Exchange {
     /// The request is decided, and its answer will come.
@@ -14,12 +15,12 @@ impl Exchange {
         if let Some(span) = &mut self.span {
             span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
         }
-        let keep_id = self.picker.decisions.enabled();
+        let keep_id = self.processor.decisions.enabled();
         let request_id = if keep_id { self.head.request_id() } else { String::new() };
         let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
         routed.trace(self.span.take().map(|span| span as Box<dyn RequestTrace>));
         routed.shows(&self.config.settings);
-        routed.count_for(self.head.tenant(), now, &self.picker);
+        routed.count_for(self.head.tenant(), now, &self.processor.picker);
         self.routed = Some(Box::new(routed));
         self.head = Head::default();
     }
@@ -39,8 +40,9 @@ impl Exchange {
         let mode = self.modes().response;
         let mut mutation = HeaderMutation::default();
         if let Some(routed) = &mut self.routed {
-            let head = ResponseHead { headers: message.headers, metadata, attributes };
-            mutation = routed.headers(&head, mode, now, &self.picker);
+            let shows_body = mode != BodyMode::None;
+            let head = metadata::response_head(message.headers.as_ref(), metadata.as_ref(), &attributes, shows_body);
+            mutation = reply::mutation(routed.headers(&head, now, &self.processor.picker));
             self.split.part(routed.take_parting());
             self.split.answered_by(routed.endpoint());
         }
@@ -68,10 +70,15 @@ impl Exchange {
         self.split.answer_comes(&message);
         out.push_back(match &mut self.routed {
             Some(routed) => {
-                let report = self.config.settings.report_usage.as_ref();
-                let answer = routed.body(message, mode, now, &self.picker, report);
+                let renamed = routed.chunk(&message.body, end, now, &self.processor.picker);
                 self.split.part(routed.take_parting());
-                answer
+                let report = self.config.settings.report_usage.as_ref().filter(|_| end);
+                let dynamic_metadata = report.and_then(|report| cost(routed, report));
+                let answer = match renamed {
+                    Some(bytes) => reply::replace(Direction::Response, mode, bytes, end),
+                    None => reply::echo(Direction::Response, mode, message),
+                };
+                ProcessingResponse { dynamic_metadata, ..answer }
             }
             None => reply::echo(Direction::Response, mode, message),
         });
@@ -96,15 +103,21 @@ impl Exchange {
     pub(super) fn end_response(&mut self, end: End, now: Timestamp) {
         self.response = ResponseSide::Ended;
         if let Some(routed) = self.routed.take() {
-            routed.end(end, now, &self.picker);
+            routed.end(end, now, &self.processor.picker);
         }
     }
 
     /// The client has left, if anything was still under way for it: a server worked for it, on its answer or on its prompt.
     pub(super) fn leave(&mut self) {
         if let Some(routed) = self.routed.take() {
-            routed.end(End::ClientGone, self.last_seen, &self.picker);
+            routed.end(End::ClientGone, self.last_seen, &self.processor.picker);
         }
         self.lose_held();
     }
+}
+
+/// What the answer cost, for the gateway, when the server has told.
+#[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^53")]
+fn cost(routed: &Routed, report: &ReportUsage) -> Option<Struct> {
+    Some(metadata::number(&report.namespace, &report.key, routed.used(report.count)? as f64))
 }

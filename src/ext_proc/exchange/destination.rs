@@ -2,9 +2,10 @@
 
 use super::splitting::tell_sidecar;
 use super::*;
-use crate::head::DESTINATION;
-use crate::tenant;
 use attache_disagg::Mode;
+use attache_picker::head::DESTINATION;
+use attache_picker::hints::RANK_HEADER;
+use attache_picker::tenant;
 use attache_scheduling::router::Destination;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 
@@ -35,7 +36,14 @@ impl Exchange {
         if let Some(Mode::Header { .. }) = plan.runtime.pool.disagg.as_deref() {
             tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);
         }
-        plan.hints.tell(&mut set_headers, &mut remove_headers);
+        if plan.hints.drops_rank {
+            remove_headers.push(RANK_HEADER.to_owned());
+        }
+        for (name, value) in plan.hints.headers() {
+            // What is set is not removed as somebody else's.
+            remove_headers.retain(|removed| removed != name);
+            set_headers.push(reply::set(name, value));
+        }
         if let Some(id) = &plan.request_id {
             set_headers.push(reply::set("x-request-id", &**id));
         }

@@ -7,7 +7,7 @@
 //! ```
 
 use super::*;
-use crate::queues::{self, Admitted, Parked, Turn, Waiting};
+use attache_picker::queues::{self, Admitted, Parked, Turn, Waiting};
 
 /// What a request waits with.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl Exchange {
         }
         self.abandon_split();
         if let Some(routed) = self.routed.take() {
-            routed.end(End::Evicted, now, &self.picker);
+            routed.end(End::Evicted, now, &self.processor.picker);
         }
         self.refuse(&queues::outranked(refusal), now, out);
     }
@@ -100,12 +100,12 @@ impl Exchange {
         let limits = &self.config.limits;
         let exceeded = if self.body.len() > limits.max_body_bytes {
             Limit::BodyBytes
-        } else if !self.picker.uploads.make_way(&self.picker.buffered, limits, now) {
+        } else if !self.processor.uploads.make_way(&self.processor.picker.buffered, limits, now) {
             Limit::BufferedBytes
         } else {
             return;
         };
-        self.picker.metrics.limit(exceeded);
+        self.processor.metrics.limit(exceeded);
         let message = "the pool is full, and the request's body is too long to be held until its turn";
         self.refuse(&RequestError::new(Reason::Overloaded, message), now, out);
     }

@@ -9,7 +9,7 @@ impl Exchange {
     /// When the gateway has been told where the request goes, or has an answer. One that is cut can be told from one that is whole; one that ends
     /// early and well can't.
     pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
-        self.picker.metrics.panics.inc();
+        self.processor.metrics.panics.inc();
         let undecided = match self.request {
             RequestSide::Opened | RequestSide::Collecting | RequestSide::Parked | RequestSide::Prefilling => true,
             RequestSide::Flowing | RequestSide::Ended | RequestSide::Refused | RequestSide::Observed => false,

@@ -7,8 +7,8 @@
 //! ```
 
 use super::*;
-use crate::head::{ENCODERS, PREFILLER};
-use crate::split::{Ask, Asked, Came, Course, Stage};
+use attache_picker::head::{ENCODERS, PREFILLER};
+use attache_picker::split::{Ask, Asked, Came, Course, Stage};
 use attache_disagg::connector::trtllm::LEAST_SHARED_ID;
 use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
@@ -145,26 +145,26 @@ impl Exchange {
     }
 
     fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<Stage>> {
-        let room = self.picker.next_rng().random_range(LEAST_SHARED_ID..GREATEST_ROOM);
+        let room = self.processor.picker.next_rng().random_range(LEAST_SHARED_ID..GREATEST_ROOM);
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
         let trace = self.span.as_ref().map(|span| span.traceparent());
         let asked = Asked { head: &self.head, body: bytes, trace };
-        let stage = Stage::begin(plan, direct, asked, room, &self.picker.buffered, now);
+        let stage = Stage::begin(plan, direct, asked, room, &self.processor.picker.buffered, now);
         plan.new_body = renamed;
         stage.map(Box::new)
     }
 
     pub(super) fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, out: &mut Actions) {
         let Some(stage) = &mut self.split.stage else { return };
-        let came = stage.on_told(attempt, told, now, &self.picker);
+        let came = stage.on_told(attempt, told, now, &self.processor.picker);
         self.after_prefill(came, now, out);
     }
 
     pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) {
         if let Some(stage) = &mut self.split.stage {
-            let came = stage.on_deadline(now, &self.picker);
+            let came = stage.on_deadline(now, &self.processor.picker);
             self.after_prefill(came, now, out);
         } else if let Some((_, failure)) = self.split.cut.take_if(|(at, _)| *at <= now) {
             // An answer whose head has gone on is cut by Envoy, whatever it does when the picker fails.
@@ -213,7 +213,7 @@ impl Exchange {
 
     fn cut_short(&mut self, failure: Failure, now: Timestamp, out: &mut Actions) {
         if let Some(routed) = self.routed.take() {
-            routed.end(End::Aborted, now, &self.picker);
+            routed.end(End::Aborted, now, &self.processor.picker);
         }
         self.refuse(&not_computed(failure), now, out);
     }
@@ -226,7 +226,7 @@ impl Exchange {
         let facts =
             RequestFacts { model: &target, prompt_tokens: plan.prompt_tokens, headers, ..RequestFacts::default() };
         let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
-        let (subset, rng) = (self.subset.as_ref(), || self.picker.next_rng());
+        let (subset, rng) = (self.subset.as_ref(), || self.processor.picker.next_rng());
         let first = plan.decision.picks.first().map(|first| first.id);
         let successor = pool.scheduler.renew(&mut plan.decision, &cx, subset, prefill, rng)?;
         if let (Some(server), Some(first)) = (&successor, first) {

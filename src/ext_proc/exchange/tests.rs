@@ -28,11 +28,15 @@ mod traces;
 mod unread;
 
 use super::*;
-use crate::active::PoolRuntime;
-use crate::head::DESTINATION;
-use crate::prefix::{PoolPrefix, Tokenizer};
-use crate::queues::Queues;
-use crate::quotas::{Quotas, Store};
+use crate::queue_timer::QueueTimer;
+use crate::warmer;
+use attache_picker::Picker;
+use attache_picker::warming::{Job, Warming};
+use attache_picker::active::PoolRuntime;
+use attache_picker::head::DESTINATION;
+use attache_picker::prefix::{PoolPrefix, Tokenizer};
+use attache_picker::queues::Queues;
+use attache_picker::quotas::{Quotas, Store};
 use attache_disagg as disagg;
 use attache_flow::PoolFlow;
 use attache_picker::settings::{ExchangeSettings, ExplainSettings, ModelsAnswer, ReportUsage, UsageCount};
@@ -72,9 +76,10 @@ fn noon() -> SystemTime {
 type Server = (u32, f32, &'static [&'static str]);
 
 struct World {
-    picker: Arc<Picker>,
+    processor: Arc<Processor>,
     snapshot: Arc<SnapshotStore>,
     book: Arc<Book>,
+    timer: QueueTimer,
 }
 
 struct Setup {
@@ -176,10 +181,12 @@ impl Setup {
             clock,
         };
         let rng = attache_types::rng::for_request(7, 0);
+        let timer = QueueTimer::default();
         let queues = self.flow.map(|flow| {
             let split = policy;
             let (health, stale_after) = (HealthPolicy::default(), self.stale_after);
-            Queues::new(flow, store.clone(), health, split, stale_after, Box::new(metrics.queues("pool")), rng).unwrap()
+            let observer = Box::new(metrics.queues("pool"));
+            Queues::new(flow, store.clone(), health, split, stale_after, observer, rng, timer.waker()).unwrap()
         });
         let runtime = PoolRuntime {
             observer: Arc::new(metrics.pool("pool")),
@@ -196,8 +203,17 @@ impl Setup {
             .into_iter()
             .collect();
         let config = ActiveConfig::new(vec![Arc::new(runtime)], self.limits, self.exchange).with_quotas(quotas);
-        let picker = Arc::new(Picker::new(config, &telemetry, Tracing::default(), 7));
-        World { picker, snapshot: store, book }
+        let picker = Picker::new(config, telemetry.clone(), 7);
+        let processor = Arc::new(Processor::new(picker, &telemetry, Tracing::default()));
+        World { processor, snapshot: store, book, timer }
+    }
+}
+
+/// Computes on this thread.
+fn compute(warming: Warming) {
+    match warming.job {
+        Job::Cpu(computation) => computation.compute(),
+        Job::Call(_) => panic!("it is a call"),
     }
 }
 
@@ -218,7 +234,7 @@ fn state(i: u32, (waiting, kv_usage, loras): Server, role: Option<&str>) -> Endp
 
 impl World {
     fn exchange(&self) -> Exchange {
-        Exchange::new(self.picker.clone(), NOW)
+        Exchange::new(self.processor.clone(), NOW)
     }
 
     /// Nothing is booked, nothing is held, every stream is counted once.
@@ -233,12 +249,12 @@ impl World {
                 state.endpoint.authority
             );
         }
-        assert_eq!((self.picker.buffered.bytes(), self.book.busy()), (0, 0));
-        let config = self.picker.config();
+        assert_eq!((self.processor.picker.buffered.bytes(), self.book.busy()), (0, 0));
+        let config = self.processor.picker.config();
         config.pools()[0].queue.as_ref().into_iter().for_each(|queues| queues.assert_books_closed());
         assert!(config.pools()[0].prefix.as_ref().is_none_or(|prefix| prefix.cache.claims().is_empty()));
-        let counted: u64 = Outcome::ALL.iter().map(|o| self.picker.metrics.outcome_count(*o)).sum();
-        assert_eq!((self.picker.metrics.streams_opened.get(), counted), (streams, streams));
+        let counted: u64 = Outcome::ALL.iter().map(|o| self.processor.metrics.outcome_count(*o)).sum();
+        assert_eq!((self.processor.metrics.streams_opened.get(), counted), (streams, streams));
     }
 }
 
@@ -282,7 +298,7 @@ fn subset(entries: &[&str]) -> Metadata {
 /// The head of an answer that Envoy has got from `address`, whomever it was sent to first.
 fn answered_by(address: &str, end: bool) -> ProcessingRequest {
     let served = Value { kind: Some(Kind::StringValue(address.to_owned())) };
-    let fields = HashMap::from([(crate::head::DESTINATION_SERVED.to_owned(), served)]);
+    let fields = HashMap::from([(attache_picker::head::DESTINATION_SERVED.to_owned(), served)]);
     let filter_metadata = HashMap::from([("envoy.lb".to_owned(), Struct { fields })]);
     let metadata_context = Some(Metadata { filter_metadata, ..Metadata::default() });
     let head = request(Message::ResponseHeaders(headers(&[(":status", "200")], end)));

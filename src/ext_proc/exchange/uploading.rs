@@ -68,7 +68,7 @@ impl Exchange {
     }
 
     pub(super) fn refusal_by_size(&self, now: Timestamp) -> Option<RequestError> {
-        let (limits, metrics) = (&self.config.limits, &self.picker.metrics);
+        let (limits, metrics) = (&self.config.limits, &self.processor.metrics);
         if self.body.len() > limits.max_body_bytes && !self.flows_through() {
             metrics.limit(Limit::BodyBytes);
             return Some(too_large(self.body.len(), limits.max_body_bytes));
@@ -78,7 +78,7 @@ impl Exchange {
             let message = format!("the request's body comes in more than {MAX_ANSWERED_MESSAGES} parts");
             return Some(RequestError::new(Reason::BodyTooLarge, message));
         }
-        if !self.picker.uploads.make_way(&self.picker.buffered, limits, now) {
+        if !self.processor.uploads.make_way(&self.processor.picker.buffered, limits, now) {
             metrics.limit(Limit::BufferedBytes);
             return Some(RequestError::new(Reason::Overloaded, "too many request bodies are held at once"));
         }
@@ -97,7 +97,7 @@ impl Exchange {
         if self.upload_ends().is_none_or(|at| at > now) {
             return None;
         }
-        self.picker.metrics.limit(Limit::UploadRate);
+        self.processor.metrics.limit(Limit::UploadRate);
         let message = format!("the request's body came at less than {rate} bytes a second for {} s", grace.as_secs());
         Some(RequestError::new(Reason::UploadTooSlow, message))
     }
@@ -107,7 +107,7 @@ impl Exchange {
         match self.request {
             RequestSide::Refused | RequestSide::Observed => {}
             RequestSide::Collecting | RequestSide::Parked => {
-                self.picker.metrics.limit(Limit::BodyBytes);
+                self.processor.metrics.limit(Limit::BodyBytes);
                 self.refuse(&too_large(bytes, self.config.limits.max_body_bytes), now, out);
             }
             // The whole response, which passes as it is: only its usage stays unknown.
@@ -116,7 +116,7 @@ impl Exchange {
                 self.end_response(End::Complete, now);
             }
             _ => {
-                self.picker.metrics.limit(Limit::BodyBytes);
+                self.processor.metrics.limit(Limit::BodyBytes);
                 return Err(ProtocolError("message larger than the limit of a body"));
             }
         }
@@ -138,7 +138,7 @@ impl Exchange {
                 (Limit::UploadBytesPerClient, "the uploads of this client together hold more than their share")
             }
         };
-        self.picker.metrics.limit(limit);
+        self.processor.metrics.limit(limit);
         match self.request {
             RequestSide::Refused | RequestSide::Observed => Ok(()),
             RequestSide::Collecting | RequestSide::Parked => {

@@ -6,7 +6,7 @@
 //! ```
 
 use super::*;
-use crate::warmer::Made;
+use attache_picker::warming::Made;
 
 /// Where the request stood when its decision was put off.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use super::*;
-use crate::split::Release;
+use attache_picker::split::Release;
 use attache_disagg::connector;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

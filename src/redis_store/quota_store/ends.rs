@@ -1,6 +1,6 @@
 //! What Redis is told of requests that have ended: each at once, and again while it can't be told, until its place there is free anyhow.
 
-use super::{LEASE, Place, RedisStore};
+use super::{LEASE, RedisStore};
 use crate::redis_link::LinkError;
 use attache_quota::{Change, Wall};
 use std::sync::Arc;

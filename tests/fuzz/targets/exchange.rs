@@ -5,8 +5,7 @@
 use attache::clock::{Clock, Timestamp};
 use attache::config::settings::ExchangeSettings;
 use attache::ext_proc::exchange::Actions;
-use attache::ext_proc::prefix::{PoolPrefix, Tokenizer};
-use attache::ext_proc::{ActiveConfig, Event, Exchange, Picker, PoolRuntime};
+use attache::ext_proc::{Event, Exchange, Processor};
 use attache::ids::EndpointId;
 use attache::limits::Limits;
 use attache::pool::health::HealthPolicy;
@@ -17,6 +16,8 @@ use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, Rewrite
 use attache::scheduling::{Choices, Pool, Scheduler, registry};
 use attache::telemetry::decisions::Decisions;
 use attache::picker::event::Outcome;
+use attache::picker::prefix::{PoolPrefix, Tokenizer};
+use attache::picker::{ActiveConfig, Picker, PoolRuntime};
 use attache::telemetry::Telemetry;
 use attache::telemetry::metrics::Metrics;
 use attache::telemetry::trace::Tracing;
@@ -42,7 +43,7 @@ const PATHS: [&str; 8] = [
 ];
 
 struct World {
-    picker: Arc<Picker>,
+    processor: Arc<Processor>,
     endpoint: Arc<Endpoint>,
 }
 
@@ -85,7 +86,8 @@ fn world(rename: bool) -> World {
     let runtime = PoolRuntime { pool: Arc::new(pool), observer, prefix: Some(Arc::new(prefix)), queue: None };
     let config = ActiveConfig::new(vec![Arc::new(runtime)], limits, ExchangeSettings::default());
     let telemetry = Arc::new(Telemetry { metrics, decisions: Arc::new(Decisions::new(2)) });
-    World { picker: Arc::new(Picker::new(config, &telemetry, Tracing::default(), 1)), endpoint }
+    let picker = Picker::new(config, telemetry.clone(), 1);
+    World { processor: Arc::new(Processor::new(picker, &telemetry, Tracing::default())), endpoint }
 }
 
 /// Takes `count` bytes off the front.
@@ -147,7 +149,7 @@ fuzz_target!(|data: &[u8]| {
         response_body_mode: i32::from(setup >> 4 & 7),
         send_body_without_waiting_for_header_response: setup & 128 != 0,
     };
-    let mut exchange = Exchange::new(world.picker.clone(), Timestamp(1));
+    let mut exchange = Exchange::new(world.processor.clone(), Timestamp(1));
     let mut out = Actions::new();
     let mut now = Timestamp(2);
     while !data.is_empty() {
@@ -169,7 +171,7 @@ fuzz_target!(|data: &[u8]| {
     drop(exchange);
     assert_eq!(world.endpoint.ledger.in_flight(), 0);
     assert_eq!(world.endpoint.ledger.prefill_tokens(), 0);
-    assert_eq!(world.picker.buffered.bytes(), 0);
-    let outcomes: u64 = Outcome::ALL.iter().map(|o| world.picker.metrics.outcome_count(*o)).sum();
+    assert_eq!(world.processor.picker.buffered.bytes(), 0);
+    let outcomes: u64 = Outcome::ALL.iter().map(|o| world.processor.metrics.outcome_count(*o)).sum();
     assert_eq!(outcomes, 1);
 });

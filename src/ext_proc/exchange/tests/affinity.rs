@@ -21,7 +21,7 @@ fn pool(strategy: &'static str) -> World {
 }
 
 fn diverted(world: &World) -> u64 {
-    world.picker.metrics.pool("pool").all_diverted()
+    world.processor.metrics.pool("pool").all_diverted()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn an_operator_turns_affinity_off_for_one_model_while_requests_run() {
     assert_eq!(ask(&world, "a").1, home);
     let change = |policy| {
         let document = serde_json::json!({"model_name": "m", "route_policy": policy});
-        world.picker.policies.change(&Document::read(&document)?)
+        world.processor.picker.policies.change(&Document::read(&document)?)
     };
     change("round_robin").unwrap();
     let (running, turns): (Vec<_>, std::collections::BTreeSet<_>) = (0..3).map(|_| ask(&world, "a")).unzip();

@@ -2,7 +2,7 @@
 
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
-use crate::split::{Ask, COURSE_HEADER, Told};
+use attache_picker::split::{Ask, COURSE_HEADER, Told};
 use attache_disagg::{Failure, Mode};
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
@@ -44,7 +44,7 @@ fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
     let labelled = labelled.collect();
     drop(before);
     world.snapshot.publish(PoolSnapshot::new(2, true, labelled));
-    world.picker.config().pools()[0].prefix.as_ref().unwrap().cache.carried().want();
+    world.processor.picker.config().pools()[0].prefix.as_ref().unwrap().cache.carried().want();
     world
 }
 
@@ -123,7 +123,7 @@ fn keeping() -> World {
 }
 
 fn kept(world: &World) -> usize {
-    world.picker.config().pools()[0].prefix.as_ref().unwrap().cache.carried().len()
+    world.processor.picker.config().pools()[0].prefix.as_ref().unwrap().cache.carried().len()
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn other_connectors_carry_nothing() {
         told(&mut exchange, 0, good(), 10);
         answered(&mut exchange, &answer_of(&ids(90_000, 9)), &json!({}), &params(108));
     }
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     assert!(!cache.carried().is_wanted() && cache.carried().is_empty());
 }
@@ -283,7 +283,7 @@ mod chat {
         let blocks = TokenBlocks::new(KeySpace::new(7), memo.clone(), Cuts::none());
         let canonical = Characters::new(KeySpace::new(7));
         let world = world(Some(Tokenizer::HuggingFace { model, blocks, memo, canonical }), "nixl");
-        world.picker.config().pools()[0].prefix.as_ref().unwrap().cache.carried().want();
+        world.processor.picker.config().pools()[0].prefix.as_ref().unwrap().cache.carried().want();
         world
     }
 

@@ -33,7 +33,7 @@ fn asks(world: &World, name: &str, ms: &str) -> One {
 
 /// How many of the pool's requests were judged so, each.
 fn judged(world: &World) -> Vec<(&'static str, u64)> {
-    let metrics = world.picker.metrics.pool("pool");
+    let metrics = world.processor.metrics.pool("pool");
     metrics.deadlines.counts().into_iter().filter(|(_, count)| *count > 0).collect()
 }
 

@@ -8,7 +8,7 @@ use attache_flow::Settings;
 use attache_scheduling::Decider;
 
 fn ends(world: &World) -> Vec<&'static str> {
-    world.picker.decisions.snapshot().iter().map(|record| record.end).collect()
+    world.processor.decisions.snapshot().iter().map(|record| record.end).collect()
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn without_a_path_the_body_tells_the_api_and_the_model() {
     let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
     assert_eq!(got.set[DESTINATION], "192.168.1.1:8000");
     assert!(!exchange.half_closed(NOW));
-    let record = world.picker.decisions.snapshot().pop().unwrap();
+    let record = world.processor.decisions.snapshot().pop().unwrap();
     assert_eq!((record.api, &*record.model, record.end), ("completions", "m", "unwatched"));
     assert!(record.estimated_prompt_tokens > 0);
     let mut broken = world.exchange();

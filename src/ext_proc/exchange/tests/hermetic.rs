@@ -221,7 +221,7 @@ fn hermetic_5_and_15_header_only_requests() {
     let got = Answered::of(&send(&mut world.exchange(), get(&[(":path", "/v1/models"), (":method", "GET")])));
     assert_eq!(got.set[DESTINATION], "192.168.1.2:8000");
     assert_eq!(got.kinds, ["request_headers"]);
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Skipped), 1);
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Skipped), 1);
     world.assert_books_closed(1);
 }
 
@@ -237,7 +237,7 @@ fn hermetic_6_and_7_bad_bodies() {
         assert_eq!(got.refused.as_ref().map(|r| r.0), Some(400), "{sent}");
         assert_eq!(got.set["x-attache-reason"], reason, "{sent}");
         drop(exchange);
-        assert_eq!(world.picker.metrics.outcome_count(Outcome::Rejected), 1);
+        assert_eq!(world.processor.metrics.outcome_count(Outcome::Rejected), 1);
         world.assert_books_closed(1);
     }
 }
@@ -279,7 +279,7 @@ fn hermetic_16_to_19_answers_pass_as_they_come() {
             let got = Answered::of(&send(&mut exchange, sent));
             assert_eq!((got.text(), got.ended), (*chunk, u32::from(last)), "{name}");
         }
-        let record = world.picker.decisions.snapshot().pop().unwrap();
+        let record = world.processor.decisions.snapshot().pop().unwrap();
         assert_eq!((record.end, record.status), ("complete", 200), "{name}");
         assert_eq!(record.prompt_tokens.unwrap_or(0), *prompt_tokens, "{name}");
         // The books close with the last byte, not with the stream.
@@ -399,7 +399,7 @@ fn hermetic_32_to_35_grpc_answers_end_in_trailers() {
         }
         let got = send(&mut exchange, request(Message::ResponseTrailers(HttpTrailers::default())));
         assert_eq!(Answered::of(&got).kinds, ["response_trailers"], "{name}");
-        let record = world.picker.decisions.snapshot().pop().unwrap();
+        let record = world.processor.decisions.snapshot().pop().unwrap();
         assert_eq!((record.end, record.prompt_tokens), ("complete", *prompt_tokens), "{name}");
     }
 }
@@ -414,7 +414,7 @@ fn the_list_of_models_is_the_pools_own_answer_where_it_is_known() {
     };
     assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "nobody has said anything yet");
     let list = ModelList::read(br#"{"data":[{"id":"b"},{"id":"a","root":"x"}]}"#).unwrap();
-    world.picker.config().router.pools()[0].models.store(list);
+    world.processor.picker.config().router.pools()[0].models.store(list);
     let body = |answered: Answered| answered.refused.unwrap();
     assert_eq!(
         body(ask("GET", "/v1/models", true)),
@@ -427,6 +427,6 @@ fn the_list_of_models_is_the_pools_own_answer_where_it_is_known() {
     );
     assert_eq!(body(ask("GET", "/v1/models/c", true)).0, 404);
     assert_eq!(ask("DELETE", "/v1/models/a", true).kinds, ["request_headers"], "a server's to do");
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Answered), 2);
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Answered), 2);
     world.assert_books_closed(5);
 }

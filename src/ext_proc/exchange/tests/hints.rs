@@ -2,8 +2,8 @@
 
 use super::splitting::{ROLES, direct, good, told};
 use super::*;
-use crate::head::ENCODERS;
-use crate::hints::{RANK_HEADER, SOURCE_HEADER};
+use attache_picker::head::ENCODERS;
+use attache_picker::hints::{RANK_HEADER, SOURCE_HEADER};
 use attache_disagg::Mode;
 use attache_pool::health::{Availability, Outcome as HealthOutcome};
 use attache_prefix::key::Root;
@@ -47,7 +47,7 @@ fn ranked(mode: Option<Mode>, depths: &[usize]) -> World {
 
 fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> World {
     let world = Setup { engines_tell: true, strategy, ..setup(mode, Decider::Always) }.build();
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     let resident = |id: u32| {
         let caches = depths.iter().map(|depth| {
@@ -63,7 +63,7 @@ fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> Wo
 }
 
 /// The first answer to a request of the whole prompt, and what is asked of others.
-fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<crate::split::Ask>) {
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<attache_picker::split::Ask>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
@@ -98,7 +98,7 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
     let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
     let world = Setup { engines_tell: true, ..world }.build();
     let resident = |count: usize| {
-        let config = world.picker.config();
+        let config = world.processor.picker.config();
         let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
         let caches = (0..count).map(|_| Cache { holder: cache.index().add_holder(), trust: Arc::default() });
         cache.residents().publish([(EndpointId(0), Resident { caches: caches.collect() })].into_iter().collect());
@@ -169,7 +169,7 @@ fn ranks_that_only_the_page_tells_apart_need_no_look_up() {
     world.snapshot.publish(PoolSnapshot::new(world.snapshot.load().generation + 1, true, vec![state]));
     let (_exchange, told, _) = asked(&world, &[]);
     assert_eq!(rank(&told), Some("1"));
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     assert_eq!(
         config.pools()[0].prefix.as_ref().unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed),
         0
@@ -209,7 +209,7 @@ fn holding(source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> 
 
 fn holding_by(strategy: &'static str, source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> World {
     let world = Setup { strategy, ..setup(Some(Mode::Header { source_tokens }), decider) }.build();
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     let space = cache.space();
     let named = space.root(&Root { name: "m", ..Root::default() });

@@ -2,7 +2,7 @@
 
 use super::splitting::{among, asked, direct, good, splitting, told};
 use super::*;
-use crate::split::Ask;
+use attache_picker::split::Ask;
 use attache_disagg::Mode;
 use attache_picker::event::Degraded;
 use attache_pool::health::{Availability, Outcome as Health};
@@ -128,7 +128,7 @@ fn prompts_that_are_left_to_their_lease_since_tries_are_not_told_are_counted() {
     for (status, attributes, left) in [("429", &[][..], 1), ("404", &[], 1), ("400", &[], 0), ("429", &[ONCE], 0)] {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let _answered = begun(&world, &[(":status", status)], attributes);
-        let counted = world.picker.metrics.degraded_count(Degraded::AttemptsUntold);
+        let counted = world.processor.metrics.degraded_count(Degraded::AttemptsUntold);
         assert_eq!(counted, left, "{status} {attributes:?}");
     }
 }

@@ -267,7 +267,7 @@ fn unknown_paths_are_rejected_where_tokens_are_limited_and_the_operator_says_so(
 
 #[test]
 fn a_server_that_reports_more_than_a_request_can_cost_is_charged_at_that() {
-    let capped = |world: &World| world.picker.metrics.limit_count(Limit::ReportedTokens);
+    let capped = |world: &World| world.processor.metrics.limit_count(Limit::ReportedTokens);
     let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
     let (mut honest, _) = ask(&world, "a", &costs(1_000, 10));
     answer(&mut honest, "200", &usage(4_000, 10));
@@ -294,7 +294,7 @@ fn a_limit_of_zero_tokens_is_no_limit_of_what_is_charged() {
     let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
     let (mut endless, _) = ask(&world, "a", &costs(100, 0));
     let told = answer(&mut endless, "200", &usage(100, 5_000));
-    assert_eq!(world.picker.metrics.limit_count(Limit::ReportedTokens), 0);
+    assert_eq!(world.processor.metrics.limit_count(Limit::ReportedTokens), 0);
     drop(told);
     let (mut last, _) = ask(&world, "a", &costs(1, 1));
     let used: u64 = answer(&mut last, "200", "{}").set["x-update-tpm"].parse().unwrap();
@@ -366,11 +366,11 @@ fn windows_are_the_wall_clocks_whatever_is_done_to_it() {
 
 /// Has `subject`s have what `settings` say and nothing else bounded.
 fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let book = Store::Memory(Arc::new(quota::Book::new(100)));
-    let quotas = Arc::new(Quotas::new(subject, settings, book, world.picker.observer.clone(), wall));
+    let quotas = Arc::new(Quotas::new(subject, settings, book, world.processor.picker.observer.clone(), wall));
     let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
-    world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
+    world.processor.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
 }
 
 #[test]
@@ -406,12 +406,12 @@ fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
     let world = world(quota::Limits { requests_per_minute: Some(5), ..NONE });
     let few = quota::Limits { requests_per_second: Some(2), ..NONE };
     let models = TenantSettings { overrides: [("m".to_owned(), few)].into(), ..tenants(NONE) };
-    let config = world.picker.config();
-    let (observer, book) = (world.picker.observer.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
+    let config = world.processor.picker.config();
+    let (observer, book) = (world.processor.picker.observer.clone(), Store::Memory(Arc::new(quota::Book::new(10))));
     let of_models = Arc::new(Quotas::new(Subject::Model, models, book, observer, noon));
     let both = vec![config.quotas[0].clone(), of_models];
     let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
-    world.picker.reload(again.with_quotas(both), || serde_json::Value::Null);
+    world.processor.picker.reload(again.with_quotas(both), || serde_json::Value::Null);
 
     let (mut first, _) = ask(&world, "a", &completion("m", "p"));
     let told = answer(&mut first, "200", "{}");
@@ -437,13 +437,13 @@ fn a_reload_keeps_what_was_had() {
     let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
     ask(&world, "a", &completion("m", "p"));
     let (open, _) = ask(&world, "a", &completion("m", "p"));
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let store = config.quotas[0].store().clone();
     let more = tenants(quota::Limits { requests_per_minute: Some(3), ..NONE });
-    let observer = world.picker.observer.clone();
+    let observer = world.processor.picker.observer.clone();
     let quotas = Arc::new(Quotas::new(Subject::Tenant, more, store, observer, noon));
     let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
-    world.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
+    world.processor.picker.reload(again.with_quotas(vec![quotas]), || serde_json::Value::Null);
     assert!(ask(&world, "a", &completion("m", "p")).0.is_routed());
     assert!(!ask(&world, "a", &completion("m", "p")).0.is_routed());
     drop(open);
@@ -476,7 +476,7 @@ fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
 #[cfg(feature = "redis")]
 mod away {
     use super::*;
-    use crate::quotas::Shared;
+    use crate::redis_quotas::RedisQuotas;
     use attache_quota::OnStoreFailure;
     use attache_quota::{OnUnknownUser, UserRecordSettings};
     use attache_redis_store::quota_store::RedisStore;
@@ -492,17 +492,19 @@ mod away {
         let world = Setup { exchange: by_header(), ..Setup::default() }.build();
         // Nobody listens there.
         let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
-        let store = match settings.store {
-            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), Subject::Tenant, 1, || {}))),
-            CountIn::Memory => Store::Memory(Arc::new(quota::Book::new(10))),
+        let redis = Arc::new(RedisStore::new(link.clone(), Subject::Tenant, 1, || {}));
+        let (store, redis) = match settings.store {
+            CountIn::Redis => (Store::Shared, Some(redis)),
+            CountIn::Memory => (Store::Memory(Arc::new(quota::Book::new(10))), None),
         };
         let users = Arc::new(UserRecords::new(link.clone()));
-        let (metrics, observer) = (&world.picker.metrics, world.picker.observer.clone());
-        let shared = Shared { link, users, timeout: Duration::from_secs(5), on_failure, metrics: metrics.clone() };
+        let (metrics, observer) = (&world.processor.metrics, world.processor.picker.observer.clone());
+        let (timeout, metrics) = (Duration::from_secs(5), metrics.clone());
+        let shared = Arc::new(RedisQuotas { link, store: redis, users, timeout, on_failure, metrics });
         let quotas = Quotas::new(Subject::Tenant, settings, store, observer, noon).sharing(shared);
-        let config = world.picker.config();
+        let config = world.processor.picker.config();
         let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
-        world.picker.reload(again.with_quotas(vec![Arc::new(quotas)]), || serde_json::Value::Null);
+        world.processor.picker.reload(again.with_quotas(vec![Arc::new(quotas)]), || serde_json::Value::Null);
         world
     }
 
@@ -514,7 +516,7 @@ mod away {
             let message = ProcessingRequest { protocol_config, ..request(message) };
             assert_eq!(send(&mut exchange, message), [], "it waits");
         }
-        exchange.warming().expect("a call that is waited for").run().await;
+        warmer::run(exchange.warming().expect("a call that is waited for")).await;
         let mut out = Actions::new();
         exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         (exchange, Answered::of(out.make_contiguous()))

@@ -25,7 +25,7 @@ fn conformance_headers_only_when_asked_for() {
     let got = Answered::of(&send(&mut exchange, answered_by("192.168.1.1:8000", true)));
     assert_eq!(got.set["x-conformance-test-served-endpoint"], "192.168.1.1:8000");
     assert_eq!(got.set["x-went-into-resp-headers"], "true");
-    let record = world.picker.decisions.snapshot().pop().unwrap();
+    let record = world.processor.decisions.snapshot().pop().unwrap();
     assert_eq!((&*record.endpoint, record.served.as_deref()), ("192.168.1.3:8000", Some("192.168.1.1:8000")));
 
     // An empty header means all pods; a gateway that does not say which one served has failed.
@@ -150,7 +150,7 @@ fn who_leaves_is_dated_by_when_it_left() {
     let mut exchange = routed(&world, None);
     exchange.gone(NOW.after(Duration::from_secs(3)));
     drop(exchange);
-    let record = world.picker.decisions.snapshot().pop().unwrap();
+    let record = world.processor.decisions.snapshot().pop().unwrap();
     assert_eq!((record.end, record.duration_ms), ("client_gone", 3_000.0));
 }
 
@@ -172,7 +172,7 @@ fn when_the_picker_fails_only_what_is_not_decided_is_refused() {
     assert!(!ended.is_routed(), "its books are closed");
     assert_eq!(fails(&mut ended), (true, None));
     drop((exchange, ended));
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::FailedInternal), 1);
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::FailedInternal), 1);
     world.assert_books_closed(3);
 }
 
@@ -227,11 +227,11 @@ fn a_streamed_body_that_pauses_is_decided_on() {
     exchange.on(Event::Deadline, NOW.after(PAUSE_AFTER_JSON), &mut out).unwrap();
     let got = Answered::of(out.make_contiguous());
     assert_eq!(got.kinds, ["request_headers", "request_body", "request_body"]);
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 0, "counted at the end");
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 0, "counted at the end");
     let got = Answered::of(&send(&mut exchange, request(Message::RequestTrailers(HttpTrailers::default()))));
     assert_eq!(got.kinds, ["request_trailers"]);
     drop(exchange);
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 1);
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 1);
     world.assert_books_closed(1);
 }
 
@@ -255,12 +255,12 @@ fn a_file_in_a_form_passes_without_being_held() {
             all.extend(send(&mut exchange, request(Message::RequestBody(body(piece.as_bytes(), false)))));
             assert_eq!(exchange.is_routed(), at >= decided_at, "{at}");
         }
-        assert_eq!(world.picker.buffered.bytes(), 0);
+        assert_eq!(world.processor.picker.buffered.bytes(), 0);
         all.extend(send(&mut exchange, request(Message::RequestBody(body(b"--b--", true)))));
         let got = Answered::of(&all);
         assert_eq!((got.text(), got.ended), (&*[pieces.concat().as_str(), "--b--"].concat(), 1));
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], true))));
-        assert_eq!(&*world.picker.decisions.snapshot()[0].model, understood);
+        assert_eq!(&*world.processor.decisions.snapshot()[0].model, understood);
         drop(exchange);
         world.assert_books_closed(1);
     }
@@ -320,7 +320,7 @@ fn a_body_too_large_is_refused_by_its_length_or_at_the_byte_that_crosses() {
     assert!(send(&mut exchange, request(Message::RequestBody(body(b"1234567890", false)))).is_empty());
     let got = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(b"1", false)))));
     assert_eq!(got.set["x-attache-reason"], "body_too_large");
-    assert_eq!(world.picker.buffered.bytes(), 0, "the buffer is given back at once");
+    assert_eq!(world.processor.picker.buffered.bytes(), 0, "the buffer is given back at once");
     drop(exchange);
     world.assert_books_closed(2);
 }
@@ -515,7 +515,7 @@ fn a_retry_moves_the_booking_and_blames_who_was_passed_over() {
         assert_eq!(in_flight(), [1, 0]);
         send(&mut exchange, answered_by("192.168.1.2:8000", false));
         assert_eq!(in_flight(), [0, 1], "the booking follows");
-        assert_eq!(world.picker.metrics.ejections.get(), passed_over / 2, "twice unreachable ejects");
+        assert_eq!(world.processor.metrics.ejections.get(), passed_over / 2, "twice unreachable ejects");
     }
     world.assert_books_closed(2);
 }
@@ -527,7 +527,7 @@ fn failures_eject_and_the_only_endpoint_is_tried_all_the_same() {
         let mut exchange = routed(&world, None);
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "503")], true))));
     }
-    assert_eq!(world.picker.metrics.ejections.get(), 1);
+    assert_eq!(world.processor.metrics.ejections.get(), 1);
     drop(routed(&world, None));
     world.assert_books_closed(6);
 }

@@ -1,7 +1,7 @@
 //! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
 
 use super::*;
-use crate::queues::Waiting;
+use attache_picker::queues::Waiting;
 use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use attache_flow::settings::DEFAULT_FLOW_IDLE;
 use attache_flow::{EvictRunning, Settings};
@@ -131,7 +131,7 @@ impl One {
     fn warms(&mut self, meanwhile: impl FnOnce()) {
         let warming = self.exchange.warming().expect("it is encoded elsewhere");
         meanwhile();
-        warming.compute();
+        compute(warming);
         let mut out = Actions::new();
         self.exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         self.told = Answered::of(&Vec::from(out));
@@ -219,7 +219,7 @@ fn higher_objectives_go_first_and_what_is_sheddable_gives_way() {
     usual.ends();
     drop((batch, more));
     world.assert_books_closed(5);
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Shed), 2);
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Shed), 2);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn a_sheddable_request_under_way_gives_way_and_leaves_nothing_behind() {
     assert!(usual.goes() && !more.goes());
     drop((batch, usual, more));
     world.assert_books_closed(4);
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 3, "one never had its turn");
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 3, "one never had its turn");
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn without_endpoints_the_reason_is_that_there_are_none() {
 fn tenants_are_forgotten_that_have_been_quiet_for_long_though_nobody_comes() {
     let world = world(flow(Settings::default()));
     One::tenant(&world, "somebody").ends();
-    let queues = world.picker.config().pools()[0].queue.as_ref().unwrap().clone();
+    let queues = world.processor.picker.config().pools()[0].queue.as_ref().unwrap().clone();
     let knows = || format!("{queues:?}").contains("somebody");
     queues.freed(NOW.after(DEFAULT_FLOW_IDLE - Duration::from_secs(1)));
     assert!(knows());
@@ -471,7 +471,7 @@ fn a_request_in_which_the_picker_fails_waits_no_longer() {
     second.told = Answered::of(&Vec::from(out));
     assert_eq!(second.refused(), (500, "internal_error"));
     let one_body = (completion("m", "p").len() + size_of::<Vec<u8>>()) as u64;
-    assert_eq!((second.exchange.deadline(), world.picker.buffered.bytes()), (None, one_body));
+    assert_eq!((second.exchange.deadline(), world.processor.picker.buffered.bytes()), (None, one_body));
     drop(third);
     first.ends();
     second.wakes(NOW);

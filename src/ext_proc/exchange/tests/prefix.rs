@@ -1,7 +1,7 @@
 //! Requests that share a beginning: they meet while the first is on its way, after it was served, and in the next turn.
 
 use super::*;
-use crate::prefix::Fallback;
+use attache_picker::prefix::Fallback;
 use attache_prefix::key::KeySpace;
 use attache_prompt::blocks::TokenBlocks;
 #[cfg(feature = "hf-tokenizers")]
@@ -51,7 +51,7 @@ fn answer_with(mut exchange: Exchange, status: &str, content: &str, usage: serde
 
 /// What the last decision expected to find cached, tokens.
 fn matched(world: &World) -> u32 {
-    world.picker.decisions.snapshot().pop().unwrap().estimated_cached_tokens
+    world.processor.decisions.snapshot().pop().unwrap().estimated_cached_tokens
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn what_was_served_is_met_again_and_what_failed_is_not() {
         answer(exchange, "200", "fine");
         assert!(matched(&world) > 400, "the system prompt was foretold: {}", matched(&world));
     }
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let stats = config.pools()[0].prefix.as_ref().unwrap().cache.stats();
     let [lookups, prompts, found] = [&stats.lookups, &stats.prompt_tokens, &stats.matched_tokens]
         .map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
@@ -114,7 +114,7 @@ fn what_a_server_computes_whatever_it_has_cached_says_nothing_about_its_cache() 
     measured["prompt_logprobs"] = 1.into();
     let usage = |cached: u32| serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
     let stats = || {
-        let config = world.picker.config();
+        let config = world.processor.picker.config();
         let stats = config.pools()[0].prefix.as_ref().unwrap().cache.stats();
         [&stats.foretold_tokens, &stats.reported_tokens].map(|n| n.load(std::sync::atomic::Ordering::Relaxed))
     };
@@ -147,7 +147,7 @@ fn a_prompt_that_the_server_cuts_is_routed_by_load() {
         answer(exchange, "200", "fine");
         assert_eq!(matched(&world), 0);
     }
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let lookups =
         config.pools()[0].prefix.as_ref().unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(lookups, 1, "two were not looked up");
@@ -172,7 +172,7 @@ fn of_a_prompt_that_is_not_encoded_to_its_end_the_beginning_is_found_and_nothing
     }
     let first = went[0].0.clone();
     assert_eq!(went, [(first.clone(), false), (first.clone(), true), (first, true)]);
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let cache = &config.pools()[0].prefix.as_ref().unwrap().cache;
     let stats = cache.stats();
     let told = [&stats.foretold_tokens, &stats.reported_tokens].map(|n| n.load(std::sync::atomic::Ordering::Relaxed));
@@ -254,7 +254,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
     assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.to_string().as_bytes(), true)))).is_empty());
-    exchange.warming().expect("a server is asked").run().await;
+    warmer::run(exchange.warming().expect("a server is asked")).await;
     let mut out = Actions::new();
     exchange.on(Event::Warmed, NOW, &mut out).unwrap();
     assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
@@ -288,7 +288,7 @@ async fn prompts_without_remote_tokens_are_looked_up_by_the_fallback() {
             send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
             let prompt = chat(&[("user", &text("same", 400))]);
             assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.as_bytes(), true)))).is_empty());
-            exchange.warming().expect("servers are asked").run().await;
+            warmer::run(exchange.warming().expect("servers are asked")).await;
             let mut out = Actions::new();
             exchange.on(Event::Warmed, NOW, &mut out).unwrap();
             assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
@@ -377,10 +377,10 @@ fn an_answer_that_the_tokenizer_can_not_bear_reaches_its_client() {
     let message = r#"{"choices":[{"message":{"role":"assistant","content":"an unbearable answer"}}]}"#;
     let got = Answered::of(&send(&mut exchange, request(Message::ResponseBody(body(message.as_bytes(), true)))));
     assert_eq!((got.text(), got.ended), (message, 1));
-    assert_eq!(world.picker.metrics.panics.get(), 1, "it was to be learned");
-    assert_eq!(world.picker.decisions.snapshot().pop().unwrap().end, "complete");
+    assert_eq!(world.processor.metrics.panics.get(), 1, "it was to be learned");
+    assert_eq!(world.processor.decisions.snapshot().pop().unwrap().end, "complete");
     drop(exchange);
-    assert_eq!(world.picker.metrics.outcome_count(Outcome::Routed), 1);
+    assert_eq!(world.processor.metrics.outcome_count(Outcome::Routed), 1);
     world.assert_books_closed(1);
 }
 
@@ -394,11 +394,11 @@ fn a_long_conversation_that_was_never_seen_is_looked_up_once_it_is_encoded() {
         let mut exchange = world.exchange();
         send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
         assert!(send(&mut exchange, request(Message::RequestBody(body(prompt.as_bytes(), true)))).is_empty());
-        exchange.warming().expect("it is encoded elsewhere").compute();
+        compute(exchange.warming().expect("it is encoded elsewhere"));
         let mut out = Actions::new();
         exchange.on(Event::Warmed, NOW, &mut out).unwrap();
         assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
-        let config = world.picker.config();
+        let config = world.processor.picker.config();
         let lookups =
             config.pools()[0].prefix.as_ref().unwrap().cache.stats().lookups.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(lookups, 1, "engines tell: {engines_tell}");

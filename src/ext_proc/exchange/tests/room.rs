@@ -161,9 +161,9 @@ pub(super) type Follower = (tokio::task::JoinSet<()>, tokio::sync::watch::Sender
 pub(super) async fn follow(world: &World) -> (attache_types::clock::Clock, Follower) {
     let clock = attache_types::clock::Clock::start();
     let (publisher, published) = tokio::sync::watch::channel(Published::default());
-    let queues = Arc::downgrade(world.picker.config().pools()[0].queue.as_ref().unwrap());
+    let queues = Arc::downgrade(world.processor.picker.config().pools()[0].queue.as_ref().unwrap());
     let mut follower = tokio::task::JoinSet::new();
-    follower.spawn(Queues::follow(queues, published, clock));
+    follower.spawn(world.timer.clone().follow(queues, published, clock));
     tokio::task::yield_now().await;
     (clock, (follower, publisher))
 }
@@ -186,20 +186,20 @@ pub(super) fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
 #[test]
 fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
     let world = setup(flow(Settings::default())).build();
-    let metrics = &world.picker.metrics;
-    let old = world.picker.config().pools()[0].queue.as_ref().unwrap().clone();
+    let metrics = &world.processor.metrics;
+    let old = world.processor.picker.config().pools()[0].queue.as_ref().unwrap().clone();
     let first = comes(&world, 9);
     let mut before = comes(&world, 9);
     let (health, stale_after, rng) =
         (HealthPolicy::default(), Duration::from_secs(2), attache_types::rng::for_request(8, 0));
     let said = flow(Settings::default());
     let observer = Box::new(metrics.queues("pool"));
-    let new = Queues::new(said, world.snapshot.clone(), health, None, stale_after, observer, rng).unwrap();
+    let new = Queues::new(said, world.snapshot.clone(), health, None, stale_after, observer, rng, world.timer.waker()).unwrap();
     new.replace(&old);
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let runtime = PoolRuntime { queue: Some(new), ..(*config.pools()[0]).clone() };
     let next = ActiveConfig::new(vec![Arc::new(runtime)], config.limits.clone(), config.settings.clone());
-    world.picker.reload(next, || serde_json::Value::Null);
+    world.processor.picker.reload(next, || serde_json::Value::Null);
     let mut after = comes(&world, 9);
     assert!(first.goes() && !before.goes() && !after.goes());
     first.ends();

@@ -2,7 +2,7 @@
 
 use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
-use crate::split::{COURSE_HEADER, Came, Told};
+use attache_picker::split::{COURSE_HEADER, Came, Told};
 use attache_disagg::{Failure, Mode};
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
@@ -125,7 +125,7 @@ fn a_prompt_is_waited_for_when_the_gateway_has_seen_enough_of_the_answer() {
         assert_eq!(stage.is_some(), stays, "{mode:?} {status}");
         drop(exchange);
         let Some(mut stage) = stage else { continue };
-        let came = stage.on_told(0, &reply(500, ""), NOW, &world.picker);
+        let came = stage.on_told(0, &reply(500, ""), NOW, &world.processor.picker);
         assert!(matches!(came, Came::Refused(Failure::Status(500))), "{came:?}");
         assert!(stage.abort().unwrap().url.ends_with("/abort_request"));
         drop(stage);

@@ -40,7 +40,7 @@ fn a_client_that_is_not_trusted_may_lower_its_priority_and_not_raise_it() {
     let priorities = [("shed".to_owned(), -5)].into();
     let world = Setup { flow: Some(shedding()), exchange, ..Setup::default() }.build();
     let rules = attache_scheduling::router::PoolRules { priorities, ..Default::default() };
-    world.picker.config().router.pools()[0].rules.store(rules);
+    world.processor.picker.config().router.pools()[0].rules.store(rules);
     let first = One::comes(&world, "");
     let refused = |objective: &str, model: &str| {
         let named = [("x-gateway-inference-objective", objective)];

@@ -2,7 +2,7 @@
 
 use super::splitting::{answer, asked, asked_for, splitting};
 use super::*;
-use crate::split::PREFILL_HEADER;
+use attache_picker::split::PREFILL_HEADER;
 use attache_disagg::Mode;
 use attache_pool::health::{Availability, Outcome as HealthOutcome};
 use attache_scheduling::Decider;

@@ -1,7 +1,7 @@
 //! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
 
 use super::*;
-use crate::quotas::Shared;
+use crate::redis_quotas::RedisQuotas;
 use attache_picker::settings::{TenantRule, TenantSource};
 use attache_quota as quota;
 use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths, UserRecordSettings};
@@ -91,20 +91,23 @@ fn world(
     let rule = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
     let exchange = ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() };
     let world = Setup { exchange, ..setup }.build();
-    let metrics = &world.picker.metrics;
+    let metrics = &world.processor.metrics;
     let users = Arc::new(UserRecords::new(link.clone()));
-    let shared = Shared { link: link.clone(), users, timeout: PATIENCE, on_failure, metrics: metrics.clone() };
     let quotas = subjects.into_iter().map(|(subject, settings, book)| {
-        let store = match settings.store {
-            CountIn::Redis => Store::Redis(Arc::new(RedisStore::new(link.clone(), subject, 1, || {}))),
-            CountIn::Memory => Store::Memory(book),
+        let redis = Arc::new(RedisStore::new(link.clone(), subject, 1, || {}));
+        let (store, redis) = match settings.store {
+            CountIn::Redis => (Store::Shared, Some(redis)),
+            CountIn::Memory => (Store::Memory(book), None),
         };
-        Arc::new(Quotas::new(subject, settings, store, world.picker.observer.clone(), noon).sharing(shared.clone()))
+        let (link, users, metrics) = (link.clone(), users.clone(), metrics.clone());
+        let shared = RedisQuotas { link, store: redis, users, timeout: PATIENCE, on_failure, metrics };
+        let observer = world.processor.picker.observer.clone();
+        Arc::new(Quotas::new(subject, settings, store, observer, noon).sharing(Arc::new(shared)))
     });
     let quotas = quotas.collect();
-    let config = world.picker.config();
+    let config = world.processor.picker.config();
     let again = ActiveConfig::new(config.pools().to_vec(), config.limits.clone(), config.settings.clone());
-    world.picker.reload(again.with_quotas(quotas), || serde_json::Value::Null);
+    world.processor.picker.reload(again.with_quotas(quotas), || serde_json::Value::Null);
     world
 }
 
@@ -114,7 +117,7 @@ fn book() -> Arc<Book> {
 
 /// A request that comes at `at`, and what it is told at once.
 fn ask(world: &World, at: Timestamp) -> (Exchange, Answered) {
-    let mut exchange = Exchange::new(world.picker.clone(), at);
+    let mut exchange = Exchange::new(world.processor.clone(), at);
     let protocol_config = Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false));
     let start = Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], false));
     let mut out = Actions::new();
@@ -126,7 +129,7 @@ fn ask(world: &World, at: Timestamp) -> (Exchange, Answered) {
 }
 
 fn call(exchange: &mut Exchange) -> impl Future<Output = ()> {
-    exchange.warming().expect("a call that is waited for").run()
+    warmer::run(exchange.warming().expect("a call that is waited for"))
 }
 
 /// Tells the request that what it waited for has run.

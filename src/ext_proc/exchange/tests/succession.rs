@@ -2,7 +2,7 @@
 
 use super::splitting::{ROLES, among, answer, asked, direct, good, reply, told};
 use super::*;
-use crate::split::{COURSE_HEADER, Told};
+use attache_picker::split::{COURSE_HEADER, Told};
 use attache_disagg::{Direct, Failure, Fallback, Mode};
 use attache_pool::Roles;
 use attache_pool::health::Outcome as Health;

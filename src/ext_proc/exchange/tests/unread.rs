@@ -2,7 +2,7 @@
 
 use super::parking::{One, flow, setup};
 use super::*;
-use crate::reading::UNREAD_PROMPT_TOKENS;
+use attache_picker::UNREAD_PROMPT_TOKENS;
 use attache_flow::Settings;
 
 const ANY: &str = "/v1/anything";
@@ -132,7 +132,7 @@ fn uploads_of_requests_in_the_queue_are_evicted_or_refused() {
         let mut out = Actions::new();
         exchange.on(event, NOW, &mut out).unwrap();
         assert_eq!(Answered::of(out.make_contiguous()).set["x-attache-reason"], reason);
-        assert_eq!(world.picker.buffered.bytes(), 0);
+        assert_eq!(world.processor.picker.buffered.bytes(), 0);
         drop(exchange);
         one.ends();
         world.assert_books_closed(2);
@@ -148,7 +148,7 @@ fn a_body_that_is_too_long_to_be_held_until_its_turn_is_refused() {
     let told = chunk(&mut exchange, &[7; 200], false);
     assert_eq!(told.refused.as_ref().map(|(status, _)| *status), Some(503));
     assert_eq!(told.set["x-attache-reason"], "overloaded");
-    assert_eq!(world.picker.buffered.bytes(), 0);
+    assert_eq!(world.processor.picker.buffered.bytes(), 0);
     drop(exchange);
     one.ends();
     world.assert_books_closed(2);

@@ -4,7 +4,6 @@
 use super::head::Head;
 use super::lookup::Looked;
 use super::prefix::PoolPrefix;
-use super::reply;
 use attache_disagg::Mode;
 use attache_pool::health::Availability;
 use attache_pool::ranks::RankBooking;
@@ -12,7 +11,6 @@ use attache_pool::{Endpoint, EndpointState, PoolSnapshot};
 use attache_scheduling::{Decision, Pool};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
-use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use std::sync::Arc;
 
 /// The rank that vLLM serves a request on, where one port stands for several.
@@ -79,19 +77,10 @@ impl Hints {
         hints
     }
 
-    /// Says it in a request's headers; what is set is not removed as somebody else's.
-    pub fn tell(&self, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
-        let rank = self.rank.as_ref().map(|booking| booking.rank().to_string());
-        let source = self.source.as_ref().map(|endpoint| endpoint.authority.to_string());
-        if self.drops_rank {
-            remove.push(RANK_HEADER.to_owned());
-        }
-        for (name, value) in [(RANK_HEADER, rank), (SOURCE_HEADER, source)] {
-            if let Some(value) = value {
-                remove.retain(|removed| removed != name);
-                set.push(reply::set(name, value));
-            }
-        }
+    /// The request headers that say it: names and values.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let rank = self.rank.as_ref().map(|booking| (RANK_HEADER, booking.rank().to_string()));
+        rank.into_iter().chain(self.source.as_ref().map(|endpoint| (SOURCE_HEADER, endpoint.authority.to_string())))
     }
 }
 

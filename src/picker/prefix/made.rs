@@ -2,7 +2,7 @@
 //!
 //! Only keys come back, half a byte for each token: neither the rendered text nor, unless they are asked for, the token ids.
 
-use super::super::warmer::Warming;
+use crate::warming::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
 use super::{Asked, PoolPrefix, Reading, Source};

@@ -4,10 +4,7 @@
 //! dynamic metadata, as the JWT filter leaves the claims of a token that it has checked.
 
 use super::head::Head;
-use attache_picker::settings::{TenantRule, TenantSource};
-use envoy_types::pb::envoy::config::core::v3::Metadata;
-use envoy_types::pb::google::protobuf::Value;
-use envoy_types::pb::google::protobuf::value::Kind;
+use crate::settings::{TenantRule, TenantSource};
 use std::sync::Arc;
 
 /// 256 bytes of a tenant's name are looked at: as many as of a model's.
@@ -26,13 +23,17 @@ pub enum Tenant {
 }
 
 impl Tenant {
-    /// The tenant of the request with these headers, of which Envoy knows `metadata`.
+    /// The tenant of the request with these headers; `claim` reads Envoy's dynamic metadata by namespace and path.
     #[must_use]
-    pub fn of(rule: Option<&TenantRule>, head: &Head, metadata: Option<&Metadata>) -> Self {
+    pub fn of(
+        rule: Option<&TenantRule>,
+        head: &Head,
+        claim: impl FnOnce(&str, &[String]) -> Option<String>,
+    ) -> Self {
         let Some(rule) = rule else { return Self::Unasked };
         let name = match &rule.source {
             TenantSource::Header(name) => head.get(name).map(str::to_owned),
-            TenantSource::Metadata { namespace, path } => claim(metadata, namespace, path),
+            TenantSource::Metadata { namespace, path } => claim(namespace, path),
         };
         let name = name.as_deref().map(str::trim).filter(|name| !name.is_empty());
         name.map_or(Self::Nobody, |name| {
@@ -66,47 +67,18 @@ pub fn untrusted(rule: Option<&TenantRule>, head: &Head) -> Option<String> {
     rule?.strip.as_ref().filter(|name| head.has(name)).cloned()
 }
 
-/// What stands in the metadata at `path`: text, or a number as the JSON that it came from had it.
-fn claim(metadata: Option<&Metadata>, namespace: &str, path: &[String]) -> Option<String> {
-    let mut fields = metadata?.filter_metadata.get(namespace)?;
-    let (last, inner) = path.split_last()?;
-    for key in inner {
-        fields = match fields.fields.get(key)?.kind.as_ref()? {
-            Kind::StructValue(inner) => inner,
-            _ => return None,
-        };
-    }
-    match fields.fields.get(last)? {
-        Value { kind: Some(Kind::StringValue(text)) } => Some(text.clone()),
-        Value { kind: Some(Kind::NumberValue(number)) } => Some(number.to_string()),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
-    use envoy_types::pb::google::protobuf::Struct;
+    use crate::head::Header;
 
     fn head(pairs: &[(&str, &str)]) -> Head {
         head_of(&pairs.iter().map(|(key, value)| (*key, value.as_bytes())).collect::<Vec<_>>())
     }
 
     fn head_of(pairs: &[(&str, &[u8])]) -> Head {
-        let header = |(key, value): &(&str, &[u8])| HeaderValue {
-            key: (*key).to_owned(),
-            raw_value: value.to_vec(),
-            ..HeaderValue::default()
-        };
-        Head::read(Some(HeaderMap { headers: pairs.iter().map(header).collect() }))
-    }
-
-    fn metadata(kind: Kind) -> Metadata {
-        let of = |key: &str, value| Struct { fields: [(key.to_owned(), Value { kind: Some(value) })].into() };
-        let payload = Kind::StructValue(of("sub", kind));
-        let filter_metadata = [("envoy.filters.http.jwt_authn".to_owned(), of("payload", payload))].into();
-        Metadata { filter_metadata, ..Metadata::default() }
+        let header = |(name, value): &(&str, &[u8])| Header { name: (*name).to_owned(), value: value.to_vec() };
+        Head::read(pairs.iter().map(header).collect())
     }
 
     fn by_claim(strip: Option<&str>) -> TenantRule {
@@ -115,24 +87,6 @@ mod tests {
             path: vec!["payload".to_owned(), "sub".to_owned()],
         };
         TenantRule { source, strip: strip.map(str::to_owned) }
-    }
-
-    #[test]
-    fn a_tenant_is_who_the_configured_source_says() {
-        let by_header = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
-        let claims = metadata(Kind::StringValue("acme".to_owned()));
-        let lies = head(&[("x-tenant", " liar ")]);
-        assert_eq!(Tenant::of(None, &lies, Some(&claims)), Tenant::Unasked);
-        assert_eq!(Tenant::of(Some(&by_header), &lies, Some(&claims)), Tenant::Named("liar".into()));
-        assert_eq!(Tenant::of(Some(&by_header), &head(&[("x-tenant", " ")]), None), Tenant::Nobody);
-        let rule = by_claim(None);
-        assert_eq!(Tenant::of(Some(&rule), &lies, Some(&claims)), Tenant::Named("acme".into()));
-        assert_eq!(Tenant::of(Some(&rule), &lies, None), Tenant::Nobody);
-        let number = metadata(Kind::NumberValue(42.0));
-        assert_eq!(Tenant::of(Some(&rule), &lies, Some(&number)), Tenant::Named("42".into()));
-        assert_eq!(Tenant::of(Some(&rule), &lies, Some(&metadata(Kind::BoolValue(true)))), Tenant::Nobody);
-        let long = metadata(Kind::StringValue("é".repeat(300)));
-        assert_eq!(Tenant::of(Some(&rule), &lies, Some(&long)).name().map(str::len), Some(256));
     }
 
     #[test]

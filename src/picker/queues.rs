@@ -1,4 +1,4 @@
-//! The queues before a pool, as the exchange knows them: who may go on, who waits, and whose turn has come.
+//! The queues before a pool, as a request knows them: who may go on, who waits, and whose turn has come.
 //!
 //! [`FlowControl`] decides. This holds it under a lock, tells it what happens (an answer begins or ends, the pool is published anew) and wakes
 //! whoever has waited. What is let through is an [`Admitted`], what waits a [`Parked`]; both give back what they hold when they are dropped.
@@ -7,29 +7,29 @@ use super::deadline::{self, Due};
 use super::decide::Question;
 use super::head::Head;
 use ahash::AHashMap;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use attache_flow::Load;
 use attache_flow::saturation::View;
 use attache_flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, Verdict, Way,
     asking,
 };
-use attache_picker::event::{QueueEvent, QueueObserver, QueueOutcome};
+use crate::event::{QueueEvent, QueueObserver, QueueOutcome};
 use attache_pool::health::HealthPolicy;
-use attache_pool::{PoolSnapshot, Published, Roles, SnapshotStore};
+use attache_pool::{PoolSnapshot, Roles, SnapshotStore};
 use attache_scheduling::RequestFacts;
 use attache_scheduling::plugin::ParamError;
 use attache_scheduling::split::SplitPolicy;
-use attache_types::clock::{Clock, Timestamp};
+use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
+use futures_channel::oneshot;
+use std::task::Waker;
 use std::time::Duration;
-use tokio::sync::{Notify, oneshot, watch};
-use tokio::time::timeout;
 
 pub use turn::{Admitted, Parked, Waiting};
 
@@ -57,8 +57,8 @@ pub struct Queues {
     state: Mutex<State>,
     /// The last moment that anybody told: a stream that is dropped knows none.
     now: AtomicU64,
-    /// Told when somebody waits and nobody did.
-    waits: Arc<Notify>,
+    /// Woken when [`Queues::patience`] has become shorter: somebody waits, and nobody did.
+    timer: Waker,
     /// Queues before the same pool by settings of before a reload or after it.
     others: Mutex<Vec<Weak<Self>>>,
 }
@@ -124,11 +124,12 @@ impl Queues {
         stale_after: Duration,
         observer: Box<dyn QueueObserver>,
         rng: PickRng,
+        timer: Waker,
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
         let state = Mutex::new(State { control, running: AHashMap::new(), rng, rest: None });
-        let (now, waits, others) = (AtomicU64::new(0), Arc::default(), Mutex::default());
-        Ok(Arc::new(Self { flow, store, health, split, stale_after, observer, state, now, waits, others }))
+        let (now, others) = (AtomicU64::new(0), Mutex::default());
+        Ok(Arc::new(Self { flow, store, health, split, stale_after, observer, state, now, timer, others }))
     }
 
     /// These take the place of `old`, before which requests may wait or be under way still: what makes room there makes room here, and the
@@ -203,7 +204,7 @@ impl Queues {
             let verdict = state.control.enqueue(&arrival, keep, &gauge, q.now, &mut state.rng, left);
             let eviction = if let Verdict::Dispatch(passage) = &verdict { state.seat(passage) } else { None };
             if state.control.len() == 1 {
-                self.waits.notify_one();
+                self.timer.wake_by_ref();
             }
             Ok((verdict, eviction))
         });
@@ -331,7 +332,7 @@ impl Queues {
                 let rests = snapshot.endpoints.len() >= MANY_ENDPOINTS && state.is_full(&gauge);
                 state.rest = rests.then(|| Rest { until: now.after(REST), missed: false });
             } else if !is_told {
-                self.waits.notify_one();
+                self.timer.wake_by_ref();
             }
             self.observer.event(holds(&state));
             (result, turns, evicted)
@@ -395,7 +396,8 @@ impl Queues {
 
     /// How soon the pool is to be looked at if nothing is told: when it has rested and something was told meanwhile; when pages are believed no
     /// longer, since the last ones say nothing any more then; before that where somebody waits and time alone is thought to make room.
-    fn patience(&self, now: Timestamp) -> Duration {
+    #[must_use]
+    pub fn patience(&self, now: Timestamp) -> Duration {
         let expires = {
             let state = self.state.lock();
             if state.control.is_empty() {
@@ -414,28 +416,6 @@ impl Queues {
         soonest.map_or(self.stale_after, |soon| soon.min(self.stale_after))
     }
 
-    /// Tells the queues of every new snapshot of their pool, and when time has passed in which there was none. Ends with the queues, or the pool.
-    pub async fn follow(queues: Weak<Self>, mut published: watch::Receiver<Published>, clock: Clock) {
-        let Some(waits) = queues.upgrade().map(|queues| queues.waits.clone()) else { return };
-        while let Some(patience) = queues.upgrade().map(|queues| queues.patience(clock.now())) {
-            let told = async {
-                tokio::select! {
-                    changed = published.changed() => Some(changed.is_ok()),
-                    () = waits.notified() => None,
-                }
-            };
-            match timeout(patience, told).await {
-                Ok(Some(false)) => return,
-                Ok(Some(true)) | Err(_) => {}
-                // How soon is to be thought over.
-                Ok(None) => continue,
-            }
-            if let Some(queues) = queues.upgrade() {
-                queues.freed(clock.now());
-            }
-        }
-    }
-
     /// What the client is told.
     fn refused(&self, refusal: &Refusal) -> RequestError {
         let (reason, message) = named(refusal.cause);
@@ -443,8 +423,8 @@ impl Queues {
     }
 
     /// Nobody waits, and nothing is under way.
-    #[cfg(test)]
-    pub(super) fn assert_books_closed(&self) {
+    #[cfg(any(test, feature = "testing"))]
+    pub fn assert_books_closed(&self) {
         let state = self.state.lock();
         let pending = state.control.pending();
         assert_eq!((state.control.books(), pending, state.running.len()), ((0, 0, 0, 0), Load::default(), 0));
@@ -478,7 +458,8 @@ fn named(cause: Cause) -> (Reason, &'static str) {
 }
 
 /// What the client is told of a request that was under way.
-pub(super) fn outranked(refusal: &Refusal) -> RequestError {
+#[must_use]
+pub fn outranked(refusal: &Refusal) -> RequestError {
     let (reason, message) = named(refusal.cause);
     retry(RequestError::new(reason, message), refusal.retry_after)
 }

@@ -31,8 +31,9 @@ pub struct Release {
 
 impl Release {
     /// Of a completion that `connector` splits over servers at these addresses.
-    #[cfg(test)]
-    pub(crate) fn for_test(
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn for_test(
         connector: &'static dyn attache_disagg::Connector,
         [prefill, decode]: [std::net::SocketAddr; 2],
         body: &'static [u8],

@@ -1,19 +1,13 @@
-//! What all streams share.
+//! What all requests share.
 
 use super::active::ActiveConfig;
 use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
 use super::body::Buffered;
-use super::prefiller::Prefiller;
-use super::uploads::Uploads;
-use super::warmer::Warmer;
+use crate::event::Observer;
 use arc_swap::ArcSwap;
-use attache_picker::event::Observer;
 use attache_record::{Recorder, Turn};
 use attache_scheduling::ModelPolicies;
-use attache_telemetry::Telemetry;
-use attache_telemetry::decisions::Decisions;
-use attache_telemetry::metrics::Metrics;
-use attache_telemetry::trace::Tracing;
+use attache_types::rng::{self, PickRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,26 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct Picker {
     config: ArcSwap<ActiveConfig>,
-    /// Counters.
-    pub metrics: Arc<Metrics>,
+    /// Is told of all requests.
+    pub observer: Arc<dyn Observer>,
     /// Where answers of the Responses API live.
     pub responses: ResponseTable,
-    /// The last decisions.
-    pub decisions: Arc<Decisions>,
-    /// Is told of all requests: `metrics` and `decisions`.
-    pub observer: Arc<dyn Observer>,
     /// Memory of request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
-    /// The part of it that waits for more bytes.
-    pub uploads: Arc<Uploads>,
-    /// Traces, when they are on.
-    pub tracing: Tracing,
     /// What operators say about single models.
     pub policies: Arc<ModelPolicies>,
-    /// Where long reading is done.
-    pub warmer: Warmer,
-    /// Asks prefill servers.
-    pub prefiller: Prefiller,
     /// What is told of every decision, when a recording is made.
     pub recorder: Option<Arc<Recorder>>,
     seed: u64,
@@ -50,22 +32,14 @@ pub struct Picker {
 impl Picker {
     /// A picker whose random choices follow from `seed`.
     #[must_use]
-    pub fn new(config: ActiveConfig, telemetry: &Arc<Telemetry>, tracing: Tracing, seed: u64) -> Self {
-        let buffered = Arc::<Buffered>::default();
-        let Telemetry { metrics, decisions } = (**telemetry).clone();
+    pub fn new(config: ActiveConfig, observer: Arc<dyn Observer>, seed: u64) -> Self {
         Self {
             config: ArcSwap::from_pointee(config),
-            policies: Arc::default(),
-            warmer: Warmer::new(buffered.clone(), metrics.clone()),
-            prefiller: Prefiller::default(),
-            recorder: None,
-            metrics,
+            observer,
             responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
-            decisions,
-            observer: telemetry.clone(),
-            buffered,
-            uploads: Arc::default(),
-            tracing,
+            buffered: Arc::default(),
+            policies: Arc::default(),
+            recorder: None,
             seed,
             sequence: AtomicU64::new(0),
         }
@@ -98,7 +72,7 @@ impl Picker {
 
     /// The random numbers of the next request.
     #[must_use]
-    pub fn next_rng(&self) -> attache_types::rng::PickRng {
-        attache_types::rng::for_request(self.seed, self.sequence.fetch_add(1, Relaxed))
+    pub fn next_rng(&self) -> PickRng {
+        rng::for_request(self.seed, self.sequence.fetch_add(1, Relaxed))
     }
 }

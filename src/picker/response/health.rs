@@ -1,12 +1,11 @@
 //! What a response shows of the health of the servers that worked on its request.
 
-use super::fields::ResponseFields;
-use super::{Origin, Picker, Routed};
-use attache_picker::event::Event;
+use super::{Origin, ResponseHead, Routed};
+use crate::picker::Picker;
+use crate::event::Event;
 use attache_pool::Endpoint;
 use attache_pool::health::{Availability, Observation, Outcome, Verdict};
 use attache_types::clock::Timestamp;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 impl Routed {
@@ -14,19 +13,17 @@ impl Routed {
     /// failed on every endpoint may be the cause itself.
     pub(super) fn follow(
         &mut self,
-        served: Option<SocketAddr>,
-        found: &ResponseFields,
-        origin: Origin,
+        head: &ResponseHead<'_>,
         now: Timestamp,
         picker: &Picker,
     ) {
-        let Some(served) = served.filter(|a| *a != self.picked.spec.address) else { return };
+        let Some(served) = head.served.filter(|a| *a != self.picked.spec.address) else { return };
         // Who was asked before may have fetched the prompt: it is left to its lease.
         self.plan.course.iter_mut().for_each(|course| course.kept = None);
         let snapshot = self.plan.runtime.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.probes = false;
-            let failed_everywhere = origin == Origin::Server && found.status >= 500;
+            let failed_everywhere = head.origin == Origin::Server && head.status >= 500;
             let outcome = if failed_everywhere { Outcome::ErrorResponse } else { Outcome::ConnectFailure };
             self.record(&self.picked.clone(), outcome, now, picker);
             self.booking.move_to(&state.endpoint, now);
@@ -39,23 +36,22 @@ impl Routed {
     /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
     pub(super) fn judge(
         &mut self,
-        found: &ResponseFields,
-        origin: Origin,
+        head: &ResponseHead<'_>,
         waits: bool,
         now: Timestamp,
         picker: &Picker,
     ) {
-        let outcome = match origin {
+        let outcome = match head.origin {
             Origin::Unreachable => Some(Outcome::ConnectFailure),
             Origin::Gateway => None,
-            Origin::Server => Outcome::of_status(found.status),
+            Origin::Server => Outcome::of_status(head.status),
         };
         let Some(outcome) = outcome else { return };
         if outcome == Outcome::ErrorResponse && self.one_has_gone(now) {
             return;
         }
         // Only what follows shows that it works.
-        if found.is_good() && waits {
+        if head.is_good() && waits {
             return;
         }
         self.probes = false;

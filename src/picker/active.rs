@@ -3,8 +3,8 @@
 use super::prefix::PoolPrefix;
 use super::queues::Queues;
 use super::quotas::Quotas;
-use attache_picker::event::PoolObserver;
-use attache_picker::settings::ExchangeSettings;
+use crate::event::PoolObserver;
+use crate::settings::ExchangeSettings;
 use attache_scheduling::plugin::Strategy;
 use attache_scheduling::router::RouteFacts;
 use attache_scheduling::{Pool, Router, scheduler};

@@ -1,7 +1,7 @@
 //! Token counts, errors and the id of a response, read while it passes, in the format of its API. No count is above
 //! what the request can cost.
 
-use super::fields::ResponseFields;
+use super::fields::ResponseHead;
 use crate::ceiling::Ceiling;
 use crate::decide::Plan;
 use attache_protocol::grpc::GrpcUsageScanner;
@@ -24,7 +24,7 @@ enum Format {
 
 impl Scanner {
     /// Reads the response to the request of `plan`.
-    pub(super) fn new(api: Api, head: &ResponseFields, plan: &Plan) -> Self {
+    pub(super) fn new(api: Api, head: &ResponseHead<'_>, plan: &Plan) -> Self {
         let ceiling = plan.ceiling;
         if api.body_format() == BodyFormat::Grpc {
             return Self { format: Format::Grpc(GrpcUsageScanner::new(api)), ceiling };

@@ -9,7 +9,7 @@ use super::hints::RANK_HEADER;
 use super::picker::Picker;
 use attache_disagg::attempts::Attempt;
 use attache_disagg::{Direct, Failure, Fallback, Leg, LegApi, Next};
-use attache_picker::event::Event;
+use crate::event::Event;
 use attache_pool::Endpoint;
 use attache_pool::health::{Availability, ClientSlot, Observation, Outcome as Health, Verdict};
 use attache_pool::ranks::RankBooking;

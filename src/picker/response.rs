@@ -3,19 +3,16 @@
 use super::conversation::Conversation;
 use super::decide::Plan;
 use super::lookup::guarded;
-use super::metadata::{self, Origin};
-use super::mode::BodyMode;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
 use super::queues::Admitted;
-use super::reply::{self, Direction};
 use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
 use attache_disagg::Failure;
-use attache_picker::event::{
+use crate::event::{
     DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace,
 };
-use attache_picker::settings::{ExchangeSettings, ReportUsage, UsageCount};
+use crate::settings::{ExchangeSettings, UsageCount};
 use attache_pool::Endpoint;
 use attache_pool::health::Outcome as Health;
 use attache_prefix::key::BlockKey;
@@ -24,19 +21,17 @@ use attache_protocol::{Api, ModelRenamer, TransferScanner, Usage};
 use attache_quota::{Had, Subject};
 use attache_record::Booked;
 use attache_types::clock::Timestamp;
-use envoy_types::pb::envoy::config::core::v3::{HeaderMap, Metadata};
-use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, HttpBody, ProcessingResponse};
-use envoy_types::pb::google::protobuf::Struct;
-use fields::ResponseFields;
 use scanner::Scanner;
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 mod fields;
 mod health;
 mod scanner;
+
+pub use fields::{HeaderChanges, Origin, ResponseHead};
 
 /// 4 KiB of a 404 are searched for the model's name.
 const MAX_DENIAL_BYTES: usize = 4 << 10;
@@ -77,17 +72,6 @@ pub struct Routed {
     parting: Option<Ask>,
     /// Of its model and its tenant.
     counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
-}
-
-/// What a gateway says with the headers of an answer.
-#[derive(Debug)]
-pub struct ResponseHead {
-    /// The headers.
-    pub headers: Option<HeaderMap>,
-    /// Metadata of the stream.
-    pub metadata: Option<Metadata>,
-    /// Attributes, when the gateway is told to send any.
-    pub attributes: HashMap<String, Struct>,
 }
 
 impl Routed {
@@ -177,58 +161,59 @@ impl Routed {
     }
 
     /// The headers of the answer: learns how the endpoint fares and says what must change in them.
-    pub fn headers(&mut self, head: &ResponseHead, mode: BodyMode, now: Timestamp, picker: &Picker) -> HeaderMutation {
-        let found = ResponseFields::read(head.headers.as_ref());
+    pub fn headers(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) -> HeaderChanges {
         if let Some(admitted) = &mut self.plan.admitted {
             admitted.answers(now);
         }
-        self.status = found.status;
-        self.sse = found.sse;
-        self.plan.runtime.observer.event(RequestEvent::Status(found.status));
-        let served = metadata::served(head.metadata.as_ref(), &head.attributes);
-        let retried = metadata::retried(&head.attributes);
-        self.plan.course.iter_mut().for_each(|course| course.answered(retried));
-        let origin = Origin::of(&head.attributes);
-        self.follow(served, &found, origin, now, picker);
-        let waits = self.plan.meets() && mode != BodyMode::None;
-        self.judge(&found, origin, waits, now, picker);
-        self.release(found.untaken(origin), now, picker);
+        self.status = head.status;
+        self.sse = head.sse;
+        self.plan.runtime.observer.event(RequestEvent::Status(head.status));
+        self.plan.course.iter_mut().for_each(|course| course.answered(head.retried));
+        self.follow(head, now, picker);
+        let waits = self.plan.meets() && head.shows_body;
+        self.judge(head, waits, now, picker);
+        self.release(head.untaken(), now, picker);
+        let drops_length = self.watch_body(head);
+        HeaderChanges { set: self.new_headers(head), drops_length }
+    }
 
-        let mut mutation = HeaderMutation::default();
-        let readable = mode != BodyMode::None && !found.encoded;
-        if readable {
-            self.scanner = Some(Scanner::new(self.api, &found, &self.plan));
+    /// Prepares to read the body of the answer; true when its length may change.
+    fn watch_body(&mut self, head: &ResponseHead<'_>) -> bool {
+        if !head.shows_body || head.encoded {
+            return false;
         }
-        if readable && found.is_good() && self.api.generates() {
-            self.read_answer(found.format());
+        self.scanner = Some(Scanner::new(self.api, head, &self.plan));
+        if head.is_good() && self.api.generates() {
+            self.read_answer(head.format());
         }
-        if readable && let Some(from) = &self.plan.renamed_from {
-            self.renamer = ModelRenamer::new(&self.plan.target, from);
-            mutation.remove_headers.push("content-length".to_owned());
-        }
+        let Some(from) = &self.plan.renamed_from else { return false };
+        self.renamer = ModelRenamer::new(&self.plan.target, from);
+        true
+    }
+
+    /// Headers that the answer gets.
+    fn new_headers(&self, head: &ResponseHead<'_>) -> Vec<(Cow<'static, str>, String)> {
+        let mut set = Vec::new();
         // A server that has just failed is not named as the one to come back to.
-        if found.status < 500 {
-            let mut named = Vec::new();
-            self.plan.strategy.answer_headers(self.booking.endpoint(), &mut named);
-            mutation.set_headers.extend(named.into_iter().map(|(name, value)| reply::set(&name, value)));
+        if head.status < 500 {
+            self.plan.strategy.answer_headers(self.booking.endpoint(), &mut set);
         }
         if let Some(profile) = &self.plan.profile {
-            mutation.set_headers.push(reply::set("x-aibrix-config-profile", &**profile));
+            set.push(("x-aibrix-config-profile".into(), profile.to_string()));
         }
+        let named = |(name, value): (&'static str, String)| (Cow::Borrowed(name), value);
         for permit in &self.plan.permits {
-            mutation.set_headers.extend(permit.headers().map(|(name, value)| reply::set(name, value)));
+            set.extend(permit.headers().map(named));
         }
         if let Some(course) = &self.plan.course {
-            mutation
-                .set_headers
-                .extend(course.headers(self.names_prefill).map(|(name, value)| reply::set(name, value)));
+            set.extend(course.headers(self.names_prefill).map(named));
         }
         if self.conformance {
-            let served = metadata::reported(head.metadata.as_ref()).unwrap_or(NO_SERVED_ENDPOINT);
-            mutation.set_headers.push(reply::set("x-conformance-test-served-endpoint", served));
-            mutation.set_headers.push(reply::set("x-went-into-resp-headers", "true"));
+            let served = head.reported.unwrap_or(NO_SERVED_ENDPOINT);
+            set.push(("x-conformance-test-served-endpoint".into(), served.to_owned()));
+            set.push(("x-went-into-resp-headers".into(), "true".to_owned()));
         }
-        mutation
+        set
     }
 
     /// Who answers, as far as is known.
@@ -273,80 +258,27 @@ impl Routed {
         }
     }
 
-    /// One body message of the answer: watches it and gives the answer to it. With the last one goes what `report` asks for.
-    pub fn body(
-        &mut self,
-        message: HttpBody,
-        mode: BodyMode,
-        now: Timestamp,
-        picker: &Picker,
-        report: Option<&ReportUsage>,
-    ) -> ProcessingResponse {
-        let end = message.end_of_stream;
-        let answer = self.watch(message, mode, now, picker);
-        let dynamic_metadata = report.filter(|_| end).and_then(|r| self.cost(r));
-        ProcessingResponse { dynamic_metadata, ..answer }
-    }
-
-    /// What the answer cost, when the server has told.
-    #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^53")]
-    fn cost(&self, report: &ReportUsage) -> Option<Struct> {
+    /// Tokens that the server has reported, of one kind; `None` when it has reported none.
+    #[must_use]
+    pub fn used(&self, count: UsageCount) -> Option<u64> {
         let usage = self.scanner.as_ref().and_then(Scanner::usage)?;
-        let count = match report.count {
+        match count {
             UsageCount::Prompt => usage.prompt_tokens,
             UsageCount::Cached => usage.cached_tokens,
             UsageCount::Completion => usage.completion_tokens,
             UsageCount::Total => {
                 Some(usage.prompt_tokens.unwrap_or(0).saturating_add(usage.completion_tokens.unwrap_or(0)))
             }
-        };
-        Some(metadata::number(&report.namespace, &report.key, count? as f64))
+        }
     }
 
-    fn watch(&mut self, message: HttpBody, mode: BodyMode, now: Timestamp, picker: &Picker) -> ProcessingResponse {
-        if self.first_byte.is_none() && !message.body.is_empty() {
-            self.first_byte = Some(now);
-            // Of an answer that comes whole the first byte is its end.
-            let tells = self.sse || !self.api.generates();
-            let good = self.is_good();
-            if good && self.plan.meets() {
-                self.probes = false;
-                self.record(&self.booking.endpoint().clone(), Health::Success, now, picker);
-            }
-            self.booking.first_byte(good, tells, now);
-            // Its sidecar has had the prompt computed; when that was, nobody says.
-            if let Some(prefill) = &mut self.plan.prefill {
-                prefill.first_byte(good, false, now);
-            }
-            self.plan.encoding.clear();
-            self.plan.runtime.observer.event(RequestEvent::FirstByte(now.since(self.opened)));
-            if let Some(span) = &mut self.span {
-                span.first_byte(now);
-            }
-            if let Some(admitted) = &self.plan.admitted {
-                admitted.freed(now);
-            }
+    /// A part of the answer's body, the last one with `end`. Gives the bytes that go on in its place, where the model's name is replaced.
+    pub fn chunk(&mut self, bytes: &[u8], end: bool, now: Timestamp, picker: &Picker) -> Option<Vec<u8>> {
+        if self.first_byte.is_none() && !bytes.is_empty() {
+            self.begin(now, picker);
         }
-        self.look_for_target(&message.body, now);
-        if let Some(answer) = &mut self.answer {
-            answer.push(&message.body);
-        }
-        if let Some((_, scanner)) = &mut self.conversation {
-            scanner.push(&message.body);
-        }
-        if let Some(scanner) = &mut self.scanner {
-            scanner.push(&message.body);
-            // At once, not at the end: the client may cancel what is still running.
-            if !self.id_learned
-                && let Some(id) = scanner.response_id()
-            {
-                self.id_learned = true;
-                picker.responses.learn(&self.plan.runtime.pool.name, id, self.booking.endpoint().id);
-            }
-            if let Some(admitted) = &mut self.plan.admitted {
-                admitted.answered(scanner.tokens(), now);
-            }
-        }
+        self.look_for_target(bytes, now);
+        self.read(bytes, now, picker);
         // A stream may be refused within a 200, by its first event. Other errors may come of what was computed already.
         if self.first_byte.is_some() {
             let error = self.scanner.as_ref().and_then(Scanner::error_status);
@@ -354,14 +286,56 @@ impl Routed {
             self.release(busy, now, picker);
             self.plan.course.iter_mut().for_each(|course| course.kept = None);
         }
-        if let Some(renamer) = &mut self.renamer {
-            let end = message.end_of_stream;
-            let mut bytes = Vec::new();
-            if renamer.push(&message.body, end, &mut bytes) {
-                return reply::replace(Direction::Response, mode, bytes, end);
-            }
+        let renamer = self.renamer.as_mut()?;
+        let mut renamed = Vec::new();
+        renamer.push(bytes, end, &mut renamed).then_some(renamed)
+    }
+
+    /// The first byte of the answer's body has come.
+    fn begin(&mut self, now: Timestamp, picker: &Picker) {
+        self.first_byte = Some(now);
+        // Of an answer that comes whole the first byte is its end.
+        let tells = self.sse || !self.api.generates();
+        let good = self.is_good();
+        if good && self.plan.meets() {
+            self.probes = false;
+            self.record(&self.booking.endpoint().clone(), Health::Success, now, picker);
         }
-        reply::echo(Direction::Response, mode, message)
+        self.booking.first_byte(good, tells, now);
+        // Its sidecar has had the prompt computed; when that was, nobody says.
+        if let Some(prefill) = &mut self.plan.prefill {
+            prefill.first_byte(good, false, now);
+        }
+        self.plan.encoding.clear();
+        self.plan.runtime.observer.event(RequestEvent::FirstByte(now.since(self.opened)));
+        if let Some(span) = &mut self.span {
+            span.first_byte(now);
+        }
+        if let Some(admitted) = &self.plan.admitted {
+            admitted.freed(now);
+        }
+    }
+
+    /// Reads a part of the answer's body: its text, its tokens, its id.
+    fn read(&mut self, bytes: &[u8], now: Timestamp, picker: &Picker) {
+        if let Some(answer) = &mut self.answer {
+            answer.push(bytes);
+        }
+        if let Some((_, scanner)) = &mut self.conversation {
+            scanner.push(bytes);
+        }
+        let Some(scanner) = &mut self.scanner else { return };
+        scanner.push(bytes);
+        // At once, not at the end: the client may cancel what is still running.
+        if !self.id_learned
+            && let Some(id) = scanner.response_id()
+        {
+            self.id_learned = true;
+            picker.responses.learn(&self.plan.runtime.pool.name, id, self.booking.endpoint().id);
+        }
+        if let Some(admitted) = &mut self.plan.admitted {
+            admitted.answered(scanner.tokens(), now);
+        }
     }
 
     /// Tells the pool's rules whether the server has the model that it was asked for. A 404 counts only where its body names the model: a

@@ -1,38 +1,81 @@
-//! What tenants and models may have, as the exchange knows it: who may go on, and what is booked until its answer has ended.
+//! What tenants and models may have, as a request knows it: who may go on, and what is booked until its answer has ended.
 //!
-//! [`attache_quota`] decides, in this process or, by the same figures, in a Redis that several pickers share. What is let through holds a
-//! [`Permit`], which gives everything back when it is dropped and keeps what was had when it is settled. With Redis a decision waits for the
+//! [`attache_quota`] decides, in this process or, by the same figures, in a store that several replicas share ([`SharedQuotas`]). What is let through holds a
+//! [`Permit`], which gives everything back when it is dropped and keeps what was had when it is settled. With such a store a decision waits for the
 //! answer as it waits for tokens: it comes back as something to run, and is made again when that has run. So it does where a tenant's own limits
-//! stand in Redis and have not been read of late.
+//! stand there and have not been read of late.
 
 use super::decide::Question;
 use super::tenant::Tenant;
-use super::warmer::Warming;
-use attache_picker::event::{NameEvent, Observer};
+use super::warming::Warming;
+use crate::event::{NameEvent, Observer};
 use attache_protocol::Api;
 use attache_quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall};
 use attache_scheduling::RequestFacts;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use smallvec::SmallVec;
+use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
-
-#[cfg(feature = "redis")]
-mod shared;
-#[cfg(feature = "redis")]
-use attache_redis_store::quota_store::RedisStore;
-#[cfg(feature = "redis")]
-pub use shared::Shared;
 
 /// Where it is counted.
 #[derive(Clone, Debug)]
 pub enum Store {
     /// In this process.
     Memory(Arc<Book>),
-    /// In Redis.
-    #[cfg(feature = "redis")]
-    Redis(Arc<RedisStore>),
+    /// In the store of [`Quotas::sharing`], with other replicas.
+    Shared,
+}
+
+/// A store outside of the process: counters that several replicas share, and limits of single tenants. Asking it takes time, so what it is
+/// asked comes back as work, and its answer is read when that has run.
+pub trait SharedQuotas: fmt::Debug + Send + Sync {
+    /// The claim with the limits of its tenant's own record, where such records count; else what must run first. Reading the record again
+    /// shares the wait that began at `first`.
+    ///
+    /// # Errors
+    /// That the tenant has no record and needs one.
+    fn limits(
+        &self,
+        quotas: &Arc<Quotas>,
+        claim: Claim,
+        first: Timestamp,
+        now: Timestamp,
+    ) -> Result<Limited, RequestError>;
+
+    /// Asks to book `claim`. What the request has waited since `first` is not waited again.
+    fn take(&self, quotas: &Arc<Quotas>, claim: Claim, first: Timestamp, now: Timestamp) -> Pending;
+
+    /// A request that was booked at `place` has ended at `at`: `change` sets right what it had.
+    fn end(&self, name: Arc<str>, place: Place, change: Change, at: Wall);
+}
+
+/// Limits of one claim.
+#[derive(Debug)]
+pub enum Limited {
+    /// They are in the claim now.
+    Known(Claim),
+    /// They have to be read first; the request is then booked as well.
+    Unread(Pending),
+}
+
+/// A question to a [`SharedQuotas`].
+#[derive(Debug)]
+pub struct Pending {
+    /// Must run before the answer is read.
+    pub work: Warming,
+    /// Where the answer will be.
+    pub answer: Box<dyn SharedAnswer>,
+}
+
+/// The answer to a [`Pending`] question.
+pub trait SharedAnswer: fmt::Debug + Send {
+    /// What is booked for the request, where anything is: `None` too when the store did not answer and requests then go on.
+    ///
+    /// # Errors
+    /// The refusal that the client gets.
+    fn read(self: Box<Self>, quotas: &Quotas, now: Timestamp) -> Result<Option<Permit>, RequestError>;
 }
 
 /// 2^32 - 1 tokens: no answer has more, however many of what length a request asks for. Counters are far from full with that.
@@ -44,9 +87,7 @@ pub struct Quotas {
     subject: Subject,
     settings: TenantSettings,
     store: Store,
-    /// How requests deal with Redis, where that is asked.
-    #[cfg(feature = "redis")]
-    shared: Option<Shared>,
+    shared: Option<Arc<dyn SharedQuotas>>,
     observer: Arc<dyn Observer>,
     /// How late it is. Windows are those of the wall clock, whatever is done to it.
     wall: fn() -> SystemTime,
@@ -62,30 +103,20 @@ impl Quotas {
         observer: Arc<dyn Observer>,
         wall: fn() -> SystemTime,
     ) -> Self {
-        Self {
-            subject,
-            settings,
-            store,
-            #[cfg(feature = "redis")]
-            shared: None,
-            observer,
-            wall,
-        }
+        Self { subject, settings, store, shared: None, observer, wall }
     }
 
-    /// With Redis, which a store there and records of tenants need.
-    #[cfg(feature = "redis")]
+    /// With a store outside of the process, which [`Store::Shared`] and records of tenants need.
     #[must_use]
-    pub fn sharing(mut self, shared: Shared) -> Self {
+    pub fn sharing(mut self, shared: Arc<dyn SharedQuotas>) -> Self {
         self.shared = Some(shared);
         self
     }
 
-    /// How requests deal with Redis.
-    #[cfg(feature = "redis")]
+    /// What the configuration says.
     #[must_use]
-    pub fn shared(&self) -> Option<&Shared> {
-        self.shared.as_ref()
+    pub fn settings(&self) -> &TenantSettings {
+        &self.settings
     }
 
     /// Whom it is for.
@@ -100,7 +131,9 @@ impl Quotas {
         &self.store
     }
 
-    fn wall(&self) -> Wall {
+    /// The time of the wall clock.
+    #[must_use]
+    pub fn wall(&self) -> Wall {
         Wall((self.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
@@ -153,39 +186,38 @@ impl Quotas {
     }
 
     /// Books the request, which has waited since `first`, or says what must run first.
-    #[cfg_attr(not(feature = "redis"), expect(unused_variables, reason = "nothing is waited for"))]
     fn begin(self: &Arc<Self>, claim: Claim, first: Timestamp, now: Timestamp) -> Result<Begun, RequestError> {
-        #[cfg(feature = "redis")]
-        let claim = match self.with_record(claim, first, now)? {
-            shared::Limited::Known(claim) => claim,
-            shared::Limited::Unread(asked) => return Ok(asked),
+        let claim = match &self.shared {
+            Some(shared) => match shared.limits(self, claim, first, now)? {
+                Limited::Known(claim) => claim,
+                Limited::Unread(pending) => return Ok(Begun::Asked(pending)),
+            },
+            None => claim,
         };
         if claim.limits.is_unlimited() {
             return Ok(Begun::Granted(None));
         }
-        match &self.store {
-            Store::Memory(book) => self
+        match (&self.store, &self.shared) {
+            (Store::Memory(book), _) => self
                 .take(book, &claim)
                 .map(|permit| Begun::Granted(Some(permit)))
                 .map_err(|refused| self.refused(&claim, refused, now)),
-            #[cfg(feature = "redis")]
-            Store::Redis(_) => Ok(self.ask(claim, false, first, now)),
+            (Store::Shared, Some(shared)) => Ok(Begun::Asked(shared.take(self, claim, first, now))),
+            // Nowhere to count.
+            (Store::Shared, None) => Ok(Begun::Granted(None)),
         }
     }
 
-    fn take(self: &Arc<Self>, book: &Book, claim: &Claim) -> Result<Permit, Refused> {
-        let taken = book.take(claim, self.wall())?;
-        Ok(Permit {
-            quotas: self.clone(),
-            name: claim.name.clone(),
-            taken,
-            #[cfg(feature = "redis")]
-            place: None,
-            settled: false,
-        })
+    /// Books a claim in this process.
+    ///
+    /// # Errors
+    /// Which limit is used up.
+    pub fn take(self: &Arc<Self>, book: &Book, claim: &Claim) -> Result<Permit, Refused> {
+        Ok(Permit::new(self, claim, book.take(claim, self.wall())?, None))
     }
 
-    fn refused(&self, claim: &Claim, refused: Refused, now: Timestamp) -> RequestError {
+    /// Counts a claim that is refused; what its client is told.
+    pub fn refused(&self, claim: &Claim, refused: Refused, now: Timestamp) -> RequestError {
         let whose = match self.subject {
             Subject::Tenant => "user",
             Subject::Model => "model",
@@ -213,12 +245,17 @@ pub struct Permit {
     quotas: Arc<Quotas>,
     name: Arc<str>,
     taken: Taken,
-    #[cfg(feature = "redis")]
-    place: Option<attache_redis_store::quota_store::Place>,
+    place: Option<Place>,
     settled: bool,
 }
 
 impl Permit {
+    /// A permit for what `claim` has `taken`, at `place` where a shared store counts it.
+    #[must_use]
+    pub fn new(quotas: &Arc<Quotas>, claim: &Claim, taken: Taken, place: Option<Place>) -> Self {
+        Self { quotas: quotas.clone(), name: claim.name.clone(), taken, place, settled: false }
+    }
+
     /// What its tenant has had of the minute, as AIBrix tells clients; nothing of its model.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         let used = self.taken.used;
@@ -238,10 +275,9 @@ impl Permit {
         let at = self.quotas.wall();
         match &self.quotas.store {
             Store::Memory(book) => book.end(&self.name, &self.taken, had, at),
-            #[cfg(feature = "redis")]
-            Store::Redis(redis) => {
-                if let Some(place) = self.place {
-                    redis.end(self.name.clone(), place, self.taken.change(had, at.windows()), at);
+            Store::Shared => {
+                if let (Some(shared), Some(place)) = (&self.quotas.shared, self.place) {
+                    shared.end(self.name.clone(), place, self.taken.change(had, at.windows()), at);
                 }
             }
         }
@@ -273,9 +309,8 @@ pub type Permits = SmallVec<[Permit; SUBJECTS]>;
 enum State {
     #[default]
     Unasked,
-    /// Redis has been asked.
-    #[cfg(feature = "redis")]
-    Asked(shared::Answer),
+    /// A shared store has been asked.
+    Asked(Box<dyn SharedAnswer>),
     /// It may, with what is booked for it, where anything is.
     Granted(Option<Permit>),
 }
@@ -284,9 +319,8 @@ enum State {
 enum Begun {
     /// What is booked for it, where anything is.
     Granted(Option<Permit>),
-    /// Redis is asked: this must run.
-    #[cfg(feature = "redis")]
-    Asked(Warming, shared::Answer),
+    /// A shared store is asked: its work must run.
+    Asked(Pending),
 }
 
 impl Allowance {
@@ -328,15 +362,13 @@ impl State {
     ) -> Result<Option<Warming>, RequestError> {
         let permit = match std::mem::take(self) {
             State::Granted(permit) => permit,
-            #[cfg(feature = "redis")]
             State::Asked(answer) => answer.read(quotas, now)?,
             State::Unasked => match claim()?.map(|claim| quotas.begin(claim, first, now)).transpose()? {
                 None => None,
                 Some(Begun::Granted(permit)) => permit,
-                #[cfg(feature = "redis")]
-                Some(Begun::Asked(call, answer)) => {
+                Some(Begun::Asked(Pending { work, answer })) => {
                     *self = State::Asked(answer);
-                    return Ok(Some(call));
+                    return Ok(Some(work));
                 }
             },
         };

@@ -7,8 +7,8 @@
 
 use super::decide::Question;
 use super::head::Head;
-use super::warmer::Warming;
-use attache_picker::event::{Degraded, Limit};
+use super::warming::Warming;
+use crate::event::{Degraded, Limit};
 use attache_prefix::cache::PrefixCache;
 use attache_prefix::key::{BlockKey, BlockKeys, Root};
 use attache_prompt::Encoder as _;
@@ -17,16 +17,16 @@ use attache_prompt::characters::{CharacterKeys, CharacterTail, Characters};
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::huggingface::{HuggingFace, Rendered};
 use attache_prompt::memo::Memo;
+use attache_prompt::remote::{KnownTokens, RemoteTokens, TokenCall};
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::template::chat::RenderError;
 use attache_protocol::{Api, Piece, Prompt, Request};
-use attache_tokenize::{Ask, RemotePool};
 use attache_types::clock::Clock;
 use made::{MadePrompt, Outcome};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-pub(super) mod made;
+pub mod made;
 
 /// Of text that was never seen 16 KiB are encoded where the request is served: about 0.7 ms, less than the way to another thread and back
 /// costs a busy picker. More goes to the threads that serve nothing, and so does every body of more bytes that a template renders.
@@ -51,7 +51,7 @@ pub enum Tokenizer {
     /// The pool's servers, or a service.
     Remote {
         /// What asks.
-        pool: Arc<RemotePool>,
+        pool: Arc<dyn RemoteTokens>,
         /// What makes the blocks.
         blocks: TokenBlocks,
         /// What makes those of prompts with media.
@@ -228,6 +228,12 @@ pub struct Asked<'a> {
     pub keeps_ids: bool,
 }
 
+impl<'a> Asked<'a> {
+    fn call(&self) -> TokenCall<'a> {
+        TokenCall { model: self.target, api: self.api, body: self.body }
+    }
+}
+
 impl PoolPrefix {
     /// Reads `request`. `q` asks for the last time when what is not at hand is to be done without.
     pub fn read<'p>(self: &'p Arc<Self>, q: &Question<'_>, asked: Asked<'_>, request: &'p Request<'p>) -> Read<'p> {
@@ -291,17 +297,12 @@ impl PoolPrefix {
             }
             Tokenizer::Remote { canonical, .. } if request.prompt.has_media() => as_text(canonical, request),
             Tokenizer::Remote { pool, blocks, .. } => {
-                let ask = Ask { model: asked.target, api: asked.api, body: asked.body };
-                match pool.known(&ask) {
-                    Ok(Some(ids)) => Ok(Source::Ids(blocks, ids)),
-                    Ok(None) if q.last => {
-                        self.instead(request).unwrap_or_else(|| Err(Missing::Tokens(asking(pool.clone(), asked))))
-                    }
-                    Ok(None) => Err(Missing::Tokens(asking(pool.clone(), asked))),
-                    Err(error) => {
-                        tracing::debug!(%error, api = asked.api.name(), "prompt can't be tokenized");
-                        self.instead(request).unwrap_or(Err(Missing::Way))
-                    }
+                let missing = || Err(Missing::Tokens(asking(pool.clone(), asked)));
+                match pool.known(asked.call()) {
+                    KnownTokens::Ids(ids) => Ok(Source::Ids(blocks, ids)),
+                    KnownTokens::NotYet if q.last => self.instead(request).unwrap_or_else(missing),
+                    KnownTokens::NotYet => missing(),
+                    KnownTokens::Unsupported => self.instead(request).unwrap_or(Err(Missing::Way)),
                 }
             }
             #[cfg(feature = "hf-tokenizers")]
@@ -500,14 +501,9 @@ fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<So
 }
 
 /// Asks for the tokens of a request, so that they are remembered.
-fn asking(pool: Arc<RemotePool>, asked: Asked<'_>) -> Warming {
-    let (model, api, body) = (asked.target.to_owned(), asked.api, asked.body.to_vec());
+fn asking(pool: Arc<dyn RemoteTokens>, asked: Asked<'_>) -> Warming {
     // This copy, and the one in the question.
-    Warming::call(2 * body.len(), async move {
-        if let Err(error) = pool.tokens(Ask { model: &model, api, body: &body }).await {
-            tracing::debug!(%error, model, "remote tokenizer returned no tokens for a request");
-        }
-    })
+    Warming::call(2 * asked.body.len(), pool.fetch(asked.call()))
 }
 
 /// The ids of a piece.

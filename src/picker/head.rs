@@ -5,7 +5,6 @@ use super::tenant::Tenant;
 use attache_pool::health::ClientSlot;
 use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
 use attache_scheduling::plugin::HeaderSource;
-use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
 
 /// `x-gateway-destination-endpoint`, the header that gateways route by.
@@ -84,10 +83,19 @@ impl HeaderSource for Head {
     }
 }
 
+/// One header.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Its name, lower case.
+    pub name: String,
+    /// Its value, of any bytes.
+    pub value: Vec<u8>,
+}
+
 /// The headers of one request.
 #[derive(Debug, Default)]
 pub struct Head {
-    headers: Vec<HeaderValue>,
+    headers: Vec<Header>,
     path: Option<u16>,
     /// In place of `:path`, where the gateway does not send it.
     assumed_path: &'static str,
@@ -112,12 +120,11 @@ pub struct Head {
 impl Head {
     /// Goes through the headers once and remembers where those stand that matter.
     #[must_use]
-    pub fn read(map: Option<HeaderMap>) -> Self {
-        let mut headers = map.map(|m| m.headers).unwrap_or_default();
+    pub fn read(mut headers: Vec<Header>) -> Self {
         headers.truncate(usize::from(u16::MAX));
         let mut head = Self::default();
         for (at, header) in (0u16..).zip(&headers) {
-            head.bytes += header.key.len() + value(header).len() + FIELD_BYTES;
+            head.bytes += header.name.len() + header.value.len() + FIELD_BYTES;
             head.note(header, at);
         }
         head.headers = headers;
@@ -125,8 +132,8 @@ impl Head {
         head
     }
 
-    fn note(&mut self, header: &HeaderValue, at: u16) {
-        let slot = match header.key.as_str() {
+    fn note(&mut self, header: &Header, at: u16) {
+        let slot = match header.name.as_str() {
             ":path" => &mut self.path,
             ":method" => &mut self.method,
             ":authority" => &mut self.authority,
@@ -136,7 +143,7 @@ impl Head {
             "traceparent" => &mut self.traceparent,
             "authorization" | "x-api-key" | "api-key" => &mut self.credential,
             "content-length" => {
-                self.content_length = std::str::from_utf8(value(header)).ok().and_then(|v| v.parse().ok());
+                self.content_length = std::str::from_utf8(&header.value).ok().and_then(|v| v.parse().ok());
                 return;
             }
             "upgrade" | ":protocol" => {
@@ -163,23 +170,23 @@ impl Head {
     }
 
     fn at(&self, slot: Option<u16>) -> Option<&str> {
-        std::str::from_utf8(value(self.headers.get(usize::from(slot?))?)).ok()
+        std::str::from_utf8(&self.headers.get(usize::from(slot?))?.value).ok()
     }
 
     /// The first value of any header (lower-case name), when it is UTF-8.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|h| h.key == name).and_then(|h| std::str::from_utf8(value(h)).ok())
+        self.headers.iter().find(|h| h.name == name).and_then(|h| std::str::from_utf8(&h.value).ok())
     }
 
     /// Whether there is a header of this name, whatever its value.
     pub fn has(&self, name: &str) -> bool {
-        self.headers.iter().any(|h| h.key == name)
+        self.headers.iter().any(|h| h.name == name)
     }
 
     /// All values of a header.
     pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.headers.iter().filter(move |h| h.key == name).filter_map(|h| std::str::from_utf8(value(h)).ok())
+        self.headers.iter().filter(move |h| h.name == name).filter_map(|h| std::str::from_utf8(&h.value).ok())
     }
 
     /// `:path`, with its query; else the assumed one.
@@ -262,7 +269,7 @@ impl Head {
     /// `source.address`, else by its credential. Clients without any of them are one client.
     pub fn identify_client(&mut self, address: Option<&str>) {
         let ip = address.map(|address| address.rsplit_once(':').map_or(address, |(ip, _)| ip));
-        let credential = || Some(value(self.headers.get(usize::from(self.credential?))?));
+        let credential = || Some(self.headers.get(usize::from(self.credential?))?.value.as_slice());
         let identity = match &self.tenant {
             Tenant::Unasked => ip.map(str::as_bytes).or_else(credential),
             tenant => tenant.name().map(str::as_bytes),
@@ -332,23 +339,13 @@ fn may_be_reserved(name: &str) -> bool {
         && u32::try_from(name.len()).ok().and_then(|length| LENGTHS.checked_shr(length)).is_some_and(|l| l & 1 == 1)
 }
 
-/// A header's bytes. Envoy fills `raw_value`; `value` is for gateways that don't.
-#[must_use]
-pub fn value(header: &HeaderValue) -> &[u8] {
-    if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(pairs: &[(&str, &str)]) -> Head {
-        let header = |(key, value): &(&str, &str)| HeaderValue {
-            key: (*key).to_owned(),
-            raw_value: value.as_bytes().to_vec(),
-            ..HeaderValue::default()
-        };
-        Head::read(Some(HeaderMap { headers: pairs.iter().map(header).collect() }))
+        let header = |(name, value): &(&str, &str)| Header { name: (*name).to_owned(), value: value.as_bytes().to_vec() };
+        Head::read(pairs.iter().map(header).collect())
     }
 
     #[test]

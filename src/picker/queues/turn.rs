@@ -3,15 +3,15 @@
 use super::{Queues, Turn};
 use crate::deadline;
 use attache_flow::{Cause, Handle, Passage, Refusal};
-use attache_picker::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
+use crate::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
+use futures_channel::oneshot;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::sync::oneshot;
 
 /// 32 tokens of an answer are charged at once: a small part of what is under way on a server, and the lock is taken seldom.
 const CHARGED_AT_ONCE: u32 = 32;
@@ -167,7 +167,8 @@ impl Parked {
     }
 
     /// What the client is told.
-    pub(crate) fn refused(&self, refusal: &Refusal) -> RequestError {
+    #[must_use]
+    pub fn refused(&self, refusal: &Refusal) -> RequestError {
         if self.is_due && refusal.cause == Cause::Expired {
             self.queues.observer.event(QueueEvent::Deadline(DeadlineOutcome::Passed));
             return deadline::passed(refusal.retry_after);

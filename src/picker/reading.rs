@@ -8,8 +8,8 @@ use super::active::ActiveConfig;
 use super::decide::{Question, Seen};
 use super::picker::Picker;
 use attache_disagg as disagg;
-use attache_picker::event::{Degraded, Event, Limit};
-use attache_picker::settings::OnUnparseable;
+use crate::event::{Degraded, Event, Limit};
+use crate::settings::OnUnparseable;
 use attache_protocol::edit::EditError;
 use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
 use attache_scheduling::Pool;
@@ -20,7 +20,7 @@ use std::borrow::Cow;
 /// 1,024 tokens: what the prompt of a request counts as, in queues, in the ledger and in limits of tokens, when nothing of it can be read. A usual
 /// chat request; the length of a compressed body, of a form with a file or of what an unknown path takes says little of the work. In limits of
 /// tokens, an unknown path counts as `limits.tenants.unknownPathTokens`.
-pub(super) const UNREAD_PROMPT_TOKENS: u32 = 1_024;
+pub const UNREAD_PROMPT_TOKENS: u32 = 1_024;
 
 /// Logs that requests name a strategy by `header` where no request may name one.
 pub(super) fn report_ignored(pool: &Pool, header: &str) {
