@@ -12,24 +12,24 @@
 //! Every stream ends for us as a reset or an early end, normal ends and aborts alike, so the end is judged by these states. A stream is
 //! counted under exactly one [`Outcome`], on Drop at the latest.
 
-use attache_picker::active::ActiveConfig;
-use attache_picker::body::{Body, too_large};
-use attache_picker::decide::{self, Plan, Question, Seen, Step};
-use attache_picker::head::Head;
 use super::metadata;
 use super::mode::{BodyMode, Modes};
 use super::processor::Processor;
+use super::reply::{self, Direction};
+use super::uploads::{Evicted, Progress};
+use attache_disagg::attempts::Attempt;
+use attache_flow::Refusal;
+use attache_picker::active::ActiveConfig;
+use attache_picker::body::{Body, too_large};
+use attache_picker::decide::{self, Plan, Question, Seen, Step};
+use attache_picker::event::{End, Limit, NameObserver, Outcome};
+use attache_picker::head::Head;
 use attache_picker::queues::Turn;
 use attache_picker::quotas::Allowance;
-use super::reply::{self, Direction};
 use attache_picker::response::Routed;
 use attache_picker::split::Told;
 use attache_picker::tenant::Tenant;
-use super::uploads::{Evicted, Progress};
 use attache_picker::warming::Warming;
-use attache_disagg::attempts::Attempt;
-use attache_flow::Refusal;
-use attache_picker::event::{End, Limit, NameObserver, Outcome};
 use attache_protocol::{self as protocol, Api, BodyFormat};
 use attache_scheduling::scheduler::Subset;
 use attache_telemetry::trace::RequestSpan;

@@ -4,9 +4,9 @@
 //! The tasks run on a thread of their own. A connection ends with the runtime on which it was opened, the threads that serve share all
 //! connections, and each of them ends when its own streams have ended.
 
-use attache_picker::split::{Ask, Told};
 use attache_disagg::Failure;
 use attache_http_client as fetch;
+use attache_picker::split::{Ask, Told};
 use bytes::{Bytes, BytesMut};
 use reqwest::{Client, RequestBuilder, Response};
 use std::fmt;

@@ -4,8 +4,8 @@
 use attache_picker::quotas::{Limited, Pending, Permit, Quotas, SharedAnswer, SharedQuotas, Store};
 use attache_picker::warming::Warming;
 use attache_quota::{Change, Claim, Limits, OnStoreFailure, OnUnknownUser, Place, Refused, Wall};
-use attache_redis_store::quota_store::{RedisStore, StoreError};
 use attache_redis_store::quota_store::users::{Found, UserRecords};
+use attache_redis_store::quota_store::{RedisStore, StoreError};
 use attache_redis_store::redis_link::{LinkError, RedisLink};
 use attache_telemetry::metrics::Metrics;
 use attache_telemetry::redis::{RecordOutcome, StoreFailure};

@@ -5,16 +5,16 @@
 //! decision (NGINX Gateway Fabric does): such a stream lives until it is answered.
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
-use super::processor::Processor;
 use super::prefiller::Asking;
-use attache_picker::queues::Waiting;
-use attache_picker::split::{Came, Stage};
+use super::processor::Processor;
 use super::uploads::{Evicted, Upload};
 use super::warmer::Running;
 use super::wire::{Inbound, Incoming};
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
 use attache_picker::event::NameEvent;
+use attache_picker::queues::Waiting;
+use attache_picker::split::{Came, Stage};
 use attache_serving::connections::InFlight;
 use attache_types::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
@@ -49,7 +49,12 @@ impl Service {
     pub(super) fn open(&self, body: tonic::body::Body, in_flight: Option<InFlight>, called: Option<Authority>) -> Pump {
         let exchange = Exchange::new(self.processor.clone(), self.clock.now()).called_as(called);
         Pump {
-            inbound: Inbound::new(body, exchange.max_message_bytes(), self.processor.picker.buffered.nothing(), in_flight),
+            inbound: Inbound::new(
+                body,
+                exchange.max_message_bytes(),
+                self.processor.picker.buffered.nothing(),
+                in_flight,
+            ),
             exchange,
             upload: None,
             unfinished_since: None,
@@ -184,7 +189,9 @@ impl Pump {
         let begin = || Upload::begin(&processor.uploads, self.exchange.owner(), now);
         let why = match self.upload.get_or_insert_with(begin).poll(cx, standing, limits, now) {
             Poll::Ready(why) => why,
-            Poll::Pending if unfinished == 0 || processor.uploads.make_way(&processor.picker.buffered, limits, now) => return None,
+            Poll::Pending if unfinished == 0 || processor.uploads.make_way(&processor.picker.buffered, limits, now) => {
+                return None;
+            }
             Poll::Pending => Evicted::Full,
         };
         self.upload = None;

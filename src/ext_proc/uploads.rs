@@ -5,8 +5,8 @@
 //! A stream is registered only while it waits for the next bytes of a body or message, so an ordinary request that
 //! arrives at once is never here.
 
-use attache_picker::body::Buffered;
 use ahash::HashMap;
+use attache_picker::body::Buffered;
 use attache_types::clock::Timestamp;
 use attache_types::limits::Limits;
 use std::cmp::Reverse;

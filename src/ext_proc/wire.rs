@@ -4,8 +4,8 @@
 //! stream lives as long as its answer, and thousands may wait for their turn: here nothing is kept between two messages. Compressed messages
 //! are not taken, as the server offers no compression. Called by `server`; imports [`super::service`].
 
-use attache_picker::body::Held;
 use super::service::{Pump, Service};
+use attache_picker::body::Held;
 use attache_serving::connections::{Client, InFlight};
 use bytes::{Buf, Bytes, BytesMut};
 use envoy_types::pb::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};

@@ -1,46 +1,43 @@
-//! The decision in the middle of the road: understand the body, find the pool, name the endpoints.
+//! The decision in the middle of a request: understand the body, find the pool, name the endpoints.
+//!
+//! [`decide`] is the order of the steps. Those before the prompt is looked up are in `decide/entering.rs`, the others in `decide/placing.rs`.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::ceiling::Ceiling;
-use super::conversation::{self, Conversation};
-use super::deadline::{self, Case};
+use super::conversation::Conversation;
 use super::head::Head;
-use super::hints::{self, Hints, RANK_HEADER};
-use super::lookup::{self, Looked};
+use super::hints::Hints;
 use super::picker::Picker;
 use super::prefix::made::Outcome;
-use super::prefix::{Asked, PoolPrefix, Tail};
-use super::preset::preset;
-use super::priority::{flow_of_model, priority};
-use super::queues::{self, Admitted, Parked, Queues};
+use super::prefix::{PoolPrefix, Tail};
+use super::priority::priority;
+use super::queues::{Admitted, Parked};
 use super::quotas::{Allowance, Permits};
-use super::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, report_ignored, understand};
-use super::recording::{Notes, Sheet};
+use super::reading::understand;
+use super::recording::Notes;
 use super::split::Course;
 use super::warming::Warming;
+use crate::event::SplitOutcome;
 use attache_disagg::{LegApi, Mode};
-use attache_flow::{Asking, Way};
-use crate::event::{Degraded, Event, RequestEvent, SplitOutcome};
-use crate::explained::Explained;
 use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
 use attache_pool::ledger::Ticket;
 use attache_prefix::learning::Lesson;
-use attache_protocol::{Api, BodyFormat, Request};
-use attache_record::{Booked, Decided};
-use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
-use attache_scheduling::plugin::Headers;
+use attache_protocol::{Api, Request};
+use attache_record::Booked;
 use attache_scheduling::router::RouteFacts;
-use attache_scheduling::scheduler::{Explain, Subset};
+use attache_scheduling::scheduler::Subset;
 use attache_scheduling::split::Decider;
-use attache_scheduling::{Booking, Choice, Chosen, Decision, Order, PickContext, Pool, RequestFacts, Strategy};
+use attache_scheduling::{Booking, Decision, Pool, RequestFacts, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
-use rand::RngExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use entering::{Admit, Deciding, PromptSize, Shared, choose, headers, rewrite};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+mod entering;
+mod placing;
 
 /// The request body, as far as the gateway shows it.
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +214,10 @@ pub enum Step {
 
 /// Decides.
 ///
+/// ```text
+/// understand ─▶ route ─▶ rewrite ─▶ choose the strategy ─▶ quotas ─▶ read the prompt ─▶ admit ─▶ look up ─▶ schedule ─▶ book
+/// ```
+///
 /// # Errors
 /// The refusal that the client gets.
 pub fn decide(
@@ -227,285 +228,40 @@ pub fn decide(
     rng: &mut PickRng,
 ) -> Result<Step, RequestError> {
     let request = understand(picker, config, q)?;
-    let asked = request.as_ref().and_then(|r| r.model.as_ref());
-    let facts = RouteFacts { model: asked.map(|m| &*m.name), authority: q.head.authority(), called: q.called };
+    let request = request.as_ref();
+    let model = request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
+    let facts = RouteFacts { model, authority: q.head.authority(), called: q.called };
     let runtime = config.route(facts, |name| q.head.get(name))?;
-    let pool = &runtime.pool;
-
-    // A rule of the pool beats the header: the operator's word over an earlier filter's.
-    let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
-    let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
-    let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
-    let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
-    let body = q.body.bytes();
-    let new_body = rename(body, request.as_ref(), renamed, &target);
-    let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
-
-    // Work of which nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
-    let unread = request.is_none() && (q.opens || q.body.len() > 0);
-    let estimated = request.as_ref().map_or(0, |r| r.prompt.estimated_tokens().0);
-    // A form's file is not read, nor what an unknown path takes besides its model.
-    let is_partly_read = q.api.body_format() == BodyFormat::Multipart || q.api == Api::Other;
-    let load = if unread || is_partly_read && q.body.len() > 0 { UNREAD_PROMPT_TOKENS } else { estimated };
-    let priority = priority(config, pool, q.head.objective(), asked.map(|m| &*m.name));
+    let rewritten = rewrite(config, &runtime.pool, q, request, rng)?;
     let notes = Notes::of(picker, q);
-    let headers = notes.as_ref().map_or_else(|| Headers::of(q.head), Notes::headers);
+    let size = PromptSize::of(q, request);
     let facts = RequestFacts {
-        model: &target,
-        prompt_tokens: estimated,
-        max_tokens: request.as_ref().and_then(|r| r.max_tokens),
-        priority,
-        // What is asked for on a path that we don't know is not refused, whatever its headers say.
-        headers: if q.api == Api::Other && request.is_none() { Headers::default() } else { headers },
-        prompt: request.as_ref().map(|r| &r.prompt),
-        payload: Some(body),
+        model: &rewritten.target,
+        prompt_tokens: size.estimated,
+        max_tokens: request.and_then(|r| r.max_tokens),
+        priority: priority(config, &runtime.pool, q.head.objective(), model),
+        headers: headers(q, request, notes.as_ref()),
+        prompt: request.map(|r| &r.prompt),
+        payload: Some(q.body.bytes()),
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.as_ref().map(|n| &n.digests),
     };
-    let Chosen { choice, profile, filter } = pool.scheduler.choices.choose(&facts)?;
-    if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
-        report_ignored(pool, DEFAULT_STRATEGY_HEADER);
+    let chosen = choose(&runtime.pool, q, &facts)?;
+    let deciding = Deciding::new(Shared { picker, config, runtime }, q, request, size, facts, &chosen);
+    if let Some(question) = deciding.ask_quotas(allowance)? {
+        return Ok(Step::Allow(question));
     }
-    let answers = request.as_ref().map_or(1, Request::answers);
-    // On an unknown path `unknownPathTokens` stands for the prompt too.
-    let booked = RequestFacts { prompt_tokens: if q.api == Api::Other { 0 } else { load }, ..facts };
-    if let Some(asking) = allowance.ask(&config.quotas, q, &booked, answers)? {
-        return Ok(Step::Allow(asking));
-    }
-    let reads = choice.strategy.reads().prefix;
-    let prefix = runtime.prefix.as_ref().filter(|prefix| reads || hints::are_by_prefix(pool, prefix));
-    let whole = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
-    let content_type = q.head.content_type();
-    let asking = Asked { api: q.api, body, content_type, target: &target, keeps_ids: whole };
-    let prepare = |prefix| lookup::prepare(picker, prefix, q, asking, request.as_ref());
-    let prepared = match prefix.map(prepare).transpose() {
-        Ok(prepared) => prepared.flatten(),
+    let prepared = match deciding.read() {
+        Ok(prepared) => prepared,
         Err(warming) => return Ok(Step::Warm(warming, None)),
     };
-    let before_pool = runtime.queue.as_ref();
-    let asks = (unread || request.is_some()) && !q.has_turn;
-    let sheds = before_pool.filter(|queues| asks && !queues.hold_requests());
-    let may_split = before_pool.is_some() && splittable(pool, q.head.path(), request.as_ref());
-    let way = Way::of(pool.scheduler.split(), &choice.name, may_split, load);
-    sheds.map(|queues| queues.shed(&facts, way, q.now)).transpose()?;
-    let before_pool = before_pool.filter(|queues| queues.hold_requests());
-    let queues = before_pool.filter(|_| asks);
-    let named = || q.head.fairness_id().or_else(|| q.head.first_of(&config.settings.session_headers));
-    let trusted = || named().filter(|_| config.settings.trust_client_headers);
-    let user = || before_pool.and_then(|queues| queues.user(q.head));
-    let flow = q.head.tenant().or(|| trusted().or_else(user)).or_else(|| flow_of_model(pool, asked.map(|m| &*m.name)));
-    let case = Case {
-        picker,
-        config,
-        runtime,
-        queues: before_pool.map(|queues| &**queues),
-        flow,
-        strategy: &*choice.strategy,
-        filter: filter.as_ref(),
-        prepared: prepared.as_ref().filter(|_| reads),
-        asked: asking,
-    };
-    let due = match case.due(q, &facts, request.is_some()) {
-        Ok(due) => due,
-        Err(held) => return held.into(),
-    };
-    let ask = |queues: &Arc<Queues>| {
-        let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(picker, q.now)).unzip();
-        // Else whoever names the shortest deadline would go before everybody.
-        let unvouched = !config.settings.trust_client_headers && q.head.tenant().name().is_none();
-        let spare = if unvouched {
-            case.spare(q, &RequestFacts { headers: Headers::default(), ..facts }, None)
-        } else {
-            case.spare(q, &facts, due)
-        };
-        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(load), ..facts };
-        let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
-        let (flow, answer_tokens, ttl) = (case.flow, None, None);
-        let asking = Asking { facts, flow, bytes, answer_tokens, found, way, ttl, spare, unvouched };
-        queues.ask(q, asking, due)
-    };
-    let turn = queues.map(ask);
-    if due.is_some() && !q.has_turn {
-        case.judged(deadline::judged(turn.as_ref()));
-    }
-    let admitted = match turn.transpose()? {
-        Some(queues::Asked::Waits(parked)) => return Ok(Step::Park(parked)),
-        Some(queues::Asked::Goes(admitted)) => Some(admitted),
-        None => None,
-    };
-    let settings = config.settings.explain;
-    let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
-    let explain = if log || settings.metadata { Explain::Yes } else { Explain::No };
-    // From here to the booking it is one step of the recording.
-    let mut sheet = Sheet::begin(picker, rng);
-    let snapshot = pool.store.load();
-    let looked = prepared.as_ref().map(|p| Looked::up(picker, config, p, q, asking, &snapshot, whole)).transpose();
-    let mut looked = match looked {
-        Ok(looked) => looked.flatten(),
-        Err(warming) => return Ok(Step::Warm(warming, admitted)),
-    };
-    let prompt_tokens = looked.as_ref().filter(|_| reads).map_or(load, Looked::prompt_tokens);
-    let streams = q.api.first_byte_is_first_token() && request.as_ref().is_some_and(|r| r.stream);
-    let streams = streams || !q.api.generates();
-    if let Some(sheet) = &mut sheet {
-        let prompt = looked.as_mut().map(|l| l.recorded(q));
-        sheet.asks(|line| {
-            *line = Decided {
-                at: q.now,
-                live: config.number,
-                pool: pool.name.clone(),
-                model: target.clone(),
-                readable: request.is_some(),
-                estimated: load,
-                max_tokens: facts.max_tokens,
-                priority,
-                waited: facts.waited,
-                subset: q.subset.map(|s| s.entries().collect()),
-                policy: picker.policies.of(&target),
-                prompt,
-                streams,
-                strategy: choice.name.clone(),
-                ..std::mem::take(line)
-            };
-        });
-    }
-    let mut splittable = splittable(pool, q.head.path(), request.as_ref());
-    let in_time = match pool.disagg.as_deref() {
-        Some(Mode::Direct(direct)) if splittable && !direct.is_together_in(&snapshot) => q.may_split,
-        // Nobody is waited for; what is to be changed of the body must be here.
-        Some(Mode::Direct(_)) => matches!(q.body, Seen::Whole(_)),
-        Some(Mode::Header { .. }) | None => true,
-    };
-    if splittable && !in_time {
-        splittable = false;
-        let asked = pool.scheduler.split().filter(|policy| policy.asks(&choice.name));
-        asked.into_iter().for_each(|_| picker.observer.event(Event::Degraded(Degraded::NoTimeToSplit)));
-    }
-    let mut conversation = looked.as_mut().filter(|_| splittable).and_then(|looked| {
-        let tenant = looked.prefix().tenant(q.head);
-        lookup::guarded(picker, || Conversation::begin(pool, looked, tenant, &target, &snapshot, q.now)).flatten()
-    });
-    let cx = PickContext {
-        request: RequestFacts { prompt_tokens, ..facts },
-        filter: filter.as_ref(),
-        prefix: looked.as_ref().filter(|_| reads).map(|l| &l.found),
-        policy: picker.policies.of(&target),
-        splittable,
-        generates: q.api.generates(),
-        encodable: encodable(pool, q.head.path()),
-        ..PickContext::new(&snapshot, q.now, pool.stale_after)
-    };
-    let previous = q.response_id.or_else(|| request.as_ref().and_then(|r| r.previous_response_id.as_deref()));
-    let named = preset(picker, config, q, &cx, &pool.name, previous)?;
-    let is_preset = named.is_some();
-    let decision = match named {
-        Some(decision) => Ok(decision),
-        None => {
-            let rng = sheet.as_mut().map_or(rng, |sheet| &mut sheet.rng);
-            schedule(picker, config, pool, &choice, request.is_some(), |strategy| {
-                pool.scheduler.decide(strategy, &cx, q.subset, explain, rng)
-            })
+    match deciding.admit(prepared.as_ref())? {
+        Admit::Waits(step) => Ok(step),
+        Admit::Goes(admission) => {
+            let placed = deciding.place(prepared.as_ref(), admission, notes.as_ref(), rng)?;
+            Ok(placed.into_step(rewritten, chosen.choice.strategy, chosen.profile))
         }
-    };
-    let decision = match decision {
-        Ok(decision) => decision,
-        Err(error) => {
-            if let Some(sheet) = sheet {
-                sheet.refused(notes.as_ref(), &error);
-            }
-            return Err(error);
-        }
-    };
-    if log {
-        Explained { pool: &pool.name, strategy: &choice.name, model: &target, prompt_tokens, decision: &decision }
-            .emit();
     }
-    if let Some(signal) = decision.lacking {
-        picker.observer.event(Event::Degraded(Degraded::Lacking(signal)));
-    }
-    if decision.diverted {
-        runtime.observer.event(RequestEvent::Diverted { model: &target, now: q.now });
-    }
-    if pool.rules.is_stale() {
-        picker.observer.event(Event::Degraded(Degraded::DiscoveryStale));
-    }
-    if decision.ejection_ignored {
-        picker.observer.event(Event::Degraded(Degraded::AllEjected));
-    }
-    let share = decision.picks.first().map_or(0.0, |picked| choice.strategy.share(&cx, picked));
-    let told = runtime.prefix.as_ref().filter(|_| q.api.prefills());
-    let hints = told.map(|prefix| Hints::of(pool, prefix, looked.as_ref(), &decision, &snapshot, q.head, q.now));
-    // That of a client that is not trusted is removed whatever is chosen.
-    let chooses_rank = config.settings.trust_client_headers && runtime.prefix.as_ref().is_some_and(|p| p.choose_rank);
-    let drops_rank = chooses_rank && q.head.has(RANK_HEADER);
-    let hints = Hints { drops_rank, ..hints.unwrap_or_default() };
-    // Beside what is held of it stands its length, whatever the strategy goes by.
-    let prompt_tokens = looked.as_ref().map_or(prompt_tokens, Looked::prompt_tokens);
-    let (matched_tokens, taught) = looked.map(|l| l.learn(&decision, q)).unzip();
-    let (matched_tokens, understood) = (matched_tokens.unwrap_or(0), request.is_some());
-    let mut prefill_lesson = None;
-    let (lesson, tail) = match taught {
-        Some(Taught { prefix, lesson, prefill, tail }) => {
-            prefill_lesson = prefill.map(|lesson| (prefix.cache.clone(), lesson));
-            (Some((prefix.cache.clone(), lesson)), tail.map(|tail| (prefix, tail)))
-        }
-        None => (None, None),
-    };
-    let booked = decision.picks.first().map(|picked| {
-        let arrives = decision.split.is_some();
-        let cached_tokens = matched_tokens;
-        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
-        let book = || Booking::new(picked.clone(), &snapshot, pool.stale_after, order, q.now);
-        match sheet {
-            Some(mut sheet) => {
-                sheet.asks(|line| line.preset = is_preset);
-                sheet.booked(notes.as_ref(), &decision, matched_tokens, book)
-            }
-            None => Booked::new(book(), None),
-        }
-    });
-    if decision.split.is_none() {
-        conversation = None;
-    }
-    let prefill = decision.split.as_ref().and_then(|split| {
-        let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
-        let lesson = prefill_lesson;
-        // Its answer is one token long: its first is its end.
-        let (streams, arrives, share) = (true, false, 0.0);
-        let order = Order { model: &target, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
-        Some(Box::new(Booking::new(endpoint, &snapshot, pool.stale_after, order, q.now)))
-    });
-    sheds.inspect(|queues| queues.passed());
-    let encoding = decision.encode.iter().map(|encoder| Ticket::book(encoder.clone(), 0)).collect();
-    let matched_tokens = decision.split.as_ref().map_or(matched_tokens, |split| split.prefill_cached);
-    Ok(Step::Decided(Box::new(Plan {
-        decision,
-        matched_tokens,
-        booked,
-        prefill,
-        encoding,
-        splittable,
-        course: None,
-        request_id: None,
-        conversation,
-        hints,
-        tail,
-        understood,
-        prompt_tokens,
-        choices: request.as_ref().map_or(1, |r| r.choices),
-        ceiling: Ceiling::of(q, request.as_ref()),
-        renamed_from: renamed.map(|m| (&*m.name).into()),
-        new_body,
-        seen: body.len(),
-        permits: Permits::new(),
-        // Who takes no turn takes room all the same, which those who wait hear of when it ends.
-        admitted: admitted.or_else(|| before_pool.filter(|_| !q.has_turn).map(Admitted::uncounted)),
-        strategy: choice.strategy,
-        profile,
-        runtime: runtime.clone(),
-        client: q.head.client(),
-        target,
-    })))
 }
 
 /// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and one answer but where
@@ -536,27 +292,4 @@ fn may_share(pool: &Pool) -> bool {
 pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
     let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
     matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()
-}
-
-/// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing to read.
-fn schedule(
-    picker: &Picker,
-    config: &ActiveConfig,
-    pool: &Pool,
-    chosen: &Choice,
-    readable: bool,
-    mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,
-) -> Result<Decision, RequestError> {
-    if !readable {
-        return decide(&*config.least_loaded);
-    }
-    match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {
-        Ok(decision) => decision,
-        Err(_) => {
-            picker.observer.event(Event::Panic);
-            picker.observer.event(Event::Degraded(Degraded::StrategyPanic));
-            tracing::error!(pool = %pool.name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
-            decide(&*config.least_loaded)
-        }
-    }
 }

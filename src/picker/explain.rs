@@ -140,7 +140,8 @@ pub async fn explain<F: Future<Output = ()>>(
     run(warming).await;
     let again = Question { last: true, made: made.as_deref(), ..first };
     let Read::Ready(reading) = prefix.read(&again, asked, &request) else { return Err(unreadable()) };
-    let explained = Explained { picker, runtime, prefix, snapshot: &snapshot, query, api, request: &request, target: &target };
+    let explained =
+        Explained { picker, runtime, prefix, snapshot: &snapshot, query, api, request: &request, target: &target };
     explained.finish(&reading)
 }
 

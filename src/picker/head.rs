@@ -344,7 +344,8 @@ mod tests {
     use super::*;
 
     fn read(pairs: &[(&str, &str)]) -> Head {
-        let header = |(name, value): &(&str, &str)| Header { name: (*name).to_owned(), value: value.as_bytes().to_vec() };
+        let header =
+            |(name, value): &(&str, &str)| Header { name: (*name).to_owned(), value: value.as_bytes().to_vec() };
         Head::read(pairs.iter().map(header).collect())
     }
 

@@ -6,6 +6,7 @@
 use super::deadline::{self, Due};
 use super::decide::Question;
 use super::head::Head;
+use crate::event::{QueueEvent, QueueObserver, QueueOutcome};
 use ahash::AHashMap;
 #[cfg(any(test, feature = "testing"))]
 use attache_flow::Load;
@@ -14,7 +15,6 @@ use attache_flow::{
     Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, Verdict, Way,
     asking,
 };
-use crate::event::{QueueEvent, QueueObserver, QueueOutcome};
 use attache_pool::health::HealthPolicy;
 use attache_pool::{PoolSnapshot, Roles, SnapshotStore};
 use attache_scheduling::RequestFacts;
@@ -23,11 +23,11 @@ use attache_scheduling::split::SplitPolicy;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
+use futures_channel::oneshot;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use futures_channel::oneshot;
 use std::task::Waker;
 use std::time::Duration;
 

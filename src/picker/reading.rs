@@ -7,9 +7,9 @@
 use super::active::ActiveConfig;
 use super::decide::{Question, Seen};
 use super::picker::Picker;
-use attache_disagg as disagg;
 use crate::event::{Degraded, Event, Limit};
 use crate::settings::OnUnparseable;
+use attache_disagg as disagg;
 use attache_protocol::edit::EditError;
 use attache_protocol::{self as protocol, Api, BodyFormat, Model, Request};
 use attache_scheduling::Pool;

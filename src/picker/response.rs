@@ -8,11 +8,9 @@ use super::prefix::{PoolPrefix, Tail};
 use super::queues::Admitted;
 use super::split::{Ask, Fate, Untaken};
 use super::tenant::Tenant;
-use attache_disagg::Failure;
-use crate::event::{
-    DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace,
-};
+use crate::event::{DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace};
 use crate::settings::{ExchangeSettings, UsageCount};
+use attache_disagg::Failure;
 use attache_pool::Endpoint;
 use attache_pool::health::Outcome as Health;
 use attache_prefix::key::BlockKey;

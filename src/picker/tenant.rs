@@ -25,11 +25,7 @@ pub enum Tenant {
 impl Tenant {
     /// The tenant of the request with these headers; `claim` reads Envoy's dynamic metadata by namespace and path.
     #[must_use]
-    pub fn of(
-        rule: Option<&TenantRule>,
-        head: &Head,
-        claim: impl FnOnce(&str, &[String]) -> Option<String>,
-    ) -> Self {
+    pub fn of(rule: Option<&TenantRule>, head: &Head, claim: impl FnOnce(&str, &[String]) -> Option<String>) -> Self {
         let Some(rule) = rule else { return Self::Unasked };
         let name = match &rule.source {
             TenantSource::Header(name) => head.get(name).map(str::to_owned),

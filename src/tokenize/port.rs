@@ -22,7 +22,10 @@ impl RemoteTokens for RemotePool {
         RemotePool::count_known(self, model);
     }
 
-    fn fetch(self: Arc<Self>, TokenCall { model, api, body }: TokenCall<'_>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn fetch(
+        self: Arc<Self>,
+        TokenCall { model, api, body }: TokenCall<'_>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let (model, body) = (model.to_owned(), body.to_vec());
         Box::pin(async move {
             if let Err(error) = self.tokens(Ask { model: &model, api, body: &body }).await {

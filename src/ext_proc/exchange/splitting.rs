@@ -7,12 +7,12 @@
 //! ```
 
 use super::*;
-use attache_picker::head::{ENCODERS, PREFILLER};
-use attache_picker::split::{Ask, Asked, Came, Course, Stage};
 use attache_disagg::connector::trtllm::LEAST_SHARED_ID;
 use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
 use attache_picker::event::{RequestEvent, SplitOutcome};
+use attache_picker::head::{ENCODERS, PREFILLER};
+use attache_picker::split::{Ask, Asked, Came, Course, Stage};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::plugin::Headers;

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use super::*;
-use attache_picker::split::Release;
 use attache_disagg::connector;
+use attache_picker::split::Release;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};

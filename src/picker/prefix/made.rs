@@ -2,10 +2,10 @@
 //!
 //! Only keys come back, half a byte for each token: neither the rendered text nor, unless they are asked for, the token ids.
 
-use crate::warming::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
 use super::{Asked, PoolPrefix, Reading, Source};
+use crate::warming::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::blocks::TokenBlocks;
 use attache_prompt::blocks::{MadeKeys, TokenKeys};

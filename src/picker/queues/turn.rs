@@ -2,8 +2,8 @@
 
 use super::{Queues, Turn};
 use crate::deadline;
-use attache_flow::{Cause, Handle, Passage, Refusal};
 use crate::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
+use attache_flow::{Cause, Handle, Passage, Refusal};
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;

@@ -1,8 +1,8 @@
 //! What a response shows of the health of the servers that worked on its request.
 
 use super::{Origin, ResponseHead, Routed};
-use crate::picker::Picker;
 use crate::event::Event;
+use crate::picker::Picker;
 use attache_pool::Endpoint;
 use attache_pool::health::{Availability, Observation, Outcome, Verdict};
 use attache_types::clock::Timestamp;
@@ -11,12 +11,7 @@ use std::sync::Arc;
 impl Routed {
     /// Envoy may have retried on another endpoint. The booking moves there, and the endpoint that was tried first counts as failed. A request that
     /// failed on every endpoint may be the cause itself.
-    pub(super) fn follow(
-        &mut self,
-        head: &ResponseHead<'_>,
-        now: Timestamp,
-        picker: &Picker,
-    ) {
+    pub(super) fn follow(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) {
         let Some(served) = head.served.filter(|a| *a != self.picked.spec.address) else { return };
         // Who was asked before may have fetched the prompt: it is left to its lease.
         self.plan.course.iter_mut().for_each(|course| course.kept = None);
@@ -34,13 +29,7 @@ impl Routed {
     }
 
     /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
-    pub(super) fn judge(
-        &mut self,
-        head: &ResponseHead<'_>,
-        waits: bool,
-        now: Timestamp,
-        picker: &Picker,
-    ) {
+    pub(super) fn judge(&mut self, head: &ResponseHead<'_>, waits: bool, now: Timestamp, picker: &Picker) {
         let outcome = match head.origin {
             Origin::Unreachable => Some(Outcome::ConnectFailure),
             Origin::Gateway => None,

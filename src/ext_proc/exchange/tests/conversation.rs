@@ -2,8 +2,8 @@
 
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
-use attache_picker::split::{Ask, COURSE_HEADER, Told};
 use attache_disagg::{Failure, Mode};
+use attache_picker::split::{Ask, COURSE_HEADER, Told};
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};

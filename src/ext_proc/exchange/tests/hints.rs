@@ -2,9 +2,9 @@
 
 use super::splitting::{ROLES, direct, good, told};
 use super::*;
+use attache_disagg::Mode;
 use attache_picker::head::ENCODERS;
 use attache_picker::hints::{RANK_HEADER, SOURCE_HEADER};
-use attache_disagg::Mode;
 use attache_pool::health::{Availability, Outcome as HealthOutcome};
 use attache_prefix::key::Root;
 use attache_prefix::residents::{Cache, Resident};

@@ -2,9 +2,9 @@
 
 use super::splitting::{among, asked, direct, good, splitting, told};
 use super::*;
-use attache_picker::split::Ask;
 use attache_disagg::Mode;
 use attache_picker::event::Degraded;
+use attache_picker::split::Ask;
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
 

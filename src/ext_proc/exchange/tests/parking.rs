@@ -1,11 +1,11 @@
 //! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
 
 use super::*;
-use attache_picker::queues::Waiting;
 use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use attache_flow::settings::DEFAULT_FLOW_IDLE;
 use attache_flow::{EvictRunning, Settings};
 use attache_picker::event::Outcome;
+use attache_picker::queues::Waiting;
 use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
 use futures_util::FutureExt;
 use proptest::prelude::*;

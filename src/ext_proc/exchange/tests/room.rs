@@ -194,7 +194,8 @@ fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
         (HealthPolicy::default(), Duration::from_secs(2), attache_types::rng::for_request(8, 0));
     let said = flow(Settings::default());
     let observer = Box::new(metrics.queues("pool"));
-    let new = Queues::new(said, world.snapshot.clone(), health, None, stale_after, observer, rng, world.timer.waker()).unwrap();
+    let new = Queues::new(said, world.snapshot.clone(), health, None, stale_after, observer, rng, world.timer.waker())
+        .unwrap();
     new.replace(&old);
     let config = world.processor.picker.config();
     let runtime = PoolRuntime { queue: Some(new), ..(*config.pools()[0]).clone() };

@@ -2,8 +2,8 @@
 
 use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
-use attache_picker::split::{COURSE_HEADER, Came, Told};
 use attache_disagg::{Failure, Mode};
+use attache_picker::split::{COURSE_HEADER, Came, Told};
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
 

@@ -2,11 +2,11 @@
 //! however the prefill fares and whoever leaves.
 
 use super::*;
-use attache_picker::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
 use attache_disagg::attempts::Bounds;
 use attache_disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
 use attache_disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
 use attache_disagg::{Direct, Failure, Fallback, Mode, connector};
+use attache_picker::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
 use attache_pool::health::Availability;
 use attache_scheduling::Decider;
 use bytes::Bytes;

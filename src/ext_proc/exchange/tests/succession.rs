@@ -2,8 +2,8 @@
 
 use super::splitting::{ROLES, among, answer, asked, direct, good, reply, told};
 use super::*;
-use attache_picker::split::{COURSE_HEADER, Told};
 use attache_disagg::{Direct, Failure, Fallback, Mode};
+use attache_picker::split::{COURSE_HEADER, Told};
 use attache_pool::Roles;
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;

@@ -4,8 +4,8 @@ use super::splitting::{asked, direct, splitting};
 #[cfg(feature = "otlp")]
 use super::splitting::{good, told};
 use super::*;
-use attache_picker::split::Ask;
 use attache_disagg::Mode;
+use attache_picker::split::Ask;
 use attache_scheduling::Decider;
 
 #[test]
@@ -23,7 +23,8 @@ fn both_servers_work_for_the_span_of_the_request() {
     let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
     let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
-    Arc::get_mut(&mut world.processor.picker).unwrap().tracing = Tracing::new(tracer, attache_types::clock::Clock::start());
+    Arc::get_mut(&mut world.processor.picker).unwrap().tracing =
+        Tracing::new(tracer, attache_types::clock::Clock::start());
     let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
     let prefill = traceparent(&asks[0]).unwrap();
     assert!(prefill.starts_with(&TRACE[..36]) && prefill != TRACE, "{prefill}");

@@ -2,8 +2,8 @@
 
 use super::parking::{One, flow, setup};
 use super::*;
-use attache_picker::UNREAD_PROMPT_TOKENS;
 use attache_flow::Settings;
+use attache_picker::UNREAD_PROMPT_TOKENS;
 
 const ANY: &str = "/v1/anything";
 const DUPLEX: BodySendMode = BodySendMode::FullDuplexStreamed;

@@ -1,0 +1,269 @@
+//! The steps of a decision before the prompt is looked up: the model, the strategy, quotas, the prompt's keys, admission.
+
+use super::{ActiveConfig, Admitted, PoolRuntime, Question, Seen, Step, may_share, splittable};
+use crate::conversation;
+use crate::deadline::{self, Case, Due};
+use crate::hints;
+use crate::lookup::{self, Prepared};
+use crate::picker::Picker;
+use crate::prefix::{Asked, PoolPrefix};
+use crate::priority::flow_of_model;
+use crate::queues::{self, Queues};
+use crate::quotas::Allowance;
+use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, report_ignored};
+use crate::recording::Notes;
+use crate::warming::Warming;
+use attache_flow::{Asking, Way};
+use attache_protocol::{Api, BodyFormat, Request};
+use attache_scheduling::choice::{Chosen, DEFAULT_STRATEGY_HEADER};
+use attache_scheduling::plugin::Headers;
+use attache_scheduling::{Pool, RequestFacts};
+use attache_types::error::RequestError;
+use attache_types::rng::PickRng;
+use std::sync::Arc;
+
+/// The model that the server is asked for, and what changes in the request by that.
+pub(super) struct Rewritten {
+    /// The server's name for the model; empty when unknown.
+    pub(super) target: Arc<str>,
+    /// The model that the client asked for, when the server is asked for another.
+    pub(super) renamed_from: Option<Arc<str>>,
+    /// The body to send in place of what was seen of the client's.
+    pub(super) new_body: Option<Vec<u8>>,
+}
+
+/// Rewrites the model, and takes out of the body what only whoever splits requests may say in it.
+///
+/// # Errors
+/// That the body can't be read and must be.
+pub(super) fn rewrite(
+    config: &ActiveConfig,
+    pool: &Pool,
+    q: &Question<'_>,
+    request: Option<&Request<'_>>,
+    rng: &mut PickRng,
+) -> Result<Rewritten, RequestError> {
+    let asked = request.and_then(|r| r.model.as_ref());
+    // A rule of the pool beats the header: the operator's word over an earlier filter's.
+    let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
+    let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
+    let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
+    let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
+    let body = q.body.bytes();
+    let new_body = rename(body, request, renamed, &target);
+    let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
+    Ok(Rewritten { renamed_from: renamed.map(|m| (&*m.name).into()), target, new_body })
+}
+
+/// How long the prompt is thought to be before it is tokenized.
+#[derive(Clone, Copy)]
+pub(super) struct PromptSize {
+    /// Nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
+    pub(super) unread: bool,
+    /// By what was read, tokens.
+    pub(super) estimated: u32,
+    /// What it counts as in queues, in the ledger and in limits, tokens.
+    pub(super) load: u32,
+}
+
+impl PromptSize {
+    pub(super) fn of(q: &Question<'_>, request: Option<&Request<'_>>) -> Self {
+        let unread = request.is_none() && (q.opens || q.body.len() > 0);
+        let estimated = request.map_or(0, |r| r.prompt.estimated_tokens().0);
+        // A form's file is not read, nor what an unknown path takes besides its model.
+        let is_partly_read = q.api.body_format() == BodyFormat::Multipart || q.api == Api::Other;
+        let load = if unread || is_partly_read && q.body.len() > 0 { UNREAD_PROMPT_TOKENS } else { estimated };
+        Self { unread, estimated, load }
+    }
+}
+
+/// The headers that strategies read.
+pub(super) fn headers<'a>(
+    q: &'a Question<'_>,
+    request: Option<&Request<'_>>,
+    notes: Option<&'a Notes<'_>>,
+) -> Headers<'a> {
+    // What is asked for on a path that we don't know is not refused, whatever its headers say.
+    if q.api == Api::Other && request.is_none() {
+        return Headers::default();
+    }
+    notes.map_or_else(|| Headers::of(q.head), Notes::headers)
+}
+
+/// Finds the strategy.
+///
+/// # Errors
+/// That the request names one that there is not, or asks for endpoints in a way that can't be read.
+pub(super) fn choose<'a>(pool: &Pool, q: &Question<'_>, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
+    let chosen = pool.scheduler.choices.choose(facts)?;
+    if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
+        report_ignored(pool, DEFAULT_STRATEGY_HEADER);
+    }
+    Ok(chosen)
+}
+
+/// What decides.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'a> {
+    pub(super) picker: &'a Picker,
+    pub(super) config: &'a ActiveConfig,
+    pub(super) runtime: &'a Arc<PoolRuntime>,
+}
+
+/// A request whose pool and strategy are known.
+pub(super) struct Deciding<'a> {
+    pub(super) shared: Shared<'a>,
+    pub(super) q: &'a Question<'a>,
+    /// The body, as far as it could be read.
+    pub(super) request: Option<&'a Request<'a>>,
+    pub(super) size: PromptSize,
+    pub(super) facts: RequestFacts<'a>,
+    pub(super) chosen: &'a Chosen<'a>,
+    /// What the strategy, or hints, want to know of the prompt comes from here.
+    pub(super) prefix: Option<&'a Arc<PoolPrefix>>,
+    /// The strategy reads who holds how much of the prompt.
+    pub(super) reads_prefix: bool,
+    pub(super) asked: Asked<'a>,
+}
+
+/// A request that may go on now.
+pub(super) struct Admission<'a> {
+    /// Its turn, where it was given one now.
+    pub(super) admitted: Option<Admitted>,
+    /// Counts requests that are not shed, where none are queued.
+    pub(super) sheds: Option<&'a Arc<Queues>>,
+    /// The queue, where requests are queued.
+    pub(super) holds: Option<&'a Arc<Queues>>,
+}
+
+/// Outcome of admission.
+pub(super) enum Admit<'a> {
+    Goes(Admission<'a>),
+    Waits(Step),
+}
+
+impl<'a> Deciding<'a> {
+    pub(super) fn new(
+        shared: Shared<'a>,
+        q: &'a Question<'a>,
+        request: Option<&'a Request<'a>>,
+        size: PromptSize,
+        facts: RequestFacts<'a>,
+        chosen: &'a Chosen<'a>,
+    ) -> Self {
+        let pool = &shared.runtime.pool;
+        let reads_prefix = chosen.choice.strategy.reads().prefix;
+        let prefix = shared.runtime.prefix.as_ref().filter(|prefix| reads_prefix || hints::are_by_prefix(pool, prefix));
+        let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
+        let (body, content_type) = (q.body.bytes(), q.head.content_type());
+        let asked = Asked { api: q.api, body, content_type, target: facts.model, keeps_ids };
+        Self { shared, q, request, size, facts, chosen, prefix, reads_prefix, asked }
+    }
+
+    pub(super) fn pool(&self) -> &'a Arc<Pool> {
+        &self.shared.runtime.pool
+    }
+
+    /// Asks what the request's tenant and its model may have. What it gives must run first.
+    ///
+    /// # Errors
+    /// That a limit is used up.
+    pub(super) fn ask_quotas(&self, allowance: &mut Allowance) -> Result<Option<Warming>, RequestError> {
+        let answers = self.request.map_or(1, Request::answers);
+        // On an unknown path `unknownPathTokens` stands for the prompt too.
+        let prompt_tokens = if self.q.api == Api::Other { 0 } else { self.size.load };
+        let booked = RequestFacts { prompt_tokens, ..self.facts };
+        allowance.ask(&self.shared.config.quotas, self.q, &booked, answers)
+    }
+
+    /// Reads the prompt; `None` when no cache would hold it, or it can't be read.
+    ///
+    /// # Errors
+    /// What must run first.
+    pub(super) fn read(&self) -> Result<Option<Prepared<'a>>, Warming> {
+        let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.asked, self.request);
+        Ok(self.prefix.map(prepare).transpose()?.flatten())
+    }
+
+    /// Sheds or queues the request, where the pool does so, and looks whether it can be served by its deadline.
+    ///
+    /// # Errors
+    /// The refusal that the client gets.
+    pub(super) fn admit(&self, prepared: Option<&Prepared<'_>>) -> Result<Admit<'a>, RequestError> {
+        let (q, Shared { picker, config, runtime }) = (self.q, self.shared);
+        let queue = runtime.queue.as_ref();
+        let asks = (self.size.unread || self.request.is_some()) && !q.has_turn;
+        let sheds = queue.filter(|queues| asks && !queues.hold_requests());
+        let way = self.way();
+        sheds.map(|queues| queues.shed(&self.facts, way, q.now)).transpose()?;
+        let holds = queue.filter(|queues| queues.hold_requests());
+        let case = Case {
+            picker,
+            config,
+            runtime,
+            queues: holds.map(|queues| &**queues),
+            flow: self.flow(holds),
+            strategy: &*self.chosen.choice.strategy,
+            filter: self.chosen.filter.as_ref(),
+            prepared: prepared.filter(|_| self.reads_prefix),
+            asked: self.asked,
+        };
+        let due = match case.due(q, &self.facts, self.request.is_some()) {
+            Ok(due) => due,
+            Err(held) => return Result::from(held).map(Admit::Waits),
+        };
+        let turn = holds.filter(|_| asks).map(|queues| self.ask_queue(queues, &case, way, due));
+        if due.is_some() && !q.has_turn {
+            case.judged(deadline::judged(turn.as_ref()));
+        }
+        Ok(match turn.transpose()? {
+            Some(queues::Asked::Waits(parked)) => Admit::Waits(Step::Park(parked)),
+            Some(queues::Asked::Goes(admitted)) => Admit::Goes(Admission { admitted: Some(admitted), sheds, holds }),
+            None => Admit::Goes(Admission { admitted: None, sheds, holds }),
+        })
+    }
+
+    /// The ways in which the request may be served.
+    fn way(&self) -> Way {
+        let pool = self.pool();
+        let may_split = self.shared.runtime.queue.is_some() && splittable(pool, self.q.head.path(), self.request);
+        Way::of(pool.scheduler.split(), &self.chosen.choice.name, may_split, self.size.load)
+    }
+
+    /// Whose request it is, for fairness in the queue.
+    fn flow(&self, holds: Option<&Arc<Queues>>) -> Option<&'a str> {
+        let (head, settings) = (self.q.head, &self.shared.config.settings);
+        let named = || head.fairness_id().or_else(|| head.first_of(&settings.session_headers));
+        let trusted = || named().filter(|_| settings.trust_client_headers);
+        let user = || holds.and_then(|queues| queues.user(head));
+        let model = self.request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
+        head.tenant().or(|| trusted().or_else(user)).or_else(|| flow_of_model(self.pool(), model))
+    }
+
+    fn ask_queue(
+        &self,
+        queues: &Arc<Queues>,
+        case: &Case<'_>,
+        way: Way,
+        due: Option<Due>,
+    ) -> Result<queues::Asked, RequestError> {
+        let q = self.q;
+        let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(self.shared.picker, q.now)).unzip();
+        // Else whoever names the shortest deadline would go before everybody.
+        let unvouched = !self.shared.config.settings.trust_client_headers && q.head.tenant().name().is_none();
+        let spare = if unvouched {
+            case.spare(q, &RequestFacts { headers: Headers::default(), ..self.facts }, None)
+        } else {
+            case.spare(q, &self.facts, due)
+        };
+        let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(self.size.load), ..self.facts };
+        let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
+        let (flow, answer_tokens, ttl) = (case.flow, None, None);
+        queues.ask(q, Asking { facts, flow, bytes, answer_tokens, found, way, ttl, spare, unvouched }, due)
+    }
+
+    /// Whether all of the body is here.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.q.body, Seen::Whole(_))
+    }
+}

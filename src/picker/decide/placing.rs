@@ -1,0 +1,406 @@
+//! The steps of a decision from the lookup of the prompt on: schedule, report, book.
+
+use super::entering::{Admission, Deciding, Rewritten};
+use super::{Admitted, Plan, PoolRuntime, Step, Taught, encodable, splittable};
+use crate::ceiling::Ceiling;
+use crate::conversation::Conversation;
+use crate::event::{Degraded, Event, RequestEvent};
+use crate::explained::Explained;
+use crate::hints::{Hints, RANK_HEADER};
+use crate::lookup::{self, Looked, Prepared};
+use crate::prefix::{PoolPrefix, Tail};
+use crate::preset::preset;
+use crate::quotas::Permits;
+use crate::recording::{Notes, Sheet};
+use crate::warming::Warming;
+use attache_disagg::Mode;
+use attache_pool::PoolSnapshot;
+use attache_pool::health::ClientSlot;
+use attache_pool::ledger::Ticket;
+use attache_record::{Booked, Decided};
+use attache_scheduling::scheduler::Explain;
+use attache_scheduling::{Booking, Decision, Order, PickContext, RequestFacts, Strategy};
+use attache_types::error::RequestError;
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Outcome of the last steps.
+#[derive(Debug)]
+pub(super) enum Placed {
+    /// The prompt's keys must be made first.
+    Warm(Warming, Option<Admitted>),
+    /// The endpoints are known, and booked.
+    Booked(Placement),
+}
+
+/// A request that is decided, without what its plan takes over from the first steps.
+#[derive(Debug)]
+pub(super) struct Placement {
+    scheduled: Scheduled,
+    splittable: bool,
+    prompt_tokens: u32,
+    matched_tokens: u32,
+    hints: Hints,
+    conversation: Option<Box<Conversation>>,
+    bookings: Bookings,
+    admitted: Option<Admitted>,
+    /// What is known of the request.
+    known: Known,
+}
+
+/// What a plan keeps of its request.
+#[derive(Debug)]
+struct Known {
+    runtime: Arc<PoolRuntime>,
+    client: ClientSlot,
+    understood: bool,
+    choices: u32,
+    ceiling: Ceiling,
+    seen: usize,
+}
+
+/// What a strategy or a preset has decided.
+#[derive(Debug)]
+struct Scheduled {
+    decision: Decision,
+    is_preset: bool,
+    /// The part of the first pick that the request takes.
+    share: f64,
+}
+
+/// What is booked for a request, and what its response continues.
+#[derive(Debug)]
+struct Bookings {
+    booked: Option<Booked>,
+    prefill: Option<Box<Booking>>,
+    encoding: Vec<Ticket>,
+    tail: Option<(Arc<PoolPrefix>, Tail)>,
+}
+
+impl Deciding<'_> {
+    /// Looks the prompt up, schedules the request and books it.
+    ///
+    /// # Errors
+    /// The refusal that the client gets.
+    pub(super) fn place(
+        &self,
+        prepared: Option<&Prepared<'_>>,
+        admission: Admission<'_>,
+        notes: Option<&Notes<'_>>,
+        rng: &mut PickRng,
+    ) -> Result<Placed, RequestError> {
+        let (log, explain) = self.explains(rng);
+        // From here to the booking it is one step of the recording.
+        let mut sheet = Sheet::begin(self.shared.picker, rng);
+        let snapshot = self.pool().store.load();
+        let mut looked = match self.look_up(prepared, &snapshot) {
+            Ok(looked) => looked,
+            Err(warming) => return Ok(Placed::Warm(warming, admission.admitted)),
+        };
+        if let Some(sheet) = &mut sheet {
+            self.record(sheet, looked.as_mut());
+        }
+        let splittable = self.may_split(&snapshot);
+        let conversation = self.converse(looked.as_mut().filter(|_| splittable), &snapshot);
+        let cx = self.context(looked.as_ref(), &snapshot, splittable);
+        let scheduled = match self.schedule(&cx, explain, sheet.as_mut().map_or(rng, |sheet| &mut sheet.rng)) {
+            Ok(scheduled) => scheduled,
+            Err(error) => {
+                if let Some(sheet) = sheet {
+                    sheet.refused(notes, &error);
+                }
+                return Err(error);
+            }
+        };
+        self.report(&scheduled.decision, cx.request.prompt_tokens, log);
+        let hints = self.hints(looked.as_ref(), &scheduled.decision, &snapshot);
+        // Beside what is held of it stands its length, whatever the strategy goes by.
+        let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, Looked::prompt_tokens);
+        let (matched_tokens, taught) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
+        let matched_tokens = matched_tokens.unwrap_or(0);
+        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), taught, sheet, notes);
+        admission.sheds.inspect(|queues| queues.passed());
+        let split = scheduled.decision.split.as_ref();
+        Ok(Placed::Booked(Placement {
+            known: self.known(),
+            splittable,
+            prompt_tokens,
+            matched_tokens: split.map_or(matched_tokens, |split| split.prefill_cached),
+            hints,
+            conversation: conversation.filter(|_| split.is_some()),
+            bookings,
+            // Who takes no turn takes room all the same, which those who wait hear of when it ends.
+            admitted: admission
+                .admitted
+                .or_else(|| admission.holds.filter(|_| !self.q.has_turn).map(Admitted::uncounted)),
+            scheduled,
+        }))
+    }
+
+    fn known(&self) -> Known {
+        Known {
+            runtime: self.shared.runtime.clone(),
+            client: self.q.head.client(),
+            understood: self.request.is_some(),
+            choices: self.request.map_or(1, |r| r.choices),
+            ceiling: Ceiling::of(self.q, self.request),
+            seen: self.q.body.bytes().len(),
+        }
+    }
+
+    /// Whether the decision is logged, and whether scores are kept.
+    fn explains(&self, rng: &mut PickRng) -> (bool, Explain) {
+        let settings = self.shared.config.settings.explain;
+        let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
+        (log, if log || settings.metadata { Explain::Yes } else { Explain::No })
+    }
+
+    /// Who holds how much of the prompt; `None` when it can't be looked up.
+    fn look_up<'p>(
+        &self,
+        prepared: Option<&'p Prepared<'_>>,
+        snapshot: &PoolSnapshot,
+    ) -> Result<Option<Looked<'p>>, Warming> {
+        let (picker, config) = (self.shared.picker, self.shared.config);
+        let up = |p| Looked::up(picker, config, p, self.q, self.asked, snapshot, self.asked.keeps_ids);
+        Ok(prepared.map(up).transpose()?.flatten())
+    }
+
+    /// The first token of the response will be seen as it comes.
+    fn streams(&self) -> bool {
+        let api = self.q.api;
+        api.first_byte_is_first_token() && self.request.is_some_and(|r| r.stream) || !api.generates()
+    }
+
+    /// Writes down what is known of the request before it is scheduled.
+    fn record(&self, sheet: &mut Sheet<'_>, looked: Option<&mut Looked<'_>>) {
+        let (q, facts) = (self.q, &self.facts);
+        let prompt = looked.map(|l| l.recorded(q));
+        sheet.asks(|line| {
+            *line = Decided {
+                at: q.now,
+                live: self.shared.config.number,
+                pool: self.pool().name.clone(),
+                model: facts.model.into(),
+                readable: self.request.is_some(),
+                estimated: self.size.load,
+                max_tokens: facts.max_tokens,
+                priority: facts.priority,
+                waited: facts.waited,
+                subset: q.subset.map(|s| s.entries().collect()),
+                policy: self.shared.picker.policies.of(facts.model),
+                prompt,
+                streams: self.streams(),
+                strategy: self.chosen.choice.name.clone(),
+                ..std::mem::take(line)
+            };
+        });
+    }
+
+    /// Whether two servers may share the request, as far as there is time for it.
+    fn may_split(&self, snapshot: &PoolSnapshot) -> bool {
+        let (pool, q) = (self.pool(), self.q);
+        if !splittable(pool, q.head.path(), self.request) {
+            return false;
+        }
+        let in_time = match pool.disagg.as_deref() {
+            Some(Mode::Direct(direct)) if !direct.is_together_in(snapshot) => q.may_split,
+            // Nobody is waited for; what is to be changed of the body must be here.
+            Some(Mode::Direct(_)) => self.is_whole(),
+            Some(Mode::Header { .. }) | None => true,
+        };
+        if !in_time && pool.scheduler.split().is_some_and(|policy| policy.asks(&self.chosen.choice.name)) {
+            self.shared.picker.observer.event(Event::Degraded(Degraded::NoTimeToSplit));
+        }
+        in_time
+    }
+
+    /// What is kept of the conversation's turn before.
+    fn converse(&self, looked: Option<&mut Looked<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
+        let looked = looked?;
+        let (target, now) = (self.facts.model, self.q.now);
+        let tenant = looked.prefix().tenant(self.q.head);
+        let begin = || Conversation::begin(self.pool(), looked, tenant, target, snapshot, now);
+        lookup::guarded(self.shared.picker, begin).flatten()
+    }
+
+    /// All that the strategy may decide by.
+    fn context<'c>(
+        &'c self,
+        looked: Option<&'c Looked<'_>>,
+        snapshot: &'c PoolSnapshot,
+        splittable: bool,
+    ) -> PickContext<'c> {
+        let looked = looked.filter(|_| self.reads_prefix);
+        let prompt_tokens = looked.map_or(self.size.load, Looked::prompt_tokens);
+        PickContext {
+            request: RequestFacts { prompt_tokens, ..self.facts },
+            filter: self.chosen.filter.as_ref(),
+            prefix: looked.map(|l| &l.found),
+            policy: self.shared.picker.policies.of(self.facts.model),
+            splittable,
+            generates: self.q.api.generates(),
+            encodable: encodable(self.pool(), self.q.head.path()),
+            ..PickContext::new(snapshot, self.q.now, self.pool().stale_after)
+        }
+    }
+
+    /// Names the endpoints: a preset, or else the strategy.
+    fn schedule(&self, cx: &PickContext<'_>, explain: Explain, rng: &mut PickRng) -> Result<Scheduled, RequestError> {
+        let (pool, q, picker) = (self.pool(), self.q, self.shared.picker);
+        let previous = q.response_id.or_else(|| self.request.and_then(|r| r.previous_response_id.as_deref()));
+        let named = preset(picker, self.shared.config, q, cx, &pool.name, previous)?;
+        let is_preset = named.is_some();
+        let decision = match named {
+            Some(decision) => decision,
+            None => self.ask_strategy(|strategy| pool.scheduler.decide(strategy, cx, q.subset, explain, rng))?,
+        };
+        let strategy = &self.chosen.choice.strategy;
+        let share = decision.picks.first().map_or(0.0, |picked| strategy.share(cx, picked));
+        Ok(Scheduled { decision, is_preset, share })
+    }
+
+    /// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing to read.
+    fn ask_strategy(
+        &self,
+        mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,
+    ) -> Result<Decision, RequestError> {
+        let (least_loaded, chosen) = (&*self.shared.config.least_loaded, &self.chosen.choice);
+        if self.request.is_none() {
+            return decide(least_loaded);
+        }
+        match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {
+            Ok(decision) => decision,
+            Err(_) => {
+                let observer = &self.shared.picker.observer;
+                observer.event(Event::Panic);
+                observer.event(Event::Degraded(Degraded::StrategyPanic));
+                tracing::error!(pool = %self.pool().name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
+                decide(least_loaded)
+            }
+        }
+    }
+
+    /// Logs the decision if it is to be, and counts what it had to do without.
+    fn report(&self, decision: &Decision, prompt_tokens: u32, log: bool) {
+        let (pool, model) = (self.pool(), self.facts.model);
+        if log {
+            let strategy = &self.chosen.choice.name;
+            Explained { pool: &pool.name, strategy, model, prompt_tokens, decision }.emit();
+        }
+        let degraded = |mode| self.shared.picker.observer.event(Event::Degraded(mode));
+        if let Some(signal) = decision.lacking {
+            degraded(Degraded::Lacking(signal));
+        }
+        if decision.diverted {
+            self.shared.runtime.observer.event(RequestEvent::Diverted { model, now: self.q.now });
+        }
+        if pool.rules.is_stale() {
+            degraded(Degraded::DiscoveryStale);
+        }
+        if decision.ejection_ignored {
+            degraded(Degraded::AllEjected);
+        }
+    }
+
+    /// What servers are told in headers beside where the request goes.
+    fn hints(&self, looked: Option<&Looked<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
+        let (prefix, head) = (self.shared.runtime.prefix.as_ref(), self.q.head);
+        let told = prefix.filter(|_| self.q.api.prefills());
+        let hints = told.map(|prefix| Hints::of(self.pool(), prefix, looked, decision, snapshot, head, self.q.now));
+        // That of a client that is not trusted is removed whatever is chosen.
+        let trusted = self.shared.config.settings.trust_client_headers;
+        let chooses_rank = trusted && prefix.is_some_and(|prefix| prefix.choose_rank);
+        Hints { drops_rank: chooses_rank && head.has(RANK_HEADER), ..hints.unwrap_or_default() }
+    }
+
+    /// Books the request on its servers. Where a recording is made, the decision is written first.
+    fn book(
+        &self,
+        scheduled: &Scheduled,
+        snapshot: &PoolSnapshot,
+        (prompt_tokens, cached_tokens): (u32, u32),
+        taught: Option<Taught>,
+        sheet: Option<Sheet<'_>>,
+        notes: Option<&Notes<'_>>,
+    ) -> Bookings {
+        let Scheduled { decision, is_preset, share } = scheduled;
+        let (stale_after, now) = (self.pool().stale_after, self.q.now);
+        let (mut lesson, mut prefill_lesson, mut tail) = (None, None, None);
+        if let Some(taught) = taught {
+            let cache = &taught.prefix.cache;
+            lesson = Some((cache.clone(), taught.lesson));
+            prefill_lesson = taught.prefill.map(|lesson| (cache.clone(), lesson));
+            tail = taught.tail.map(|tail| (taught.prefix, tail));
+        }
+        let (model, understood, streams) = (self.facts.model, self.request.is_some(), self.streams());
+        let booked = decision.picks.first().map(|picked| {
+            let (arrives, share) = (decision.split.is_some(), *share);
+            let order = Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
+            let book = || Booking::new(picked.clone(), snapshot, stale_after, order, now);
+            match sheet {
+                Some(mut sheet) => {
+                    sheet.asks(|line| line.preset = *is_preset);
+                    sheet.booked(notes, decision, cached_tokens, book)
+                }
+                None => Booked::new(book(), None),
+            }
+        });
+        let prefill = decision.split.as_ref().and_then(|split| {
+            let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
+            // Its answer is one token long: its first is its end.
+            let (streams, arrives, share, lesson) = (true, false, 0.0, prefill_lesson);
+            let order = Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
+            Some(Box::new(Booking::new(endpoint, snapshot, stale_after, order, now)))
+        });
+        let encoding = decision.encode.iter().map(|encoder| Ticket::book(encoder.clone(), 0)).collect();
+        Bookings { booked, prefill, encoding, tail }
+    }
+}
+
+impl Placed {
+    /// The step, with what the first steps have made.
+    pub(super) fn into_step(
+        self,
+        rewritten: Rewritten,
+        strategy: Arc<dyn Strategy>,
+        profile: Option<Arc<str>>,
+    ) -> Step {
+        let placement = match self {
+            Placed::Warm(warming, admitted) => return Step::Warm(warming, admitted),
+            Placed::Booked(placement) => placement,
+        };
+        let Placement { scheduled, known, bookings, .. } = placement;
+        let Bookings { booked, prefill, encoding, tail } = bookings;
+        let Known { runtime, client, understood, choices, ceiling, seen } = known;
+        Step::Decided(Box::new(Plan {
+            decision: scheduled.decision,
+            runtime,
+            client,
+            strategy,
+            profile,
+            understood,
+            prompt_tokens: placement.prompt_tokens,
+            choices,
+            ceiling,
+            target: rewritten.target,
+            matched_tokens: placement.matched_tokens,
+            booked,
+            prefill,
+            encoding,
+            splittable: placement.splittable,
+            course: None,
+            request_id: None,
+            conversation: placement.conversation,
+            hints: placement.hints,
+            tail,
+            renamed_from: rewritten.renamed_from,
+            new_body: rewritten.new_body,
+            seen,
+            permits: Permits::new(),
+            admitted: placement.admitted,
+        }))
+    }
+}
