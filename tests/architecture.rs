@@ -9,8 +9,19 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, u8)] = &[("server", 0), ("admin", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
 
 /// Crates without I/O and without a runtime: moments and random numbers are arguments.
-const PURE: &[&str] =
-    &["config", "config_schema", "disagg", "flow", "pool", "prefix", "prompt", "protocol", "quota", "scheduling"];
+const PURE: &[&str] = &[
+    "config",
+    "config_schema",
+    "disagg",
+    "flow",
+    "picker",
+    "pool",
+    "prefix",
+    "prompt",
+    "protocol",
+    "quota",
+    "scheduling",
+];
 
 /// Packages that no pure crate may use.
 const RUNTIMES: &[&str] = &["axum", "hyper", "reqwest", "tokio", "tonic"];

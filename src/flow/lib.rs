@@ -14,7 +14,7 @@
 //! Every policy is one file and one line in the [`registry`], named as GIE, llm-d and AIBrix name theirs.
 //!
 //! **Owns** queues, fairness between flows, order within a flow, saturation detectors, ceilings and admitters.
-//! **Called by** `ext_proc::queues` for real requests and by `replay` for simulated ones; `config` builds its settings.
+//! **Called by** `picker::queues` for real requests and by `replay` for simulated ones; `config` builds its settings.
 //! **Must not** do I/O, wait, or ask for the time or for random numbers: both are arguments.
 //!
 //! Read first: `control.rs`, `registry.rs`, `saturation/backlog.rs`.

@@ -11,7 +11,7 @@
 //! share does the same steps by the same figures ([`Taken`], [`Change`]). Pure: the wall clock's time is an argument.
 //!
 //! **Owns** limits, their settings and windows, what is booked in them, and AIBrix's user records.
-//! **Called by** `ext_proc::quotas` and by the Redis store.
+//! **Called by** `picker::quotas` and by the Redis store.
 //! **Must not** do I/O, or name a tenant in a metric.
 //!
 //! Read first: `lib.rs`, `book.rs`, `account.rs`.

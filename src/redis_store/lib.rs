@@ -2,7 +2,7 @@
 //!
 //! **Owns** the connection ([`redis_link`]), the scripts that count ([`quota_store`]) and the reading of profiles
 //! ([`redis_profiles`]).
-//! **Called by** `ext_proc::quotas` before and after requests, and by `app`, which connects.
+//! **Called by** `ext_proc::redis_quotas` before and after requests, and by `app`, which connects.
 //! **Must not** decide what happens while Redis is away: the caller does, by its configuration.
 //!
 //! Read first: `redis_link.rs`, `quota_store.rs`.

@@ -1,6 +1,6 @@
 //! A request whose prompt another server computes, at the picker: which prefill server is asked, and what comes of it.
 //!
-//! The exchange's part without its wire (`ext_proc::split`): what is settled when is [`Prefilling`]'s, for both. A pool that leaves the
+//! The exchange's part without its wire (`picker::split`): what is settled when is [`Prefilling`]'s, for both. A pool that leaves the
 //! prefill to sidecars is played as if the picker asked. Called by [`super::world`]; pure.
 
 use super::front::{Front, Sent, facts};

@@ -1,6 +1,6 @@
 //! The queues before the pool: who goes on, who waits, and whose turn has come, in virtual time.
 //!
-//! What `ext_proc::queues` is to the exchange, without its lock and its channels: [`FlowControl`] decides for both, what it is told of a request
+//! What `picker::queues` is to the exchange, without its lock and its channels: [`FlowControl`] decides for both, what it is told of a request
 //! is [`Asking`]'s, and it hears of the same events, but for the tokens of answers under way: flows are charged for those when the answer has ended,
 //! so those with long ones come off better here than live. Called by [`super::world`]; pure.
 

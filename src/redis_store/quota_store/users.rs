@@ -1,7 +1,7 @@
 //! Limits of single tenants that AIBrix keeps in Redis, under `aibrix-users/<name>`. What was read counts for a while, that there is nothing too; what
 //! is older counts until it has been read again, which one reader at a time does for each tenant.
 //!
-//! Called by `ext_proc::quotas`.
+//! Called by `ext_proc::redis_quotas`.
 
 use crate::redis_link::{LinkError, RedisLink};
 use attache_quota::UserRecord;
