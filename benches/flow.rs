@@ -9,7 +9,7 @@ use attache::clock::Timestamp;
 use attache::config::recommended_flow;
 use attache::flow::ceiling::fixed::Fixed;
 use attache::flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
-use attache::flow::saturation::{Stage, View, Ways};
+use attache::flow::saturation::{StageSaturation, View, Ways};
 use attache::flow::{
     Arrival, Asking, BandSettings, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Settings, Verdict, Way,
 };
@@ -48,8 +48,10 @@ const PARKED: u32 = 1_000_000;
 
 /// A pool that is full, and one that never is.
 const FULL: Gauge = Gauge::FULL;
-const EMPTY: Gauge =
-    Gauge { ways: Ways::whole(Stage { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }), long: None };
+const EMPTY: Gauge = Gauge {
+    ways: Ways::whole(StageSaturation { requests: (0.0, 0.0), tokens: (0.0, 0.0), request_tokens: 0.0 }),
+    long: None,
+};
 
 /// Seconds that this thread has had a core: what others do on the machine counts less than in wall time.
 fn cpu() -> f64 {
@@ -112,7 +114,7 @@ impl Bench {
     fn goes(&mut self) {
         let pending = self.flow.pending().requests;
         // Room for exactly one more.
-        let one = Stage { requests: (-f64::from(pending), 1.0), ..Stage::default() };
+        let one = StageSaturation { requests: (-f64::from(pending), 1.0), ..StageSaturation::default() };
         let room = Gauge { ways: Ways::whole(one), long: None };
         self.flow.freed(&room, Timestamp(self.now), &mut self.rng, &mut self.left);
         let Some(Left::Dispatched(_, _, passage)) = self.left.pop() else { panic!("somebody waits") };

@@ -42,7 +42,7 @@ use crate::telemetry::otlp::Otlp;
 use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
 use crate::telemetry::pressure::PressureCollector;
 use crate::telemetry::process::ProcessCollector;
-use crate::telemetry::queues::RoomCollector;
+use crate::telemetry::queues::QueuedBytesCollector;
 use crate::telemetry::trace::Tracing;
 use anyhow::Context;
 use arc_swap::ArcSwap;
@@ -143,7 +143,7 @@ async fn serve(
     let recorder = recorder(record, &file, seed, &mut registry)?;
     let mut feeds = Feeds::new(clock, seed, recorder.clone(), listeners.kv_events.clone(), stop.child_token());
     let mut found = FoundPools::new(read_pool, stop.child_token());
-    registry.register_collector(Box::new(RoomCollector(found.queued())));
+    registry.register_collector(Box::new(QueuedBytesCollector(found.queued())));
     feeds.hold(&readiness);
     found.follow(&file.templates, &mut feeds).await?;
     let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));

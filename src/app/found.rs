@@ -4,7 +4,7 @@ use super::feeds::Feeds;
 use crate::config::Settings;
 use crate::config::settings::{PoolSearch, PoolSettings, PoolTemplate};
 use crate::discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
-use crate::flow::SharedRoom;
+use crate::flow::SharedCapacity;
 use crate::scheduling::router::Rivalry;
 use futures_util::future::select_all;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +55,7 @@ pub(super) struct FoundPools {
     /// What is odd about them, and has been told.
     told: BTreeSet<String>,
     /// What the requests may hold that wait before them: all of them together, however many there are.
-    queued: Arc<SharedRoom>,
+    queued: Arc<SharedCapacity>,
     shutdown: CancellationToken,
 }
 
@@ -96,7 +96,7 @@ impl FoundPools {
 
     /// What the queues share of all pools that are found.
     #[must_use]
-    pub(super) fn queued(&self) -> Arc<SharedRoom> {
+    pub(super) fn queued(&self) -> Arc<SharedCapacity> {
         self.queued.clone()
     }
 

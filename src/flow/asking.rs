@@ -1,5 +1,5 @@
-//! What flow control makes of a request that comes: whose it is, what it is expected to take, and whether it is let in at all. The same for
-//! real requests and for simulated ones.
+//! What flow control derives from a request: its flow, its expected work, and whether it may enter the queue at all.
+//! Real and simulated requests use the same rules.
 
 use super::control::FlowControl;
 use super::item::{Arrival, Load, Need, Way};
@@ -14,34 +14,34 @@ use attache_scheduling::{Candidate, PickContext, RequestFacts};
 use attache_types::rng::PickRng;
 use std::time::Duration;
 
-/// The flow of requests whose tenant nobody names, as GIE has it.
+/// The flow of requests without a tenant, as in GIE.
 pub const DEFAULT_FLOW: &str = "default-flow";
 
-/// A request that asks for its turn, and what is known of it.
+/// A request that asks flow control for its turn, with the facts that the decision knows.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking<'a> {
-    /// What it is.
+    /// Facts of the request that scheduling reads as well.
     pub facts: &'a RequestFacts<'a>,
-    /// Whose it is; [`DEFAULT_FLOW`]'s when nobody says.
+    /// Name of the flow; `None` selects [`DEFAULT_FLOW`].
     pub flow: Option<&'a str>,
-    /// What it holds in memory while it waits.
+    /// Bytes that it holds in memory while it is queued.
     pub bytes: u64,
-    /// Tokens of its answer where they are known beforehand, as in a replay.
+    /// Length of the response, tokens, where it is known beforehand, as in a replay.
     pub answer_tokens: Option<u32>,
-    /// Who holds how much of its prompt, where that was looked up.
+    /// Cached prefix of the prompt on each endpoint, if it was looked up.
     pub found: Option<&'a Found>,
-    /// The ways in which it may be served.
+    /// How the pool's endpoints may serve it.
     pub way: Way,
-    /// How long it may wait; as long as the queues allow when nobody says.
+    /// Time to live in the queue; `None` selects the settings'.
     pub ttl: Option<Duration>,
-    /// Seconds that it may wait until it is late, where that is known.
+    /// Seconds that it may wait and still meet its objective, where that is known.
     pub spare: Option<f64>,
-    /// Nobody vouches for what it says of its own haste: it may be refused for it, and goes before nobody.
+    /// The client may choose `ttl` freely. It may be rejected because of it, but gains no better position by it.
     pub unvouched: bool,
 }
 
 impl<'a> Asking<'a> {
-    /// What the queues are told of it.
+    /// The request as the queues see it.
     #[must_use]
     pub fn arrival(&self, view: &View<'_>) -> Arrival<'a> {
         let ttft = Targets::of(self.facts).ttft_ms;
@@ -59,12 +59,13 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Seconds of an endpoint that its prompt is expected to take: on the one that holds most of it by now, where it is expected to go.
+    /// Expected prefill time, seconds, on the endpoint that has the most of the prompt cached, where the request will
+    /// probably go.
     fn work(&self, view: &View<'_>) -> f64 {
         let prompt_tokens = self.facts.prompt_tokens;
         let serving = view.pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE));
         let held = |id| self.found.map_or(0, |found| found.tokens(found.depth(id).any)).min(prompt_tokens);
-        // The first of equals: nothing is held in most pools most of the time.
+        // The first of equals: in most pools nothing is cached most of the time.
         let best = serving.map(|e| (held(e.endpoint.id), e)).reduce(|a, b| if b.0 > a.0 { b } else { a });
         let Some((cached, best)) = best else { return 0.0 };
         let (uncached_tokens, live) = (prompt_tokens - cached, best.live());
@@ -73,42 +74,43 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// Whether the pool has endpoints that make answers.
+/// Whether the pool has endpoints that decode.
 #[must_use]
 pub fn serves(pool: &PoolSnapshot) -> bool {
     pool.endpoints.iter().any(|e| e.serves(Roles::DECODE))
 }
 
 impl PoolFlow {
-    /// Empty queues.
+    /// Creates empty queues.
     ///
     /// # Errors
-    /// When the ceiling can't be built.
+    /// When the ceiling can't be built from its parameters.
     pub fn control<T>(&self) -> Result<FlowControl<T>, ParamError> {
         Ok(FlowControl::new(self.settings.clone(), self.ceiling()?))
     }
 
-    /// How long a request of this priority may wait that comes now and does not say it; `None` when only a pool without endpoints limits it.
+    /// Time to live in the queue for a request that arrives now with this priority and no limit of its own. `None` if
+    /// only a pool without endpoints limits it.
     #[must_use]
     pub fn ttl(&self, pool: &PoolSnapshot, priority: i32) -> Option<Duration> {
         let ttl = self.settings.ttl(priority)?;
         Some(if serves(pool) { ttl } else { self.settings.empty_ttl })
     }
 
-    /// How full the pool is.
+    /// Measures the saturation of the pool.
     #[must_use]
     pub fn gauge(&self, view: &View<'_>) -> Gauge {
         self.detector.gauge(view)
     }
 
-    /// Whether a request of this priority is refused because the pool is saturated for requests served in this `way`: it is sheddable. The
-    /// pool is looked at for sheddable requests only.
+    /// Whether a request of this priority is refused because it is sheddable and the pool is saturated for requests
+    /// that are served in this `way`. Measures the pool for sheddable requests only.
     #[must_use]
     pub fn sheds(&self, priority: i32, way: Way, view: &View<'_>) -> bool {
         priority < 0 && self.gauge(view).saturation(Load::default(), Need { work: 0.0, way }) >= 1.0
     }
 
-    /// Whether a request is let in, to the pool or to its queues.
+    /// Whether the admitters let a request into the pool or its queues.
     pub fn admits(&self, facts: &RequestFacts<'_>, view: &View<'_>, rng: &mut PickRng) -> bool {
         let View { pool, stale_after, now, .. } = *view;
         let cx = PickContext { request: *facts, ..PickContext::new(pool, now, stale_after) };

@@ -1,9 +1,10 @@
-//! One band: the flows of requests that are equally important, and whose turn it is among them. Called by [`super::control`] alone.
+//! One band: the flows of requests with equal priority, and the order in which they are dequeued. Called by
+//! [`super::control`] alone.
 
 use super::drain::Drain;
-use super::fairness::{Fairness, Head, Meter};
+use super::fairness::{Fairness, Meter, QueueHead};
 use super::ordering::{Facts, Ordering};
-use super::pace::Pace;
+use super::pace::DepartureRate;
 use super::settings::{BandSettings, Overflow};
 use super::slab::Slab;
 use ahash::AHashMap;
@@ -15,37 +16,39 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The flow of all that are named beyond those that are told apart.
+/// The flow that all names share beyond the limit of flows.
 const OTHERS: &str = "";
 
-/// 128 bytes: ids of tenants are shorter, and 10,000 names that somebody makes up stay below 2 MB.
+/// 128 bytes: ids of tenants are shorter, and 10,000 invented names stay below 2 MB.
 const MAX_NAME_BYTES: usize = 128;
 
-/// The name by which a flow is kept: a long one by its hash.
+/// The name under which a flow is kept. A name over [`MAX_NAME_BYTES`] is replaced by its hash.
 fn short(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_NAME_BYTES { name.into() } else { Sha256::digest(name).escape_ascii().to_string().into() }
 }
 
-/// 1,024 requests are counted one by one to tell where a newcomer would stand: some microseconds, however many wait.
+/// 1,024 requests are counted one by one to predict a newcomer's position. That takes some microseconds, however deep
+/// the queue is.
 const COUNTED: usize = 1_024;
 
-/// Where a request stands in its flow, and its number.
-pub(super) type Place = (Head, u32);
+/// A request's sort key within its flow, and its slot.
+pub(super) type QueuePosition = (QueueHead, u32);
 
-/// How many of `queue` go before `place`, counted from the nearer end; where both ends are more than `counted` away, no fewer than there are.
-fn before(queue: &BTreeSet<Place>, place: &Place, counted: usize) -> u64 {
+/// How many requests of `queue` go before `place`, counted from the nearer end. If both ends are more than `counted`
+/// away, an upper bound.
+fn before(queue: &BTreeSet<QueuePosition>, place: &QueuePosition, counted: usize) -> u64 {
     let behind = queue.range(place..).take(counted).count();
     let before = if behind < counted { counted } else { queue.range(..place).take(counted).count() };
     (if before < counted { before } else { queue.len() - behind }) as u64
 }
 
 #[derive(Debug)]
-struct Flow {
+struct FlowQueue {
     name: Arc<str>,
     weight: f64,
-    queue: BTreeSet<Place>,
-    /// Requests that were let through and have not ended.
-    under_way: u32,
+    queue: BTreeSet<QueuePosition>,
+    /// Dispatched requests that have not ended.
+    in_flight: u32,
     idle_since: Option<Timestamp>,
 }
 
@@ -57,20 +60,20 @@ pub(super) struct Band {
     overflow: Overflow,
     max_requests: u64,
     max_bytes: u64,
-    flows: Slab<Flow>,
+    flows: Slab<FlowQueue>,
     names: AHashMap<Arc<str>, u32>,
-    /// The flows by what they have queued, where the longest gives way.
+    /// The flows by queue length. The longest loses a request when the band is full.
     lengths: BTreeSet<(usize, u32)>,
-    /// Those with nothing here, by when that began.
+    /// Flows with nothing queued or in flight, by the start of that state.
     idle: BTreeSet<(Timestamp, u32)>,
     pub(super) requests: u64,
     pub(super) bytes: u64,
     /// Flows that have something queued.
     waiting: u64,
-    pub(super) pace: Pace,
+    pub(super) pace: DepartureRate,
     pub(super) drain: Drain,
-    /// Since when long ones have been next and found no room by their own limit.
-    pub(super) no_room_for_long: Option<Timestamp>,
+    /// Since when long requests have been next without capacity by their own limit.
+    pub(super) long_blocked_since: Option<Timestamp>,
 }
 
 impl Band {
@@ -89,13 +92,13 @@ impl Band {
             requests: 0,
             bytes: 0,
             waiting: 0,
-            pace: Pace::default(),
+            pace: DepartureRate::default(),
             drain: Drain::default(),
-            no_room_for_long: None,
+            long_blocked_since: None,
         }
     }
 
-    /// Nothing of it is left.
+    /// Whether the band has no flows left.
     pub(super) fn is_void(&self) -> bool {
         self.flows.len() == 0
     }
@@ -104,19 +107,20 @@ impl Band {
         self.ordering.key(facts)
     }
 
-    /// Whether one more of so many bytes may wait when `requests` with `held` bytes have gone.
-    pub(super) fn has_room_without(&self, requests: u64, held: u64, bytes: u64) -> bool {
+    /// Whether a request of `bytes` fits once `requests` with `held` bytes have left.
+    pub(super) fn fits_without(&self, requests: u64, held: u64, bytes: u64) -> bool {
         self.requests - requests < self.max_requests && (self.bytes - held).saturating_add(bytes) <= self.max_bytes
     }
 
-    /// A name, or that of all who are not told apart.
-    fn told_apart<'n>(&self, name: &'n str, most: usize) -> &'n str {
+    /// The name of the flow that serves requests of `name`: its own, or that of all names beyond the limit of `most`
+    /// flows.
+    fn flow_name<'n>(&self, name: &'n str, most: usize) -> &'n str {
         if self.names.contains_key(name) || self.names.len() < most { name } else { OTHERS }
     }
 
-    /// Requests that would have their turn before one of this flow at `head`. Where flows take turns, each of the others is thought to have as
-    /// many as this one until then.
-    pub(super) fn ahead(&self, flow: &str, head: Head, most: usize) -> u64 {
+    /// Requests that would be dequeued before one of this flow at `head`. Where flows take turns, each of the others is
+    /// assumed to have as many turns as this one until then.
+    pub(super) fn ahead(&self, flow: &str, head: QueueHead, most: usize) -> u64 {
         let queue = |flow: u32| self.flows.get(flow).map(|flow| &flow.queue);
         let place = (head, 0);
         if let Some(flows) = self.fairness.before(&head, COUNTED) {
@@ -128,7 +132,7 @@ impl Band {
                 self.requests
             };
         }
-        let own = self.names.get(self.told_apart(&short(flow), most)).and_then(|flow| queue(*flow));
+        let own = self.names.get(self.flow_name(&short(flow), most)).and_then(|flow| queue(*flow));
         let own = own.filter(|queue| !queue.is_empty());
         let before = own.map_or(0, |queue| before(queue, &place, COUNTED));
         let others = self.waiting - u64::from(own.is_some());
@@ -136,10 +140,10 @@ impl Band {
         before + (before + 1).saturating_mul(others).min(theirs)
     }
 
-    /// The flow of this name.
+    /// The number of the flow of this name, which is created if needed; `None` if no number is free.
     pub(super) fn flow(&mut self, name: &str, weight: f64, most: usize) -> Option<u32> {
         let name = &*short(name);
-        let name = self.told_apart(name, most);
+        let name = self.flow_name(name, most);
         if let Some(flow) = self.names.get(name) {
             return Some(*flow);
         }
@@ -147,12 +151,12 @@ impl Band {
         let name: Arc<str> = name.into();
         let weight = if &*name == OTHERS { 1.0 } else { weight };
         self.names.insert(name.clone(), flow);
-        self.flows.insert(Flow { name, weight, queue: BTreeSet::new(), under_way: 0, idle_since: None });
+        self.flows.insert(FlowQueue { name, weight, queue: BTreeSet::new(), in_flight: 0, idle_since: None });
         Some(flow)
     }
 
-    /// What is known of the flow's being here, set right after a change.
-    fn look_after(&mut self, flow: u32, length_before: usize, now: Timestamp) {
+    /// Updates the indexes of a flow after a change: queue length, idle since.
+    fn update_indexes(&mut self, flow: u32, length_before: usize, now: Timestamp) {
         let Some(entry) = self.flows.get_mut(flow) else { return };
         let length = entry.queue.len();
         if self.overflow == Overflow::LongestFlow && length != length_before {
@@ -161,7 +165,7 @@ impl Band {
                 self.lengths.insert((length, flow));
             }
         }
-        let is_idle = length == 0 && entry.under_way == 0;
+        let is_idle = length == 0 && entry.in_flight == 0;
         match (entry.idle_since, is_idle) {
             (Some(since), false) => {
                 self.idle.remove(&(since, flow));
@@ -175,8 +179,8 @@ impl Band {
         }
     }
 
-    /// One more waits.
-    pub(super) fn push(&mut self, flow: u32, place: Place, bytes: u64, now: Timestamp) {
+    /// Queues a request.
+    pub(super) fn push(&mut self, flow: u32, place: QueuePosition, bytes: u64, now: Timestamp) {
         let Some(entry) = self.flows.get_mut(flow) else { return };
         let before = entry.queue.len();
         let is_first = entry.queue.first().is_none_or(|first| place < *first);
@@ -190,16 +194,16 @@ impl Band {
         } else if is_first {
             self.fairness.head(flow, place.0);
         }
-        self.look_after(flow, before, now);
+        self.update_indexes(flow, before, now);
     }
 
-    /// One waits no longer, and has not had its turn.
-    pub(super) fn remove(&mut self, flow: u32, place: &Place, bytes: u64, now: Timestamp) {
-        self.take_out(flow, place, bytes, now);
+    /// Removes a queued request that was not dequeued: it was cancelled, evicted or has expired.
+    pub(super) fn remove(&mut self, flow: u32, place: &QueuePosition, bytes: u64, now: Timestamp) {
+        self.detach(flow, place, bytes, now);
         self.drain.moved(0, self.requests, now);
     }
 
-    fn take_out(&mut self, flow: u32, place: &Place, bytes: u64, now: Timestamp) {
+    fn detach(&mut self, flow: u32, place: &QueuePosition, bytes: u64, now: Timestamp) {
         let Some(entry) = self.flows.get_mut(flow) else { return };
         let before = entry.queue.len();
         let was_first = entry.queue.first() == Some(place);
@@ -209,7 +213,7 @@ impl Band {
         self.requests -= 1;
         self.bytes -= bytes;
         if self.requests == 0 {
-            self.no_room_for_long = None;
+            self.long_blocked_since = None;
         }
         match entry.queue.first() {
             None => {
@@ -219,26 +223,27 @@ impl Band {
             Some((head, _)) if was_first => self.fairness.head(flow, *head),
             Some(_) => {}
         }
-        self.look_after(flow, before, now);
+        self.update_indexes(flow, before, now);
     }
 
-    /// The request whose turn it is.
+    /// Slot of the request that is dequeued next.
     pub(super) fn next(&mut self) -> Option<u32> {
         let flow = self.fairness.next()?;
         self.flows.get(flow)?.queue.first().map(|(_, slot)| *slot)
     }
 
-    /// The request that would come last.
+    /// Slot of the request that would be dequeued last.
     pub(super) fn last(&mut self) -> Option<u32> {
         let flow = self.fairness.last()?;
         self.flows.get(flow)?.queue.last().map(|(_, slot)| *slot)
     }
 
-    /// Those who give way to one more of `newcomer`'s, one after the other: the last request of the flow that has most queued by then.
-    pub(super) fn giving_way(&self, newcomer: u32) -> impl Iterator<Item = u32> {
+    /// Slots of the requests to evict, in order, for one more of `newcomer`: each is the last request of the flow that
+    /// is then longest.
+    pub(super) fn eviction_order(&self, newcomer: u32) -> impl Iterator<Item = u32> {
         let own = self.flows.get(newcomer).map_or(0, |f| f.queue.len());
         let mut others = self.lengths.iter().rev().copied().peekable();
-        // Flows that have given something, by what is left of them.
+        // Flows that lost a request, by the length that is left.
         let mut cut = BTreeMap::new();
         std::iter::from_fn(move || {
             let ((length, flow), mut queue) = if cut.last_key_value().map(|(key, _)| *key) > others.peek().copied() {
@@ -247,7 +252,7 @@ impl Band {
                 let (length, flow) = others.next()?;
                 ((length, flow), self.flows.get(flow)?.queue.iter().rev())
             };
-            // Who would have as much then has no better claim.
+            // A flow that would be as short as the newcomer's loses nothing.
             if flow == newcomer || length <= own + 1 {
                 return None;
             }
@@ -257,11 +262,11 @@ impl Band {
         })
     }
 
-    /// The request at `place`, the first of its flow, is let through.
+    /// Dispatches the request at `place`, the first of its flow.
     pub(super) fn dispatch(
         &mut self,
         flow: u32,
-        place: &Place,
+        place: &QueuePosition,
         bytes: u64,
         meter: &mut Meter,
         now: Timestamp,
@@ -269,56 +274,56 @@ impl Band {
     ) {
         self.fairness.dispatched(flow, meter, now, rng);
         if let Some(entry) = self.flows.get_mut(flow) {
-            entry.under_way += 1;
+            entry.in_flight += 1;
         }
-        self.take_out(flow, place, bytes, now);
+        self.detach(flow, place, bytes, now);
         self.pace.departed(now);
         self.drain.moved(1, self.requests, now);
     }
 
-    /// A request of a flow that has nothing queued is let through without having waited.
-    pub(super) fn pass(&mut self, flow: u32, head: Head, meter: &mut Meter, now: Timestamp, rng: &mut PickRng) {
+    /// Dispatches a request that never waited, of a flow with nothing queued.
+    pub(super) fn pass(&mut self, flow: u32, head: QueueHead, meter: &mut Meter, now: Timestamp, rng: &mut PickRng) {
         let Some(entry) = self.flows.get_mut(flow) else { return };
-        entry.under_way += 1;
+        entry.in_flight += 1;
         self.fairness.wakes(flow, entry.weight, head, now);
         self.fairness.dispatched(flow, meter, now, rng);
         self.fairness.sleeps(flow);
         self.pace.departed(now);
-        self.look_after(flow, 0, now);
+        self.update_indexes(flow, 0, now);
     }
 
-    /// So much of an answer has come.
+    /// Records the tokens of a response that have arrived in total.
     pub(super) fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, now: Timestamp) {
         self.fairness.answered(flow, meter, output, now);
     }
 
-    /// A request that was let through has ended.
+    /// Records that a dispatched request has ended.
     pub(super) fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
         self.fairness.ended(flow, meter, input, now);
         let Some(entry) = self.flows.get_mut(flow) else { return };
-        entry.under_way = entry.under_way.saturating_sub(1);
+        entry.in_flight = entry.in_flight.saturating_sub(1);
         let length = entry.queue.len();
-        self.look_after(flow, length, now);
+        self.update_indexes(flow, length, now);
     }
 
-    /// A request of a flow was turned away: a flow that is here for it alone is idle.
+    /// Marks the flow of a rejected request as idle if it has no other request.
     pub(super) fn settle(&mut self, flow: u32, now: Timestamp) {
         let length = self.flows.get(flow).map_or(0, |f| f.queue.len());
-        self.look_after(flow, length, now);
+        self.update_indexes(flow, length, now);
     }
 
-    /// Requests that were let through and have not ended.
+    /// Dispatched requests that have not ended.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn under_way(&self) -> u32 {
-        self.flows.iter().map(|flow| flow.under_way).sum()
+    pub(super) fn in_flight(&self) -> u32 {
+        self.flows.iter().map(|flow| flow.in_flight).sum()
     }
 
-    /// When the next flow will have had nothing here for `patience`.
+    /// When the next flow will have been idle for `patience`.
     pub(super) fn forgets_at(&self, patience: Duration) -> Option<Timestamp> {
         self.idle.first().map(|(since, _)| since.after(patience))
     }
 
-    /// Forgets the flows that have had nothing here for `patience`, `most` of them.
+    /// Forgets flows that have been idle for `patience`, at most `most` of them.
     pub(super) fn forget_idle(&mut self, patience: Duration, most: usize, now: Timestamp) {
         for _ in 0..most {
             let Some((since, flow)) = self.idle.first().copied().filter(|(since, _)| since.after(patience) <= now)

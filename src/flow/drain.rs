@@ -1,27 +1,27 @@
-//! How fast a queue that is not empty empties, and so how long a newcomer would stand in it.
+//! How fast a queue empties while it is not empty, and from that how long a newcomer would wait.
 //!
-//! Not [`Pace`](super::pace::Pace): that counts all who have left by the time that has passed, so that a pool with little to do looks like one
-//! that is slow. Here only the time counts in which somebody waited.
+//! [`DepartureRate`](super::pace::DepartureRate) divides departures by all the time that has passed, so a pool with few requests looks
+//! slow. Here only the time counts in which a request was queued.
 
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// 30 s of waiting: long enough to smooth a batch that ends at once, short enough to follow a pool that grows.
+/// 30 s of queueing: long enough to smooth a batch that ends at once, short enough to follow a pool that grows.
 const HALF_LIFE: f64 = 30.0;
-/// Fewer than 3 turns, the longer ago the less, say nothing about the next one.
+/// Fewer than 3 recent dequeued requests do not allow a prediction (2.5, since their weight decays).
 const LEAST_TURNS: f64 = 2.5;
 
-/// Turns that were given, and the time in which somebody waited for one.
+/// Decaying count of dequeued requests, and of the time in which a request was queued.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Drain {
     turns: f64,
     seconds: f64,
-    /// Until when that is counted; `None` while nobody waits.
+    /// Up to which moment the time is counted; `None` while the queue is empty.
     since: Option<Timestamp>,
 }
 
 impl Drain {
-    /// So many have had their turn, and so many wait now.
+    /// Records that `turns` requests were dequeued and `waiting` are queued now.
     pub fn moved(&mut self, turns: u32, waiting: u64, now: Timestamp) {
         if let Some(since) = self.since {
             let passed = now.since(since).as_secs_f64();
@@ -32,14 +32,14 @@ impl Drain {
         self.since = (waiting > 0).then_some(self.since.map_or(now, |since| since.max(now)));
     }
 
-    /// How long a newcomer would wait with so many before it; `None` while too few have had their turn to tell.
+    /// Expected wait of a newcomer behind `ahead` requests; `None` if too few were dequeued recently.
     #[must_use]
     pub fn wait(&self, ahead: u64, now: Timestamp) -> Option<Duration> {
         let rate = self.rate(now)?;
         Some(Duration::try_from_secs_f64((ahead as f64 + 1.0) / rate).unwrap_or(Duration::MAX))
     }
 
-    /// Turns a second while somebody waits; `None` while there were too few to tell.
+    /// Dequeued requests a second while the queue is not empty; `None` if there were too few recently.
     #[must_use]
     pub fn rate(&self, now: Timestamp) -> Option<f64> {
         let standing = self.since.map_or(0.0, |since| now.since(since).as_secs_f64());
@@ -56,10 +56,10 @@ mod tests {
     }
 
     #[test]
-    fn only_the_time_in_which_somebody_waits_counts() {
+    fn only_time_with_queued_requests_counts() {
         let mut drain = Drain::default();
-        assert_eq!(drain.wait(0, at(1.0)), None, "nobody has had a turn");
-        // A busy second with ten turns, a minute of nothing, another such second.
+        assert_eq!(drain.wait(0, at(1.0)), None, "no request was dequeued yet");
+        // A busy second with ten dequeued requests, an idle minute, another busy second.
         for begin in [1.0, 61.0] {
             drain.moved(0, 10, at(begin));
             for i in 1..=10u32 {
@@ -68,17 +68,17 @@ mod tests {
         }
         let wait = |ahead, seconds| drain.wait(ahead, at(seconds)).unwrap().as_secs_f64();
         assert!((wait(9, 62.0) - 1.0).abs() < 0.05, "{}", wait(9, 62.0));
-        assert!((wait(0, 500.0) - 0.1).abs() < 0.01, "the time in which nobody waits says nothing");
+        assert!((wait(0, 500.0) - 0.1).abs() < 0.01, "idle time does not slow the rate");
     }
 
     #[test]
-    fn a_queue_that_stands_still_is_slow() {
+    fn queue_without_departures_is_slow() {
         let mut drain = Drain::default();
         drain.moved(0, 10, at(1.0));
         drain.moved(2, 8, at(1.2));
-        assert_eq!(drain.wait(8, at(1.2)), None, "two turns say little");
+        assert_eq!(drain.wait(8, at(1.2)), None, "two departures are too few to predict");
         drain.moved(2, 6, at(1.4));
         assert!(drain.wait(0, at(1.4)).unwrap() < Duration::from_millis(150));
-        assert!(drain.wait(0, at(9.4)).unwrap() > Duration::from_secs(2), "nobody has had a turn for 8 s");
+        assert!(drain.wait(0, at(9.4)).unwrap() > Duration::from_secs(2), "no request was dequeued for 8 s");
     }
 }

@@ -1,50 +1,50 @@
-//! What goes into flow control and what comes out of it.
+//! What callers pass to flow control, and what they get from it.
 
 use super::fairness::Meter;
 use super::running::Seat;
 use attache_scheduling::split::{Decider, SplitPolicy};
 use std::time::Duration;
 
-/// A request that asks for its turn.
+/// A request that asks flow control to be dispatched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arrival<'a> {
-    /// Its band: more is more important, negative may be shed.
+    /// Priority, which selects the band: greater is more important, below 0 is sheddable.
     pub priority: i32,
-    /// Whose it is, the tenant or fairness id.
+    /// Name of the flow: the tenant or fairness id.
     pub flow: &'a str,
-    /// What it holds in memory while it waits.
+    /// Bytes that it holds in memory while it is queued.
     pub bytes: u64,
-    /// Tokens of its prompt.
+    /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
-    /// Tokens of its answer where they are known beforehand, as in a replay; `vtc-oracle` charges by them.
+    /// Length of the response, tokens, where it is known beforehand, as in a replay. `vtc-oracle` charges by it.
     pub answer_tokens: Option<u32>,
-    /// What it needs of the pool.
+    /// Work and kind of endpoints that the request needs.
     pub need: Need,
-    /// How long it may wait; the settings' when it does not say.
+    /// Time to live in the queue; `None` selects the one in the settings.
     pub ttl: Option<Duration>,
-    /// How soon it wants its first token.
+    /// Target of the request for the time to its first token.
     pub ttft: Option<Duration>,
-    /// Seconds that it may wait and still meet its objective; below 0 when it misses it as it is.
+    /// Seconds that it may wait and still meet its objective; below 0 if it misses the objective already.
     pub spare: Option<f64>,
-    /// Nobody vouches for how long it says that it may wait: its place is that of one that says nothing.
+    /// The client may choose `ttl` freely, so it does not affect the request's position in the queue.
     pub unvouched: bool,
 }
 
-/// The ways in which a request may be served.
+/// How the endpoints of a pool may serve a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {
-    /// By one server, or by a prefill server and a decode server.
+    /// By one endpoint, or by a prefill worker and a decode worker.
     #[default]
     Either,
-    /// By one server.
+    /// By one endpoint alone.
     Whole,
-    /// By a prefill server and a decode server.
+    /// By a prefill worker and a decode worker.
     Pair,
 }
 
 impl Way {
-    /// The way of a request that `strategy` routes in a pool that splits requests by `policy`. A rule that does not ask how full servers are may
-    /// name a pair whatever other servers could do: then the pair must have capacity.
+    /// How a request is served that `strategy` routes in a pool which splits requests by `policy`. A rule that ignores
+    /// load may choose a pair whatever other endpoints could do. Then the pair must have capacity.
     #[must_use]
     pub fn of(policy: Option<&SplitPolicy>, strategy: &str, splittable: bool, prompt_tokens: u32) -> Self {
         let Some(policy) = policy.filter(|policy| splittable && policy.asks(strategy)) else { return Self::Whole };
@@ -56,7 +56,7 @@ impl Way {
             {
                 Self::Whole
             }
-            // It compares pairs with the servers that serve whole requests.
+            // The strategy compares pairs with the endpoints that serve whole requests.
             Decider::Strategy if !policy.whole => Self::Either,
             Decider::Always | Decider::Strategy | Decider::PrefixBased { .. } => Self::Pair,
         }
@@ -66,29 +66,29 @@ impl Way {
 /// What a request needs of the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Need {
-    /// Seconds of an endpoint that it is expected to take.
+    /// Expected prefill time on one endpoint, seconds.
     pub work: f64,
-    /// Who may serve it.
+    /// Endpoints that may serve it.
     pub way: Way,
 }
 
-/// What is on the way to the pool and in nobody's books yet.
+/// Load of dispatched requests that are not in the ledger yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Requests.
+    /// Number of requests in this load.
     pub requests: u32,
     /// Tokens of their prompts.
     pub tokens: u64,
 }
 
-/// A request that waits. Never given twice, so that one kept too long names nobody else.
+/// Identifies a queued request. It is never reused, so a stale handle refers to no other request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle {
     pub(super) slot: u32,
     pub(super) generation: u32,
 }
 
-/// A request that was let through, for as long as its answer takes. Whoever holds it says how that goes:
+/// A dispatched request, kept until its response ends. The holder reports progress by
 /// [`FlowControl::landed`](super::FlowControl::landed), [`answered`](super::FlowControl::answered) and, always,
 /// [`ended`](super::FlowControl::ended).
 #[derive(Debug)]
@@ -97,69 +97,69 @@ pub struct Passage {
     pub(super) priority: i32,
     pub(super) flow: u32,
     pub(super) meter: Meter,
-    /// What it adds to the load that is on its way; none once it is in the ledger.
+    /// What it adds to the pending load; zero once it is in the ledger.
     pub(super) load: Load,
-    /// That it may be told to end before its answer does.
+    /// Its entry among the requests that may be preempted; `None` if it may not be.
     pub(super) seat: Option<Seat>,
-    /// How long it waited.
+    /// Time that it spent in the queue.
     pub waited: Duration,
 }
 
 impl Passage {
-    /// By which it may be told to end; `None` when it is served whatever comes.
+    /// Identifies the request among those that may be preempted; `None` if it is not preemptible.
     #[must_use]
     pub fn seat(&self) -> Option<Seat> {
         self.seat
     }
 
-    /// Its answer breaks off, or nobody has counted it: nobody learns from it how long answers are.
+    /// Marks the response as incomplete or not counted, so that no policy learns response lengths from it.
     pub fn cut(&mut self) {
         self.meter.cut = true;
     }
 }
 
-/// Why a request was turned away.
+/// Why flow control refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Its band holds as much as it may.
+    /// The band is at its limit of requests or bytes.
     BandFull,
-    /// All bands together hold as much as they may.
+    /// All bands of the pool together are at their limit.
     Full,
-    /// It would fit if no other pool had taken of the room that they share.
-    RoomTaken,
-    /// It has waited for as long as it may.
+    /// Queues of other pools hold the capacity that this request needs and that all pools share.
+    SharedFull,
+    /// Its time to live in the queue has passed.
     Expired,
-    /// It was sheddable, and a more important request needed its place, or another flow had less of the band.
+    /// It was evicted from the queue: it was sheddable and a more important request arrived, or another flow had fewer.
     Evicted,
-    /// It was sheddable and under way, and a more important request waited.
-    Outranked,
+    /// It was preempted: it was sheddable and in flight, and a more important request waited.
+    Preempted,
 }
 
-/// A request that was turned away.
+/// The refusal of a request, with the time for `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// Reason of the refusal.
     pub cause: Cause,
-    /// When what stood before it will have gone, as things have gone of late.
+    /// Expected time until the requests before it have left, from recent dequeue rates.
     pub retry_after: Duration,
 }
 
-/// What becomes of an arrival.
+/// What happens to a request on arrival.
 #[derive(Debug)]
 pub enum Verdict {
-    /// There is room: it goes on.
+    /// The pool has capacity: the request is dispatched.
     Dispatch(Passage),
-    /// It waits; what becomes of it is told under this handle, perhaps in this very call.
+    /// It is queued under this handle. Its [`Left`] follows, perhaps from the same call.
     Parked(Handle),
-    /// It can't wait here.
+    /// The queue is full: the request is rejected.
     Rejected(Refusal),
 }
 
-/// A request that waits no longer, with what was kept of it.
+/// A request that has left the queue, with its kept value.
 #[derive(Debug)]
 pub enum Left<T> {
-    /// Its turn has come.
+    /// It was dequeued and is dispatched.
     Dispatched(Handle, T, Passage),
-    /// Its turn won't come.
+    /// It expired or was evicted.
     Refused(Handle, T, Refusal),
 }

@@ -1,17 +1,17 @@
-//! Who goes next when a pool is full.
+//! Flow control: queues requests while a pool is saturated, and decides which one is dispatched next.
 //!
 //! ```text
 //! request ─▶ band (its priority; a higher one always goes first)
-//!              └▶ flow (its tenant; `fairness` says whose turn it is)
-//!                   └▶ place in the flow's queue (`ordering`)
-//! room    ─▶ saturation of the pool (`saturation`), compared with what the band may use (`ceiling`)
+//!              └▶ flow (its tenant; `fairness` selects the flow that is next)
+//!                   └▶ position in the flow's queue (`ordering`)
+//! capacity ─▶ saturation of the pool (`saturation`), compared with the band's `ceiling`
 //! ```
 //!
-//! [`FlowControl`] is driven by events: a request that comes, an answer that ends or begins, a page of metrics, a client that leaves, a
-//! moment that passes. Nothing polls. What was dispatched and is not in the ledger yet is counted here, so that no burst slips through
-//! between two looks at the pool. Admitters turn requests away before they come here.
+//! [`FlowControl`] is driven by events: a request arrives, a response begins or ends, metrics are scraped, a client
+//! disconnects, a timer fires. Nothing polls. Dispatched requests that are not in the ledger yet are counted here, so a
+//! burst between two gauges of the pool does not overshoot. Admitters reject requests before they reach the queue.
 //!
-//! Every policy is one file and one line in the [`registry`], named as GIE, llm-d and AIBrix name theirs.
+//! Each policy is one file and one line in the [`registry`]. Policies of GIE, llm-d and AIBrix keep their names.
 //!
 //! **Owns** queues, fairness between flows, order within a flow, saturation detectors, ceilings and admitters.
 //! **Called by** `picker::queues` for real requests and by `replay` for simulated ones; `config` builds its settings.
@@ -22,6 +22,7 @@
 pub mod admitter;
 pub mod asking;
 mod band;
+mod capacity;
 pub mod ceiling;
 mod control;
 pub mod drain;
@@ -30,16 +31,15 @@ pub mod item;
 pub mod ordering;
 pub mod pace;
 pub mod registry;
-mod room;
 pub mod running;
 pub mod saturation;
 pub mod settings;
 mod slab;
 
 pub use asking::Asking;
+pub use capacity::SharedCapacity;
 pub use control::FlowControl;
 pub use item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, Verdict, Way};
-pub use room::SharedRoom;
 pub use running::{EvictRunning, Seat};
 pub use saturation::Gauge;
 pub use settings::{BandSettings, Overflow, PoolFlow, Settings};

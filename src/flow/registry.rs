@@ -1,4 +1,4 @@
-//! Every policy there is: one line each.
+//! All flow control policies, one line each.
 
 use super::admitter::{self, Admitter};
 use super::ceiling::{self, Ceiling};
@@ -8,23 +8,23 @@ use super::saturation::{self, Detector};
 use attache_scheduling::plugin::ParamError;
 use serde_json::Value;
 
-/// How a policy is known and made: one `pub const PLUGIN` in its file, one line here.
+/// Name and constructor of a policy: one `pub const PLUGIN` in its file, one line here.
 #[derive(Clone, Copy, Debug)]
-pub struct Descriptor<P: ?Sized> {
-    /// The name in configurations: kebab-case, unique.
+pub struct PolicyDescriptor<P: ?Sized> {
+    /// Unique name in configurations, kebab-case.
     pub name: &'static str,
-    /// Other names of the same.
+    /// Further names that select the same policy.
     pub aliases: &'static [&'static str],
-    /// One sentence: what it does.
+    /// One sentence for the reference: what the policy does.
     pub summary: &'static str,
-    /// Where it comes from.
+    /// Project or paper that the policy comes from.
     pub source: &'static str,
-    /// Makes it from its parameters (`null` for none).
+    /// Builds the policy from its parameters (`null` for none); fails if they are invalid.
     pub build: fn(&Value) -> Result<Box<P>, ParamError>,
 }
 
-/// Whose turn it is.
-pub const FAIRNESS: &[&Descriptor<dyn Fairness>] = &[
+/// Policies that select the flow that is dequeued next.
+pub const FAIRNESS: &[&PolicyDescriptor<dyn Fairness>] = &[
     &fairness::global_strict::PLUGIN,
     &fairness::program_aware::PLUGIN,
     &fairness::round_robin::PLUGIN,
@@ -34,8 +34,8 @@ pub const FAIRNESS: &[&Descriptor<dyn Fairness>] = &[
     &fairness::vtc_pred::PLUGIN,
 ];
 
-/// The order within a flow.
-pub const ORDERINGS: &[&Descriptor<dyn Ordering>] = &[
+/// Policies that order the requests within a flow.
+pub const ORDERINGS: &[&PolicyDescriptor<dyn Ordering>] = &[
     &ordering::edf::PLUGIN,
     &ordering::fcfs::PLUGIN,
     &ordering::least_work::PLUGIN,
@@ -43,24 +43,25 @@ pub const ORDERINGS: &[&Descriptor<dyn Ordering>] = &[
     &ordering::slo_urgency::PLUGIN,
 ];
 
-/// How much of the pool a band may use.
-pub const CEILINGS: &[&Descriptor<dyn Ceiling>] =
+/// Policies that limit how much of the pool a band may use.
+pub const CEILINGS: &[&PolicyDescriptor<dyn Ceiling>] =
     &[&ceiling::holdback::PLUGIN, &ceiling::soft_reflective::PLUGIN, &ceiling::fixed::PLUGIN];
 
-/// How full a pool is.
-pub const DETECTORS: &[&Descriptor<dyn Detector>] = &[
+/// Policies that measure the saturation of a pool.
+pub const DETECTORS: &[&PolicyDescriptor<dyn Detector>] = &[
     &saturation::backlog::PLUGIN,
     &saturation::concurrency::PLUGIN,
     &saturation::slo_load::PLUGIN,
     &saturation::utilization::PLUGIN,
 ];
 
-/// Who is turned away at once.
-pub const ADMITTERS: &[&Descriptor<dyn Admitter>] = &[&admitter::latency_slo::PLUGIN, &admitter::probabilistic::PLUGIN];
+/// Policies that reject requests on arrival.
+pub const ADMITTERS: &[&PolicyDescriptor<dyn Admitter>] =
+    &[&admitter::latency_slo::PLUGIN, &admitter::probabilistic::PLUGIN];
 
 /// The policy called `name` among `policies`.
 #[must_use]
-pub fn find<P: ?Sized>(policies: &[&'static Descriptor<P>], name: &str) -> Option<&'static Descriptor<P>> {
+pub fn find<P: ?Sized>(policies: &[&'static PolicyDescriptor<P>], name: &str) -> Option<&'static PolicyDescriptor<P>> {
     policies.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
 }
 

@@ -1,30 +1,31 @@
-//! Sheddable requests under way, and which of them ends for the sake of a more important one that waits.
+//! Sheddable requests in flight, and which of them is preempted for a more important queued request.
 //!
-//! The lowest priority first, of equals the newest, in which least work is lost. One at a time: the next is told when the last has gone, and
-//! somebody was let through by that. Where nobody was, the room is not in our own books but on pages of metrics (a cache that is full), which
-//! get [`SETTLES`] to show it. Called by [`super::control`] alone. Source of the order: llm-d `priority-then-time-eviction-order-policy`.
+//! The lowest priority goes first, and the newest of equals, because it loses least work. One request is preempted at a
+//! time: the next one only after the last has ended and its capacity has dispatched a queued request. If it dispatched
+//! none, the limit is in scraped metrics (a full KV cache, for example), which get [`SETTLES`] to show the change.
+//! Called by [`super::control`] alone. Source of the order: llm-d `priority-then-time-eviction-order-policy`.
 
 use attache_types::clock::Timestamp;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// 500 ms, llm-d's grace: a server's cache is freed and its page read by then.
+/// 500 ms, llm-d's grace period: by then the model server has freed its cache and Attaché has scraped that.
 const SETTLES: Duration = Duration::from_millis(500);
 
-/// Which sheddable requests under way end for the sake of more important ones that wait.
+/// Which sheddable requests in flight are preempted for more important queued ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictRunning {
-    /// None: who was let through is served.
+    /// None: every dispatched request is served to its end.
     #[default]
     Never,
-    /// Those of whose answers nothing has gone on: each client is told, and when to come again.
+    /// Those whose client has received nothing yet. The client gets a status with `Retry-After`.
     Unanswered,
-    /// All of them: an answer that has begun is cut.
+    /// All of them. A response that has begun is cut.
     Any,
 }
 
-/// A sheddable request under way. Never given twice.
+/// Identifies a preemptible request in flight. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Seat {
     priority: i32,
@@ -38,21 +39,21 @@ impl Seat {
 }
 
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct PreemptibleRequests {
     which: EvictRunning,
-    /// Those that may end, who goes first in front.
+    /// Requests that may be preempted, in the order of preemption.
     seats: BTreeSet<Seat>,
     number: u64,
-    /// Was told to end, and is still here.
+    /// The request that was preempted and has not ended yet.
     leaving: Option<Seat>,
-    /// Until when nobody else is told.
+    /// Until when no further request is preempted.
     settles: Option<Timestamp>,
-    /// Nobody has looked for room since it has gone.
+    /// Whether a preempted request has ended and the queue was not checked since.
     has_just_left: bool,
 }
 
-impl Running {
-    /// Those that may end.
+impl PreemptibleRequests {
+    /// Number of preemptible requests.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn len(&self) -> usize {
         self.seats.len()
@@ -62,9 +63,9 @@ impl Running {
         Self { which, seats: BTreeSet::new(), number: 0, leaving: None, settles: None, has_just_left: false }
     }
 
-    /// One is let through; its seat, if it may end before its answer does.
+    /// Records a dispatched request, and identifies it if it may be preempted.
     pub(super) fn enter(&mut self, priority: i32) -> Option<Seat> {
-        // Room that is found later need not be its.
+        // The preempted request freed capacity; what is found from now on may be another's.
         if self.has_just_left {
             self.settles = None;
         }
@@ -77,7 +78,8 @@ impl Running {
         Some(seat)
     }
 
-    /// Its answer goes on to the client: whether that keeps it from ending before its time.
+    /// Records that a response has begun to reach its client. Returns whether that protects the request from
+    /// preemption.
     pub(super) fn answers(&mut self, seat: Seat) -> bool {
         if self.which != EvictRunning::Unanswered {
             return false;
@@ -87,7 +89,7 @@ impl Running {
         true
     }
 
-    /// It has ended, however that came.
+    /// Records that a request has ended, for whatever reason.
     pub(super) fn left(&mut self, seat: Seat, now: Timestamp) {
         self.seats.remove(&seat);
         if self.leaving.take_if(|leaving| *leaving == seat).is_some() {
@@ -96,12 +98,12 @@ impl Running {
         }
     }
 
-    /// Those who wait were let through as far as there is room.
+    /// Records that the queue was checked after the last end.
     pub(super) fn looked(&mut self) {
         self.has_just_left = false;
     }
 
-    /// Who would end for one of this priority that waits.
+    /// The request to preempt for a queued one of this priority.
     pub(super) fn first(&self, priority: i32, now: Timestamp) -> Option<Seat> {
         if self.leaving.is_some() || self.settles.is_some_and(|until| now < until) {
             return None;
@@ -109,7 +111,7 @@ impl Running {
         self.seats.first().copied().filter(|seat| seat.priority < priority.min(0))
     }
 
-    /// It is told to end.
+    /// Records that a request was preempted.
     pub(super) fn evict(&mut self, seat: Seat) {
         self.seats.remove(&seat);
         self.leaving = Some(seat);

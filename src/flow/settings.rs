@@ -1,11 +1,11 @@
-//! What an operator says about a pool's queues.
+//! Settings of a pool's flow control, as an operator configures them.
 
 use super::admitter::Admitter;
+use super::capacity::SharedCapacity;
 use super::ceiling::Ceiling;
 use super::fairness::{Fairness, global_strict};
 use super::ordering::{Ordering, fcfs};
-use super::registry::Descriptor;
-use super::room::SharedRoom;
+use super::registry::PolicyDescriptor;
 use super::running::EvictRunning;
 use super::saturation::Detector;
 use attache_scheduling::plugin::ParamError;
@@ -14,41 +14,41 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 60 s without an endpoint: a server starts within that time, or none will. llm-d's `defaultRequestTTL` is as long.
+/// 60 s without an endpoint: a model server usually starts within that time. llm-d's `defaultRequestTTL` is equal.
 pub const DEFAULT_EMPTY_TTL: Duration = Duration::from_secs(60);
 /// 5,000 requests in a band, as llm-d has it.
 pub const DEFAULT_BAND_REQUESTS: u64 = 5_000;
-/// 1 GB of bodies in a band, as both have it.
+/// 1 GB of bodies in a band, as in GIE and llm-d.
 pub const DEFAULT_BAND_BYTES: u64 = 1_000_000_000;
-/// 5 minutes: a flow with nothing queued and nothing under way is forgotten after that time, as both have it.
+/// 5 minutes: a flow with no request queued or in flight is forgotten after that time, as in GIE and llm-d.
 pub const DEFAULT_FLOW_IDLE: Duration = Duration::from_secs(300);
-/// 10,000 flows in a band: who names more shares one flow with all others beyond them, so that new names buy no turns and no memory.
+/// 10,000 flows in a band. Further names share one flow, so that a client gains neither turns nor memory by new names.
 pub const DEFAULT_MAX_FLOWS: usize = 10_000;
 
-/// Who gives way when a band holds as much as it may.
+/// Which request is rejected or evicted when a band is at its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
-    /// Whoever comes, as GIE and llm-d have it: one flow can fill a band.
+    /// The newcomer, as in GIE and llm-d: one flow can fill a band.
     #[default]
     Newcomer,
-    /// The last of the flow that has most in the queue, if that is not the newcomer's.
+    /// The last request of the longest flow, unless the newcomer belongs to that flow.
     LongestFlow,
 }
 
-/// A band.
+/// Settings of one band, that is, of one priority.
 #[derive(Clone, Debug)]
 pub struct BandSettings {
-    /// The order within a flow.
+    /// The order of requests within a flow.
     pub ordering: Arc<dyn Ordering>,
-    /// Whose turn it is; copied empty into each band.
+    /// Selects the next flow; each band gets an empty copy.
     pub fairness: Arc<dyn Fairness>,
-    /// Requests that may wait.
+    /// Most requests in the band's queue.
     pub max_requests: u64,
-    /// Bytes of those.
+    /// Most bytes in the band's queue.
     pub max_bytes: u64,
-    /// Who gives way.
+    /// Which request leaves when the band is at its limit.
     pub overflow: Overflow,
-    /// How long a request may wait; as long as in all bands when `None`.
+    /// Time to live in this band's queue; `None` selects [`Settings::ttl`].
     pub ttl: Option<Duration>,
 }
 
@@ -65,38 +65,39 @@ impl Default for BandSettings {
     }
 }
 
-/// A pool's queues.
+/// Settings of a pool's flow control.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Requests wait while the pool is full. Without queues, sheddable requests are refused while the pool is saturated, and all others go on.
+    /// Whether requests are queued while the pool is saturated. Otherwise sheddable ones are refused and all others
+    /// proceed.
     pub queue: bool,
-    /// Bands that are not like the others, by priority.
+    /// Bands with settings of their own, by priority.
     pub bands: BTreeMap<i32, BandSettings>,
-    /// Others of a priority below 0, where they are not like the rest.
+    /// Settings of the other bands with a priority below 0; `None` selects `default_band`.
     pub sheddable_band: Option<BandSettings>,
-    /// All others.
+    /// Settings of all other bands.
     pub default_band: BandSettings,
-    /// Requests that may wait in all bands together.
+    /// Most queued requests in all bands together.
     pub max_requests: u64,
-    /// Bytes of those.
+    /// Most queued bytes in all bands together.
     pub max_bytes: u64,
-    /// What these queues and those of other pools may hold together.
-    pub shared: Option<Arc<SharedRoom>>,
-    /// How long a request may wait that does not say it; as long as its client does when `None`.
+    /// Queue capacity in bytes that this pool shares with others.
+    pub shared: Option<Arc<SharedCapacity>>,
+    /// Time to live in the queue without one of the request or band; `None` waits as long as the client does.
     pub ttl: Option<Duration>,
-    /// How long it may wait while the pool has no endpoints.
+    /// Time to live while the pool has no endpoints and none of the above applies.
     pub empty_ttl: Duration,
-    /// Shares of flows that are not 1: a flow of 2 may have twice as much.
+    /// Shares of flows other than 1: a flow of share 2 may get twice as much service.
     pub weights: HashMap<Arc<str>, f64>,
-    /// What waits with a priority below 0 gives way to what is more important when there is no room for both.
+    /// Whether queued requests with a priority below 0 are evicted for more important ones when the queue is full.
     pub evict_sheddable: bool,
-    /// And so does what is under way.
+    /// Which requests in flight are preempted for queued ones.
     pub evict_running: EvictRunning,
-    /// How long a flow is remembered that has nothing here.
+    /// Idle time after which a flow is forgotten.
     pub flow_idle: Duration,
-    /// Flows that are told apart in a band.
+    /// Flows in a band that have a queue of their own; further ones share one.
     pub max_flows: usize,
-    /// The header that names a request's flow where the process's configuration does not say how tenants are found.
+    /// Request header that names the flow, where the configuration names no source of tenants.
     pub user_header: Option<&'static str>,
 }
 
@@ -123,46 +124,46 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The settings of the band of this priority.
+    /// Settings of the band of this priority.
     #[must_use]
     pub fn band(&self, priority: i32) -> &BandSettings {
         let sheddable = || self.sheddable_band.as_ref().filter(|_| priority < 0);
         self.bands.get(&priority).or_else(sheddable).unwrap_or(&self.default_band)
     }
 
-    /// How long a request of this priority may wait that does not say it; `None` when its age is no reason to reject it.
+    /// Time to live in the queue for a request of this priority that carries none; `None` if its age never rejects it.
     #[must_use]
     pub fn ttl(&self, priority: i32) -> Option<Duration> {
         self.band(priority).ttl.or(self.ttl)
     }
 
-    /// The share of a flow.
+    /// The share of a flow, 1 by default.
     #[must_use]
     pub fn weight(&self, flow: &str) -> f64 {
         self.weights.get(flow).copied().filter(|w| w.is_finite() && *w > 0.0).unwrap_or(1.0)
     }
 }
 
-/// All that a pool's queues are made of.
+/// Everything that a pool's flow control is built from.
 #[derive(Clone, Debug)]
 pub struct PoolFlow {
-    /// Bands, limits and shares.
+    /// Bands, limits and shares of flows.
     pub settings: Settings,
-    /// How full the pool is.
+    /// Measures the saturation of the pool.
     pub detector: Arc<dyn Detector>,
-    /// How much of it a band may use, and by which parameters.
-    pub ceiling: (&'static Descriptor<dyn Ceiling>, Value),
-    /// Who is turned away at once.
+    /// How much of the pool a band may use: the policy and its parameters.
+    pub ceiling: (&'static PolicyDescriptor<dyn Ceiling>, Value),
+    /// Policies that reject requests on arrival.
     pub admitters: Vec<Arc<dyn Admitter>>,
-    /// The configuration that says so: equal ones make equal queues.
+    /// The configuration that these values come from: equal ones make equal queues.
     pub said: Value,
 }
 
 impl PoolFlow {
-    /// A new ceiling.
+    /// Creates a ceiling without state.
     ///
     /// # Errors
-    /// When its parameters are none of its own.
+    /// When its parameters are invalid.
     pub fn ceiling(&self) -> Result<Box<dyn Ceiling>, ParamError> {
         let (descriptor, parameters) = &self.ceiling;
         (descriptor.build)(parameters)

@@ -1,9 +1,9 @@
-//! Things by number: numbers are used again, generations are not.
+//! A vector with holes: slot numbers are reused, generations are not.
 
-/// Room for so many is kept when nothing is left.
+/// Slots whose memory is kept when the slab becomes empty.
 const KEPT: usize = 1024;
 
-/// A vector with holes.
+/// Values by slot number.
 #[derive(Debug)]
 pub(super) struct Slab<V> {
     entries: Vec<Option<(u32, V)>>,
@@ -18,18 +18,18 @@ impl<V> Default for Slab<V> {
 }
 
 impl<V> Slab<V> {
-    /// Things in it.
+    /// Number of values.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// The number and the generation that the next thing gets; `None` when there are 2³² already.
+    /// Slot and generation of the next value; `None` when 2³² values exist.
     pub(super) fn next(&self) -> Option<(u32, u32)> {
         let slot = self.free.last().copied().or_else(|| u32::try_from(self.entries.len()).ok())?;
         Some((slot, self.generation))
     }
 
-    /// Puts it where [`Slab::next`] has said.
+    /// Stores a value at the slot that [`Slab::next`] announced.
     pub(super) fn insert(&mut self, value: V) {
         let entry = Some((self.generation, value));
         self.generation = self.generation.wrapping_add(1);
@@ -47,12 +47,12 @@ impl<V> Slab<V> {
         self.entries.get_mut(slot as usize)?.as_mut().map(|(_, value)| value)
     }
 
-    /// The generation of what has this number.
+    /// The generation of the value in this slot.
     pub(super) fn generation(&self, slot: u32) -> Option<u32> {
         self.entries.get(slot as usize)?.as_ref().map(|(generation, _)| *generation)
     }
 
-    /// Takes it out. When nothing is left, little memory is.
+    /// Removes a value and returns its generation with it. Frees most memory when the slab becomes empty.
     pub(super) fn remove(&mut self, slot: u32) -> Option<(u32, V)> {
         let taken = self.entries.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
@@ -62,7 +62,7 @@ impl<V> Slab<V> {
         Some(taken)
     }
 
-    /// All that is there, with its number.
+    /// All values with their slots.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut V)> {
         let entries = (0..).zip(&mut self.entries);
         entries.filter_map(|(slot, entry)| entry.as_mut().map(|(_, value)| (slot, value)))
@@ -73,9 +73,9 @@ impl<V> Slab<V> {
         self.entries.iter().flatten().map(|(_, value)| value)
     }
 
-    /// Room that is held, things.
+    /// Allocated capacity, values.
     #[cfg(test)]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn capacity(&self) -> usize {
         self.entries.capacity().max(self.free.capacity())
     }
 }
@@ -103,6 +103,6 @@ mod tests {
         let mut slab = Slab::default();
         (0..100_000).for_each(|i| slab.insert(i));
         (0..100_000).for_each(|i| assert!(slab.remove(i).is_some()));
-        assert!(slab.len() == 0 && slab.room() <= KEPT, "{}", slab.room());
+        assert!(slab.len() == 0 && slab.capacity() <= KEPT, "{}", slab.capacity());
     }
 }

@@ -1,9 +1,9 @@
-//! The queues as a whole: what they promise, on random histories and on small ones that can be followed by hand.
+//! Flow control as a whole: its guarantees on random histories, and small histories that can be followed by hand.
 
 use super::ceiling::fixed::Fixed;
 use super::fairness::Fairness;
 use super::registry::{CEILINGS, FAIRNESS, ORDERINGS, find};
-use super::saturation::{Stage, Ways};
+use super::saturation::{StageSaturation, Ways};
 use super::*;
 use attache_types::clock::Timestamp;
 use attache_types::rng::{PickRng, for_request};
@@ -17,10 +17,10 @@ mod histories;
 mod late_binding;
 mod running;
 
-/// A pool with room for so many requests, of which this many are in the ledger.
-pub(super) fn room(capacity: u32, running: u32) -> Gauge {
+/// A pool with capacity for `capacity` requests, of which `running` are in the ledger.
+pub(super) fn gauge(capacity: u32, running: u32) -> Gauge {
     let one = 1.0 / f64::from(capacity);
-    let answers = Stage { requests: (f64::from(running) * one, one), ..Stage::default() };
+    let answers = StageSaturation { requests: (f64::from(running) * one, one), ..StageSaturation::default() };
     Gauge { ways: Ways::whole(answers), long: None }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn at(ms: u64) -> Timestamp {
     Timestamp(1_000_000_000 + ms * 1_000_000)
 }
 
-/// A pool of one seat and its queues, with requests known by name.
+/// A pool that serves one request at a time, and its queues. Requests have names.
 struct Trial {
     flow: FlowControl<&'static str>,
     running: Vec<Passage>,
@@ -58,14 +58,14 @@ impl Trial {
         }
     }
 
-    fn room(&self) -> Gauge {
-        room(self.capacity, u32::try_from(self.running.len()).unwrap())
+    fn gauge(&self) -> Gauge {
+        gauge(self.capacity, u32::try_from(self.running.len()).unwrap())
     }
 
-    /// What becomes of it: "goes", "waits", or why not.
+    /// The outcome of an arrival: "goes", "waits", or the cause of the refusal.
     fn comes(&mut self, name: &'static str, arrival: Arrival<'_>, ms: u64) -> String {
-        let room = self.room();
-        match self.flow.enqueue(&arrival, |_| name, &room, at(ms), &mut self.rng, &mut self.left) {
+        let gauge = self.gauge();
+        match self.flow.enqueue(&arrival, |_| name, &gauge, at(ms), &mut self.rng, &mut self.left) {
             Verdict::Dispatch(mut passage) => {
                 self.flow.landed(&mut passage);
                 self.running.push(passage);
@@ -76,17 +76,17 @@ impl Trial {
         }
     }
 
-    /// The one that has run longest ends, with an answer of so many tokens; who goes on then.
+    /// Ends the oldest request in flight after `output` tokens; returns the requests that are dispatched then.
     fn ends(&mut self, output: u32, ms: u64) -> Vec<String> {
         let mut passage = self.running.remove(0);
         self.flow.answered(&mut passage, output, at(ms));
         self.flow.ended(passage, None, at(ms));
-        let room = self.room();
-        self.flow.freed(&room, at(ms), &mut self.rng, &mut self.left);
+        let gauge = self.gauge();
+        self.flow.freed(&gauge, at(ms), &mut self.rng, &mut self.left);
         self.told()
     }
 
-    /// Who has left the queue since: "name", or "name: why not".
+    /// Requests that have left the queue since the last call: "name", or "name: cause".
     fn told(&mut self) -> Vec<String> {
         let left = std::mem::take(&mut self.left);
         left.into_iter()
@@ -111,7 +111,7 @@ fn important(priority: i32) -> Arrival<'static> {
 }
 
 #[test]
-fn what_is_sheddable_may_have_less_room() {
+fn sheddable_priority_has_lower_ceiling() {
     let sheddable = BandSettings { max_requests: 1, ..BandSettings::default() };
     let bands = [(-2, BandSettings::default())].into();
     let mut trial = Trial::new(Settings { sheddable_band: Some(sheddable), bands, ..Settings::default() });
@@ -123,7 +123,7 @@ fn what_is_sheddable_may_have_less_room() {
 }
 
 #[test]
-fn higher_bands_go_first() {
+fn higher_band_is_dispatched_first() {
     let mut trial = Trial::new(Settings::default());
     assert_eq!(trial.comes("running", important(0), 0), "goes");
     for (name, priority) in [("batch", -1), ("usual", 0), ("urgent", 7), ("usual too", 0), ("urgent too", 7)] {
@@ -136,29 +136,29 @@ fn higher_bands_go_first() {
 }
 
 #[test]
-fn what_is_on_its_way_takes_room() {
+fn pending_requests_take_capacity() {
     let mut flow: FlowControl<()> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(1, 1), Vec::new());
-    // The ledger stays at nothing: a burst of five before the first is booked.
+    // The ledger is empty: five requests arrive before the first is booked.
     let verdicts: Vec<_> =
-        (0..5).map(|_| flow.enqueue(&of("a"), |_| (), &room(3, 0), at(0), &mut rng, &mut left)).collect();
+        (0..5).map(|_| flow.enqueue(&of("a"), |_| (), &gauge(3, 0), at(0), &mut rng, &mut left)).collect();
     assert_eq!(verdicts.iter().filter(|v| matches!(v, Verdict::Dispatch(_))).count(), 3);
     assert_eq!(flow.pending(), Load { requests: 3, tokens: 30 });
-    // One lands and is in the ledger from then on: nothing has changed.
+    // One request moves to the ledger, so the sum is unchanged.
     let mut passages = verdicts.into_iter().filter_map(|v| if let Verdict::Dispatch(p) = v { Some(p) } else { None });
     let mut first = passages.next().unwrap();
     flow.landed(&mut first);
     flow.landed(&mut first);
-    flow.freed(&room(3, 1), at(1), &mut rng, &mut left);
+    flow.freed(&gauge(3, 1), at(1), &mut rng, &mut left);
     assert!(left.is_empty());
-    // One never lands: its client has left. That is room.
+    // One client disconnects before its request is booked, which frees capacity.
     flow.ended(passages.next().unwrap(), None, at(2));
-    flow.freed(&room(3, 1), at(2), &mut rng, &mut left);
+    flow.freed(&gauge(3, 1), at(2), &mut rng, &mut left);
     assert!(matches!(left.as_slice(), [Left::Dispatched(..)]) && flow.len() == 1);
 }
 
 #[test]
-fn those_who_wait_too_long_are_turned_out_and_told_when_to_come_again() {
+fn queued_request_expires_with_retry_after() {
     let settings = Settings { ttl: Some(Duration::from_secs(2)), ..Settings::default() };
     let mut trial = Trial::new(settings);
     trial.comes("running", of("a"), 0);
@@ -169,32 +169,32 @@ fn those_who_wait_too_long_are_turned_out_and_told_when_to_come_again() {
     assert!(trial.told().is_empty());
     trial.flow.expire(at(2_000), &mut trial.left);
     assert_eq!(trial.told(), ["usual: Expired"]);
-    // Nobody who is due is let through, even if nothing has looked at the clock.
+    // An expired request is not dispatched, even if no timer has fired.
     assert_eq!(trial.ends(1, 9_000), ["patient: Expired"]);
     assert_eq!(trial.comes("late", of("a"), 9_001), "goes");
 }
 
 #[test]
-fn without_a_ttl_only_a_pool_without_endpoints_turns_requests_out() {
+fn request_without_ttl_expires_only_in_empty_pool() {
     let mut trial = Trial::new(Settings { empty_ttl: Duration::from_secs(60), ..Settings::default() });
     assert_eq!(trial.comes("running", of("a"), 0), "goes");
     assert_eq!(trial.comes("early", of("a"), 0), "waits");
     assert_eq!(trial.comes("hasty", Arrival { ttl: Some(Duration::from_secs(7_230)), ..of("a") }, 0), "waits");
     trial.flow.expire(at(7_199_000), &mut trial.left);
-    assert_eq!(trial.told(), Vec::<String>::new(), "two hours are no reason");
-    // Its last endpoint leaves for half a minute, and then for good.
+    assert_eq!(trial.told(), Vec::<String>::new(), "two hours do not expire it");
+    // The last endpoint disappears for half a minute, and later for good.
     for (ms, serves) in [(7_200_000, false), (7_210_000, false), (7_235_000, true), (7_300_000, false)] {
         trial.flow.pool_serves(serves, at(ms));
         trial.flow.expire(at(ms + 1), &mut trial.left);
     }
-    assert_eq!(trial.told(), ["hasty: Expired"], "it said so itself");
+    assert_eq!(trial.told(), ["hasty: Expired"], "it has a ttl of its own");
     assert_eq!(trial.comes("late", of("a"), 7_320_000), "waits");
     assert_eq!(trial.flow.next_deadline(), Some(at(7_360_000)));
     trial.flow.expire(at(7_359_999), &mut trial.left);
     assert_eq!(trial.told(), Vec::<String>::new());
     trial.flow.expire(at(7_360_000), &mut trial.left);
     assert_eq!(trial.told(), ["early: Expired"]);
-    // Who came later has waited for less; and an endpoint that comes back ends the count.
+    // A later request has waited for less, and a returning endpoint resets the time.
     assert_eq!(trial.flow.next_deadline(), Some(at(7_380_000)));
     trial.flow.pool_serves(true, at(7_379_999));
     trial.flow.expire(at(9_000_000), &mut trial.left);
@@ -203,9 +203,9 @@ fn without_a_ttl_only_a_pool_without_endpoints_turns_requests_out() {
 }
 
 #[test]
-fn what_a_request_may_use_says_whether_the_pool_is_full() {
-    let stage = |running: u32| Stage { requests: (f64::from(running), 1.0), ..Stage::default() };
-    // The prefill servers are full.
+fn way_of_serving_selects_saturation() {
+    let stage = |running: u32| StageSaturation { requests: (f64::from(running), 1.0), ..StageSaturation::default() };
+    // The prefill workers are full.
     let ways = Ways { whole: Some(stage(0)), pair: Some([stage(1), stage(0)]) };
     for (name, way, gauge, goes) in [
         ("either", Way::Either, ways, true),
@@ -222,7 +222,7 @@ fn what_a_request_may_use_says_whether_the_pool_is_full() {
         let gauge = Gauge { ways: gauge, long: None };
         let verdict = flow.enqueue(&arrival, |_| (), &gauge, at(0), &mut for_request(1, 1), &mut Vec::new());
         assert_eq!(matches!(verdict, Verdict::Dispatch(_)), goes, "{name}: {verdict:?}");
-        // Nor does it go when somebody looks again, whom nothing but itself asks for more.
+        // A further check does not dispatch it either: only its own need makes the pool full.
         let mut left = Vec::new();
         flow.freed(&gauge, at(1), &mut for_request(1, 1), &mut left);
         assert!(left.is_empty(), "{name}");
@@ -230,7 +230,7 @@ fn what_a_request_may_use_says_whether_the_pool_is_full() {
 }
 
 #[test]
-fn requests_of_a_band_wait_as_long_as_the_band_says() {
+fn band_ttl_limits_wait() {
     let patient = BandSettings { ttl: Some(Duration::from_secs(9)), ..BandSettings::default() };
     let settings = Settings { bands: [(-1, patient)].into(), ttl: Some(Duration::from_secs(1)), ..Settings::default() };
     let mut trial = Trial::new(settings);
@@ -247,13 +247,13 @@ fn requests_of_a_band_wait_as_long_as_the_band_says() {
 }
 
 #[test]
-fn retry_after_follows_the_pace_of_the_band() {
+fn retry_after_follows_dequeue_rate_of_band() {
     let mut trial = Trial::new(Settings {
         default_band: BandSettings { max_requests: 6, ..BandSettings::default() },
         ..Settings::default()
     });
     trial.comes("running", of("a"), 0);
-    // One goes every two seconds, and six are kept waiting.
+    // One request leaves every two seconds, and six stay queued.
     for second in 0..60 {
         while trial.flow.len() < 6 {
             assert_eq!(trial.comes("one", of("a"), second * 1_000), "waits");
@@ -262,27 +262,27 @@ fn retry_after_follows_the_pace_of_the_band() {
             assert_eq!(trial.ends(1, second * 1_000).len(), 1);
         }
     }
-    let room = trial.room();
-    let verdict = trial.flow.enqueue(&of("a"), |_| "no", &room, at(60_000), &mut trial.rng, &mut trial.left);
+    let gauge = trial.gauge();
+    let verdict = trial.flow.enqueue(&of("a"), |_| "no", &gauge, at(60_000), &mut trial.rng, &mut trial.left);
     let Verdict::Rejected(refusal) = verdict else { panic!("{verdict:?}") };
     assert_eq!(refusal.cause, Cause::BandFull);
-    // Six that leave one every two seconds.
+    // Six requests at one departure every two seconds.
     assert!((11..=13).contains(&refusal.retry_after.as_secs()), "{refusal:?}");
-    // A band in which nothing moves says the longest there is.
+    // A band without departures gives the longest value.
     trial.comes("batch", important(-1), 60_000);
     assert_eq!(trial.flow.clears(-1, at(60_001)), pace::LONGEST_RETRY);
 }
 
 #[test]
-fn a_quiet_hour_before_a_burst_makes_nobody_wait_longer() {
+fn idle_time_before_burst_does_not_raise_retry_after() {
     let default_band = BandSettings { max_requests: 100, ..BandSettings::default() };
     let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
-    // Five minutes in which next to nobody comes.
+    // Five minutes with few arrivals.
     for second in (0..300).step_by(10) {
         assert_eq!(trial.comes("one", of("a"), second * 1_000), "goes");
         trial.ends(1, second * 1_000 + 10);
     }
-    // Then five come where one goes, every 10 ms.
+    // Then five arrive for each one that leaves, every 10 ms.
     let (refused, ms) = (300_000..)
         .step_by(10)
         .find_map(|ms| {
@@ -297,7 +297,7 @@ fn a_quiet_hour_before_a_burst_makes_nobody_wait_longer() {
 }
 
 #[test]
-fn sheddable_requests_give_way_when_all_is_full() {
+fn sheddable_requests_evicted_when_queue_full() {
     let mut trial = Trial::new(Settings { max_requests: 4, max_bytes: 1_000, ..Settings::default() });
     trial.comes("running", of("a"), 0);
     for (name, priority) in [("batch", -5), ("batch too", -5), ("cheap", -1), ("usual", 0)] {
@@ -308,10 +308,10 @@ fn sheddable_requests_give_way_when_all_is_full() {
     assert_eq!(trial.comes("urgent", important(3), 3), "waits");
     assert_eq!(trial.comes("urgent too", important(3), 4), "waits");
     assert_eq!(trial.told(), ["batch: Evicted", "cheap: Evicted"]);
-    assert_eq!(trial.comes("urgent three", important(3), 5), "Full", "what is not sheddable stays");
-    assert_eq!(trial.comes("batch three", important(-1), 6), "Full", "and its like do not give way to each other");
+    assert_eq!(trial.comes("urgent three", important(3), 5), "Full", "requests that are not sheddable stay");
+    assert_eq!(trial.comes("batch three", important(-1), 6), "Full", "equal priorities do not evict each other");
     assert!(trial.told().is_empty());
-    // Bytes count as well, and nobody is turned out in vain.
+    // Bytes count as well, and no request is evicted without need.
     let mut trial = Trial::new(Settings { max_bytes: 1_000, ..Settings::default() });
     trial.comes("running", of("a"), 0);
     for name in ["one", "two", "three"] {
@@ -328,23 +328,27 @@ fn sheddable_requests_give_way_when_all_is_full() {
 }
 
 #[test]
-fn pools_that_share_a_room_never_hold_more_together() {
-    let room = Arc::new(SharedRoom::default());
-    room.set(1_000);
+fn shared_capacity_never_exceeded_by_all_pools() {
+    let shared = Arc::new(SharedCapacity::default());
+    shared.set(1_000);
     let sized = |bytes| Arrival { bytes, ..of("a") };
     let mut pools: Vec<Trial> =
-        (0..8).map(|_| Trial::new(Settings { shared: Some(room.clone()), ..Settings::default() })).collect();
+        (0..8).map(|_| Trial::new(Settings { shared: Some(shared.clone()), ..Settings::default() })).collect();
     for pool in &mut pools {
-        assert_eq!(pool.comes("running", sized(5_000), 0), "goes", "what passes holds nothing here");
+        assert_eq!(
+            pool.comes("running", sized(5_000), 0),
+            "goes",
+            "a request that never waits holds no queue capacity"
+        );
         let waiting = (0..100).filter(|_| pool.comes("waits", sized(10), 1) == "waits").count();
-        assert!(waiting > 0 || room.held() >= 990, "{waiting}");
-        assert!(room.held() <= 1_000);
+        assert!(waiting > 0 || shared.held() >= 990, "{waiting}");
+        assert!(shared.held() <= 1_000);
     }
     let held: u64 = pools.iter().map(|pool| pool.flow.bytes()).sum();
-    assert_eq!(held, room.held());
-    assert_eq!(pools[0].flow.bytes(), 500, "who came first has half");
+    assert_eq!(held, shared.held());
+    assert_eq!(pools[0].flow.bytes(), 500, "the first pool has half");
     assert_eq!(pools[0].comes("one too many", sized(10), 2), "Full");
-    // Who is let through makes room, for others too.
+    // A dispatched request frees capacity for other pools too.
     let before = pools[7].flow.bytes();
     for n in 0..50 {
         pools[0].ends(1, 3 + n);
@@ -353,12 +357,12 @@ fn pools_that_share_a_room_never_hold_more_together() {
     assert_eq!(pools[7].comes("one more", sized(100), 60), "waits");
     assert_eq!(pools[7].flow.bytes(), before + 100);
     drop(pools);
-    assert_eq!(room.held(), 0);
+    assert_eq!(shared.held(), 0);
 }
 
 #[test]
-fn who_finds_the_room_taken_by_other_pools_is_told_so() {
-    let shared = Arc::new(SharedRoom::default());
+fn shared_capacity_taken_by_others_is_the_cause() {
+    let shared = Arc::new(SharedCapacity::default());
     shared.set(1_000);
     let settings = || Settings { shared: Some(shared.clone()), max_requests: 5, ..Settings::default() };
     let (mut flood, mut quiet) = (Trial::new(settings()), Trial::new(settings()));
@@ -370,21 +374,21 @@ fn who_finds_the_room_taken_by_other_pools_is_told_so() {
         assert_eq!(flood.comes("waits", sized(90), 1), "waits");
     }
     let refused = |pool: &mut Trial, bytes| {
-        let room = pool.room();
-        let verdict = pool.flow.enqueue(&sized(bytes), |_| "no", &room, at(2), &mut pool.rng, &mut pool.left);
+        let gauge = pool.gauge();
+        let verdict = pool.flow.enqueue(&sized(bytes), |_| "no", &gauge, at(2), &mut pool.rng, &mut pool.left);
         let Verdict::Rejected(refusal) = verdict else { panic!("{verdict:?}") };
         (refusal.cause, refusal.retry_after)
     };
-    // Nothing waits before this pool: by its own queue the next second would do.
-    assert_eq!(refused(&mut quiet, 400), (Cause::RoomTaken, pace::ELSEWHERE_RETRY));
+    // This pool's own queue is empty, so by itself it would suggest a retry after 1 s.
+    assert_eq!(refused(&mut quiet, 400), (Cause::SharedFull, pace::ELSEWHERE_RETRY));
     assert_eq!(refused(&mut quiet, 501), (Cause::Full, pace::SHORTEST_RETRY), "not even if it were alone");
-    assert_eq!(refused(&mut flood, 1).0, Cause::Full, "its own requests are as many as may be");
+    assert_eq!(refused(&mut flood, 1).0, Cause::Full, "its own requests reach the limit");
     assert_eq!(quiet.comes("waits", sized(250), 3), "waits");
 }
 
 #[test]
-fn who_fills_what_others_leave_is_told_of_its_own_queue() {
-    let shared = Arc::new(SharedRoom::default());
+fn pool_filling_its_shared_part_gets_own_cause() {
+    let shared = Arc::new(SharedCapacity::default());
     shared.set(1_000);
     let settings = || Settings { shared: Some(shared.clone()), ..Settings::default() };
     let (mut flood, mut other) = (Trial::new(settings()), Trial::new(settings()));
@@ -396,14 +400,14 @@ fn who_fills_what_others_leave_is_told_of_its_own_queue() {
     for _ in 0..40 {
         assert_eq!(flood.comes("waits", sized(10), 1), "waits");
     }
-    // Half of what the other leaves. Each of its own that leaves lets one in.
+    // It holds half of what the other leaves. Each departure of its own lets one in.
     assert_eq!(flood.comes("one too many", sized(10), 2), "Full");
     flood.ends(1, 3);
     assert_eq!(flood.comes("one more", sized(10), 4), "waits");
 }
 
 #[test]
-fn a_flood_does_not_lock_others_out_of_its_band() {
+fn longest_flow_overflow_keeps_places_for_other_flows() {
     let with = |overflow| {
         let default_band = BandSettings { max_requests: 4, overflow, ..band("vtc-fair", "fcfs") };
         let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
@@ -425,7 +429,7 @@ fn a_flood_does_not_lock_others_out_of_its_band() {
 }
 
 #[test]
-fn nobody_is_turned_out_in_vain() {
+fn eviction_only_when_newcomer_then_fits() {
     let sized = |flow, bytes| Arrival { bytes, ..of(flow) };
     let with = |max_bytes, total| {
         let default_band = BandSettings { max_bytes, overflow: Overflow::LongestFlow, ..band("vtc-fair", "fcfs") };
@@ -436,7 +440,7 @@ fn nobody_is_turned_out_in_vain() {
         }
         trial
     };
-    // The flood would give two of its three, which is 200 bytes.
+    // The flood would lose two of its three requests, which frees 200 bytes.
     for (band, total, refusal) in [(400, u64::MAX, "BandFull"), (u64::MAX, 400, "Full"), (400, 400, "BandFull")] {
         let mut trial = with(band, total);
         assert_eq!(trial.comes("o1", sized("other", 301), 2), refusal);
@@ -444,14 +448,14 @@ fn nobody_is_turned_out_in_vain() {
         assert_eq!(trial.comes("o2", sized("other", 300), 2), "waits");
         assert_eq!(trial.told(), ["f3: Evicted", "f2: Evicted"], "{band} {total}");
     }
-    // One that gives way would do for the band, but not for all bands.
+    // One eviction would suffice for the band, but not for all bands.
     let mut trial = with(500, 500);
     assert_eq!(trial.comes("urgent", Arrival { priority: 1, ..sized("other", 200) }, 2), "waits");
     assert_eq!(trial.comes("o1", sized("other", 300), 2), "Full");
     assert!(trial.told().is_empty());
     assert_eq!(trial.comes("o1", sized("other", 199), 2), "waits");
     assert_eq!(trial.told(), ["f3: Evicted", "f2: Evicted"]);
-    // Two flows are the longest in turn.
+    // Two flows are the longest one after the other.
     let mut trial = with(700, u64::MAX);
     for name in ["g1", "g2", "g3", "g4"] {
         assert_eq!(trial.comes(name, sized("second", 100), 1), "waits");
@@ -461,17 +465,17 @@ fn nobody_is_turned_out_in_vain() {
 }
 
 #[test]
-fn ceilings_keep_room_for_higher_bands() {
+fn ceiling_keeps_capacity_for_higher_band() {
     let holdback = (find(CEILINGS, "holdback").unwrap().build)(&json!({"minCeiling": 0.5})).unwrap();
     let mut flow: FlowControl<&str> = FlowControl::new(Settings::default(), holdback);
     let (mut rng, mut left) = (for_request(1, 1), Vec::new());
     let mut comes = |flow: &mut FlowControl<&'static str>, priority| {
         matches!(
-            flow.enqueue(&important(priority), |_| "", &room(4, 0), at(0), &mut rng, &mut left),
+            flow.enqueue(&important(priority), |_| "", &gauge(4, 0), at(0), &mut rng, &mut left),
             Verdict::Dispatch(_)
         )
     };
-    // The band above must be known for its room to be kept.
+    // Capacity is kept for the band above once a request of it has arrived.
     assert!(comes(&mut flow, 1));
     let low: Vec<bool> = (0..3).map(|_| comes(&mut flow, -1)).collect();
     assert_eq!(low, [true, false, false], "half of four seats");
@@ -480,24 +484,24 @@ fn ceilings_keep_room_for_higher_bands() {
 }
 
 #[test]
-fn no_room_is_kept_for_a_band_that_has_been_quiet_for_long() {
+fn ceiling_keeps_no_capacity_for_idle_band() {
     let holdback = (find(CEILINGS, "holdback").unwrap().build)(&json!({"minCeiling": 0.5})).unwrap();
     let settings = Settings { flow_idle: Duration::from_secs(10), ..Settings::default() };
     let mut flow: FlowControl<&str> = FlowControl::new(settings, holdback);
     let (mut rng, mut left) = (for_request(1, 1), Vec::new());
     let mut comes = |flow: &mut FlowControl<&'static str>, priority, running, ms| {
-        flow.enqueue(&important(priority), |_| "", &room(4, running), at(ms), &mut rng, &mut left)
+        flow.enqueue(&important(priority), |_| "", &gauge(4, running), at(ms), &mut rng, &mut left)
     };
-    let Verdict::Dispatch(urgent) = comes(&mut flow, 1, 0, 0) else { panic!("there is room") };
+    let Verdict::Dispatch(urgent) = comes(&mut flow, 1, 0, 0) else { panic!("the pool has capacity") };
     flow.ended(urgent, None, at(1));
     assert!(matches!(comes(&mut flow, -1, 2, 10_000), Verdict::Parked(_)), "two of four seats are kept");
-    // Nothing but requests that come tells the time.
+    // Only arrivals advance the time.
     assert!(matches!(comes(&mut flow, -1, 2, 10_001), Verdict::Dispatch(_)));
     assert_eq!(flow.bands().map(|(priority, ..)| priority).collect::<Vec<_>>(), [-1]);
 }
 
 #[test]
-fn long_names_take_no_more_memory_than_short_ones_and_tell_flows_apart() {
+fn long_flow_names_are_hashed_and_stay_distinct() {
     let settings = Settings { default_band: band("round-robin", "fcfs"), ..Settings::default() };
     let mut trial = Trial::new(settings);
     let long = "x".repeat(1 << 20);
@@ -512,7 +516,7 @@ fn long_names_take_no_more_memory_than_short_ones_and_tell_flows_apart() {
 }
 
 #[test]
-fn names_beyond_the_most_share_one_flow_and_idle_flows_are_forgotten() {
+fn names_beyond_limit_share_one_flow_idle_flows_forgotten() {
     let default_band = band("round-robin", "fcfs");
     let settings = Settings { default_band, max_flows: 2, flow_idle: Duration::from_secs(10), ..Settings::default() };
     let mut trial = Trial::new(settings);
@@ -533,7 +537,7 @@ fn names_beyond_the_most_share_one_flow_and_idle_flows_are_forgotten() {
 }
 
 #[test]
-fn short_prompts_do_not_wait_behind_a_long_one() {
+fn least_work_short_prompts_overtake_long_one() {
     let default_band = band("global-strict", "least-work");
     let mut trial = Trial::new(Settings { default_band, ..Settings::default() });
     let work = |seconds| Arrival { need: Need { work: seconds, ..Need::default() }, ..of("a") };
@@ -548,7 +552,7 @@ fn short_prompts_do_not_wait_behind_a_long_one() {
 }
 
 #[test]
-fn handles_name_one_request_only() {
+fn handle_is_never_reused() {
     let mut flow: FlowControl<u32> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(1, 1), Vec::new());
     let mut park = |flow: &mut FlowControl<u32>, number: u32| match flow.enqueue(
@@ -572,7 +576,7 @@ fn handles_name_one_request_only() {
 }
 
 #[test]
-fn a_flow_does_not_pay_for_a_prompt_that_nobody_was_sent() {
+fn flow_not_charged_for_undispatched_prompt() {
     for (lands, expected) in [(true, ["a1", "b1"]), (false, ["a1", "a2"])] {
         let default_band = BandSettings { fairness: fairness("vtc-fair", &Value::Null), ..BandSettings::default() };
         let settings = Settings { default_band, ..Settings::default() };
@@ -584,7 +588,7 @@ fn a_flow_does_not_pay_for_a_prompt_that_nobody_was_sent() {
             assert!(matches!(verdict, Verdict::Parked(_)));
         }
         let went = [1, 2].map(|ms| {
-            flow.freed(&room(1, 0), at(ms), &mut rng, &mut left);
+            flow.freed(&gauge(1, 0), at(ms), &mut rng, &mut left);
             let Some(Left::Dispatched(_, name, mut passage)) = left.pop() else { panic!("its turn has come") };
             if lands {
                 flow.landed(&mut passage);

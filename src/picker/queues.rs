@@ -450,10 +450,10 @@ fn named(cause: Cause) -> (Reason, &'static str) {
     match cause {
         Cause::BandFull => (Reason::QueueFull, "the queue of this priority is full"),
         Cause::Full => (Reason::QueueFull, "the queue of the pool is full"),
-        Cause::RoomTaken => (Reason::QueueFull, "the queue capacity that all pools share is used up"),
+        Cause::SharedFull => (Reason::QueueFull, "the queue capacity that all pools share is used up"),
         Cause::Expired => (Reason::QueueTimeout, "the request waited in the queue until its time limit"),
         Cause::Evicted => (Reason::Evicted, "the request was evicted from the queue for another one"),
-        Cause::Outranked => (Reason::Evicted, "the request is sheddable and was preempted by a more important one"),
+        Cause::Preempted => (Reason::Evicted, "the request is sheddable and was preempted by a more important one"),
     }
 }
 

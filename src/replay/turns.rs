@@ -141,9 +141,9 @@ impl Front {
 
 fn fate(cause: Cause) -> Fate {
     match cause {
-        Cause::BandFull | Cause::Full | Cause::RoomTaken => Fate::Full,
+        Cause::BandFull | Cause::Full | Cause::SharedFull => Fate::Full,
         Cause::Expired => Fate::Expired,
-        Cause::Evicted | Cause::Outranked => Fate::Evicted,
+        Cause::Evicted | Cause::Preempted => Fate::Evicted,
     }
 }
 

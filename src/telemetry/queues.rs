@@ -1,8 +1,8 @@
 //! The metrics of the queues before pools.
 
 use super::deadlines::DeadlineMetrics;
-use attache_flow::SharedRoom;
 use attache_picker::event::QueueOutcome;
+use attache_flow::SharedCapacity;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -87,9 +87,9 @@ impl QueueFamilies {
 
 /// Reads the room that pools share when somebody asks.
 #[derive(Debug)]
-pub struct RoomCollector(pub Arc<SharedRoom>);
+pub struct QueuedBytesCollector(pub Arc<SharedCapacity>);
 
-impl Collector for RoomCollector {
+impl Collector for QueuedBytesCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for (name, help, bytes) in [
             ("queue_room_bytes", "capacity for queued bodies that all discovered pools share", self.0.most()),

@@ -7,7 +7,7 @@ use crate::markdown::{page, root, rows};
 use attache::config::diagnostic::{Code, Severity};
 use attache::disagg::CONNECTORS;
 use attache::error::{Fault, Reason};
-use attache::flow::registry::{self as flow, Descriptor};
+use attache::flow::registry::{self as flow, PolicyDescriptor};
 use attache::scheduling::registry;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -79,8 +79,8 @@ fn plugin_tables_list_the_registries() {
     let head = ["plugin", "kind", "what it does", "source", "parameters"];
     compare(PAGE, "plugins", &table(PAGE, &head, 0, plugins.collect()));
 
-    fn each<P: ?Sized>(kind: &str, policies: &[&Descriptor<P>]) -> Vec<Vec<String>> {
-        let row = |d: &&Descriptor<P>| {
+    fn each<P: ?Sized>(kind: &str, policies: &[&PolicyDescriptor<P>]) -> Vec<Vec<String>> {
+        let row = |d: &&PolicyDescriptor<P>| {
             let wrong = json!({"no-such-parameter": 1});
             let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
             vec![name, kind.to_owned(), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]

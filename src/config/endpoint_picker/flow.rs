@@ -13,7 +13,7 @@ use crate::schema::{self, Opt, Parameters, Strategy};
 use attache_config_schema::decode::{Bytes, Fields, Read, Sink};
 use attache_config_schema::diagnostic::{At, Span};
 use attache_config_schema::document::{Node, Value};
-use attache_flow::registry::{ADMITTERS, CEILINGS, Descriptor, FAIRNESS, ORDERINGS, find};
+use attache_flow::registry::{ADMITTERS, CEILINGS, FAIRNESS, ORDERINGS, PolicyDescriptor, find};
 use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS};
 use attache_flow::{EvictRunning, Overflow};
 use attache_scheduling::plugin::ParamError;
@@ -32,7 +32,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(60);
 
 /// The policy of this type can't be made with these parameters.
 pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
-    fn of<P: ?Sized>(policies: &[&'static Descriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
+    fn of<P: ?Sized>(policies: &[&'static PolicyDescriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
         (find(policies, kind)?.build)(parameters).err()
     }
     of(FAIRNESS, kind, parameters)

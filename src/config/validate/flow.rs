@@ -5,7 +5,7 @@ use super::{given, positive};
 use crate::schema::{self, Strategy, Word};
 use attache_config_schema::decode::{Bytes, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
-use attache_flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, Descriptor, FAIRNESS, ORDERINGS};
+use attache_flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, ORDERINGS, PolicyDescriptor};
 use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
 use attache_flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
 use attache_types::limits::DEFAULT_MAX_BUFFERED_BYTES;
@@ -39,7 +39,7 @@ fn word<W: Word + PartialEq>(value: W) -> &'static str {
 
 /// A policy that was chosen: its name and parameters, and itself.
 struct Chosen<P: ?Sized + 'static> {
-    descriptor: &'static Descriptor<P>,
+    descriptor: &'static PolicyDescriptor<P>,
     parameters: Value,
     built: Box<P>,
 }
@@ -53,7 +53,7 @@ impl<P: ?Sized> Chosen<P> {
 /// The policy that `file` names, else the default with its parameters; what is wrong with it goes to `sink`.
 fn choose<P: ?Sized>(
     kind: &str,
-    policies: &'static [&'static Descriptor<P>],
+    policies: &'static [&'static PolicyDescriptor<P>],
     file: Option<&Strategy>,
     (default, usual): (&str, Value),
     path: &str,

@@ -1,15 +1,16 @@
-//! `probabilistic-admitter`: the fuller the pool, the more sheddable requests are turned away, by lot.
+//! `probabilistic-admitter`: rejects sheddable requests at random, the more the higher the saturation.
 //!
 //! ```text
 //! p = min(saturation^power · k, 1); saturation as of `utilization-detector`
 //! ```
 //!
-//! With the defaults 2 % at a saturation of 0.15, 73 % at 0.3, all from 0.34 on. Requests of a priority of 0 or more stay, and all do in
-//! a pool without endpoints. When not: what is shed should wait instead; then the queues do it. Source: llm-d.
+//! With the defaults it rejects 2 % at a saturation of 0.15, 73 % at 0.3, and all from 0.34 on. It admits requests with
+//! a priority of 0 or more, and all requests to a pool without endpoints. When not: sheddable requests should wait
+//! instead; queues do that. Source: llm-d.
 
 use super::Admitter;
 use crate::item::{Load, Need, Way};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use crate::saturation::View;
 use crate::saturation::utilization::Utilization;
 use attache_pool::health::HealthPolicy;
@@ -24,17 +25,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Admitter> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
     name: "probabilistic-admitter",
     aliases: &[],
-    summary: "The fuller the pool, the more sheddable requests are turned away, by lot.",
+    summary: "Rejects sheddable requests at random, the more the higher the saturation.",
     source: "llm-d `probabilistic-admitter`",
     build: |value: &Value| Probabilistic::new(value).map(|p| Box::new(p) as Box<dyn Admitter>),
 };
 
-/// 5, as llm-d has it: nothing is shed at low load, and then much.
+/// 5, as in llm-d: little is shed at low load, and much above it.
 pub const DEFAULT_POWER: f64 = 5.0;
-/// 300, as llm-d has it: all is shed from a saturation of 0.34 on.
+/// 300, as in llm-d: everything sheddable is shed from a saturation of 0.34 on.
 pub const DEFAULT_K: f64 = 300.0;
 
 #[derive(Debug, Deserialize)]
@@ -76,7 +77,7 @@ impl Probabilistic {
         Ok(Self { utilization: Utilization(thresholds), power, k })
     }
 
-    /// How likely a sheddable request is turned away.
+    /// Probability that a sheddable request is rejected, 0 to 1.
     fn shed(&self, saturation: f64) -> f64 {
         (saturation.powf(self.power) * self.k).min(1.0)
     }
@@ -87,10 +88,10 @@ impl Admitter for Probabilistic {
         if cx.request.priority >= 0 || candidates.is_empty() {
             return true;
         }
-        // Who is ejected by now is so by any policy that ejects.
+        // Under any health policy that ejects, an endpoint that is ejected now stays so for this decision.
         let health = HealthPolicy::default();
         let view = View { pool: cx.snapshot, health: &health, split: None, stale_after: cx.stale_after, now: cx.now };
-        // Where prefill servers exist, the fuller of both kinds counts.
+        // With prefill workers, the fuller of both kinds counts.
         let need = Need { work: 0.0, way: Way::Pair };
         rng.random::<f64>() >= self.shed(self.utilization.saturation(&view).saturation(Load::default(), need))
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 const NOW: Timestamp = Timestamp(100_000_000_000);
 const STALE_AFTER: Duration = Duration::from_secs(2);
 
-/// Endpoints by their queue, KV cache and requests of ours.
+/// Endpoints by scraped queue depth, KV cache usage and requests in flight from this process.
 fn pool(servers: &[(u32, f32, usize)]) -> (PoolSnapshot, Vec<Ticket>) {
     let mut tickets = Vec::new();
     let states = (0u32..).zip(servers).map(|(id, (waiting, kv_usage, ours))| {
@@ -55,8 +55,8 @@ fn admits(
     admitter.admits(&cx, &candidates, &mut for_request(11, draw))
 }
 
-/// Shows that a prompt takes about a second there.
-fn teach(endpoint: &Arc<Endpoint>) {
+/// Records a prefill of about one second at this endpoint.
+fn record_slow_prefill(endpoint: &Arc<Endpoint>) {
     for i in 0..50u64 {
         let begun = Timestamp(NOW.0 - 90_000_000_000 + i * 1_000_000_000);
         let work = Work { prompt_tokens: 10, uncached_tokens: 10, adapter_cold: false };
@@ -70,7 +70,7 @@ fn build(name: &str, parameters: &Value) -> Box<dyn Admitter> {
 }
 
 #[test]
-fn probabilistic_sheds_more_the_fuller_the_pool() {
+fn probabilistic_sheds_more_at_higher_saturation() {
     let admitter = build("probabilistic-admitter", &Value::Null);
     let none = BTreeMap::new();
     let shed = |kv: f32, priority| {
@@ -89,13 +89,13 @@ fn probabilistic_sheds_more_the_fuller_the_pool() {
 }
 
 #[test]
-fn latency_slo_sheds_what_nobody_can_serve_in_time() {
+fn latency_slo_sheds_requests_no_endpoint_serves_in_time() {
     let admitter = build("latency-slo-admitter", &Value::Null);
     let asks = |ms: &str| BTreeMap::from([("x-slo-ttft-ms".to_owned(), ms.to_owned())]);
-    // Three busy servers, of which the pool has learned that prompts take about a second.
+    // Three busy endpoints with learned prefill times of about a second.
     let (snapshot, _tickets) = pool(&[(0, 0.5, 2), (0, 0.5, 2)]);
     assert!(admits(&*admitter, &snapshot, -1, &asks("1"), 1), "nothing is known of the pool's speed");
-    snapshot.endpoints.iter().for_each(|state| teach(&state.endpoint));
+    snapshot.endpoints.iter().for_each(|state| record_slow_prefill(&state.endpoint));
     assert!(!admits(&*admitter, &snapshot, -1, &asks("20"), 1));
     assert!(admits(&*admitter, &snapshot, -1, &asks("60000"), 1), "it can be met");
     assert!(admits(&*admitter, &snapshot, 0, &asks("20"), 1), "only what is sheddable");
@@ -110,7 +110,7 @@ fn latency_slo_sheds_what_nobody_can_serve_in_time() {
 }
 
 #[test]
-fn an_endpoint_that_is_ejected_lets_nobody_in() {
+fn latency_slo_ignores_ejected_endpoint() {
     use crate::registry::{CEILINGS, DETECTORS};
     use crate::saturation::View;
     use crate::settings::{PoolFlow, Settings};
@@ -118,7 +118,7 @@ fn an_endpoint_that_is_ejected_lets_nobody_in() {
     let health = HealthPolicy::default();
     // The first is idle, the second is busy and slow.
     let (snapshot, _tickets) = pool(&[(0, 0.5, 0), (0, 0.5, 2)]);
-    teach(&snapshot.endpoints[1].endpoint);
+    record_slow_prefill(&snapshot.endpoints[1].endpoint);
     let flow = PoolFlow {
         settings: Settings::default(),
         detector: (DETECTORS[0].build)(&Value::Null).unwrap().into(),

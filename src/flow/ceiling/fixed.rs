@@ -1,15 +1,15 @@
 //! `static-usage-limit-policy`: one ceiling for all bands.
 //!
-//! When not: important requests come in bursts; then nothing is kept free for them. Source: GIE and llm-d.
+//! When not: important requests come in bursts; nothing is kept free for them. Source: GIE and llm-d.
 
 use super::{Ceiling, Ceilings};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{ParamError, params};
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     name: "static-usage-limit-policy",
     aliases: &["static"],
     summary: "One ceiling for all bands.",
@@ -23,7 +23,7 @@ pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
     },
 };
 
-/// 1, as both have it: a pool is full when its detector says so.
+/// 1, as in GIE and llm-d: a pool is full when its detector says so.
 pub const DEFAULT_THRESHOLD: f64 = 1.0;
 
 #[derive(Debug, Deserialize)]
@@ -38,7 +38,7 @@ impl Default for Params {
     }
 }
 
-/// One ceiling for all.
+/// One ceiling for all bands.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed(f64);
 

@@ -1,4 +1,5 @@
-//! `priority-holdback-policy`: the lower a band, the lower its ceiling, so that room is left for what is more important.
+//! `priority-holdback-policy`: the lower a band, the lower its ceiling, so that capacity is left for more important
+//! requests.
 //!
 //! ```text
 //! rank      c = maxCeiling − i · (maxCeiling − minCeiling) / (bands − 1), the highest band is i = 0
@@ -6,20 +7,20 @@
 //! explicit  c = ceilings[priority]; 0, closed, for a priority that is not named
 //! ```
 //!
-//! When not: no burst must be served at once; what is kept free stands idle. Source: llm-d.
+//! When not: no burst must be served at once; the capacity that is kept free idles. Source: llm-d.
 
 use super::{Ceiling, Ceilings};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{ParamError, params};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     name: "priority-holdback-policy",
     aliases: &["holdback"],
-    summary: "Lower bands have lower ceilings, so that room is left for higher ones.",
+    summary: "Lower bands have lower ceilings, so that capacity is left for higher ones.",
     source: "llm-d `priority-holdback-policy`",
     build: |value: &Value| Holdback::new(value).map(|p| Box::new(p) as Box<dyn Ceiling>),
 };
@@ -38,14 +39,14 @@ enum Domain {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Shape {
+enum HoldbackShape {
     Linear,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    shape: Option<Shape>,
+    shape: Option<HoldbackShape>,
     domain: Domain,
     min_ceiling: Option<f64>,
     max_ceiling: Option<f64>,
@@ -114,7 +115,7 @@ impl Ceiling for Holdback {
     fn ceilings(&self, _: f64, priorities: &[i32]) -> Ceilings {
         match self {
             Self::Explicit(named) => {
-                // What is closed closes all below it: the bands are served in order.
+                // A closed band closes all below it, because bands are served in order.
                 let mut lowest = f64::INFINITY;
                 let each = priorities.iter().map(|p| named.get(p).copied().unwrap_or(0.0));
                 each.map(|c| {

@@ -1,4 +1,5 @@
-//! How much of the pool a band may use, one file a policy. A band is served while the pool's saturation is below its ceiling.
+//! How much of the pool a band may use, one file a policy. A band is served while the saturation of the pool is below
+//! its ceiling.
 
 pub mod fixed;
 pub mod holdback;
@@ -7,18 +8,19 @@ pub mod soft_reflective;
 use smallvec::SmallVec;
 use std::fmt::Debug;
 
-/// A ceiling for each band.
+/// One ceiling for each band, as a saturation.
 pub type Ceilings = SmallVec<[f64; 8]>;
 
 /// How much of the pool a band may use.
 pub trait Ceiling: Send + Debug {
-    /// The ceilings of the bands of these priorities, the highest first; none rises from a band to the next lower one.
+    /// The ceilings of the bands with these priorities, the highest first. No ceiling is higher than that of the band
+    /// above.
     fn ceilings(&self, saturation: f64, priorities: &[i32]) -> Ceilings;
 
-    /// The next turn: a pool that is this full is looked at for room for somebody.
+    /// Starts the next turn, which is one check whether a pool of this saturation has capacity.
     fn turn(&mut self, _saturation: f64) {}
 
-    /// Whether somebody may have room in a later turn, though nothing changes.
+    /// Whether a later turn may open a band though nothing changed.
     fn takes_turns(&self) -> bool {
         false
     }
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_reflective_opens_lower_bands_the_less_often_the_fuller_the_pool_is() {
+    fn soft_reflective_opens_lower_bands_less_often_as_saturation_rises() {
         let mut policy = policy("soft-reflective-ceiling-policy", &Value::Null);
         near(&policy.ceilings(0.3, &[2, 1, 0]), &[1.0, 1.0, 1.0]);
         near(&policy.ceilings(0.99, &[2]), &[1.0]);

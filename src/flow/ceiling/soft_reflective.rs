@@ -1,23 +1,25 @@
-//! `soft-reflective-ceiling-policy`: the fuller the pool, the fewer of the turns are open to lower bands; the highest always has its own.
+//! `soft-reflective-ceiling-policy`: the higher the saturation, the fewer turns lower bands get; the highest band is
+//! always open.
 //!
 //! ```text
 //! open while saturation < 1 − i · saturation / (bands − 1), the highest band is i = 0
 //! else, below 1, in one turn of round(saturation / (1 − saturation)); at 1 closed
 //! ```
 //!
-//! A turn is a look for room, at least one in 5 ms while somebody waits. All bands that take turns have the same one, so that no band is open above which one is closed. When not:
-//! there is one band; then it is a ceiling of 1. Source: llm-d.
+//! A turn is a check for capacity, at least one each 5 ms while requests are queued. All bands with turns have the same
+//! one, so no band is open while one above it is closed. When not: there is one band; then it is a ceiling of 1.
+//! Source: llm-d.
 
 use super::{Ceiling, Ceilings};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     name: "soft-reflective-ceiling-policy",
     aliases: &["soft-reflective"],
-    summary: "The fuller the pool, the fewer turns lower bands have; the highest always has its own.",
+    summary: "The higher the saturation, the fewer turns lower bands get; the highest is always open.",
     source: "llm-d `soft-reflective-ceiling-policy`",
     build: |value: &Value| {
         params::<NoParams>(value).map(|NoParams {}| Box::new(SoftReflective::default()) as Box<dyn Ceiling>)
@@ -27,13 +29,13 @@ pub const PLUGIN: Descriptor<dyn Ceiling> = Descriptor {
 #[derive(Debug, Default)]
 struct SoftReflective {
     turn: u64,
-    /// The last one was one of those in which a lower band may have to let turns pass.
+    /// Whether lower bands had to skip turns at the last saturation.
     by_turns: bool,
 }
 
-/// Whether lower bands take turns.
+/// Whether lower bands skip turns at this saturation.
 fn by_turns(saturation: f64) -> bool {
-    // The lowest ceiling is 1 − saturation: below it nobody does.
+    // The lowest ceiling is 1 − saturation: below it no band skips one.
     saturation >= 1.0 - saturation && saturation < 1.0
 }
 

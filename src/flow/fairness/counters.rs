@@ -1,11 +1,11 @@
-//! The counters of the Virtual Token Counter: what each flow has had, and who of those that wait has had least. Called by the `vtc-` policies
-//! alone.
+//! The counters of the Virtual Token Counter: the service that each flow received, and the queued flow that received
+//! least. Called by the `vtc-` policies alone.
 //!
 //! ```text
 //! cost of a request = inputTokenWeight · prompt + outputTokenWeight · answer, divided by the flow's share
 //! ```
 //!
-//! Counters are whole thousandths of a token, so that what is charged and given back leaves no trace.
+//! Counters are whole thousandths of a token, so that a charge and its refund cancel exactly.
 
 use super::Meter;
 use ahash::AHashMap;
@@ -16,26 +16,26 @@ use std::collections::BTreeSet;
 
 /// 1, as in the paper.
 pub const DEFAULT_INPUT_WEIGHT: f64 = 1.0;
-/// 2, as in the paper: a token of an answer takes a step of its own.
+/// 2, as in the paper: each response token takes a step of its own.
 pub const DEFAULT_OUTPUT_WEIGHT: f64 = 2.0;
-/// Parts of a token.
+/// Counter units in a token.
 const UNITS: f64 = 1_000.0;
 
-/// What tokens cost.
+/// What a prompt token and a response token cost.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Weights {
+pub(super) struct TokenWeights {
     pub(super) input_token_weight: f64,
     pub(super) output_token_weight: f64,
 }
 
-impl Default for Weights {
+impl Default for TokenWeights {
     fn default() -> Self {
         Self { input_token_weight: DEFAULT_INPUT_WEIGHT, output_token_weight: DEFAULT_OUTPUT_WEIGHT }
     }
 }
 
-impl Weights {
+impl TokenWeights {
     pub(super) fn new(parameters: &Value) -> Result<Self, ParamError> {
         params::<Self>(parameters)?.checked()
     }
@@ -44,7 +44,7 @@ impl Weights {
         for (name, value) in
             [("inputTokenWeight", self.input_token_weight), ("outputTokenWeight", self.output_token_weight)]
         {
-            // More would run over in a day of traffic.
+            // Higher weights would overflow in a day of traffic.
             if !(0.0..=1e6).contains(&value) {
                 return Err(ParamError::value(name, value, "0 to 1,000,000 is allowed"));
             }
@@ -69,20 +69,20 @@ impl Default for Counter {
 /// The counters of a band's flows.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    weights: Weights,
+    weights: TokenWeights,
     flows: AHashMap<u32, Counter>,
-    /// Those that have something queued.
+    /// The flows that have something queued, by counter.
     queued: BTreeSet<(u64, u32)>,
-    /// The counter of the flow that was the last to have nothing queued any more.
+    /// The counter of the flow that most recently ran out of queued requests.
     left: u64,
-    /// What everybody who waited has had; it never falls, whoever comes back with less.
+    /// Service that every queued flow has received at least. It never falls when a flow with less returns.
     floor: u64,
-    /// The greatest that a counter has been.
+    /// The greatest value of any counter so far.
     greatest: u64,
 }
 
 impl Counters {
-    pub(super) fn of(weights: Weights) -> Self {
+    pub(super) fn of(weights: TokenWeights) -> Self {
         Self { weights, ..Self::default() }
     }
 
@@ -90,7 +90,7 @@ impl Counters {
         Self::of(self.weights)
     }
 
-    /// Something of `flow` is queued, and it counts as having had no less than the floor, but for `burst` tokens if it was here before.
+    /// Adds `flow` to the queued ones. Its counter becomes the floor at least, minus `burst` if the flow is known.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -103,7 +103,7 @@ impl Counters {
         self.queue(flow, weight);
     }
 
-    /// Something of `flow` is queued.
+    /// Adds `flow` to the queued ones, with its counter unchanged.
     pub(super) fn queue(&mut self, flow: u32, weight: f64) {
         let counter = self.flows.entry(flow).or_default();
         counter.weight = weight;
@@ -111,7 +111,7 @@ impl Counters {
         self.queued.insert((counter.served, flow));
     }
 
-    /// Nothing of `flow` is queued.
+    /// Removes `flow` from the queued ones.
     pub(super) fn unqueue(&mut self, flow: u32) {
         if let Some(counter) = self.flows.get_mut(&flow).filter(|c| c.queued) {
             counter.queued = false;
@@ -120,22 +120,22 @@ impl Counters {
         }
     }
 
-    /// The greatest that a counter has been.
+    /// The greatest value of any counter so far.
     pub(super) fn greatest(&self) -> u64 {
         self.greatest
     }
 
-    /// What `flow` has had.
+    /// The counter of `flow`.
     pub(super) fn served(&self, flow: u32) -> u64 {
         self.flows.get(&flow).map_or(0, |c| c.served)
     }
 
-    /// `flow` has had so much at least.
+    /// Raises the counter of `flow` to `least` if it is lower.
     pub(super) fn lift(&mut self, flow: u32, least: u64) {
         self.change(flow, |counter| counter.served.max(least));
     }
 
-    /// What these tokens are worth to `flow`.
+    /// The cost of these tokens for `flow`, in counter units.
     #[expect(clippy::cast_possible_truncation, reason = "tokens of a request, far below 2^53")]
     pub(super) fn worth(&self, flow: u32, input: i64, output: i64) -> i64 {
         let weight = self.flows.get(&flow).map_or(1.0, |c| c.weight);
@@ -143,7 +143,7 @@ impl Counters {
         (tokens * UNITS / weight).round() as i64
     }
 
-    /// `flow` is charged for these tokens; given back what is below 0.
+    /// Charges `flow` for these tokens; negative numbers are a refund.
     pub(super) fn charge(&mut self, flow: u32, input: i64, output: i64) {
         let worth = self.worth(flow, input, output);
         self.change(flow, |counter| counter.served.saturating_add_signed(worth));
@@ -160,7 +160,7 @@ impl Counters {
         }
     }
 
-    /// The tokens of an answer that have come beyond those that were charged.
+    /// Charges the tokens of a response beyond those that were charged before.
     pub(super) fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32) {
         if output > meter.output {
             let beyond = i64::from(output.max(meter.charged)) - i64::from(meter.output.max(meter.charged));
@@ -171,7 +171,7 @@ impl Counters {
         }
     }
 
-    /// What was charged for tokens that have not come is given back, and the prompt's length set right.
+    /// Refunds what was charged for tokens that did not arrive, and corrects the length of the prompt.
     pub(super) fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>) {
         let unused = i64::from(meter.charged.saturating_sub(meter.output));
         let prompt = i64::from(input.unwrap_or(meter.input)) - i64::from(meter.input);

@@ -1,9 +1,9 @@
-//! `global-strict-fairness-policy`: no turns; the first of all requests by the band's ordering.
+//! `global-strict-fairness-policy`: no turns; the first of all requests by the band's ordering goes first.
 //!
-//! When not: one tenant can flood the pool; then all wait behind its requests. Source: GIE and llm-d.
+//! When not: one tenant can flood the pool; all others then wait behind its requests. Source: GIE and llm-d.
 
-use super::{Fairness, Head};
-use crate::registry::Descriptor;
+use super::{Fairness, QueueHead};
+use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
 use attache_scheduling::plugin::{NoParams, params};
 use attache_types::clock::Timestamp;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "global-strict-fairness-policy",
     aliases: &["global-strict"],
     summary: "The first request of all flows by the band's ordering.",
@@ -21,11 +21,11 @@ pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
     },
 };
 
-/// No turns.
+/// No turns between flows.
 #[derive(Debug, Default)]
 pub struct GlobalStrict {
-    order: BTreeSet<(Head, u32)>,
-    heads: AHashMap<u32, Head>,
+    order: BTreeSet<(QueueHead, u32)>,
+    heads: AHashMap<u32, QueueHead>,
 }
 
 impl Fairness for GlobalStrict {
@@ -33,11 +33,11 @@ impl Fairness for GlobalStrict {
         Box::new(Self::default())
     }
 
-    fn wakes(&mut self, flow: u32, _: f64, head: Head, _: Timestamp) {
+    fn wakes(&mut self, flow: u32, _: f64, head: QueueHead, _: Timestamp) {
         self.head(flow, head);
     }
 
-    fn head(&mut self, flow: u32, head: Head) {
+    fn head(&mut self, flow: u32, head: QueueHead) {
         if let Some(before) = self.heads.insert(flow, head) {
             self.order.remove(&(before, flow));
         }
@@ -58,7 +58,7 @@ impl Fairness for GlobalStrict {
         self.order.last().map(|(_, flow)| *flow)
     }
 
-    fn before(&self, head: &Head, most: usize) -> Option<Vec<u32>> {
+    fn before(&self, head: &QueueHead, most: usize) -> Option<Vec<u32>> {
         Some(self.order.range(..(*head, 0)).map(|(_, flow)| *flow).take(most).collect())
     }
 

@@ -1,5 +1,5 @@
-//! Whose turn it is among the flows of a band, one file a policy. Each keeps its own order of the flows that have something queued, so that
-//! a turn costs a look at the end of a tree, however many wait.
+//! The order between the flows of a band, one file a policy. Each policy sorts the flows that have something queued, so
+//! the next flow is the end of a tree, whatever the queue depth.
 
 mod counters;
 pub mod global_strict;
@@ -17,72 +17,72 @@ use std::fmt::Debug;
 
 pub use counters::{DEFAULT_INPUT_WEIGHT, DEFAULT_OUTPUT_WEIGHT};
 
-/// The first in a flow's queue.
+/// The first request of a flow's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Head {
-    /// Its place by the band's ordering; the least goes first.
+pub struct QueueHead {
+    /// Its sort key by the band's ordering; the least goes first.
     pub key: u64,
-    /// Tells those apart whose keys are equal: the order in which they came.
+    /// Order of arrival, which decides between equal keys.
     pub sequence: u64,
-    /// When it came.
+    /// When it arrived.
     pub arrived: Timestamp,
 }
 
-/// What a request was charged, and for what.
+/// Tokens of a request, and what its flow was charged for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Meter {
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub input: u32,
-    /// Tokens of its answer where they are known beforehand.
+    /// Tokens of the response where they are known beforehand.
     pub answer: Option<u32>,
-    /// Tokens of its answer that have come.
+    /// Tokens of the response that have arrived.
     pub output: u32,
-    /// Tokens of its answer that were charged before they came.
+    /// Tokens of the response that were charged before they arrived.
     pub charged: u32,
-    /// Its answer broke off, or nobody counted it: how long answers are is not to be learned from it.
+    /// The response is incomplete or was not counted, so response lengths are not learned from it.
     pub cut: bool,
-    /// Which of the dispatched requests of its policy it is.
+    /// Number of this request among those that its policy dispatched.
     pub number: u64,
 }
 
-/// Whose turn it is. Flows are small numbers, which are used again after [`Fairness::forget`].
+/// Selects the flow that is dequeued next. Flows are small numbers, which are reused after [`Fairness::forget`].
 pub trait Fairness: Send + Sync + Debug {
-    /// The same policy, of which nothing has been seen.
+    /// The same policy without state.
     fn fresh(&self) -> Box<dyn Fairness>;
 
-    /// `flow`, whose share is `weight`, has its first queued request.
-    fn wakes(&mut self, flow: u32, weight: f64, head: Head, now: Timestamp);
+    /// `flow`, whose share is `weight`, gets its first queued request.
+    fn wakes(&mut self, flow: u32, weight: f64, head: QueueHead, now: Timestamp);
 
-    /// Another request is the first of `flow`.
-    fn head(&mut self, flow: u32, head: Head);
+    /// Another request is now the first of `flow`.
+    fn head(&mut self, flow: u32, head: QueueHead);
 
-    /// `flow` has nothing queued any more.
+    /// The queue of `flow` is empty.
     fn sleeps(&mut self, flow: u32);
 
-    /// Whose turn it is, among those that have something queued.
+    /// The flow that is next, among those that have something queued.
     fn next(&mut self) -> Option<u32>;
 
-    /// Who would come last.
+    /// The flow that would be dequeued last.
     fn last(&mut self) -> Option<u32>;
 
-    /// Of policies without turns: the flows of which some request goes before one at `head`, the first `most` of them. `None` where flows
+    /// For policies without turns: the flows that have requests before `head`, at most `most` of them. `None` if flows
     /// take turns.
-    fn before(&self, _head: &Head, _most: usize) -> Option<Vec<u32>> {
+    fn before(&self, _head: &QueueHead, _most: usize) -> Option<Vec<u32>> {
         None
     }
 
-    /// The first request of `flow` was let through. Comes before [`Fairness::sleeps`] or [`Fairness::head`].
+    /// The first request of `flow` is dispatched. Called before [`Fairness::sleeps`] or [`Fairness::head`].
     fn dispatched(&mut self, _flow: u32, _meter: &mut Meter, _now: Timestamp, _rng: &mut PickRng) {}
 
-    /// So many tokens of an answer have come in all.
+    /// `output` tokens of a response have arrived in total.
     fn answered(&mut self, _flow: u32, meter: &mut Meter, output: u32, _now: Timestamp) {
         meter.output = meter.output.max(output);
     }
 
-    /// An answer has ended; its prompt had so many tokens, if the server has told.
+    /// A response has ended; `input` is the length of its prompt if the model server reported it.
     fn ended(&mut self, _flow: u32, _meter: &Meter, _input: Option<u32>, _now: Timestamp) {}
 
-    /// `flow` is no more; it has nothing queued.
+    /// Removes the state of `flow`, which has nothing queued.
     fn forget(&mut self, flow: u32);
 }
 

@@ -1,23 +1,26 @@
-//! `program-aware-fairness`: the flow that has attained least service of late, and has waited long. With `strategy: turn-priority` it is
-//! [`super::turn_priority`].
+//! `program-aware-fairness`: the flow with little recent service and a long wait goes first. With `strategy:
+//! turn-priority` it is [`super::turn_priority`].
 //!
 //! ```text
-//! score   = lasWeightService · (1 − service normalised) + lasWeightHeadWait · (wait of the first request normalised); the greatest goes
-//! service = Σ (prompt + 2 · answer tokens), counted when an answer ends; half as much after each lasHalfLifeSeconds in which the flow
-//!           has nothing queued and nothing under way
+//! score   = lasWeightService · (1 − service normalised) + lasWeightHeadWait · (wait of the first request normalised)
+//!           the greatest goes
+//! service = Σ (prompt + 2 · response tokens), counted when a response ends; halved after each lasHalfLifeSeconds in
+//!           which the flow has nothing queued and nothing in flight
 //! ```
 //!
-//! Both figures are normalised over the flows that have something queued, so a score changes with every other flow's. The best is found
-//! without looking at all of them: flows are kept by service and by the first request's arrival, both orders are walked side by side, and
-//! the walk ends where nobody further down either can have more (Fagin's threshold algorithm). Service fades only
-//! while its flow is in neither order, so fading changes none: it is made up for when the flow comes again.
+//! Both figures are normalised over the flows that have something queued, so a score depends on all other flows. The
+//! best flow is found without a look at all of them. Flows are sorted by service and by the arrival of their first
+//! request; a walk follows both orders side by side and ends when no flow further down can score higher (Fagin's
+//! threshold algorithm). Service decays only while its flow is in neither order, so decay changes no order: it is
+//! applied when the flow returns.
 //!
-//! Not as there: `lasDecayFactor` without a half-life fades by the second here too, as its documentation has it. When not: requests are long
-//! against the half-life; what is under way does not count yet, which `vtc-fair` charges as it comes. Source: llm-d.
+//! One difference from llm-d: `lasDecayFactor` without a half-life decays by the second, as llm-d documents it. When
+//! not: requests last long against the half-life. Requests in flight do not count yet; `vtc-fair` charges them as
+//! tokens arrive. Source: llm-d.
 
 use super::turn_priority::{self, TurnPriority};
-use super::{Fairness, Head, Meter};
-use crate::registry::Descriptor;
+use super::{Fairness, Meter, QueueHead};
+use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
 use attache_scheduling::plugin::{ParamError, params};
 use attache_types::clock::Timestamp;
@@ -30,28 +33,28 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "program-aware-fairness",
     aliases: &["program-aware-fairness-policy", "program-aware"],
-    summary: "The flow with the least service of late and the longest wait.",
+    summary: "The flow with the least recent service and the longest wait.",
     source: "llm-d `program-aware-fairness` (`las`, `turn-priority`)",
     build: |value: &Value| params::<Params>(value)?.build(),
 };
 
 /// 0.8, as llm-d has it.
 pub const DEFAULT_WEIGHT_SERVICE: f64 = 0.8;
-/// 0.2, as llm-d has it: decides among flows that have had nothing yet.
+/// 0.2, as llm-d has it: it decides between flows without service.
 pub const DEFAULT_WEIGHT_HEAD_WAIT: f64 = 0.2;
 /// 60 s, as llm-d has it: an agent's step of a minute ago counts half.
 pub const DEFAULT_HALF_LIFE_SECONDS: f64 = 60.0;
 /// 0.99997 a second, as llm-d has it, where there is no half-life.
 pub const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
-/// An answer's token counts twice, as there.
+/// A response token counts twice, as in llm-d.
 const OUTPUT_WEIGHT: f64 = 2.0;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Strategy {
+enum ProgramStrategy {
     #[default]
     Las,
     TurnPriority,
@@ -60,14 +63,14 @@ enum Strategy {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    strategy: Strategy,
+    strategy: ProgramStrategy,
     las_weight_service: f64,
     las_weight_head_wait: f64,
     las_half_life_seconds: f64,
     las_decay_factor: f64,
     turn_priority_time_weight: f64,
     turn_priority_inactivity_seconds: f64,
-    // Flows are forgotten by the settings of all queues.
+    // Idle flows are forgotten by `flow_idle` of the pool's settings instead.
     #[serde(rename = "evictionTtlSeconds")]
     _ttl: Option<IgnoredAny>,
     #[serde(rename = "evictionSweepSeconds")]
@@ -77,7 +80,7 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Self {
-            strategy: Strategy::Las,
+            strategy: ProgramStrategy::Las,
             las_weight_service: DEFAULT_WEIGHT_SERVICE,
             las_weight_head_wait: DEFAULT_WEIGHT_HEAD_WAIT,
             las_half_life_seconds: DEFAULT_HALF_LIFE_SECONDS,
@@ -90,7 +93,7 @@ impl Default for Params {
     }
 }
 
-/// A service, in an order without gaps.
+/// An amount of service, totally ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Service(f64);
 
@@ -109,11 +112,11 @@ impl Ord for Service {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Flow {
+struct FlowService {
     service: Service,
     queued_since: Option<Timestamp>,
-    under_way: u32,
-    /// Its service fades since then.
+    in_flight: u32,
+    /// Since when the flow is idle and its service decays.
     idle_since: Option<Timestamp>,
 }
 
@@ -122,10 +125,10 @@ struct ProgramAware {
     weight_service: f64,
     weight_wait: f64,
     half_life: f64,
-    /// The last moment that was told.
+    /// The latest time that a call has passed.
     now: Timestamp,
-    flows: AHashMap<u32, Flow>,
-    // Each order holds the other's figure as well: a walk looks nowhere else.
+    flows: AHashMap<u32, FlowService>,
+    // Each order holds the other figure as well, so that a walk needs no further look-up.
     by_service: BTreeMap<(Service, u32), Timestamp>,
     by_wait: BTreeMap<(Timestamp, u32), Service>,
 }
@@ -148,11 +151,11 @@ impl Params {
         if !(p.las_decay_factor > 0.0 && p.las_decay_factor <= 1.0) {
             return Err(ParamError::value("lasDecayFactor", p.las_decay_factor, "above 0 to 1 is allowed"));
         }
-        if p.strategy == Strategy::TurnPriority {
+        if p.strategy == ProgramStrategy::TurnPriority {
             let inactivity = Duration::try_from_secs_f64(p.turn_priority_inactivity_seconds).unwrap_or(Duration::MAX);
             return Ok(Box::new(TurnPriority::new(p.turn_priority_time_weight, inactivity)));
         }
-        // A factor of 1 fades never: a half-life of infinity.
+        // A factor of 1 never decays: the half-life is infinite.
         let by_factor = -1.0 / p.las_decay_factor.log2();
         let half_life = if p.las_half_life_seconds > 0.0 { p.las_half_life_seconds } else { by_factor };
         Ok(Box::new(ProgramAware::with(p.las_weight_service, p.las_weight_head_wait, half_life)))
@@ -198,15 +201,15 @@ impl ProgramAware {
         }
     }
 
-    /// Nothing of it is queued or under way: from now on its service fades.
+    /// Records that the flow is idle; its service decays from now on.
     fn rests(&mut self, flow: u32) {
         let now = self.now;
-        if let Some(entry) = self.flows.get_mut(&flow).filter(|f| f.queued_since.is_none() && f.under_way == 0) {
+        if let Some(entry) = self.flows.get_mut(&flow).filter(|f| f.queued_since.is_none() && f.in_flight == 0) {
             entry.idle_since = Some(now);
         }
     }
 
-    /// The flow with the greatest score, or the least.
+    /// The flow with the greatest or the least score.
     fn extreme(&self, greatest: bool) -> Option<u32> {
         let sign = if greatest { 1.0 } else { -1.0 };
         let (served, waited) = (self.service_span()?, self.wait_span()?);
@@ -229,7 +232,7 @@ impl ProgramAware {
                     best = Some((score, flow));
                 }
             }
-            // Nobody further down has less service or has waited longer than these.
+            // No flow further down has less service or has waited longer than these.
             let bound = of(service.0, *since);
             if let Some((_, flow)) = best.filter(|(score, _)| *score >= bound) {
                 return Some(flow);
@@ -259,7 +262,7 @@ impl Fairness for ProgramAware {
         Box::new(Self::with(self.weight_service, self.weight_wait, self.half_life))
     }
 
-    fn wakes(&mut self, flow: u32, _: f64, head: Head, now: Timestamp) {
+    fn wakes(&mut self, flow: u32, _: f64, head: QueueHead, now: Timestamp) {
         self.now = now;
         let entry = self.flows.entry(flow).or_default();
         if let Some(since) = entry.idle_since.take() {
@@ -268,7 +271,7 @@ impl Fairness for ProgramAware {
         self.queue(flow, Some(head.arrived));
     }
 
-    fn head(&mut self, flow: u32, head: Head) {
+    fn head(&mut self, flow: u32, head: QueueHead) {
         self.queue(flow, Some(head.arrived));
     }
 
@@ -287,7 +290,7 @@ impl Fairness for ProgramAware {
 
     fn dispatched(&mut self, flow: u32, _: &mut Meter, now: Timestamp, _: &mut PickRng) {
         self.now = now;
-        self.flows.entry(flow).or_default().under_way += 1;
+        self.flows.entry(flow).or_default().in_flight += 1;
     }
 
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, now: Timestamp) {
@@ -295,7 +298,7 @@ impl Fairness for ProgramAware {
         let tokens = f64::from(input.unwrap_or(meter.input)) + OUTPUT_WEIGHT * f64::from(meter.output);
         self.serve(flow, tokens);
         if let Some(entry) = self.flows.get_mut(&flow) {
-            entry.under_way = entry.under_way.saturating_sub(1);
+            entry.in_flight = entry.in_flight.saturating_sub(1);
         }
         self.rests(flow);
     }

@@ -1,10 +1,10 @@
 //! `round-robin-fairness-policy`: one request of each flow in turn.
 //!
-//! A flow that comes anew goes behind all that wait. When not: requests differ in size; a turn is a turn, whether 10 tokens or 100,000.
-//! Source: GIE and llm-d.
+//! A new flow goes behind all that wait. When not: requests differ in size; a turn counts the same for 10 tokens and
+//! 100,000. Source: GIE and llm-d.
 
-use super::{Fairness, Head, Meter};
-use crate::registry::Descriptor;
+use super::{Fairness, Meter, QueueHead};
+use crate::registry::PolicyDescriptor;
 use ahash::AHashMap;
 use attache_scheduling::plugin::{NoParams, params};
 use attache_types::clock::Timestamp;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "round-robin-fairness-policy",
     aliases: &["round-robin"],
     summary: "One request of each flow in turn.",
@@ -44,11 +44,11 @@ impl Fairness for RoundRobin {
         Box::new(Self::default())
     }
 
-    fn wakes(&mut self, flow: u32, _: f64, _: Head, _: Timestamp) {
+    fn wakes(&mut self, flow: u32, _: f64, _: QueueHead, _: Timestamp) {
         self.goes_last(flow);
     }
 
-    fn head(&mut self, _: u32, _: Head) {}
+    fn head(&mut self, _: u32, _: QueueHead) {}
 
     fn sleeps(&mut self, flow: u32) {
         if let Some(turn) = self.turn_of.remove(&flow) {

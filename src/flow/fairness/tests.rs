@@ -1,4 +1,4 @@
-//! Each policy by itself: whose turn it is, and what moves it.
+//! Each policy by itself: the flow that is next, and what changes it.
 
 use super::*;
 use crate::registry::{FAIRNESS, find};
@@ -15,8 +15,8 @@ fn seconds(s: f64) -> Timestamp {
     Timestamp((s * 1e9) as u64)
 }
 
-fn head(arrived: f64, sequence: u64) -> Head {
-    Head { key: seconds(arrived).0, sequence, arrived: seconds(arrived) }
+fn head(arrived: f64, sequence: u64) -> QueueHead {
+    QueueHead { key: seconds(arrived).0, sequence, arrived: seconds(arrived) }
 }
 
 /// One request of `flow` from its dispatch to its end.
@@ -48,7 +48,7 @@ fn global_strict_takes_the_first_head_and_last_the_last() {
 }
 
 #[test]
-fn round_robin_goes_round() {
+fn round_robin_serves_each_flow_in_turn() {
     let mut policy = policy("round-robin", &Value::Null);
     wake(&mut *policy, &[(0, 0.0), (1, 0.0), (2, 0.0)]);
     let mut turns = Vec::new();
@@ -77,7 +77,7 @@ fn program_aware_weighs_service_and_wait() {
     assert_eq!(policy.next(), Some(1));
     policy.sleeps(1);
     assert_eq!(policy.next(), Some(2));
-    // Two half-lives of nothing make 50 of 200 tokens, and 70 are more.
+    // Two idle half-lives turn 200 tokens into 50, and 70 are more.
     let mut policy = fresh();
     let tied = |policy: &mut dyn Fairness, now: f64| {
         [0, 1].iter().for_each(|flow| policy.wakes(*flow, 1.0, head(0.0, u64::from(*flow)), seconds(now)));
@@ -88,7 +88,7 @@ fn program_aware_weighs_service_and_wait() {
     serves(&mut *policy, 1, 70, 0, 120.0);
     tied(&mut *policy, 120.0);
     assert_eq!(policy.next(), Some(0));
-    // What was had while something was queued or under way is not forgotten, however long ago.
+    // Service does not decay while the flow has something queued or in flight.
     serves(&mut *policy, 0, 21, 0, 120.0);
     assert_eq!(policy.next(), Some(1), "71 against 70");
     let mut meter = Meter::default();
@@ -96,7 +96,7 @@ fn program_aware_weighs_service_and_wait() {
     policy.sleeps(0);
     tied(&mut *policy, 1e6);
     assert_eq!(policy.next(), Some(1));
-    // It fades from the end of the last one that was under way.
+    // It decays from the end of its last request in flight.
     policy.sleeps(0);
     policy.ended(0, &meter, None, seconds(2e6));
     tied(&mut *policy, 2e6 + 60.0);
@@ -132,7 +132,7 @@ fn turn_priority_takes_the_deepest_session_until_others_have_waited() {
     assert_eq!((policy.next(), policy.last()), (Some(1), Some(0)), "one turn is worth 20 s");
     policy.head(1, head(21.0, 3));
     assert_eq!(policy.next(), Some(0), "21 s of waiting are more");
-    // Two turns, then 100 s without a request under way: the first turn again.
+    // Two turns, then 100 s without a request in flight: the first turn again.
     let mut policy = fresh();
     wake(&mut *policy, &[(0, 0.0)]);
     serves(&mut *policy, 0, 1, 1, 1.0);
@@ -151,9 +151,9 @@ fn turn_priority_takes_the_deepest_session_until_others_have_waited() {
 }
 
 proptest! {
-    /// The walk down two orders finds what a look at all flows finds.
+    /// The walk down two orders finds the same flow as a scan of all flows.
     #[test]
-    fn program_aware_finds_the_best_of_all(
+    fn program_aware_walk_finds_best_flow(
         flows in prop::collection::vec((0..50u64, 0..2_000u32), 1..40), asleep in prop::collection::vec(0..40u32, 0..10),
     ) {
         let mut policy = policy("program-aware-fairness", &Value::Null);
@@ -188,7 +188,7 @@ proptest! {
 }
 
 #[test]
-fn vtc_fair_charges_prompts_at_once_and_answers_as_they_come() {
+fn vtc_fair_charges_prompt_on_dispatch_and_tokens_on_arrival() {
     let mut policy = policy("vtc-fair", &Value::Null);
     wake(&mut *policy, &[(0, 0.0), (1, 0.0)]);
     let mut meter = Meter { input: 10, ..Meter::default() };
@@ -198,15 +198,15 @@ fn vtc_fair_charges_prompts_at_once_and_answers_as_they_come() {
     assert_eq!(policy.next(), Some(0), "10 against 11");
     policy.answered(0, &mut meter, 1, seconds(0.0));
     assert_eq!(policy.next(), Some(1), "12 against 11");
-    // What has been told before is not charged again.
+    // Tokens that were reported before are not charged again.
     serves(&mut *policy, 1, 2, 0, 0.0);
     policy.answered(0, &mut meter, 1, seconds(0.0));
     policy.answered(0, &mut meter, 0, seconds(0.0));
     assert_eq!(policy.next(), Some(0), "12 against 13");
-    // The server says that the prompt was longer than was thought.
+    // The model server reports a longer prompt than estimated.
     policy.ended(0, &meter, Some(14), seconds(0.0));
     assert_eq!(policy.next(), Some(1), "16 against 13");
-    // And shares: the same tokens count half.
+    // With a share of 2, the same tokens count half.
     policy.wakes(2, 2.0, head(0.0, 2), seconds(0.0));
     serves(&mut *policy, 2, 5, 0, 0.0);
     assert_eq!(policy.next(), Some(1), "13 + 2.5 against 13");
@@ -215,21 +215,21 @@ fn vtc_fair_charges_prompts_at_once_and_answers_as_they_come() {
 }
 
 #[test]
-fn vtc_fair_lifts_who_comes_anew() {
+fn vtc_fair_raises_counter_of_returning_flow() {
     let mut policy = policy("vtc-fair", &Value::Null);
     wake(&mut *policy, &[(0, 0.0)]);
     serves(&mut *policy, 0, 1_000, 0, 0.0);
-    // To the least of those who wait.
+    // To the least counter of the queued flows.
     wake(&mut *policy, &[(1, 1.0)]);
     serves(&mut *policy, 1, 1, 0, 1.0);
     assert_eq!(policy.next(), Some(0), "1,000 against 1,001");
-    // Nobody waits: to the last who did.
+    // No flow is queued: to the counter of the last queued flow.
     policy.sleeps(0);
     policy.sleeps(1);
     wake(&mut *policy, &[(2, 2.0), (1, 2.0)]);
     serves(&mut *policy, 2, 1, 0, 2.0);
     assert_eq!(policy.next(), Some(1), "1,001 against 1,002");
-    // And nobody is lowered.
+    // A counter is never lowered.
     serves(&mut *policy, 1, 500, 0, 2.0);
     policy.sleeps(1);
     wake(&mut *policy, &[(1, 3.0)]);
@@ -237,25 +237,25 @@ fn vtc_fair_lifts_who_comes_anew() {
 }
 
 #[test]
-fn vtc_pred_charges_the_usual_answer_beforehand() {
+fn vtc_pred_charges_usual_response_on_dispatch() {
     let mut policy = policy("vtc-pred", &Value::Null);
     wake(&mut *policy, &[(0, 0.0), (1, 0.0)]);
-    // The first answers tell: 100 tokens for 0, 10 for 1.
+    // The first responses have 100 tokens for flow 0 and 10 for flow 1.
     serves(&mut *policy, 0, 0, 100, 0.0);
     serves(&mut *policy, 1, 180, 10, 0.0);
-    // Both have had 200. At dispatch 0 is charged 200, 1 only 20.
+    // Both counters are 200. On dispatch flow 0 is charged 200, flow 1 only 20.
     let (mut long, mut short) = (Meter::default(), Meter { input: 30, ..Meter::default() });
     let rng = &mut for_request(1, 1);
     policy.dispatched(0, &mut long, seconds(0.0), rng);
     policy.dispatched(1, &mut short, seconds(0.0), rng);
     assert_eq!((long.charged, short.charged), (100, 10));
     assert_eq!(policy.next(), Some(1));
-    // What was charged costs nothing more, what goes beyond does.
+    // Predicted tokens cost nothing more, further ones do.
     policy.answered(1, &mut short, 10, seconds(0.0));
     assert_eq!(policy.next(), Some(1), "250 against 400");
     policy.answered(1, &mut short, 90, seconds(0.0));
     assert_eq!(policy.next(), Some(0), "410 against 400");
-    // What does not come is given back.
+    // Missing tokens are refunded.
     policy.answered(0, &mut long, 1, seconds(0.0));
     policy.ended(0, &long, None, seconds(0.0));
     serves(&mut *policy, 0, 0, 0, 0.0);
@@ -264,7 +264,7 @@ fn vtc_pred_charges_the_usual_answer_beforehand() {
     let mut next = Meter::default();
     policy.dispatched(0, &mut next, seconds(0.0), rng);
     assert_eq!(next.charged, 64);
-    // An answer that broke off, or that nobody counted, says nothing of the others.
+    // Incomplete or uncounted responses do not change the prediction.
     policy.ended(0, &Meter { cut: true, ..next }, None, seconds(0.0));
     let mut after = Meter::default();
     policy.dispatched(0, &mut after, seconds(0.0), rng);
@@ -272,7 +272,7 @@ fn vtc_pred_charges_the_usual_answer_beforehand() {
 }
 
 #[test]
-fn vtc_oracle_knows_the_answer_to_within_its_range() {
+fn vtc_oracle_predicts_within_range() {
     let mut exact = policy("vtc-oracle", &Value::Null);
     let mut half = policy("vtc-oracle", &json!({"range": 0.5}));
     wake(&mut *exact, &[(0, 0.0)]);
@@ -295,10 +295,10 @@ fn vtc_oracle_knows_the_answer_to_within_its_range() {
 }
 
 #[test]
-fn vtc_max_fair_forgives_what_was_missed() {
+fn vtc_max_fair_gives_no_credit_for_missed_service() {
     let (mut fair, mut max_fair) = (policy("vtc-fair", &Value::Null), policy("vtc-max-fair", &Value::Null));
     for (policy, expected) in [(&mut fair, [1, 1, 1, 1]), (&mut max_fair, [1, 0, 1, 0])] {
-        // Flow 1 waits all the time while 0 gets 90 more; then both are served by turns of 10.
+        // Flow 1 is queued while flow 0 gets 90 more tokens; then both are served in turns of 10.
         wake(&mut **policy, &[(0, 0.0), (1, 0.0)]);
         serves(&mut **policy, 0, 90, 0, 0.0);
         let turns: Vec<u32> = (0..4)
@@ -310,7 +310,7 @@ fn vtc_max_fair_forgives_what_was_missed() {
             .collect();
         assert_eq!(turns, expected, "{policy:?}");
     }
-    // While the last is under way, the floor is what its flow had before it.
+    // While the last request is in flight, the floor is the counter of its flow before it.
     let mut policy = policy("vtc-max-fair", &Value::Null);
     wake(&mut *policy, &[(0, 0.0), (1, 0.0)]);
     let rng = &mut for_request(1, 1);
@@ -322,7 +322,7 @@ fn vtc_max_fair_forgives_what_was_missed() {
 }
 
 #[test]
-fn weights_of_tokens_are_parameters() {
+fn vtc_token_weights_are_parameters() {
     let mut policy = policy("vtc-fair", &json!({"inputTokenWeight": 0.0, "outputTokenWeight": 1.5}));
     wake(&mut *policy, &[(0, 0.0), (1, 0.0)]);
     serves(&mut *policy, 0, 1_000, 2, 0.0);
@@ -337,10 +337,10 @@ fn weights_of_tokens_are_parameters() {
 }
 
 #[test]
-fn nothing_stays_of_forgotten_flows() {
+fn forgotten_flow_leaves_no_state() {
     for descriptor in FAIRNESS {
         let mut policy = (descriptor.build)(&Value::Null).unwrap().fresh();
-        // A moment that is known is not one of a flow's.
+        // The last known time belongs to no flow.
         let size = |policy: &dyn Fairness| format!("{policy:?}").replace(|c: char| c.is_ascii_digit(), "").len();
         let empty = size(&*policy);
         wake(&mut *policy, &[(0, 0.0), (1, 1.0)]);

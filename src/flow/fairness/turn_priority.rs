@@ -1,15 +1,16 @@
-//! The strategy `turn-priority` of `program-aware-fairness`: the session that has had most turns goes first, since its prefix is cached.
+//! The strategy `turn-priority` of `program-aware-fairness`: the session that has had most turns goes first, since its
+//! prefix is cached.
 //!
 //! ```text
 //! score = requests dispatched + 1 + turnPriorityTimeWeight · seconds that the first request has waited; the greatest goes
 //! ```
 //!
-//! A flow that had nothing under way for longer than `turnPriorityInactivitySeconds` begins again at its first turn. All scores grow at one
-//! rate, so their order changes only with a dispatch or another first request, and the next flow is the last one of a tree. When not: flows
-//! are tenants or clients, not sessions: then the one with most requests goes first. Source: llm-d `program-aware-fairness`
-//! (`turn-priority`).
+//! A flow that had nothing in flight for longer than `turnPriorityInactivitySeconds` starts again at its first turn.
+//! All scores grow at one rate, so their order changes only with a dispatch or another first request, and the next flow
+//! is the end of a tree. When not: flows are tenants or clients instead of sessions; then the one with most requests
+//! goes first. Source: llm-d `program-aware-fairness` (`turn-priority`).
 
-use super::{Fairness, Head, Meter};
+use super::{Fairness, Meter, QueueHead};
 use ahash::AHashMap;
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
@@ -22,7 +23,7 @@ pub const DEFAULT_TIME_WEIGHT: f64 = 0.05;
 /// 120 s, as llm-d has it.
 pub const DEFAULT_INACTIVITY_SECONDS: f64 = 120.0;
 
-/// A score without the part that grows with time, in an order without gaps.
+/// A score without the part that grows with time, totally ordered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Score(f64);
 
@@ -41,21 +42,21 @@ impl Ord for Score {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Flow {
+struct SessionTurns {
     turns: u64,
-    under_way: u32,
+    in_flight: u32,
     /// When the last request ended.
     ended: Option<Timestamp>,
-    /// Where it stands among the flows that have something queued.
+    /// Its sort key among the flows that have something queued.
     place: Option<Score>,
 }
 
-/// The policy.
+/// The policy with the turns of each flow.
 #[derive(Debug)]
 pub(super) struct TurnPriority {
     time_weight: f64,
     inactivity: Duration,
-    flows: AHashMap<u32, Flow>,
+    flows: AHashMap<u32, SessionTurns>,
     order: BTreeSet<(Score, Reverse<u32>)>,
 }
 
@@ -64,10 +65,10 @@ impl TurnPriority {
         Self { time_weight, inactivity, flows: AHashMap::new(), order: BTreeSet::new() }
     }
 
-    /// Puts the flow where its turns and its first request belong; takes it out without one.
-    fn place(&mut self, flow: u32, head: Option<Head>) {
+    /// Moves the flow to where its turns and its first request belong; removes it if it has none.
+    fn place(&mut self, flow: u32, head: Option<QueueHead>) {
         let entry = self.flows.entry(flow).or_default();
-        let arrived = |head: Head| head.arrived.0 as f64 / 1e9;
+        let arrived = |head: QueueHead| head.arrived.0 as f64 / 1e9;
         let score = head.map(|head| Score(entry.turns as f64 - self.time_weight * arrived(head)));
         if let Some(before) = std::mem::replace(&mut entry.place, score) {
             self.order.remove(&(before, Reverse(flow)));
@@ -83,17 +84,17 @@ impl Fairness for TurnPriority {
         Box::new(Self::new(self.time_weight, self.inactivity))
     }
 
-    fn wakes(&mut self, flow: u32, _: f64, head: Head, _: Timestamp) {
+    fn wakes(&mut self, flow: u32, _: f64, head: QueueHead, _: Timestamp) {
         let entry = self.flows.entry(flow).or_default();
-        // From the end of the last response to the arrival of this request: time in the queue is no inactivity.
-        let rested = entry.ended.filter(|_| entry.under_way == 0).map(|ended| head.arrived.since(ended));
+        // From the end of the last response to the arrival of this request: time in the queue is not inactivity.
+        let rested = entry.ended.filter(|_| entry.in_flight == 0).map(|ended| head.arrived.since(ended));
         if rested.is_some_and(|rested| rested > self.inactivity) {
             entry.turns = 0;
         }
         self.place(flow, Some(head));
     }
 
-    fn head(&mut self, flow: u32, head: Head) {
+    fn head(&mut self, flow: u32, head: QueueHead) {
         self.place(flow, Some(head));
     }
 
@@ -112,12 +113,12 @@ impl Fairness for TurnPriority {
     fn dispatched(&mut self, flow: u32, _: &mut Meter, _: Timestamp, _: &mut PickRng) {
         let entry = self.flows.entry(flow).or_default();
         entry.turns = entry.turns.saturating_add(1);
-        entry.under_way = entry.under_way.saturating_add(1);
+        entry.in_flight = entry.in_flight.saturating_add(1);
     }
 
     fn ended(&mut self, flow: u32, _: &Meter, _: Option<u32>, now: Timestamp) {
         if let Some(entry) = self.flows.get_mut(&flow) {
-            entry.under_way = entry.under_way.saturating_sub(1);
+            entry.in_flight = entry.in_flight.saturating_sub(1);
             entry.ended = Some(now);
         }
     }

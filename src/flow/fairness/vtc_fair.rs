@@ -1,24 +1,27 @@
-//! `vtc-fair`: the flow that has been served least, in tokens (Virtual Token Counter).
+//! `vtc-fair`: the flow that received the least service goes first, in tokens (Virtual Token Counter).
 //!
-//! A flow's counter grows by what its requests cost: the prompt when it is let through, the answer as its tokens come. A flow that comes anew is
-//! lifted to the least counter of those who wait, or, when nobody does, to that of the last who did, less `burstTokens`: 0 as in the paper,
-//! where who was away has saved nothing up.
+//! A flow's counter grows by the cost of its requests: the prompt on dispatch, the response as its tokens arrive. When
+//! a flow returns, its counter is raised to the least of the queued flows, or to that of the last queued flow if none
+//! is queued, minus `burstTokens`. 0 is the paper's value: an idle flow saves nothing up.
 //!
 //! ```text
-//! U = max(inputTokenWeight · longest prompt, outputTokenWeight · tokens under way) / least share
+//! U = max(inputTokenWeight · longest prompt, outputTokenWeight · tokens in flight) / least share
 //! B = burstTokens / least share
-//! what two flows have had while both waited differs by 2U + B at most; by what one waits while another comes and goes, by 4U + B
+//! service of two flows while both are queued differs by at most 2U + B
+//! service of one queued flow and one that comes and goes differs by at most 4U + B
 //! ```
 //!
-//! Without a burst a flow that asks for somewhat less than its share still waits as it would on a server of its own with that share, since its
-//! requests come at random. With one, what it has not used of late lets it go first, up to so many tokens; a flow that is new has none.
+//! Without a burst, a flow that demands less than its share still waits as it would on a server of its own with that
+//! share, because its requests arrive at random. With one, recently unused service lets it go first, up to that many
+//! tokens. A new flow has none.
 //!
-//! Work-conserving: with room, somebody who waits goes. When not: there is one tenant; then its order is all that matters. Source: Sheng et
-//! al., "Fairness in serving large language models" (OSDI 2024), with real token counts and shares.
+//! Work-conserving: while the pool has capacity, a queued request is dispatched. When not: there is one tenant; then
+//! only the ordering matters. Source: Sheng et al., "Fairness in serving large language models" (OSDI 2024), with real
+//! token counts and shares.
 
-use super::counters::{Counters, Weights};
-use super::{Fairness, Head, Meter};
-use crate::registry::Descriptor;
+use super::counters::{Counters, TokenWeights};
+use super::{Fairness, Meter, QueueHead};
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{ParamError, params};
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
@@ -27,10 +30,10 @@ use serde_json::Value;
 use std::fmt::Debug;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "vtc-fair",
     aliases: &[],
-    summary: "The flow that has been served the fewest tokens.",
+    summary: "The flow that has received the fewest tokens.",
     source: "Sheng et al. 2024, VTC",
     build: |value: &Value| Ok(Vtc::boxed(params::<Params>(value)?.account()?, Unknown)),
 };
@@ -46,7 +49,7 @@ pub(super) struct Params {
 
 impl Default for Params {
     fn default() -> Self {
-        let Weights { input_token_weight, output_token_weight } = Weights::default();
+        let TokenWeights { input_token_weight, output_token_weight } = TokenWeights::default();
         Self { input_token_weight, output_token_weight, burst_tokens: 0.0 }
     }
 }
@@ -54,20 +57,20 @@ impl Default for Params {
 impl Params {
     pub(super) fn account(self) -> Result<Account, ParamError> {
         let Self { input_token_weight, output_token_weight, burst_tokens } = self;
-        Account::new(Weights { input_token_weight, output_token_weight }, burst_tokens)
+        Account::new(TokenWeights { input_token_weight, output_token_weight }, burst_tokens)
     }
 }
 
-/// Counters, and how far behind the others one may come back.
+/// The counters, and how far behind the others a returning flow may start.
 #[derive(Debug)]
 pub(super) struct Account {
     counters: Counters,
-    /// Tokens of a weight of 1.
+    /// Burst in tokens, for a flow of share 1.
     burst: f64,
 }
 
 impl Account {
-    pub(super) fn new(weights: Weights, burst: f64) -> Result<Self, ParamError> {
+    pub(super) fn new(weights: TokenWeights, burst: f64) -> Result<Self, ParamError> {
         if !(0.0..=1e9).contains(&burst) {
             return Err(ParamError::value("burstTokens", burst, "0 to 1,000,000,000 is allowed"));
         }
@@ -79,45 +82,45 @@ impl Account {
     }
 }
 
-/// How long an answer will be, for those who charge it beforehand.
-pub(super) trait Foretells: Debug + Send + Sync + 'static {
-    /// The same, of which nothing has been seen.
+/// Predicts the length of responses, for policies that charge them beforehand.
+pub(super) trait LengthPredictor: Debug + Send + Sync + 'static {
+    /// The same predictor without state.
     fn fresh(&self) -> Self;
 
-    /// Tokens that the answer to a request of `flow` will have; 0 charges it as it comes.
-    fn foretell(&mut self, flow: u32, meter: &Meter, rng: &mut PickRng) -> u32;
+    /// Predicted tokens of the response to a request of `flow`; 0 charges it as it arrives.
+    fn predict(&mut self, flow: u32, meter: &Meter, rng: &mut PickRng) -> u32;
 
-    /// An answer has ended.
+    /// Learns from a response that has ended.
     fn ended(&mut self, _flow: u32, _meter: &Meter) {}
 
-    /// `flow` is no more.
+    /// Removes the state of `flow`.
     fn forget(&mut self, _flow: u32) {}
 }
 
-/// The Virtual Token Counter, with answers charged as they come beyond what was foretold of them.
+/// The Virtual Token Counter. Response tokens beyond the prediction are charged as they arrive.
 #[derive(Debug)]
 pub(super) struct Vtc<F> {
     account: Account,
     answers: F,
 }
 
-impl<F: Foretells> Vtc<F> {
+impl<F: LengthPredictor> Vtc<F> {
     pub(super) fn boxed(account: Account, answers: F) -> Box<dyn Fairness> {
         Box::new(Self { account, answers })
     }
 }
 
-impl<F: Foretells> Fairness for Vtc<F> {
+impl<F: LengthPredictor> Fairness for Vtc<F> {
     fn fresh(&self) -> Box<dyn Fairness> {
         Self::boxed(self.account.fresh(), self.answers.fresh())
     }
 
-    fn wakes(&mut self, flow: u32, weight: f64, _: Head, _: Timestamp) {
+    fn wakes(&mut self, flow: u32, weight: f64, _: QueueHead, _: Timestamp) {
         let Account { counters, burst } = &mut self.account;
         counters.queue_anew(flow, weight, *burst);
     }
 
-    fn head(&mut self, _: u32, _: Head) {}
+    fn head(&mut self, _: u32, _: QueueHead) {}
 
     fn sleeps(&mut self, flow: u32) {
         self.account.counters.unqueue(flow);
@@ -132,7 +135,7 @@ impl<F: Foretells> Fairness for Vtc<F> {
     }
 
     fn dispatched(&mut self, flow: u32, meter: &mut Meter, _: Timestamp, rng: &mut PickRng) {
-        meter.charged = self.answers.foretell(flow, meter, rng);
+        meter.charged = self.answers.predict(flow, meter, rng);
         self.account.counters.charge(flow, i64::from(meter.input), i64::from(meter.charged));
     }
 
@@ -151,16 +154,16 @@ impl<F: Foretells> Fairness for Vtc<F> {
     }
 }
 
-/// Nobody says.
+/// Predicts nothing: responses are charged as they arrive.
 #[derive(Debug)]
 struct Unknown;
 
-impl Foretells for Unknown {
+impl LengthPredictor for Unknown {
     fn fresh(&self) -> Self {
         Self
     }
 
-    fn foretell(&mut self, _: u32, _: &Meter, _: &mut PickRng) -> u32 {
+    fn predict(&mut self, _: u32, _: &Meter, _: &mut PickRng) -> u32 {
         0
     }
 }
@@ -175,7 +178,8 @@ mod tests {
     const PROMPT: u32 = 60;
     const ANSWER: u32 = 40;
 
-    /// A request that comes: of a flow, with so many tokens in and out; the part of its prompt that the server tells of, percent.
+    /// An arriving request: flow, prompt tokens, response tokens, and the percentage of its prompt that the model
+    /// server reports.
     type Request = (u32, u32, u32, u32);
 
     #[derive(Clone, Debug)]
@@ -184,7 +188,7 @@ mod tests {
         Steps(usize, u32),
     }
 
-    /// Seats, who has them, and who waits.
+    /// A server with `seats` slots, the requests in them, and the queues.
     struct World {
         vtc: Vtc<Unknown>,
         seats: usize,
@@ -213,7 +217,7 @@ mod tests {
                     let queue = &mut self.queues[request.0 as usize];
                     queue.push(request);
                     if queue.len() == 1 {
-                        self.vtc.wakes(request.0, 1.0, Head::default(), Timestamp(0));
+                        self.vtc.wakes(request.0, 1.0, QueueHead::default(), Timestamp(0));
                     }
                 }
                 Op::Steps(i, tokens) if !self.running.is_empty() => {
@@ -232,7 +236,7 @@ mod tests {
             self.fill();
         }
 
-        /// By how much the counters of those who wait differ, tokens.
+        /// Greatest difference between the counters of queued flows, tokens.
         fn spread(&self) -> f64 {
             let served = |flow: Option<u32>| flow.map_or(0, |flow| self.vtc.account.counters.served(flow));
             (served(self.vtc.account.counters.last()) - served(self.vtc.account.counters.first())) as f64 / 1e3
@@ -246,9 +250,9 @@ mod tests {
         ]
     }
 
-    /// The widest spread of a history.
+    /// The greatest spread in a history.
     fn widest(ops: Vec<Op>, seats: usize) -> f64 {
-        let account = Account::new(Weights::default(), 0.0).unwrap();
+        let account = Account::new(TokenWeights::default(), 0.0).unwrap();
         let (queues, running) = (vec![Vec::new(); FLOWS as usize], Vec::new());
         let vtc = Vtc { account, answers: Unknown };
         let mut world = World { vtc, seats, queues, running, rng: for_request(1, 1) };
@@ -263,9 +267,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// Lemma 4.3 of the paper: the counters of those who wait are within U.
+        /// Lemma 4.3 of the paper: the counters of queued flows are within U.
         #[test]
-        fn counters_of_those_who_wait_are_within_the_papers_bound(
+        fn vtc_fair_counters_of_queued_flows_within_paper_bound(
             ops in prop::collection::vec(op(100..=100), 1..400), seats in 1..4usize,
         ) {
             let unit = 2.0 * (seats as u32 * (PROMPT + ANSWER)) as f64;
@@ -273,9 +277,9 @@ mod tests {
             prop_assert!(widest <= unit, "{widest} of {unit}");
         }
 
-        /// What is given back of prompts that were thought too long adds what was charged of those under way.
+        /// Refunds for overestimated prompts add what was charged for those in flight.
         #[test]
-        fn and_what_is_given_back_of_prompts_under_way_adds_to_it(
+        fn vtc_fair_prompt_refunds_widen_bound_by_prompts_in_flight(
             ops in prop::collection::vec(op(0..=100), 1..400), seats in 1..4usize,
         ) {
             let unit = 2.0 * (seats as u32 * (PROMPT + ANSWER)) as f64 + (seats as u32 * PROMPT) as f64;
@@ -284,9 +288,10 @@ mod tests {
         }
     }
 
-    /// The bound is not loose by an order of magnitude: with one seat, the longest request makes a spread of its own cost.
+    /// The bound is tight to an order of magnitude: with one slot, the longest request spreads the counters by its own
+    /// cost.
     #[test]
-    fn one_long_request_spreads_the_counters_by_what_it_costs() {
+    fn vtc_fair_one_long_request_spreads_counters_by_its_cost() {
         let ops = [(0, 1, 1), (0, PROMPT, ANSWER), (0, 1, 1), (1, 1, 1), (1, 1, 1)];
         let mut ops: Vec<Op> = ops.map(|(flow, prompt, answer)| Op::Comes((flow, prompt, answer, 100))).into();
         ops.extend([Op::Steps(0, 1), Op::Steps(0, ANSWER), Op::Steps(0, ANSWER - 1)]);

@@ -1,29 +1,30 @@
-//! `vtc-max-fair`: as `vtc-fair`, but whoever has had less than the last request's flow is lifted to it, each time one is let through.
+//! `vtc-max-fair`: as `vtc-fair`, but each dispatch raises all counters to that of the last request's flow.
 //!
 //! ```text
-//! floor = counter of the flow of the last request, less what that request cost so far; the greatest counter when nothing is under way
+//! floor = counter of the last request's flow, minus the cost of that request so far;
+//!         the greatest counter when nothing is in flight
 //! all counters are at least the floor
 //! ```
 //!
-//! A flow that had little for a while gets nothing back for that, though it waited: the bounds of `vtc-fair` do not hold for those who wait.
-//! When not: nearly always; it is here for comparison. Source: the artifact of Sheng et al. (OSDI 2024).
+//! A flow with little service gets nothing back for it, though it was queued, so the bounds of `vtc-fair` do not hold.
+//! When not: nearly always; it exists for comparison. Source: the artifact of Sheng et al. (OSDI 2024).
 
-use super::counters::{Counters, Weights};
-use super::{Fairness, Head, Meter};
-use crate::registry::Descriptor;
+use super::counters::{Counters, TokenWeights};
+use super::{Fairness, Meter, QueueHead};
+use crate::registry::PolicyDescriptor;
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "vtc-max-fair",
     aliases: &[],
-    summary: "As vtc-fair, with nobody behind the flow that was served last.",
+    summary: "As vtc-fair, with all counters at least that of the flow that was served last.",
     source: "artifact of Sheng et al. 2024",
     build: |value: &Value| {
-        let counters = Counters::of(Weights::new(value)?);
-        Ok(Box::new(VtcMaxFair { counters, floor: 0, under_way: 0, dispatched: 0, last: None }) as Box<dyn Fairness>)
+        let counters = Counters::of(TokenWeights::new(value)?);
+        Ok(Box::new(VtcMaxFair { counters, floor: 0, in_flight: 0, dispatched: 0, last: None }) as Box<dyn Fairness>)
     },
 };
 
@@ -31,12 +32,12 @@ pub const PLUGIN: Descriptor<dyn Fairness> = Descriptor {
 struct VtcMaxFair {
     counters: Counters,
     floor: u64,
-    under_way: u32,
+    in_flight: u32,
     dispatched: u64,
     last: Option<Last>,
 }
 
-/// The request that was let through last.
+/// The request that was dispatched last.
 #[derive(Clone, Copy, Debug)]
 struct Last {
     flow: u32,
@@ -45,7 +46,7 @@ struct Last {
 
 impl VtcMaxFair {
     fn raise(&mut self) {
-        let reference = match self.last.filter(|_| self.under_way > 0) {
+        let reference = match self.last.filter(|_| self.in_flight > 0) {
             None => self.counters.greatest(),
             Some(Last { flow, meter }) => {
                 let cost = self.counters.worth(flow, i64::from(meter.input), i64::from(meter.output));
@@ -58,14 +59,14 @@ impl VtcMaxFair {
 
 impl Fairness for VtcMaxFair {
     fn fresh(&self) -> Box<dyn Fairness> {
-        Box::new(Self { counters: self.counters.fresh(), floor: 0, under_way: 0, dispatched: 0, last: None })
+        Box::new(Self { counters: self.counters.fresh(), floor: 0, in_flight: 0, dispatched: 0, last: None })
     }
 
-    fn wakes(&mut self, flow: u32, weight: f64, _: Head, _: Timestamp) {
+    fn wakes(&mut self, flow: u32, weight: f64, _: QueueHead, _: Timestamp) {
         self.counters.queue(flow, weight);
     }
 
-    fn head(&mut self, _: u32, _: Head) {}
+    fn head(&mut self, _: u32, _: QueueHead) {}
 
     fn sleeps(&mut self, flow: u32) {
         self.counters.unqueue(flow);
@@ -85,7 +86,7 @@ impl Fairness for VtcMaxFair {
         self.counters.charge(flow, i64::from(meter.input), 0);
         self.dispatched += 1;
         meter.number = self.dispatched;
-        self.under_way += 1;
+        self.in_flight += 1;
         self.last = Some(Last { flow, meter: *meter });
     }
 
@@ -100,7 +101,7 @@ impl Fairness for VtcMaxFair {
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, _: Timestamp) {
         self.counters.lift(flow, self.floor);
         self.counters.ended(flow, meter, input);
-        self.under_way = self.under_way.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     fn forget(&mut self, flow: u32) {

@@ -1,14 +1,14 @@
-//! `edf-ordering-policy`: who may wait no longer goes first; deadline = arrival + TTL.
+//! `edf-ordering-policy`: the earliest deadline goes first; deadline = arrival + TTL.
 //!
-//! When not: nobody says a TTL; then it is `fcfs-ordering-policy`. Source: GIE and llm-d.
+//! When not: requests carry no TTL; then it is `fcfs-ordering-policy`. Source: GIE and llm-d.
 
 use super::{Facts, Ordering};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "edf-ordering-policy",
     aliases: &["edf"],
     summary: "The earliest end of a request's time to live goes first.",

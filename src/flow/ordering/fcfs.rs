@@ -1,14 +1,14 @@
-//! `fcfs-ordering-policy`: as they came.
+//! `fcfs-ordering-policy`: first come, first served.
 //!
-//! When not: prompts differ in length a hundredfold; then `least-work` lets short ones by. Source: GIE and llm-d.
+//! When not: prompts differ in length a hundredfold; then `least-work` lets short ones overtake. Source: GIE and llm-d.
 
 use super::{Facts, Ordering};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "fcfs-ordering-policy",
     aliases: &["fcfs"],
     summary: "First come, first served.",
@@ -16,7 +16,7 @@ pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
     build: |value: &Value| params::<NoParams>(value).map(|NoParams {}| Box::new(Fcfs) as Box<dyn Ordering>),
 };
 
-/// As they came.
+/// Orders requests by arrival.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fcfs;
 

@@ -4,17 +4,19 @@
 //! key = arrival + min(stretch * expected work, maxDelay)
 //! ```
 //!
-//! The key of a request that waits does not change, and that of each newcomer lies later: this is the ageing. Two promises follow. A request
-//! goes before all that come more than `maxDelay` after it, so its wait is at most what first come, first served would have given it had
-//! it come `maxDelay` later. And among those that differ in work, one is put off by `stretch` times its own work at most: a prompt that takes
-//! a hundredth of another's time is not held up by it, unless it comes very much later.
+//! The key of a queued request does not change, and newcomers get later keys: this is the ageing. It gives two
+//! guarantees. A request goes before all that arrive more than `maxDelay` after it, so its wait is at most that of
+//! first come, first served for an arrival `maxDelay` later. And short work delays a request by at most `stretch` times
+//! the request's own work: a prompt that takes a hundredth of another's time does not wait for it, unless it arrives
+//! very much later.
 //!
-//! Made for queues that stand here and not in the engines: an engine takes prompts as they come, so one of 100,000 tokens holds up a hundred
-//! short ones behind it. When not: requests are alike; then nothing changes. Source: ageing of shortest job first; the stretch bounds the
-//! slowdown, as in highest response ratio next, whose keys would have to be made anew at each turn.
+//! Useful because the queue is here and not in the engines: an engine takes prompts in order of arrival, so one of
+//! 100,000 tokens delays a hundred short ones behind it. When not: requests are alike; then the order is that of
+//! arrival. Source: ageing of shortest job first. The stretch bounds the slowdown, as in highest response ratio next,
+//! whose keys would have to be computed anew for each turn.
 
 use super::{Facts, Ordering};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{ParamError, params};
 use attache_types::units::parse_duration;
 use serde::Deserialize;
@@ -22,17 +24,17 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "least-work",
     aliases: &[],
-    summary: "Short work goes before long work, which is put off for a bounded time at most.",
+    summary: "Short work goes before long work, which is delayed for a bounded time at most.",
     source: "attache: shortest job first with ageing",
     build: |value: &Value| LeastWork::new(value).map(|p| Box::new(p) as Box<dyn Ordering>),
 };
 
-/// 10: a request may be put off by ten times what it takes itself.
+/// 10: a request may be delayed by ten times its own work.
 pub const DEFAULT_STRETCH: f64 = 10.0;
-/// 10 s: a sixth of the time that clients wait, so that long work that was put off still gets its answer.
+/// 10 s: a sixth of the time that clients usually wait, so that delayed long work is still served.
 pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Deserialize)]
@@ -48,7 +50,7 @@ impl Default for Params {
     }
 }
 
-/// Short work first, with ageing.
+/// Shortest work first, with ageing.
 #[derive(Clone, Copy, Debug)]
 pub struct LeastWork {
     stretch: f64,
@@ -76,7 +78,7 @@ impl LeastWork {
 impl Ordering for LeastWork {
     fn key(&self, facts: &Facts) -> u64 {
         let longest = self.max_delay.as_secs_f64();
-        // An estimate that is none counts as long work.
+        // An estimate that is NaN counts as long work.
         let delay = (self.stretch * facts.work).max(0.0);
         let delay = if delay < longest { Duration::from_secs_f64(delay) } else { self.max_delay };
         facts.arrived.after(if facts.work.is_nan() { self.max_delay } else { delay }).0

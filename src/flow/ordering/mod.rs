@@ -1,5 +1,5 @@
-//! The order within a flow, one file a policy. A key is made once, when the request comes: no order changes while it waits, so that taking
-//! the first and the last costs a look at the end of a tree.
+//! The order within a flow, one file a policy. A key is computed once, on arrival, and does not change while the
+//! request is queued. The first and the last request are therefore the ends of a tree.
 
 pub mod edf;
 pub mod fcfs;
@@ -14,21 +14,21 @@ use std::time::Duration;
 /// What an order may depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
-    /// When the request came.
+    /// When the request arrived.
     pub arrived: Timestamp,
-    /// When it has waited for as long as it may.
+    /// When its time to live in the queue ends.
     pub deadline: Timestamp,
-    /// How soon it wants its first token.
+    /// Target of the request for the time to its first token.
     pub ttft: Option<Duration>,
-    /// Seconds of an endpoint that it is expected to take.
+    /// Expected prefill time on one endpoint, seconds.
     pub work: f64,
-    /// Seconds that it may wait and still meet its objective; below 0 when it misses it as it is.
+    /// Seconds that it may wait and still meet its objective; below 0 if it misses the objective already.
     pub spare: Option<f64>,
 }
 
-/// The order within a flow.
+/// Orders the requests of a flow.
 pub trait Ordering: Send + Sync + Debug {
-    /// The least goes first; equals go as they came.
+    /// Sort key of a request: the least goes first, and equal keys go by arrival.
     fn key(&self, facts: &Facts) -> u64;
 }
 
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_of_the_references() {
+    fn orderings_match_reference_pickers() {
         let requests = [
             facts(0, 900, None, 0.0),
             facts(1, 100, Some(500), 0.0),
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_wait_least_goes_first() {
+    fn slo_urgency_least_spare_goes_first() {
         let spare = |at, spare| Facts { spare, ..facts(at, 5_000, None, 0.0) };
         let requests = [
             spare(1_000, None),
@@ -86,8 +86,8 @@ mod tests {
     }
 
     #[test]
-    fn short_work_overtakes_long_work_and_not_for_ever() {
-        // 4 s of work waits until what came 40 s later has gone, were it not for the bound of 10 s.
+    fn least_work_short_overtakes_long_within_bound() {
+        // 4 s of work would wait for everything that arrives within 40 s, were it not for the bound of 10 s.
         let long = facts(0, 60_000, None, 4.0);
         let short = |at| facts(at, 60_000, None, 0.01);
         let requests = [long, short(5_000), short(9_899), short(9_901), short(20_000)];
@@ -105,10 +105,12 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody is overtaken by what comes more than the bound later, whatever either is expected to take.
+        /// No request is overtaken by one that arrives more than the bound later, whatever the work of either.
         #[test]
         fn overtaking_is_bounded(
-            works in prop::collection::vec((0u64..60_000, prop_oneof![0.0..1e3f64, Just(f64::NAN), Just(f64::INFINITY), Just(-1.0)]), 2..40),
+            works in prop::collection::vec(
+                (0u64..60_000, prop_oneof![0.0..1e3f64, Just(f64::NAN), Just(f64::INFINITY), Just(-1.0)]), 2..40,
+            ),
             delay in 0u64..20_000, stretch in 0.0..100f64,
         ) {
             let parameters = json!({"stretch": stretch, "maxDelay": format!("{delay}ms")});

@@ -1,16 +1,17 @@
-//! `slo-deadline-ordering-policy`: whose first token is due first; due = arrival + `x-slo-ttft-ms`.
+//! `slo-deadline-ordering-policy`: the request whose first token is due earliest goes first; due = arrival +
+//! `x-slo-ttft-ms`.
 //!
-//! Who asks for nothing goes behind all who do, as they came. When not: some clients ask and others don't; these may wait for ever.
-//! Source: GIE and llm-d.
+//! Requests without the header go behind all that have it, by arrival. When not: only some clients send it; the others
+//! may wait forever. Source: GIE and llm-d.
 
 use super::{Facts, Ordering};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use attache_types::clock::Timestamp;
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "slo-deadline-ordering-policy",
     aliases: &["slo-deadline"],
     summary: "The earliest first token that a client has asked for goes first.",
@@ -23,7 +24,7 @@ struct SloDeadline;
 
 impl Ordering for SloDeadline {
     fn key(&self, facts: &Facts) -> u64 {
-        // Equal keys go as they came.
+        // Equal keys go by arrival.
         facts.ttft.map_or(Timestamp(u64::MAX), |ttft| facts.arrived.after(ttft)).0
     }
 }

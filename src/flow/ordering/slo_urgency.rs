@@ -1,24 +1,26 @@
-//! `slo-urgency`: who can wait least goes first.
+//! `slo-urgency`: the request that can wait least goes first.
 //!
 //! ```text
-//! due = arrival + spare      spare: what the request may wait and still meet its objective, as predicted when it comes
+//! due = arrival + spare      spare: time the request may wait and still meet its objective, as predicted on arrival
 //! ```
 //!
-//! What a request may wait, the pool's strategy says by a measured profile (the `slo` family), or `deadlineAdmission` by the learned speed and the
-//! request's own deadline. One who misses its objective as it is goes before all others, the latest first. Who has no objective is due at the end of
-//! its time to live, so that it is served at last.
+//! The pool's strategy predicts `spare` from a measured profile (the `slo` family), or `deadlineAdmission` predicts it
+//! from the learned speed and the request's deadline. Requests that already miss their objective go first, those that
+//! miss it most before the others. A request without an objective is due at the end of its time to live, so that it is
+//! served at last.
 //!
-//! It is the order of the ranks of AIBrix's queue: a rank, time waited + expected - target, grows alike for all that wait, so the greatest rank is
-//! the earliest `due`, and needs not be worked out again. When not: nobody has objectives; then it is `edf-ordering-policy`. Source: AIBrix `slo`.
+//! The order equals the ranks of AIBrix's queue. A rank, time waited + expected - target, grows at one rate for all
+//! queued requests. The greatest rank is therefore the earliest `due`, which need not be computed again. When not: no
+//! request has an objective; then it is `edf-ordering-policy`. Source: AIBrix `slo`.
 
 use super::{Facts, Ordering};
-use crate::registry::Descriptor;
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 use std::time::Duration;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Ordering> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "slo-urgency",
     aliases: &[],
     summary: "The request that can wait least and still meet its objective goes first.",

@@ -1,10 +1,10 @@
-//! What holds for every policy.
+//! Checks of every registered policy.
 
 use super::*;
 use serde_json::json;
 use std::collections::BTreeSet;
 
-fn check<P: ?Sized + std::fmt::Debug>(policies: &[&'static Descriptor<P>], needs: &[(&str, Value)]) {
+fn check<P: ?Sized + std::fmt::Debug>(policies: &[&'static PolicyDescriptor<P>], needs: &[(&str, Value)]) {
     let mut names = BTreeSet::new();
     for policy in policies {
         for name in [policy.name].iter().chain(policy.aliases) {
@@ -24,7 +24,7 @@ fn check<P: ?Sized + std::fmt::Debug>(policies: &[&'static Descriptor<P>], needs
 }
 
 #[test]
-fn every_policy_is_well_made() {
+fn every_policy_has_unique_name_and_valid_defaults() {
     check(FAIRNESS, &[]);
     check(ORDERINGS, &[]);
     check(CEILINGS, &[("priority-holdback-policy", json!({"minCeiling": 0.5}))]);

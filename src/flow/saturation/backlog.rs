@@ -1,30 +1,31 @@
-//! `backlog-detector`: how much the endpoints have before them that they have not begun to answer. Keeps their queues short and the rest here,
-//! where it can still be put in order.
+//! `backlog-detector`: the prefill work that the endpoints have queued, by the ledger and the learned speed. Keeps
+//! their queues short, so that most requests wait in Attaché, which can still reorder them.
 //!
 //! ```text
-//! saturation = mean over endpoints of min(1, max(seconds that prompts there will still be computed / allowed,
-//!                                                requests that wait for a first token / maxWaiting,
+//! saturation = mean over endpoints of min(1, max(seconds of queued prefill / allowed,
+//!                                                requests without a first token / maxWaiting,
 //!                                                kv / maxKvUsage))
-//! allowed    = maxLongPrefillTime for a prompt that takes maxPrefillTime / 2 or more itself, else maxPrefillTime
+//! allowed    = maxLongPrefillTime for a prompt of maxPrefillTime / 2 or more itself, else maxPrefillTime
 //! ```
 //!
-//! An engine computes short prompts together, so it needs several at hand when a step begins. A long one fills a step by itself, and
-//! needs to be there only just before the one before it is done; until then somebody more urgent may still come. A long one that has been next for a
-//! second goes by the limit of the others: requests that don't wait here may keep every endpoint above its own for ever.
+//! An engine prefills short prompts together, so it needs several when a step begins. A long prompt fills a step by
+//! itself. It need not be there before the previous one is nearly done, and until then a more urgent request may still
+//! arrive. A long request that has been next for 1 s goes by the limit of short ones, since requests that bypass the
+//! queue may keep every endpoint above the limit for long ones forever.
 //!
-//! An endpoint counts as full and no fuller, so there is room in the pool while there is room on any endpoint. What waits is known from the
-//! moment it is sent until its first token comes, and from pages what others have sent; the seconds are those that `predicted-latency` has
-//! learned of the endpoint, whose answers that come whole drain by them. The strategy should know the same figures, as `predicted-latency`
-//! does, or it sends to endpoints that have no room.
+//! An endpoint counts as full at most, so the pool has capacity while one endpoint has. Waiting requests are counted
+//! from dispatch to first token, and those of other clients from scraped metrics. The seconds are those that
+//! `predicted-latency` has learned of the endpoint; they also drain the work of responses that do not stream. The
+//! strategy should use the same figures, as `predicted-latency` does, or it chooses endpoints that have no capacity.
 //!
-//! A request that has gone to an endpoint takes its place behind all that are there, whatever comes after it; one that waits here can still go
-//! to another endpoint and be passed by a shorter one. So the less is sent early the better, down to what an endpoint needs to have the next
-//! prompt at hand when one is done.
+//! A dispatched request stays behind all requests of its endpoint. A queued one can still go to another endpoint, and a
+//! shorter one can overtake it. So the less is dispatched early the better, down to what an endpoint needs to never
+//! idle.
 //!
-//! When not: servers with a scheduler of their own that wants to see all requests. Source: attache.
+//! When not: model servers whose own scheduler needs to see all requests. Source: attache.
 
-use super::{Detector, Gauge, Long, Stage, View, by_way};
-use crate::registry::Descriptor;
+use super::{Detector, Gauge, Long, StageSaturation, View, by_way};
+use crate::registry::PolicyDescriptor;
 use attache_pool::EndpointState;
 use attache_pool::speed::Work;
 use attache_scheduling::plugin::{ParamError, params};
@@ -34,26 +35,27 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "backlog-detector",
     aliases: &[],
-    summary: "What the endpoints have not begun to answer; keeps their queues short.",
+    summary: "Prefill work that the endpoints have queued; keeps their queues short.",
     source: "attache: the ledger and the learned speed",
     build: |value: &Value| Backlog::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
 
-/// 50 ms: longer than the way to an endpoint and back and than a step of its answers, so that it does not run dry; less than people notice.
+/// 50 ms: longer than a round trip to an endpoint and one decode step, so that no endpoint idles, and hardly noticeable
+/// for people.
 pub const DEFAULT_MAX_PREFILL_TIME: Duration = Duration::from_millis(50);
-/// 5 ms: about the way to an endpoint and back. Who is next waits for what was let in before him all the same, so more is lost by the urgent than
-/// is won by the endpoints.
+/// 5 ms: about one round trip to an endpoint. A longer time delays urgent requests more than it helps the endpoints,
+/// because a request can't overtake those that were dispatched before it.
 pub const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(5);
-/// 16 requests that wait for a first token: with short prompts the next step is full long before, and no more than a step's worth is bound
-/// early.
+/// 16 requests without a first token: short prompts fill the next step long before that number, and at most one step's
+/// worth is dispatched early.
 pub const DEFAULT_MAX_WAITING: u32 = 16;
-/// 95 % of the cache: beyond that servers admit nobody before somebody ends.
+/// 95 % of the KV cache: beyond that, model servers admit no request before another ends.
 pub const DEFAULT_MAX_KV_USAGE: f64 = 0.95;
 
-/// What one more token takes is learned from so many.
+/// Tokens over which the time for one more token is measured.
 const MEASURE: u32 = 1_000;
 
 #[derive(Debug, Deserialize)]
@@ -78,9 +80,9 @@ impl Default for Params {
 
 #[derive(Debug)]
 struct Backlog {
-    /// Seconds of prompts.
+    /// Allowed seconds of queued prefill.
     prefill: f64,
-    /// Seconds of prompts before one that is long.
+    /// Allowed seconds of queued prefill ahead of a long prompt.
     long: f64,
     waiting: f64,
     kv: f64,
@@ -115,7 +117,7 @@ impl Backlog {
         let live = state.live();
         let more = Work { prompt_tokens: MEASURE, uncached_tokens: MEASURE, adapter_cold: false };
         let (load, prediction) = live.speed.forecast(&live.ledger, fresh, more, view.now);
-        // A page knows of our own as well.
+        // Scraped metrics include this process's own requests.
         let waiting = load.waiting.max(live.speed.awaited(view.now)) / self.waiting;
         let kv = fresh.map_or(0.0, |m| f64::from(m.kv_usage.max(0.0))) / self.kv;
         let full = |allowed: f64| (load.prefill_seconds / allowed).max(waiting).max(kv).min(1.0);
@@ -132,7 +134,7 @@ fn time(name: &str, text: Option<String>) -> Result<Option<Duration>, ParamError
     time.transpose().map_err(|e| ParamError::new(e).named(name).under(name))
 }
 
-/// How full an endpoint is for short prompts and for long ones, and what one more token adds to the first.
+/// How full an endpoint is for short prompts and for long ones, and what one more token adds to the former.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fullness {
     short: f64,
@@ -149,13 +151,13 @@ impl Detector for Backlog {
             });
             let count = endpoints.len().max(1) as f64;
             let (short, long) = (all.short / count, all.long / count);
-            let for_short = Stage {
+            let for_short = StageSaturation {
                 requests: (short, 1.0 / (self.waiting * count)),
                 tokens: (short, all.token / (count * count)),
                 request_tokens: 1.0 / count,
             };
-            // Whatever is on its way takes one endpoint.
-            (for_short, Stage { requests: (long, 1.0 / count), ..Stage::default() })
+            // All pending requests count as one that goes to one endpoint.
+            (for_short, StageSaturation { requests: (long, 1.0 / count), ..StageSaturation::default() })
         });
         let long = Long { from: self.prefill / 2.0, ways: both.map(|(_, long)| long) };
         Gauge { ways: both.map(|(short, _)| short), long: Some(long) }

@@ -1,22 +1,24 @@
-//! `concurrency-detector`: how much this picker has in flight, of what all endpoints together should have.
+//! `concurrency-detector`: requests or tokens in flight from this process, relative to the capacity of all endpoints.
 //!
 //! ```text
 //! saturation = Σ load / Σ capacity; `hybrid`: the greater of both kinds
 //! load       = requests: sent and not ended; tokens: prompt tokens sent to endpoints that have not begun to answer
 //! ```
 //!
-//! Its `headroom` is room for bursts on single endpoints, which the filter of the same name leaves. When not: other pickers or clients use the same servers; their requests are not seen. Source: GIE and llm-d.
+//! Its `headroom` has no effect here: it is capacity for bursts on single endpoints, which the filter of the same name
+//! uses. When not: other pickers or clients use the same model servers; this detector does not see their requests.
+//! Source: GIE and llm-d.
 
-use super::{Detector, Gauge, Stage, View, by_stage, mean};
-use crate::registry::Descriptor;
+use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
+use crate::registry::PolicyDescriptor;
 use attache_scheduling::filter::concurrency_detector::ConcurrencyDetector;
 use serde_json::Value;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "concurrency-detector",
     aliases: &[],
-    summary: "What this picker has in flight, of what all endpoints together should have.",
+    summary: "Requests or tokens in flight from this process, relative to the capacity of all endpoints.",
     source: "GIE and llm-d `concurrency-detector`",
     build: |value: &Value| ConcurrencyDetector::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
@@ -27,7 +29,7 @@ impl Detector for ConcurrencyDetector {
             let share = |most: Option<f64>, load: f64| {
                 most.map_or((0.0, 0.0), |most| (load / most, 1.0 / (most * endpoints.len() as f64)))
             };
-            Stage {
+            StageSaturation {
                 requests: share(self.requests, mean(endpoints, |e| f64::from(e.live().ledger.in_flight()))),
                 tokens: share(self.tokens, mean(endpoints, |e| e.live().ledger.prefill_tokens() as f64)),
                 request_tokens: f64::INFINITY,

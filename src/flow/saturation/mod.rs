@@ -1,8 +1,8 @@
-//! How full a pool is, one file a policy: 1 when it is full, more when it is beyond.
+//! How full a pool is, one file a policy. 1 is full, more is overloaded.
 //!
-//! All of them rest on what this picker has sent and not seen end. A page of metrics adds what others have sent; one that is too old adds nothing
-//! and stalls nothing. What was let through and is in no ledger yet is added by the [`Gauge`], so that a burst between two looks at the pool
-//! does not overshoot.
+//! All detectors count what this process has dispatched and not seen end. Scraped metrics add the load of other
+//! clients; stale ones add nothing and block nothing. The [`Gauge`] adds dispatched requests that are not in the ledger
+//! yet, so that a burst between two gauges does not overshoot.
 
 pub mod backlog;
 pub mod concurrency;
@@ -17,18 +17,18 @@ use attache_types::clock::Timestamp;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// How full the endpoints are that do the same.
+/// How full the endpoints of one stage (decode or prefill) are.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Stage {
-    /// By requests, and what one more adds.
+pub struct StageSaturation {
+    /// Saturation by requests, and what one more request adds.
     pub requests: (f64, f64),
-    /// By tokens, and what one more of a prompt adds.
+    /// Saturation by tokens, and what one more prompt token adds.
     pub tokens: (f64, f64),
-    /// What the tokens of a request add at most: those that go to one endpoint can't fill another.
+    /// Most that the tokens of one request add: a request uses one endpoint and can't fill another.
     pub request_tokens: f64,
 }
 
-impl Stage {
+impl StageSaturation {
     fn saturation(&self, pending: Load) -> f64 {
         let by_requests = self.requests.0 + self.requests.1 * f64::from(pending.requests);
         let most = self.request_tokens * f64::from(pending.requests);
@@ -37,33 +37,33 @@ impl Stage {
     }
 }
 
-/// The ways in which the servers of a pool serve requests, with a figure for the servers of each.
+/// A figure for each way in which a pool can serve requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ways<S = Stage> {
-    /// Servers that serve whole requests; `None` where no server does.
+pub struct Ways<S = StageSaturation> {
+    /// Endpoints that serve whole requests; `None` if there are none.
     pub whole: Option<S>,
-    /// Servers that compute prompts for others, and the decode servers that continue from there; `None` where no pair exists.
+    /// Prefill workers and the decode workers that continue from them; `None` if no pair exists.
     pub pair: Option<[S; 2]>,
 }
 
 impl<S> Ways<S> {
-    /// One server serves each request.
+    /// Only endpoints that serve whole requests.
     pub const fn whole(servers: S) -> Self {
         Self { whole: Some(servers), pair: None }
     }
 
-    /// The same ways with another figure.
+    /// The same ways, with `of` applied to each figure.
     fn map<T>(self, of: impl Fn(S) -> T + Copy) -> Ways<T> {
         Ways { whole: self.whole.map(of), pair: self.pair.map(|pair| pair.map(of)) }
     }
 }
 
 impl Ways {
-    /// The saturation for a request that may be served in this `way`: that of the less full way where it may be served in either. A way
-    /// for which the pool has no servers says nothing: the decision will tell the client.
+    /// The saturation for a request that may be served in this `way`; for either way, that of the less full one. A way
+    /// without endpoints has none, since the decision will reject the request.
     fn saturation(&self, way: Way, pending: Load) -> f64 {
         let whole = self.whole.map(|servers| servers.saturation(pending));
-        let fuller = |[a, b]: [Stage; 2]| a.saturation(pending).max(b.saturation(pending));
+        let fuller = |[a, b]: [StageSaturation; 2]| a.saturation(pending).max(b.saturation(pending));
         let pair = self.pair.map(fuller);
         let of_way = match way {
             Way::Whole => whole.or(pair),
@@ -74,29 +74,29 @@ impl Ways {
     }
 }
 
-/// How full a pool is at one moment.
+/// The saturation of a pool at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gauge {
-    /// By the ways in which requests are served.
+    /// Saturation by each way of serving requests.
     pub ways: Ways,
-    /// How full it is for long work, where that is not the same.
+    /// Saturation for long work, if that differs.
     pub long: Option<Long>,
 }
 
-/// How full a pool is for requests that take long themselves.
+/// The saturation of a pool for requests with long prefills.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Long {
-    /// Seconds of an endpoint from which work is long.
+    /// Prefill time in seconds from which a request is long.
     pub from: f64,
     /// As in [`Gauge::ways`]; never less full.
     pub ways: Ways,
 }
 
 impl Gauge {
-    /// A pool without endpoints, or one that takes nothing.
+    /// A pool without endpoints, or one that takes no request.
     pub const FULL: Self = Self { ways: Ways { whole: None, pair: None }, long: None };
 
-    /// Its saturation when `pending` is there as well, for a request with this `need`. The least for [`Need::default`].
+    /// The saturation with the `pending` load added, for a request with this `need`. The least for [`Need::default`].
     #[must_use]
     pub fn saturation(&self, pending: Load, need: Need) -> f64 {
         let long = self.long.as_ref().filter(|long| need.work >= long.from);
@@ -104,18 +104,18 @@ impl Gauge {
     }
 }
 
-/// What a detector looks at.
+/// The pool that a detector measures, with the settings it needs.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The pool.
+    /// Endpoints and their metrics.
     pub pool: &'a PoolSnapshot,
-    /// Who of it is ejected.
+    /// Decides which endpoints are ejected.
     pub health: &'a HealthPolicy,
-    /// How its requests are split, if they are.
+    /// How requests are split between prefill and decode; `None` if they are not.
     pub split: Option<&'a SplitPolicy>,
-    /// Pages older than this say nothing.
+    /// Metrics older than this are ignored.
     pub stale_after: Duration,
-    /// The moment.
+    /// Time of the measurement.
     pub now: Timestamp,
 }
 
@@ -126,14 +126,15 @@ impl<'a> View<'a> {
         pool.endpoints.iter().filter(move |e| e.serves(roles)).filter(is_open)
     }
 
-    /// When an endpoint is thought to have computed the next prompt of those whose answers come whole, of which nobody hears before their end.
+    /// When an endpoint is expected to have prefilled the next of its requests whose responses do not stream and so
+    /// show no first token.
     fn computes_in(&self) -> Option<Duration> {
         let speeds = self.pool.endpoints.iter().map(|e| &e.live().speed);
         let soonest = speeds.filter_map(|speed| speed.computes_in(self.now)).reduce(f64::min)?;
         Duration::try_from_secs_f64(soonest).ok()
     }
 
-    /// The endpoints that make answers and are not ejected. As decisions have it: when all are ejected, none is.
+    /// The endpoints that decode and are not ejected. As in decisions, none counts as ejected if all are.
     pub(crate) fn answering(&self) -> Vec<&'a EndpointState> {
         let open: Vec<_> = self.open(Roles::DECODE).collect();
         if !open.is_empty() {
@@ -143,44 +144,44 @@ impl<'a> View<'a> {
     }
 }
 
-/// How full a pool is.
+/// Measures how full a pool is.
 pub trait Detector: Send + Sync + Debug {
-    /// Looks at the endpoints that take requests.
+    /// Measures the endpoints that take requests.
     fn gauge(&self, view: &View<'_>) -> Gauge;
 
-    /// How soon the pool may be less full though nothing tells of it; `None` when only what is told makes it so.
+    /// When the pool may become less full without any event; `None` if only events change it.
     fn changes_in(&self, _view: &View<'_>) -> Option<Duration> {
         None
     }
 }
 
-/// The gauge of a pool from that of its endpoints: `of` looks at those of one stage.
-fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> Stage) -> Gauge {
+/// The gauge of a pool, where `of` measures the endpoints of one stage.
+fn by_stage(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> StageSaturation) -> Gauge {
     Gauge { ways: by_way(view, of), long: None }
 }
 
-/// What `of` makes of the endpoints of each stage, by the ways in which requests are served. Pairs exist where some endpoints compute prompts only.
-/// Endpoints that are ejected get nothing, and are no room.
+/// The figure that `of` gives for the endpoints of each stage, by way of serving. Pairs exist if some endpoints only
+/// prefill. Ejected endpoints get no requests, so they add no capacity.
 fn by_way<S: Copy>(view: &View<'_>, of: impl Fn(&[&EndpointState]) -> S) -> Ways<S> {
     let some = |endpoints: &[&EndpointState]| (!endpoints.is_empty()).then(|| of(endpoints));
     let decode = view.answering();
-    // To those that only compute prompts nothing is sent where all are ejected.
+    // If all workers that only prefill are ejected, none of them gets requests.
     let mut prefill: Vec<_> = view.open(Roles::PREFILL).collect();
     let is_split = prefill.iter().any(|e| !e.serves(Roles::DECODE));
     let Some(split) = view.split.filter(|split| !split.whole) else {
         let whole = some(&decode);
         return Ways { whole, pair: whole.filter(|_| is_split).map(|decode| [of(&prefill), decode]) };
     };
-    // A server for whole requests is not part of a pair.
+    // An endpoint that serves whole requests is not part of a pair.
     let (whole, paired): (Vec<_>, Vec<_>) = decode.iter().copied().partition(|e| split.serves_whole(&e.endpoint));
     prefill.retain(|e| !split.serves_whole(&e.endpoint));
     let pair = some(&prefill).zip(some(&paired)).map(<[S; 2]>::from);
-    // Without any server or pair the decision rejects the request; it need not wait in the queue for that.
+    // Without any endpoint or pair, the decision rejects the request; it need not wait in the queue for that.
     let whole = if pair.is_none() && whole.is_empty() { decode } else { whole };
     Ways { whole: some(&whole), pair }
 }
 
-/// The mean of a figure.
+/// The mean of `figure` over the endpoints.
 fn mean(endpoints: &[&EndpointState], figure: impl Fn(&EndpointState) -> f64) -> f64 {
     endpoints.iter().map(|e| figure(e)).sum::<f64>() / endpoints.len().max(1) as f64
 }

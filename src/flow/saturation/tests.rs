@@ -15,7 +15,7 @@ use std::sync::Arc;
 const NOW: Timestamp = Timestamp(100_000_000_000);
 const STALE_AFTER: Duration = Duration::from_secs(2);
 
-/// A server: what it reports and how long ago, and what was sent to it.
+/// A model server: its scraped metrics with their age, and the requests that were sent to it.
 #[derive(Default)]
 struct Server {
     page: Option<(u64, EndpointMetrics)>,
@@ -23,13 +23,13 @@ struct Server {
     ejected: bool,
     role: Option<&'static str>,
     combined: bool,
-    /// Prompts, of which the first token is awaited.
+    /// Prompts without a first token, tokens.
     awaited: Vec<u32>,
-    /// Prompts whose answers come whole, and how many milliseconds ago they were sent.
+    /// Prompts whose responses do not stream, tokens, and the milliseconds since they were sent.
     whole: (Vec<u32>, u64),
-    /// Prompts that are computed.
+    /// Prompts in decode, tokens.
     decoding: Vec<u32>,
-    /// The parts of it that requests on it take.
+    /// Shares of the server that its requests take.
     shares: Vec<f64>,
 }
 
@@ -66,12 +66,12 @@ fn saturation(detector: &str, parameters: &Value, servers: Vec<Server>, pending:
     saturation_for(detector, parameters, servers, pending, 0.0)
 }
 
-/// For a request that needs a prefill server and a decode server where there are any.
+/// For a request that needs a prefill worker and a decode worker where they exist.
 fn saturation_of_pairs(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load) -> f64 {
     gauge(detector, parameters, servers, None).saturation(pending, Need { work: 0.0, way: Way::Pair })
 }
 
-/// For a request that takes `work` seconds.
+/// For a request with `work` seconds of prefill.
 fn saturation_for(detector: &str, parameters: &Value, servers: Vec<Server>, pending: Load, work: f64) -> f64 {
     gauge(detector, parameters, servers, None).saturation(pending, Need { work, ..Need::default() })
 }
@@ -127,7 +127,7 @@ fn near(got: f64, expected: f64, what: &str) {
 const NONE: Load = Load { requests: 0, tokens: 0 };
 
 #[test]
-fn a_pool_that_serves_nothing_is_full() {
+fn pool_without_endpoints_is_full() {
     for detector in DETECTORS {
         near(saturation(detector.name, &Value::Null, vec![], NONE), 1.0, detector.name);
         let draining = Server { draining: true, ..Server::default() };
@@ -137,11 +137,11 @@ fn a_pool_that_serves_nothing_is_full() {
 }
 
 #[test]
-fn an_endpoint_that_is_ejected_is_no_room() {
+fn ejected_endpoint_adds_no_capacity() {
     let full = || Server { awaited: vec![9; 200], ..Server::default() };
     let dead = || Server { ejected: true, ..Server::default() };
     let saturation = |name, servers| saturation(name, &Value::Null, servers, NONE);
-    // Without profiles that one knows of no load at all.
+    // Without profiles, that detector sees no load at all.
     let knowing = DETECTORS.iter().map(|d| d.name).filter(|name| *name != "slo-load-detector");
     for detector in knowing {
         let alone = saturation(detector, vec![full()]);
@@ -153,9 +153,9 @@ fn an_endpoint_that_is_ejected_is_no_room() {
 }
 
 #[test]
-fn a_burst_overruns_neither_stage_of_a_pool_that_splits() {
+fn burst_overruns_neither_stage_of_split_pool() {
     let role = |role, server| Server { role: Some(role), ..server };
-    // Four prompts at once, and eight answers.
+    // Four prefills at once, and eight decodes.
     let pool = |prompts: &[u32], answers: &[u32]| {
         let decode = Server::default().decodes(answers);
         let prefill = role("prefill", Server::default().awaits(prompts));
@@ -180,13 +180,13 @@ fn a_burst_overruns_neither_stage_of_a_pool_that_splits() {
 }
 
 #[test]
-fn a_pool_has_capacity_while_decode_servers_could_serve_whole_requests() {
+fn split_pool_has_capacity_while_decode_workers_serve_whole() {
     let role = |role, server| Server { role: Some(role), ..server };
     let combined = |server| Server { combined: true, ..role("decode", server) };
     let full = || Server::default().awaits(&[100_000]);
     let idle = Server::default;
     let policy = |whole| SplitPolicy { decider: Decider::Predicted, together: Vec::new(), whole };
-    // Whether it is full for whole requests, for pairs, and for requests that may be served in either way.
+    // Whether it is full for whole requests, for pairs, and for either way.
     for (row, servers, whole, expected) in [
         ("prefill is full", vec![role("prefill", full()), role("decode", idle())], true, [false, true, false]),
         ("decode is full", vec![role("prefill", idle()), role("decode", full())], true, [true, true, true]),
@@ -235,7 +235,7 @@ fn concurrency() {
 }
 
 #[test]
-fn an_idle_server_takes_one_request_until_its_share_is_known() {
+fn slo_load_idle_endpoint_takes_one_until_share_known() {
     let shared = |servers: &[&[f64]], requests| {
         let servers = servers.iter().map(|shares| Server { shares: shares.to_vec(), ..Server::default() }).collect();
         saturation("slo-load-detector", &Value::Null, servers, Load { requests, tokens: 0 })
@@ -258,7 +258,7 @@ fn an_idle_server_takes_one_request_until_its_share_is_known() {
 }
 
 #[test]
-fn utilization_is_corrected_by_what_was_sent_since() {
+fn utilization_corrected_by_requests_since_scrape() {
     let parameters = json!({"queueDepthThreshold": 5, "kvCacheUtilThreshold": 0.9});
     let idle = || reports(page(0, 0, 0.0, 0));
     for (row, servers, expected) in [
@@ -295,9 +295,9 @@ fn utilization_is_corrected_by_what_was_sent_since() {
 }
 
 #[test]
-fn backlog_has_room_while_any_endpoint_has() {
+fn backlog_has_capacity_while_any_endpoint_has() {
     let parameters = json!({"maxPrefillTime": "40ms", "maxWaiting": 4, "maxKvUsage": 0.8});
-    // As long as nothing is learned 1,000 tokens take 40 ms, and a million pairs of them 1 ms.
+    // Before anything is learned, 1,000 tokens take 40 ms, and a million pairs of them 1 ms.
     let idle = || reports(page(0, 0, 0.0, 0));
     for (row, servers, expected) in [
         ("prompts to compute", vec![idle().awaits(&[500])], 20.125 / 40.0),
@@ -333,10 +333,10 @@ fn backlog_has_room_while_any_endpoint_has() {
 }
 
 #[test]
-fn backlog_lets_long_prompts_in_when_an_endpoint_is_nearly_done() {
+fn backlog_admits_long_prompt_when_endpoint_nearly_done() {
     let parameters = json!({"maxPrefillTime": "40ms", "maxLongPrefillTime": "10ms"});
     let idle = || reports(page(0, 0, 0.0, 0));
-    // 5 ms and 20 ms of prompts before two endpoints.
+    // 5 ms and 20 ms of queued prefill at two endpoints.
     let two = || vec![idle().awaits(&[125]), idle().awaits(&[500])];
     let full = |servers, pending, work| saturation_for("backlog-detector", &parameters, servers, pending, work);
     for (row, work, expected) in [
@@ -356,7 +356,7 @@ fn backlog_lets_long_prompts_in_when_an_endpoint_is_nearly_done() {
     near(full(vec![], NONE, 1.0), 1.0, "nobody serves");
     let huge = Load { requests: 1, tokens: 100_000 };
     near(full(vec![idle(), idle()], huge, 0.0), 0.5, "one prompt fills one endpoint");
-    // A limit below the default for long ones is theirs too.
+    // A `maxPrefillTime` below the default for long prompts limits those too.
     let tight = json!({"maxPrefillTime": "4ms"});
     let got = saturation_for("backlog-detector", &tight, vec![idle().awaits(&[50])], NONE, 1.0);
     assert!((got - 0.5).abs() < 0.01, "2 of 4 ms: {got}");

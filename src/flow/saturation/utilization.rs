@@ -1,45 +1,45 @@
-//! `utilization-detector`: the queues and the KV caches of the endpoints, as they are by now.
+//! `utilization-detector`: queue depth and KV cache usage of the endpoints, as scraped and corrected by requests since.
 //!
 //! ```text
 //! saturation = mean over endpoints of max(queue / queueDepthThreshold, kv / kvCacheUtilThreshold)
-//! queue      = what the page reports, and what came and went since, where it reports a queue;
-//!              else, and without a fresh page, our own requests that wait for a first token; of those that are answered as a whole as
-//!              many as are thought not to be computed by now
+//! queue      = the scraped queue depth, plus requests that came and minus those that ended since the scrape;
+//!              without one or with stale metrics: this process's requests without a first token, where responses that do
+//!              not stream count until their prefill is expected to be done
 //! ```
 //!
-//! Not as there: a page that is too old (`metricsStalenessThreshold`, by default the pool's) counts as full there, so that a scrape
-//! that is late stalls the pool; here the ledger takes its place. And a page is corrected by what was sent since, so that a burst
-//! between two scrapes does not overshoot. Its `headroom` is the filter's of the same
-//! name. When not: the servers' queues are to be kept short; by the time that one is reported it is
-//! there. Source: GIE and llm-d.
+//! Two differences from GIE and llm-d. There, an endpoint with metrics older than `metricsStalenessThreshold` counts as
+//! full, so a late scrape stalls the pool; here the ledger replaces them (the threshold is the pool's by default). And
+//! scraped metrics are corrected by the requests since, so that a burst between two scrapes does not overshoot. Its
+//! `headroom` is that of the filter of the same name. When not: the queues of the model servers should stay short; a
+//! queue is reported only when it exists. Source: GIE and llm-d.
 
-use super::{Detector, Gauge, Stage, View, by_stage, mean};
-use crate::registry::Descriptor;
+use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
+use crate::registry::PolicyDescriptor;
 use attache_pool::EndpointState;
 use attache_scheduling::filter::utilization_detector::UtilizationDetector;
 use serde_json::Value;
 use std::time::Duration;
 
 /// Registry entry.
-pub const PLUGIN: Descriptor<dyn Detector> = Descriptor {
+pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "utilization-detector",
     aliases: &[],
-    summary: "The endpoints' queues and KV caches, as they report them, and what was sent since.",
+    summary: "Queue depth and KV cache usage of the endpoints, as scraped and corrected by requests since.",
     source: "GIE and llm-d `utilization-detector`",
     build: |value: &Value| UtilizationDetector::new(value).map(|p| Box::new(Utilization(p)) as Box<dyn Detector>),
 };
 
-/// How full endpoints are by their queues and caches.
+/// Saturation by queue depth and KV cache usage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Utilization(pub(crate) UtilizationDetector);
 
 impl Utilization {
-    /// How full one endpoint is.
+    /// The saturation of one endpoint.
     fn of(&self, state: &EndpointState, view: &View<'_>) -> f64 {
         let fresh = state.fresh(view.now, self.0.fresh_for.unwrap_or(view.stale_after));
         let live = state.live();
         let queue = match fresh.filter(|m| m.waiting > 0) {
-            // The seats are taken: whoever came since waits, and whoever went let one in.
+            // The batch is full: a request that came since the scrape waits, and one that ended let another in.
             Some(m) => f64::from(live.ledger.requests(fresh).saturating_sub(m.running)),
             None => live.speed.awaited(view.now),
         };
@@ -47,11 +47,11 @@ impl Utilization {
         (queue / self.0.queue).max(kv / self.0.kv)
     }
 
-    /// How full a pool is.
+    /// The saturation of the pool.
     pub(crate) fn saturation(&self, view: &View<'_>) -> Gauge {
-        by_stage(view, |endpoints| Stage {
+        by_stage(view, |endpoints| StageSaturation {
             requests: (mean(endpoints, |e| self.of(e, view)), 1.0 / (self.0.queue * endpoints.len() as f64)),
-            ..Stage::default()
+            ..StageSaturation::default()
         })
     }
 }

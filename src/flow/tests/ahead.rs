@@ -1,6 +1,6 @@
-//! How many go before a newcomer: what is told of it beforehand, and what comes of it.
+//! Predicted and real number of requests before a newcomer.
 
-use super::{at, band, of, room};
+use super::{at, band, gauge, of};
 use crate::ceiling::fixed::Fixed;
 use crate::*;
 use attache_types::clock::Timestamp;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const FLOWS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// One seat, which is taken.
+/// A pool that serves one request at a time, which is busy.
 struct Queue {
     flow: FlowControl<u32>,
     seat: Option<Passage>,
@@ -26,33 +26,33 @@ impl Queue {
         };
         let mut flow = FlowControl::new(settings, Box::new(Fixed::default()));
         let mut rng = for_request(1, 1);
-        let first = flow.enqueue(&of("a"), |_| 0, &room(1, 0), at(0), &mut rng, &mut Vec::new());
+        let first = flow.enqueue(&of("a"), |_| 0, &gauge(1, 0), at(0), &mut rng, &mut Vec::new());
         let Verdict::Dispatch(mut first) = first else { panic!("{first:?}") };
         flow.landed(&mut first);
         Self { flow, seat: Some(first), rng }
     }
 
     fn ahead(&mut self, arrival: &Arrival<'_>) -> u64 {
-        let (above, before) = self.flow.ahead(arrival, &room(1, 1), at(1)).unwrap();
+        let (above, before) = self.flow.ahead(arrival, &gauge(1, 1), at(1)).unwrap();
         above + before
     }
 
     fn waits(&mut self, number: u32, arrival: &Arrival<'_>) {
-        let verdict = self.flow.enqueue(arrival, |_| number, &room(1, 1), at(1), &mut self.rng, &mut Vec::new());
+        let verdict = self.flow.enqueue(arrival, |_| number, &gauge(1, 1), at(1), &mut self.rng, &mut Vec::new());
         assert!(matches!(verdict, Verdict::Parked(_)), "{verdict:?}");
     }
 
-    /// How many have their turn before the one with this number.
+    /// Number of requests that are dispatched before the one with this number.
     fn turns_before(mut self, number: u32) -> u64 {
         (0..).find(|_| self.turn(at(2)) == number).unwrap()
     }
 
-    /// Who has the seat next.
+    /// Ends the running request and returns the number of the next one.
     fn turn(&mut self, now: Timestamp) -> u32 {
         let mut left = Vec::new();
         let passage = self.seat.take().unwrap();
         self.flow.ended(passage, None, now);
-        self.flow.freed(&room(1, 0), now, &mut self.rng, &mut left);
+        self.flow.freed(&gauge(1, 0), now, &mut self.rng, &mut left);
         let Some(Left::Dispatched(_, next, mut passage)) = left.pop() else { panic!("{left:?}") };
         self.flow.landed(&mut passage);
         self.seat = Some(passage);
@@ -65,7 +65,7 @@ fn due(flow: &'static str, spare: Option<f64>) -> Arrival<'static> {
 }
 
 #[test]
-fn a_flood_stands_before_nobody_else() {
+fn ahead_flood_of_one_flow_counts_once_for_others() {
     for (fairness, of_another, of_the_flood) in
         [("vtc-fair", 1, 500), ("round-robin", 1, 500), ("global-strict", 500, 500)]
     {
@@ -79,7 +79,7 @@ fn a_flood_stands_before_nobody_else() {
 }
 
 #[test]
-fn who_is_more_urgent_stands_before_the_rest() {
+fn ahead_more_urgent_request_is_first() {
     for fairness in ["vtc-fair", "global-strict"] {
         let mut queue = Queue::new(fairness, "slo-urgency");
         (1..=20).for_each(|number| queue.waits(number, &due("a", None)));
@@ -91,18 +91,18 @@ fn who_is_more_urgent_stands_before_the_rest() {
 }
 
 #[test]
-fn a_band_waits_by_its_own_pace_when_others_take_most_turns() {
+fn wait_uses_dequeue_rate_of_own_band_below_busy_bands() {
     let mut queue = Queue::new("global-strict", "fcfs");
     let urgent = Arrival { priority: 10, ..of("a") };
     let wait = |queue: &mut Queue, arrival: &Arrival<'_>| {
-        queue.flow.wait(arrival, &room(1, 1), at(10_001)).unwrap().as_secs_f64()
+        queue.flow.wait(arrival, &gauge(1, 1), at(10_001)).unwrap().as_secs_f64()
     };
     (0..20).for_each(|number| queue.waits(number, &of("a")));
-    // Ten turns a second, of which nine are taken by what comes above.
+    // Ten dequeued requests a second, nine of them of the band above.
     for turn in 0..100u64 {
         let now = Timestamp(at(1).0 + (turn + 1) * 100_000_000);
         if turn % 10 != 0 {
-            let verdict = queue.flow.enqueue(&urgent, |_| 99, &room(1, 1), now, &mut queue.rng, &mut Vec::new());
+            let verdict = queue.flow.enqueue(&urgent, |_| 99, &gauge(1, 1), now, &mut queue.rng, &mut Vec::new());
             assert!(matches!(verdict, Verdict::Parked(_)), "{verdict:?}");
         }
         queue.turn(now);
@@ -113,7 +113,7 @@ fn a_band_waits_by_its_own_pace_when_others_take_most_turns() {
 }
 
 #[test]
-fn where_very_many_wait_no_fewer_are_told_than_there_are() {
+fn ahead_deep_queue_is_never_underestimated() {
     let mut queue = Queue::new("global-strict", "slo-urgency");
     for number in 1..=10_000 {
         queue.waits(number, &due("a", Some(f64::from(number))));
@@ -125,16 +125,16 @@ fn where_very_many_wait_no_fewer_are_told_than_there_are() {
 }
 
 proptest! {
-    /// Without turns it is exact, and so it is with turns of one request each for a flow that has nothing queued. Else nobody is told of fewer than
-    /// go before.
+    /// Exact without turns, and with turns of one request each for a flow that has nothing queued. Otherwise never too
+    /// low.
     #[test]
-    fn what_is_told_comes_true(
+    fn ahead_prediction_is_exact_or_upper_bound(
         waiting in prop::collection::vec((0..FLOWS.len() + 1, prop::option::of(0.0..9.0)), 0..60),
         newcomer in (0..FLOWS.len() + 1, prop::option::of(0.0..9.0)), turns: bool, urgency: bool,
     ) {
         let ordering = if urgency { "slo-urgency" } else { "fcfs" };
         let mut queue = Queue::new(if turns { "round-robin" } else { "global-strict" }, ordering);
-        // One more name than are told apart.
+        // One more name than the limit of flows.
         let arrival = |(flow, spare): (usize, Option<f64>)| due(FLOWS.get(flow).copied().unwrap_or("e"), spare);
         for (number, one) in (1..).zip(&waiting) {
             queue.waits(number, &arrival(*one));

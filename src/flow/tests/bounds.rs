@@ -1,17 +1,17 @@
 //! The bounds of the Virtual Token Counter on random histories, in delivered tokens:
 //!
 //! ```text
-//! U = max(w_p · longest prompt, w_q · tokens under way) / least share
+//! U = max(w_p · longest prompt, w_q · tokens in flight) / least share
 //! B = burst / least share
-//! f and g both wait all the time   |W_f − W_g| ≤ 2U + B
-//! f waits all the time, g any      W_f ≥ W_g − 4U − B
-//! f comes with nothing here        what the n − 1 others have until its turn ≤ 2 (n − 1) U       (the paper's Theorem 4.11)
+//! f and g always queued            |W_f − W_g| ≤ 2U + B
+//! f always queued, g any           W_f ≥ W_g − 4U − B
+//! f arrives without requests       service of the n − 1 others until its turn ≤ 2 (n − 1) U   (Theorem 4.11)
 //! ```
 //!
-//! Where servers tell that prompts were shorter than thought, what is given back of those under way adds to U. That the counters of those who
-//! wait are within U (Lemma 4.3) is looked at where they are kept.
+//! If model servers report shorter prompts than expected, the refunds of those in flight add to U. The unit tests of
+//! the counters check that those of queued flows are within U (Lemma 4.3).
 
-use super::{at, fairness, room};
+use super::{at, fairness, gauge};
 use crate::ceiling::fixed::Fixed;
 use crate::*;
 use attache_types::rng::for_request;
@@ -32,7 +32,7 @@ enum Op {
         prompt: u32,
         answer: u32,
     },
-    /// So many tokens of the answer of one that is under way.
+    /// Tokens of the response of a request in flight have arrived.
     Steps(usize, u32),
 }
 
@@ -47,7 +47,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-struct Running {
+struct PreemptibleRequests {
     passage: Passage,
     flow: usize,
     prompt: u32,
@@ -55,12 +55,12 @@ struct Running {
     come: u32,
 }
 
-/// The widest spread of the difference of two flows' service over a stretch of time.
+/// Greatest spread of the difference between two flows' service during an interval.
 #[derive(Clone, Copy, Default)]
 struct Stretch(Option<(f64, f64)>);
 
 impl Stretch {
-    /// The spread to both sides, and upwards only.
+    /// Records a difference; returns the spread to both sides, and upwards only.
     fn see(&mut self, holds: bool, difference: f64) -> (f64, f64) {
         if !holds {
             *self = Self(None);
@@ -75,7 +75,7 @@ impl Stretch {
 
 struct World {
     flow: FlowControl<(usize, u32, u32)>,
-    running: Vec<Running>,
+    running: Vec<PreemptibleRequests>,
     capacity: u32,
     shares: [f64; FLOWS],
     served: [f64; FLOWS],
@@ -83,11 +83,11 @@ struct World {
     both: [[Stretch; FLOWS]; FLOWS],
     one: [[Stretch; FLOWS]; FLOWS],
     worst: (f64, f64),
-    /// The part of its prompts that servers tell of, by flow.
+    /// Fraction of the prompt tokens that model servers report, by flow.
     told: [f64; FLOWS],
-    /// What the others had had when a flow came that had nothing here; kept until its turn.
+    /// Service of the others when an idle flow got a request; kept until it is dispatched.
     came: [Option<f64>; FLOWS],
-    /// The most that others have had until such a turn.
+    /// Most service that others received until then.
     longest: f64,
 }
 
@@ -113,15 +113,15 @@ impl World {
     }
 
     fn unit(&self) -> f64 {
-        let under_way = f64::from(self.capacity * (LONGEST_PROMPT + LONGEST_ANSWER));
-        (INPUT * f64::from(LONGEST_PROMPT)).max(OUTPUT * under_way) / self.least_share()
+        let in_flight = f64::from(self.capacity * (LONGEST_PROMPT + LONGEST_ANSWER));
+        (INPUT * f64::from(LONGEST_PROMPT)).max(OUTPUT * in_flight) / self.least_share()
     }
 
     fn least_share(&self) -> f64 {
         self.shares.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// Looks at all pairs: service is told one piece at a time.
+    /// Checks all pairs after each change of service.
     fn look(&mut self) {
         for f in 0..FLOWS {
             for g in 0..FLOWS {
@@ -138,7 +138,7 @@ impl World {
         self.look();
     }
 
-    /// What the others than `flow` have had.
+    /// Service of all flows other than `flow`.
     fn others(&self, flow: usize) -> f64 {
         self.served.iter().sum::<f64>() - self.served[flow]
     }
@@ -148,18 +148,18 @@ impl World {
             self.longest = self.longest.max(self.others(flow) - before);
         }
         self.flow.landed(&mut passage);
-        self.running.push(Running { passage, flow, prompt, answer, come: 0 });
+        self.running.push(PreemptibleRequests { passage, flow, prompt, answer, come: 0 });
         self.serve(flow, INPUT * f64::from(prompt));
     }
 
-    fn room(&self) -> Gauge {
-        room(self.capacity, u32::try_from(self.running.len()).unwrap())
+    fn gauge(&self) -> Gauge {
+        gauge(self.capacity, u32::try_from(self.running.len()).unwrap())
     }
 
     fn settle(&mut self, left: Vec<Left<(usize, u32, u32)>>) {
         for left in left {
             let Left::Dispatched(_, request, passage) = left else { panic!("nobody is turned away") };
-            // It waited when its turn came.
+            // The flow still counts as queued at the dispatch.
             self.goes(request, passage);
             self.waiting[request.0] -= 1;
             self.look();
@@ -173,8 +173,8 @@ impl World {
                 let request = (flow, prompt, answer);
                 let (name, answer_tokens) = (NAMES[flow], Some(answer));
                 let arrival = Arrival { flow: name, prompt_tokens: prompt, answer_tokens, ..Arrival::default() };
-                let room = self.room();
-                match self.flow.enqueue(&arrival, |_| request, &room, at(0), rng, &mut left) {
+                let gauge = self.gauge();
+                match self.flow.enqueue(&arrival, |_| request, &gauge, at(0), rng, &mut left) {
                     Verdict::Dispatch(passage) => self.goes(request, passage),
                     Verdict::Parked(_) => {
                         if self.waiting[flow] == 0 && self.running.iter().all(|one| one.flow != flow) {
@@ -199,14 +199,14 @@ impl World {
                     let prompt = (f64::from(done.prompt) * self.told[flow]).round();
                     self.flow.ended(done.passage, Some(prompt as u32), at(0));
                     self.serve(flow, INPUT * (prompt - f64::from(done.prompt)));
-                    let room = self.room();
-                    self.flow.freed(&room, at(0), rng, &mut left);
+                    let gauge = self.gauge();
+                    self.flow.freed(&gauge, at(0), rng, &mut left);
                 }
             }
             Op::Steps(..) => {}
         }
         self.settle(left);
-        // Work conservation: with room nobody waits.
+        // Work conservation: while the pool has capacity, no request is queued.
         assert!(self.flow.is_empty() || self.running.len() >= self.capacity as usize);
     }
 }
@@ -219,12 +219,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn vtc_fair_is_within_the_papers_bounds(
+    fn vtc_fair_service_within_paper_bounds(
         ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares(), burst in prop_oneof![Just(0.0), 1.0..600.0],
         alone in 0..60u32,
     ) {
         let (mut world, mut rng) = (World::new("vtc-fair", &json!({"burstTokens": burst}), capacity, shares), for_request(3, 3));
-        // All have been here, and then one has the pool for itself: the others come back with all that they may have saved up.
+        // All flows were active, and then one has the pool for itself. The others return with all that they may have
+        // saved up.
         for flow in 0..FLOWS {
             world.run(Op::Comes { flow, prompt: 1, answer: 1 }, &mut rng);
             world.run(Op::Steps(0, 1), &mut rng);
@@ -241,9 +242,10 @@ proptest! {
         prop_assert!(one <= 4.0 * unit + burst + 0.01, "W_g - W_f = {one}, 4U + B = {}", 4.0 * unit + burst);
     }
 
-    /// What is charged beforehand and given back adds what is under way, once for each of the two and once for what was given back.
+    /// Charges in advance and their refunds add the tokens in flight, once for each of the two flows and once for the
+    /// refund.
     #[test]
-    fn predictions_keep_within_a_multiple_of_them(
+    fn vtc_pred_service_within_multiple_of_bounds(
         ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares(),
         policy in prop_oneof![
             Just(("vtc-pred", Value::Null)), Just(("vtc-oracle", Value::Null)), Just(("vtc-oracle", json!({"range": 0.5})))
@@ -261,7 +263,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn who_comes_with_nothing_here_waits_no_longer_than_the_paper_says(
+    fn vtc_fair_returning_flow_waits_within_paper_bound(
         ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32,
     ) {
         let (mut world, mut rng) = (World::new("vtc-fair", &Value::Null, capacity, [1.0; FLOWS]), for_request(3, 3));
@@ -273,9 +275,9 @@ proptest! {
     }
 }
 
-/// One seat; `a` and `b` always wait, and servers tell that the prompts of `a` are a quarter as long as thought.
+/// One request at a time; `a` and `b` are always queued, and reported prompts of `a` are a quarter of the estimate.
 #[test]
-fn what_a_prompt_was_thought_too_long_is_given_back() {
+fn vtc_fair_overestimated_prompt_is_refunded() {
     for policy in ["vtc-fair", "vtc-pred", "vtc-oracle"] {
         let (mut world, mut rng) = (World::new(policy, &Value::Null, 1, [1.0; FLOWS]), for_request(3, 3));
         world.told[0] = 0.25;
@@ -293,9 +295,9 @@ fn what_a_prompt_was_thought_too_long_is_given_back() {
     }
 }
 
-/// Two hundred requests of `a` wait, and `b` comes: it waits for less than without turns.
+/// Two hundred requests of `a` are queued when `b` arrives: it waits less than without turns.
 #[test]
-fn a_flood_is_no_wait_for_a_newcomer() {
+fn vtc_fair_flood_does_not_delay_newcomer() {
     let flood = |policy: &str| {
         let (mut world, mut rng) = (World::new(policy, &Value::Null, 1, [1.0; FLOWS]), for_request(3, 3));
         for _ in 0..200 {
@@ -311,7 +313,7 @@ fn a_flood_is_no_wait_for_a_newcomer() {
     assert!(fair <= bound && strict > bound, "{fair} and {strict} of {bound}");
 }
 
-/// One seat; `a` asks for long prompts and `b` for short ones, and both always wait.
+/// One request at a time; `a` sends long prompts, `b` short ones, and both are always queued.
 fn unequal(policy: &str, shares: [f64; FLOWS]) -> World {
     let (mut world, mut rng) = (World::new(policy, &Value::Null, 1, shares), for_request(3, 3));
     for _ in 0..600 {
@@ -326,7 +328,7 @@ fn unequal(policy: &str, shares: [f64; FLOWS]) -> World {
 }
 
 #[test]
-fn turns_are_not_tokens() {
+fn round_robin_ignores_tokens_vtc_fair_shares_them() {
     let equal = [1.0; FLOWS];
     for policy in ["vtc-fair", "vtc-pred", "vtc-oracle"] {
         let world = unequal(policy, equal);
@@ -341,12 +343,12 @@ fn turns_are_not_tokens() {
 }
 
 #[test]
-fn who_was_away_has_saved_nothing_up() {
+fn vtc_fair_idle_flow_saves_nothing() {
     for (policy, waits) in [("vtc-fair", 2), ("vtc-pred", 2), ("vtc-oracle", 2), ("vtc-max-fair", 2)] {
         let (mut world, mut rng) = (World::new(policy, &Value::Null, 1, [1.0; FLOWS]), for_request(3, 3));
         let comes = |flow| Op::Comes { flow, prompt: 10, answer: 1 };
         world.run(comes(0), &mut rng);
-        // `a` alone is served forty times, and always waits.
+        // `a` alone is served forty times, and is always queued.
         for _ in 0..40 {
             world.run(comes(0), &mut rng);
             world.run(Op::Steps(0, 1), &mut rng);
@@ -365,15 +367,15 @@ fn who_was_away_has_saved_nothing_up() {
     }
 }
 
-/// One seat; `a` always waits, and `b`, which was away for long, comes with more than it can have at once.
+/// One request at a time; `a` is always queued, and `b` returns after a long time with many requests.
 #[test]
-fn a_burst_goes_first_and_no_further() {
+fn vtc_fair_burst_tokens_limit_priority_of_returning_flow() {
     // Requests of 12 tokens: ten of them are 120.
     for (burst, first) in [(0.0, 1), (120.0, 10)] {
         let (mut world, mut rng) =
             (World::new("vtc-fair", &json!({"burstTokens": burst}), 1, [1.0; FLOWS]), for_request(3, 3));
         let comes = |flow| Op::Comes { flow, prompt: 10, answer: 1 };
-        // Who is new has saved nothing up.
+        // A new flow has no burst.
         world.run(comes(1), &mut rng);
         world.run(comes(0), &mut rng);
         for _ in 0..40 {

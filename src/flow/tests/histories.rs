@@ -1,6 +1,7 @@
-//! Random histories: nothing is lost, nothing comes twice, limits hold, bands are strict, room is used, and nothing is left behind.
+//! Random histories: no request is lost or returned twice, limits hold, bands are strict, capacity is used, and no
+//! state is left over.
 
-use super::{at, fairness, room};
+use super::{at, fairness, gauge};
 use crate::ceiling::fixed::Fixed;
 use crate::registry::{FAIRNESS, ORDERINGS};
 use crate::*;
@@ -13,7 +14,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 enum Op {
     Comes { priority: i32, flow: u8, bytes: u64, prompt: u32, ttl: Option<u64>, ttft: Option<u64>, work: f64 },
-    Leaves(usize),
+    Expiry(usize),
     Passes(u64),
     Lands(usize),
     Answers(usize, u32),
@@ -25,7 +26,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => (-2..=2i32, 0..5u8, 0..400u64, 0..100u32, prop::option::of(0..200u64), prop::option::of(0..200u64), 0.0..5.0f64)
             .prop_map(|(priority, flow, bytes, prompt, ttl, ttft, work)| Op::Comes { priority, flow, bytes, prompt, ttl, ttft, work }),
-        1 => any::<usize>().prop_map(Op::Leaves),
+        1 => any::<usize>().prop_map(Op::Expiry),
         2 => (0..60u64).prop_map(Op::Passes),
         2 => any::<usize>().prop_map(Op::Lands),
         2 => (any::<usize>(), 0..50u32).prop_map(|(i, n)| Op::Answers(i, n)),
@@ -42,7 +43,7 @@ struct Waiting {
     deadline: u64,
 }
 
-/// What must be so, kept in the plainest way.
+/// A plain model of the expected state.
 struct Model {
     flow: FlowControl<u64>,
     settings: Settings,
@@ -57,10 +58,10 @@ struct Model {
 impl Model {
     fn gauge(&self) -> Gauge {
         let booked = self.running.iter().filter(|(_, landed)| *landed).count();
-        room(self.capacity, u32::try_from(booked).unwrap())
+        gauge(self.capacity, u32::try_from(booked).unwrap())
     }
 
-    /// Takes in who has left, and checks each.
+    /// Checks each request that has left the queue, and updates the model.
     fn settle(&mut self) {
         let mut dispatched = Vec::new();
         for left in std::mem::take(&mut self.left) {
@@ -68,7 +69,7 @@ impl Model {
                 Left::Dispatched(handle, number, passage) => {
                     let was = self.waiting.remove(&number).expect("waited, and left once");
                     assert!(was.handle.is_none_or(|h| h == handle));
-                    assert!(was.deadline > self.now, "nobody is let through who is due");
+                    assert!(was.deadline > self.now, "no expired request is dispatched");
                     dispatched.push(was.priority);
                     self.running.push((passage, false));
                 }
@@ -89,7 +90,7 @@ impl Model {
         assert!(dispatched.iter().all(|p| highest.is_none_or(|h| *p >= h)), "{highest:?} still waits: {dispatched:?}");
     }
 
-    /// What holds whenever nothing is going on.
+    /// Invariants between calls.
     fn check(&self, looked: bool) {
         let flow = &self.flow;
         assert_eq!(flow.len(), self.waiting.len());
@@ -106,7 +107,7 @@ impl Model {
         if looked && !flow.is_empty() {
             assert!(
                 self.gauge().saturation(flow.pending(), Need::default()) >= 1.0,
-                "somebody waits though there is room"
+                "somebody waits though there is gauge"
             );
         }
     }
@@ -131,7 +132,7 @@ impl Model {
                     spare: None,
                     unvouched: false,
                 };
-                // It may be let through or turned out within the call.
+                // The same call may dispatch or refuse it.
                 let deadline = self.now + ttl.unwrap_or(100);
                 self.waiting.insert(number, Waiting { handle: None, priority, bytes, deadline });
                 match self.flow.enqueue(&arrival, |_| number, &gauge, now, rng, &mut self.left) {
@@ -146,7 +147,7 @@ impl Model {
                     }
                 }
             }
-            Op::Leaves(i) => {
+            Op::Expiry(i) => {
                 if let Some((number, handle)) =
                     self.waiting.iter().nth(i % self.waiting.len().max(1)).map(|(n, w)| (*n, w.handle.unwrap()))
                 {
@@ -180,7 +181,7 @@ impl Model {
                 let gauge = self.gauge();
                 self.flow.freed(&gauge, now, rng, &mut self.left);
             }
-            // Nothing is told: the next event sees it.
+            // No call reports this; the next event sees it.
             Op::Grows(capacity) => self.capacity = capacity,
         }
         self.settle();
@@ -215,7 +216,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn whatever_happens(
+    fn invariants_hold_on_random_histories(
         ops in prop::collection::vec(op(), 1..120),
         fair in 0..FAIRNESS.len(), order in 0..ORDERINGS.len(), overflow: bool, evicts: bool,
         most in (1..8u64, 300..3_000u64), total in (2..16u64, 300..4_000u64), capacity in 1..5u32,
@@ -229,7 +230,7 @@ proptest! {
         for op in ops {
             model.run(op, &mut rng);
         }
-        // All leave, one way or the other, and nothing of them stays.
+        // All requests leave, and no state of them stays.
         let now = at(model.now);
         for (passage, _) in model.running.drain(..) {
             model.flow.ended(passage, None, now);

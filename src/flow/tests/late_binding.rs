@@ -1,12 +1,12 @@
-//! `least-work` before a pool of one seat: short work goes first, and what anybody pays for that is bounded.
+//! `least-work` before a pool that serves one request at a time: short work goes first, and no request waits too long.
 //!
 //! ```text
-//! wait ≤ maxDelay + what there is to do at arrival + maxDelay
+//! wait ≤ maxDelay + backlog at (arrival + maxDelay)
 //! ```
 //!
-//! That is what first come, first served would have let it wait had it come `maxDelay` later, and `maxDelay`.
+//! First come, first served would give the same wait to a request that arrives `maxDelay` later.
 
-use super::{at, room};
+use super::{at, gauge};
 use crate::ceiling::fixed::Fixed;
 use crate::ordering::{Ordering, least_work};
 use crate::*;
@@ -16,7 +16,7 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A request: when it comes and how long it is served (ms), and the seconds that it is thought to take.
+/// A request: arrival and service time in ms, and its expected work in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Comer {
     at: u64,
@@ -28,7 +28,7 @@ fn takes(work: f64) -> Need {
     Need { work, ..Need::default() }
 }
 
-/// The waits of all requests at one seat, ms.
+/// The waits of all requests, ms.
 fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
     let default_band = BandSettings { ordering, ..BandSettings::default() };
     let settings = Settings { default_band, ..Settings::default() };
@@ -42,7 +42,7 @@ fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
         match seat.take() {
             Some((end, passage)) if next.is_none_or(|next| end <= next) => {
                 flow.ended(passage, None, at(end));
-                flow.freed(&room(1, 0), at(end), &mut rng, &mut left);
+                flow.freed(&gauge(1, 0), at(end), &mut rng, &mut left);
                 for left in left.drain(..) {
                     let Left::Dispatched(_, i, mut passage) = left else { panic!("nobody is turned away") };
                     flow.landed(&mut passage);
@@ -53,7 +53,7 @@ fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
             busy => {
                 let Some((i, comer)) = coming.next() else { return waits };
                 let arrival = Arrival { need: takes(comer.thought), ..Arrival::default() };
-                let gauge = room(1, u32::from(busy.is_some()));
+                let gauge = gauge(1, u32::from(busy.is_some()));
                 seat = match flow.enqueue(&arrival, |_| i, &gauge, at(comer.at), &mut rng, &mut left) {
                     Verdict::Dispatch(mut passage) => {
                         flow.landed(&mut passage);
@@ -67,7 +67,7 @@ fn waits(ordering: Arc<dyn Ordering>, comers: &[Comer]) -> Vec<u64> {
     }
 }
 
-/// What there is to do at `moment`, ms, with all that came until then.
+/// Unfinished work at `moment`, ms, of all arrivals until then.
 fn backlog(comers: &[Comer], moment: u64) -> u64 {
     let come = comers.iter().filter(|comer| comer.at <= moment);
     come.fold(0, |free, comer| free.max(comer.at) + comer.takes).saturating_sub(moment)
@@ -80,7 +80,7 @@ fn least_work(stretch: f64, delay: u64) -> Arc<dyn Ordering> {
 
 proptest! {
     #[test]
-    fn a_wait_is_bounded_whatever_requests_are_thought_to_take(
+    fn least_work_wait_is_bounded_for_any_estimate(
         comers in prop::collection::vec((0..300u64, 1..400u64, prop_oneof![0.0..5f64, Just(f64::NAN)]), 1..80),
         delay in 0..3_000u64, stretch in 0.0..30f64,
     ) {
@@ -97,29 +97,29 @@ proptest! {
 }
 
 #[test]
-fn a_long_prompt_does_not_hold_up_a_hundred_short_ones_and_gets_its_turn() {
+fn least_work_long_prompt_waits_for_short_ones_within_bound() {
     let mut comers = vec![Comer { at: 0, takes: 1_000, thought: 1.0 }, Comer { at: 1, takes: 10_000, thought: 10.0 }];
     comers.extend((0..100).map(|i| Comer { at: 10 + i, takes: 20, thought: 0.02 }));
-    // Then more short ones than there is time for.
+    // Then more short requests than the pool can serve.
     comers.extend((0..2_000).map(|i| Comer { at: 1_000 + 10 * i, takes: 20, thought: 0.02 }));
     let fcfs: Arc<dyn Ordering> = Arc::new(crate::ordering::fcfs::Fcfs);
     let (fair, ours) = (waits(fcfs, &comers), waits(least_work(10.0, 10_000), &comers));
     let mean = |waits: &[u64]| waits[2..102].iter().sum::<u64>() / 100;
     assert!(mean(&ours) * 5 < mean(&fair), "{} and {} ms", mean(&ours), mean(&fair));
-    // It goes before all that come more than 10 s later.
+    // It goes before all that arrive more than 10 s later.
     let done = comers.iter().zip(&ours).skip(2).filter(|(comer, wait)| comer.at + **wait < 1 + ours[1]);
     assert!(ours[1] > 10_000 && done.clone().all(|(comer, _)| comer.at <= 10_001), "{} ms", ours[1]);
     assert!(done.count() > 500);
 }
 
 #[test]
-fn a_short_prompt_that_goes_before_a_long_one_has_its_turn_at_once() {
+fn short_prompt_before_long_head_is_dispatched_at_once() {
     let default_band = BandSettings { ordering: least_work(1.0, 10_000), ..BandSettings::default() };
     let settings = Settings { default_band, ..Settings::default() };
     let mut flow: FlowControl<&str> = FlowControl::new(settings, Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(5, 5), Vec::new());
-    let long = saturation::Long { from: 1.0, ways: room(1, 1).ways };
-    let gauge = Gauge { long: Some(long), ..room(2, 1) };
+    let long = saturation::Long { from: 1.0, ways: gauge(1, 1).ways };
+    let gauge = Gauge { long: Some(long), ..gauge(2, 1) };
     for (name, work, goes) in [("long", 5.0, false), ("short", 0.1, true), ("another", 0.1, false)] {
         let arrival = Arrival { need: takes(work), ..Arrival::default() };
         let verdict = flow.enqueue(&arrival, |_| name, &gauge, at(0), &mut rng, &mut left);
@@ -130,16 +130,17 @@ fn a_short_prompt_that_goes_before_a_long_one_has_its_turn_at_once() {
 }
 
 #[test]
-fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() {
+fn long_prompt_at_head_dispatched_after_one_second() {
     let mut flow: FlowControl<()> = FlowControl::new(Settings::default(), Box::new(Fixed::default()));
     let (mut rng, mut left) = (for_request(7, 7), Vec::new());
     let mut comes = |flow: &mut FlowControl<()>, work: f64, gauge: &Gauge, ms: u64, left: &mut Vec<_>| {
         flow.enqueue(&Arrival { need: takes(work), ..Arrival::default() }, |_| (), gauge, at(ms), &mut rng, left)
     };
-    // Something that goes past the queue keeps the pool above what a long prompt waits for.
-    let busy = Gauge { long: Some(saturation::Long { from: 0.025, ways: Gauge::FULL.ways }), ..room(10, 1) };
+    // Traffic that bypasses the queue keeps the pool above the limit for long prompts.
+    let busy = Gauge { long: Some(saturation::Long { from: 0.025, ways: Gauge::FULL.ways }), ..gauge(10, 1) };
     assert!(matches!(comes(&mut flow, 5.0, &busy, 0, &mut left), Verdict::Parked(_)));
-    // It is the next for the first time when somebody looks; a short one that comes later does not pass it, and a long one waits no second more.
+    // It is at the head from the first check on. A later short request does not overtake it, and a second long one
+    // does not wait for another second.
     assert!(matches!(comes(&mut flow, 0.0, &busy, 500, &mut left), Verdict::Parked(_)));
     assert!(matches!(comes(&mut flow, 5.0, &busy, 700, &mut left), Verdict::Parked(_)));
     let mut rng = for_request(8, 8);
@@ -156,14 +157,14 @@ fn a_long_prompt_that_is_next_is_not_held_up_for_ever_by_those_who_never_wait() 
         })
         .collect();
     assert_eq!(waits, [1_500, 1_000, 800].map(Duration::from_millis));
-    // That was then.
+    // The exception ends with that request.
     assert!(matches!(comes(&mut flow, 5.0, &busy, 1_600, &mut left), Verdict::Parked(_)));
     flow.freed(&busy, at(1_700), &mut rng, &mut left);
     assert!(left.is_empty());
-    flow.freed(&room(10, 1), at(1_800), &mut rng, &mut left);
-    let Some(Left::Dispatched(_, (), passage)) = left.pop() else { panic!("there is room") };
+    flow.freed(&gauge(10, 1), at(1_800), &mut rng, &mut left);
+    let Some(Left::Dispatched(_, (), passage)) = left.pop() else { panic!("the pool has capacity") };
     flow.ended(passage, None, at(1_800));
-    // Not past a pool that is full for everybody.
+    // The exception does not apply to a pool that is full for short requests too.
     assert!(matches!(comes(&mut flow, 5.0, &Gauge::FULL, 2_000, &mut left), Verdict::Parked(_)));
     flow.freed(&Gauge::FULL, at(9_000), &mut rng, &mut left);
     assert!(left.is_empty());
