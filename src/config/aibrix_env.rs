@@ -1,7 +1,7 @@
-//! AIBrix's environment variables: what they say holds where neither a flag nor the file says otherwise.
+//! AIBrix's environment variables. They apply where neither a flag nor the file sets a value.
 //!
-//! A value that can't be used is an error that names the variable; AIBrix itself falls back to its default in silence. What has no counterpart
-//! here is a warning. Read with the flags (`cli`), used by `validate`.
+//! An invalid value is an error that names the variable; AIBrix itself silently uses its default. A variable without a
+//! counterpart in Attaché is a warning. Read with the flags (`cli`), used by `validate`.
 
 use super::decode::Sink;
 use super::defaults::MAX_BLOCK_SIZE;
@@ -24,37 +24,37 @@ pub(super) mod tokenizer_pool;
 const RECOMMENDED_CHARACTERS: u32 = 128;
 /// 16 tokens, as AIBrix recommends for its tokenizer `tiktoken`.
 const RECOMMENDED_TOKENS: u32 = 16;
-/// The size of a block.
+/// Block size in the unit of the tokenizer.
 const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
 /// The variables that are set, by name; blank ones count as not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AibrixEnv(BTreeMap<String, String>);
 
-/// What a variable sets.
+/// The setting that a variable changes.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
     /// The strategy of pools that name none.
     Strategy,
-    /// Whether all strategies decide as in AIBrix.
+    /// Whether all strategies decide exactly as in AIBrix.
     Exact,
-    /// What turns prompts into tokens.
+    /// Turns prompts into tokens.
     Tokenizer,
-    /// The size of a block, in the tokenizer's unit.
+    /// Block size in the unit of the tokenizer.
     BlockSize,
-    /// Blocks of the prefix index.
+    /// Most blocks in the prefix index.
     BlockNumber,
-    /// A part of the tokenizer pool.
+    /// A setting of the tokenizer pool.
     TokenizerPool(Part),
-    /// How long a prefill may take.
+    /// Longest time for a prefill.
     PrefillTimeout,
-    /// How vLLM's servers move a KV cache.
+    /// How vLLM workers transfer KV caches.
     KvConnector,
-    /// Where Redis is.
+    /// Host, port or password of Redis.
     Redis,
     /// A parameter of a strategy.
     Parameter(&'static str, &'static str, Kind),
-    /// Nothing here, and why.
+    /// Nothing, with the reason.
     Nothing(&'static str),
 }
 
@@ -66,13 +66,13 @@ enum Kind {
     Flag,
 }
 
-/// The default strategy, as AIBrix's code names it.
+/// The default strategy, as AIBrix's code names the variable.
 const ROUTING_ALGORITHM: &str = "ROUTING_ALGORITHM";
-/// The default strategy, as AIBrix's documentation names it.
+/// The default strategy, as AIBrix's documentation names the variable.
 const DOCUMENTED_ALGORITHM: &str = "AIBRIX_ROUTING_ALGORITHM";
-/// Attaché's own: AIBrix's strategies decide exactly as there.
+/// Attaché's own variable: AIBrix's strategies decide exactly as in AIBrix.
 const COMPAT: &str = "ATTACHE_AIBRIX_COMPAT";
-/// What [`COMPAT`] sets, by strategy.
+/// The parameters that [`COMPAT`] sets, by strategy.
 const EXACT: &[(&str, &str, &str)] = &[
     ("fallback", "fallback", "random"),
     ("least-busy-time", "fallback", "random"),
@@ -89,22 +89,22 @@ const EXACT: &[(&str, &str, &str)] = &[
     ("throughput", "fallback", "random"),
     ("vtc-basic", "compat", "true"),
 ];
-/// The host of AIBrix's Redis.
+/// Host of AIBrix's Redis.
 const REDIS_HOST: &str = "REDIS_HOST";
-/// Its port; Kubernetes sets a variable of this name to a URL for a Service called `redis`.
+/// Port of AIBrix's Redis. Kubernetes sets a variable of this name to a URL for a Service called `redis`.
 const REDIS_PORT: &str = "REDIS_PORT";
-/// Its password.
+/// Password of AIBrix's Redis.
 const REDIS_PASSWORD: &str = "REDIS_PASSWORD";
-/// Redis's own port.
+/// Default port of Redis.
 const DEFAULT_REDIS_PORT: u16 = 6379;
-/// Parameters of the SLO strategies: files with profiles, and whether profiles are read in Redis.
+/// Parameter of the SLO strategies with files of profiles.
 pub(super) const PROFILES: &str = "profiles";
-/// See [`PROFILES`].
+/// Parameter of the SLO strategies that reads profiles from Redis.
 pub(super) const FROM_REDIS: &str = "profilesFromRedis";
-/// Every other variable of AIBrix's begins so.
+/// Prefix of AIBrix's other variables.
 const PREFIX: &str = "AIBRIX_";
 
-/// All of them; one that is a parameter of several strategies has a row for each.
+/// All variables. One that is a parameter of several strategies has a row for each.
 const VARIABLES: &[(&str, Meaning)] = {
     use Kind::{Flag, Number, Whole, Word};
     use Meaning::{
@@ -194,7 +194,7 @@ const VARIABLES: &[(&str, Meaning)] = {
 };
 
 impl AibrixEnv {
-    /// Those of `variables` that are AIBrix's and concern routing.
+    /// Selects AIBrix's routing variables among `variables`.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let names = [ROUTING_ALGORITHM, DOCUMENTED_ALGORITHM, COMPAT, REDIS_HOST, REDIS_PORT, REDIS_PASSWORD];
@@ -203,7 +203,7 @@ impl AibrixEnv {
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
 
-    /// What they say; what is wrong with them goes to `sink`.
+    /// The values of the variables; invalid ones are reported to `sink`.
     pub(super) fn read(&self, sink: &mut Sink) -> AibrixDefaults {
         let mut defaults = AibrixDefaults::default();
         for (name, value) in &self.0 {
@@ -253,29 +253,29 @@ fn tokenizer(value: &str) -> Result<TokenizerKind, String> {
     }
 }
 
-/// A whole number from 1 to `most`.
+/// Parses a whole number from 1 to `most`.
 fn whole<T: FromStr + PartialOrd + Display + From<u8>>(value: &str, most: T) -> Result<T, String> {
     let number = value.parse::<T>().ok().filter(|number| *number >= T::from(1) && *number <= most);
     number.ok_or_else(|| format!("1 to {most}, whole"))
 }
 
-/// `text` as it may stand in a URL's password.
+/// Percent-encodes `text` for the password in a URL.
 fn percent_encoded(text: &str) -> String {
     let byte = |b: u8| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") };
     text.bytes().map(byte).collect()
 }
 
-/// The name of a connector of vLLM's, from AIBrix's word for it.
+/// vLLM's connector for AIBrix's name of it.
 fn kv_connector(value: &str) -> Result<&'static str, String> {
     match value {
         "shfs" => Ok("shfs"),
-        // AIBrix's word for the one of Neuron.
+        // AIBrix's name for the connector of Neuron.
         "nixl" => Ok("neuron-nixl"),
         _ => Err("shfs, nixl; with Mooncake's servers, `disaggregation.connector: shared-storage`".to_owned()),
     }
 }
 
-/// The value of a switch, as Go reads it.
+/// Parses a boolean as Go does.
 fn flag(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "true" | "t" | "1" => Ok(true),
@@ -284,7 +284,7 @@ fn flag(text: &str) -> Result<bool, String> {
     }
 }
 
-/// The value as the strategy takes it.
+/// Parses and checks a parameter of a strategy.
 fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Value, String> {
     let value = match kind {
         Kind::Whole => Value::from(text.parse::<u32>().map_err(|_| "a whole number, 0 or more".to_owned())?),
@@ -302,30 +302,31 @@ fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Va
     }
 }
 
-/// What holds where nobody says otherwise, after AIBrix's environment was read.
+/// Defaults after AIBrix's environment was read.
 #[derive(Debug, Default)]
 pub(super) struct AibrixDefaults {
     /// The strategy of pools that name none.
     pub(super) strategy: Option<String>,
-    /// The variable that names it.
+    /// The variable that names the strategy.
     pub(super) strategy_variable: &'static str,
-    /// It is a variable of another product, which does not let requests name strategies.
+    /// Whether it is a variable of another product, which does not let requests select strategies.
     pub(super) is_others: bool,
-    /// What turns prompts into tokens, beside the pool of servers.
+    /// The tokenizer, if it is not the pool of model servers.
     tokenizer: Option<TokenizerKind>,
-    /// How servers are asked for tokens.
+    /// How model servers are asked for tokens.
     pub(super) remote: RemoteDefaults,
-    /// The size of a block, in the tokenizer's unit.
+    /// Block size in the unit of the tokenizer.
     block_size: Option<u32>,
-    /// Blocks of the prefix index.
+    /// Most blocks in the prefix index.
     pub(super) max_blocks: Option<u64>,
-    /// How long a prefill may take.
+    /// Longest time for a prefill.
     pub(super) prefill_timeout: Option<Duration>,
-    /// The connector of vLLM's servers.
+    /// The connector of vLLM workers.
     pub(super) kv_connector: Option<&'static str>,
-    /// All strategies decide as in AIBrix.
+    /// Whether all strategies decide exactly as in AIBrix.
     pub(super) is_exact: bool,
-    /// Profiles are read in Redis unless the file says otherwise: AIBrix's variables name one, or there is one and they name the strategy.
+    /// Whether profiles are read from Redis by default: AIBrix's variables name a Redis, or a Redis exists and they
+    /// name the strategy.
     pub(super) reads_profiles: bool,
     redis: BTreeMap<String, String>,
     parameters: BTreeMap<&'static str, Map<String, Value>>,
@@ -339,12 +340,12 @@ impl AibrixDefaults {
         }
     }
 
-    /// A parameter of `strategy` where the file says nothing of it.
+    /// Sets a parameter of `strategy` that the file does not set.
     pub(super) fn parameter(&mut self, strategy: &'static str, parameter: &str, value: Value) {
         self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
     }
 
-    /// Takes in what a variable says. `Err`: what is allowed.
+    /// Applies the value of a variable. The error describes valid values.
     fn set(&mut self, meaning: Meaning, variable: &str, value: &str) -> Result<(), String> {
         match meaning {
             Meaning::Strategy => {
@@ -378,7 +379,7 @@ impl AibrixDefaults {
         Ok(())
     }
 
-    /// The URL of AIBrix's Redis; `None` where its variables name no host.
+    /// The URL of AIBrix's Redis; `None` if its variables name no host.
     pub(super) fn redis_url(&self) -> Option<String> {
         let host = self.redis.get(REDIS_HOST)?;
         let port = self.redis.get(REDIS_PORT).and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_REDIS_PORT);
@@ -386,7 +387,7 @@ impl AibrixDefaults {
         Some(format!("redis://{}{host}:{port}/0", password.unwrap_or_default()))
     }
 
-    /// What turns prompts into tokens. With the pool of servers, what it falls back to is AIBrix's `DefaultTokenizer`.
+    /// The tokenizer. With the pool of model servers, AIBrix's `DefaultTokenizer` is the fallback.
     pub(super) fn tokenizer(&self) -> Option<TokenizerKind> {
         match self.remote.is_used {
             Some(true) => Some(TokenizerKind::Remote),
@@ -394,7 +395,7 @@ impl AibrixDefaults {
         }
     }
 
-    /// Notes what stands in for tokens that servers do not give, where AIBrix's variables ask for those.
+    /// Records the fallback for prompts without remote tokens, if AIBrix's variables select the remote tokenizer.
     fn choose_fallback(&mut self) {
         self.remote.fallback = match (self.tokenizer(), self.tokenizer) {
             (Some(TokenizerKind::Remote), Some(TokenizerKind::Tiktoken)) => Some(TokenizerFallback::Tiktoken),
@@ -403,8 +404,8 @@ impl AibrixDefaults {
         };
     }
 
-    /// Tokens in a block, from the variable's characters where blocks hold text (`is_text`) and from its tokens where not. Without a size, where
-    /// the pool routes as in AIBrix (`is_aibrix`), the size that AIBrix recommends.
+    /// Block size in tokens, from the variable's characters if blocks hold text (`is_text`) and from its tokens
+    /// otherwise. Without a size, the one that AIBrix recommends if the pool routes as in AIBrix (`is_aibrix`).
     pub(super) fn block_size(&self, is_text: bool, is_aibrix: bool, sink: &mut Sink) -> Option<u32> {
         let recommended = if is_text { RECOMMENDED_CHARACTERS } else { RECOMMENDED_TOKENS };
         let size = self.block_size.or(Some(recommended).filter(|_| is_aibrix || self.is_exact))?;
@@ -423,7 +424,8 @@ impl AibrixDefaults {
         Some(tokens)
     }
 
-    /// The parameters of `strategy`, which the file `given` says, with what the environment adds. Parts of a weighted name have their own.
+    /// The parameters of `strategy`: those in the file (`given`), completed from the environment. Parts of a weighted
+    /// name have their own.
     pub(super) fn parameters(&self, strategy: &str, given: Value) -> Value {
         let parameters = self.with_defaults(strategy, given);
         let is_slo = strategy == "slo" || strategy.starts_with("slo-");
@@ -432,7 +434,7 @@ impl AibrixDefaults {
             Value::Object(map) => map,
             other => return other,
         };
-        // AIBrix's profiles stand in Redis and nowhere else.
+        // AIBrix's profiles are stored in Redis and nowhere else.
         if is_slo && self.reads_profiles && !map.contains_key(PROFILES) && !map.contains_key(FROM_REDIS) {
             map.insert(FROM_REDIS.to_owned(), Value::from(true));
         }
@@ -514,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_used_is_an_error_that_names_the_variable() {
+    fn invalid_value_is_an_error_naming_the_variable() {
         for (name, value, allowed) in [
             ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "many", "a whole number"),
             ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "-1", "a whole number"),
@@ -577,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_tokenizer_stands_in_for_the_remote_one() {
+    fn default_tokenizer_is_the_fallback_of_the_remote_one() {
         const USE: (&str, &str) = ("AIBRIX_USE_REMOTE_TOKENIZER", "true");
         const TYPE: &str = "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE";
         for (variables, fallback) in [
@@ -608,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_of_the_strategy_are_read() {
+    fn both_variable_names_of_the_strategy_are_read() {
         for name in ["ROUTING_ALGORITHM", "AIBRIX_ROUTING_ALGORITHM"] {
             let (defaults, diagnostics) = read(&[(name, "vtc-basic")]);
             assert_eq!((defaults.strategy.as_deref(), defaults.strategy_variable), (Some("vtc-basic"), name));
@@ -621,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_can_be_said() {
+    fn zero_is_a_valid_value() {
         let (defaults, diagnostics) = read(&[("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "0")]);
         assert!(diagnostics.is_empty());
         assert_eq!(defaults.parameters("prefix-cache", Value::Null), json!({"imbalance": 0}));
@@ -636,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_outranks_the_environment_parameter_by_parameter() {
+    fn file_outranks_environment_for_each_parameter() {
         let (defaults, _) = read(&[
             ("AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR", "3"),
             ("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "4"),

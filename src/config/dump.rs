@@ -1,4 +1,4 @@
-//! Settings as JSON, for `/config_dump`: what is in force after flags, environment, file and defaults were merged.
+//! Settings as JSON for `/config_dump`: the values in effect after flags, environment, file and defaults were merged.
 
 use super::settings::{
     Disaggregation, KubernetesSource, NameSettings, PodsOf, PoolSearch, PoolSettings, PoolTemplate, PrefixSettings,
@@ -14,7 +14,7 @@ use attache_scheduling::{Decider, Objective};
 use serde_json::{Map, Value, json};
 
 impl Settings {
-    /// The settings in the words of the file. Passwords in the URLs of the collector and of Redis are left out.
+    /// The settings under the keys of the file. Passwords in the URLs of the collector and of Redis are left out.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let (s, t, e, l) = (&self.server, &self.telemetry, &self.exchange, &self.limits);
@@ -143,7 +143,7 @@ fn tenants(t: &TenantSettings) -> Value {
     shown
 }
 
-/// What limits of tenants and of models have both.
+/// The keys that limits of tenants and of models share.
 fn shared_by_all(t: &TenantSettings) -> Value {
     let bounds = |l: &Limits| {
         let said = |n: Option<u64>| n.map_or_else(|| json!("unlimited"), |n| json!(n));
@@ -191,7 +191,7 @@ fn template(t: &PoolTemplate) -> Value {
     let mut shown = pool(&t.pool);
     if let Some(shown) = shown.as_object_mut() {
         shown.insert("kubernetes".to_owned(), kubernetes);
-        // Each of them has its own.
+        // Each named tenant or model has conditions of its own.
         shown.remove("match");
     }
     shown

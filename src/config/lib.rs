@@ -1,7 +1,8 @@
-//! From the words of a user to [`Settings`]: parse, check, and name every mistake at once.
+//! From flags, environment and configuration file to [`Settings`]: parse, check, and report every mistake at once.
 //!
-//! `attache_config_schema` turns YAML into a tree with positions, [`schema`] gives it types, `endpoint_picker` reads the other
-//! kind of file, and `validate` merges flags, environment and defaults. A flag outranks the environment, which outranks the file.
+//! `attache_config_schema` turns YAML into a tree with positions, [`schema`] gives it types, `endpoint_picker` reads
+//! `EndpointPickerConfig` files, and `validate` merges flags, environment and defaults. A flag outranks the
+//! environment, which outranks the file.
 //!
 //! **Owns** every key, its default and its checks; settings that only the composition of the process reads; the dump.
 //! **Called by** `cli` and `app`, and by `replay` for recorded configurations.
@@ -30,18 +31,18 @@ pub use own::load_pool;
 pub use settings::Settings;
 pub use validate::recommended_flow;
 
-/// All that settings are made of.
+/// The sources that settings are loaded from.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
-    /// The file, or the text of `--config-text`.
+    /// Text of the configuration file or of `--config-text`.
     pub text: Option<ConfigText>,
-    /// Flags and environment.
+    /// Values from flags and the environment.
     pub overrides: Overrides,
-    /// What the machine is like.
+    /// Facts about the machine that defaults depend on.
     pub surroundings: Surroundings,
 }
 
-/// The bytes of a configuration and what to call them in messages.
+/// The bytes of a configuration, and its name in messages.
 #[derive(Clone, Debug)]
 pub struct ConfigText {
     /// A path, or `--config-text`.
@@ -51,7 +52,7 @@ pub struct ConfigText {
 }
 
 impl ConfigText {
-    /// The text that diagnostics point into; empty when it isn't text.
+    /// The text that diagnostics point into; empty if the bytes are not UTF-8.
     #[must_use]
     pub fn text(&self) -> &str {
         document::text_of(&self.bytes).unwrap_or_default()
@@ -61,9 +62,9 @@ impl ConfigText {
 /// Facts about the machine that defaults depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings {
-    /// Cores that the process may use: the default number of workers.
+    /// Cores that the process may use, which is the default number of workers.
     pub cores: usize,
-    /// Standard error is a terminal: logs are text for people by default.
+    /// Whether standard error is a terminal: logs are then text by default, otherwise JSON.
     pub terminal: bool,
 }
 
@@ -73,10 +74,10 @@ impl Default for Surroundings {
     }
 }
 
-/// Reads, merges and checks.
+/// Reads, merges and checks the sources.
 ///
 /// # Errors
-/// Every mistake that could be found, warnings included, in the order of the file.
+/// All mistakes, warnings included, in the order of the file.
 pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
     let mut sink = decode::Sink::default();
     let file = match &sources.text {

@@ -1,7 +1,7 @@
-//! LocalAI's environment variables and flags for its distributed mode: what they say holds where neither a flag nor
-//! the file says otherwise.
+//! LocalAI's environment variables and flags for its distributed mode. They apply where neither a flag of Attaché nor
+//! the file sets a value.
 //!
-//! A value that can't be used is an error that names the variable. What has no counterpart here is a warning. Read
+//! An invalid value is an error that names the variable. A variable without a counterpart in Attaché is a warning. Read
 //! with the flags (`cli`), used by `validate`.
 
 use super::aibrix_env::{AibrixDefaults, is_of_service};
@@ -12,22 +12,22 @@ use attache_scheduling::policy::{Document, ModelPolicy, PolicyMap};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The strategy that is LocalAI's.
+/// LocalAI's strategy in Attaché.
 pub(super) const STRATEGY: &str = "prefix-affinity";
-/// Whether prompts decide.
+/// Whether requests with equal prefixes go to one server.
 const PREFIX_CACHE: &str = "LOCALAI_DISTRIBUTED_PREFIX_CACHE";
-/// How long they are remembered.
+/// How long prompts are remembered.
 const TTL: &str = "LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL";
-/// The flags for the two, which outrank them.
+/// LocalAI's flag for [`PREFIX_CACHE`], which outranks the variable.
 const PREFIX_CACHE_FLAG: &str = "--distributed-prefix-cache";
-/// See [`PREFIX_CACHE_FLAG`].
+/// LocalAI's flag for [`TTL`], which outranks the variable.
 const TTL_FLAG: &str = "--distributed-prefix-cache-ttl";
 /// Policies of models, as a JSON list.
 const SCHEDULING: &str = "LOCALAI_MODEL_SCHEDULING";
-/// Every variable of LocalAI begins so.
+/// Prefix of all variables of LocalAI.
 const PREFIX: &str = "LOCALAI_";
 
-/// What there is in the place of variables without effect.
+/// Alternatives to variables without effect.
 const INSTEAD: [(&str, &str); 8] = [
     ("LOCALAI_ADDRESS", "`--bind` and `--grpc-port` say where Attaché listens for Envoy"),
     ("LOCALAI_API_KEY", "the gateway authenticates clients"),
@@ -47,7 +47,7 @@ const INSTEAD: [(&str, &str); 8] = [
 pub struct LocalaiEnv(BTreeMap<String, String>);
 
 impl LocalaiEnv {
-    /// Those of `variables` that are LocalAI's.
+    /// Selects LocalAI's among `variables`.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let ours = |name: &str| name.starts_with(PREFIX) && !is_of_service(name);
@@ -55,7 +55,7 @@ impl LocalaiEnv {
         Self(set.map(|(name, value)| (name, value.trim().to_owned())).collect())
     }
 
-    /// The same with LocalAI's flags, which outrank its variables.
+    /// Adds LocalAI's flags, which outrank its variables.
     #[must_use]
     pub fn with_flags(mut self, prefix_cache: Option<&str>, ttl: Option<&str>) -> Self {
         for (name, flag) in [(PREFIX_CACHE, prefix_cache), (TTL, ttl)] {
@@ -68,7 +68,7 @@ impl LocalaiEnv {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Adds what they say to the defaults of all pools; what is wrong with them goes to `sink`.
+    /// Adds the values to the defaults of all pools, and reports invalid ones to `sink`.
     pub(super) fn read(&self, defaults: &mut AibrixDefaults, sink: &mut Sink) {
         for name in self.0.keys().filter(|name| ![PREFIX_CACHE, TTL, SCHEDULING].contains(&name.as_str())) {
             let known = INSTEAD.iter().find(|(known, _)| known == name);
@@ -77,7 +77,7 @@ impl LocalaiEnv {
         }
         match self.set(PREFIX_CACHE).map(switch) {
             Some(Some(on)) => {
-                // AIBrix's variable names a strategy, this one switches a part of one on or off.
+                // AIBrix's variable names a strategy; this one switches a part of a strategy on or off.
                 defaults.name_strategy(PREFIX_CACHE, STRATEGY);
                 let policy = if on { "prefix_cache" } else { "round_robin" };
                 defaults.parameter(STRATEGY, "routePolicy", policy.into());
@@ -94,7 +94,7 @@ impl LocalaiEnv {
         }
     }
 
-    /// Adds the policies of models that the file does not speak of.
+    /// Adds policies of models that the file does not mention.
     pub(super) fn policies(&self, policies: &mut PolicyMap, sink: &mut Sink) {
         let Some(text) = self.set(SCHEDULING) else { return };
         let Ok(Value::Array(list)) = serde_json::from_str(text) else {
@@ -119,7 +119,7 @@ impl LocalaiEnv {
         }
     }
 
-    /// Warns where `parameters` of the strategy say something else than a variable or flag: the file outranks both.
+    /// Warns if `parameters` of the strategy contradict a variable or flag: the file outranks both.
     pub(super) fn tell_overridden(&self, pool: &str, parameters: &Value, sink: &mut Sink) {
         let (mut asked, mut unheard) = (AibrixDefaults::default(), Sink::default());
         self.read(&mut asked, &mut unheard);
@@ -136,7 +136,7 @@ impl LocalaiEnv {
         }
     }
 
-    /// Warns of variables that speak of a strategy which no pool has.
+    /// Warns of variables for a strategy that no pool uses.
     pub(super) fn tell_unused(&self, sink: &mut Sink) {
         for name in [PREFIX_CACHE, TTL, SCHEDULING].into_iter().filter(|name| self.set(name).is_some()) {
             let message = format!("`{name}` has no effect: no pool has the strategy `{STRATEGY}`");
@@ -151,7 +151,7 @@ impl LocalaiEnv {
     }
 }
 
-/// A switch in any of the ways that Go's flags know.
+/// Parses a boolean in any spelling that Go's flags accept.
 fn switch(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -179,7 +179,7 @@ mod tests {
         let parameters = defaults.parameters(STRATEGY, Value::Null);
         assert_eq!(parameters, json!({"routePolicy": "round_robin", "ttlSeconds": 91}));
         let (defaults, said) = read(&[(TTL, "1h"), (PREFIX_CACHE, " "), ("PATH", "/")]);
-        assert_eq!((defaults.strategy, said), (None, vec![]), "an age alone names no strategy");
+        assert_eq!((defaults.strategy, said), (None, vec![]), "a TTL alone names no strategy");
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_outranks_is_told_of() {
+    fn parameters_in_file_outrank_variables_with_warning() {
         let env = LocalaiEnv::of([(TTL.to_owned(), "2m".to_owned())]).with_flags(Some("true"), None);
         let told = |parameters| {
             let mut sink = Sink::default();

@@ -1,4 +1,4 @@
-//! What flags and environment say, before it is merged with the file.
+//! Values from flags and environment, before they are merged with the file.
 
 use super::aibrix_env::AibrixEnv;
 use super::localai_env::LocalaiEnv;
@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Values that outrank the file, except for AIBrix's. `None` means that neither a flag nor the environment spoke.
+/// Values that outrank the file, except for those of AIBrix and LocalAI. `None` means that neither a flag nor the
+/// environment sets the value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     /// `--bind`
@@ -39,7 +40,7 @@ pub struct Overrides {
     pub drain_min_delay: Option<Duration>,
     /// `--drain-deadline`
     pub drain_deadline: Option<Duration>,
-    /// `--log-level`, or what `-v` stands for.
+    /// `--log-level`, or the level that `-v` stands for.
     pub log_level: Option<String>,
     /// `--log-format`: true for JSON.
     pub log_json: Option<bool>,
@@ -61,7 +62,7 @@ pub struct Overrides {
     pub conformance_headers: Option<bool>,
     /// `--endpoint`, each as the user wrote it.
     pub endpoints: Vec<String>,
-    /// What flags say of pods.
+    /// Flags about pods.
     pub kubernetes: KubernetesFlags,
     /// `--ha-enable-leader-election`
     pub leader_election: Option<bool>,
@@ -73,9 +74,9 @@ pub struct Overrides {
     pub admin_hosts: Vec<String>,
     /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.
     pub explain_metadata: Option<bool>,
-    /// The file alone is looked at (`attache check`): endpoints that flags will name are not missed.
+    /// Whether only the file is checked (`attache check`): endpoints may then be missing, since flags can name them.
     pub endpoints_follow: bool,
-    /// The file is one pool's own: how much all pools may hold is not its to say.
+    /// Whether the file is a pool's own, in which limits over all pools have no meaning.
     pub one_pool: bool,
     /// `--strategy`
     pub strategy: Option<String>,
@@ -91,7 +92,7 @@ pub struct Overrides {
     pub metrics_staleness_threshold: Option<Duration>,
 }
 
-/// What flags say of the pods that are endpoints.
+/// Flags about the pods that are endpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KubernetesFlags {
     /// `--pool-name`
@@ -119,7 +120,7 @@ pub struct KubernetesFlags {
 }
 
 impl KubernetesFlags {
-    /// Whether they name any pods.
+    /// Whether the flags select any pods.
     #[must_use]
     pub fn any(&self) -> bool {
         self.pool_name.is_some() || self.pool_selector.is_some() || self.endpoint_selector.is_some()

@@ -1,4 +1,5 @@
-//! The configuration that a pool has of its own, beside the process's: a file of either kind with one pool, of which the pool is what counts.
+//! The configuration of a single pool, beside that of the process: a file of either kind, of which only its one pool is
+//! used.
 
 use super::decode::Sink;
 use super::diagnostic::{At, Code, Diagnostic};
@@ -6,13 +7,14 @@ use super::document::{self, Value};
 use super::settings::PoolSettings;
 use super::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
 
-/// Sections that speak of the process.
+/// Sections that apply to the process as a whole.
 const OF_PROCESS: [&str; 6] = ["server", "telemetry", "exchange", "limits", "redis", "modelPolicies"];
 
-/// Reads and checks it. Flags that speak of pools outrank it as they outrank the process's own file; what it calls itself does not matter.
+/// Reads and checks the configuration of one pool. Flags about pools outrank it, as they outrank the process's own
+/// file. The name of the pool in it is ignored.
 ///
 /// # Errors
-/// Every mistake that could be found, warnings included.
+/// All mistakes, warnings included.
 pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), Vec<Diagnostic>> {
     let flags = &sources.overrides;
     let overrides = Overrides {
@@ -25,7 +27,7 @@ pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), V
             metrics_insecure_skip_verify: flags.kubernetes.metrics_insecure_skip_verify,
             ..KubernetesFlags::default()
         },
-        // Pods are its endpoints.
+        // The endpoints are the pods of the InferencePool.
         endpoints_follow: true,
         one_pool: true,
         ..Overrides::default()
@@ -42,7 +44,7 @@ pub fn load_pool(sources: &Sources) -> Result<(PoolSettings, Vec<Diagnostic>), V
     }
 }
 
-/// What it says of the process.
+/// Warnings about sections that apply to the process.
 fn of_process(text: &ConfigText) -> Vec<Diagnostic> {
     let root = document::parse(&text.bytes, &mut Sink::default().diagnostics).ok();
     let Some(Value::Map(entries)) = root.map(|root| root.value) else { return Vec::new() };
@@ -54,7 +56,7 @@ fn of_process(text: &ConfigText) -> Vec<Diagnostic> {
     keys.map(told).collect()
 }
 
-/// The one pool, if it can be had.
+/// The one pool of the settings, if it is valid as a pool's own configuration.
 fn only(settings: Settings) -> Result<PoolSettings, Diagnostic> {
     let Settings { pools, templates, .. } = settings;
     let count = pools.len() + templates.len();

@@ -1,5 +1,6 @@
-//! Environment variables of other pickers that have no counterpart here: those of Neutree, GIE and llm-d. Each is told of, with what is there
-//! in its place, so that a Deployment that is taken over loses nothing in silence. AIBrix's are [`super::aibrix_env`]'s, LocalAI's [`super::localai_env`]'s.
+//! Environment variables of Neutree, GIE and llm-d that have no counterpart in Attaché. Each is a warning that names
+//! the alternative, so that a Deployment taken over from another picker loses no setting silently. AIBrix's variables
+//! are in [`super::aibrix_env`], LocalAI's in [`super::localai_env`].
 //!
 //! Read with the flags (`cli`), used by `validate`.
 
@@ -8,8 +9,8 @@ use super::decode::Sink;
 use super::diagnostic::{Code, Diagnostic};
 use std::collections::BTreeMap;
 
-/// Whatever begins so is another picker's. `LATENCY_` and `SD_` are not here: other programs' variables begin so too, and those of pickers are
-/// among [`VARIABLES`].
+/// Prefixes of other pickers' variables. `LATENCY_` and `SD_` are absent, since variables of other programs begin so
+/// too; those of pickers are among [`VARIABLES`].
 const PREFIXES: [(&str, &str); 6] = [
     ("ENABLE_EXPERIMENTAL_", "GIE"),
     ("EPP_", "GIE"),
@@ -21,7 +22,7 @@ const PREFIXES: [(&str, &str); 6] = [
 /// The predictor's parameters, which `predicted-latency` learns by itself.
 const LEARNED: &str = "the strategy `predicted-latency` learns inside the picker, without a server of its own";
 
-/// Each variable, the values that ask for nothing else than what is done anyway, and what is there in its place.
+/// Each variable, the values that equal Attaché's behaviour, and the alternative.
 const VARIABLES: [(&str, &[&str], &str); 19] = [
     ("ENABLE_EXPERIMENTAL_DATALAYER_V2", &["false"], "there is one way to read metrics, and nothing to switch"),
     (
@@ -60,12 +61,12 @@ const VARIABLES: [(&str, &[&str], &str); 19] = [
     ("DYNAMIC_LORA_ROLLOUT_CONFIG", &[], "adapters are loaded by servers, and found by their metrics"),
 ];
 
-/// Those among them that are set, by name; blank ones count as not set.
+/// The variables among [`VARIABLES`] that are set, by name; blank ones count as not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReferenceEnv(BTreeMap<String, String>);
 
 impl ReferenceEnv {
-    /// Those among `variables`.
+    /// Selects the known ones among `variables`.
     #[must_use]
     pub fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let concerns = |name: &str| {
@@ -76,7 +77,7 @@ impl ReferenceEnv {
         Self(variables.into_iter().filter(set).collect())
     }
 
-    /// Tells of each that asks for something.
+    /// Warns of each variable that asks for another behaviour.
     pub(super) fn tell(&self, sink: &mut Sink) {
         for (name, value) in &self.0 {
             let why = match VARIABLES.iter().find(|(known, _, _)| known == name) {
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_something_else_is_told_of() {
+    fn variables_asking_for_other_behaviour_are_warned_of() {
         for (name, _, instead) in VARIABLES {
             assert_eq!(told(&[(name, "5")]), [format!("`{name}` has no effect: {instead}")]);
             assert!(told(&[(name, " ")]).is_empty(), "{name}: as if it were not set");
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_begins_as_another_pickers_is_told_of() {
+    fn unknown_variables_with_picker_prefix_are_warned_of() {
         for (prefix, product) in PREFIXES {
             let name = format!("{prefix}SOMETHING_NEW");
             let [message] = &told(&[(&name, "1")])[..] else { panic!("{name}") };

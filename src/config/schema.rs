@@ -1,6 +1,6 @@
-//! The shape of the file: every section, every key, nothing about what may be combined (that is `validate`'s concern).
+//! The structure of the configuration file: every section and key. Rules about combinations are in `validate`.
 //!
-//! All keys are optional here unless the shape makes no sense without them; a key that is absent is `None` and gets its default
+//! All keys are optional unless the section has no meaning without them. A missing key is `None` and gets its default
 //! in `validate`. Keys are camelCase.
 
 use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword, one_of};
@@ -16,15 +16,15 @@ use attache_types::params::ParamError;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The version of the format that this build reads.
+/// Version of the file format that this build reads.
 pub const API_VERSION: &str = "attache.dev/v1";
-/// The kind of document that this build reads.
+/// Kind of document that this build reads.
 pub const KIND: &str = "Attache";
 
-/// A value that may be absent.
+/// A value with its position, which may be absent.
 pub type Opt<T> = Option<At<T>>;
 
-/// The whole file.
+/// The whole configuration file.
 #[derive(Debug, Default)]
 pub struct File {
     /// `server`
@@ -44,7 +44,7 @@ pub struct File {
 }
 
 impl File {
-    /// Reads the document. `None` when it is of a kind or version that is not known: then nothing else in it can be judged.
+    /// Reads the document. `None` if its kind or version is unknown: then nothing else in it can be checked.
     pub fn read(root: &Node, sink: &mut Sink) -> Option<Self> {
         if endpoint_picker::is(root) {
             return endpoint_picker::read(root, sink);
@@ -96,7 +96,8 @@ fn check_kind(version: Option<&Node>, kind: Option<&Node>, fields: &Fields<'_>, 
     good
 }
 
-/// Declares a section: a struct of optional values and how it is read. A type of another crate is read by the function behind `=`.
+/// Declares a section: a struct of optional values, and how it is read. The function after `=` reads a type of another
+/// crate.
 macro_rules! sections {
     ($($(#[$doc:meta])* $name:ident { $($key:literal => $field:ident: $t:ty $(= $read:ident)?),* $(,)? })*) => {$(
         $(#[$doc])*
@@ -130,7 +131,7 @@ pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
 pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 
 sections! {
-    /// Listeners and lifetime.
+    /// Listeners, threads, TLS and shutdown.
     Server {
         "bind" => bind: IpAddr,
         "grpcPort" => grpc_port: u16,
@@ -146,7 +147,7 @@ sections! {
         "tls" => tls: Tls,
         "drain" => drain: Drain,
     }
-    /// Transport security of the ext-proc port.
+    /// Certificates of the ext-proc port and its clients.
     Tls {
         "mode" => mode: TlsMode,
         "directory" => directory: String,
@@ -154,12 +155,12 @@ sections! {
         "clientCaFile" => client_ca_file: String,
         "clientNames" => client_names: Vec<At<String>>,
     }
-    /// How the process ends.
+    /// How the process shuts down.
     Drain {
         "minDelay" => min_delay: Duration,
         "deadline" => deadline: Duration,
     }
-    /// Logs and traces.
+    /// Settings of logs, traces and metric labels.
     Telemetry {
         "logLevel" => log_level: String,
         "logFormat" => log_format: LogFormat,
@@ -182,18 +183,18 @@ sections! {
         "explain" => explain: Explain,
         "objectives" => objectives: Vec<(At<String>, At<i32>)>,
     }
-    /// Why an endpoint was chosen, for gateways and people.
+    /// Explanations of decisions, for gateways and logs.
     Explain {
         "metadata" => metadata: bool,
         "logRatio" => log_ratio: f64,
     }
-    /// What an answer cost, for the gateway.
+    /// Token usage of a response, reported to the gateway.
     ReportUsage {
         "namespace" => namespace: String,
         "key" => key: String,
         "count" => count: UsageCount,
     }
-    /// Bounds on requests.
+    /// Limits on requests, tenants and models.
     LimitsSection {
         "maxBodyBytes" => max_body_bytes: Bytes,
         "maxBufferedBytes" => max_buffered_bytes: Bytes,
@@ -213,30 +214,30 @@ sections! {
         "tenants" => tenants: Tenants,
         "models" => models: Models,
     }
-    /// What sends requests to a pool.
+    /// Conditions of requests for a pool.
     Match {
         "models" => models: Vec<At<String>>,
         "header" => header: Header,
         "authority" => authority: String,
         "service" => service: String,
     }
-    /// A header and its value.
+    /// A header name and its value.
     Header {
         "name" => name: String,
         "value" => value: String,
     }
-    /// One endpoint or a list.
+    /// One endpoint or a list with fallbacks.
     DestinationSection {
         "mode" => mode: Destination = word,
         "max" => max: usize,
     }
-    /// Where metrics are read.
+    /// Scheme, port and path of an endpoint's metrics.
     MetricsSection {
         "scheme" => scheme: Scheme,
         "port" => port: u16,
         "path" => path: String,
     }
-    /// How endpoints are scraped.
+    /// How metrics of endpoints are scraped.
     Scrape {
         "interval" => interval: Duration,
         "idleInterval" => idle_interval: Duration,
@@ -256,14 +257,14 @@ sections! {
         "errorPeriod" => error_period: Duration,
         "maxEjectionPercent" => max_ejection_percent: u32,
     }
-    /// One target of a rewrite.
+    /// One target of a model rewrite, with its weight.
     Target {
         "model" => model: String,
         "weight" => weight: u32,
     }
 }
 
-/// One pool.
+/// One entry of `pools`.
 #[derive(Debug)]
 pub struct Pool {
     /// `name`
@@ -306,23 +307,23 @@ pub struct Pool {
     pub flow_control: Opt<FlowControl>,
     /// `deadlineAdmission`
     pub deadline_admission: Opt<bool>,
-    /// The file is of a kind that names no endpoints: all come from flags, and are like this.
+    /// Set if the format of the file names no endpoints: all come from flags and share these properties.
     pub from_flags: Option<FromFlags>,
 }
 
-/// What endpoints are like that flags name.
+/// Properties of endpoints that flags name.
 #[derive(Debug, Default)]
 pub struct FromFlags {
-    /// The engine behind them.
+    /// Inference engine of the endpoints.
     pub engine: Opt<Engine>,
-    /// Where their metrics are.
+    /// Scheme, port and path of their metrics.
     pub metrics: MetricsSection,
 }
 
 impl Read for Pool {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let mut f = Fields::of(node, path, sink)?;
-        // A pool without a name is reported once, and its other parts are still checked, under the name of its place.
+        // A pool without a name is reported once. Its other parts are still checked, under its path.
         let name = f.required("name", sink).unwrap_or(At { value: path.to_owned(), span: f.span });
         let pool = Self {
             name,
@@ -352,7 +353,7 @@ impl Read for Pool {
     }
 }
 
-/// Who says whether a request is split: a word, or one with what it needs.
+/// What decides whether a request is split: a word, or a mapping with parameters.
 #[derive(Debug)]
 pub struct Decider {
     /// `type`
@@ -377,44 +378,44 @@ impl Read for Decider {
     }
 }
 
-/// Who says whether a request is split.
+/// What decides whether a request is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeciderKind {
-    /// Predicted times.
+    /// Predicted times of both alternatives.
     Predicted,
-    /// Nobody: it is.
+    /// Every request is split.
     Always,
-    /// Nobody: it is not.
+    /// No request is split.
     Never,
-    /// The strategy alone.
+    /// The pool's strategy alone.
     Strategy,
-    /// What the decode server lacks.
+    /// Prompt tokens that the decode worker has not cached.
     PrefixBased,
 }
 
-/// Who sends the prefill's part.
+/// Which component sends the prefill request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DisaggregationMode {
-    /// The picker.
+    /// Attaché sends it directly.
     Direct,
-    /// A sidecar that is told in a header.
+    /// A sidecar of the decode worker, which reads a header.
     Header,
 }
 
-/// What turns prompts into tokens.
+/// Turns prompts into tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenizerKind {
-    /// Nothing: blocks of text.
+    /// No tokens: blocks of text.
     Characters,
-    /// A table of OpenAI's.
+    /// An encoding of OpenAI's tiktoken.
     Tiktoken,
-    /// A model's own files.
+    /// A model's own tokenizer files.
     HuggingFace,
-    /// The pool's servers.
+    /// The tokenize API of the pool's model servers.
     Remote,
 }
 
-/// A routing algorithm: its name alone, or with parameters.
+/// A strategy or policy: its name alone, or with parameters.
 #[derive(Debug)]
 pub struct Strategy {
     /// `name`
@@ -423,25 +424,25 @@ pub struct Strategy {
     pub parameters: Option<Parameters>,
 }
 
-/// The parameters of a plugin.
+/// The parameters of a plugin, with positions.
 #[derive(Debug)]
 pub struct Parameters {
-    /// What they say.
+    /// The parameters as JSON.
     pub value: serde_json::Value,
-    /// Where they stand.
+    /// Position of the parameters in the file.
     pub span: Span,
-    /// The same in the file; `None` when they were put together from other parts of it.
+    /// The same as a tree with positions; `None` if they were assembled from other parts of the file.
     tree: Option<Node>,
 }
 
 impl Parameters {
-    /// Parameters that stand in no place of the file as they are.
+    /// Parameters that do not stand in the file as they are.
     #[must_use]
     pub fn composed(value: serde_json::Value, span: Span) -> Self {
         Self { value, span, tree: None }
     }
 
-    /// The path of what is wrong, from the parameters on, and its place.
+    /// The path of an invalid value below the parameters, and its position.
     #[must_use]
     pub fn culprit(&self, error: &ParamError) -> (String, Span) {
         let path = error.steps().iter().map(ToString::to_string).collect();
@@ -468,7 +469,7 @@ impl Read for Strategy {
     }
 }
 
-/// An endpoint: its address alone, or with what is known of it.
+/// An endpoint: its address alone, or with its properties.
 #[derive(Debug)]
 pub struct Endpoint {
     /// `address`
@@ -507,10 +508,10 @@ impl Read for Endpoint {
     }
 }
 
-/// A rule for a model's name.
+/// A rewrite of a model name.
 #[derive(Debug)]
 pub struct Rewrite {
-    /// `model`; every other model when absent or `*`.
+    /// `model`; if absent or `*`, every model without a rule of its own.
     pub model: Opt<String>,
     /// `targets`
     pub targets: At<Vec<At<Target>>>,
@@ -528,29 +529,29 @@ impl Read for Rewrite {
 /// How the ext-proc port is secured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsMode {
-    /// Plain HTTP/2.
+    /// Plain HTTP/2 without TLS.
     Off,
-    /// A certificate made at start.
+    /// A self-signed certificate made at start.
     SelfSigned,
-    /// From a directory.
+    /// Certificate and key from a directory.
     Files,
 }
 
-/// How logs look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// How metrics are fetched.
+/// Scheme by which metrics are scraped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// Plain.
+    /// HTTP without TLS.
     Http,
-    /// TLS.
+    /// HTTP with TLS.
     Https,
 }
 
@@ -584,13 +585,13 @@ keywords! {
         "completion" => UsageCount::Completion, "total" => UsageCount::Total;
 }
 
-/// A type of another crate of which each value has one word.
+/// A type of another crate whose values each have one keyword in the file.
 pub(super) trait Word: Copy + 'static {
-    /// The words and what they mean.
+    /// The keywords and their values.
     const WORDS: &'static [(&'static str, Self)];
 }
 
-/// The value under `key`, one of the words of its type.
+/// Reads the keyword under `key`.
 pub(super) fn word<T: Word>(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<T> {
     let path = fields.path_of(key);
     let node = fields.node(key)?;

@@ -1,4 +1,5 @@
-//! What the process runs by, after flags, environment and file have been merged and checked. The serving code reads only this.
+//! The settings of the process, after flags, environment and file were merged and checked. The serving code reads
+//! nothing else.
 
 use attache_flow::PoolFlow;
 use attache_pool::EndpointSpec;
@@ -27,163 +28,163 @@ pub use attache_serving::tls::{ClientAuthSettings, ClientName};
 pub use kubernetes::PoolTemplate;
 pub use tenants::{LabelSettings, NameSettings, RedisSettings};
 
-/// Everything.
+/// All settings of the process.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Ports, threads, TLS, drain. A change needs a restart, but for the names of clients.
+    /// Ports, threads, TLS, drain. A change needs a restart, except for the names of clients.
     pub server: ServerSettings,
     /// Logs and traces. A change needs a restart.
     pub telemetry: TelemetrySettings,
-    /// Bounds on requests. Reloaded.
+    /// Limits on requests. Reloaded at run time.
     pub limits: Limits,
-    /// What tenants may have. Reloaded.
+    /// Rate limits of tenants. Reloaded at run time.
     pub tenants: Option<TenantSettings>,
-    /// What models may have, whoever asks for them. Reloaded.
+    /// Rate limits of models over all clients. Reloaded at run time.
     pub models: Option<TenantSettings>,
-    /// The Redis for all that is kept in one. Reloaded.
+    /// The Redis for quotas, tenant records and SLO profiles. Reloaded at run time.
     pub redis: Option<RedisSettings>,
-    /// How `prefix-affinity` routes single models. Reloaded.
+    /// How `prefix-affinity` routes single models. Reloaded at run time.
     pub model_policies: PolicyMap,
-    /// How the ext-proc exchange behaves. Reloaded.
+    /// How the ext-proc exchange behaves. Reloaded at run time.
     pub exchange: ExchangeSettings,
-    /// The pools; at least one, or a template. Reloaded.
+    /// The pools; at least one, or a template. Reloaded at run time.
     pub pools: Vec<PoolSettings>,
-    /// Pools that come and go with objects of a cluster. Reloaded.
+    /// Templates of pools that come and go with cluster objects. Reloaded at run time.
     pub templates: Vec<PoolTemplate>,
 }
 
-/// Listeners and lifetime.
+/// Listeners, threads, TLS and shutdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
-    /// Address of all listeners.
+    /// IP address of all listeners.
     pub bind: IpAddr,
-    /// ext-proc, 9002. 0 lets the system choose.
+    /// Port of ext-proc, 9002 by default. 0 lets the system choose.
     pub grpc_port: u16,
-    /// gRPC health, 9003.
+    /// Port of gRPC health, 9003 by default.
     pub grpc_health_port: u16,
-    /// Metrics and admin pages, 9090.
+    /// Port of metrics and admin pages, 9090 by default.
     pub metrics_port: u16,
-    /// Also answer health checks on the ext-proc port, for Envoy's active health checking.
+    /// Whether the ext-proc port answers health checks too, for Envoy's active health checking.
     pub health_checking: bool,
-    /// Threads that serve ext-proc.
+    /// Number of threads that serve ext-proc.
     pub workers: usize,
-    /// Transport security of the ext-proc port.
+    /// Certificate of the ext-proc port.
     pub tls: TlsSettings,
-    /// Certificates of clients on the ext-proc port. `None`: clients need none.
+    /// Required client certificates on the ext-proc port. `None`: clients need none.
     pub client_auth: Option<ClientAuthSettings>,
-    /// From SIGTERM until new streams are refused: the time that load balancers need to look away.
+    /// Time from SIGTERM until new streams are refused, so that load balancers can notice.
     pub drain_min_delay: Duration,
-    /// From SIGTERM until open streams are cut.
+    /// Time from SIGTERM until open streams are cut.
     pub drain_deadline: Duration,
-    /// Only the replica that holds the lease of the pool, or of the search for pools, says that it is ready.
+    /// Whether only the replica that holds the lease of the pool, or of the search for pools, reports ready.
     pub leader_election: bool,
-    /// Conditions of `InferenceModel`s are written by the replica that holds the pool's lease, or not at all. `None`: every replica writes those
-    /// that are not written yet, as far as its rights go. With `leader_election` the leader writes in any case.
+    /// Whether conditions of `InferenceModel`s are written, by the replica that holds the pool's lease. `None`: every
+    /// replica writes missing conditions if it has the right. With `leader_election` the leader writes in any case.
     pub model_status: Option<bool>,
-    /// Metrics and admin pages are for those whom the cluster lets see them.
+    /// Whether metrics and admin pages require a token that the cluster authorizes.
     pub metrics_auth: bool,
-    /// Host names under which admin pages may be requested beside IP addresses and `localhost`, in lower case.
+    /// Host names, in lower case, under which admin pages may be requested besides IP addresses and `localhost`.
     pub admin_hosts: Arc<[String]>,
-    /// Seed of all random choices; drawn from the system when `None`.
+    /// Seed of all random choices; `None` draws one from the system.
     pub seed: Option<u64>,
 }
 
-/// Transport security of the ext-proc port.
+/// TLS of the ext-proc port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TlsSettings {
-    /// Plain HTTP/2.
+    /// Plain HTTP/2 without TLS.
     Off,
-    /// A certificate made at start, as the reference picker does.
+    /// A self-signed certificate made at start, as in the reference picker.
     SelfSigned,
     /// `tls.crt` and `tls.key` in a directory.
     Files {
-        /// The directory.
+        /// Path of that directory.
         directory: PathBuf,
-        /// Watch it and take new pairs.
+        /// Whether changed files take effect without a restart.
         reload: bool,
     },
 }
 
-/// Logs and traces.
+/// Settings of logs, traces and metric labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TelemetrySettings {
-    /// A `tracing` filter, `info` or `attache=debug,info`.
+    /// A `tracing` filter such as `info` or `attache=debug,info`.
     pub log_filter: String,
-    /// One JSON object a line; else text for people.
+    /// Whether logs are one JSON object a line; otherwise text.
     pub log_json: bool,
-    /// OTLP over HTTP (`http://collector:4318`); off when `None`.
+    /// Collector of traces by OTLP over HTTP (`http://collector:4318`); `None` sends none.
     pub otlp_endpoint: Option<String>,
-    /// Part of the requests that are traced when the caller has not decided, 0..=1.
+    /// Fraction of requests that are traced if the caller has not decided, 0..=1.
     pub trace_ratio: f64,
-    /// Decisions kept for `/decisions`; 0 keeps none.
+    /// Number of decisions kept for `/decisions`; 0 keeps none.
     pub decisions_kept: usize,
-    /// Whose names become labels of metrics.
+    /// Names that become metric labels.
     pub labels: LabelSettings,
 }
 
-/// One pool.
+/// Settings of one pool.
 #[derive(Clone, Debug)]
 pub struct PoolSettings {
-    /// Its name, unique.
+    /// Unique name of the pool.
     pub name: Arc<str>,
-    /// What sends requests here.
+    /// Conditions of requests for this pool.
     pub matches: PoolMatch,
-    /// Refuse models that neither `matches` nor `rewrites` names.
+    /// Whether requests for models that neither `matches` nor `rewrites` names are rejected.
     pub reject_unknown_models: bool,
-    /// The model of requests that name none.
+    /// Model of requests that name none.
     pub default_model: Option<String>,
-    /// Model names.
+    /// Replacements of model names.
     pub rewrites: ModelRewrites,
-    /// The strategy's name in the registry, or several with weights.
+    /// Name of the strategy in the registry, or several with weights.
     pub strategy: String,
-    /// Its parameters.
+    /// Parameters of the strategy.
     pub strategy_parameters: serde_json::Value,
-    /// Strategies by model.
+    /// Strategies for single models.
     pub rules: Vec<ModelRule>,
-    /// What requests may choose.
+    /// Strategies that requests may select by header.
     pub by_request: Option<RequestSpec>,
-    /// One endpoint or a list.
+    /// Whether Envoy gets one endpoint or a list with fallbacks.
     pub destination: Destination,
-    /// Endpoints in a list, the primary included.
+    /// Most endpoints in that list, the primary included.
     pub max_destinations: usize,
-    /// Endpoints that the configuration names.
+    /// Endpoints that the configuration lists.
     pub endpoints: Vec<EndpointSpec>,
-    /// Names that are resolved again and again.
+    /// DNS names whose addresses are endpoints.
     pub dns: Vec<DnsSource>,
     /// A file that lists endpoints.
     pub file: Option<FileSource>,
-    /// Pods that are endpoints.
+    /// Kubernetes pods that are endpoints.
     pub kubernetes: Option<KubernetesSource>,
-    /// Scraping.
+    /// How metrics of endpoints are scraped.
     pub scrape: ScrapeSettings,
-    /// Ejection.
+    /// When endpoints are ejected.
     pub health: HealthPolicy,
-    /// What is known of the servers' KV caches.
+    /// Prefix index: tokenizer, block size, memory, KV events.
     pub prefix: PrefixSettings,
-    /// Prefill and decode on different servers.
+    /// Prefill and decode on different workers.
     pub disaggregation: Option<Disaggregation>,
-    /// What operators want of its latency.
+    /// Latency objective of the pool.
     pub objective: Option<Objective>,
-    /// Queues before it, when it is full.
+    /// Queues while the pool is saturated.
     pub flow: Option<PoolFlow>,
-    /// Requests that are predicted to miss the time that they ask for are refused.
+    /// Whether requests that are predicted to miss their deadline are rejected.
     pub deadline_admission: bool,
 }
 
-/// Which requests are split between prefill and decode servers, and how.
+/// Which requests are split between prefill and decode workers, and how.
 #[derive(Clone, Debug)]
 pub struct Disaggregation {
-    /// Which requests, and over which servers.
+    /// Which requests are split, and over which workers.
     pub split: SplitPolicy,
-    /// How.
+    /// Who sends the prefill request.
     pub mode: attache_disagg::Mode,
 }
 
 impl PoolSettings {
-    /// The pool's way to decide. Strategies that `previous` has as well keep their memory.
+    /// Builds the pool's scheduler. Strategies that `previous` has as well keep their state.
     ///
     /// # Errors
-    /// When a strategy can't be built.
+    /// If a strategy can't be built.
     pub fn scheduler(&self, previous: Option<&Choices>) -> Result<Scheduler, BuildError> {
         let default = StrategySpec { name: self.strategy.clone(), parameters: self.strategy_parameters.clone() };
         let choices = Choices::build(&default, &self.rules, self.by_request.as_ref(), previous)?;
@@ -192,7 +193,7 @@ impl PoolSettings {
         Ok(scheduler.splitting(self.disaggregation.as_ref().map(|d| d.split.clone())))
     }
 
-    /// The names and parameters of its own strategy and of those of its rules.
+    /// Names and parameters of the pool's own strategy and of those of its rules.
     pub fn strategies(&self) -> impl Iterator<Item = (&str, &serde_json::Value)> {
         let rules = self.rules.iter().flat_map(|rule| {
             let profiles = rule.profiles.iter().map(|profile| &profile.strategy);
@@ -201,12 +202,12 @@ impl PoolSettings {
         std::iter::once((&*self.strategy, &self.strategy_parameters)).chain(rules)
     }
 
-    /// The names and parameters of the strategies that requests may name.
+    /// Names and parameters of the strategies that requests may select.
     pub fn allowed_strategies(&self) -> impl Iterator<Item = (&str, &serde_json::Value)> {
         self.by_request.iter().flat_map(|spec| &spec.allowed).map(|spec| (&*spec.name, &spec.parameters))
     }
 
-    /// Whether a strategy of it reads SLO profiles in Redis.
+    /// Whether a strategy of the pool reads SLO profiles from Redis.
     #[must_use]
     pub fn reads_redis(&self) -> bool {
         let reads = |s: Scheduler| s.choices.slo_profiles().iter().any(|profiles| profiles.reads_redis());
@@ -214,111 +215,112 @@ impl PoolSettings {
     }
 }
 
-/// How a pool's prompts become block keys, and where the knowledge of who holds them comes from. A change starts that knowledge anew.
+/// How prompts become block keys, and where cached prefixes are learned from. A change starts with an empty index.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefixSettings {
-    /// What turns prompts into tokens.
+    /// Turns prompts into tokens.
     pub tokenizer: TokenizerSettings,
-    /// Tokens in a block; those of most engines, whose events and metrics tell, when `None`.
+    /// Block size in tokens; `None`: that of most engines, from their events and metrics.
     pub block_size: Option<u32>,
-    /// Bytes of the index.
+    /// Memory limit of the index, bytes.
     pub max_bytes: u64,
-    /// Blocks of the index; as many as its bytes hold when `None`.
+    /// Most blocks in the index; `None`: as many as its bytes can hold.
     pub max_blocks: Option<u64>,
-    /// Part of what engines' own words leave of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
+    /// Minimum fraction of the estimated entries that one tenant keeps when the index is full, 0.01..=1.
     pub tenant_share: f32,
-    /// The header that names the tenant, lower case.
+    /// Header that names the tenant, lower case.
     pub tenant_header: Option<String>,
-    /// Tenants do not find each other's prefixes.
+    /// Whether tenants do not share cached prefixes.
     pub isolate_tenants: bool,
-    /// How long a request that has not answered yet counts as a cached prefix.
+    /// How long a request without a response counts as a cached prefix.
     pub claim_life: Duration,
-    /// Requests are sent to the data-parallel rank that holds most of their prompt, or has least to do, not to whichever the server chooses.
+    /// Whether Attaché chooses the data-parallel rank by cached prefix and load, instead of the model server.
     pub choose_rank: bool,
-    /// Beginnings of text blocks that change with every request and are left out of the keys, besides the built-in ones.
+    /// Text blocks that change with every request and are left out of the keys, besides the built-in ones.
     pub volatile: Vec<VolatileRule>,
-    /// Engines' own word on what they hold.
+    /// Subscription to the KV events of engines; `None`: estimates only.
     pub kv_events: Option<KvEventSettings>,
 }
 
-/// Text that is left out of the keys.
+/// A block of text that is left out of block keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolatileRule {
-    /// How it begins.
+    /// Start of the text.
     pub prefix: String,
-    /// How it ends, where that matters.
+    /// End of the text; empty for any.
     pub suffix: String,
 }
 
-/// What turns prompts into tokens.
+/// Turns prompts into tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerSettings {
-    /// Nothing: blocks of text.
+    /// No tokens: blocks of text.
     Characters,
-    /// A table of OpenAI's.
+    /// An encoding of OpenAI's tiktoken.
     Tiktoken {
-        /// Its name; chosen by the model's when `None`.
+        /// Name of the encoding; `None` selects it by the model's name.
         encoding: Option<String>,
     },
-    /// A model's own files.
+    /// A model's own tokenizer files.
     HuggingFace {
-        /// `tokenizer.json`, `tokenizer_config.json` and, where there is one, `chat_template.jinja` lie here.
+        /// Directory with `tokenizer.json`, `tokenizer_config.json` and, if it exists, `chat_template.jinja`.
         directory: PathBuf,
     },
-    /// The pool's servers.
+    /// The tokenize API of the pool's model servers.
     Remote(RemoteTokenizer),
 }
 
-/// How servers are asked for tokens.
+/// How model servers are asked for tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteTokenizer {
-    /// The URL of each endpoint: `{address}` stands for its address and port, `{ip}` for its address alone. `None`: plain HTTP at its address.
+    /// URL for each endpoint: `{address}` stands for its address and port, `{ip}` for its address alone. `None`: plain
+    /// HTTP at its address.
     pub url: Option<String>,
-    /// The URL of a model's own tokenizer, asked in place of the endpoints.
+    /// URLs of tokenizers by model, used instead of the endpoints.
     pub model_urls: BTreeMap<String, String>,
-    /// vLLM's render API in place of `/tokenize`.
+    /// Whether vLLM's render API is used instead of `/tokenize`.
     pub render: bool,
-    /// How long a decision waits.
+    /// How long a decision waits for tokens.
     pub timeout: Duration,
-    /// How long a request may take, all its attempts together.
+    /// Longest time for a request, all its attempts together.
     pub request_timeout: Duration,
-    /// After how long without a response a model's tokenizer is probed.
+    /// Time without a response after which a model's tokenizer is probed.
     pub health_check_period: Duration,
-    /// After how long without a request a model is forgotten.
+    /// Time without a request after which a model is forgotten.
     pub ttl: Duration,
-    /// Models at once.
+    /// Most models at once.
     pub max_models: u32,
-    /// What makes the keys of a prompt without tokens.
+    /// Source of the block keys of a prompt without tokens.
     pub fallback: TokenizerFallback,
 }
 
-/// What makes the keys of a prompt of which the remote tokenizer gives no tokens.
+/// Source of the block keys of a prompt for which the remote tokenizer returns no tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TokenizerFallback {
-    /// Nothing: the prompt has no keys, so that it is routed by load.
+    /// None: the prompt has no keys, so its request is routed by load.
     #[default]
     None,
-    /// Blocks of text.
+    /// Blocks of text instead of tokens.
     Characters,
-    /// The table of OpenAI's that the model's name stands for.
+    /// The tiktoken encoding for the model's name.
     Tiktoken,
 }
 
-/// Where KV events come from.
+/// How KV events are received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventSettings {
-    /// Port of each endpoint's publisher; that of rank r is r higher. Not used with `bind`.
+    /// Port of each endpoint's publisher; rank r adds r to it. Not used with `bind`.
     pub port: u16,
     /// Port of each endpoint's replay socket.
     pub replay_port: Option<u16>,
-    /// Data-parallel ranks of each endpoint.
+    /// Number of data-parallel ranks of each endpoint.
     pub ranks: u16,
-    /// Topics that begin so are read.
+    /// Prefix of the topics to subscribe to.
     pub topic: String,
-    /// One socket that all publishers connect to, `tcp://0.0.0.0:5557`.
+    /// A socket that all publishers connect to, `tcp://0.0.0.0:5557`.
     pub bind: Option<String>,
-    /// With `bind`, events count only if they come from the IP address of the endpoint that they name. `false` where
+    /// With `bind`, events count only if they come from the IP address of the endpoint that they name. Set `false` if
     /// publishers' addresses are translated.
     pub require_sender_address: bool,
 }
@@ -328,7 +330,7 @@ impl ServerSettings {
         self.client_auth.as_ref().map(|auth| &auth.ca_file)
     }
 
-    /// These, with what of `new` counts without a restart.
+    /// These settings, with the values of `new` that take effect without a restart.
     #[must_use]
     pub fn reloaded(&self, new: &Self) -> Self {
         let mut server = self.clone();
@@ -340,7 +342,7 @@ impl ServerSettings {
 }
 
 impl Settings {
-    /// The settings of `new` that this process can't take without a restart, as the file spells them.
+    /// Keys whose values in `new` need a restart, as the file spells them.
     #[must_use]
     pub fn restart_needed(&self, new: &Settings) -> Vec<&'static str> {
         let (a, b) = (&self.server, &new.server);

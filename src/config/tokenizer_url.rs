@@ -1,12 +1,12 @@
-//! URLs of remote tokenizers, in which an endpoint's address may stand as a placeholder.
+//! URLs of remote tokenizers, with placeholders for an endpoint's address.
 
-/// What is allowed, for messages.
+/// Description of valid URLs, for messages.
 const ALLOWED: &str = "an http or https URL; `{address}`, `{ip}` and `%s` stand for the endpoint's";
 
-/// The template in Attaché's own words: AIBrix's `%s` becomes `{ip}`, a slash at the end goes.
+/// The URL template in Attaché's syntax: AIBrix's `%s` becomes `{ip}`, and a trailing slash is removed.
 ///
 /// # Errors
-/// What is allowed, when no URL comes of it.
+/// The description of valid URLs, if this is none.
 pub(super) fn template(text: &str) -> Result<String, &'static str> {
     let template = text.trim_end_matches('/').replace("%s", "{ip}");
     let example = template.replace("{address}", "127.0.0.1:8000").replace("{ip}", "127.0.0.1");

@@ -1,7 +1,7 @@
-//! From the tree to typed values, collecting every mistake instead of stopping at the first.
+//! Converts the tree to typed values and collects all mistakes.
 //!
-//! A type that can stand in the file implements [`Read`]; a mapping is read through [`Fields`], which knows afterwards which keys
-//! nobody asked for.
+//! A type that can stand in the file implements [`Read`]. A mapping is read through [`Fields`], which afterwards
+//! reports the keys that were not read.
 
 use super::diagnostic::{At, Code, Diagnostic, Span, closest};
 use super::document::{Node, Value};
@@ -9,20 +9,20 @@ use attache_types::units::{parse_bytes, parse_duration};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Where mistakes are collected.
+/// Collects mistakes.
 #[derive(Debug, Default)]
 pub struct Sink {
-    /// All of them so far.
+    /// All mistakes so far.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 impl Sink {
-    /// Adds one.
+    /// Adds one mistake.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         self.diagnostics.push(diagnostic);
     }
 
-    /// A value of the wrong type.
+    /// Reports a value of the wrong type.
     pub fn wrong_type(&mut self, node: &Node, path: &str, expected: &str) {
         let scalar_text =
             expected.starts_with("text") && matches!(node.value, Value::Bool(_) | Value::Int(_) | Value::Float(_));
@@ -35,37 +35,37 @@ impl Sink {
         self.push(diagnostic);
     }
 
-    /// A value of the right type that is not allowed.
+    /// Reports a value of the right type that is not allowed.
     pub fn out_of_range(&mut self, span: Span, path: &str, got: impl std::fmt::Display, allowed: &str) {
         let message = format!("`{}` is {got}, allowed: {allowed}", last(path));
         self.push(Diagnostic::new(Code::OutOfRange, path, message).at(span));
     }
 }
 
-/// The last part of a path: the name by which people know the value.
+/// The last part of a path: the name under which users know the value.
 fn last(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }
 
 /// A type that can be read from a node.
 pub trait Read: Sized {
-    /// Reads it; reports to `sink` and returns `None` when it is wrong.
+    /// Reads the value; reports to `sink` and returns `None` if it is invalid.
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self>;
 }
 
 /// The entries of one mapping.
 #[derive(Debug)]
 pub struct Fields<'n> {
-    /// Where the mapping stands in the configuration.
+    /// Path of the mapping in the configuration.
     pub path: String,
-    /// Where it stands in the file.
+    /// Position of the mapping in the file.
     pub span: Span,
     entries: &'n [(At<String>, Node)],
     known: Vec<&'static str>,
 }
 
 impl<'n> Fields<'n> {
-    /// The fields of `node`; reports and returns `None` when it is no mapping.
+    /// The fields of `node`; reports and returns `None` if it is not a mapping.
     pub fn of(node: &'n Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let Value::Map(entries) = &node.value else {
             sink.wrong_type(node, path, "a mapping");
@@ -74,7 +74,7 @@ impl<'n> Fields<'n> {
         Some(Self { path: path.to_owned(), span: node.span, entries, known: Vec::new() })
     }
 
-    /// The fields of a mapping that is not there.
+    /// The fields of an absent mapping.
     #[must_use]
     pub fn none(path: &str, span: Span) -> Self {
         Self { path: path.to_owned(), span, entries: &[], known: Vec::new() }
@@ -86,7 +86,7 @@ impl<'n> Fields<'n> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// The node under `key`; an explicit `null` is the same as none.
+    /// The node under `key`; an explicit `null` counts as absent.
     pub fn node(&mut self, key: &'static str) -> Option<&'n Node> {
         if !self.known.contains(&key) {
             self.known.push(key);
@@ -95,19 +95,19 @@ impl<'n> Fields<'n> {
         (!matches!(node.value, Value::Null)).then_some(node)
     }
 
-    /// Lets these keys stand, whatever they say.
+    /// Accepts these keys with any value.
     pub fn expect(&mut self, keys: &[&'static str]) {
         self.known.extend(keys);
     }
 
-    /// The value under `key`.
+    /// The value under `key`, if it is present and valid.
     pub fn get<T: Read>(&mut self, key: &'static str, sink: &mut Sink) -> Option<At<T>> {
         let path = self.path_of(key);
         let node = self.node(key)?;
         T::read(node, &path, sink).map(|value| At { value, span: node.span })
     }
 
-    /// The value under `key`, whose absence is reported.
+    /// The value under `key`; reports if it is absent.
     pub fn required<T: Read>(&mut self, key: &'static str, sink: &mut Sink) -> Option<At<T>> {
         let present = self.entries.iter().any(|(k, n)| k.value == key && !matches!(n.value, Value::Null));
         if !present {
@@ -117,13 +117,13 @@ impl<'n> Fields<'n> {
         self.get(key, sink)
     }
 
-    /// The entries that nobody asked for.
+    /// The entries that were not read.
     pub fn rest(&self) -> impl Iterator<Item = (&'n At<String>, &'n Node)> {
         let unasked = self.entries.iter().filter(|(key, _)| !self.known.contains(&key.value.as_str()));
         unasked.map(|(key, node)| (key, node))
     }
 
-    /// Reports the keys that nobody asked for.
+    /// Reports the keys that were not read.
     pub fn finish(self, sink: &mut Sink) {
         for (key, _) in self.rest() {
             let shown: String = key.value.chars().take(60).collect();
@@ -267,7 +267,7 @@ impl Read for IpAddr {
     }
 }
 
-/// Items of a list, each with its place.
+/// The items of a list, each with its path.
 impl<T: Read> Read for Vec<At<T>> {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let Value::List(items) = &node.value else {
@@ -281,7 +281,7 @@ impl<T: Read> Read for Vec<At<T>> {
     }
 }
 
-/// Entries of a mapping with free keys.
+/// The entries of a mapping with arbitrary keys.
 impl<T: Read> Read for Vec<(At<String>, At<T>)> {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let Value::Map(entries) = &node.value else {
@@ -296,18 +296,18 @@ impl<T: Read> Read for Vec<(At<String>, At<T>)> {
     }
 }
 
-/// A closed set of words.
+/// A type with a fixed set of keywords.
 pub trait Keyword: Copy + 'static {
-    /// The words and what they mean.
+    /// The keywords and their values.
     const WORDS: &'static [(&'static str, Self)];
 }
 
-/// Reads one of the words.
+/// Reads one of the keywords of the type.
 pub fn keyword<K: Keyword>(node: &Node, path: &str, sink: &mut Sink) -> Option<K> {
     one_of(K::WORDS, node, path, sink)
 }
 
-/// Reads one of `table`'s words.
+/// Reads one of the keywords in `table`.
 pub fn one_of<T: Copy>(table: &[(&'static str, T)], node: &Node, path: &str, sink: &mut Sink) -> Option<T> {
     let words = || table.iter().map(|(w, _)| *w).collect::<Vec<_>>();
     let got = match &node.value {

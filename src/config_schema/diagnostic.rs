@@ -1,49 +1,50 @@
-//! What is wrong with a configuration, and how people and programs are told.
+//! Mistakes in a configuration, and their output for people and programs.
 //!
-//! A [`Diagnostic`] names the thing, what was got and what is allowed, and points at the place; the renderers show it as a
-//! compiler would (`file:line:column`, the line, a caret) or as JSON.
+//! A [`Diagnostic`] names the setting, the value, the allowed values and the position. The renderers show it like a
+//! compiler (`file:line:column`, the line, a caret) or as JSON.
 
 pub use attache_types::spelling::closest;
 use std::fmt::Write as _;
 
-/// A place in the text: line and column count from 1, in characters.
+/// A position in the text: line and column count from 1, in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: u32,
-    /// Column, from 1, in characters.
+    /// Column number, from 1, in characters.
     pub column: u32,
-    /// Characters that are marked, at least one.
+    /// Number of marked characters, at least one.
     pub length: u32,
 }
 
-/// A value and the place that it was read from; no place when a flag or the environment gave it.
+/// A value and the position that it was read from; the default position if it came from a flag or the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At<T> {
-    /// The value.
+    /// The value itself.
     pub value: T,
-    /// Where it stands.
+    /// Position of the value in the file.
     pub span: Span,
 }
 
-/// How bad it is.
+/// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Legal, but probably not meant.
+    /// Valid, but probably not intended.
     Warning,
-    /// Refused.
+    /// The configuration is rejected.
     Error,
 }
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal),* $(,)?) => {
-        /// Every kind of diagnostic: E1xx the text, E2xx the meaning, W3xx legal but odd. Codes are stable.
+        /// Every kind of diagnostic: E1xx about the text, E2xx about the meaning, W3xx valid but suspicious. Codes are
+        /// stable.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Code { $($(#[$doc])* $name),* }
 
         impl Code {
-            /// All of them.
+            /// All codes, in order.
             pub const ALL: &'static [Code] = &[$(Code::$name),*];
 
             /// The code as it is printed.
@@ -56,130 +57,130 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Not text: NUL bytes or broken UTF-8.
+    /// NUL bytes or invalid UTF-8.
     NotText = "E101",
-    /// Larger than the cap.
+    /// The text exceeds the size limit.
     TooLarge = "E102",
-    /// Not YAML.
+    /// The text is not valid YAML.
     Syntax = "E103",
-    /// A key twice in one mapping.
+    /// A mapping has the same key twice.
     DuplicateKey = "E104",
-    /// Aliases or nesting that grow beyond any real configuration.
+    /// Aliases or nesting exceed what real configurations need.
     Bomb = "E105",
-    /// A tab where YAML wants spaces.
+    /// A tab where YAML requires spaces.
     Tab = "E106",
-    /// Nothing in the file.
+    /// The file has no content.
     Empty = "E107",
-    /// More than one YAML document.
+    /// The file has more than one YAML document.
     SeveralDocuments = "E108",
     /// `apiVersion` or `kind` missing or unknown.
     Version = "E109",
-    /// A key that does not exist.
+    /// The key does not exist.
     UnknownKey = "E111",
-    /// A value of the wrong type.
+    /// The value has the wrong type.
     WrongType = "E112",
     /// A required key is missing.
     MissingKey = "E113",
-    /// A value outside its range or its set.
+    /// The value is outside its range or set.
     OutOfRange = "E114",
     /// The file can't be read.
     Unreadable = "E115",
-    /// No strategy of that name.
+    /// The strategy does not exist.
     UnknownStrategy = "E201",
     /// The strategy or policy does not take these parameters.
     BadParameters = "E202",
-    /// A name twice.
+    /// A name is used twice.
     DuplicateName = "E203",
-    /// Two pools would take the same requests.
+    /// Two pools match the same requests.
     AmbiguousMatch = "E204",
-    /// Not an address.
+    /// The value is not an address.
     BadAddress = "E205",
-    /// An endpoint twice in one pool.
+    /// A pool lists an endpoint twice.
     DuplicateEndpoint = "E206",
-    /// Values that contradict each other.
+    /// Two values contradict each other.
     Contradiction = "E207",
-    /// Not a URL.
+    /// The value is not a valid URL.
     BadUrl = "E208",
-    /// Certificate or key missing or unusable.
+    /// A certificate or key is missing or invalid.
     BadCertificate = "E209",
-    /// Nothing to route to.
+    /// There is no pool or endpoint to route to.
     NothingToServe = "E210",
-    /// A list that must not be empty.
+    /// A list is empty that must not be.
     EmptyList = "E211",
-    /// Not a log filter.
+    /// The value is not a log filter.
     BadLogFilter = "E212",
-    /// No plugin of that type.
+    /// The plugin type does not exist.
     UnknownPlugin = "E213",
-    /// A reference to a plugin that is not declared.
+    /// A reference names an undeclared plugin.
     UndefinedReference = "E214",
-    /// A plugin that can't stand where it is named.
+    /// A plugin is used where its type is not allowed.
     WrongPlugin = "E215",
     /// Metrics would be stale most of the time.
     StaleTooSoon = "W301",
-    /// A pool without endpoints.
+    /// The pool has no endpoints.
     EmptyPool = "W302",
-    /// A flag hides what the file says.
+    /// A flag overrides the value in the file.
     Overridden = "W303",
-    /// Clients get to choose their endpoints.
+    /// Clients can choose their endpoints.
     TrustsClients = "W304",
-    /// The port is usually another protocol's.
+    /// The port usually belongs to another protocol.
     OddPort = "W305",
     /// All weights of a rewrite are zero.
     ZeroWeights = "W306",
-    /// A value that has no effect here.
+    /// The value has no effect.
     NoEffect = "W307",
-    /// A file that is not there on this machine.
+    /// A file does not exist on this machine.
     MissingFile = "W308",
 }
 
 impl Code {
-    /// Error or warning, as the code's letter says.
+    /// Severity, from the first letter of the code.
     #[must_use]
     pub fn severity(self) -> Severity {
         if self.as_str().starts_with('W') { Severity::Warning } else { Severity::Error }
     }
 }
 
-/// A second place that belongs to a diagnostic.
+/// A second position that explains a diagnostic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Related {
-    /// Where.
+    /// Position in the file.
     pub span: Span,
-    /// What is there.
+    /// Description of what is there.
     pub note: String,
 }
 
-/// One thing that is wrong or odd.
+/// One mistake or warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Its kind.
+    /// Kind of the mistake.
     pub code: Code,
-    /// The thing, what was got, what is allowed: lower case, no full stop.
+    /// The setting, its value and the allowed values: lower case, no full stop.
     pub message: String,
-    /// The place in the file; `None` when a flag is at fault or the file as a whole.
+    /// Position in the file; `None` if a flag or the file as a whole is at fault.
     pub span: Option<Span>,
-    /// Where in the configuration (`pools[0].strategy.name`) or which flag (`--strategy`).
+    /// Path in the configuration (`pools[0].strategy.name`) or name of the flag (`--strategy`).
     pub path: String,
-    /// The other place, when there are two.
+    /// The second position, if there is one.
     pub related: Option<Box<Related>>,
-    /// What to do.
+    /// How to correct the mistake.
     pub help: Option<String>,
 }
 
 impl Diagnostic {
-    /// A diagnostic without a place.
+    /// A diagnostic without a position.
     pub fn new(code: Code, path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), span: None, path: path.into(), related: None, help: None }
     }
 
-    /// Points at a place. A default span means none.
+    /// Adds the position. A default span means none.
     #[must_use]
     pub fn at(mut self, span: Span) -> Self {
         self.span = (span.line > 0).then_some(span);
         self
     }
 
-    /// Points at a second place too. A default span means none.
+    /// Adds a second position. A default span means none.
     #[must_use]
     pub fn related(mut self, span: Span, note: impl Into<String>) -> Self {
         if span.line > 0 {
@@ -188,21 +189,21 @@ impl Diagnostic {
         self
     }
 
-    /// Says what to do.
+    /// Adds how to correct the mistake.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// Whether the configuration is refused because of it.
+    /// Whether the configuration is rejected because of it.
     #[must_use]
     pub fn is_error(&self) -> bool {
         self.code.severity() == Severity::Error
     }
 }
 
-/// Longest part of a source line that is shown: minified or hostile files have endless ones.
+/// Longest part of a source line that is shown, since minified or hostile files have very long ones.
 const SHOWN_COLUMNS: usize = 160;
 
 /// Renders diagnostics for people. `source` is the file's name and text; `colour` adds ANSI colours.
@@ -278,7 +279,7 @@ fn render_one(out: &mut String, d: &Diagnostic, source: Option<(&str, &str)>, p:
 fn excerpt(out: &mut String, text: &str, span: Span, width: usize, mark: char, tint: &str, note: &str, p: &Palette) {
     let line = text.lines().nth(span.line as usize - 1).unwrap_or("");
     let column = span.column.max(1) as usize - 1;
-    // A long line is shown from a little before the mark.
+    // A long line is shown from shortly before the mark.
     let from = if column >= SHOWN_COLUMNS { column - 20 } else { 0 };
     let shown: String =
         line.chars().skip(from).take(SHOWN_COLUMNS).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -290,7 +291,7 @@ fn excerpt(out: &mut String, text: &str, span: Span, width: usize, mark: char, t
     let _ = writeln!(out, "{:width$} {f}|{r} {:indent$}{tint}{marks}{note}{r}", "", "", indent = column - from);
 }
 
-/// Text that may quote a hostile file, made fit for a terminal: no control characters.
+/// Removes control characters from text of the file, for display in a terminal.
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -1,7 +1,7 @@
-//! YAML text as a tree in which every node knows its place.
+//! YAML text as a tree with a position for each node.
 //!
-//! The tree is what makes it possible to report all mistakes of a file at once: a typed parse stops at the first. Hostile text
-//! (binary, huge, alias bombs, deep nesting) is refused here, before anything looks at its meaning.
+//! The tree allows all mistakes of a file to be reported at once; a typed parse would stop at the first. Hostile text
+//! (binary, huge, alias bombs, deep nesting) is rejected here.
 
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use attache_types::params::Step;
@@ -9,21 +9,21 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{DuplicateKeyPolicy, NonFiniteFloatPolicy, Spanned};
 use std::fmt;
 
-/// Largest configuration that is read, bytes: 20,000 endpoints fit.
+/// Largest configuration, bytes: 20,000 endpoints fit.
 pub const MAX_CONFIG_BYTES: usize = 4 << 20;
-/// Nodes that aliases may repeat: shared defaults for hundreds of pools fit, a bomb does not.
+/// Most nodes that aliases may repeat: enough for shared defaults of hundreds of pools, too few for an alias bomb.
 const MAX_ALIASED_NODES: usize = 20_000;
 
-/// A value in the file.
+/// A value in the file, with its position.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Where it begins, and how long it is when it is a scalar.
+    /// Where it begins, and its length if it is a scalar.
     pub span: Span,
-    /// What it is.
+    /// The value itself.
     pub value: Value,
 }
 
-/// What a node holds. Plain scalars are typed by YAML 1.2's core schema.
+/// The content of a node. Plain scalars are typed by YAML 1.2's core schema.
 #[derive(Clone, Debug)]
 pub enum Value {
     /// `null`, `~` or nothing.
@@ -32,18 +32,18 @@ pub enum Value {
     Bool(bool),
     /// A whole number.
     Int(i128),
-    /// Any other number, NaN and infinities included.
+    /// Any other number, including NaN and infinities.
     Float(f64),
-    /// Text.
+    /// A text scalar.
     Text(String),
-    /// A sequence.
+    /// A sequence of nodes.
     List(Vec<Node>),
-    /// A mapping in the file's order.
+    /// A mapping, in the order of the file.
     Map(Vec<(At<String>, Node)>),
 }
 
 impl Node {
-    /// The place of the value that `steps` lead to, or of its key: where a step leads nowhere, of the last value on the way.
+    /// The position of the value at the path `steps`, or of its key; if the path ends early, of the last value on it.
     #[must_use]
     pub fn place(&self, steps: &[Step], of_key: bool) -> Span {
         let (mut node, mut key) = (self, None);
@@ -63,7 +63,7 @@ impl Node {
 }
 
 impl Value {
-    /// What it is, for messages.
+    /// A description of the value for messages.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -77,7 +77,7 @@ impl Value {
         }
     }
 
-    /// The value as JSON, for plugin parameters. Numbers that JSON does not have become `null`.
+    /// The value as JSON, for plugin parameters. Numbers that JSON can't express become `null`.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
@@ -95,10 +95,10 @@ impl Value {
     }
 }
 
-/// Reads `bytes` into a tree. A duplicate key is reported and the rest is still read, with the first of the two.
+/// Parses `bytes` into a tree. A duplicate key is reported, and the rest is still read with the first of the two.
 ///
 /// # Errors
-/// One E1xx diagnostic that says why there is no tree.
+/// One E1xx diagnostic with the reason why there is no tree.
 pub fn parse(bytes: &[u8], diagnostics: &mut Vec<Diagnostic>) -> Result<Node, Diagnostic> {
     let text = text_of(bytes)?;
     let first = serde_saphyr::from_str_with_options::<Spanned<Value>>(text, options(DuplicateKeyPolicy::Error));
@@ -146,9 +146,9 @@ fn options(duplicate_keys: DuplicateKeyPolicy) -> serde_saphyr::Options {
     let mut options = serde_saphyr::options! {
         with_snippet: false,
         duplicate_keys: duplicate_keys,
-        // `y`, `n`, `on` and `off` are words, as in YAML 1.2: models and pools are called so.
+        // `y`, `n`, `on` and `off` are text, as in YAML 1.2: models and pools have such names.
         strict_booleans: true,
-        // NaN is refused where it stands, with the name of the field.
+        // NaN is rejected with the name of the field, where the value is read.
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
     };
     options.alias_limits.max_total_replayed_events = MAX_ALIASED_NODES;

@@ -2,7 +2,7 @@
 //!
 //! **Owns** the parser and its bounds ([`document`]), typed access to sections and keys ([`decode`]), and the codes,
 //! positions and rendering of mistakes ([`diagnostic`]).
-//! **Called by** `config`, by `discovery` for endpoint files, and by the simulator for its profiles.
+//! **Called by** `config`, by `discovery` for endpoints files, and by the simulator for its profiles.
 //! **Must not** know of any key, read files, or stop at the first mistake.
 //!
 //! Read first: `document.rs`, `decode.rs`, `diagnostic.rs`.

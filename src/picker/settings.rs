@@ -2,109 +2,113 @@
 
 use std::collections::BTreeMap;
 
-/// What to do with a body that can't be understood.
+/// How a request with an invalid body is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnUnparseable {
-    /// Answer 400 in the client's dialect.
+    /// Reject it with status 400 in the format of the client's API.
     #[default]
     Reject,
-    /// Route it by load and let the server answer.
+    /// Route it by load, and let the model server respond.
     Fallback,
 }
 
-/// Who answers when a client asks which models there are.
+/// Which models a list of models contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelsAnswer {
-    /// One server, for itself.
+    /// Those of one endpoint, which gets the request.
     #[default]
     Server,
-    /// The picker, for all servers of the pools that the request may reach, which it asks every ten seconds.
+    /// Those of all endpoints that the request may reach; Attaché asks them every ten seconds and responds itself.
     Pool,
 }
 
-/// A token count of an answer.
+/// A token count of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageCount {
-    /// Tokens of the prompt, cached ones included.
+    /// Prompt tokens, cached ones included.
     Prompt,
-    /// Tokens of the prompt that were found in a cache.
+    /// Prompt tokens that were found in a cache.
     Cached,
-    /// Tokens generated.
+    /// Generated tokens.
     Completion,
-    /// Prompt and completion.
+    /// Prompt and generated tokens.
     #[default]
     Total,
 }
 
-/// Which count goes where in the dynamic metadata. GIE's `request-attribute-reporter` with an expression over `usage`.
+/// The token count to report in the dynamic metadata, as GIE's `request-attribute-reporter` does with an expression
+/// over `usage`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportUsage {
-    /// The namespace.
+    /// Namespace of the metadata.
     pub namespace: String,
-    /// The key in it.
+    /// Key in that namespace.
     pub key: String,
-    /// The count.
+    /// The count to report.
     pub count: UsageCount,
 }
 
-/// Who is told why an endpoint was chosen.
+/// Where Attaché explains its decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExplainSettings {
-    /// The gateway: each endpoint's score, as dynamic metadata beside the destination.
+    /// To the gateway: each endpoint's score, as dynamic metadata beside the destination.
     pub metadata: bool,
-    /// The log: this part of the decisions, 0..=1, with what each part of the algorithm made of each endpoint.
+    /// In the log: this fraction of the decisions, 0..=1, with the score of each part of the algorithm for each
+    /// endpoint.
     pub log_ratio: f64,
 }
 
 /// How the ext-proc exchange behaves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExchangeSettings {
-    /// What to do with a body that can't be understood.
+    /// How requests with an invalid body are handled.
     pub on_unparseable: OnUnparseable,
-    /// Honour `test-epp-endpoint-selection` and answer with the conformance suite's headers. Lets clients choose endpoints.
+    /// Honour `test-epp-endpoint-selection` and add the conformance suite's response headers. Lets clients choose
+    /// endpoints.
     pub conformance_headers: bool,
-    /// Believe the client's objective, priority and fairness headers, and let those through that steer servers.
+    /// Trust the client's headers for objective, priority and fairness, and pass on those that control model servers.
     pub trust_client_headers: bool,
-    /// Headers that name the flow of requests without a fairness header, lower case; the first one that is there counts. Believed as
-    /// `trust_client_headers` says.
+    /// Headers that name the flow of requests without a fairness header, lower case; the first present one is used.
+    /// Trusted if `trust_client_headers` is set.
     pub session_headers: Vec<Box<str>>,
-    /// Name the server that computed the prompt of a split request in a response header.
+    /// Name the prefill worker of a split request in a response header.
     pub prefill_endpoint_header: bool,
-    /// How a request's tenant is found; nobody has one when `None`.
+    /// How a request's tenant is determined; `None`: requests have no tenant.
     pub tenant: Option<TenantRule>,
     /// Ignore the gateway's subset hint.
     pub disable_endpoint_subset_filter: bool,
-    /// Who answers `GET /v1/models`.
+    /// Content of `GET /v1/models`.
     pub models: ModelsAnswer,
-    /// Tell the gateway what an answer cost, as dynamic metadata with its last message.
+    /// Report a token count to the gateway, as dynamic metadata with the last message of a response.
     pub report_usage: Option<ReportUsage>,
-    /// Who is told why an endpoint was chosen.
+    /// Where Attaché explains its decisions.
     pub explain: ExplainSettings,
-    /// Priorities by objective name.
+    /// Priorities by the names of objectives.
     pub objectives: BTreeMap<String, i32>,
 }
 
-/// How a request's tenant is found. Whoever can write there is trusted.
+/// How a request's tenant is determined. The source is trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantRule {
-    /// Where its name is.
+    /// Where the tenant's name is.
     pub source: TenantSource,
-    /// A header of clients that must not reach servers, lower case: it claims to name the tenant and does not.
+    /// Header of clients, lower case, that must not reach model servers: it claims to name the tenant but is not
+    /// trusted.
     pub strip: Option<String>,
 }
 
-/// Where a tenant's name is.
+/// The source of a tenant's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TenantSource {
-    /// In a header that a filter before this one sets, lower case.
+    /// A request header that a filter before this one sets, lower case.
     Header(String),
-    /// In Envoy's dynamic metadata, as the JWT filter leaves claims there.
+    /// Envoy's dynamic metadata, in which the JWT filter stores claims.
     Metadata {
-        /// The filter that wrote it.
+        /// Namespace of the filter that wrote it.
         namespace: String,
-        /// The keys that lead to it, from the outermost.
+        /// Keys that lead to the name, from the outermost.
         path: Vec<String>,
     },
 }

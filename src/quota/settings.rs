@@ -4,22 +4,23 @@ use super::Limits;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What tenants may have; or models, of whom each is one.
+/// Rate limits of tenants or of models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
-    /// Whoever is not named, and all requests without a tenant together.
+    /// Limits of each tenant that is not named, and of all requests without a tenant together.
     pub default: Limits,
-    /// Tenants that are, or models by the servers' names.
+    /// Limits of named tenants, or of models by their names on model servers.
     pub overrides: BTreeMap<String, Limits>,
-    /// Tokens booked for an answer whose request does not bound it; of a model, for all answers of any request at most.
+    /// Tokens reserved for a response that the request does not limit. For models, most tokens reserved for the
+    /// response of any request.
     pub answer_tokens: u32,
-    /// What becomes of requests on paths of no known API, whose tokens can't be estimated.
+    /// How requests of an unknown API are handled, whose tokens can't be estimated.
     pub unknown_paths: UnknownPaths,
-    /// Tokens booked for each of them; 0 for models.
+    /// Tokens reserved for each of them; 0 for models.
     pub unknown_path_tokens: u32,
-    /// Where it is counted.
+    /// Where usage is counted.
     pub store: CountIn,
-    /// Tenants' own limits in Redis, where they are looked up.
+    /// Limits of single tenants in Redis, if they are looked up.
     pub user_records: Option<UserRecordSettings>,
 }
 
@@ -31,55 +32,56 @@ impl TenantSettings {
     }
 }
 
-/// What becomes of a request on a path of no known API, of a tenant whose tokens are limited. `GET`, `HEAD` and `OPTIONS` cost nothing.
+/// How Attaché handles a request of an unknown API from a tenant with token limits. `GET`, `HEAD` and `OPTIONS` cost
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnknownPaths {
-    /// A flat number of tokens is booked for it, until its response reports a number.
+    /// Reserve a flat number of tokens, until the response reports its usage.
     #[default]
     Estimate,
-    /// It is rejected with 403.
+    /// Reject it with status 403.
     Reject,
 }
 
-/// Where what tenants have had is counted.
+/// Where the usage of tenants is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CountIn {
-    /// In this process, for itself.
+    /// In this process alone.
     #[default]
     Memory,
-    /// In Redis, with other pickers.
+    /// In Redis, shared with other pickers.
     Redis,
 }
 
-/// How tenants' own limits are looked up: AIBrix's records `aibrix-users/<name>` in Redis.
+/// How limits of single tenants are looked up: AIBrix's records `aibrix-users/<name>` in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserRecordSettings {
-    /// What becomes of who has none.
+    /// How tenants without a record are handled.
     pub unknown: OnUnknownUser,
-    /// How long a record counts once it has been read.
+    /// How long a record is cached after it was read.
     pub ttl: Duration,
 }
 
-/// What becomes of a tenant without a record.
+/// How requests of a tenant without a record are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnUnknownUser {
-    /// It may have what is the default.
+    /// The default limits apply.
     #[default]
     Default,
-    /// It is refused with 500, as AIBrix's gateway does.
+    /// Reject them with status 500, as AIBrix's gateway does.
     Refuse,
 }
 
-/// What becomes of a request that nobody can count.
+/// How Attaché handles a request while Redis does not respond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnStoreFailure {
-    /// It goes on: limits are there to be fair, and an outage is not.
+    /// Admit it: limits exist for fairness, and an outage would affect all.
     #[default]
     Allow,
-    /// 503.
+    /// Reject it with status 503.
     Refuse,
 }

@@ -1,4 +1,4 @@
-//! What AIBrix's variables say of its tokenizer pool, which is the tokenizer `remote` here.
+//! AIBrix's variables for its tokenizer pool, which is the tokenizer `remote` in Attaché.
 
 use crate::defaults::{MAX_TOKENIZER_MODELS, MIN_INTERVAL};
 use crate::settings::TokenizerFallback;
@@ -8,29 +8,29 @@ use attache_config_schema::diagnostic::{Code, Diagnostic};
 use attache_types::units::parse_duration;
 use std::time::Duration;
 
-/// What a variable of the pool sets.
+/// The setting that a variable of the pool changes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
-    /// Whether servers are asked for tokens.
+    /// Whether model servers are asked for tokens.
     Use,
-    /// The URL of each endpoint.
+    /// URL template for each endpoint.
     Template,
-    /// After how long without a response a model's tokenizer is probed.
+    /// Time without a response after which a model's tokenizer is probed.
     HealthCheckPeriod,
-    /// After how long without a request a model is forgotten.
+    /// Time without a request after which a model is forgotten.
     Ttl,
-    /// Models at once.
+    /// Most models at once.
     MaxModels,
-    /// How long a call may take.
+    /// Longest time for a call.
     RequestTimeout,
 }
 
-/// What the variables say of the pool.
+/// The values of the variables of the pool.
 #[derive(Debug, Default)]
 pub(crate) struct RemoteDefaults {
-    /// Servers are asked for tokens.
+    /// Whether model servers are asked for tokens.
     pub(crate) is_used: Option<bool>,
-    /// The URL of each endpoint, a template.
+    /// URL template for each endpoint.
     pub(crate) url: Option<String>,
     /// See [`Part::HealthCheckPeriod`].
     pub(crate) health_check_period: Option<Duration>,
@@ -40,13 +40,13 @@ pub(crate) struct RemoteDefaults {
     pub(crate) max_models: Option<u32>,
     /// See [`Part::RequestTimeout`].
     pub(crate) request_timeout: Option<Duration>,
-    /// AIBrix's `DefaultTokenizer`, where its variables ask for the remote one.
+    /// AIBrix's `DefaultTokenizer`, if its variables select the remote one.
     pub(crate) fallback: Option<TokenizerFallback>,
-    /// The variables that only the remote tokenizer reads.
+    /// The set variables that only the remote tokenizer reads.
     only_remote: Vec<String>,
 }
 
-/// A duration as Go writes it, or a number of seconds.
+/// Parses a duration in Go's syntax, or a number of seconds.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let whole = text.parse::<u64>().ok().map(Duration::from_secs);
     let duration = whole.map_or_else(|| parse_duration(text), Ok).ok().filter(|d| *d >= MIN_INTERVAL);
@@ -54,7 +54,7 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl RemoteDefaults {
-    /// Takes in what `variable` says. `Err`: what is allowed.
+    /// Applies the value of `variable`. The error describes valid values.
     pub(super) fn set(&mut self, part: Part, variable: &str, value: &str) -> Result<(), String> {
         match part {
             Part::Use => {
@@ -74,7 +74,7 @@ impl RemoteDefaults {
         Ok(())
     }
 
-    /// Tells of variables that the pool at `path` does not read, because its tokenizer is another one.
+    /// Warns of variables without effect on the pool at `path`, because its tokenizer is another one.
     pub(crate) fn tell_void(&self, path: &str, sink: &mut Sink) {
         for variable in &self.only_remote {
             let message = format!("`{variable}` has no effect on `{path}`: the tokenizer there is not `remote`");

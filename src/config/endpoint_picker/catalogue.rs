@@ -1,5 +1,5 @@
-//! Every plugin type that GIE (to v1.5) and llm-d (to v0.10) know, and what becomes of it here. The one place to look, and to change
-//! when something more is held.
+//! All plugin types of GIE (to v1.5) and llm-d (to v0.10), and how each is handled. Extend this list to support another
+//! type.
 
 use super::mapping::{self, Mapped};
 use attache_config_schema::decode::{Fields, Sink};
@@ -8,22 +8,22 @@ use attache_scheduling::registry;
 /// Reads a plugin's parameters, as far as they become settings.
 pub(super) type Reads = fn(&mut Fields<'_>, &mut Mapped, &mut Sink);
 
-/// What becomes of a plugin.
+/// How a plugin is handled.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fate {
-    /// It is a part of the `pipeline`; the registry makes it.
+    /// It is a part of the `pipeline`; the registry builds it.
     Part,
-    /// The same, after parameters that are settings here were taken away.
+    /// The same, after some of its parameters became settings.
     PartAnd(Reads),
-    /// It is a policy of flow control, or turns requests away; `flow` makes it.
+    /// It is a policy or an admitter of flow control; `flow` builds it.
     Policy,
     /// Its parameters become settings.
     Settings(Reads),
-    /// It is always in force here, in this way, so that these parameters of it change nothing.
+    /// It is always in effect, as the text describes, so that the listed parameters change nothing.
     BuiltIn(&'static str, &'static [&'static str]),
-    /// Accepted without effect, for this reason. `None`: its parameters are not judged.
+    /// Accepted without effect, with the reason. `None`: its parameters are not checked.
     Idle(&'static str, Option<&'static [&'static str]>),
-    /// Refused, for this reason: without it requests would go elsewhere than its user expects.
+    /// Rejected, with the reason: without it requests would go to other endpoints than its user expects.
     Absent(&'static str),
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Slot {
 }
 
 impl Slot {
-    /// What belongs there, for messages.
+    /// The expected kind of plugin, for messages.
     pub(super) fn noun(self) -> &'static str {
         match self {
             Slot::Source => "data source",
@@ -70,13 +70,13 @@ impl Slot {
 /// One plugin type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// The type's name.
+    /// Name of the type.
     pub name: &'static str,
-    /// Its names in other versions.
+    /// Names of the type in other versions.
     pub aliases: &'static [&'static str],
     /// Where it may be named, besides profiles.
     pub slots: &'static [Slot],
-    /// What becomes of it.
+    /// How it is handled.
     pub fate: Fate,
 }
 
@@ -85,13 +85,13 @@ pub(super) fn entry(name: &str) -> Option<&'static Entry> {
     CATALOGUE.iter().find(|e| e.name == name || e.aliases.contains(&name))
 }
 
-/// The names that may have been meant by one that nobody knows.
+/// All known names, for suggestions.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     let held = CATALOGUE.iter().filter(|e| !matches!(e.fate, Fate::Absent(_))).map(|e| e.name);
     held.chain(registry::PLUGINS.iter().map(|d| d.name))
 }
 
-/// Plugins that both projects make by themselves when a reference names them and nobody has declared them.
+/// Plugins that both projects create by themselves when a reference names them without a declaration.
 pub(super) const IMPLICIT: &[&str] = &[
     "anthropic-parser",
     "core-metrics-extractor",
@@ -109,7 +109,7 @@ const DCGM: &str = "DCGM exporters are not scraped; `GPUUtilization` is `gpu_bus
 const EVICTION: &str = "what is sheddable gives way in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
 const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions serve; in Attaché's own file `disaggregation.together` names the labels";
-/// A parser: which one reads a body is decided by the request's path.
+/// A parser: the request's path decides which one reads a body.
 const BY_PATH: Fate = Fate::BuiltIn("", &[]);
 const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the requests that this picker has sent there and by their responses";
 
@@ -121,8 +121,7 @@ const fn other(name: &'static str, slots: &'static [Slot], fate: Fate) -> Entry 
     Entry { name, aliases: &[], slots, fate }
 }
 
-/// All of them: parts of the pipeline first, by kind.
-#[rustfmt::skip]
+/// All types: parts of the pipeline first, by kind.
 pub(super) const CATALOGUE: &[Entry] = &[
     // Filters.
     part("context-length-aware"),
@@ -133,7 +132,12 @@ pub(super) const CATALOGUE: &[Entry] = &[
     Entry { name: "label-selector-filter", aliases: &["by-label-selector", "by-label"], slots: &[], fate: Fate::Part },
     part("prefill-filter"),
     other("prefix-cache-affinity-filter", &[], Fate::PartAnd(mapping::affinity)),
-    Entry { name: "session-affinity-filter", aliases: &["multicluster-session-affinity-filter"], slots: &[], fate: Fate::Part },
+    Entry {
+        name: "session-affinity-filter",
+        aliases: &["multicluster-session-affinity-filter"],
+        slots: &[],
+        fate: Fate::Part,
+    },
     part("slo-headroom-tier-filter"),
     part("topology-affinity-filter"),
     part("utilization-filter"),
@@ -143,21 +147,40 @@ pub(super) const CATALOGUE: &[Entry] = &[
     part("active-request-scorer"),
     part("endpoint-attribute-scorer"),
     part("header-label-affinity-scorer"),
-    Entry { name: "kv-cache-utilization-scorer", aliases: &["kv-cache-scorer", "multicluster-kv-cache-utilization-scorer"], slots: &[], fate: Fate::Part },
-    Entry { name: "latency-scorer", aliases: &["predicted-latency-scorer", "latency-observation-scorer-hub"], slots: &[], fate: Fate::PartAnd(mapping::latency) },
+    Entry {
+        name: "kv-cache-utilization-scorer",
+        aliases: &["kv-cache-scorer", "multicluster-kv-cache-utilization-scorer"],
+        slots: &[],
+        fate: Fate::Part,
+    },
+    Entry {
+        name: "latency-scorer",
+        aliases: &["predicted-latency-scorer", "latency-observation-scorer-hub"],
+        slots: &[],
+        fate: Fate::PartAnd(mapping::latency),
+    },
     part("lmetric-scorer"),
     part("load-aware-scorer"),
     part("lora-affinity-scorer"),
     other("no-hit-lru-scorer", &[], Fate::PartAnd(mapping::one_index)),
     other("precise-prefix-cache-scorer", &[Slot::Extractor], Fate::PartAnd(mapping::precise_prefix)),
-    Entry { name: "prefix-cache-scorer", aliases: &["multicluster-prefix-cache-scorer"], slots: &[], fate: Fate::PartAnd(mapping::prefix_scorer) },
+    Entry {
+        name: "prefix-cache-scorer",
+        aliases: &["multicluster-prefix-cache-scorer"],
+        slots: &[],
+        fate: Fate::PartAnd(mapping::prefix_scorer),
+    },
     Entry { name: "queue-scorer", aliases: &["multicluster-queue-scorer"], slots: &[], fate: Fate::Part },
     part("running-requests-size-scorer"),
     part("session-affinity-scorer"),
     part("token-load-scorer"),
     part("topology-affinity-scorer"),
     part("mm-embeddings-cache-scorer"),
-    other("thunder-agent", &[Slot::Detector, Slot::Fairness], Fate::Absent("programs of agents are not scheduled as a whole")),
+    other(
+        "thunder-agent",
+        &[Slot::Detector, Slot::Fairness],
+        Fate::Absent("programs of agents are not scheduled as a whole"),
+    ),
     // Pickers and profile handlers.
     part("max-score-picker"),
     part("random-picker"),
@@ -170,30 +193,68 @@ pub(super) const CATALOGUE: &[Entry] = &[
     // Prefill, decode and encode on servers of their own.
     part("always-disagg-multimodal-decider"),
     part("always-disagg-pd-decider"),
-    // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request that has such servers.
-    Entry { name: "disagg-headers-handler", aliases: &["prefill-header-handler"], slots: &[], fate: Fate::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]) },
+    // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request with such workers.
+    Entry {
+        name: "disagg-headers-handler",
+        aliases: &["prefill-header-handler"],
+        slots: &[],
+        fate: Fate::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]),
+    },
     other("disaggregatedset-rollout-screener", &[], Fate::Idle(TOGETHER, None)),
     other("prefix-based-pd-decider", &[], Fate::PartAnd(mapping::one_index)),
     other("dp-rank-header-handler", &[], Fate::Settings(mapping::choose_rank)),
     other("p2p-source-producer", &[], Fate::Settings(mapping::p2p_source)),
     // Producers.
-    Entry { name: "approx-prefix-cache-producer", aliases: &["multicluster-approx-prefix-cache-producer"], slots: &[], fate: Fate::Settings(mapping::approx_prefix) },
-    other("inflight-load-producer", &[], Fate::BuiltIn("requests and prompt tokens under way are counted as they are", &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"])),
+    Entry {
+        name: "approx-prefix-cache-producer",
+        aliases: &["multicluster-approx-prefix-cache-producer"],
+        slots: &[],
+        fate: Fate::Settings(mapping::approx_prefix),
+    },
+    other(
+        "inflight-load-producer",
+        &[],
+        Fate::BuiltIn(
+            "requests and prompt tokens under way are counted as they are",
+            &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"],
+        ),
+    ),
     other("precise-prefix-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::precise_prefix)),
     other("predicted-latency-producer", &[], Fate::BuiltIn(mapping::LEARNED, mapping::LEARNED_PARAMETERS)),
-    other("session-id-producer", &[], Fate::BuiltIn("the plugin that goes by sessions names the header", &["headerName", "cookieName"])),
+    other(
+        "session-id-producer",
+        &[],
+        Fate::BuiltIn("the plugin that goes by sessions names the header", &["headerName", "cookieName"]),
+    ),
     Entry { name: "token-producer", aliases: &["tokenizer"], slots: &[], fate: Fate::Settings(mapping::tokens) },
     other("burst-prefix-cache-producer", &[], Fate::Settings(mapping::burst_prefix)),
     other("mm-embeddings-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::embeddings_cache)),
     // The data layer.
     other("metrics-data-source", &[Slot::Source], Fate::Settings(mapping::metrics_source)),
-    Entry { name: "core-metrics-extractor", aliases: &["model-server-protocol-metrics"], slots: &[Slot::Extractor], fate: Fate::Settings(mapping::core_metrics) },
+    Entry {
+        name: "core-metrics-extractor",
+        aliases: &["model-server-protocol-metrics"],
+        slots: &[Slot::Extractor],
+        fate: Fate::Settings(mapping::core_metrics),
+    },
     other("endpoint-notification-source", &[Slot::Source], Fate::BuiltIn("", &[])),
-    other("models-data-source", &[Slot::Source], Fate::Idle("which adapters a server has is read from its metrics", None)),
-    other("models-data-extractor", &[Slot::Extractor], Fate::Idle("which adapters a server has is read from its metrics", None)),
+    other(
+        "models-data-source",
+        &[Slot::Source],
+        Fate::Idle("which adapters a server has is read from its metrics", None),
+    ),
+    other(
+        "models-data-extractor",
+        &[Slot::Extractor],
+        Fate::Idle("which adapters a server has is read from its metrics", None),
+    ),
     other("models-responder", &[], Fate::Settings(mapping::models_responder)),
     other("topology-extractor", &[Slot::Extractor], Fate::BuiltIn("", &[])),
-    other("k8s-notification-source", &[Slot::Source], Fate::Idle("the pool's own objects in Kubernetes are watched without it", None)),
+    other(
+        "k8s-notification-source",
+        &[Slot::Source],
+        Fate::Idle("the pool's own objects in Kubernetes are watched without it", None),
+    ),
     other("local-syncer", &[Slot::Syncer], Fate::Idle("replicas do not share what they know in this version", None)),
     other("dcgm-data-source", &[Slot::Source], Fate::Idle(DCGM, None)),
     other("dcgm-extractor", &[Slot::Extractor], Fate::Idle(DCGM, None)),
@@ -211,7 +272,12 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("latency-slo-admitter", &[], Fate::Policy),
     other("probabilistic-admitter", &[], Fate::Policy),
     other("global-strict-fairness-policy", &[Slot::Fairness], Fate::Policy),
-    Entry { name: "program-aware-fairness", aliases: &["program-aware-fairness-policy"], slots: &[Slot::Fairness], fate: Fate::Policy },
+    Entry {
+        name: "program-aware-fairness",
+        aliases: &["program-aware-fairness-policy"],
+        slots: &[Slot::Fairness],
+        fate: Fate::Policy,
+    },
     other("round-robin-fairness-policy", &[Slot::Fairness], Fate::Policy),
     other("edf-ordering-policy", &[Slot::Ordering], Fate::Policy),
     other("fcfs-ordering-policy", &[Slot::Ordering], Fate::Policy),
@@ -219,9 +285,19 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("priority-holdback-policy", &[Slot::UsageLimit], Fate::Policy),
     other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], Fate::Policy),
     other("static-usage-limit-policy", &[Slot::UsageLimit], Fate::Policy),
-    Entry { name: "sheddable-eviction-filter", aliases: &["eviction-sheddable-filter"], slots: &[], fate: Fate::BuiltIn(EVICTION, &[]) },
-    Entry { name: "priority-then-time-eviction-order-policy", aliases: &["eviction-priority-then-time-ordering"], slots: &[], fate: Fate::BuiltIn(EVICTION, &[]) },
-    // What is told about a request.
+    Entry {
+        name: "sheddable-eviction-filter",
+        aliases: &["eviction-sheddable-filter"],
+        slots: &[],
+        fate: Fate::BuiltIn(EVICTION, &[]),
+    },
+    Entry {
+        name: "priority-then-time-eviction-order-policy",
+        aliases: &["eviction-priority-then-time-ordering"],
+        slots: &[],
+        fate: Fate::BuiltIn(EVICTION, &[]),
+    },
+    // Reports about a request.
     other("destination-endpoint-served-verifier", &[], Fate::Settings(mapping::served_verifier)),
     other("request-attribute-reporter", &[], Fate::Settings(mapping::attribute_reporter)),
     // Several clusters.

@@ -1,9 +1,9 @@
-//! What the file says about requests that wait or are shed: `flowControl` and its feature gate, `saturationDetector`, and the policies and
-//! admitters among the plugins. They become `flowControl` of the pool, with the defaults that both projects have.
+//! Queueing and shedding in the file: `flowControl` and its feature gate, `saturationDetector`, and the policies and
+//! admitters among the plugins. They become `flowControl` of the pool, with the defaults of GIE and llm-d.
 //!
-//! With the gate requests wait. Without it both projects refuse sheddable requests while the pool is saturated, by `utilization-detector` unless the
-//! file names another detector, and let all others go on. With the gate, or where a detector or an admitter is named, priorities and tenants come
-//! from headers, which are believed as there.
+//! With the gate, requests are queued. Without it, both projects refuse sheddable requests while the pool is saturated
+//! and let all others proceed; the detector is `utilization-detector` unless the file names another. With the gate, or
+//! with a detector or an admitter, priorities and tenants come from headers, which are trusted as in both projects.
 
 use super::catalogue::Slot;
 use super::mapping::Mapped;
@@ -20,17 +20,17 @@ use attache_scheduling::plugin::ParamError;
 use serde_json::{Map, Value as Json};
 use std::time::Duration;
 
-/// The detector of both projects when a file names none.
+/// The default detector of both projects.
 const DEFAULT_DETECTOR: &str = "utilization-detector";
-/// The order between flows of both, likewise.
+/// The default order between flows in both projects.
 const DEFAULT_FAIRNESS: &str = "global-strict-fairness-policy";
-/// The order within a flow of both, likewise.
+/// The default order within a flow in both projects.
 const DEFAULT_ORDERING: &str = "fcfs-ordering-policy";
 
-/// How long requests wait in both projects when a file says nothing: 60 s.
+/// Default time in the queue in both projects: 60 s.
 const DEFAULT_TTL: Duration = Duration::from_secs(60);
 
-/// The policy of this type can't be made with these parameters.
+/// The error if a policy of this type can't be built with these parameters.
 pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
     fn of<P: ?Sized>(policies: &[&'static PolicyDescriptor<P>], kind: &str, parameters: &Json) -> Option<ParamError> {
         (find(policies, kind)?.build)(parameters).err()
@@ -41,7 +41,7 @@ pub(super) fn refused(kind: &str, parameters: &Json) -> Option<ParamError> {
         .or_else(|| of(ADMITTERS, kind, parameters))
 }
 
-/// `saturationDetector` and `flowControl`.
+/// Reads `saturationDetector` and `flowControl`.
 pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins, mapped: &mut Mapped, sink: &mut Sink) {
     let old = f.node("saturationDetector").map(|node| node.span);
     let detector = detector(f, plugins, sink);
@@ -59,10 +59,10 @@ pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins,
     } else {
         if let Some(span) = node {
             sink.push(no_effect(FLOW_CONTROL, span, "the feature gate `flowControl` is not set"));
-            // Without the gate nobody looks at the references, there as here.
+            // Without the gate the references are not checked, as in both projects.
             section(f, FLOW_CONTROL, sink, |f, sink| drop(limits(f, span, None, sink)));
         }
-        // Shedding needs no trust in headers: a client that names a sheddable objective harms itself alone.
+        // Shedding needs no trust in headers: a client that names a sheddable objective affects only itself.
         let trusting = detector.as_ref().or(admitters.first()).map(|at| at.span);
         (At { value: shedding(detector, admitters, f.span), span: f.span }, trusting)
     };
@@ -70,7 +70,7 @@ pub(super) fn flow_control(f: &mut Fields<'_>, gates: &Gates, plugins: &Plugins,
     mapped.flow_control = Some(flow);
 }
 
-/// No request waits: sheddable ones are refused while the pool is saturated.
+/// Flow control without queues: sheddable requests are refused while the pool is saturated.
 fn shedding(detector: Opt<Strategy>, admitters: Vec<At<Strategy>>, span: Span) -> schema::FlowControl {
     schema::FlowControl {
         enabled: Some(At { value: true, span }),
@@ -81,7 +81,7 @@ fn shedding(detector: Opt<Strategy>, admitters: Vec<At<Strategy>>, span: Span) -
     }
 }
 
-/// The section, where the gate is set.
+/// Reads the section, with the gate set.
 fn queues(f: &mut Fields<'_>, gate: Span, plugins: &Plugins, sink: &mut Sink) -> schema::FlowControl {
     let mut flow = schema::FlowControl {
         enabled: Some(At { value: true, span: gate }),
@@ -127,7 +127,7 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
         empty_ttl,
         max_requests: max_requests.map(|at| At { value: at.value.0, span: at.span }),
         max_bytes: max_bytes.map(|at| At { value: Bytes(at.value.0), span: at.span }),
-        // What waits there stays, whatever comes.
+        // Queued requests are never evicted there.
         evict_sheddable: Some(At { value: false, span }),
         evict_running: evicts.map(|at| At { value: EvictRunning::Any, span: at.span }),
         default_band: Some(At { value: default_band, span }),
@@ -137,7 +137,7 @@ fn limits(f: &mut Fields<'_>, span: Span, plugins: Option<&Plugins>, sink: &mut 
     }
 }
 
-/// How long requests may wait, where `key` says it. 0 would be for ever there.
+/// Longest time in the queue from `key`. 0 would mean forever there.
 fn lifetime(f: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<Duration> {
     let ttl = f.get::<Duration>(key, sink);
     if let Some(at) = ttl.as_ref().filter(|at| at.value.is_zero()) {
@@ -146,7 +146,7 @@ fn lifetime(f: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<Durat
     ttl.filter(|at| !at.value.is_zero())
 }
 
-/// A band as both projects have it when nothing is said of it.
+/// A band with the defaults of both projects.
 fn usual_band(span: Span) -> schema::Band {
     schema::Band {
         priority: None,
@@ -164,7 +164,7 @@ fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schem
     let ttl = lifetime(f, "defaultRequestTTL", sink);
     let max_bytes = f.get::<Quantity>("maxBytes", sink).filter(|at| at.value.0 > 0);
     let max_requests = f.get::<Quantity>("maxRequests", sink);
-    // None of them is no limit; no bytes are the default.
+    // 0 requests mean no limit; 0 bytes mean the default.
     let unlimited = |at: At<Quantity>| At { value: if at.value.0 == 0 { u64::MAX } else { at.value.0 }, span: at.span };
     schema::Band {
         fairness: policy(f, "fairnessPolicyRef", Slot::Fairness, plugins, sink).or(usual.fairness),
@@ -176,7 +176,7 @@ fn band(f: &mut Fields<'_>, plugins: Option<&Plugins>, sink: &mut Sink) -> schem
     }
 }
 
-/// `saturationDetector`: a reference, or until GIE v1.4 the thresholds themselves.
+/// Reads `saturationDetector`: a reference, or until GIE v1.4 the thresholds themselves.
 fn detector(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) -> Opt<Strategy> {
     let mut detector = None;
     section(f, "saturationDetector", sink, |f, sink| {
@@ -192,7 +192,7 @@ fn detector(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) -> Opt<Strat
     detector
 }
 
-/// All admitters: both projects ask whichever are declared.
+/// All admitters: both projects use every declared one.
 fn admitters(plugins: &Plugins) -> Vec<At<Strategy>> {
     let declared = plugins.declared.iter().filter(|d| !d.broken && find(ADMITTERS, &d.kind).is_some());
     declared.map(|d| strategy(&d.kind, given(&d.parameters), d.name.span)).collect()
@@ -210,7 +210,7 @@ fn policy(
     let plugins = plugins?;
     let kind = plugins.in_slot(&at, slot, &f.path_of(key), sink)?;
     let declared = plugins.named(&at.value);
-    // What is wrong with it was said where it is declared.
+    // Its errors were reported with its declaration.
     if declared.is_some_and(|d| d.broken) {
         return None;
     }
@@ -227,7 +227,7 @@ fn strategy(name: &str, parameters: Option<Json>, span: Span) -> At<Strategy> {
     At { value: Strategy { name, parameters }, span }
 }
 
-/// A quantity of Kubernetes, such as `4Gi`, `500M`, `1k` or `1e3`, rounded up; a number until GIE v1.4.
+/// A quantity of Kubernetes, such as `4Gi`, `500M`, `1k` or `1e3`, rounded up; a plain number until GIE v1.4.
 struct Quantity(u64);
 
 impl Read for Quantity {

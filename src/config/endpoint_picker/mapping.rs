@@ -1,7 +1,7 @@
-//! What the parameters of producers, data sources and extractors become: settings of the pool.
+//! How parameters of producers, data sources and extractors become settings of the pool.
 //!
-//! Each function reads one plugin's parameters, says which of them change nothing and why, and leaves the rest unasked: the caller
-//! reports those, or hands them to the part of the pipeline that the plugin also is.
+//! Each function reads one plugin's parameters, reports which of them have no effect and why, and leaves the rest. The
+//! caller reports those, or passes them to the pipeline part of the plugin.
 
 use crate::defaults::{MAX_BLOCK_SIZE, MIN_INTERVAL};
 use crate::schema::{self, DeciderKind, DisaggregationMode, FromFlags, Opt, TokenizerKind};
@@ -14,14 +14,14 @@ use attache_scheduling::facts::session::AGENT_HEADERS;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Where llm-d's renderer runs when nobody says: beside the picker.
+/// Default address of llm-d's renderer: beside the picker.
 const DEFAULT_RENDER_URL: &str = "http://localhost:8000";
-/// llm-d's: whoever holds one token more is asked.
+/// llm-d's default: a server that has one token more cached is used.
 const DEFAULT_MIN_CACHED_TOKEN_DELTA: u32 = 1;
 /// Bytes of text that llm-d and GIE count as one token.
 const BYTES_PER_TOKEN: u32 = 4;
 
-/// What the plugins of a file say, as sections of ours.
+/// The plugins of a file as sections of Attaché's configuration.
 #[derive(Debug, Default)]
 pub(super) struct Mapped {
     pub(super) block_size: Opt<u32>,
@@ -31,23 +31,23 @@ pub(super) struct Mapped {
     pub(super) endpoints: FromFlags,
     pub(super) exchange: schema::Exchange,
     pub(super) disaggregation: Opt<schema::Disaggregation>,
-    /// Tokens more of a prompt that make a server worth fetching from.
+    /// Cached prompt tokens that another server must have more to be worth a transfer.
     pub(super) source_tokens: Opt<u32>,
-    /// Where it is said that requests are sent to a rank of the picker's choice.
+    /// Whether requests are sent to a rank that the picker chooses, with its position.
     pub(super) choose_rank: Opt<bool>,
     pub(super) flow_control: Opt<schema::FlowControl>,
-    /// Requests are queued: the feature gate of flow control is set.
+    /// Whether requests are queued: the feature gate of flow control is set.
     pub(super) queues: bool,
-    /// A plugin keeps the sessions of `agent-identity` together.
+    /// Whether a plugin keeps the sessions of `agent-identity` together.
     pub(super) agent_affinity: bool,
-    /// The file of endpoints that a plugin names.
+    /// The endpoints file that a plugin names.
     pub(super) endpoints_file: Opt<schema::EndpointsFile>,
-    /// A section says that endpoints come from that plugin.
+    /// Whether a section selects that plugin as the source of endpoints.
     pub(super) discovers: bool,
 }
 
-/// What a profile handler means that has a profile for prefill or encode: llm-d's sidecar stands before the decode servers. Which requests are
-/// split, the handler says itself.
+/// Settings for a profile handler with a prefill or encode profile: llm-d's sidecar runs beside the decode workers. The
+/// handler itself decides which requests are split.
 pub(super) fn sidecars(to: &mut Mapped, span: Span) {
     let mode = Some(At { value: DisaggregationMode::Header, span });
     to.disaggregation = Some(At { value: schema::Disaggregation { mode, ..Default::default() }, span });
@@ -67,11 +67,11 @@ pub(super) fn p2p_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     ignored(f, &["prefillProfileName"], "the prefill profile is the one that the profile handler names", sink);
 }
 
-/// `disaggregation` of a pool whose handler means `given`, with the server that a prompt's beginning is fetched from.
+/// `disaggregation` of a pool whose handler gives `given`, with the transfer of cached prefixes from other servers.
 pub(super) fn fetching(given: Opt<schema::Disaggregation>, source_tokens: Opt<u32>) -> Opt<schema::Disaggregation> {
     let Some(least) = source_tokens else { return given };
     let At { value, span } = given.unwrap_or_else(|| {
-        // No handler splits requests: the sidecar fetches, and does nothing else.
+        // No handler splits requests: the sidecar only fetches.
         let span = least.span;
         let kind = At { value: DeciderKind::Never, span };
         let never = schema::Decider { kind, non_cached_tokens: None, prompt_tokens: None };
@@ -90,7 +90,7 @@ pub(super) fn choose_rank(f: &mut Fields<'_>, to: &mut Mapped, _: &mut Sink) {
     to.choose_rank = Some(At { value: true, span: f.span });
 }
 
-/// Sets what no plugin before has set; the first one counts.
+/// Sets a value that no earlier plugin has set; the first one is used.
 fn set<T>(to: &mut Opt<T>, value: Opt<T>, path: &str, sink: &mut Sink) {
     match (to.as_ref(), value) {
         (_, None) => {}
@@ -105,7 +105,7 @@ fn set<T>(to: &mut Opt<T>, value: Opt<T>, path: &str, sink: &mut Sink) {
     }
 }
 
-/// Reads `key` and puts it into a setting that nobody has set.
+/// Reads `key` into a setting that no earlier plugin has set.
 macro_rules! take {
     ($fields:ident, $key:literal => $to:expr, $sink:ident) => {
         let value = $fields.get($key, $sink);
@@ -113,7 +113,7 @@ macro_rules! take {
     };
 }
 
-/// Warns of parameters that change nothing here.
+/// Warns of parameters without effect.
 pub(super) fn ignored(fields: &mut Fields<'_>, keys: &[&'static str], why: &str, sink: &mut Sink) {
     for key in keys {
         if let Some(node) = fields.node(key) {
@@ -126,7 +126,7 @@ fn no_effect(path: &str, span: Span, name: &str, why: &str, sink: &mut Sink) {
     sink.push(Diagnostic::new(Code::NoEffect, path, format!("`{name}` has no effect: {why}")).at(span));
 }
 
-/// A mapping below `key`, read by `read`; what that leaves is reported.
+/// Reads a mapping below `key` with `read`, and reports unknown keys.
 fn within(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink, read: impl FnOnce(&mut Fields<'_>, &mut Sink)) {
     let path = fields.path_of(key);
     if let Some(mut inner) = fields.node(key).and_then(|node| Fields::of(node, &path, sink)) {
@@ -141,14 +141,14 @@ pub(super) fn approx_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink
     bounds(f, sink);
 }
 
-/// What bounds the index there and has nothing to bound here.
+/// Limits of the index that have no counterpart in Attaché.
 fn bounds(f: &mut Fields<'_>, sink: &mut Sink) {
     const ROOM: &str = "each server says itself how many blocks it has room for";
     ignored(f, &["autoTune", "lruCapacityPerServer"], ROOM, sink);
     ignored(f, &["maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"], "prompts are compared to their end", sink);
 }
 
-/// Reads a block's size in tokens, else under its older name, in units of which `old_units` make a token.
+/// Reads the block size in tokens, or under its older name in units of which `old_units` make a token.
 fn block_size(f: &mut Fields<'_>, old_units: u32, to: &mut Mapped, sink: &mut Sink) {
     if f.node("blockSizeTokens").is_some() {
         block_size_in(f, "blockSizeTokens", 1, to, sink);
@@ -170,8 +170,8 @@ fn block_size_in(f: &mut Fields<'_>, key: &'static str, per_token: u32, to: &mut
     }
 }
 
-/// `prefix-cache-scorer`: until GIE v1.4 it held what is now the producer's, and in llm-d v0.5 (`mode: cache_tracking`) what is now the
-/// precise producer's.
+/// `prefix-cache-scorer`: until GIE v1.4 it had the parameters of today's producer, and in llm-d v0.5 (`mode:
+/// cache_tracking`) those of today's precise producer.
 pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     let mode = f.get::<String>("mode", sink);
     if let Some(at) = mode.as_ref().filter(|at| !["estimate", "cache_tracking"].contains(&at.value.as_str())) {
@@ -188,19 +188,19 @@ pub(super) fn prefix_scorer(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink
     bounds(f, sink);
 }
 
-/// `no-hit-lru-scorer`, `prefix-based-pd-decider`: which prefixes they go by.
+/// The prefix index of `no-hit-lru-scorer` and `prefix-based-pd-decider`.
 pub(super) fn one_index(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(f, &["prefixPluginType", "prefixPluginName"], "a pool has one index of prefixes", sink);
 }
 
-/// `disagg-profile-handler`, which llm-d's older files give what belonged to `pd-profile-handler`.
+/// `disagg-profile-handler`, to which llm-d's older files give parameters of `pd-profile-handler`.
 pub(super) fn disagg(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     pd(f, to, sink);
     ignored(f, &["threshold"], "a decider says which requests are split, such as `prefix-based-pd-decider`", sink);
 }
 
-/// `burst-prefix-cache-producer`: a prompt that is on its way counts as cached where it goes, so that equal prompts that arrive together go
-/// together without waiting for each other.
+/// `burst-prefix-cache-producer`: a prompt in flight counts as cached at its endpoint, so that equal prompts which
+/// arrive together go to one endpoint without waiting for each other.
 pub(super) fn burst_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     block_size_in(f, "blockSizeTokens", 1, to, sink);
     const AT_ONCE: &str =
@@ -210,7 +210,7 @@ pub(super) fn burst_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink)
     ignored(f, &["maxPerReplica", "balanceBy", "minColocateBlocks"], BY_SCORERS, sink);
 }
 
-/// `mm-embeddings-cache-producer`, whose size goes to the scorer.
+/// `mm-embeddings-cache-producer`, whose size becomes a parameter of the scorer.
 pub(super) fn embeddings_cache(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     for key in ["cacheSizeInMBPerServer", "cacheSizeInMB", "cacheSize"] {
         let path = f.path_of(key);
@@ -231,7 +231,7 @@ pub(super) fn affinity(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(f, KEYS, MEASURED, sink);
 }
 
-/// `latency-scorer`, and the parameters of its producer under their older names.
+/// `latency-scorer`, with the parameters of its producer under their older names.
 pub(super) fn latency(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     ignored(
         f,
@@ -254,7 +254,7 @@ pub(super) fn latency(f: &mut Fields<'_>, _: &mut Mapped, sink: &mut Sink) {
     );
 }
 
-/// Why the parameters of latency predictors change nothing.
+/// Why the parameters of latency predictors have no effect.
 pub(super) const LEARNED: &str = "each server's speed is learned from its responses";
 /// The parameters of latency predictors.
 pub(super) const LEARNED_PARAMETERS: &[&str] = &[
@@ -303,7 +303,7 @@ pub(super) fn tokens(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     let estimating = estimate.is_some() || backend.as_ref().is_some_and(|b| b.value == "estimate");
     let tokenizer = match (renderer, model, &backend) {
         (Some(renderer), ..) => Some(renderer),
-        // Without a backend, the name of a model stands for a renderer beside the picker.
+        // Without a backend, a model name means a renderer beside the picker.
         (None, span, backend) if !estimating && (span.is_some() || backend.is_some()) => {
             let span = span.or(backend.as_ref().map(|b| b.span)).unwrap_or_default();
             Some(At { value: tokenizer(TokenizerKind::Remote, Some(DEFAULT_RENDER_URL), span), span })
@@ -356,7 +356,7 @@ fn interval(f: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<Durat
     Some(at)
 }
 
-/// `precise-prefix-cache-producer`, and `precise-prefix-cache-scorer`, which was both in one.
+/// `precise-prefix-cache-producer`, and `precise-prefix-cache-scorer`, which combined producer and scorer.
 pub(super) fn precise_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     const OWN_INDEX: &str = "Attaché's own index is used";
     within(f, "tokenProcessorConfig", sink, |f, sink| token_processor(f, to, sink));
@@ -365,7 +365,7 @@ pub(super) fn precise_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
         within(&mut inner, "tokenProcessorConfig", sink, |f, sink| token_processor(f, to, sink));
         ignored(&mut inner, &["tokenizersPoolConfig"], "tokens come from a `token-producer`", sink);
         ignored(&mut inner, &["prefixStoreConfig"], "tokens of text that was seen are kept without it", sink);
-        // Its makers read it without asking what a key means; there is none that would mean anything here.
+        // Upstream accepts any key here, and none has a counterpart in Attaché.
         for (key, node) in inner.rest() {
             no_effect(&inner.path_of(&key.value), node.span, &key.value, OWN_INDEX, sink);
         }
@@ -400,7 +400,8 @@ fn kv_events(f: &mut Fields<'_>, sink: &mut Sink) -> schema::KvEvents {
         }
         ignored(f, &["podLabelSelector", "podNamespace"], "all endpoints of the pool are listened to", sink);
     });
-    // Both at once is two subscriptions to the same events there; the servers' own sockets say more clearly whose they are.
+    // Upstream subscribes twice to the same events if both are set. The servers' own sockets identify the server, so
+    // they are used.
     let from_servers = discover.as_ref().is_some_and(|at| at.value) || events.port.is_some();
     if let Some(at) = bind {
         if from_servers {
@@ -423,7 +424,7 @@ fn kv_events(f: &mut Fields<'_>, sink: &mut Sink) -> schema::KvEvents {
             sink,
         );
     }
-    // Events say themselves whose they are.
+    // Events identify their engine themselves.
     f.expect(&["engineType"]);
     const ONE_READER: &str = "events are read as fast as they come, by one task for each socket";
     ignored(f, &["concurrency"], ONE_READER, sink);
@@ -431,7 +432,7 @@ fn kv_events(f: &mut Fields<'_>, sink: &mut Sink) -> schema::KvEvents {
     schema::KvEvents { topic, ..events }
 }
 
-/// `tcp://*:5557` as a socket that can be bound.
+/// `tcp://*:5557` as an address to bind to.
 fn socket(at: At<String>, path: &str, sink: &mut Sink) -> Opt<String> {
     let value = at.value.replacen("://*:", "://0.0.0.0:", 1);
     if value.strip_prefix("tcp://").is_some_and(|rest| rest.parse::<SocketAddr>().is_ok()) {
@@ -452,12 +453,12 @@ pub(super) fn metrics_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
         sink.out_of_range(at.span, &f.path_of("path"), format!("`{shown}`"), "a path that begins with `/`");
     }
     set(&mut metrics.path, path, &f.path_of("path"), sink);
-    // 0 means the serving port.
+    // Port 0 means the port of the model server.
     let port = f.get::<u16>("port", sink).filter(|at| at.value != 0);
     set(&mut metrics.port, port, &f.path_of("port"), sink);
     let every = interval(f, "interval", sink);
     set(&mut to.scrape.interval, every, &f.path_of("interval"), sink);
-    // There nobody looks at certificates unless told to.
+    // Upstream does not verify certificates by default.
     let skip = f.get("insecureSkipVerify", sink).unwrap_or(At { value: true, span: f.span });
     set(&mut to.scrape.insecure_skip_verify, Some(skip), &f.path_of("insecureSkipVerify"), sink);
     const SYSTEM: &str = "certificates are checked against those that the system trusts, and none is shown";
@@ -468,13 +469,13 @@ pub(super) fn metrics_source(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
 pub(super) fn file_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     let (path, span) = (f.path.clone(), f.span);
     let file = f.required::<String>("path", sink);
-    // llm-d reads the file again only where the configuration asks for it.
+    // llm-d reads the file again only if the configuration asks for it.
     let watch = f.get("watchFile", sink).or(Some(At { value: false, span }));
     let file = file.map(|file| schema::EndpointsFile { path: file, watch, engine: None, metrics: None });
     set(&mut to.endpoints_file, file.map(|value| At { value, span }), &path, sink);
 }
 
-/// `multicluster-file-discovery`: the gateways of other clusters as endpoints, which have no metrics page of a model server.
+/// `multicluster-file-discovery`: gateways of other clusters as endpoints, which have no metrics of a model server.
 pub(super) fn cluster_discovery(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink) {
     to.endpoints.engine.get_or_insert(At { value: Engine::None, span: f.span });
     file_discovery(f, to, sink);

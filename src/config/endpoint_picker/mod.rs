@@ -1,10 +1,12 @@
-//! Files of kind `EndpointPickerConfig`, as GIE's picker and llm-d's router read them: one pool whose strategy is `pipeline`.
+//! Files of kind `EndpointPickerConfig`, in the format of GIE's picker and llm-d's router: one pool with the strategy
+//! `pipeline`.
 //!
-//! Such a file names plugins and puts them into profiles; it names no endpoints, so those come from flags. What each plugin type
-//! becomes stands in `catalogue`: a part of the pipeline, settings (`mapping`), something that is always in force here, or nothing,
-//! and then a warning says why. Nothing is dropped in silence, and what would send requests elsewhere is refused. `plugins` makes
-//! the plugins, `profiles` builds the pipeline of them, `flow` the queues, `sections` checks the rest of the file. Older versions of the format are
-//! read too. Called by `schema`; the result is a [`schema::File`], which `validate` treats like any other.
+//! Such a file declares plugins and puts them into profiles. It names no endpoints, so those come from flags.
+//! `catalogue` lists how each plugin type is handled: as a part of the pipeline, as settings (`mapping`), as always in
+//! effect, or without effect, which is a warning with the reason. Nothing is dropped silently, and a plugin without
+//! which requests would go elsewhere is rejected. `plugins` builds the plugins, `profiles` the pipeline, `flow` the
+//! queues, and `sections` checks the rest. Older versions of the format are supported. Called by `schema`; the result
+//! is a [`schema::File`], which `validate` handles like any other.
 //!
 //! Source: the configuration API and loaders of GIE v0.5 to v1.5 and of llm-d-router v0.10.
 
@@ -26,12 +28,12 @@ use catalogue::IMPLICIT;
 use mapping::Mapped;
 use plugins::Plugins;
 
-/// The kind of document.
+/// Kind of the document.
 const KIND: &str = "EndpointPickerConfig";
-/// Its versions: both projects' own, and a group that GIE's documentation shows in places.
+/// Supported versions: those of both projects, and a group in some of GIE's documentation.
 const API_VERSIONS: &[&str] =
     &["inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1alpha1", "llm-d.ai/v1", "config.x-k8s.io/v1alpha1"];
-/// The strategy that such a file describes.
+/// The strategy of such a file.
 const PIPELINE: &str = "pipeline";
 
 /// Whether the document is of this kind.
@@ -40,7 +42,7 @@ pub(super) fn is(root: &Node) -> bool {
     entries.iter().any(|(key, node)| key.value == "kind" && matches!(&node.value, Value::Text(kind) if kind == KIND))
 }
 
-/// Reads the document. `None` when its version is not known: then nothing else in it can be judged.
+/// Reads the document. `None` if its version is unknown: then nothing else in it can be checked.
 pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let mut f = Fields::of(root, "", sink)?;
     f.expect(&["kind"]);
@@ -54,12 +56,12 @@ pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let plugins = Plugins::read(&mut f, &mut mapped, sink);
     let strategy = profiles::pipeline(&mut f, &plugins, &mut mapped, sink);
     sections::data_layer(&mut f, &plugins, &mut mapped, sink);
-    // Files from before llm-d v0.9 was released have it outside of `dataLayer`.
+    // Files from before llm-d v0.9 have it outside of `dataLayer`.
     sections::section(&mut f, "discovery", sink, |f, sink| sections::discovery(f, &plugins, &mut mapped, sink));
     sections::parsers(&mut f, &plugins, sink);
     flow::flow_control(&mut f, &gates, &plugins, &mut mapped, sink);
     f.finish(sink);
-    // A pipeline of which a part is missing would only be complained of a second time.
+    // A pipeline with a missing part would only cause a second report of the same mistake.
     let strategy = if errors(sink) == before { Some(strategy) } else { None };
     mapped.flow_control = mapped.flow_control.filter(|_| strategy.is_some());
     Some(file(mapped, strategy, root.span, sink))
@@ -82,7 +84,7 @@ fn check_version(f: &mut Fields<'_>, sink: &mut Sink) -> bool {
     false
 }
 
-/// One pool, of what was read.
+/// The configuration with one pool.
 fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink: &mut Sink) -> File {
     let Mapped { block_size, tokenizer, kv_events, choose_rank, scrape, endpoints, mut exchange, flow_control, .. } =
         mapped;
@@ -141,7 +143,7 @@ fn file(mapped: Mapped, strategy: Option<At<schema::Strategy>>, span: Span, sink
     File { exchange, pools, ..File::default() }
 }
 
-/// A reference to a plugin that nobody has declared.
+/// Reports a reference to an undeclared plugin.
 fn undefined(at: &At<String>, path: &str, declared: &Plugins, sink: &mut Sink) {
     let shown: String = at.value.chars().take(60).collect();
     let message = format!("no plugin is called `{shown}`");

@@ -1,4 +1,4 @@
-//! The section `plugins`: names, types and parameters, and what each becomes.
+//! The section `plugins`: names, types and parameters, and how each is handled.
 
 use super::catalogue::{self, Entry, Fate, IMPLICIT, Slot};
 use super::flow;
@@ -14,45 +14,45 @@ use attache_types::params::{ParamError, Step};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 
-/// The parameter by which parts of the pipeline name who feeds them with prefixes.
+/// The parameter by which parts of the pipeline name their producer of prefixes.
 const PREFIX_PRODUCER: &str = "prefixMatchInfoProducerName";
-/// The producer that both projects make when nobody declares one.
+/// The producer that both projects create if none is declared.
 const DEFAULT_PREFIX_PRODUCER: &str = "approx-prefix-cache-producer";
 
-/// 2: llm-d's `mm-embeddings-cache-producer` takes an item's embeddings for 2 MiB.
+/// 2: llm-d's `mm-embeddings-cache-producer` assumes 2 MiB for the embeddings of an item.
 const MEGABYTES_PER_ITEM: u64 = 2;
 
-/// One plugin of the file.
+/// One declared plugin.
 #[derive(Debug)]
 pub(super) struct Declared {
-    /// Its name, else its type.
+    /// Name of the plugin; by default its type.
     pub name: At<String>,
-    /// Its type, under its present name.
+    /// Type of the plugin, under its present name.
     pub kind: String,
-    /// What the catalogue says of it; `None` for types that only the registry knows, and for unknown ones.
+    /// The entry in the catalogue; `None` for types that only the registry has, and for unknown ones.
     pub entry: Option<&'static Entry>,
-    /// The part of the pipeline that it is, when it is one.
+    /// The part of the pipeline, if the plugin is one.
     pub part: Option<Plugin>,
-    /// What it was made with.
+    /// Parameters that the plugin was built with.
     pub parameters: Json,
-    /// It was reported: nothing is known of what it would have been.
+    /// Whether an error of it was reported, so that nothing else is known about it.
     pub broken: bool,
 }
 
 impl Declared {
-    /// It has no effect, which was said.
+    /// Whether it has no effect, which was reported.
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.entry, Some(Entry { fate: Fate::Idle(..), .. }))
     }
 }
 
-/// All of them, in the order of the file.
+/// All declared plugins, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct Plugins {
     pub(super) declared: Vec<Declared>,
 }
 
-/// What is read of a plugin before any is made.
+/// Name, type and parameters of a plugin before it is built.
 struct Head<'n> {
     path: String,
     name: At<String>,
@@ -61,7 +61,7 @@ struct Head<'n> {
 }
 
 impl Plugins {
-    /// Reads the section, makes the parts of the pipeline and maps the rest.
+    /// Reads the section, builds the parts of the pipeline and maps the rest to settings.
     pub(super) fn read(f: &mut Fields<'_>, mapped: &mut Mapped, sink: &mut Sink) -> Self {
         let items: &[Node] = match f.node("plugins") {
             None => &[],
@@ -86,17 +86,17 @@ impl Plugins {
         Self { declared: heads.into_iter().map(|head| declare(head, &beside, mapped, sink)).collect() }
     }
 
-    /// The names of all.
+    /// The names of all plugins.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.declared.iter().map(|d| d.name.value.as_str())
     }
 
-    /// The plugin called so.
+    /// The plugin of this name.
     pub(super) fn named(&self, name: &str) -> Option<&Declared> {
         self.declared.iter().find(|d| d.name.value == name)
     }
 
-    /// Whether the plugin that is named in a section can stand there; the type that it has.
+    /// The type of the plugin that a section names, if it can be used there.
     pub(super) fn in_slot(&self, at: &At<String>, slot: Slot, path: &str, sink: &mut Sink) -> Option<&str> {
         let found = self.named(&at.value);
         let implicit = || IMPLICIT.contains(&at.value.as_str()).then(|| catalogue::entry(&at.value)).flatten();
@@ -123,18 +123,18 @@ impl Plugins {
 
 /// Settings of a plugin that other parts of the file decide.
 struct Beside {
-    /// The names of all.
+    /// The names of all plugins.
     names: Vec<String>,
-    /// The headers of `agent-identity`, where it is declared.
+    /// The headers of `agent-identity`, if it is declared.
     session_headers: Option<Vec<String>>,
-    /// A plugin keeps the sessions of `agent-identity` together.
+    /// Whether a plugin keeps the sessions of `agent-identity` together.
     agent_affinity: bool,
-    /// How many items `mm-embeddings-cache-producer` remembers of each server, where it says so.
+    /// Items per server in the cache of `mm-embeddings-cache-producer`, if it is set.
     encoded_items: Option<u32>,
 }
 
 impl Beside {
-    /// Mistakes are reported where the plugins themselves are read.
+    /// Reads them without reports; mistakes are reported where the plugins themselves are read.
     fn of(heads: &[Head<'_>]) -> Self {
         let parameters = |kind: &str| {
             let is = |head: &&Head<'_>| head.kind.as_ref().is_some_and(|at| at.value == kind);
@@ -162,7 +162,7 @@ impl Beside {
         Self { names, session_headers, agent_affinity, encoded_items }
     }
 
-    /// The parameters of a part, with what other plugins say about it.
+    /// The parameters of a part, completed by other plugins.
     fn complete(&self, type_name: &str, mut parameters: Json) -> Json {
         match type_name {
             "mm-embeddings-cache-scorer" if parameters.is_null() => {
@@ -185,7 +185,7 @@ impl Beside {
     }
 }
 
-/// As much of a text as a message shows.
+/// Shortens a text for a message.
 fn clip(text: &str) -> String {
     text.chars().take(60).collect()
 }
@@ -248,7 +248,7 @@ fn declare(head: Head<'_>, beside: &Beside, mapped: &mut Mapped, sink: &mut Sink
     declared
 }
 
-/// What is no part of the pipeline; false when it is refused.
+/// Applies a plugin that is not a part of the pipeline; false if it is rejected.
 fn apply(kind: &At<String>, path: &str, fate: Fate, mut f: Fields<'_>, mapped: &mut Mapped, sink: &mut Sink) -> bool {
     match fate {
         Fate::Settings(reads) => reads(&mut f, mapped, sink),
@@ -273,7 +273,7 @@ fn apply(kind: &At<String>, path: &str, fate: Fate, mut f: Fields<'_>, mapped: &
     true
 }
 
-/// Makes a part of the pipeline of the parameters that nobody has taken.
+/// Builds a part of the pipeline from the remaining parameters.
 fn part(
     kind: &At<String>,
     path: &str,
@@ -286,7 +286,7 @@ fn part(
         unknown(kind, path, sink);
         return None;
     };
-    // There is one index of prefixes in a pool, whoever feeds it.
+    // A pool has one prefix index, whichever producer is named.
     if let Some(at) = f.get::<String>(PREFIX_PRODUCER, sink)
         && at.value != DEFAULT_PREFIX_PRODUCER
         && !beside.names.contains(&at.value)
@@ -308,14 +308,14 @@ fn part(
     }
 }
 
-/// The parameters that nobody has taken.
+/// The parameters that were not read before.
 fn rest(f: &Fields<'_>) -> Json {
     let rest: serde_json::Map<String, Json> =
         f.rest().map(|(k, node)| (k.value.clone(), node.value.to_json())).collect();
     if rest.is_empty() { Json::Null } else { Json::Object(rest) }
 }
 
-/// Reports parameters that a plugin does not take, at the value that is wrong.
+/// Reports parameters that a plugin does not take, at the position of the invalid value.
 fn refused(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
     let (first, rest) = match error.steps() {
         [Step::Key(first), rest @ ..] => (Some(first), rest),

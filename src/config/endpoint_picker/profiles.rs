@@ -1,4 +1,5 @@
-//! The section `schedulingProfiles`, and the pipeline that comes of it and of the plugins: the rules for what may be left out.
+//! The section `schedulingProfiles`, and the pipeline that results from it and the plugins, with the rules for omitted
+//! parts.
 
 use super::catalogue::Slot;
 use super::mapping::{self, Mapped};
@@ -13,18 +14,18 @@ use attache_scheduling::profile::division::{Division, StageProfile, Stages};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 
-/// The profile that is made when the file has none.
+/// The profile that is used if the file has none.
 const DEFAULT_PROFILE: &str = "default";
-/// The picker that is made when the file has none.
+/// The picker that is used if the file has none.
 const DEFAULT_PICKER: &str = "max-score-picker";
 
-/// One profile: its plugins in order, each with the weight that the file gives.
+/// One profile: its plugins in order, with their weights.
 struct Profile<'p> {
     name: At<String>,
     plugins: Vec<(&'p Declared, Option<f64>)>,
 }
 
-/// The pipeline of the file. Meaningless when an error was reported.
+/// Builds the pipeline of the file. Without meaning if an error was reported.
 pub(super) fn pipeline(
     f: &mut Fields<'_>,
     plugins: &Plugins,
@@ -76,7 +77,7 @@ fn read<'p>(node: Option<&Node>, plugins: &'p Plugins, sink: &mut Sink) -> Vec<P
         let below = f.path_of("plugins");
         let parts = f.node("plugins").map(|node| entries(node, &below, plugins, sink)).unwrap_or_default();
         f.finish(sink);
-        // A profile without a name was reported; it still stands for itself.
+        // A profile without a name was reported; it still counts as a profile.
         let name = name.unwrap_or(At { value: path, span: item.span });
         profiles.push(Profile { name, plugins: parts });
     }
@@ -113,7 +114,7 @@ fn entry<'p>(node: &Node, path: &str, plugins: &'p Plugins, sink: &mut Sink) -> 
         Diagnostic::new(Code::NoEffect, path, format!("{what} has no effect: {why}")).at(span)
     };
     match (&declared.part, weight) {
-        // Was spoken of where it is declared.
+        // Reported with its declaration.
         (None, _) if declared.broken || declared.is_idle() => None,
         (None | Some(Plugin::Handler(_) | Plugin::Decider(_)), _) => {
             let what = format!("`{}` in a profile", reference.value);
@@ -142,7 +143,7 @@ fn is_decider(declared: &Declared) -> bool {
     matches!(declared.part, Some(Plugin::Decider(_)))
 }
 
-/// The stages that a handler knows beside the answer.
+/// The stages of a handler besides decode.
 fn stages(handler: Option<&Declared>) -> Option<Stages> {
     let Some(Plugin::Handler(part)) = &handler?.part else { return None };
     match part.division() {
@@ -151,7 +152,7 @@ fn stages(handler: Option<&Declared>) -> Option<Stages> {
     }
 }
 
-/// Whether the handler asks the plugin called `name`.
+/// Whether the handler uses the plugin called `name`.
 fn asks(stages: Option<&Stages>, name: &str) -> bool {
     stages.is_some_and(|s| s.iter().any(|stage| stage.decider.as_ref().is_some_and(|d| d.name == name)))
 }
@@ -168,7 +169,8 @@ fn check_names(profiles: &[Profile<'_>], sink: &mut Sink) {
     }
 }
 
-/// All that filters, scores or picks, in the order of the file. `None` when nothing does: then the pipeline's own default holds.
+/// All filters, scorers and pickers of a profile, in the order of the file. `None` if it has none: then the pipeline's
+/// default applies.
 fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
     let parts = plugins.declared.iter().filter(|d| d.part.is_some() && !is_handler(d) && !is_decider(d));
     let parts: Vec<_> = parts.map(|d| (d, None)).collect();
@@ -176,12 +178,12 @@ fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
     (!parts.is_empty()).then_some(Profile { name, plugins: parts })
 }
 
-/// What is declared for a profile and stands in none was probably forgotten. Pickers stand in for those that a profile leaves out, and
+/// Warns of plugins that are declared for a profile and used in none. Pickers replace those that a profile omits, and
 /// saturation detectors have a section of their own.
 fn warn_of_unused(plugins: &Plugins, profiles: &[Profile<'_>], sink: &mut Sink) {
     for declared in &plugins.declared {
         let detector = declared.entry.is_some_and(|e| e.slots.contains(&Slot::Detector));
-        // By name: of two that are called the same, which was reported, either may have been meant.
+        // By name: if two have the same name, which was reported, either may be meant.
         let used = profiles.iter().flat_map(|p| &p.plugins).any(|(d, _)| d.name.value == declared.name.value);
         let elsewhere = is_picker(declared) || is_handler(declared) || is_decider(declared);
         if declared.part.is_none() || detector || used || elsewhere {
@@ -202,7 +204,7 @@ fn check_pickers(profile: &Profile<'_>, sink: &mut Sink) {
     }
 }
 
-/// A profile without a picker gets one that is declared, as upstream; it takes any, we the first.
+/// The picker of a profile without one: a declared picker, as upstream. Upstream takes any of them, Attaché the first.
 fn add_picker<'p>(profile: &mut Profile<'p>, plugins: &'p Plugins) {
     if !profile.plugins.iter().any(|(d, _)| is_picker(d)) {
         profile.plugins.extend(plugins.declared.iter().find(|d| is_picker(d)).map(|d| (d, None)));
@@ -239,7 +241,7 @@ fn handler<'p>(plugins: &'p Plugins, profiles: &[Profile<'_>], span: Span, sink:
     first
 }
 
-/// What keeps the stages of a handler from running.
+/// Reports what keeps the stages of a handler from running.
 fn check_stages(handler: &Declared, stages: &Stages, profiles: &[&str], plugins: &Plugins, sink: &mut Sink) {
     let no_effect = |message: String| Diagnostic::new(Code::NoEffect, "plugins", message).at(handler.name.span);
     let named = |stage: &StageProfile| profiles.contains(&stage.profile.as_str());
@@ -264,7 +266,7 @@ fn check_stages(handler: &Declared, stages: &Stages, profiles: &[&str], plugins:
     }
 }
 
-/// A decider that nobody asks was probably forgotten.
+/// Warns of a decider that no handler uses.
 fn check_deciders(plugins: &Plugins, handler: Option<&Declared>, sink: &mut Sink) {
     let stages = stages(handler);
     for declared in plugins.declared.iter().filter(|d| is_decider(d)) {

@@ -1,5 +1,5 @@
-//! The sections of the file besides `plugins`, profiles and flow control: feature gates, data layer, parsers. Their shape and their
-//! references are checked in full, as upstream; most of what they say is always so here.
+//! The sections besides `plugins`, profiles and flow control: feature gates, data layer, parsers. Structure and
+//! references are checked as upstream does; most of their content is always in effect in Attaché.
 
 use super::catalogue::Slot;
 use super::mapping::{Mapped, ignored};
@@ -9,16 +9,16 @@ use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
 use attache_config_schema::document::{Node, Value};
 use attache_pool::Engine;
 
-/// The gate of flow control.
+/// The feature gate of flow control.
 pub(super) const FLOW_CONTROL: &str = "flowControl";
-/// All gates of all versions.
+/// All feature gates of all versions.
 const GATES: &[&str] =
     &[FLOW_CONTROL, "dataLayer", "enableLegacyMetrics", "haPopulateNonLeaderDatastore", "prepareDataPlugins"];
 
-/// The gates that something depends on here.
+/// The feature gates with an effect in Attaché.
 #[derive(Debug, Default)]
 pub(super) struct Gates {
-    /// Where flow control is asked for.
+    /// Where flow control is enabled.
     pub(super) flow_control: Option<Span>,
 }
 
@@ -27,7 +27,7 @@ pub(super) fn no_effect(path: &str, span: Span, why: &str) -> Diagnostic {
     Diagnostic::new(Code::NoEffect, path, format!("`{name}` has no effect: {why}")).at(span)
 }
 
-/// `featureGates`: names, each alone or with `=true` or `=false`.
+/// Reads `featureGates`: names, each alone or with `=true` or `=false`.
 pub(super) fn feature_gates(f: &mut Fields<'_>, sink: &mut Sink) -> Gates {
     let mut gates = Gates::default();
     for (i, at) in
@@ -64,7 +64,7 @@ pub(super) fn feature_gates(f: &mut Fields<'_>, sink: &mut Sink) -> Gates {
     gates
 }
 
-/// A list of mappings below `key`; each is read by `read` and what that leaves is reported.
+/// Reads a list of mappings below `key`, each with `read`, and reports unknown keys.
 pub(super) fn each(
     f: &mut Fields<'_>,
     key: &'static str,
@@ -85,7 +85,7 @@ pub(super) fn each(
     }
 }
 
-/// A mapping below `key`, likewise.
+/// Reads a mapping below `key` with `read`, and reports unknown keys.
 pub(super) fn section(
     f: &mut Fields<'_>,
     key: &'static str,
@@ -99,14 +99,14 @@ pub(super) fn section(
     }
 }
 
-/// The plugin that `pluginRef` names, when it can stand there; its type.
+/// The type of the plugin in `pluginRef`, if it can be used there.
 fn plugin_ref<'p>(f: &mut Fields<'_>, slot: Slot, plugins: &'p Plugins, sink: &mut Sink) -> Option<(&'p str, Span)> {
     let at = f.required::<String>("pluginRef", sink)?;
     let path = f.path_of("pluginRef");
     plugins.in_slot(&at, slot, &path, sink).map(|kind| (kind, at.span))
 }
 
-/// `dataLayer`, which was `data` in between.
+/// Reads `dataLayer`, which was called `data` in some versions.
 pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Mapped, sink: &mut Sink) {
     if let (Some(_), Some(old)) = (f.node("dataLayer"), f.node("data")) {
         sink.push(no_effect("data", old.span, "`dataLayer` is its new name, and is there too"));
@@ -122,7 +122,7 @@ pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Map
             });
         });
         if !scraped {
-            // Nobody is to read metrics: the ledger alone decides.
+            // Without a source metrics are not scraped: the ledger alone decides.
             mapped.endpoints.engine = Some(At { value: Engine::None, span: f.span });
         }
         section(f, "discovery", sink, |f, sink| discovery(f, plugins, mapped, sink));
@@ -134,7 +134,7 @@ pub(super) fn data_layer(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Map
     });
 }
 
-/// `discovery`: until llm-d v1 the reference stood in the section itself.
+/// Reads `discovery`: before llm-d v1 the reference was in the section itself.
 pub(super) fn discovery(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Mapped, sink: &mut Sink) {
     if f.node("endpoints").is_some() {
         section(f, "endpoints", sink, |f, sink| {
@@ -145,7 +145,7 @@ pub(super) fn discovery(f: &mut Fields<'_>, plugins: &Plugins, mapped: &mut Mapp
     }
 }
 
-/// `requestHandler.parsers`, which was `parser`.
+/// Reads `requestHandler.parsers`, which was called `parser`.
 pub(super) fn parsers(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) {
     let mut named = Vec::new();
     section(f, "requestHandler", sink, |f, sink| {

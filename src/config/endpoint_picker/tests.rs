@@ -1,5 +1,5 @@
-//! What a file becomes, the files that llm-d ships, and what becomes of each plugin. Beside: the cases of the loaders of GIE and llm-d, damaged
-//! files.
+//! What a file becomes, the files that llm-d ships, and what becomes of each plugin. Beside: the cases of the loaders
+//! of GIE and llm-d, damaged files.
 
 use super::catalogue::{self, CATALOGUE, Fate, IMPLICIT};
 use crate::schema::{File, Pool, TokenizerKind};

@@ -1,4 +1,4 @@
-//! What is known of the servers' KV caches, and how they go from one to another.
+//! Prefix cache, tokenizers, KV events and disaggregation.
 
 use super::{Bytes, Decider, DisaggregationMode, Fallback, Opt, Scheme, TokenizerKind, word};
 use crate::settings::TokenizerFallback;
@@ -8,7 +8,7 @@ use attache_config_schema::document::{Node, Value};
 use std::time::Duration;
 
 sections! {
-    /// What is known of the servers' KV caches.
+    /// Prefix index: tokenizer, block size, memory, KV events.
     PrefixCache {
         "tokenizer" => tokenizer: Tokenizer,
         "blockSize" => block_size: u32,
@@ -22,12 +22,12 @@ sections! {
         "chooseRank" => choose_rank: bool,
         "kvEvents" => kv_events: KvEvents,
     }
-    /// Text that is left out of the keys.
+    /// A block of text that is left out of block keys.
     Volatile {
         "prefix" => prefix: String,
         "suffix" => suffix: String,
     }
-    /// Where KV events come from.
+    /// How KV events are received.
     KvEvents {
         "port" => port: u16,
         "replayPort" => replay_port: u16,
@@ -36,7 +36,7 @@ sections! {
         "bind" => bind: String,
         "requireSenderAddress" => require_sender_address: bool,
     }
-    /// Prefill and decode on different servers.
+    /// Prefill and decode on different workers.
     Disaggregation {
         "mode" => mode: DisaggregationMode,
         "connector" => connector: String,
@@ -54,7 +54,7 @@ sections! {
     }
 }
 
-/// A tokenizer: its type alone, or with what it needs.
+/// A tokenizer: its type alone, or with parameters.
 #[derive(Debug)]
 pub struct Tokenizer {
     /// `type`
@@ -84,7 +84,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// A tokenizer that is only named, in no file.
+    /// A tokenizer of this type without parameters, which stands in no file.
     #[must_use]
     pub fn plain(kind: TokenizerKind) -> Self {
         let kind = At { value: kind, span: Span::default() };

@@ -3,7 +3,7 @@
 use super::{At, Duration, Engine, Fields, MetricsSection, Node, Opt, Read, Sink, word};
 
 sections! {
-    /// Which pods of a Kubernetes namespace are endpoints, or which InferencePools of it are pools.
+    /// Selects Kubernetes pods as endpoints, or InferencePools as pools.
     Kubernetes {
         "pool" => pool: String,
         "poolSelector" => pool_selector: String,
@@ -39,7 +39,7 @@ impl Read for EndpointsFile {
     }
 }
 
-/// A DNS name.
+/// A DNS name whose addresses are endpoints.
 #[derive(Debug)]
 pub struct Dns {
     /// `host`

@@ -1,11 +1,11 @@
-//! Queues before a pool that is full.
+//! Flow control: queues of a saturated pool.
 
 use super::{At, Bytes, Fields, Node, Opt, Read, Sink, Strategy, word};
 use attache_flow::{EvictRunning, Overflow};
 use std::time::Duration;
 
 sections! {
-    /// A pool's queues.
+    /// Flow control of a pool.
     FlowControl {
         "enabled" => enabled: bool,
         "queue" => queue: bool,
@@ -23,7 +23,7 @@ sections! {
         "sheddableBand" => sheddable_band: Band,
         "bands" => bands: Vec<At<Band>>,
     }
-    /// Requests of one priority.
+    /// The queue for requests of one priority.
     Band {
         "priority" => priority: i32,
         "fairness" => fairness: Strategy,

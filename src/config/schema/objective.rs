@@ -1,4 +1,4 @@
-//! What operators want of a pool's latency.
+//! Latency objectives of a pool.
 
 use super::{Fields, Node, Opt, Read, Sink};
 use std::time::Duration;
@@ -10,7 +10,7 @@ sections! {
         "tpot" => tpot: f64,
         "slo" => slo: Slo,
     }
-    /// Targets that a share of the requests should meet.
+    /// Latency targets that a share of the requests should meet.
     Slo {
         "ttft" => ttft: Duration,
         "tpot" => tpot: Duration,

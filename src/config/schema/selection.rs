@@ -1,9 +1,9 @@
-//! Who chooses a strategy: the model, a profile, the request.
+//! How a strategy is selected: by model, profile or request.
 
 use super::{At, Fields, Node, Opt, Read, Sink, Strategy};
 
 sections! {
-    /// How requests for some models are routed.
+    /// The strategy for some models.
     StrategyRule {
         "models" => models: Vec<At<String>>,
         "strategy" => strategy: Strategy,
@@ -11,7 +11,7 @@ sections! {
         "defaultProfile" => default_profile: String,
         "profiles" => profiles: Vec<(At<String>, At<Profile>)>,
     }
-    /// A strategy for one kind of request, and what makes a request be of it.
+    /// A named strategy, and the requests that use it.
     Profile {
         "strategy" => strategy: Strategy,
         "promptTokensGte" => prompt_tokens_gte: u32,
@@ -27,7 +27,7 @@ sections! {
         "balanceRelThreshold" => balance_rel_threshold: f64,
         "minPrefixMatch" => min_prefix_match: f64,
     }
-    /// What requests may choose by their headers.
+    /// Strategies that requests may select by header.
     RequestStrategy {
         "header" => header: String,
         "profileHeader" => profile_header: String,

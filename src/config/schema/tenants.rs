@@ -1,4 +1,4 @@
-//! Who a tenant is, what it may have, the Redis where that stands, and whose names become labels of metrics.
+//! Tenants, rate limits, Redis, and names that become metric labels.
 
 use super::{At, Fields, Node, Opt, Read, Sink};
 use crate::settings::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths};
@@ -13,7 +13,7 @@ sections! {
         "metadata" => metadata: String,
         "path" => path: Vec<At<String>>,
     }
-    /// What tenants may have.
+    /// Rate limits of tenants.
     Tenants {
         "default" => default: TenantLimits,
         "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
@@ -23,14 +23,14 @@ sections! {
         "store" => store: CountIn,
         "userRecords" => user_records: UserRecords,
     }
-    /// What models may have, whoever asks for them.
+    /// Rate limits of models over all clients.
     Models {
         "default" => default: TenantLimits,
         "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
         "answerTokens" => answer_tokens: u32,
         "store" => store: CountIn,
     }
-    /// What one tenant or model may have.
+    /// Limits of one tenant or model.
     TenantLimits {
         "requestsPerSecond" => requests_per_second: Ceiling,
         "requestsPerMinute" => requests_per_minute: Ceiling,
@@ -39,31 +39,31 @@ sections! {
         "requestsPerDay" => requests_per_day: Ceiling,
         "tokensPerDay" => tokens_per_day: Ceiling,
     }
-    /// Tenants' own limits in Redis.
+    /// Limits of single tenants in Redis.
     UserRecords {
         "unknown" => unknown: OnUnknownUser,
         "ttl" => ttl: Duration,
     }
-    /// A Redis, and how requests deal with it.
+    /// A Redis server, and how requests use it.
     Redis {
         "url" => url: String,
         "timeout" => timeout: Duration,
         "onFailure" => on_failure: OnStoreFailure,
         "profileRefresh" => profile_refresh: Duration,
     }
-    /// Whose names become labels.
+    /// Names that become metric labels.
     Labels {
         "models" => models: Names,
         "tenants" => tenants: Names,
     }
-    /// Which names become labels; all others share one.
+    /// Names that become label values; all others share one.
     Names {
         "allow" => allow: Vec<At<String>>,
         "top" => top: usize,
     }
 }
 
-/// A number, or `unlimited`.
+/// A limit: a number, or `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ceiling(pub Option<u64>);
 

@@ -1,22 +1,22 @@
-//! InferencePools as pools.
+//! Pools for InferencePools.
 
 use super::{KubernetesSource, PodsOf, PoolSearch, PoolSettings, ScrapeSettings};
 use attache_scheduling::router::PoolMatch;
 
-/// Pools that come and go with their `InferencePool`s.
+/// Template of the pools that come and go with their `InferencePool`s.
 #[derive(Clone, Debug)]
 pub struct PoolTemplate {
-    /// Which.
+    /// Selects the InferencePools.
     pub search: PoolSearch,
-    /// What those are like that have no configuration of their own. Its name is nobody's, and it has no endpoints.
+    /// Settings of pools without a configuration of their own. Name and endpoints are placeholders.
     pub pool: PoolSettings,
-    /// Bytes that may wait before all of them together.
+    /// Most bytes that are queued for all these pools together.
     pub queued_bytes: u64,
 }
 
 impl PoolTemplate {
-    /// The pool that the `InferencePool` of this name is and that is `called` so here, by its `own` configuration where it has one. Requests that
-    /// come by `service` are its own, unless its configuration names other conditions.
+    /// Settings of the pool for the `InferencePool` of this name, `called` so in Attaché, from its `own` configuration
+    /// if it has one. It gets requests for `service`, unless its configuration has other conditions.
     #[must_use]
     pub fn instance(
         &self,

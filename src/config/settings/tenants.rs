@@ -1,52 +1,52 @@
-//! Defaults of what tenants may have, the Redis where that stands, and whose names become labels of metrics.
+//! Tenants, their rate limits, the Redis that stores them, and names that become metric labels.
 
 use attache_quota::OnStoreFailure;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// 512 tokens: a long paragraph, booked for an answer whose request does not bound it.
+/// 512 tokens, a long paragraph: reserved for a response that the request does not limit.
 pub const DEFAULT_ANSWER_TOKENS: u32 = 512;
-/// 1,024 tokens: a short prompt and a long paragraph, booked for a request on a path of no known API.
+/// 1,024 tokens, a short prompt and a long paragraph: reserved for a request of an unknown API.
 pub const DEFAULT_UNKNOWN_PATH_TOKENS: u32 = 1_024;
-/// 50 ms for Redis: a hundred times what it takes nearby, and far below Envoy's 200 ms for a message.
+/// 50 ms for Redis: a hundred times a typical round trip, and far below Envoy's 200 ms for a message.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
-/// 10 s between two looks at the SLO profiles in Redis: as often as AIBrix looks.
+/// 10 s between two reads of the SLO profiles in Redis, as in AIBrix.
 pub const DEFAULT_PROFILE_REFRESH: Duration = Duration::from_secs(10);
-/// 10 s for which a tenant's record counts once it has been read: a change takes effect while somebody still waits for it.
+/// 10 s for which a tenant's record is cached, so that a change takes effect soon.
 pub const DEFAULT_RECORD_TTL: Duration = Duration::from_secs(10);
-/// 20 names: what fits on a graph.
+/// 20 names, as many as a graph can show.
 pub const DEFAULT_TOP_NAMES: usize = 20;
-/// 1,000 names: more make scrapes slow.
+/// 1,000 names: more would make scrapes slow.
 pub const MAX_TOP_NAMES: usize = 1_000;
 
-/// A Redis, and how requests deal with it.
+/// A Redis server, and how requests use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
     /// `redis://` or, over TLS, `rediss://`.
     pub url: String,
-    /// How long a request waits.
+    /// How long a request waits for Redis.
     pub timeout: Duration,
-    /// What becomes of it then.
+    /// How a request is handled after that time.
     pub on_failure: OnStoreFailure,
-    /// Between two looks at the SLO profiles there.
+    /// Time between two reads of the SLO profiles.
     pub profile_refresh: Duration,
 }
 
-/// Whose names become labels.
+/// Names that become metric labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSettings {
-    /// Of models.
+    /// Label values for models.
     pub models: NameSettings,
-    /// Of tenants.
+    /// Label values for tenants.
     pub tenants: NameSettings,
 }
 
-/// Which names become labels; all others share one.
+/// Names that become label values; all others share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameSettings {
-    /// These always.
+    /// Names that always get a label value.
     pub allow: BTreeSet<String>,
-    /// And so many of those seen most often.
+    /// Number of further names, chosen by frequency.
     pub top: usize,
 }
 

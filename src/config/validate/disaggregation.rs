@@ -18,10 +18,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The connector that most servers speak.
+/// The connector that most model servers support.
 const DEFAULT_CONNECTOR: &str = "nixl";
 
-/// The labels of an endpoint, its `role` among them.
+/// The labels of an endpoint, including its `role`.
 pub(super) fn labels(
     file: &[(At<String>, At<String>)],
     role: Option<&At<String>>,
@@ -49,29 +49,30 @@ pub(super) fn labels(
     labels
 }
 
-/// What a pool's strategies ask of its endpoints.
+/// What a pool's strategies require of its endpoints.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pairs<'p> {
-    /// The pool's own strategy is `pd`.
+    /// Whether the pool's own strategy is `pd`.
     pub(super) by_pool: bool,
-    /// `pd` may be chosen by a model's rule or a request.
+    /// Whether a model's rule or a request may select `pd`.
     pub(super) by_others: bool,
-    /// `pd` decides as in AIBrix.
+    /// Whether `pd` decides exactly as in AIBrix.
     pub(super) exact: bool,
-    /// Endpoints that the configuration names.
+    /// Endpoints that the configuration lists.
     pub(super) endpoints: &'p [EndpointSpec],
-    /// Others are found later, whose labels nobody knows yet.
+    /// Whether further endpoints are discovered later, with unknown labels.
     pub(super) are_found: bool,
 }
 
 impl Pairs<'_> {
-    /// Whether an endpoint may compute prompts for others.
+    /// Whether an endpoint may be a prefill worker.
     fn have_prefill(&self) -> bool {
         self.are_found || self.endpoints.iter().any(|spec| Roles::of_labels(&spec.labels).has(Roles::PREFILL))
     }
 }
 
-/// How a pool's requests are split: as the file says, else by AIBrix's labels where `pd` may be chosen and has something to choose from.
+/// How a pool splits requests: as the file configures it, else by AIBrix's labels if `pd` may be selected and has
+/// endpoints to choose from.
 pub(super) fn of_pool(
     file: Option<At<schema::Disaggregation>>,
     pairs: &Pairs<'_>,
@@ -106,7 +107,7 @@ pub(super) fn of_pool(
     disaggregation(file, pairs.by_pool && pairs.exact, &path, env, sink)
 }
 
-/// Tells of AIBrix's variables that a pool without split requests does not read.
+/// Warns of AIBrix's variables without effect on a pool that does not split requests.
 fn tell_void(path: &str, env: &AibrixDefaults, sink: &mut Sink) {
     let set = [
         ("AIBRIX_PREFILL_REQUEST_TIMEOUT", env.prefill_timeout.is_some()),
@@ -119,7 +120,8 @@ fn tell_void(path: &str, env: &AibrixDefaults, sink: &mut Sink) {
     }
 }
 
-/// `None` when its connector is not known. Where the strategy decides exactly as in AIBrix (`exact`), a failed prefill fails the request.
+/// Checks the section; `None` if its connector is unknown. If the strategy decides exactly as in AIBrix (`exact`), a
+/// failed prefill fails the request.
 fn disaggregation(
     file: schema::Disaggregation,
     exact: bool,

@@ -14,30 +14,32 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Keeps the servers' queues short and the rest where it can be put in order.
+/// Default detector: keeps the model servers' queues short, so that most requests wait in Attaché, which can reorder
+/// them.
 const DEFAULT_DETECTOR: &str = "backlog-detector";
-/// The detector of GIE and llm-d.
+/// The default detector of GIE and llm-d.
 const SHEDDING_DETECTOR: &str = "utilization-detector";
-/// A band may use all of the pool: bands are served in order as it is.
+/// Default ceiling: a band may use all of the pool, since bands are served in order anyway.
 const DEFAULT_CEILING: &str = "static-usage-limit-policy";
-/// Tokens are what tenants compete for.
+/// Default fairness: tenants compete for tokens.
 const DEFAULT_FAIRNESS: &str = "vtc-fair";
-/// 32,768: some seconds of one server, by which a tenant that asks for less than its share goes before one that floods the pool.
+/// 32,768, some seconds of one server: lets a tenant that asks for less than its share go before one that floods the
+/// pool.
 const DEFAULT_BURST_TOKENS: u32 = 32_768;
-/// A long prompt does not hold up short ones, and is put off for 10 s at most.
+/// Default ordering: a long prompt does not delay short ones, and is delayed by 10 s at most.
 const DEFAULT_ORDERING: &str = "least-work";
-/// A flood does not lock others out.
+/// Default overflow: one flow can't lock others out.
 const DEFAULT_OVERFLOW: Overflow = Overflow::LongestFlow;
 
-/// Who was let through is served: work that is done is not thrown away unless an operator says so.
+/// Default preemption: dispatched requests are served, so that no work is lost unless an operator configures it.
 const DEFAULT_EVICT_RUNNING: EvictRunning = EvictRunning::Never;
 
-/// The word for a value in the file.
+/// The keyword for a value in the file.
 fn word<W: Word + PartialEq>(value: W) -> &'static str {
     W::WORDS.iter().find(|(_, of)| *of == value).map_or("", |(word, _)| word)
 }
 
-/// A policy that was chosen: its name and parameters, and itself.
+/// A selected policy: its name, its parameters and the policy itself.
 struct Chosen<P: ?Sized + 'static> {
     descriptor: &'static PolicyDescriptor<P>,
     parameters: Value,
@@ -50,7 +52,7 @@ impl<P: ?Sized> Chosen<P> {
     }
 }
 
-/// The policy that `file` names, else the default with its parameters; what is wrong with it goes to `sink`.
+/// The policy that `file` names, else the default with its parameters; errors are reported to `sink`.
 fn choose<P: ?Sized>(
     kind: &str,
     policies: &'static [&'static PolicyDescriptor<P>],
@@ -86,7 +88,7 @@ fn choose<P: ?Sized>(
     }
 }
 
-/// A limit of at least 1.
+/// Reads a limit of at least 1.
 fn limit(at: Option<At<u64>>, default: u64, path: &str, sink: &mut Sink) -> u64 {
     if let Some(at) = at.filter(|at| at.value == 0) {
         sink.out_of_range(at.span, path, 0, "at least 1");
@@ -98,7 +100,7 @@ fn bytes(at: Option<At<Bytes>>) -> Option<At<u64>> {
     at.map(|at| At { value: at.value.0, span: at.span })
 }
 
-/// A band, and how it is shown.
+/// Reads a band; returns it with its form in the dump.
 fn band(
     file: &schema::Band,
     like: Option<&(BandSettings, Value)>,
@@ -145,7 +147,7 @@ fn band(
     Some((BandSettings { ordering, fairness, max_requests, max_bytes, overflow, ttl }, said))
 }
 
-/// Bands that are not like the default, and how they are shown.
+/// Reads the bands that differ from the default, with their forms in the dump.
 fn bands(
     file: &[At<schema::Band>],
     like: &(BandSettings, Value),
@@ -175,7 +177,7 @@ fn bands(
 fn shares(file: &[(At<String>, At<f64>)], path: &str, sink: &mut Sink) -> HashMap<Arc<str>, f64> {
     let mut shares = HashMap::new();
     for (flow, share) in file {
-        // Counters are of 64 bits, and a smaller share would fill one.
+        // Counters have 64 bits, and a smaller share would overflow one.
         if !(1e-6..=1e6).contains(&share.value) {
             sink.out_of_range(share.span, &format!("{path}.shares"), share.value, "0.000001 to 1,000,000");
         }
@@ -184,7 +186,7 @@ fn shares(file: &[(At<String>, At<f64>)], path: &str, sink: &mut Sink) -> HashMa
     shares
 }
 
-/// What `enabled: true` alone stands for.
+/// Flow control for `enabled: true` alone.
 #[must_use]
 pub fn recommended() -> Option<PoolFlow> {
     let enabled = Some(At { value: true, span: Span::default() });
@@ -192,8 +194,8 @@ pub fn recommended() -> Option<PoolFlow> {
     flow(&schema::FlowControl { enabled, ..schema::FlowControl::default() }, room, "flowControl", &mut Sink::default())
 }
 
-/// What a pool of a cluster has without `flowControl`, as with the pickers of GIE and llm-d: requests of a priority below 0 are refused while the
-/// pool is saturated, and none waits.
+/// Flow control of a pool in Kubernetes without `flowControl`, as in the pickers of GIE and llm-d: requests with a
+/// priority below 0 are refused while the pool is saturated, and none is queued.
 pub(super) fn shedding(room: Room, sink: &mut Sink) -> Option<PoolFlow> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }
@@ -204,7 +206,7 @@ pub(super) fn shedding(room: Room, sink: &mut Sink) -> Option<PoolFlow> {
     flow(&file, room, "flowControl", sink)
 }
 
-/// Whether requests that would be late are refused.
+/// Whether requests that would miss their deadline are rejected.
 pub(super) fn deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sink) -> bool {
     let Some(at) = pool.deadline_admission.filter(|at| at.value) else { return false };
     if let Some(other) = &pool.disaggregation {
@@ -216,20 +218,21 @@ pub(super) fn deadline_admission(pool: &schema::Pool, path: &str, sink: &mut Sin
     true
 }
 
-/// One part in two of the bytes that all bodies may hold: what waits leaves as much to requests that only pass.
+/// Half of the bytes that all bodies may hold: queued requests leave the other half to requests that are not queued.
 const DEFAULT_QUEUED_PART: u64 = 2;
 
-/// What bodies may hold in memory.
+/// Memory for request bodies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// All together, bytes.
+    /// Most bytes of all bodies together.
     buffered: u64,
-    /// Those that wait before a pool that does not say it, bytes. Before pools that a search finds, however many, not more than that either.
+    /// Default limit of queued bytes in one pool. The pools of a search also share this limit, however many there are.
     pub(super) queued: u64,
 }
 
 impl Room {
-    /// The pools that have queues share what may wait; the memory is the same. A search counts as one: any pool that it finds may have queues.
+    /// Divides the memory for queued bodies among the pools with queues. A search counts as one, since any pool that it
+    /// finds may have queues.
     pub(super) fn shared(buffered: u64, pools: &[At<schema::Pool>]) -> Self {
         let has_queues =
             |flow: &At<schema::FlowControl>| given(flow.value.enabled, false) && given(flow.value.queue, true);
@@ -238,13 +241,13 @@ impl Room {
         Self { buffered, queued: buffered / DEFAULT_QUEUED_PART / (sharing as u64).max(1) }
     }
 
-    /// Where only others know how much there is.
+    /// For a file whose process's limits are unknown.
     pub(super) fn unknown() -> Self {
         Self { buffered: u64::MAX, queued: u64::MAX }
     }
 }
 
-/// Bytes that may wait before a pool.
+/// Most queued bytes of a pool.
 fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink) -> u64 {
     if let Some(at) = file.filter(|at| at.value.0 > room.buffered) {
         let message = format!(
@@ -257,7 +260,7 @@ fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink
     limit(bytes(file), room.queued, path, sink)
 }
 
-/// `None` when it is off or can't be made.
+/// Checks the section; `None` if flow control is off or invalid.
 pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
     let detector = file.detector.as_ref().map(|at| &at.value);
     let detector =

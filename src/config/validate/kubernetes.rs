@@ -11,7 +11,7 @@ use attache_discovery::settings::check_ports;
 use attache_pool::MetricsSource;
 use attache_scheduling::selector::LabelSelector;
 
-/// The pods that flags name, where `like` says what those are like that say nothing themselves.
+/// The pods that flags select; `like` has defaults for engine and metrics.
 pub(super) fn of_flags(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Option<Named> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }
@@ -44,7 +44,7 @@ pub(super) fn of_flags(flags: &Overrides, like: Option<&schema::FromFlags>, sink
     Some(named)
 }
 
-/// Where servers that flags name have their metrics, where `like` says it for those that say nothing themselves.
+/// Where model servers that flags name have their metrics; `like` has the defaults.
 pub(super) fn metrics_of_flags(
     flags: &KubernetesFlags,
     like: Option<&schema::FromFlags>,
@@ -61,8 +61,8 @@ pub(super) fn metrics_of_flags(
     source
 }
 
-/// Says which flags speak of servers that no flag names.
-/// `has_file`: a file that names no servers has an endpoints file, of which flags speak too.
+/// Warns of flags about endpoints that no flag names. `has_file`: the file names no endpoints and uses an endpoints
+/// file, to which the flags apply too.
 pub(super) fn tell_void(flags: &Overrides, has_file: bool, sink: &mut Sink) {
     let k = &flags.kubernetes;
     let of_pods = [
@@ -98,16 +98,16 @@ fn port_of_several(path: &str, port: u16, span: Span, sink: &mut Sink) {
     sink.push(Diagnostic::new(Code::NoEffect, path, message).at(span));
 }
 
-/// The port that a flag names; 0 is how the reference says that the metrics are at the serving port.
+/// The port in a flag; 0 means the port of the model server, as in the reference picker.
 fn metrics_port(flags: &KubernetesFlags) -> Option<u16> {
     flags.metrics_port.filter(|port| *port != 0)
 }
 
-/// Says which flags say something else than the file of the servers that flags name.
+/// Warns of flags that contradict the file about the endpoints which flags name.
 pub(super) fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromFlags>, sink: &mut Sink) {
     let Some(like) = like else { return };
     let file = &like.metrics;
-    // What is wrong with them is told where they are used.
+    // Their errors are reported where they are used.
     let metrics = metrics(Some(file), "metrics-data-source", &mut Sink::default());
     let engine = like.engine.filter(|at| flags.engine.is_some_and(|engine| engine != at.value)).map(|at| at.span);
     let other = |flag: &Option<String>, known: &str| flag.as_deref().is_some_and(|given| given != known);
@@ -126,17 +126,17 @@ pub(super) fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromF
     }
 }
 
-/// Where something is said of pods.
+/// Where a selection of pods is configured.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     /// In the section of the file with this path.
     File(&'a str),
-    /// By flags.
+    /// By command-line flags.
     Flags,
 }
 
 impl Place<'_> {
-    /// What a key of the section is called there.
+    /// The name of a setting there: a key of the section, or a flag.
     fn name(self, key: &'static str) -> &'static str {
         match (self, key) {
             (Self::File(_), key) => key,
@@ -149,7 +149,7 @@ impl Place<'_> {
         }
     }
 
-    /// The path of a key.
+    /// The path of a key, or the flag.
     fn path(self, key: &'static str) -> String {
         match self {
             Self::File(path) => format!("{path}.{key}"),
@@ -158,15 +158,15 @@ impl Place<'_> {
     }
 }
 
-/// What a section of the file, or flags, name.
+/// The objects that a section of the file, or flags, select.
 pub(super) enum Named {
     /// Pods, which are a pool's endpoints.
     Pods(KubernetesSource),
-    /// InferencePools, which are pools.
+    /// InferencePools, which become pools.
     Pools(PoolSearch),
 }
 
-/// What a section of the file names.
+/// The objects that a section of the file selects.
 pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sink) -> Option<Named> {
     let At { value, span } = file.as_ref()?;
     let path = format!("{path}.kubernetes");
@@ -174,7 +174,7 @@ pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sin
 }
 
 fn named(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sink) -> Option<Named> {
-    // Of the section as a whole: flags that contradict each other have been refused before.
+    // For the section as a whole: contradicting flags were rejected before.
     let path = match place {
         Place::File(path) => path,
         Place::Flags if file.pool.is_some() => "--pool-name",
@@ -282,7 +282,7 @@ fn wrong_name(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut S
     sink.out_of_range(at.span, &place.path(key), got, "lower-case letters, digits, `-` and `.`");
 }
 
-/// Whether it can be the name of an object.
+/// Whether the text can be the name of an object.
 pub(super) fn is_name(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     let end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! The checks of `match`: what it says, and that no two pools take the same requests.
+//! The checks of `match`: valid conditions, and no two pools with the same ones.
 
 use super::kubernetes;
 use super::templates::searches;
@@ -7,10 +7,10 @@ use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic};
 use attache_scheduling::router::PoolMatch;
 
-/// A header, the authority and the Service, and models.
+/// A header, the authority with the Service, and models.
 type Conditions<'p> = (Option<(String, &'p str)>, [Option<String>; 2], Vec<&'p str>);
 
-/// A condition without spans and cases, to be compared.
+/// A condition without positions and letter case, for comparison.
 fn conditions(pool: &schema::Pool) -> Conditions<'_> {
     let Some(At { value: m, .. }) = &pool.matches else { return Default::default() };
     let header = m.header.as_ref().and_then(|h| {
@@ -21,7 +21,7 @@ fn conditions(pool: &schema::Pool) -> Conditions<'_> {
     (header, [lower(&m.authority), lower(&m.service)], models)
 }
 
-/// Tells of pools that take the same requests.
+/// Reports pools that match the same requests.
 pub(super) fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
     let place = |pool: &schema::Pool| pool.matches.as_ref().map_or(pool.name.span, |m| m.span);
     let all: Vec<_> = pools.iter().map(|p| conditions(&p.value)).collect();
@@ -54,7 +54,7 @@ pub(super) fn check_matches(pools: &[At<schema::Pool>], sink: &mut Sink) {
     }
 }
 
-/// The requests that a pool takes.
+/// Checks the conditions of requests for a pool.
 pub(super) fn matches(file: Option<&At<schema::Match>>, path: &str, sink: &mut Sink) -> PoolMatch {
     let Some(At { value: m, .. }) = file else { return PoolMatch::default() };
     let header = m.header.as_ref().and_then(|h| {
@@ -78,11 +78,13 @@ pub(super) fn matches(file: Option<&At<schema::Match>>, path: &str, sink: &mut S
     });
     let models = m.models.as_ref().map(|at| at.value.iter().map(|m| m.value.clone()).collect()).unwrap_or_default();
     let service = m.service.as_ref().map(|at| {
-        let (name, port) = at.value.split_once(':').map_or((at.value.as_str(), None), |(name, port)| (name, Some(port)));
+        let (name, port) =
+            at.value.split_once(':').map_or((at.value.as_str(), None), |(name, port)| (name, Some(port)));
         let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port != 0);
         if !kubernetes::is_name(name) || !port.is_none_or(is_port) {
             let shown: String = at.value.chars().take(60).collect();
-            let allowed = "the name of a Service, its namespace behind a dot where that matters, and its port behind a colon where pools share it";
+            let allowed = "the name of a Service, its namespace behind a dot where that matters, and its port behind a \
+                           colon where pools share it";
             sink.out_of_range(at.span, &format!("{path}.match.service"), format!("`{shown}`"), allowed);
         }
         at.value.clone()

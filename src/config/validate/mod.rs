@@ -1,4 +1,4 @@
-//! Merges flags, file and defaults, and checks what may be combined.
+//! Merges flags, file and defaults, and checks combinations.
 
 mod disaggregation;
 mod flow;
@@ -28,7 +28,7 @@ use attache_types::limits::{Limits, client_share};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Settings from a file and what outranks it. They are only to be used when nothing in `sink` is an error.
+/// Settings from a file and the sources that outrank it. Valid only if `sink` has no error.
 pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
     let File { server, telemetry, exchange, mut limits, redis, model_policies, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
@@ -102,7 +102,8 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     settings
 }
 
-/// Which pool of the file names its strategy where, or where the pool begins: those that are searched for after those that are named.
+/// For each pool, where its strategy is configured, or where the pool begins. Named pools come before those of
+/// searches.
 fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<(usize, Span)> {
     let pools = pools.iter().flat_map(|at| &at.value).enumerate();
     let (searched, named): (Vec<_>, Vec<_>) = pools.partition(|(_, pool)| templates::searches(&pool.value));
@@ -112,7 +113,7 @@ fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<(usize, Span)
     named.into_iter().chain(searched).map(place).collect()
 }
 
-/// The value of a flag, else of the file, with its place.
+/// The value of a flag, else of the file, with its position.
 fn pick<T: Clone>(flag: Option<&T>, file: Opt<T>) -> Opt<T> {
     flag.map(|value| At { value: value.clone(), span: Span::default() }).or(file)
 }
@@ -187,7 +188,7 @@ fn metrics_auth(at: Opt<bool>, sink: &mut Sink) -> bool {
     wanted.is_some()
 }
 
-/// The names of the flag, else of the file, as they are compared: in lower case, without the dot at the end.
+/// The names from the flag, else from the file, in normal form: lower case, without a trailing dot.
 fn admin_hosts(flag: &[String], file: Opt<Vec<At<String>>>, sink: &mut Sink) -> Arc<[String]> {
     let of_flag: Vec<_> = flag.iter().map(|name| At { value: name.clone(), span: Span::default() }).collect();
     let named = if of_flag.is_empty() { file.map(|at| at.value).unwrap_or_default() } else { of_flag };
@@ -270,7 +271,7 @@ fn telemetry(
     }
 }
 
-/// What OpenTelemetry's variable says, by its rules: empty is unset, and what can't be read is told and not used.
+/// OpenTelemetry's sampling ratio, by its rules: empty is unset, and an invalid value is reported and ignored.
 fn sampled(flags: &Overrides, sink: &mut Sink) -> Option<f64> {
     let text = flags.sampler_arg.as_deref().map(str::trim).filter(|text| !text.is_empty())?;
     let ratio = text.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -330,11 +331,10 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         .filter(|at| !trust_client_headers && at.value.iter().any(|(_, priority)| priority.value > 0))
     {
         let message = "`objectives` above 0 have no effect: the header by which requests name theirs is not believed";
-        sink.push(
-            Diagnostic::new(Code::NoEffect, "exchange.objectives", message)
-                .at(at.span)
-                .help("`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from setting the header"),
-        );
+        sink.push(Diagnostic::new(Code::NoEffect, "exchange.objectives", message).at(at.span).help(
+            "`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from \
+                     setting the header",
+        ));
     }
     if let Some(at) = file.session_headers.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
         let message = "`sessionHeaders` have no effect: what requests say of their flow is not believed";
@@ -453,7 +453,7 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
     limits
 }
 
-/// At least 1 s: the speed of an upload can't be measured over less.
+/// A duration of at least 1 s: the speed of an upload can't be measured over less.
 fn upload_grace(at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
     if let Some(at) = at.filter(|at| at.value < Duration::from_secs(1)) {
         sink.out_of_range(at.span, "limits.uploadGrace", show_duration(at.value), "at least 1s");
@@ -461,7 +461,7 @@ fn upload_grace(at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Durati
     at.map_or(default, |at| at.value)
 }
 
-/// A duration that must be at least [`MIN_INTERVAL`].
+/// A duration of at least [`MIN_INTERVAL`].
 fn positive(path: &str, at: Opt<Duration>, default: Duration, sink: &mut Sink) -> Duration {
     if let Some(at) = at.filter(|at| at.value < MIN_INTERVAL) {
         sink.out_of_range(at.span, path, show_duration(at.value), &format!("at least {}", show_duration(MIN_INTERVAL)));

@@ -8,10 +8,11 @@ use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
 use attache_scheduling::registry;
 
-/// 100: with a greater weight the other part of a response would count for nothing, which a weight of 0 says in plain words.
+/// 100: a greater weight would leave no influence to the other part of a response. A weight of 0 there states that
+/// directly.
 const MAX_WEIGHT: f64 = 100.0;
 
-/// The weight of one part.
+/// Checks the weight of one part of a response.
 fn weight(at: Opt<f64>, path: &str, sink: &mut Sink) -> f64 {
     if let Some(at) = at.filter(|at| !(0.0..=MAX_WEIGHT).contains(&at.value)) {
         sink.out_of_range(at.span, path, at.value, "0 to 100");
@@ -34,7 +35,7 @@ fn slo(file: &schema::Slo, path: &str, span: Span, sink: &mut Sink) -> Slo {
     Slo { ttft: target("ttft", file.ttft, sink), tpot: target("tpot", file.tpot, sink), share }
 }
 
-/// The objective of a pool; `None` where the file has none.
+/// The objective of a pool; `None` if the file has none.
 pub(super) fn objective(file: Option<&At<schema::Objective>>, path: &str, sink: &mut Sink) -> Option<Objective> {
     let At { value: file, span } = file?;
     let path = format!("{path}.objective");
@@ -68,7 +69,7 @@ pub(super) fn check_read(
     };
     let chosen = by_request.iter().flat_map(|spec| spec.allowed.iter().cloned());
     let mut all = std::iter::once(strategy.clone()).chain(rules.iter().flat_map(of_rule)).chain(chosen);
-    // One that can't be built is reported where it is named.
+    // A strategy that can't be built is reported where it is named.
     let reads =
         |spec: StrategySpec| registry::build(&spec.name, &spec.parameters).map_or(true, |s| s.reads().objective);
     if all.any(reads) {

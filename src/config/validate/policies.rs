@@ -1,4 +1,4 @@
-//! The checks of `modelPolicies`: what the admin API's `/api/nodes/scheduling` takes, in the words of the file.
+//! The checks of `modelPolicies`: the fields of the admin API's `/api/nodes/scheduling`, under the keys of the file.
 
 use crate::localai_env::STRATEGY;
 use crate::schema::{self, Opt};
@@ -9,7 +9,7 @@ use attache_scheduling::policy::{Document, MAX_MODELS, ModelPolicy, PolicyMap};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
-/// The policies of the file.
+/// The policies in the file.
 pub(super) fn policies(file: Opt<Vec<At<schema::ModelPolicy>>>, sink: &mut Sink) -> PolicyMap {
     let mut policies = PolicyMap::new();
     let mut seen: HashMap<String, Span> = HashMap::new();
@@ -38,7 +38,7 @@ pub(super) fn policies(file: Opt<Vec<At<schema::ModelPolicy>>>, sink: &mut Sink)
     policies
 }
 
-/// Whether requests of some pool can come to the strategy that reads policies.
+/// Whether requests of any pool can reach the strategy that reads policies.
 pub(super) fn are_used(settings: &Settings) -> bool {
     let pools = settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool));
     let mut reached = pools.flat_map(|pool| pool.strategies().chain(pool.allowed_strategies()));
@@ -55,7 +55,7 @@ pub(super) fn tell_unused(section: Option<Span>, sink: &mut Sink) {
     }
 }
 
-/// The keys of the file, with the fields of the admin API.
+/// The keys of the file, with the corresponding fields of the admin API.
 fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
     [
         ("model", "model_name"),

@@ -1,4 +1,4 @@
-//! The checks of pools: names, conditions, endpoints, algorithms, rewrites, intervals.
+//! The checks of pools: names, conditions, endpoints, strategies, rewrites, intervals.
 
 use super::matches::{check_matches, matches};
 use super::sources::{dns, endpoints_file};
@@ -20,7 +20,7 @@ use attache_types::units::show_duration;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
-/// The pools of the file and of the flags, and what those are like that objects of a cluster will be.
+/// The pools from file and flags, and the templates of pools for cluster objects.
 pub(super) fn pools(
     file: Opt<Vec<At<schema::Pool>>>,
     max_buffered_bytes: u64,
@@ -181,9 +181,9 @@ fn pool(
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
-    // A pool that a search finds, with a configuration of its own, has its pods from the search.
+    // A pool of a search with a configuration of its own gets its pods from the search.
     let of_cluster = kubernetes.is_some() || search.is_some() || flags.one_pool;
-    // Objects of the cluster name models too.
+    // Cluster objects name models too.
     if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() && !of_cluster {
         sink.push(
             Diagnostic::new(
@@ -196,7 +196,7 @@ fn pool(
     }
     let are_found = file.is_some() || of_cluster;
     let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
-    // Split requests are not predicted.
+    // The latency of split requests is not predicted.
     pairs.by_others &= !deadline_admission;
     let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
     let flow = match pool.flow_control {
@@ -455,7 +455,7 @@ fn scrape(file: &schema::Scrape, path: &str, flags: &Overrides, sink: &mut Sink)
     let interval_at = pick(flags.refresh_metrics_interval.as_ref(), file.interval);
     let stale_at = pick(flags.metrics_staleness_threshold.as_ref(), file.stale_after);
     let interval = positive(&format!("{path}.interval"), interval_at, DEFAULT_SCRAPE_INTERVAL, sink);
-    // Who slows the busy rhythm down does not want the idle one to be faster.
+    // If the busy interval is longer than the default idle one, the idle interval is equal to it.
     let idle_default = DEFAULT_SCRAPE_IDLE_INTERVAL.max(interval);
     let idle_interval = positive(&format!("{path}.idleInterval"), file.idle_interval, idle_default, sink);
     let timeout = positive(&format!("{path}.timeout"), file.timeout, DEFAULT_SCRAPE_TIMEOUT, sink);

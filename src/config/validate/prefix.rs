@@ -15,7 +15,7 @@ use attache_prefix::index::LEAST_SHARE;
 use attache_prompt::tiktoken::Encoding;
 use std::time::Duration;
 
-/// The section, checked. `is_aibrix`: the pool's strategy is named by AIBrix's variable, or decides as in AIBrix.
+/// Checks the section. `is_aibrix`: AIBrix's variable names the pool's strategy, or it decides as in AIBrix.
 pub(super) fn prefix(
     file: schema::PrefixCache,
     path: &str,
@@ -66,7 +66,7 @@ pub(super) fn prefix(
                 .related(*events, "their word"),
         );
     }
-    // Where engines tell, blocks are as large as theirs.
+    // With KV events, blocks have the size that the engines use.
     let of_engines = file.block_size.is_none() && kv_events.is_some();
     let is_text = tokenizer == TokenizerSettings::Characters;
     let of_env = if file.block_size.is_none() { env.block_size(is_text, is_aibrix, sink) } else { None };
@@ -138,7 +138,7 @@ fn tokenizer(file: schema::Tokenizer, path: &str, env: &AibrixDefaults, sink: &m
     }
 }
 
-/// What the file says of a remote tokenizer, else AIBrix's environment, else the defaults.
+/// The remote tokenizer from the file, else from AIBrix's environment, else the defaults.
 fn remote(file: schema::Tokenizer, path: &str, env: &RemoteDefaults, sink: &mut Sink) -> RemoteTokenizer {
     let template = |at: At<String>, path: &str, sink: &mut Sink| {
         tokenizer_url::template(&at.value).unwrap_or_else(|allowed| {

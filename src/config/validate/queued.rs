@@ -1,8 +1,8 @@
-//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` put requests before the pool in order,
-//! and place by load.
+//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` order queued requests and choose
+//! endpoints by load.
 //!
-//! The name of the strategy alone switches the queue on, with the fairness policy of that name. A configuration in
-//! which the queue would be off or would use another policy is an error.
+//! The name of the strategy alone enables the queue, with the fairness policy of that name. A configuration that
+//! disables the queue or selects another policy is an error.
 
 use super::strategies;
 use crate::Overrides;
@@ -15,10 +15,10 @@ use attache_flow::{PoolFlow, Settings};
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::strategy::{vtc_queue, weighted};
 
-/// The header by which AIBrix tells users apart.
+/// The header by which AIBrix identifies users.
 const USER_HEADER: &str = "user";
 
-/// The strategy that needs a queue, when `name` is one or has one among its parts.
+/// The strategy that needs a queue, if `name` is one or contains one.
 fn queued(name: &str) -> Option<&str> {
     let needs_queue = |part: &&str| vtc_queue::NAMES.contains(part);
     if weighted::is_weighted(name) {
@@ -31,14 +31,14 @@ fn at<T>(value: T) -> Opt<T> {
     Some(At { value, span: Span::default() })
 }
 
-/// A queue with the fairness policy `name`.
+/// Flow control with the fairness policy `name`.
 pub(super) fn queue(name: &str) -> schema::FlowControl {
     let fairness = schema::Strategy { name: At { value: name.to_owned(), span: Span::default() }, parameters: None };
     let default_band = schema::Band { fairness: at(fairness), ..schema::Band::default() };
     schema::FlowControl { enabled: at(true), default_band: at(default_band), ..schema::FlowControl::default() }
 }
 
-/// The queue of a pool whose strategy is `name`, which the file may describe in part.
+/// Flow control of a pool whose strategy is `name`, completed where the file describes it in part.
 pub(super) fn complete(
     name: &str,
     file: Opt<schema::FlowControl>,
@@ -71,16 +71,16 @@ pub(super) fn complete(
     Some(At { value: file, span })
 }
 
-/// The queue of a pool, fair to AIBrix's users where the strategy `name` needs that and the configuration is the pool's own: it can't say for the
-/// process how tenants are found.
+/// Flow control of a pool. It is fair to AIBrix's users if the strategy `name` needs that and the configuration is the
+/// pool's own, since that can't configure tenants for the process.
 pub(super) fn of_users(flow: Option<PoolFlow>, name: &str, flags: &Overrides) -> Option<PoolFlow> {
     let user_header = queued(name).filter(|_| flags.one_pool).map(|_| USER_HEADER);
     let flow = flow?;
     Some(PoolFlow { settings: Settings { user_header, ..flow.settings }, ..flow })
 }
 
-/// Rules, profiles and requests can't change the pool's queue, so that they can name only the strategy that the queue
-/// is for.
+/// Rules, profiles and requests can't change the pool's queue, so they may select only the strategy that the queue was
+/// made for.
 pub(super) fn check_others(
     of_pool: &StrategySpec,
     rules: &[ModelRule],
@@ -110,7 +110,7 @@ pub(super) fn check_others(
     by_request.allowed.retain(|spec| !is_other(spec));
 }
 
-/// Who the queues are fair to where the file does not say: AIBrix's users, by its header.
+/// The flows by default: AIBrix's users, by its header.
 pub(super) fn tenants<'a>(strategies: impl IntoIterator<Item = &'a str>, sink: &mut Sink) -> Option<TenantRule> {
     let name = strategies.into_iter().find_map(queued)?;
     let message = format!("`{name}` is fair to the users that the header `{USER_HEADER}` names, which clients set");
@@ -119,7 +119,7 @@ pub(super) fn tenants<'a>(strategies: impl IntoIterator<Item = &'a str>, sink: &
     Some(TenantRule { source: TenantSource::Header(USER_HEADER.to_owned()), strip: None })
 }
 
-/// The strategy of a pool of the file.
+/// The strategy of a pool in the file.
 pub(super) fn strategy_of<'a>(pool: &'a schema::Pool, flags: &'a Overrides, env: &'a AibrixDefaults) -> &'a str {
     strategies::name_of(pool.strategy.as_ref().map(|at| &at.value), flags, env)
 }

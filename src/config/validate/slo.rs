@@ -1,5 +1,5 @@
-//! AIBrix's SLO strategies: what comes with them where its environment names them (the queue) or its Redis (the profiles), and what is said where
-//! they have nothing to go by.
+//! AIBrix's SLO strategies: the queue that its environment implies, the profiles in its Redis, and warnings if profiles
+//! are missing.
 
 use crate::aibrix_env::{AibrixDefaults, FROM_REDIS, PROFILES};
 use crate::schema::{self, Opt};
@@ -11,18 +11,18 @@ use serde_json::Value;
 
 /// The strategies that read profiles.
 const NAMES: [&str; 4] = ["slo", "slo-least-load", "slo-least-load-pulling", "slo-pack-load"];
-/// The one of them under which no request waits.
+/// The only one of them that never queues requests.
 const NEVER_WAITS: &str = "slo-least-load";
-/// Says that the pool is full when no server has time by its profile.
+/// The detector that reports a full pool when no endpoint has time left by its profile.
 const DETECTOR: &str = "slo-load-detector";
-/// Who can wait least goes first.
+/// The ordering by which the request that can wait least goes first.
 const ORDERING: &str = "slo-urgency";
 
 fn at<T>(value: T) -> Opt<T> {
     Some(At { value, span: Span::default() })
 }
 
-/// The queue before a pool whose strategy AIBrix's environment names (`is_of_env`) and whose queue nobody describes.
+/// Flow control of a pool whose strategy AIBrix's environment names (`is_of_env`) and whose queue is not configured.
 pub(super) fn queue(name: &str, is_of_env: bool) -> Opt<schema::FlowControl> {
     let waits = is_of_env && NAMES.contains(&name) && name != NEVER_WAITS;
     let named =
@@ -39,7 +39,7 @@ pub(super) fn queue(name: &str, is_of_env: bool) -> Opt<schema::FlowControl> {
     })
 }
 
-/// The Redis of AIBrix's environment.
+/// The Redis in AIBrix's environment.
 pub(super) fn redis(env: &AibrixDefaults) -> Option<RedisSettings> {
     if cfg!(not(feature = "redis")) {
         return None;
@@ -53,8 +53,8 @@ pub(super) fn redis(env: &AibrixDefaults) -> Option<RedisSettings> {
     })
 }
 
-/// Warns of strategies without profiles, and of those that requests may name where nothing makes them wait. `places` are those of the pools'
-/// strategies, in their order; `has_redis` says that there is one.
+/// Warns of strategies without profiles, and of those that requests may select without a queue. `places` are the
+/// positions of the pools' strategies, in their order; `has_redis` is whether a Redis is configured.
 pub(super) fn tell<'a>(
     pools: impl Iterator<Item = &'a PoolSettings>,
     places: &[(usize, Span)],

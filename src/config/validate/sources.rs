@@ -1,4 +1,4 @@
-//! The checks of what endpoints come from beside the pool's own list and the cluster: a file, DNS names.
+//! The checks of endpoint sources outside the file and the cluster: an endpoints file and DNS names.
 
 use super::pools::metrics;
 use super::{given, kubernetes};
@@ -11,7 +11,7 @@ use attache_config_schema::diagnostic::{At, Code, Diagnostic};
 use attache_types::units::show_duration;
 use std::time::Duration;
 
-/// The endpoints file. Keys that it leaves out come from flags and from the file given with `--config-file`.
+/// The endpoints file. Missing keys come from flags and from the file given with `--config-file`.
 pub(super) fn endpoints_file(
     pool: &schema::Pool,
     path: &str,

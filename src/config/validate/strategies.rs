@@ -1,4 +1,4 @@
-//! The checks of who chooses a strategy: the pool, the model, a profile, the request.
+//! The checks of strategies, for the pool, a model, a profile or a request.
 
 use super::disaggregation::Pairs;
 use super::given;
@@ -17,24 +17,24 @@ use attache_scheduling::strategy::weighted;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// What `allow` holds when requests may name every strategy.
+/// The entry of `allow` by which requests may select every strategy.
 const ANY: &str = "*";
-/// Neutree's placement by the hash of the body alone, which no load bounds.
+/// Neutree's name for placement by the hash of the body alone, without regard to load.
 const STATIC_HASH: &str = "static_hash";
 /// AIBrix's header for a label selector.
 const AIBRIX_FILTER_HEADER: &str = "external-filter";
 
-/// Whether AIBrix's environment names the strategy of a pool, which the file does or does not.
+/// Whether AIBrix's environment names the strategy of a pool, given the name in the file.
 pub(super) fn is_of_env(is_in_file: bool, flags: &Overrides, env: &AibrixDefaults) -> bool {
     !is_in_file && flags.strategy.is_none() && env.strategy.is_some() && !env.is_others
 }
 
-/// Whether the strategy looks prompts up in the prefix index, and decides as in AIBrix.
+/// Whether the strategy reads the prefix index, and decides as in AIBrix.
 pub(super) fn is_exact_prefix_cache(strategy: &StrategySpec) -> bool {
     strategy.name == "prefix-cache" && strategy.parameters.get("compat").is_some_and(|value| value == true)
 }
 
-/// The name of a pool's strategy: the flag's, else the file's, else the environment's, else the default.
+/// The name of a pool's strategy: from the flag, the file, the environment, or the default.
 pub(super) fn name_of<'a>(
     file: Option<&'a schema::Strategy>,
     flags: &'a Overrides,
@@ -45,7 +45,7 @@ pub(super) fn name_of<'a>(
     registry::canonical(name.unwrap_or(DEFAULT_STRATEGY))
 }
 
-/// The pool's strategy: the flag's, else the file's, else the environment's, else the default.
+/// The pool's strategy: from the flag, the file, the environment, or the default.
 pub(super) fn of_pool(
     file: Option<&At<schema::Strategy>>,
     path: &str,
@@ -64,7 +64,7 @@ pub(super) fn of_pool(
         }
     }
     let (name, span, parameters, place) = match (&flags.strategy, file.map(|at| &at.value)) {
-        // Parameters belong to the algorithm that the file names; they go with it when a flag names another.
+        // Parameters belong to the strategy in the file; if a flag names another, they are dropped.
         (Some(flag), Some(s)) if *flag == s.name.value => (flag.as_str(), s.name.span, s.parameters.as_ref(), place),
         (Some(flag), _) => (flag.as_str(), Span::default(), None, "--strategy".to_owned()),
         (None, Some(s)) => (s.name.value.as_str(), s.name.span, s.parameters.as_ref(), place),
@@ -76,7 +76,7 @@ pub(super) fn of_pool(
     checked(name, span, parameters, &place, env, sink)
 }
 
-/// A strategy that can be built; what is wrong with it goes to `sink`.
+/// A strategy that can be built; errors are reported to `sink`.
 fn checked(
     name: &str,
     span: Span,
@@ -87,7 +87,8 @@ fn checked(
 ) -> StrategySpec {
     let given = parameters.map_or(Value::Null, |given| given.value.clone());
     if name == STATIC_HASH {
-        let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their endpoint is full";
+        let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their endpoint \
+                       is full";
         let help = "write `consistent-hash`, or `chwbl` for the bound that keeps more of the prompts at home";
         sink.push(Diagnostic::new(Code::NoEffect, path, message).at(span).help(help));
     }
@@ -123,7 +124,7 @@ fn named(file: &schema::Strategy, path: &str, env: &AibrixDefaults, sink: &mut S
     checked(&file.name.value, file.name.span, file.parameters.as_ref(), path, env, sink)
 }
 
-/// The rules by model.
+/// Reads the rules for single models.
 pub(super) fn rules(
     file: &[At<schema::StrategyRule>],
     path: &str,
@@ -140,7 +141,7 @@ pub(super) fn rules(
     rules
 }
 
-/// Each model has one rule, and one rule may speak of all others.
+/// Checks that each model has one rule, and that at most one rule is for all others.
 fn check_models(
     rule: &schema::StrategyRule,
     span: Span,
@@ -254,7 +255,8 @@ pub(super) fn pairs<'p>(
     }
 }
 
-/// What requests may choose. A name that is allowed without parameters and is the pool's own strategy is the pool's own, parameters included.
+/// The strategies that requests may select. An allowed name without parameters that is the pool's own strategy includes
+/// its parameters.
 pub(super) fn by_request(
     file: schema::RequestStrategy,
     path: &str,
@@ -279,7 +281,8 @@ pub(super) fn by_request(
     RequestSpec { header: strategy_header, profile_header, filter_header, allowed }
 }
 
-/// What requests may choose where AIBrix's environment names the pool's strategy and the file does not say: all that they may in AIBrix.
+/// The strategies that requests may select by default if AIBrix's environment names the pool's strategy: all, as in
+/// AIBrix.
 pub(super) fn by_aibrix_request(of_pool: &StrategySpec, env: &AibrixDefaults, sink: &mut Sink) -> RequestSpec {
     let variable = env.strategy_variable;
     if !sink.diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.path == variable) {
@@ -297,7 +300,7 @@ pub(super) fn by_aibrix_request(of_pool: &StrategySpec, env: &AibrixDefaults, si
     }
 }
 
-/// Whether requests may name every strategy.
+/// Whether requests may select every strategy.
 pub(super) fn allows_any(file: &At<schema::RequestStrategy>) -> bool {
     file.value.allow.iter().flat_map(|at| &at.value).any(|at| is_any(&at.value))
 }
@@ -306,7 +309,7 @@ fn is_any(strategy: &schema::Strategy) -> bool {
     strategy.name.value == ANY && strategy.parameters.is_none()
 }
 
-/// Every strategy that stands there by name, with its parameters; then, with `*`, all others.
+/// Every strategy that is listed by name, with its parameters; then, with `*`, all others.
 fn allowed(
     file: &[At<schema::Strategy>],
     path: &str,
@@ -330,7 +333,8 @@ fn allowed(
     if file.iter().any(|at| is_any(&at.value)) { all(allowed, of_pool, env) } else { allowed }
 }
 
-/// Every strategy: those that are `allowed` with their parameters, the pool's own with its own, others with the environment's.
+/// Every strategy: those in `allowed` with their parameters, the pool's own with its own, others with the
+/// environment's.
 fn all(mut allowed: Vec<StrategySpec>, of_pool: &StrategySpec, env: &AibrixDefaults) -> Vec<StrategySpec> {
     for name in registry::STRATEGIES.iter().map(|d| d.name) {
         if !allowed.iter().any(|known| known.name == name) {

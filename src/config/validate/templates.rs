@@ -1,4 +1,5 @@
-//! Pools that objects of a cluster will be: told apart from those that the file names, and checked for what can't be said of all of them at once.
+//! Templates of pools for cluster objects: separated from named pools, and checked for settings that can't apply to
+//! many pools.
 
 use super::kubernetes::Named;
 use crate::Overrides;
@@ -7,7 +8,7 @@ use crate::settings::{KubernetesSource, PoolSearch, PoolSettings, PoolTemplate};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{Code, Diagnostic, Span};
 
-/// A pool, or what pools are like that a search will find.
+/// A named pool, or the template of a search.
 pub(super) type Entry = (PoolSettings, Option<PoolSearch>);
 
 /// Whether an entry of the file searches for pools.
@@ -15,7 +16,7 @@ pub(super) fn searches(pool: &schema::Pool) -> bool {
     pool.kubernetes.as_ref().is_some_and(|at| at.value.pool_selector.is_some())
 }
 
-/// Those that are named, and what those are like that are searched for, with the bytes that may wait before all that a search finds.
+/// The named pools, and the templates with the bytes that may be queued for all pools of a search.
 pub(super) fn apart(
     entries: impl IntoIterator<Item = Entry>,
     queued_bytes: u64,
@@ -30,7 +31,7 @@ pub(super) fn apart(
     (pools, templates)
 }
 
-/// Pods that a pool has, or pools that are searched for.
+/// Pods of a pool, or a search for pools.
 pub(super) fn pods_or_pools(named: Option<Named>) -> (Option<KubernetesSource>, Option<PoolSearch>) {
     match named {
         Some(Named::Pods(source)) => (Some(source), None),
@@ -39,7 +40,7 @@ pub(super) fn pods_or_pools(named: Option<Named>) -> (Option<KubernetesSource>, 
     }
 }
 
-/// What can't be said of all pools at once that a search finds.
+/// Settings that can't apply to all pools of a search.
 pub(super) fn check_template(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) {
     if let Some(at) = &pool.matches {
         let message = "`match` would hold for every InferencePool that `poolSelector` finds";
@@ -67,7 +68,7 @@ pub(super) fn check_template(pool: &schema::Pool, path: &str, flags: &Overrides,
     }
 }
 
-/// Says that endpoints stand where pods come from InferencePools.
+/// Reports endpoints that are listed although pods come from InferencePools.
 pub(super) fn no_endpoints_of_searched(path: &str, span: Span, sink: &mut Sink) {
     let message = "pools that `poolSelector` finds have the pods of their InferencePools, and no other endpoints";
     sink.push(Diagnostic::new(Code::Contradiction, path, message).at(span).help("name these in a pool of their own"));

@@ -15,10 +15,10 @@ use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_quota::Limits;
 use std::time::Duration;
 
-/// Longest wait for Redis: Envoy gives a message 200 ms unless told otherwise.
+/// Longest wait for Redis: Envoy allows 200 ms for a message by default.
 const MAX_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A header's name, lower case.
+/// Checks a header name, and converts it to lower case.
 pub(super) fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
     if at.value.parse::<http::HeaderName>().is_err() {
         let shown: String = at.value.chars().take(60).collect();
@@ -27,7 +27,7 @@ pub(super) fn header(at: &At<String>, path: &str, sink: &mut Sink) -> String {
     at.value.to_ascii_lowercase()
 }
 
-/// How a tenant is found.
+/// Checks how a tenant is determined.
 pub(super) fn rule(file: At<schema::Tenant>, sink: &mut Sink) -> Option<TenantRule> {
     const PATH: &str = "exchange.tenant";
     let At { value: file, span } = file;
@@ -53,7 +53,7 @@ pub(super) fn rule(file: At<schema::Tenant>, sink: &mut Sink) -> Option<TenantRu
     named.map(|name| TenantRule { source: TenantSource::Header(name), strip: None })
 }
 
-/// Limits as `file` says, and as `like` where it says nothing.
+/// The limits in `file`, completed from `like`.
 fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
     let or = |at: schema::Opt<schema::Ceiling>, like: Option<u64>| at.map_or(like, |at| at.value.0);
     Limits {
@@ -66,7 +66,7 @@ fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
     }
 }
 
-/// What tenants may have; `redis` is given, or it is not.
+/// Checks the limits of tenants; `redis` is whether a Redis is configured.
 pub(super) fn limits(
     file: At<schema::Tenants>,
     rule: Option<&TenantRule>,
@@ -104,7 +104,7 @@ pub(super) fn limits(
     }
 }
 
-/// What models may have; `redis` is given, or it is not.
+/// Checks the limits of models; `redis` is whether a Redis is configured.
 pub(super) fn models(file: schema::Models, redis: bool, sink: &mut Sink) -> TenantSettings {
     let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
     if let Some(at) = file.store.filter(|at| at.value == CountIn::Redis && !redis) {
@@ -122,14 +122,15 @@ pub(super) fn models(file: schema::Models, redis: bool, sink: &mut Sink) -> Tena
     }
 }
 
-/// `what` reads Redis, and nothing says where that is.
+/// Reports that `what` reads Redis and none is configured.
 fn no_redis(span: Span, path: &str, what: &str, sink: &mut Sink) {
     let message = format!("{what} needs `redis`, which says where it is");
     let help = "as in `redis: {url: \"redis://localhost:6379/0\"}`, beside `limits` and `pools`";
     sink.push(Diagnostic::new(Code::MissingKey, path, message).at(span).help(help));
 }
 
-/// Checks that who reads Redis has one. Returns whether it is read; `places` are those of the pools' strategies, in their order.
+/// Checks that settings which read Redis have one. Returns whether Redis is read; `places` are the positions of the
+/// pools' strategies, in their order.
 pub(super) fn who_reads<'a>(
     given: Option<Span>,
     limits: [Option<&TenantSettings>; 2],
@@ -149,14 +150,14 @@ pub(super) fn who_reads<'a>(
     read
 }
 
-/// Warns of a Redis that is given and not read.
+/// Warns of a configured Redis that is not read.
 pub(super) fn tell_unread(span: Span, sink: &mut Sink) {
     let message = "nothing is read or counted in `redis`";
     let help = "`store: redis` and `userRecords` in `limits` do, and strategies with `profilesFromRedis`";
     sink.push(Diagnostic::new(Code::NoEffect, "redis", message).at(span).help(help));
 }
 
-/// The Redis for all that is kept in one.
+/// Checks the connection to Redis.
 pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSettings> {
     const PATH: &str = "redis";
     let At { value: file, span } = file;
@@ -186,7 +187,7 @@ pub(super) fn redis(file: At<schema::Redis>, sink: &mut Sink) -> Option<RedisSet
     Some(RedisSettings { url: url.value, timeout, on_failure, profile_refresh })
 }
 
-/// Whose names become labels.
+/// Checks the names that become metric labels.
 pub(super) fn labels(file: schema::Labels, sink: &mut Sink) -> LabelSettings {
     let mut names = |file: schema::Opt<schema::Names>, what: &str| {
         let file = file.map(|at| at.value).unwrap_or_default();

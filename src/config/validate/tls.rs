@@ -1,4 +1,4 @@
-//! Transport security of the ext-proc port: the picker's certificate and those of clients.
+//! The checks of TLS on the ext-proc port: Attaché's certificate and those of clients.
 
 use super::pick;
 use crate::Overrides;
@@ -7,7 +7,7 @@ use crate::settings::{ClientAuthSettings, ClientName, TlsSettings};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 
-/// The picker's certificate, and what clients need.
+/// The certificate of the port, and the requirements for clients.
 pub(super) fn settings(
     mut file: schema::Tls,
     flags: &Overrides,
