@@ -1,8 +1,8 @@
-//! The APIs whose requests can be split, told from the path.
+//! The APIs whose requests can be split, identified by path.
 
 use attache_protocol::Api;
 
-/// An API whose requests can be served by two servers.
+/// An API whose requests can be served by a prefill worker and a decode worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LegApi {
     /// `/v1/chat/completions`
@@ -18,11 +18,11 @@ pub enum LegApi {
 }
 
 impl LegApi {
-    /// All of them.
+    /// Every API that can be split.
     pub const ALL: &'static [LegApi] =
         &[LegApi::ChatCompletions, LegApi::Completions, LegApi::Messages, LegApi::Responses, LegApi::Generate];
 
-    /// The API that `path` names; `None` when its requests are not split. Prefixes and the query don't matter, as in
+    /// The API of `path`; `None` if its requests are not split. Prefixes and the query are ignored, as in
     /// [`Api::from_path`].
     #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
@@ -36,7 +36,7 @@ impl LegApi {
         }
     }
 
-    /// The path on a server.
+    /// Path of the API on a model server.
     #[must_use]
     pub fn path(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl LegApi {
         }
     }
 
-    /// The name in metric labels and logs: snake_case, stable.
+    /// Stable snake_case name in metric labels and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,14 +1,15 @@
-//! Which prefill server computes a prompt, when one after the other may fail: tries, a second one beside a slow one, and when to give up.
-//! No I/O and no clock; the exchange asks, and does what it is told.
+//! Retry and hedging of the prefill of one request: which prefill worker is called next, and when to give up. No I/O
+//! and no clock; the exchange calls it and acts on the result.
 //!
 //! ```text
-//! failed (refused, broken off, 429, 5xx, an answer of no use)  the next server, else give up
-//! too slow (`timeout`)                                         give up: the time for another one has been used
-//! slow (`hedge_after`), when asked for                         the next server as well; the first answer wins
-//! any other status                                             give up: what is wrong with the request, its own server says best
+//! failed (refused, broken off, 429, 5xx, unusable response)    next worker, else give up
+//! too slow (`timeout`)                                         give up: no time is left for another worker
+//! slow (`hedge_after`), if enabled                             next worker as well; the first response wins
+//! any other status                                             give up: the decode worker reports best what is wrong with
+//!                                                              the request
 //! ```
 //!
-//! Giving up is no error by itself: the answer's own server can compute the prompt.
+//! Giving up is not an error by itself: the decode worker can prefill the prompt too.
 
 use attache_pool::health::Outcome;
 use attache_pool::{Endpoint, Picks};
@@ -17,25 +18,25 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What ended one try.
+/// How one attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// No connection came about.
+    /// No connection could be established.
     Refused,
-    /// The connection broke before the answer was whole.
+    /// The connection broke before the response was complete.
     Broken,
-    /// It answered with this status.
+    /// The worker responded with this status.
     Status(u16),
-    /// Its answer has nothing for the decode server to go on from.
+    /// The response lacks what the decode worker needs to continue.
     Unusable,
-    /// The answer ended with the token that it made: there is nothing to go on with.
+    /// The response ended with its first token: there is nothing to continue.
     Ended,
-    /// No answer came in time.
+    /// No response arrived in time.
     Late,
 }
 
 impl Failure {
-    /// In a header and as a label.
+    /// Code for a response header and a metric label.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -50,7 +51,7 @@ impl Failure {
         }
     }
 
-    /// All codes.
+    /// All codes of failures.
     pub const CODES: [&'static str; 8] = [
         "prefill_refused",
         "prefill_broken",
@@ -62,19 +63,19 @@ impl Failure {
         "prefill_late",
     ];
 
-    /// The outcome for the health of the server that was asked; `None` when it says nothing.
+    /// The effect on the health of the worker that was called; `None` if it has none.
     #[must_use]
     pub fn outcome(self) -> Option<Outcome> {
         match self {
             Failure::Refused => Some(Outcome::ConnectFailure),
             Failure::Broken | Failure::Late => Some(Outcome::Failure),
             Failure::Status(status) => Outcome::of_status(status),
-            // It answered, if with nothing that is of use here.
+            // The worker responded, though the response is of no use here.
             Failure::Unusable | Failure::Ended => Some(Outcome::Success),
         }
     }
 
-    /// Whether no server has failed: the request is not to a server's taste, or there is nothing left to be done for it.
+    /// Whether the failure is not the worker's fault: the request is invalid for it, or already complete.
     #[must_use]
     pub fn is_nobodys(self) -> bool {
         match self {
@@ -93,43 +94,43 @@ impl Failure {
     }
 }
 
-/// One try's number within its request.
+/// Number of an attempt within its request.
 pub type Attempt = usize;
 
-/// What to do next.
+/// The next action for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing, for now.
+    /// Wait for the next result or deadline.
     Wait,
-    /// Ask the server of this try.
+    /// Call the worker of this attempt.
     Send(Attempt),
-    /// Nobody computes the prompt for another.
+    /// Give up: no prefill worker prefills the prompt.
     GiveUp(Failure),
 }
 
-/// Bounds of the tries of one request.
+/// Time limits for the attempts of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Longest wait for an answer, over all tries together.
+    /// Longest wait for a response, over all attempts together.
     pub timeout: Duration,
-    /// A try that has no answer by then gets company.
+    /// Time without a response after which a second worker is called too.
     pub hedge_after: Option<Duration>,
 }
 
-/// The tries of one request.
+/// The attempts of one request.
 #[derive(Debug)]
 pub struct Attempts {
     bounds: Bounds,
     servers: Picks,
-    /// When each of those that were asked was.
+    /// Start time of each attempt so far.
     asked: SmallVec<[Timestamp; 4]>,
-    /// Those that may still answer.
+    /// Attempts whose response is outstanding.
     open: SmallVec<[Attempt; 4]>,
     first: Timestamp,
 }
 
 impl Attempts {
-    /// The first of `servers` is asked `now`: its try is number 0.
+    /// Starts with attempt 0, a call to the first of `servers` at `now`.
     #[must_use]
     pub fn begin(servers: Picks, bounds: Bounds, now: Timestamp) -> Self {
         let mut attempts = Self { bounds, servers, asked: SmallVec::new(), open: SmallVec::new(), first: now };
@@ -145,25 +146,25 @@ impl Attempts {
         Some(attempt)
     }
 
-    /// The server of a try.
+    /// The worker of an attempt.
     #[must_use]
     pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
         self.servers.get(attempt).filter(|_| attempt < self.asked.len())
     }
 
-    /// Whether a try may still answer.
+    /// Whether the response of an attempt is outstanding.
     #[must_use]
     pub fn awaits(&self, attempt: Attempt) -> bool {
         self.open.contains(&attempt)
     }
 
-    /// Tries so far.
+    /// Number of attempts so far.
     #[must_use]
     pub fn tried(&self) -> usize {
         self.asked.len()
     }
 
-    /// Tries that may still answer and have had time for it: as long as it takes to ask another server as well.
+    /// Number of outstanding attempts that have had the time after which another worker is called.
     pub fn overdue(&self, now: Timestamp) -> impl Iterator<Item = Attempt> {
         let patience = self.bounds.hedge_after.unwrap_or(self.bounds.timeout);
         let had_time = move |attempt: &&Attempt| self.asked.get(**attempt).is_some_and(|at| at.after(patience) <= now);
@@ -176,7 +177,7 @@ impl Attempts {
         self.hedge_at().map_or(self.end(), |at| at.min(self.end()))
     }
 
-    /// When nobody is waited for any longer.
+    /// When all outstanding attempts are given up.
     #[must_use]
     pub fn end(&self) -> Timestamp {
         self.first.after(self.bounds.timeout)
@@ -187,7 +188,7 @@ impl Attempts {
         self.bounds.hedge_after.map(|after| latest.after(after))
     }
 
-    /// A try has failed; its server is not asked again.
+    /// Records that an attempt has failed; its worker is not called again.
     pub fn failed(&mut self, attempt: Attempt, failure: Failure, now: Timestamp) -> Next {
         let before = self.open.len();
         self.open.retain(|open| *open != attempt);
@@ -205,7 +206,7 @@ impl Attempts {
         }
     }
 
-    /// The moment of [`Attempts::deadline`] has come.
+    /// Handles the moment of [`Attempts::deadline`].
     pub fn on_deadline(&mut self, now: Timestamp) -> Next {
         if now >= self.end() {
             self.open.clear();
@@ -217,7 +218,7 @@ impl Attempts {
         }
     }
 
-    /// A try has answered: the others are not awaited any longer.
+    /// Records that an attempt succeeded: the others are given up.
     pub fn answered(&mut self) {
         self.open.clear();
     }
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!(tries.on_deadline(at(4)), Next::Send(2));
         assert_eq!(tries.deadline(), at(30));
         assert!(tries.awaits(0) && tries.awaits(1) && tries.awaits(2));
-        // One of three fails: the others may still answer.
+        // One of three fails: the others may still respond.
         assert_eq!(tries.failed(1, Failure::Broken, at(5)), Next::Wait);
         assert_eq!(tries.failed(1, Failure::Broken, at(6)), Next::Wait);
         assert_eq!(tries.on_deadline(at(30)), Next::GiveUp(Failure::Late));
@@ -290,7 +291,7 @@ mod tests {
         tries.failed(0, Failure::Broken, at(3));
         assert_eq!((overdue(&tries, 3), overdue(&tries, 4)), (vec![], vec![1]));
         assert_eq!(overdue(&tries, 5), [1, 2]);
-        // Without company all the time there is.
+        // Without hedging, the attempt has all the time.
         let mut tries = Attempts::begin(servers(2), bounds(None), at(0));
         assert_eq!((overdue(&tries, 29), overdue(&tries, 30)), (vec![], vec![0]));
         tries.failed(0, Failure::Broken, at(29));
@@ -312,7 +313,7 @@ mod tests {
     }
 
     proptest! {
-        /// However servers fail, each is asked once at most, and the tries come to an end by the timeout.
+        /// However workers fail, each is called once at most, and the attempts end by the timeout.
         #[test]
         fn every_course_ends(
             count in 1u32..5,

@@ -1,10 +1,10 @@
-//! One request served by two servers: one reads the prompt (prefill), another generates (decode), and the KV cache goes from
-//! the first to the second.
+//! Requests that two model servers serve together: a prefill worker reads the prompt, a decode worker generates, and
+//! the KV cache is transferred from the first to the second.
 //!
-//! **Owns** the bodies of both legs, one file for each [`Connector`]; how a prefill response is read ([`reply`]); and the rules
-//! of retry and hedging ([`attempts`]).
-//! **Called by** `ext_proc` for split requests; `scheduling` and `config` name a pool's [`Mode`].
-//! **Must not** do I/O, ask for the time or random numbers: addresses, ids and rooms are arguments. It does not choose servers.
+//! **Owns** the bodies of both legs, one file for each [`Connector`]; how a prefill response is read ([`reply`]); and
+//! the rules of retry and hedging ([`attempts`]). **Called by** `ext_proc` for split requests; `scheduling` and
+//! `config` name a pool's [`Mode`]. **Must not** do I/O, ask for the time or random numbers: addresses, ids and rooms
+//! are arguments. It does not choose servers.
 //!
 //! Read first: `connector/mod.rs`, `leg.rs`, `attempts.rs`.
 
@@ -27,7 +27,8 @@ pub use reply::{Prefilled, Reply, Transfer};
 use attache_protocol::edit::{EditError, Edits};
 use std::borrow::Cow;
 
-/// Members of a request that only whoever splits it may write: they name servers, ports and memory to read from.
+/// Members of a request body that only the component that splits requests may set: they name servers, ports and memory
+/// to read from.
 pub const CONTROLLED: &[&str] = &[
     "kv_transfer_params",
     "ec_transfer_params",
@@ -41,11 +42,11 @@ pub const CONTROLLED: &[&str] = &[
     "disagg_prefill_dp_rank",
 ];
 
-/// A client's body without [`CONTROLLED`] members: for requests that are not split. Borrowed when it has none. `nested` ones are those of
-/// vLLM's generate API, which takes them in `sampling_params.extra_args` as well.
+/// A client's body without [`CONTROLLED`] members, for requests that are not split. Borrowed if it has none. `nested`
+/// members are those of vLLM's generate API, which reads them from `sampling_params.extra_args` as well.
 ///
 /// # Errors
-/// It is no JSON object, or what holds nested members is none.
+/// If the body, or the member that holds nested ones, is not a JSON object.
 pub fn without_controlled(body: &[u8], nested: bool) -> Result<Cow<'_, [u8]>, EditError> {
     let edits = Edits::new().remove_all(CONTROLLED);
     let edits = if nested { edits.inside("sampling_params", prefill::distrusted_sampling()) } else { edits };

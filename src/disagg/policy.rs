@@ -1,4 +1,5 @@
-//! How a pool's requests are split between prefill and decode servers: who sends the prefill's part, in whose words, with which bounds.
+//! How a pool splits requests between prefill and decode workers: who sends the prefill leg, by which connector, with
+//! which time limits.
 
 use super::attempts::Bounds;
 use super::connector::{Connector, Sequence, neuron_nixl, sglang, shfs, trtllm};
@@ -6,76 +7,81 @@ use attache_pool::{Endpoint, Engine, PoolSnapshot, Roles};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 30 s for a prefill over all its tries, as AIBrix; vLLM keeps what was computed for 30 s as well.
+/// 30 s for a prefill over all its attempts, as in AIBrix; vLLM keeps prefilled blocks for 30 s as well.
 pub const DEFAULT_PREFILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// AIBrix's annotation for that port, which counts as a label.
+/// AIBrix's annotation with the bootstrap port, which counts as a label.
 pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
-/// AIBrix's label of a server's engine.
+/// AIBrix's label with the engine of a server.
 pub const ENGINE_LABEL: &str = "model.aibrix.ai/engine";
-/// AIBrix's label of how vLLM's servers move a KV cache: `shfs`, or `nixl` for Neuron's.
+/// AIBrix's label for vLLM's KV transfer: `shfs`, or `nixl` for Neuron's.
 pub const KV_CONNECTOR_LABEL: &str = "model.aibrix.ai/kv-connector-type";
-/// AIBrix's label that keeps the prefill and decode servers of one set together.
+/// AIBrix's label that groups the prefill and decode workers of one set.
 pub const ROLESET_LABEL: &str = "roleset-name";
-/// The label of a DisaggregatedSet's pods that tells its revisions apart: what one of them has computed another may not be able to read.
+/// Label of a DisaggregatedSet's pods with their revision: a worker may be unable to read the KV cache of another
+/// revision.
 pub const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
 
-/// What configurations call the connector that the prefill server's labels name.
+/// Name in configurations for the connector that the prefill worker's labels select.
 pub const BY_LABEL: &str = "by-label";
 
-/// The labels that keep servers together where nothing is said.
+/// The default labels that group workers.
 #[must_use]
 pub fn default_together() -> Vec<Arc<str>> {
     [ROLESET_LABEL, REVISION_LABEL].map(Into::into).to_vec()
 }
 
-/// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next turn's prefill.
+/// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next turn's
+/// prefill.
 pub const DEFAULT_DECODER_BLOCKS_TTL: Duration = Duration::from_secs(480);
 
-/// Who sends the prefill's part of a request.
+/// Which component sends the prefill leg of a request.
 #[derive(Clone, Debug)]
 pub enum Mode {
-    /// The picker itself, inside the exchange; the decode server needs no sidecar.
+    /// Attaché, inside the exchange; the decode worker needs no sidecar.
     Direct(Direct),
-    /// llm-d's sidecar in front of the decode server: it is told the prefill server in a header.
+    /// llm-d's sidecar of the decode worker, which gets the prefill worker in a header.
     Header {
-        /// With it the sidecar is also told who holds at least so many tokens of the prompt more than the server that computes it.
+        /// If set, the header also names an endpoint that has at least this many prompt tokens more cached than the
+        /// prefill worker.
         source_tokens: Option<u32>,
     },
 }
 
 impl Mode {
-    /// Whether `prefill` is asked at the same time as the server that answers, which waits for it.
+    /// Whether `prefill` and the decode worker, which waits for it, are called at the same time.
     #[must_use]
     pub fn meets(&self, prefill: &Endpoint) -> bool {
         matches!(self, Self::Direct(direct) if direct.connector_of(Some(prefill)).sequence() == Sequence::Together)
     }
 }
 
-/// The picker's own way.
+/// Settings of the prefill leg that Attaché sends.
 #[derive(Clone, Debug)]
 pub struct Direct {
-    /// The servers' words; with `by_label` those of vLLM's servers without a label.
+    /// The connector; with `by_label` that of vLLM workers without a label.
     pub connector: &'static dyn Connector,
-    /// The labels of the prefill server name the connector, as in AIBrix.
+    /// Whether the labels of the prefill worker select the connector, as in AIBrix.
     pub by_label: bool,
-    /// Bounds of the prefill.
+    /// Time limits of the prefill.
     pub bounds: Bounds,
-    /// What becomes of a request whose prompt no prefill server has computed.
+    /// How a request is handled if no prefill worker prefilled its prompt.
     pub fallback: Fallback,
-    /// `http` or `https`, towards servers.
+    /// Scheme towards model servers, `http` or `https`.
     pub scheme: Arc<str>,
-    /// What stands before an API's own path on servers; empty for most. Not what the client wrote there, which the gateway may rewrite.
+    /// Prefix of API paths on model servers, usually empty. Not taken from the client's path, which the gateway may
+    /// rewrite.
     pub path_prefix: Arc<str>,
-    /// Whether their certificates are believed unseen.
+    /// Whether certificates of model servers are accepted without verification.
     pub insecure_skip_verify: bool,
-    /// SGLang's port, where no label says another.
+    /// SGLang's bootstrap port for workers without a label.
     pub bootstrap_port: u16,
-    /// How long decode servers keep a conversation's blocks for the next turn's prefill; zero when nobody should ask for them.
+    /// How long decode workers keep a conversation's blocks for the prefill of the next turn; zero if they are not
+    /// used.
     pub decoder_blocks_ttl: Duration,
 }
 
 impl Direct {
-    /// The connector of requests whose prompts `prefill` computes.
+    /// The connector of requests that `prefill` prefills.
     #[must_use]
     pub fn connector_of(&self, prefill: Option<&Endpoint>) -> &'static dyn Connector {
         let Some(prefill) = prefill.filter(|_| self.by_label) else { return self.connector };
@@ -91,13 +97,14 @@ impl Direct {
         }
     }
 
-    /// The same with the connector of `prefill`.
+    /// The same policy with the connector of `prefill`.
     #[must_use]
     pub fn with_connector_of(&self, prefill: &Endpoint) -> Self {
         Self { connector: self.connector_of(Some(prefill)), ..self.clone() }
     }
 
-    /// Whether a prefill server of the pool is asked at the same time as the server that answers. As in AIBrix the first one stands for all.
+    /// Whether a prefill worker of the pool and the decode worker are called at the same time. As in AIBrix, the first
+    /// prefill worker represents all.
     #[must_use]
     pub fn is_together_in(&self, pool: &PoolSnapshot) -> bool {
         let first = || pool.endpoints.iter().find(|state| state.serves(Roles::PREFILL));
@@ -105,7 +112,7 @@ impl Direct {
         self.connector_of(first.map(|state| &*state.endpoint)).sequence() == Sequence::Together
     }
 
-    /// Whether both servers are asked at once.
+    /// Whether both workers are called at the same time.
     #[must_use]
     pub fn is_together(&self) -> bool {
         self.connector.sequence() == Sequence::Together
@@ -125,13 +132,13 @@ impl Direct {
     }
 }
 
-/// What becomes of a request whose prompt no prefill server has computed.
+/// How Attaché handles a request if no prefill worker prefilled its prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fallback {
-    /// The decode server computes it as well.
+    /// The decode worker prefills the prompt as well.
     #[default]
     Local,
-    /// 503.
+    /// Attaché rejects it with status 503.
     Fail,
 }

@@ -1,12 +1,12 @@
-//! What all prefill legs have in common: which requests can't be split, and how one asks for a single token in each API.
+//! The common part of all prefill legs: which requests can't be split, and how each API is asked for a single token.
 
 use super::CONTROLLED;
 use super::api::LegApi;
 use super::leg::LegError;
 use attache_protocol::edit::{Edits, Member, Members, elements};
 
-/// Members that cost the prefill server work, or make its answer longer, for an answer that nobody reads; and those that could end it
-/// with no token or with several answers. None of them changes which tokens the prompt becomes.
+/// Members that make the prefill response longer or more expensive although only one token is needed, and members that
+/// could end it without a token or with several choices. None of them changes the tokens of the prompt.
 const DROPPED: &[&str] = &[
     "stream_options",
     "n",
@@ -31,22 +31,23 @@ const DROPPED: &[&str] = &[
     "guided_whitespace_pattern",
 ];
 
-/// The same of the Responses API. `text` stays, because a format may be told to the model; `background` would answer before anything
-/// is computed.
+/// The same for the Responses API. `text` stays, because a format may be part of the prompt; `background` would respond
+/// before the prefill.
 const DROPPED_RESPONSES: &[&str] = &["stream_options", "background", "include", "top_logprobs"];
 
-/// The same of the Messages API.
+/// The same for the Messages API.
 const DROPPED_MESSAGES: &[&str] = &["stream_options", "stop_sequences"];
 
-/// The edits that make a client's body ask for one token, not streamed, and drop what only the other leg needs: the token is thrown
-/// away. What a client says in [`CONTROLLED`] members goes, but for those of `own`, which the caller sets.
+/// Edits of a client's body so that it asks for one token without streaming, and without members that only the decode
+/// leg needs. The token is discarded. The client's [`CONTROLLED`] members are removed, except for those in `own`, which
+/// the caller sets.
 pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     let edits = distrust(api, own).set("stream", b"false").remove_if("tool_choice", forces_a_call);
     match api {
         LegApi::ChatCompletions => edits.set("max_tokens", b"1").set("max_completion_tokens", b"1").remove_all(DROPPED),
         LegApi::Completions => edits.set("max_tokens", b"1").remove_all(DROPPED),
         LegApi::Messages => edits.set("max_tokens", b"1").remove_all(DROPPED_MESSAGES),
-        // Nobody asks the prefill server for this response again.
+        // The response of the prefill is not retrieved again later.
         LegApi::Responses => edits.set("max_output_tokens", b"1").set("store", b"false").remove_all(DROPPED_RESPONSES),
         LegApi::Generate => {
             let sampling = distrusted_sampling().set("max_tokens", b"1").remove_all(DROPPED);
@@ -55,9 +56,10 @@ pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     }
 }
 
-/// Whether a `tool_choice` makes the model call a tool. vLLM reads the call out of the answer, and fails on one of a single token (vllm#38911);
-/// without it the prompt is the same. In its place stands nothing, which is `auto`: with `none` servers may leave the tools out of the prompt, and blocks
-/// of another prompt would be fetched. A server without vLLM's `--enable-auto-tool-choice` declines that, and the answer's own server computes the prompt.
+/// Whether a `tool_choice` makes the model call a tool. vLLM parses the call from the response, and fails on one of a
+/// single token (vllm#38911). Without the member the prompt is the same: its absence means `auto`, while with `none`
+/// servers may leave the tools out of the prompt, and blocks of another prompt would be transferred. A server without
+/// vLLM's `--enable-auto-tool-choice` rejects that, and the decode worker prefills the prompt.
 fn forces_a_call(choice: &[u8]) -> bool {
     let forces = |member: &Member<'_>| {
         member.is("type") && matches!(member.value, br#""function""# | br#""tool""# | br#""any""#)
@@ -68,8 +70,8 @@ fn forces_a_call(choice: &[u8]) -> bool {
     }
 }
 
-/// The same for servers whose decode side goes on from the prefill side's token in place of making it again: what that token is chosen
-/// by, and told with, stays. More of `min_tokens` than `max_tokens` would be refused.
+/// The same for servers whose decode side continues from the prefill worker's token. Members that influence the choice
+/// and the form of that token stay. A `min_tokens` above `max_tokens` would be rejected.
 pub(super) fn first_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     let edits = distrust(api, own).set("stream", b"false").set("max_tokens", b"1");
     let edits = match api {
@@ -79,7 +81,7 @@ pub(super) fn first_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     edits.remove_all(&["stream_options", "min_tokens"])
 }
 
-/// The edits that take a client's [`CONTROLLED`] members out, but for those of `own`.
+/// Edits that remove a client's [`CONTROLLED`] members, except for those in `own`.
 pub(super) fn distrust<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     let edits = CONTROLLED.iter().filter(|key| !own.contains(key)).fold(Edits::new(), |edits, key| edits.remove(key));
     match api {
@@ -88,22 +90,23 @@ pub(super) fn distrust<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     }
 }
 
-/// The same of `sampling_params`, whose `extra_args` vLLM reads them from too.
+/// The same in `sampling_params`, from whose `extra_args` vLLM reads them too.
 pub(super) fn distrusted_sampling<'v>() -> Edits<'v> {
     Edits::new().inside("extra_args", Edits::new().remove_all(CONTROLLED))
 }
 
-/// What of a request may be split.
+/// Which requests a connector can split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Allowed {
-    /// One prompt, one answer: one object tells where one prompt's blocks are, and the first answer that has them frees them.
+    /// One prompt, one choice: the transfer parameters are for one prompt's blocks, and the first transfer frees them.
     One,
-    /// Also several prompts and several answers.
+    /// Several prompts and several choices as well.
     Several,
 }
 
-/// Whether a sidecar, which sends its prefill leg as it likes, can split a request: one that could not would have its client told so. llm-d's leaves a call that
-/// the model has to make in the prefill leg, and vLLM fails on one of a single token (vllm#38911).
+/// Whether a sidecar, which builds the prefill leg by itself, can split a request; otherwise the client would get its
+/// error. llm-d's sidecar leaves a forced tool call in the prefill leg, and vLLM fails on one of a single token
+/// (vllm#38911).
 #[must_use]
 pub fn is_for_sidecars(api: LegApi, body: &[u8]) -> bool {
     let forced = |member: Result<Member<'_>, _>| {
@@ -112,10 +115,10 @@ pub fn is_for_sidecars(api: LegApi, body: &[u8]) -> bool {
     splittable(api, body, Allowed::One).is_ok() && !Members::new(body).is_ok_and(|mut members| members.any(forced))
 }
 
-/// Refuses what can't be split.
+/// Checks that a request can be split.
 ///
 /// # Errors
-/// [`LegError::Unsplittable`], or the body is no JSON object.
+/// [`LegError::Unsplittable`], or the error for a body that is not a JSON object.
 pub(super) fn splittable(api: LegApi, body: &[u8], allowed: Allowed) -> Result<(), LegError> {
     let (mut echo, mut logprobs) = (false, false);
     for member in Members::new(body).map_err(LegError::Request)? {
@@ -157,7 +160,7 @@ pub(super) fn splittable(api: LegApi, body: &[u8], allowed: Allowed) -> Result<(
 }
 
 const ALL_COMPUTED: &str = "the server that answers has to compute all of the prompt";
-/// By as much as the leg's own answer may be long.
+/// The truncation depends on the token limit of the leg.
 const CUT_BY_EACH: &str = "each server would cut the prompt to another length";
 
 fn sampling(member: &Member<'_>, allowed: Allowed) -> Result<(), LegError> {
@@ -171,7 +174,7 @@ fn sampling(member: &Member<'_>, allowed: Allowed) -> Result<(), LegError> {
     }
 }
 
-/// Names of members that a request is refused for.
+/// Names of members that prevent splitting.
 const REFUSED: &[&str] = &[
     "n",
     "best_of",
@@ -193,7 +196,7 @@ fn refuse(wrong: bool, member: &Member<'_>, why: &'static str) -> Result<(), Leg
     }
 }
 
-/// Any that is no function, which the client would call.
+/// Whether a tool is not a function, which the client would call.
 fn has_tools_of_servers(tools: &[u8]) -> bool {
     let is_function = |tool: &[u8]| {
         let said = |member: Result<Member<'_>, _>| member.is_ok_and(|m| m.is("type") && m.value == br#""function""#);
@@ -202,12 +205,12 @@ fn has_tools_of_servers(tools: &[u8]) -> bool {
     elements(tools).any(|tool| !is_function(tool))
 }
 
-/// Anything but a whole number up to 1 and null: what a server makes of it is not known.
+/// Whether the value is neither null nor a whole number up to 1: its effect on a server is unknown.
 fn more_than_one(value: &[u8]) -> bool {
     !matches!(value, b"1" | b"0" | b"null")
 }
 
-/// Whether a `prompt` is a list of more than one string or list of tokens.
+/// Whether a `prompt` is a list of more than one string or token list.
 fn several_prompts(prompt: &[u8]) -> bool {
     let mut prompts = elements(prompt);
     let first = prompts.next().and_then(|first| first.first().copied());

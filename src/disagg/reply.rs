@@ -1,4 +1,5 @@
-//! What a prefill server answers, read in one pass over its top level; what goes on to the decode server stays as it was written.
+//! The response of a prefill worker, parsed in one pass over its top level. Parts that go to the decode worker stay
+//! byte for byte.
 
 use super::api::LegApi;
 use super::leg::LegError;
@@ -9,29 +10,29 @@ use serde::de::{Deserializer, IgnoredAny};
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
-/// A server's answer that is not streamed, borrowed.
+/// A non-streamed response of a model server, borrowed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply<'r> {
-    /// The whole of it, without white space around.
+    /// The whole response without surrounding white space.
     pub raw: &'r [u8],
-    /// vLLM's `kv_transfer_params`, at the top level or in the first choice; `None` when absent or null.
+    /// vLLM's `kv_transfer_params`, at the top level or in the first choice; `None` if absent or null.
     pub kv_transfer_params: Option<&'r [u8]>,
-    /// TensorRT-LLM's `disaggregated_params`, likewise.
+    /// TensorRT-LLM's `disaggregated_params`, found in the same places.
     pub disaggregated_params: Option<&'r [u8]>,
-    /// The tokens of the prompt, where the server tells them.
+    /// Token ids of the prompt, if the server reports them.
     pub prompt_token_ids: Option<&'r [u8]>,
-    /// Token counts.
+    /// Token counts in `usage`.
     pub usage: Usage,
-    /// Why it ended, in the API's words: `finish_reason` of the first choice, `stop_reason` (Messages), and of the Responses API the
-    /// reason why it is incomplete, else its `status`. `None` when it does not say.
+    /// Why it ended, in the API's terms: `finish_reason` of the first choice, `stop_reason` (Messages), or for the
+    /// Responses API the reason why it is incomplete, else its `status`. `None` if absent.
     pub finish: Option<Cow<'r, str>>,
 }
 
 impl<'r> Reply<'r> {
-    /// Reads an answer of `api`.
+    /// Parses a response of `api`.
     ///
     /// # Errors
-    /// It is no JSON object.
+    /// If it is not a JSON object.
     pub fn read(api: LegApi, reply: &'r [u8]) -> Result<Self, EditError> {
         let mut read = Self { raw: reply.trim_ascii(), ..Self::default() };
         let (mut incomplete, mut choice) = (None, None);
@@ -72,27 +73,27 @@ impl<'r> Reply<'r> {
         Ok(())
     }
 
-    /// Whether the prefill came to its end, so that what it computed can be had: its one token was made. What an answer that does not
-    /// say counts as is left to what it holds.
+    /// Checks that the prefill was completed, so that its KV cache can be transferred: its one token was generated. A
+    /// response without a reason passes.
     ///
     /// # Errors
-    /// It was aborted, refused, or has not ended.
+    /// If the prefill was aborted or rejected, or has not ended.
     pub fn finished(&self) -> Result<(), LegError> {
         match self.finish.as_deref() {
-            // The APIs' words for "length"; TensorRT-LLM says of a context-only request that it has not finished.
+            // The APIs' terms for "length". TensorRT-LLM reports a context-only request as not finished.
             None | Some("length" | "max_tokens" | "max_output_tokens" | "not_finished") => Ok(()),
             Some(stop) if STOPPED.contains(&stop) => Ok(()),
             Some(other) => Err(LegError::NotFinished { got: other.chars().take(MAX_FINISH).collect() }),
         }
     }
 
-    /// Whether it ended because the model said so, or a stop condition did, not because of the limit.
+    /// Whether it ended by the model or a stop condition, and not by the token limit.
     #[must_use]
     pub fn stopped(&self) -> bool {
         self.finish.as_deref().is_some_and(|finish| STOPPED.contains(&finish))
     }
 
-    /// What there is to learn from it.
+    /// The token counts that predictions learn from.
     #[must_use]
     pub fn prefilled(&self) -> Prefilled {
         let cached = self.kv_transfer_params.and_then(cached_in);
@@ -100,10 +101,10 @@ impl<'r> Reply<'r> {
     }
 }
 
-/// The APIs' words for "stop".
+/// The APIs' terms for "stop".
 const STOPPED: &[&str] = &["stop", "end_turn", "stop_sequence", "tool_calls", "tool_use", "completed"];
 
-/// Characters of a server's finish reason that an error repeats.
+/// Most characters of a finish reason that an error quotes.
 const MAX_FINISH: usize = 64;
 
 fn word(value: &[u8]) -> Option<Cow<'_, str>> {
@@ -115,53 +116,56 @@ fn reason(details: &[u8]) -> Option<Cow<'_, str>> {
     members.find_map(|member| member.ok().filter(|m| m.is("reason"))).and_then(|member| word(member.value))
 }
 
-/// Tokens of the prompt that the server had in its cache, as vLLM's `kv_transfer_params` tell: newer than `usage`, and exact where blocks
-/// came from a decode server.
+/// Cached tokens of the prompt, from vLLM's `kv_transfer_params`: newer than `usage`, and exact if blocks came from a
+/// decode worker.
 fn cached_in(params: &[u8]) -> Option<u64> {
     let mut members = Members::new(params).ok()?;
     let member = members.find_map(|member| member.ok().filter(|m| m.is("remote_prefill_cached_tokens")))?;
     std::str::from_utf8(member.value).ok()?.parse().ok()
 }
 
-/// What a prefill server told of its work.
+/// Token counts of a prefill.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prefilled {
     /// Tokens of the prompt, cached ones included.
     pub prompt_tokens: Option<u64>,
-    /// Those of them that it had in its cache, or got from the decode server of the turn before.
+    /// Tokens that were cached, or transferred from the decode worker of the previous turn.
     pub cached_tokens: Option<u64>,
 }
 
-/// 30 s: a prefill may wait in its server's queue as long as [`DEFAULT_PREFILL_TIMEOUT`](super::policy::DEFAULT_PREFILL_TIMEOUT) before it
-/// fetches, and vLLM declines blocks that have less than 5 s left.
+/// 30 s: a prefill may wait in its server's queue as long as
+/// [`DEFAULT_PREFILL_TIMEOUT`](super::policy::DEFAULT_PREFILL_TIMEOUT) before it fetches, and vLLM rejects blocks that
+/// have less than 5 s left.
 pub const FETCH_MARGIN: Duration = Duration::from_secs(30);
-/// The year 2001; a machine that has been up for so long is none.
+/// 2001 in Unix time; no machine has an uptime of this many seconds.
 const LEAST_UNIX_TIME: f64 = 1e9;
 
-/// vLLM's `kv_transfer_params`, as far as bookkeeping asks. What is absent or of the wrong sort is `None`.
+/// The fields of vLLM's `kv_transfer_params` that Attaché reads. Absent fields and fields of the wrong type are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Transfer {
-    /// The engine whose memory holds the blocks.
+    /// Id of the engine that holds the blocks.
     #[serde(rename = "remote_engine_id", default, deserialize_with = "lenient")]
     pub engine_id: Option<String>,
-    /// The request of that engine that they belong to.
+    /// Id of the request in that engine that owns the blocks.
     #[serde(rename = "remote_request_id", default, deserialize_with = "lenient")]
     pub request_id: Option<String>,
-    /// Where the engine listens for transfers.
+    /// Host on which the engine accepts transfers.
     #[serde(rename = "remote_host", default, deserialize_with = "lenient")]
     pub host: Option<String>,
     #[serde(rename = "remote_port", default, deserialize_with = "lenient")]
     pub port: Option<u16>,
-    /// Tokens whose KV cache it holds.
+    /// Number of tokens in the KV cache that it holds.
     #[serde(rename = "remote_num_tokens", default, deserialize_with = "lenient")]
     pub num_tokens: Option<u64>,
-    /// When it lets go of the blocks, told by decode servers only (bidirectional transfer), seconds: see [`Transfer::life`].
+    /// When it releases the blocks, seconds; only decode workers report it (bidirectional transfer), see
+    /// [`Transfer::life`].
     #[serde(rename = "remote_blocks_expiry_time", default, deserialize_with = "lenient")]
     pub expiry_time: Option<f64>,
-    /// Tokens of the prompt that it had in its cache.
+    /// Cached tokens of the prompt.
     #[serde(rename = "remote_prefill_cached_tokens", default, deserialize_with = "lenient")]
     pub prefill_cached_tokens: Option<u64>,
-    /// The blocks are for a server that prefills: told by a decode server at the end of a turn (bidirectional transfer).
+    /// Whether the blocks are for a prefill worker: set by a decode worker at the end of a turn (bidirectional
+    /// transfer).
     #[serde(rename = "do_remote_decode", default, deserialize_with = "lenient")]
     pub for_prefill: Option<bool>,
     /// `pull` or `push`.
@@ -170,15 +174,15 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Reads one; `None` when it is no object.
+    /// Parses the parameters; `None` if they are not an object.
     #[must_use]
     pub fn read(params: &[u8]) -> Option<Self> {
-        // An array is no object, though serde would take it for one.
+        // serde would accept an array as well.
         params.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(params).ok()).flatten()
     }
 
-    /// The tokens that a decode server keeps for whoever prefills the next turn; `None` when this tells of none, or lacks one of the fields
-    /// without which vLLM fetches nothing.
+    /// The tokens that a decode worker keeps for the prefill of the next turn; `None` if it keeps none, or a field is
+    /// missing without which vLLM fetches nothing.
     #[must_use]
     pub fn kept_for_prefill(&self) -> Option<u64> {
         let named = [&self.engine_id, &self.request_id, &self.host];
@@ -187,10 +191,10 @@ impl Transfer {
         self.num_tokens.filter(|tokens| *tokens > 0 && self.for_prefill == Some(true) && whole && pulled)
     }
 
-    /// How long blocks may be asked for that were told of at `now`. vLLM tells a moment of its own monotonic clock (Python's
-    /// `perf_counter`), of which only the two servers know the offset: then it is `ttl`, the server's `decoder_kv_blocks_ttl`. A moment
-    /// that can only be Unix time is taken for that. Short of either by what a prefill may wait before it fetches: [`FETCH_MARGIN`], a
-    /// quarter of short times.
+    /// How long blocks that were reported at `now` may be fetched. vLLM reports a time of its own monotonic clock
+    /// (Python's `perf_counter`), whose offset only the two servers know: then it is `ttl`, the server's
+    /// `decoder_kv_blocks_ttl`. A value that can only be Unix time is used as that. [`FETCH_MARGIN`], or a quarter of
+    /// short times, is subtracted, because a prefill may wait that long before it fetches.
     #[must_use]
     pub fn life(&self, ttl: Duration, now: SystemTime) -> Duration {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -200,7 +204,7 @@ impl Transfer {
     }
 }
 
-/// A value of the sort that is wanted, or nothing.
+/// Deserializes a value of the expected type; any other becomes the default.
 fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -1,18 +1,19 @@
-//! The ways in which servers move a KV cache, one file each and one line in [`CONNECTORS`].
+//! The ways in which model servers transfer a KV cache, one file each and one line in [`CONNECTORS`].
 //!
-//! | name | servers | legs | what ties them together |
+//! | name | servers | legs | what connects them |
 //! |---|---|---|---|
-//! | `nixl` | vLLM with NIXL, pull and push, one way and both ways | prefill first | `kv_transfer_params` of the reply, verbatim |
-//! | `shfs` | vLLM as AIBrix runs it by default | prefill first | the same, with the prefill server's address as `remote_host` |
-//! | `neuron-nixl` | vLLM on Neuron | prefill first | the whole reply as `disagg_prefill_resp` |
-//! | `sglang` | SGLang, whose decode servers serve nothing whole | both at once | `bootstrap_host`, `bootstrap_port`, `bootstrap_room` |
-//! | `trtllm` | TensorRT-LLM | prefill first | `disaggregated_params` of the reply |
-//! | `shared-storage` | vLLM with a shared KV store (LMCache, a shared directory) | prefill first | nothing: blocks are found by their content |
+//! | `nixl` | vLLM with NIXL, pull and push, one-way and bidirectional | prefill first | `kv_transfer_params` of the response |
+//! | `shfs` | vLLM as AIBrix runs it by default | prefill first | the same, `remote_host` is the prefill worker's address |
+//! | `neuron-nixl` | vLLM on Neuron | prefill first | the whole response as `disagg_prefill_resp` |
+//! | `sglang` | SGLang, whose decode workers serve no whole request | both at once | `bootstrap_host`, `_port`, `_room` |
+//! | `trtllm` | TensorRT-LLM | prefill first | `disaggregated_params` of the response |
+//! | `shared-storage` | vLLM with a shared KV store (LMCache, a directory) | prefill first | nothing: blocks are found by content |
 //!
-//! AIBrix's label `model.aibrix.ai/kv-connector-type` calls the Neuron one `nixl`, which everybody else calls vLLM's.
+//! AIBrix's label `model.aibrix.ai/kv-connector-type` uses `nixl` for the Neuron connector; all others use it for
+//! vLLM's.
 //!
-//! Not here: Mooncake and MoRI-IO, whose legs carry engine ids and data-parallel ranks that have to be asked of the servers first, and
-//! vLLM's OffloadingConnector.
+//! Not supported: Mooncake and MoRI-IO, whose legs need engine ids and data-parallel ranks that must be queried from
+//! the servers first, and vLLM's OffloadingConnector.
 
 pub mod neuron_nixl;
 pub mod nixl;
@@ -26,7 +27,7 @@ use super::leg::{AbortRequest, DecodeBody, Leg, LegError};
 use super::reply::Reply;
 use std::fmt::Debug;
 
-/// All connectors, in the order in which they are listed.
+/// All connectors, in the order of the reference.
 pub const CONNECTORS: &[&Descriptor] = &[
     &neuron_nixl::CONNECTOR,
     &nixl::CONNECTOR,
@@ -36,88 +37,90 @@ pub const CONNECTORS: &[&Descriptor] = &[
     &trtllm::CONNECTOR,
 ];
 
-/// A connector and what is said of it.
+/// A connector with its names and its description.
 #[derive(Debug)]
 pub struct Descriptor {
-    /// kebab-case, unique.
+    /// Unique kebab-case name in configurations.
     pub name: &'static str,
-    /// Other names for it, unique likewise.
+    /// Further unique names that select the same connector.
     pub aliases: &'static [&'static str],
-    /// One sentence: which servers it is for and how the legs hang together.
+    /// One sentence for the reference: which servers it is for and how the legs are connected.
     pub summary: &'static str,
-    /// Whose rules it follows.
+    /// Project whose rules it follows.
     pub source: &'static str,
-    /// It.
+    /// The connector itself.
     pub connector: &'static dyn Connector,
 }
 
-/// In which order the legs are sent.
+/// The order in which the legs are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sequence {
-    /// The prefill leg; when its reply is there, the decode leg.
+    /// The prefill leg first; the decode leg once its response has arrived.
     PrefillFirst,
-    /// Both at once: the servers find each other, and the decode server waits for as long as it takes. Nobody but whoever sent the
-    /// prefill leg can tell it that it failed.
+    /// Both at once: the servers find each other, and the decode worker waits without limit. Only the sender of the
+    /// prefill leg can tell it that the prefill failed.
     Together,
 }
 
-/// Makes the bodies of both legs of a split request.
+/// Builds the bodies of both legs of a split request.
 pub trait Connector: Debug + Sync {
-    /// Its name in [`CONNECTORS`].
+    /// Name of the connector in [`CONNECTORS`].
     fn name(&self) -> &'static str;
 
-    /// In which order the legs are sent.
+    /// The order in which the legs are sent.
     fn sequence(&self) -> Sequence {
         Sequence::PrefillFirst
     }
 
-    /// Whether it splits requests of `api`.
+    /// Whether the connector can split requests of `api`.
     fn speaks(&self, _api: LegApi) -> bool {
         true
     }
 
-    /// Whether its decode servers also serve requests that are not split. Where not, they answer them with an error.
+    /// Whether its decode workers also serve requests that are not split. Otherwise they respond with an error.
     fn serves_whole(&self) -> bool {
         true
     }
 
-    /// The body of the prefill leg: exactly one token, not streamed, and the prompt as the client wrote it.
+    /// The body of the prefill leg: exactly one token, not streamed, and the client's prompt unchanged.
     ///
     /// # Errors
-    /// The request can't be split.
+    /// If the request can't be split.
     fn prefill_body(&self, leg: &Leg<'_>) -> Result<Vec<u8>, LegError>;
 
-    /// The body of the decode leg: the client's, and what tells the server where the KV cache is. `reply` is the body of the prefill
-    /// server's answer, with status 200.
+    /// The body of the decode leg: the client's body, with the parameters of the transfer. `reply` is the body of the
+    /// prefill worker's response with status 200.
     ///
     /// # Errors
-    /// The request can't be split, or the reply doesn't tell what it should.
+    /// If the request can't be split, or the response lacks the transfer parameters.
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError>;
 
-    /// Whether a prefill server that answered `reply` keeps memory for this one request until a decode server has fetched it. An answer of
-    /// which [`Connector::decode_body`] makes no body can't be fetched in any case.
+    /// Whether a prefill worker that responded with `reply` keeps memory for this request until a decode worker has
+    /// fetched it. A response without a valid [`Connector::decode_body`] can't be fetched in any case.
     fn pins(&self, _api: LegApi, _reply: &[u8]) -> bool {
         true
     }
 
-    /// Whether decode servers may end an answer with `kv_transfer_params` for the next turn's prefill ([`Leg::carried`]).
+    /// Whether decode workers may end a response with `kv_transfer_params` for the prefill of the next turn
+    /// ([`Leg::carried`]).
     fn carries(&self) -> bool {
         false
     }
 
-    /// What ends a leg of this request on a server that waits for the other leg in vain; `None` where closing the connection is enough.
+    /// The request that aborts a leg on a server which waits for the other leg; `None` if closing the connection is
+    /// enough.
     fn abort_request(&self, _leg: &Leg<'_>) -> Option<AbortRequest> {
         None
     }
 }
 
-/// The connector of this name, ours or llm-d's.
+/// The connector of this name in Attaché or llm-d.
 #[must_use]
 pub fn named(name: &str) -> Option<&'static Descriptor> {
     CONNECTORS.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
 }
 
-/// Refuses requests of an API that the connector does not speak.
+/// Checks that the connector supports the API of the leg.
 fn spoken(connector: &dyn Connector, leg: &Leg<'_>) -> Result<(), LegError> {
     match connector.speaks(leg.api) {
         true => Ok(()),
@@ -125,7 +128,7 @@ fn spoken(connector: &dyn Connector, leg: &Leg<'_>) -> Result<(), LegError> {
     }
 }
 
-/// The prefill server's answer, read.
+/// Parses the prefill worker's response.
 fn reply_of<'r>(connector: &dyn Connector, leg: &Leg<'_>, reply: Option<&'r [u8]>) -> Result<Reply<'r>, LegError> {
     spoken(connector, leg)?;
     let reply = reply.ok_or(LegError::NoReply { connector: connector.name() })?;
@@ -134,7 +137,7 @@ fn reply_of<'r>(connector: &dyn Connector, leg: &Leg<'_>, reply: Option<&'r [u8]
     Ok(reply)
 }
 
-/// `params` if it is an object.
+/// `params` if it is a JSON object.
 fn object<'r>(field: &'static str, params: &'r [u8]) -> Result<&'r [u8], LegError> {
     match params.first() {
         Some(b'{') => Ok(params),
@@ -144,7 +147,7 @@ fn object<'r>(field: &'static str, params: &'r [u8]) -> Result<&'r [u8], LegErro
     }
 }
 
-/// `text` as a JSON string.
+/// `text` as a JSON string literal.
 fn json_string(text: &str) -> Vec<u8> {
     // Writing a string into memory can't fail.
     serde_json::to_vec(text).unwrap_or_default()

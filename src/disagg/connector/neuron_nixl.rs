@@ -1,7 +1,8 @@
 //! `neuron-nixl`: vLLM on AWS Neuron, which AIBrix calls `nixl`.
 //!
-//! The prefill leg asks for one token and says nothing of a transfer; the decode server gets the client's body with the whole answer of
-//! the prefill server as `disagg_prefill_resp`, byte for byte, and finds in it what it needs, the first token included.
+//! The prefill leg asks for one token without any transfer parameter. The decode worker gets the client's body with the
+//! whole response of the prefill worker as `disagg_prefill_resp`, byte for byte, and reads everything from it, the
+//! first token included.
 //!
 //! Source: AIBrix `pd` router, connector `nixl`.
 
@@ -10,18 +11,18 @@ use crate::api::LegApi;
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
 
-/// Its line in the registry.
+/// Registry entry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "neuron-nixl",
     aliases: &[],
-    summary: "vLLM on Neuron: the decode server gets the prefill server's whole answer. AIBrix calls it nixl.",
+    summary: "vLLM on Neuron: the decode worker gets the prefill worker's whole response. AIBrix calls it nixl.",
     source: "AIBrix pd, connector nixl",
     connector: &NeuronNixl,
 };
 
 const RESPONSE: &str = "disagg_prefill_resp";
 
-/// The connector.
+/// The connector for vLLM on Neuron.
 #[derive(Clone, Copy, Debug)]
 pub struct NeuronNixl;
 

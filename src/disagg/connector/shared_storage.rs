@@ -1,11 +1,12 @@
-//! `shared-storage`: servers that share a store of KV blocks (vLLM's ExampleConnector on a shared directory, LMCache, Mooncake's store).
+//! `shared-storage`: model servers with a shared store of KV blocks (vLLM's ExampleConnector on a shared directory,
+//! LMCache, Mooncake's store).
 //!
-//! Nothing ties the legs together: the prefill server puts the prompt's blocks into the store, and the decode server, sent the client's
-//! body, finds them there by their content. Several prompts and answers are therefore fine.
+//! Nothing connects the legs: the prefill worker writes the prompt's blocks into the store, and the decode worker,
+//! which gets the client's body, finds them there by content. Several prompts and choices are therefore supported.
 //!
-//! A request with `cache_hit_threshold` wants to be told when its server holds less than that share of the prompt. llm-d's sidecar asks the
-//! decode server first; here the decision has looked at what it holds already, so a request that is split has the threshold 0 on both
-//! legs.
+//! A client sets `cache_hit_threshold` to get an error if its server holds less than that fraction of the prompt.
+//! llm-d's sidecar asks the decode worker first; Attaché's decision already considers cached prefixes, so a split
+//! request has the threshold 0 on both legs.
 //!
 //! Source: llm-d `shared-storage` (before: `lmcache`), vLLM #24256.
 
@@ -15,7 +16,7 @@ use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, one_token, splittable};
 use crate::reply::{Prefilled, Reply};
 
-/// Its line in the registry.
+/// Registry entry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "shared-storage",
     aliases: &["lmcache"],
@@ -26,7 +27,7 @@ pub const CONNECTOR: Descriptor = Descriptor {
 
 const THRESHOLD: &str = "cache_hit_threshold";
 
-/// The connector.
+/// The connector for servers with a shared store.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedStorage;
 
@@ -35,7 +36,7 @@ impl Connector for SharedStorage {
         CONNECTOR.name
     }
 
-    /// The store keeps what it is given.
+    /// The store keeps all blocks without a lease.
     fn pins(&self, _api: LegApi, _reply: &[u8]) -> bool {
         false
     }
@@ -46,7 +47,7 @@ impl Connector for SharedStorage {
         Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
     }
 
-    /// The reply, if it is given, must have come to its end: the store may lack what an aborted prefill did not write.
+    /// The response, if given, must be complete: after an aborted prefill, blocks may be missing in the store.
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
         let prefilled = match reply {
             Some(reply) => {

@@ -1,8 +1,9 @@
-//! `shfs`: vLLM as AIBrix runs it unless told otherwise.
+//! `shfs`: vLLM with AIBrix's defaults.
 //!
-//! As [`nixl`], with two differences: the decode server is told the prefill server's address as `remote_host`, whatever the
-//! answer says there (servers that listen on all addresses answer with one that nobody can reach); and an answer without
-//! `kv_transfer_params` is no error, because the decode server may find the blocks in the shared pool: it gets the client's body.
+//! As [`nixl`], with two differences. The decode worker gets the prefill worker's address as `remote_host`, whatever
+//! the response contains (servers that listen on all addresses return one that can't be reached). And a response
+//! without `kv_transfer_params` is not an error, because the decode worker may find the blocks in the shared pool: it
+//! gets the client's body.
 //!
 //! Source: AIBrix `pd` router, connector `shfs`.
 
@@ -14,16 +15,16 @@ use crate::prefill::distrust;
 use crate::reply::Reply;
 use attache_protocol::edit::Edits;
 
-/// Its line in the registry.
+/// Registry entry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "shfs",
     aliases: &[],
-    summary: "vLLM as AIBrix runs it: as nixl, with the prefill server's address as remote_host.",
+    summary: "vLLM as AIBrix runs it: as nixl, with the prefill worker's address as remote_host.",
     source: "AIBrix pd, connector shfs",
     connector: &Shfs,
 };
 
-/// The connector.
+/// The connector for AIBrix's vLLM.
 #[derive(Clone, Copy, Debug)]
 pub struct Shfs;
 
@@ -32,7 +33,7 @@ impl Connector for Shfs {
         CONNECTOR.name
     }
 
-    /// What lies in the shared pool is nobody's.
+    /// Blocks in the shared pool have no lease.
     fn pins(&self, api: LegApi, reply: &[u8]) -> bool {
         Reply::read(api, reply).is_ok_and(|reply| reply.kv_transfer_params.is_some())
     }

@@ -105,7 +105,8 @@ fn what_one_prompt_and_one_answer_can_not_say() {
     }
 }
 
-/// A server that is to make a call of a single token fails on it; one whose token is the answer's first must make it as it was asked.
+/// A server that is to make a call of a single token fails on it; one whose token is the answer's first must make it as
+/// it was asked.
 #[test]
 fn no_prefill_is_asked_for_a_tool_call_that_nobody_reads() {
     use LegApi::*;

@@ -1,10 +1,10 @@
 //! `trtllm`: TensorRT-LLM (`trtllm-serve`).
 //!
-//! The prefill leg is a `context_only` request with a number that both legs share; its answer holds `disaggregated_params`, which the
-//! decode leg sends back as a `generation_only` request, with the prompt's tokens where the answer tells them: the decode server need
-//! not tokenise, and can't do so otherwise. The decode server goes on from the first token, which is the prefill server's; one that
-//! ends the answer leaves nothing to go on from. The server takes the limit under one name only and refuses fields that it doesn't know, so
-//! `max_completion_tokens` goes from the prefill leg.
+//! The prefill leg is a `context_only` request with an id that both legs share. Its response has
+//! `disaggregated_params`, which the decode leg returns in a `generation_only` request, with the prompt's token ids if
+//! the response has them, so that the decode worker need not tokenize. The decode worker continues from the prefill
+//! worker's first token; a token that ends the response leaves nothing to continue. The server accepts only one name of
+//! the token limit and rejects unknown fields, so `max_completion_tokens` is removed from the prefill leg.
 //!
 //! Source: AIBrix `pd` for TensorRT-LLM; TensorRT-LLM's `DisaggregatedParams`.
 
@@ -14,18 +14,18 @@ use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
 use attache_protocol::edit::Edits;
 
-/// Its line in the registry.
+/// Registry entry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "trtllm",
     aliases: &[],
-    summary: "TensorRT-LLM: context_only, then generation_only with the disaggregated_params of the answer.",
+    summary: "TensorRT-LLM: context_only, then generation_only with the disaggregated_params of the response.",
     source: "TensorRT-LLM; AIBrix pd",
     connector: &TrtLlm,
 };
 
 const PARAMS: &str = "disaggregated_params";
 
-/// The connector.
+/// The connector for TensorRT-LLM.
 #[derive(Clone, Copy, Debug)]
 pub struct TrtLlm;
 
@@ -42,7 +42,7 @@ impl Connector for TrtLlm {
         spoken(self, leg)?;
         splittable(leg.api, leg.body, Allowed::One)?;
         let params = format!(r#"{{"request_type":"context_only","disagg_request_id":{}}}"#, leg.room);
-        // Of two edits of one key the first counts.
+        // If two edits have the same key, the first one is used.
         let edits = Edits::new().remove("max_completion_tokens").set(PARAMS, params.into_bytes());
         let edits = edits.or_else(first_token(leg.api, &[PARAMS]));
         Ok(edits.apply(leg.body).map_err(LegError::Request)?.into_owned())
@@ -68,5 +68,6 @@ impl Connector for TrtLlm {
     }
 }
 
-/// Numbers below are the servers' own: a number that two servers share, [`Leg::room`], must not be one of them.
+/// Smaller numbers belong to the servers themselves; an id that two servers share, [`Leg::room`], must not be among
+/// them.
 pub const LEAST_SHARED_ID: u64 = 1 << 42;

@@ -3,7 +3,8 @@
 use super::*;
 use crate::tests::{Recorded, recorded};
 
-/// A body as a client would have sent it: without what a split puts in, with the limit and the streaming that it takes away.
+/// A body as a client would have sent it: without what a split puts in, with the limit and the streaming that it takes
+/// away.
 fn client_of(api: LegApi, request: &[u8], stream: bool) -> Vec<u8> {
     let mut client = map(request);
     client.remove("kv_transfer_params");

@@ -147,8 +147,8 @@ fn bodies_are_spliced() {
     }
 }
 
-/// For every connector, API and way to answer: one token, not streamed, the prompt's bytes as they were; and the decode leg holds all that
-/// the client sent.
+/// For every connector, API and way to answer: one token, not streamed, the prompt's bytes as they were; and the decode
+/// leg holds all that the client sent.
 #[test]
 fn prefill_legs_ask_for_one_token() {
     let reply = br#"{"kv_transfer_params":{"a":1},"disaggregated_params":{"b":2}}"#;
