@@ -144,7 +144,7 @@ pub trait RequestTrace: fmt::Debug + Send {
     fn end(self: Box<Self>, status: u16, completion_tokens: Option<u64>, now: Timestamp);
 }
 
-/// Which bound was hit.
+/// The limit that a request exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
     BodyBytes,
@@ -158,55 +158,55 @@ pub enum Limit {
     Parser,
     /// A server reported more tokens than the request can cost.
     ReportedTokens,
-    /// A prompt takes more memory than its body's size allows, or more text than is encoded of one prompt.
+    /// A prompt needs more memory than its body's size allows, or has more text than is encoded of one prompt.
     PromptBytes,
     /// Too many prompts, or bytes of them, wait to be tokenized.
     TokenizeQueue,
 }
 
-/// On which rung of the ladder a decision was made when it was not the top one.
+/// A degraded mode in which a decision was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Degraded {
     /// The body is compressed.
     EncodedBody,
-    /// The body could not be understood, and the configuration says to route it all the same.
+    /// The body is invalid, and the configuration routes such requests by load.
     Unparseable,
     /// The routing algorithm panicked.
     StrategyPanic,
-    /// Every endpoint is ejected; ejection is ignored.
+    /// Every endpoint is ejected, so ejection is ignored.
     AllEjected,
-    /// Looking a prompt up panicked.
+    /// The prefix lookup panicked.
     LookupPanic,
-    /// The prompt's tokens were not there in time: routed without looking at caches.
+    /// The prompt's tokens were not available in time: routed without prefix lookup.
     ReadingLate,
-    /// The prompt can't be tokenized or its template not rendered: routed without looking at caches.
+    /// The prompt can't be tokenized, or its template not rendered: routed without prefix lookup.
     Untokenized,
-    /// The gateway's body mode leaves no time to have a prompt computed elsewhere.
+    /// The gateway's body mode leaves no time for a prefill on another worker.
     NoTimeToSplit,
-    /// The gateway does not say whether a request was tried before: the prompt that its server has not taken is left to its lease.
+    /// The gateway does not report retries: blocks of a prefill that were not fetched are kept until their lease ends.
     AttemptsUntold,
-    /// What is known of the pool's endpoints and rules may be old: the API server can't be asked.
+    /// Endpoints and rules may be out of date, because the API server is unreachable.
     DiscoveryStale,
-    /// The routing algorithm had to do without something that it decides by.
+    /// The strategy lacked a signal that it decides by.
     Lacking(Signal),
 }
 
-/// How a stream ended; every stream has exactly one.
+/// How a stream ended; every stream has exactly one outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// An endpoint was named after the request had been understood.
+    /// Attaché chose an endpoint after it had parsed the request.
     Routed,
-    /// An endpoint was named by load alone: nothing to read, or nothing that can be read.
+    /// Attaché chose an endpoint by load alone: there was no body, or an invalid one.
     Skipped,
-    /// Refused for the client's fault.
+    /// Attaché rejected the request because of an error of the client.
     Rejected,
-    /// Refused because the servers or the picker can't take it.
+    /// Attaché rejected the request because the model servers or Attaché lack capacity.
     Shed,
-    /// The client (or Envoy) left before a decision.
+    /// The client (or Envoy) disconnected before a decision.
     ClientAborted,
-    /// The picker's own fault.
+    /// An error of Attaché.
     FailedInternal,
-    /// The picker knew the answer: the list of models.
+    /// Attaché responded itself, with the list of models.
     Answered,
 }
 
@@ -240,15 +240,16 @@ impl Outcome {
 /// How a routed request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// The answer went by to its last byte.
+    /// The response was complete.
     Complete,
-    /// The gateway does not show the rest of the response: its body, or all of it where the gateway half-closes the stream behind the request.
+    /// The gateway does not pass on the rest of the response: its body, or all of it if the gateway half-closes the
+    /// stream after the request.
     Unwatched,
-    /// The stream ended before the answer did.
+    /// The stream ended before the response did.
     ClientGone,
-    /// The picker ended it: no prefill server computed the prompt.
+    /// Attaché ended it: no prefill worker prefilled the prompt.
     Aborted,
-    /// The picker ended it: it gave way to a request that is more important.
+    /// Attaché ended it: it was preempted for a more important request.
     Evicted,
 }
 
@@ -269,16 +270,16 @@ impl End {
     }
 }
 
-/// What became of a request that two servers might have shared.
+/// How a request that could be split was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SplitOutcome {
-    /// They did.
+    /// By a prefill worker and a decode worker.
     Split,
-    /// One server served it: that was predicted to be better, or decided by rule.
+    /// By one endpoint, because that was predicted to be better, or by rule.
     Whole,
-    /// The server of the answer computed the prompt as well: no prefill server did.
+    /// The decode worker prefilled the prompt as well, because no prefill worker did.
     Local,
-    /// It was refused: no prefill server computed the prompt.
+    /// It was rejected: no prefill worker prefilled the prompt.
     Refused,
 }
 
@@ -299,24 +300,24 @@ impl SplitOutcome {
     }
 }
 
-/// What became of a request that asked for its turn.
+/// How admission handled a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueOutcome {
-    /// There was room.
+    /// The pool had capacity.
     Passed,
-    /// It waited, and its turn came.
+    /// It was queued, then dequeued.
     Dispatched,
-    /// There was no room for it to wait.
+    /// The queue was full.
     Full,
-    /// It waited for as long as it may.
+    /// Its time to live in the queue ended.
     Expired,
-    /// It gave way.
+    /// It was evicted from the queue or preempted.
     Evicted,
-    /// An admitter turned it away, or it is sheddable and can't wait.
+    /// An admitter rejected it, or it was sheddable and could not wait.
     Shed,
-    /// Its client left while it waited.
+    /// Its client disconnected while it was queued.
     Left,
-    /// There was no room, and the gateway's body mode leaves no time to wait: it went on.
+    /// The pool was full, and the gateway's body mode leaves no time to wait: it was dispatched.
     Unqueued,
 }
 
@@ -349,20 +350,20 @@ impl QueueOutcome {
     }
 }
 
-/// What was made of a request with a deadline.
+/// How deadline admission handled a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadlineOutcome {
-    /// It goes on: it is predicted to be served in time.
+    /// Dispatched: it is predicted to meet its deadline.
     Fits,
-    /// It waits for its turn, which is predicted to come in time.
+    /// Queued: it is predicted to be dequeued in time.
     Waits,
-    /// It goes on or waits: nothing is known of the pool's speed.
+    /// Dispatched or queued: the pool's speed is unknown.
     Unknown,
-    /// Refused: no server is predicted to serve it in time.
+    /// Rejected: no endpoint is predicted to serve it in time.
     Late,
-    /// Refused: its turn is not predicted to come in time.
+    /// Rejected: it is not predicted to be dequeued in time.
     Queue,
-    /// Refused: it has waited for as long as its deadline allows.
+    /// Rejected: it was queued for as long as its deadline allows.
     Passed,
 }
 
@@ -384,50 +385,50 @@ impl DeadlineOutcome {
     }
 }
 
-/// One request, from decision to end. Holds no text of prompts or answers.
+/// One request from decision to end, without the text of prompts and responses.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DecisionRecord {
-    /// Grows by one with every record.
+    /// Sequence number, one more than that of the previous record.
     pub sequence: u64,
-    /// When it ended.
+    /// Time at which the request ended.
     #[serde(skip)]
     pub ended: Timestamp,
-    /// `x-request-id`.
+    /// `x-request-id` of the request.
     pub request_id: String,
-    /// The API, as a label.
+    /// The API, as in metric labels.
     pub api: &'static str,
-    /// The pool.
+    /// Name of the pool.
     pub pool: Arc<str>,
-    /// The model the server was asked for; empty when unknown.
+    /// Model name sent to the model server; empty if unknown.
     pub model: Arc<str>,
-    /// The endpoint that was picked.
+    /// Endpoint that Attaché chose.
     pub endpoint: Arc<str>,
-    /// The endpoint that served, when the gateway says that it was another one.
+    /// Endpoint that served the request, if the gateway reports a different one.
     pub served: Option<Arc<str>>,
-    /// The server that computed the prompt for it.
+    /// Prefill worker of a split request.
     pub prefill: Option<Arc<str>>,
-    /// Why no other server computed the prompt, when one should have.
+    /// Why no prefill worker was used although the request was to be split.
     pub prefill_failure: Option<&'static str>,
-    /// From the decision until the prompt was computed elsewhere, milliseconds.
+    /// Time from the decision until the prefill ended, milliseconds.
     pub prefill_ms: Option<f64>,
-    /// Why.
+    /// Why the endpoint was chosen.
     pub reason: &'static str,
-    /// Estimated prompt length, tokens.
+    /// Estimated length of the prompt, tokens.
     pub estimated_prompt_tokens: u32,
-    /// Tokens of the prompt that the picked endpoint was thought to hold in its cache.
+    /// Estimated number of prompt tokens that the chosen endpoint had cached.
     pub estimated_cached_tokens: u32,
-    /// HTTP status of the answer; 0 when none came.
+    /// HTTP status of the response; 0 if there was none.
     pub status: u16,
-    /// From the request's headers to the first byte of the answer's body, milliseconds.
+    /// From the request headers to the first byte of the response body, milliseconds.
     pub ttft_ms: Option<f64>,
-    /// From the request's headers to the end, milliseconds.
+    /// From the request headers to the end, milliseconds.
     pub duration_ms: f64,
-    /// As the server reports it.
+    /// Prompt tokens, as the model server reported.
     pub prompt_tokens: Option<u64>,
-    /// As the server reports it.
+    /// Cached prompt tokens, as the model server reported.
     pub cached_tokens: Option<u64>,
-    /// As the server reports it.
+    /// Generated tokens, as the model server reported.
     pub completion_tokens: Option<u64>,
-    /// How it ended.
+    /// How the request ended.
     pub end: &'static str,
 }

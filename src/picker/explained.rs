@@ -1,25 +1,25 @@
-//! A decision in the log, with what each part of the algorithm made of each endpoint.
+//! A log line that explains a decision by the score of each part of the algorithm for each endpoint.
 
 use attache_scheduling::Decision;
 use serde_json::{Value, json};
 
-/// A decision that was explained.
+/// A decision with its explanation.
 #[derive(Debug)]
 pub struct Explained<'a> {
-    /// The pool.
+    /// Name of the pool.
     pub pool: &'a str,
-    /// The strategy, as configurations spell it.
+    /// Name of the strategy, as in configurations.
     pub strategy: &'a str,
-    /// The model that the server is asked for.
+    /// Model name sent to the model server.
     pub model: &'a str,
     /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
-    /// What was decided.
+    /// The decision with the scores.
     pub decision: &'a Decision,
 }
 
 impl Explained<'_> {
-    /// Writes the line.
+    /// Writes the log line.
     pub fn emit(&self) {
         let picks: Vec<&str> = self.decision.picks.iter().map(|e| &*e.authority).collect();
         tracing::info!(
@@ -36,7 +36,8 @@ impl Explained<'_> {
     }
 }
 
-/// What each part made of each endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": figure}}]`; null where there was no figure.
+/// Scores by part and endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": score}}]`; null for a missing
+/// score.
 #[must_use]
 pub fn parts(decision: &Decision) -> Value {
     let part = |part: &attache_scheduling::decision::Part| {

@@ -1,4 +1,4 @@
-//! What models and tenants had, by their names, within the bounds of [`super::names`].
+//! Counters of models and tenants by name, bounded by [`super::names`].
 
 use super::metrics::DECISION;
 use super::names::Names;
@@ -16,25 +16,26 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of one model or one tenant.
+/// Counters of one model or one tenant.
 #[derive(Debug, Default)]
 pub struct Counts {
     requests: Counter,
-    /// Kept by load alone from the endpoint that the prompt belongs to.
+    /// Requests diverted from the endpoint of their prefix because of its load.
     diverted: Counter,
     prompt_tokens: Counter,
     completion_tokens: Counter,
-    /// Refused for want of, in the order of [`Bound::ALL`].
+    /// Rejections by limit, in the order of [`Bound::ALL`].
     refused: [Counter; 6],
-    /// Decisions by how much of the prompt the picked endpoint is thought to hold, in the order of [`MATCHES`].
+    /// Decisions by the estimated fraction of the prompt that the chosen endpoint has cached, in the order of
+    /// [`MATCHES`].
     matched: [Counter; MATCHES.len()],
     decisions: Times,
 }
 
-/// The part of a prompt that is held, in percent, as AIBrix's buckets have it: the label and the greatest part of each.
+/// Buckets of the cached part of a prompt, as in AIBrix: the label, and the greatest percentage.
 const MATCHES: [(&str, u64); 5] = [("0", 0), ("1-25", 25), ("26-50", 50), ("51-75", 75), ("76-100", 100)];
 
-/// Times of decisions.
+/// Buckets of decision times, seconds.
 #[derive(Debug)]
 struct Times(Histogram);
 
@@ -45,23 +46,23 @@ impl Default for Times {
 }
 
 impl Counts {
-    /// A request goes to a server.
+    /// Counts a request that goes to an endpoint.
     pub fn routed(&self) {
         self.requests.inc();
     }
 
-    /// Load alone keeps a request from the endpoint that its prompt belongs to.
+    /// Counts a request diverted from the endpoint of its prefix because of its load.
     pub fn diverted(&self) {
         self.diverted.inc();
     }
 
-    /// What it had.
+    /// Counts the token usage of a response.
     pub fn had(&self, usage: &Usage) {
         self.prompt_tokens.inc_by(usage.prompt_tokens.unwrap_or(0));
         self.completion_tokens.inc_by(usage.completion_tokens.unwrap_or(0));
     }
 
-    /// The picked endpoint is thought to hold so many tokens of a prompt.
+    /// Counts a decision whose chosen endpoint has an estimated `cached` of the prompt's tokens cached.
     pub fn matched(&self, tokens: u32, prompt_tokens: u32) {
         let percent = (u64::from(tokens) * 100).checked_div(u64::from(prompt_tokens)).unwrap_or(0).min(100);
         if let Some(counter) = MATCHES.iter().position(|(_, most)| percent <= *most).and_then(|i| self.matched.get(i)) {
@@ -69,12 +70,12 @@ impl Counts {
         }
     }
 
-    /// A decision took so long.
+    /// Records the time of a decision.
     pub fn decided_in(&self, duration: Duration) {
         self.decisions.0.observe(duration.as_secs_f64());
     }
 
-    /// A request was refused.
+    /// Counts a rejected request.
     pub fn refused(&self, bound: Bound) {
         if let Some(counter) = Bound::ALL.iter().position(|b| *b == bound).and_then(|i| self.refused.get(i)) {
             counter.inc();
@@ -82,7 +83,7 @@ impl Counts {
     }
 }
 
-/// Of all models and tenants.
+/// Counters of all models and tenants.
 #[derive(Debug, Default)]
 pub struct ByName {
     models: Names<Counts>,
@@ -90,26 +91,26 @@ pub struct ByName {
 }
 
 impl ByName {
-    /// Bounds the labels. To be called before any request is seen.
+    /// Limits the label values. Must be called before any request is counted.
     pub fn bound(&self, settings: &LabelSettings) {
         self.models.bound(&settings.models);
         self.tenants.bound(&settings.tenants);
     }
 
-    /// The counters of a model.
+    /// The counters of a model, by name.
     #[must_use]
     pub fn model(&self, name: &str, now: Timestamp) -> Arc<Counts> {
         self.models.of(name, now)
     }
 
-    /// The counters of a tenant.
+    /// The counters of a tenant, by name.
     #[must_use]
     pub fn tenant(&self, name: &str, now: Timestamp) -> Arc<Counts> {
         self.tenants.of(name, now)
     }
 }
 
-/// The collector that puts [`ByName`] into the registry.
+/// The collector that adds [`ByName`] to the registry.
 #[derive(Debug)]
 pub struct ByNameCollector(pub Arc<ByName>);
 
@@ -154,7 +155,8 @@ impl Collector for ByNameCollector {
                 Ok::<_, Error>(())
             })?;
         }
-        let help = "decisions by the percentage of the prompt that the chosen endpoint holds by estimate: `0`, `1-25`, `26-50`, `51-75`, `76-100`";
+        let help = "decisions by the percentage of the prompt that the chosen endpoint holds by estimate: `0`, `1-25`, \
+                    `26-50`, `51-75`, `76-100`";
         let mut matched = encoder.encode_descriptor("model_prefix_decisions", help, None, MetricType::Counter)?;
         self.0.models.each(|model, counts| {
             for ((percent, _), counter) in MATCHES.iter().zip(&counts.matched) {

@@ -1,4 +1,4 @@
-//! The metrics of requests that ask for their first token, or for all their tokens, in time.
+//! Metrics of requests with a deadline for their first token or for all tokens.
 
 use attache_picker::event::DeadlineOutcome;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -12,14 +12,17 @@ struct Label {
     outcome: &'static str,
 }
 
-/// Of all pools.
+/// Deadline metrics of all pools.
 #[derive(Debug, Default)]
 pub(super) struct DeadlineFamily(Family<Label, Counter>);
 
 impl DeadlineFamily {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let family = Self::default();
-        registry.register("deadlines", "requests with a deadline, of pools with `deadlineAdmission`: `fits`, `waits` in the queue, `unknown` because nothing is learned; rejected are `late` (no server meets it), `queue` (too long), `passed` (dequeued too late)", family.0.clone());
+        let help = "requests with a deadline, of pools with `deadlineAdmission`: `fits`, `waits` in the queue, `unknown` \
+                    because nothing is learned; rejected are `late` (no server meets it), `queue` (too long), `passed` \
+                    (dequeued too late)";
+        registry.register("deadlines", help, family.0.clone());
         family
     }
 
@@ -37,12 +40,12 @@ impl DeadlineFamily {
     }
 }
 
-/// Of one pool.
+/// Deadline metrics of one pool.
 #[derive(Debug)]
 pub struct DeadlineMetrics([Counter; 6]);
 
 impl DeadlineMetrics {
-    /// How many were judged so, by label.
+    /// Number of requests with this verdict.
     #[must_use]
     pub fn counts(&self) -> [(&'static str, u64); 6] {
         let mut counts = DeadlineOutcome::ALL.map(|judged| (judged.label(), 0));
@@ -50,7 +53,7 @@ impl DeadlineMetrics {
         counts
     }
 
-    /// Counts what was made of a request.
+    /// Counts a verdict.
     pub fn judged(&self, judged: DeadlineOutcome) {
         if let Some(counter) = DeadlineOutcome::ALL.iter().position(|j| *j == judged).and_then(|i| self.0.get(i)) {
             counter.inc();

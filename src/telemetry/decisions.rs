@@ -1,11 +1,11 @@
-//! The last decisions, for people who ask where their requests went and why.
+//! The most recent decisions, for operators who ask where a request went and why.
 
 use attache_picker::event::DecisionRecord;
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// A ring of the last records.
+/// A ring buffer of the last records.
 #[derive(Debug)]
 pub struct Decisions {
     capacity: usize,
@@ -13,19 +13,19 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// A ring of `capacity` records; 0 records nothing.
+    /// Creates a buffer for `capacity` records; 0 records nothing.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { capacity, ring: Mutex::new((0, VecDeque::with_capacity(capacity))) }
     }
 
-    /// Whether anything is recorded at all.
+    /// Whether decisions are recorded.
     #[must_use]
     pub fn enabled(&self) -> bool {
         self.capacity > 0
     }
 
-    /// Adds a record, whose number is set here.
+    /// Adds a record and sets its sequence number.
     pub fn push(&self, mut record: DecisionRecord) {
         if self.capacity == 0 {
             return;

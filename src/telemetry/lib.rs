@@ -1,4 +1,4 @@
-//! What the process says about itself: logs, metrics, traces, recent decisions.
+//! Telemetry of the process: logs, metrics, traces, recent decisions.
 //!
 //! **Owns** every metric and its labels ([`metrics`]), bounded label values ([`by_name`], [`names`]), log output ([`logs`]),
 //! OpenTelemetry spans ([`trace`]) and the ring of recent decisions ([`decisions`]).

@@ -1,4 +1,4 @@
-//! The metrics of the listeners' connections, read off [`Listeners`] when they are scraped. Registered by `app`.
+//! Metrics of the listeners' connections, read from [`Listeners`] at each scrape. Registered by `app`.
 
 use attache_serving::connections::{Closed, Listeners};
 use prometheus_client::collector::Collector;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt::Error;
 
-/// Reads the connections of these listeners.
+/// Collector of the connections of these listeners.
 #[derive(Debug)]
 pub struct ListenerCollector(pub Listeners);
 

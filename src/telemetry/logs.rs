@@ -1,4 +1,4 @@
-//! Logs on standard error: JSON, one object a line, or text for people; the filter can be changed while the process runs.
+//! Logs on standard error: JSON, one object a line, or text for people. The filter can be changed at run time.
 //!
 //! Used by `app` (once, at start) and `admin` (`PUT /log-level`). Imports nothing of the crate.
 
@@ -11,8 +11,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::{Layer, Registry};
 
-/// How often noisy libraries may speak unless the filter names them: their warnings matter, their chatter doesn't. What the last two have to
-/// say is told once by whoever calls them; they say it at every repetition.
+/// Default levels of verbose libraries, unless the filter names them. The last two log at every retry; their callers
+/// log the failure once.
 const QUIET: &[&str] = &[
     "h2=warn",
     "hyper=warn",
@@ -24,7 +24,7 @@ const QUIET: &[&str] = &[
     "opentelemetry=off",
 ];
 
-/// Why a filter is refused.
+/// Why a log filter is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("`{filter}` is not a log filter: {why}; as in `info` or `attache=debug,info`")]
 pub struct FilterError {
@@ -32,18 +32,18 @@ pub struct FilterError {
     why: String,
 }
 
-/// Why logging can't start.
+/// Why logging could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The filter is wrong.
+    /// The log filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
-    /// Somebody has installed a subscriber before.
+    /// Another subscriber was installed before.
     #[error("logging has been started twice")]
     Twice,
 }
 
-/// Changes the filter of a running process. Cheap to clone.
+/// Changes the log filter at run time. Cheap to clone.
 #[derive(Clone)]
 pub struct LogHandle(Arc<dyn Fn(Option<EnvFilter>) -> Result<String, String> + Send + Sync>);
 
@@ -54,16 +54,16 @@ impl std::fmt::Debug for LogHandle {
 }
 
 impl LogHandle {
-    /// Uses `filter` from now on. Returns what is in force.
+    /// Uses `filter` from now on. Returns the filter in effect.
     ///
     /// # Errors
-    /// When it is no filter; the old one stays.
+    /// If it is invalid; the old one stays.
     pub fn set(&self, filter: &str) -> Result<String, FilterError> {
         let parsed = parse(filter)?;
         (self.0)(Some(parsed)).map_err(|why| FilterError { filter: filter.to_owned(), why })
     }
 
-    /// The filter in force.
+    /// The log filter in effect.
     #[must_use]
     pub fn current(&self) -> String {
         (self.0)(None).unwrap_or_default()
@@ -73,14 +73,14 @@ impl LogHandle {
 /// Starts logging for the whole process.
 ///
 /// # Errors
-/// When the filter is wrong or logging has been started before.
+/// If the filter is invalid or logging was started before.
 pub fn init(filter: &str, json: bool) -> Result<LogHandle, LogError> {
     let (subscriber, handle) = subscriber(filter, json, std::io::stderr().is_terminal(), std::io::stderr)?;
     tracing::subscriber::set_global_default(subscriber).map_err(|_| LogError::Twice)?;
     Ok(handle)
 }
 
-/// A subscriber that writes to `writer`, and the handle on its filter.
+/// A subscriber that writes to `writer`, and the handle of its filter.
 fn subscriber<W>(
     filter: &str,
     json: bool,
@@ -106,25 +106,25 @@ where
     Ok((Registry::default().with(filter).with(layer), handle))
 }
 
-/// A handle whose filter nobody logs by, for tests of what changes it.
+/// A handle whose filter has no output, for tests of code that changes the filter.
 ///
 /// # Panics
-/// When `filter` is none.
+/// If `filter` is invalid.
 #[cfg(any(test, feature = "testing"))]
 pub fn detached(filter: &str) -> LogHandle {
     let (subscriber, handle) = subscriber(filter, false, false, std::io::sink).expect("a filter");
-    // The handle reaches the filter through a weak reference: the subscriber must live on.
+    // The handle refers to the filter by a weak reference, so the subscriber must stay alive.
     std::mem::forget(subscriber);
     handle
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
     let refuse = |why: String| FilterError { filter: filter.chars().take(200).collect(), why };
-    // An empty filter would silence everything, errors included.
+    // An empty filter would suppress everything, errors included.
     if filter.trim().is_empty() {
         return Err(refuse("it is empty".into()));
     }
-    // The user's own words come last: the last directive for a target wins.
+    // The user's directives come last: the last directive for a target wins.
     let with_quiet = QUIET.iter().copied().chain([filter]).collect::<Vec<_>>().join(",");
     EnvFilter::builder().parse(with_quiet).map_err(|e| refuse(e.to_string()))
 }

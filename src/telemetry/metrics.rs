@@ -1,7 +1,7 @@
-//! The metrics of the request road. The registry is a value, not a global: tests run beside each other.
+//! The metrics of the request path. The registry is a value and not a global, so that tests can run in parallel.
 //!
-//! Labels are ours to name: pools, outcomes, reasons and limits, so their number is bounded. Names that come with requests become labels in
-//! [`super::by_name`] alone.
+//! Label values are pools, outcomes, reasons and limits, so their number is bounded. Names from requests become label
+//! values only in [`super::by_name`].
 
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
@@ -22,7 +22,7 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What came of a question to a prefill server that computed the prompt.
+/// Label of a successful call to a prefill worker.
 pub const LEG_OK: &str = "ok";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -68,13 +68,13 @@ struct PoolStatusLabel {
     status: &'static str,
 }
 
-/// Classes of answers.
+/// Classes of response status codes.
 const STATUSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// Buckets for the time from request to first byte and to the end, seconds.
 const LATENCY: [f64; 17] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0, 120.0, 300.0, 900.0];
-/// Buckets for one decision, seconds.
+/// Buckets for the time of one decision, seconds.
 pub(super) const DECISION: [f64; 11] =
     [0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.025];
 
@@ -85,15 +85,16 @@ pub struct Metrics {
     pub streams_opened: Counter,
     /// Panics that were caught.
     pub panics: Counter,
-    /// Entries of subset hints that could not be read.
+    /// Invalid entries of subset hints.
     pub subset_malformed: Counter,
     /// Endpoints ejected by passive health.
     pub ejections: Counter,
-    /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with the same roles are ejected.
+    /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with the
+    /// same roles are ejected.
     pub ejections_capped: Counter,
-    /// Messages that break the protocol.
+    /// Messages that violate the ext-proc protocol.
     pub protocol_errors: Counter,
-    /// Errors that servers sent inside a 200.
+    /// Errors that model servers reported inside a response with status 200.
     pub errors_in_stream: Counter,
     reloads: [Counter; 2],
     decision_seconds: Histogram,
@@ -114,16 +115,16 @@ pub struct Metrics {
     legs: Family<OutcomeLabel, Counter>,
     queues: QueueFamilies,
     deadlines: DeadlineFamily,
-    /// What models and tenants had.
+    /// Counters of models and tenants by name.
     pub by_name: Arc<ByName>,
-    /// By pool and model, what [`PressureCollector`](pressure::PressureCollector) shows.
+    /// Counters by pool and model, which [`PressureCollector`](pressure::PressureCollector) shows.
     pub pressure: Arc<Pressure>,
-    /// What is kept in Redis.
+    /// Metrics of Redis: quotas, tenant records and SLO profiles.
     pub redis: RedisMetrics,
 }
 
 impl Metrics {
-    /// Makes the metrics and puts them into `registry`, whose prefix is `attache`.
+    /// Creates the metrics and registers them in `registry`, whose prefix is `attache`.
     pub fn register(registry: &mut Registry) -> Arc<Self> {
         let plain = |registry: &mut Registry, name: &str, help: &str| {
             let counter = Counter::default();
@@ -256,9 +257,11 @@ impl Metrics {
             metrics.cached_tokens.clone(),
         );
         registry.register("completion_tokens", "generated tokens", metrics.completion_tokens.clone());
-        let help = "requests that went elsewhere than to the endpoint of their prefix because of its load; a high rate often means that the pool is too small";
+        let help = "requests that went elsewhere than to the endpoint of their prefix because of its load; a high rate often \
+                    means that the pool is too small";
         registry.register("diverted", help, metrics.diverted.clone());
-        let help = "requests of pools with `disaggregation`: `split`; `whole` by choice; `local` because no prefill server answered; `refused` for the same reason";
+        let help = "requests of pools with `disaggregation`: `split`; `whole` by choice; `local` because no prefill server \
+                    answered; `refused` for the same reason";
         registry.register("disaggregation", help, metrics.splits.clone());
         let help = "requests to prefill servers, by outcome";
         registry.register("prefill_legs", help, metrics.legs.clone());
@@ -274,14 +277,14 @@ impl Metrics {
         }
     }
 
-    /// Streams that ended with `outcome`.
+    /// Number of streams that ended with `outcome`.
     #[must_use]
     pub fn outcome_count(&self, outcome: Outcome) -> u64 {
         let position = Outcome::ALL.iter().position(|o| *o == outcome);
         position.and_then(|i| self.outcomes.get(i)).map_or(0, Counter::get)
     }
 
-    /// Counts what the outcome of a request did to its endpoint.
+    /// Counts the effect of a request's outcome on the health of its endpoint.
     pub fn health(&self, verdict: Verdict) {
         match verdict {
             Verdict::Kept => {}
@@ -290,40 +293,40 @@ impl Metrics {
         }
     }
 
-    /// Counts a refusal.
+    /// Counts a rejection by reason.
     pub fn rejection(&self, reason: Reason) {
         if let Some((_, counter)) = self.rejections.iter().find(|(r, _)| *r == reason) {
             counter.inc();
         }
     }
 
-    /// Counts a bound that was hit.
+    /// Counts a request that exceeded this limit.
     pub fn limit(&self, limit: Limit) {
         if let Some((_, counter)) = self.limits.iter().find(|(l, _)| *l == limit) {
             counter.inc();
         }
     }
 
-    /// Counts a step down the ladder.
+    /// Counts a decision in this degraded mode.
     pub fn degraded(&self, mode: Degraded) {
         if let Some((_, counter)) = self.degraded.iter().find(|(m, _)| *m == mode) {
             counter.inc();
         }
     }
 
-    /// How often the bound was hit.
+    /// Number of requests that exceeded this limit.
     #[cfg(any(test, feature = "testing"))]
     pub fn limit_count(&self, limit: Limit) -> u64 {
         self.limits.iter().find(|(l, _)| *l == limit).map_or(0, |(_, counter)| counter.get())
     }
 
-    /// How often that was.
+    /// Number of decisions in this degraded mode.
     #[cfg(any(test, feature = "testing"))]
     pub fn degraded_count(&self, mode: Degraded) -> u64 {
         self.degraded.iter().find(|(m, _)| *m == mode).map_or(0, |(_, counter)| counter.get())
     }
 
-    /// Counts a reload of the configuration, taken or refused.
+    /// Counts a reload of the configuration, accepted or rejected.
     pub fn reload(&self, taken: bool) {
         let [reloads, failures] = &self.reloads;
         if taken {
@@ -333,17 +336,17 @@ impl Metrics {
         };
     }
 
-    /// Counts a question to a prefill server: [`LEG_OK`] or a [`Failure::code`].
+    /// Counts a call to a prefill worker: [`LEG_OK`] or a [`Failure::code`].
     pub fn prefill_leg(&self, outcome: &'static str) {
         self.legs.get_or_create_owned(&OutcomeLabel { outcome }).inc();
     }
 
-    /// Records how long a decision took.
+    /// Records the time of a decision.
     pub fn decided_in(&self, duration: Duration) {
         self.decision_seconds.observe(duration.as_secs_f64());
     }
 
-    /// The metrics of the queues before one pool.
+    /// The metrics of the queues of one pool.
     #[must_use]
     pub fn queues(&self, pool: &str) -> QueueMetrics {
         self.queues.pool(pool, self.deadlines.pool(pool))
@@ -353,7 +356,7 @@ impl Metrics {
     #[must_use]
     pub fn pool(&self, name: &str) -> PoolMetrics {
         let label = PoolLabel { pool: name.to_owned() };
-        // Pools without queues show that nobody waits.
+        // Pools without queues show a queue depth of 0.
         drop(self.queues.pool(name, self.deadlines.pool(name)));
         let end = |e: End| self.ends.get_or_create_owned(&PoolEndLabel { pool: name.to_owned(), end: e.label() });
         let status = |status| self.statuses.get_or_create_owned(&PoolStatusLabel { pool: name.to_owned(), status });
@@ -375,8 +378,8 @@ impl Metrics {
         }
     }
 
-    /// Takes the series of a pool that has gone off the page. What its last requests come to is not shown any more; a pool that comes under its name
-    /// begins anew.
+    /// Removes the series of a deleted pool. The outcomes of its last requests are not shown any more; a pool of the
+    /// same name starts from zero.
     pub fn forget(&self, pool: &str) {
         let label = PoolLabel { pool: pool.to_owned() };
         for end in End::ALL {
@@ -411,47 +414,47 @@ pub struct PoolMetrics {
     statuses: [Counter; 5],
     ttft: Histogram,
     duration: Histogram,
-    /// Prompt tokens that servers reported.
+    /// Prompt tokens that model servers reported.
     pub prompt_tokens: Counter,
-    /// Of these, found in a prefix cache.
+    /// Prompt tokens that were found in a prefix cache.
     pub cached_tokens: Counter,
-    /// Tokens generated.
+    /// Generated tokens that model servers reported.
     pub completion_tokens: Counter,
     diverted: Counter,
     pressure: Arc<Models>,
     splits: [Counter; 4],
     prefill_seconds: Histogram,
-    /// Requests with a deadline.
+    /// Metrics of requests with a deadline.
     pub deadlines: DeadlineMetrics,
 }
 
 impl PoolMetrics {
-    /// A request that two servers might have shared was served.
+    /// Counts the outcome of a request that could be split.
     pub fn split(&self, outcome: SplitOutcome) {
         if let Some(counter) = SplitOutcome::ALL.iter().position(|o| *o == outcome).and_then(|i| self.splits.get(i)) {
             counter.inc();
         }
     }
 
-    /// Load alone keeps a request for `model` from the endpoint that its prompt belongs to.
+    /// Counts a request for `model` that was diverted from the endpoint of its prefix because of its load.
     pub fn diverted(&self, model: &str, now: Timestamp) {
         self.diverted.inc();
         pressure::diverted(&self.pressure, model, now);
     }
 
-    /// Requests of which [`PoolMetrics::diverted`] was told.
+    /// Number of calls of [`PoolMetrics::diverted`].
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn all_diverted(&self) -> u64 {
         self.diverted.get()
     }
 
-    /// A prompt was computed elsewhere.
+    /// Records the time of a prefill on another worker.
     pub fn prefilled(&self, after: Duration) {
         self.prefill_seconds.observe(after.as_secs_f64());
     }
 
-    /// A routed request ended.
+    /// Counts the end of a routed request.
     pub fn ended(&self, end: End, duration: Duration) {
         if let Some(counter) = End::ALL.iter().position(|e| *e == end).and_then(|i| self.ends.get(i)) {
             counter.inc();
@@ -461,14 +464,14 @@ impl PoolMetrics {
         }
     }
 
-    /// An answer began.
+    /// Counts the start of a response.
     pub fn status(&self, status: u16) {
         if let Some(counter) = usize::from(status / 100).checked_sub(1).and_then(|i| self.statuses.get(i)) {
             counter.inc();
         }
     }
 
-    /// The first byte of an answer's body came.
+    /// Records the time to the first byte of a response body.
     pub fn first_byte(&self, after: Duration) {
         self.ttft.observe(after.as_secs_f64());
     }

@@ -1,11 +1,13 @@
-//! Names that come with requests, as labels of metrics. Anybody can make up a name, and each would be a series for as long as the process
-//! lives; so only some get their own, and all others share one, `other`:
+//! Names from requests as metric labels. A client can invent names, and each would be a series for the life of the
+//! process. So only some names get a label value of their own, and all others share one, `other`:
 //!
-//! - those that the operator names,
-//! - of the rest, so many of those seen most often. Free places go to whoever comes first. Once a minute, names that were seen far more often
-//!   than one that has a place take it over. Its counters are dropped, not moved: no series ever goes down.
+//! - names that the operator lists,
+//! - a number of the most frequent others. Free label values go to the first names. Once a minute, names that were much
+//!   more frequent than one with a label value replace it. Its counters are dropped, not moved, so that no series ever
+//!   decreases.
 //!
-//! How often a name without a place is seen is estimated in bounded memory (Space-Saving, Metwally et al. 2005), by what it was seen for certain.
+//! The frequency of names without a label value is estimated in bounded memory (Space-Saving, Metwally et al. 2005) by
+//! its lower bound.
 
 use ahash::AHashMap;
 use attache_config::settings::NameSettings;
@@ -15,20 +17,20 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What all names without a place are called.
+/// The label value that all other names share.
 pub const OTHER: &str = "other";
-/// Longest name that gets a label of its own, bytes: as long as a model's may be.
+/// Longest name with a label value of its own, bytes: the limit of model names.
 const MAX_NAME_BYTES: usize = 256;
-/// 1 minute between two looks at who is seen most often.
+/// 1 minute between two evaluations of frequencies.
 const TURN: Duration = Duration::from_secs(60);
-/// Names without a place that are watched for each place there is.
+/// Names that are watched for each label value.
 const WATCHED: usize = 4;
-/// A newcomer was seen so many times as often as who gives way: places should not go back and forth.
+/// A newcomer must be this many times as frequent as the name that it replaces, so that label values do not alternate.
 const TIMES: u64 = 2;
-/// And so much more often than that: rare names do not take places from each other.
+/// And more frequent by this number: rare names do not replace each other.
 const MARGIN: u64 = 10;
 
-/// Counters by name.
+/// Counters by name, for a bounded number of names.
 #[derive(Debug, Default)]
 pub struct Names<T> {
     state: Mutex<State<T>>,
@@ -47,9 +49,9 @@ struct State<T> {
 #[derive(Debug)]
 struct Shown<T> {
     counters: Arc<T>,
-    /// Since the last turn.
+    /// Occurrences since the last evaluation.
     seen: u64,
-    /// The operator names it.
+    /// Whether the operator lists the name.
     stays: bool,
 }
 
@@ -57,7 +59,7 @@ struct Shown<T> {
 struct Watched {
     name: Arc<str>,
     seen: u64,
-    /// Of these, what may have been others.
+    /// Occurrences that may belong to other names.
     doubtful: u64,
 }
 
@@ -69,7 +71,7 @@ impl<T> Default for State<T> {
 }
 
 impl<T: Default> Names<T> {
-    /// Gives places as `settings` say. To be called before any name is seen.
+    /// Sets the limits in `settings`. Must be called before any name is seen.
     pub fn bound(&self, settings: &NameSettings) {
         let mut state = self.state.lock();
         state.allowed.clone_from(&settings.allow);
@@ -99,7 +101,7 @@ impl<T: Default> Names<T> {
         self.other.clone()
     }
 
-    /// Calls `look` with each label and its counters.
+    /// Calls `look` with each label value and its counters.
     pub fn each<E>(&self, mut look: impl FnMut(&str, &T) -> Result<(), E>) -> Result<(), E> {
         let shown: Vec<_> = {
             let state = self.state.lock();
@@ -131,7 +133,7 @@ impl<T: Default> State<T> {
         }
     }
 
-    /// Gives places to who was seen far more often than those that have them, and begins to count anew.
+    /// Replaces names by much more frequent ones, and restarts the counts.
     fn turn(&mut self) {
         let mut watched = std::mem::take(&mut self.watched);
         watched.sort_by_key(|w| std::cmp::Reverse(w.seen - w.doubtful));

@@ -1,8 +1,8 @@
-//! Traces over OTLP (HTTP, protobuf), so built that a collector that is slow, dead or absent costs requests nothing.
+//! Traces over OTLP (HTTP, protobuf). A slow or unreachable collector does not delay requests.
 //!
-//! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor lives in its own
-//! thread, where no tokio reactor is, so `Exporter` hands each batch to the runtime and waits there. Used by `telemetry::trace`
-//! and `app`.
+//! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor runs in its
+//! own thread without a tokio reactor, so `Exporter` passes each batch to the runtime and waits for it. Used by
+//! `telemetry::trace` and `app`.
 
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
@@ -17,18 +17,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Finished spans that wait for the next batch; what comes on top is dropped. Some 2 MB.
+/// Most finished spans that wait for the next batch, about 2 MB; further ones are dropped.
 pub const MAX_QUEUED_SPANS: u64 = 2_048;
-/// Spans in one request to the collector.
+/// Most spans in one request to the collector.
 const BATCH_SPANS: usize = 512;
-/// How often a batch leaves, full or not.
+/// Time between two batches, full or not.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// A collector that needs longer for a batch is as good as dead.
+/// A batch that takes the collector longer counts as failed.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the end of the process may wait for the last batch.
+/// How long the shutdown of the process waits for the last batch.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What became of the spans.
+/// Counters of exported and dropped spans.
 #[derive(Debug, Default)]
 pub struct OtlpStats {
     queued: AtomicU64,
@@ -39,32 +39,32 @@ pub struct OtlpStats {
 }
 
 impl OtlpStats {
-    /// Spans that the collector has taken.
+    /// Number of spans that the collector accepted.
     #[must_use]
     pub fn exported(&self) -> u64 {
         self.exported.load(Relaxed)
     }
 
-    /// Spans in batches that the collector did not take.
+    /// Number of spans in batches that the collector did not accept.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.failed.load(Relaxed)
     }
 
-    /// Spans that found the queue full.
+    /// Number of spans dropped because the queue was full.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Relaxed)
     }
 }
 
-/// Why traces can't be sent.
+/// Why traces can't be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum OtlpError {
-    /// The HTTP client can't be made.
+    /// The HTTP client could not be created.
     #[error("can't make the client for the trace collector: {0}")]
     Client(#[from] reqwest::Error),
-    /// The exporter can't be made.
+    /// The exporter could not be created.
     #[error("can't make the trace exporter: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
 }
@@ -77,11 +77,12 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Starts to send to `endpoint` (`http://collector:4318`; a path other than `/` is used as it is, else `/v1/traces`).
-    /// `ratio` of the requests are traced when their caller has not decided. `runtime` does the sending.
+    /// Starts to export to `endpoint` (`http://collector:4318`; a path other than `/` is used as it is, else
+    /// `/v1/traces`). `ratio` is the fraction of requests that are traced if their caller has not decided. `runtime`
+    /// sends the batches.
     ///
     /// # Errors
-    /// When the client can't be made. An unreachable collector is no error.
+    /// If the client can't be created. An unreachable collector is not an error.
     pub fn start(endpoint: &str, ratio: f64, runtime: Handle) -> Result<Self, OtlpError> {
         let client = client(endpoint)?;
         let inner = opentelemetry_otlp::SpanExporter::builder()
@@ -93,7 +94,7 @@ impl Otlp {
             .build()?;
         let stats = Arc::new(OtlpStats::default());
         let exporter = Exporter { inner: Arc::new(inner), runtime, stats: stats.clone() };
-        // The bound is ours, so that drops are counted; the SDK's own is larger and never reached.
+        // The limit is enforced here, so that drops are counted; the SDK's own is larger and never reached.
         let batch = BatchConfigBuilder::default()
             .with_max_queue_size(MAX_QUEUED_SPANS as usize + 2 * BATCH_SPANS)
             .with_max_export_batch_size(BATCH_SPANS)
@@ -112,19 +113,20 @@ impl Otlp {
         Ok(Self { provider, stats })
     }
 
-    /// Where tracers come from.
+    /// The source of tracers.
     #[must_use]
     pub fn provider(&self) -> &SdkTracerProvider {
         &self.provider
     }
 
-    /// What became of the spans.
+    /// Counters of exported and dropped spans.
     #[must_use]
     pub fn stats(&self) -> &Arc<OtlpStats> {
         &self.stats
     }
 
-    /// Sends what is queued and ends, within [`FLUSH_TIMEOUT`] whatever the collector does. Spans that end later are dropped.
+    /// Sends the queued spans and ends, within [`FLUSH_TIMEOUT`] whatever the collector does. Spans that end later are
+    /// dropped.
     pub async fn shutdown(&self) {
         let provider = self.provider.clone();
         let flush = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
@@ -135,16 +137,16 @@ impl Otlp {
     }
 }
 
-/// No proxy and no redirects: where traces go is the operator's word alone.
+/// The client uses no proxy and follows no redirects: only the operator decides where traces go.
 fn client(endpoint: &str) -> Result<reqwest::Client, reqwest::Error> {
-    // reqwest takes the process-wide provider; whoever is first installs it, all agree on ring.
+    // reqwest uses the process-wide provider. The first caller installs it, and all choose ring.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(EXPORT_TIMEOUT)
         .timeout(EXPORT_TIMEOUT);
-    // A plain collector must not depend on root certificates, which small images lack.
+    // A collector without TLS must not depend on root certificates, which small images lack.
     if endpoint.starts_with("https") { builder.build() } else { builder.tls_certs_only([]).build() }
 }
 
@@ -154,7 +156,7 @@ fn traces_url(endpoint: &str) -> String {
     if has_path { trimmed.to_owned() } else { format!("{trimmed}/v1/traces") }
 }
 
-/// Counts and bounds what goes into the queue.
+/// Counts and limits spans before the queue.
 #[derive(Debug)]
 struct Bounded {
     inner: BatchSpanProcessor,
@@ -191,7 +193,7 @@ impl SpanProcessor for Bounded {
     }
 }
 
-/// Sends batches on the runtime, and counts.
+/// Sends batches on the runtime, and counts them.
 #[derive(Debug)]
 struct Exporter {
     inner: Arc<opentelemetry_otlp::SpanExporter>,
@@ -204,7 +206,7 @@ impl SpanExporter for Exporter {
         let spans = batch.len() as u64;
         let (inner, stats) = (self.inner.clone(), self.stats.clone());
         stats.queued.fetch_sub(spans, Relaxed);
-        // Polled by the processor's thread; the work itself is done where the reactor is.
+        // Polled by the processor's thread; the work runs where the reactor is.
         let sent = self.runtime.spawn(async move {
             tokio::time::timeout(EXPORT_TIMEOUT, inner.export(batch))
                 .await
@@ -221,7 +223,7 @@ impl SpanExporter for Exporter {
                 }
                 Err(error) => {
                     stats.failed.fetch_add(spans, Relaxed);
-                    // One line when it begins to fail, none while it goes on.
+                    // One line when exports begin to fail, none while they keep failing.
                     if !stats.failing.swap(true, Relaxed) {
                         tracing::warn!(%error, "export of spans failed; spans are dropped until the collector accepts them");
                     }

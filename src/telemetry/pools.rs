@@ -1,4 +1,4 @@
-//! The metrics of pools, endpoints and feeds, read off their stores when somebody asks.
+//! Metrics of pools, endpoints and feeds, read from their stores at each scrape.
 
 use arc_swap::ArcSwap;
 use attache_discovery::dns::DnsStats;
@@ -23,38 +23,38 @@ use std::time::Duration;
 
 mod remote;
 
-/// What the collector reads of one pool.
+/// The parts of one pool that the collector reads.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// Its name.
+    /// Name of the pool.
     pub name: Arc<str>,
-    /// How it decides.
+    /// Scheduler with the strategies of the pool.
     pub strategy: String,
-    /// Metrics older than this say nothing.
+    /// Age from which metrics are stale.
     pub stale_after: Duration,
-    /// Its snapshots.
+    /// Snapshots of the endpoints.
     pub store: Arc<SnapshotStore>,
-    /// When endpoints are ejected.
+    /// Decides which endpoints are ejected.
     pub health: HealthPolicy,
-    /// What the scraper counts.
+    /// Counters of the scraper.
     pub scrape: Arc<ScrapeStats>,
-    /// What resolving names counts.
+    /// Counters of DNS lookups.
     pub dns: Arc<DnsStats>,
-    /// What reading the file of endpoints counts.
+    /// Counters of the endpoints file.
     pub file: Arc<FileStats>,
-    /// What following pods counts, where they are followed.
+    /// Counters of discovery through Kubernetes, if it is used.
     pub kube: Option<Arc<KubeStats>>,
-    /// What makes blocks of its prompts.
+    /// Tokenizer and caches of prompts.
     pub tokenizer: &'static str,
-    /// What is known of the servers' KV caches.
+    /// Prefix index of the pool.
     pub prefix: Arc<PrefixCache>,
-    /// What reading their KV events counts, where they are read.
+    /// Counters of KV events, if they are used.
     pub kv_events: Option<Arc<KvEventStats>>,
-    /// What asking servers for tokens counts, where they are asked.
+    /// Counters of remote tokenizers, if they are used.
     pub remote: Option<Arc<RemoteStats>>,
 }
 
-/// All pools, replaced on a reload.
+/// The views of all pools, replaced on a reload.
 #[derive(Debug)]
 pub struct PoolViews {
     views: ArcSwap<Vec<PoolView>>,
@@ -65,15 +65,15 @@ pub struct PoolViews {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
-    /// It does.
+    /// It gets requests.
     Ready,
-    /// It gets one, to see how it fares.
+    /// It gets a single request as a probe.
     HalfOpen,
-    /// It came back a moment ago.
+    /// It recovered recently and gets a growing share.
     SlowStart,
-    /// It failed too often.
+    /// It is ejected after failures.
     Ejected,
-    /// It gets nothing new.
+    /// It is draining and gets no new requests.
     Draining,
 }
 
@@ -81,7 +81,7 @@ impl Standing {
     const ALL: [Standing; 5] =
         [Standing::Ready, Standing::HalfOpen, Standing::SlowStart, Standing::Ejected, Standing::Draining];
 
-    /// The standing of an endpoint.
+    /// The standing of an endpoint at this time.
     #[must_use]
     pub fn of(state: &EndpointState, health: &HealthPolicy, now: Timestamp) -> Self {
         if state.endpoint.spec.draining {
@@ -107,37 +107,37 @@ impl Standing {
 }
 
 impl PoolViews {
-    /// No pools yet.
+    /// Creates a set without pools.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self { views: ArcSwap::default(), clock }
     }
 
-    /// Replaces the pools.
+    /// Replaces the views of all pools.
     pub fn set(&self, views: Vec<PoolView>) {
         self.views.store(Arc::new(views));
     }
 
-    /// The pools of now.
+    /// The current views.
     #[must_use]
     pub fn load(&self) -> Arc<Vec<PoolView>> {
         self.views.load_full()
     }
 
-    /// Seconds since the endpoint's last page; `None` before the first.
+    /// Seconds since the endpoint's last successful scrape; `None` before the first.
     #[must_use]
     pub fn metrics_age(&self, state: &EndpointState) -> Option<f64> {
         state.metrics().map(|m| self.clock.now().since(m.scraped_at).as_secs_f64())
     }
 }
 
-/// The collector that puts [`PoolViews`] into the registry.
+/// The collector that adds [`PoolViews`] to the registry.
 #[derive(Debug)]
 pub struct PoolCollector(pub Arc<PoolViews>);
 
 type EndpointGauge = (&'static str, &'static str, fn(&PoolViews, &PoolView, &EndpointState) -> Option<f64>);
 
-/// One gauge an endpoint: name, help, value.
+/// A gauge for each endpoint: name, help, value.
 const ENDPOINT_GAUGES: &[EndpointGauge] = &[
     ("endpoint_in_flight", "requests in flight on the endpoint", |_, _, s| {
         Some(f64::from(s.endpoint.ledger.in_flight()))
@@ -164,7 +164,7 @@ const ENDPOINT_GAUGES: &[EndpointGauge] = &[
 
 type PoolCounter = (&'static str, &'static str, fn(&PoolView) -> u64);
 
-/// One counter a pool: name, help, value.
+/// A counter for each pool: name, help, value.
 const POOL_COUNTERS: &[PoolCounter] = &[
     ("scrape_pages", "successful scrapes", |p| p.scrape.pages()),
     ("scrape_bytes", "bytes of scraped metrics", |p| p.scrape.bytes()),
@@ -211,7 +211,7 @@ const POOL_COUNTERS: &[PoolCounter] = &[
 
 type PoolGauge = (&'static str, &'static str, fn(&PoolView) -> f64);
 
-/// One gauge a pool: name, help, value.
+/// A gauge for each pool: name, help, value.
 const POOL_GAUGES: &[PoolGauge] = &[
     ("served_models", "models that servers list, if `exchange.models` is `pool`", |p| p.scrape.served_models() as f64),
     ("prefix_index_bytes", "memory of the prefix index", |p| p.prefix.index().stats().bytes as f64),
@@ -232,7 +232,7 @@ const POOL_GAUGES: &[PoolGauge] = &[
 
 type RemoteCounter = (&'static str, &'static str, fn(&RemoteStats) -> u64);
 
-/// One counter of a pool's remote tokenizer: name, help, value.
+/// A counter of a pool's remote tokenizer: name, help, value.
 const REMOTE_COUNTERS: &[RemoteCounter] = &[
     ("tokenizer_requests", "prompts to tokenize", RemoteStats::requests),
     ("tokenizer_cache_hits", "prompts with tokens in the cache", RemoteStats::cache_hits),
@@ -242,7 +242,7 @@ const REMOTE_COUNTERS: &[RemoteCounter] = &[
 
 type KubeCounter = (&'static str, &'static str, fn(&KubeStats) -> u64);
 
-/// One counter of a pool's discovery through Kubernetes: name, help, value.
+/// A counter of a pool's discovery through Kubernetes: name, help, value.
 const KUBE_COUNTERS: &[KubeCounter] = &[
     ("kube_events", "changes of objects from the API server", KubeStats::events),
     ("kube_lists", "completed lists of objects", KubeStats::lists),
@@ -255,7 +255,7 @@ const KUBE_COUNTERS: &[KubeCounter] = &[
 
 type KubeGauge = (&'static str, &'static str, fn(&KubeStats) -> i64);
 
-/// One gauge of a pool's discovery through Kubernetes: name, help, value.
+/// A gauge of a pool's discovery through Kubernetes: name, help, value.
 const KUBE_GAUGES: &[KubeGauge] = &[
     (
         "kube_out_of_touch",
@@ -264,7 +264,8 @@ const KUBE_GAUGES: &[KubeGauge] = &[
     ),
     (
         "kube_pool_unreadable",
-        "1 while the InferencePool is invalid; its last valid version stays in effect, and without one it has no endpoints",
+        "1 while the InferencePool is invalid; its last valid version stays in effect, and without one it has no \
+         endpoints",
         KubeStats::is_pool_unreadable,
     ),
     ("kube_endpoints_left_out", "endpoints beyond 4,096 in one pool; the oldest 4,096 are used", KubeStats::left_out),
@@ -331,7 +332,8 @@ impl Collector for PoolCollector {
 
 impl PoolCollector {
     fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is reached, or a tenant exceeds its share";
+        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is reached, \
+                    or a tenant exceeds its share";
         let mut counters =
             encoder.encode_descriptor("prefix_index_evicted_blocks", help, None, ConstCounter::<u64>::TYPE)?;
         for pool in pools {
@@ -348,7 +350,7 @@ impl PoolCollector {
         Ok(())
     }
 
-    /// The counters of discovery through Kubernetes.
+    /// Encodes the counters of discovery through Kubernetes.
     fn kube(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         for (name, help, value) in KUBE_COUNTERS {
             let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
@@ -367,7 +369,7 @@ impl PoolCollector {
         Ok(())
     }
 
-    /// The counters of remote tokenizers.
+    /// Encodes the counters of remote tokenizers.
     fn remote(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         for (name, help, value) in REMOTE_COUNTERS {
             let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;
@@ -403,7 +405,7 @@ impl PoolCollector {
         remote::by_model(pools, encoder)
     }
 
-    /// What a pool's knowledge of caches rests on.
+    /// Encodes the source of each pool's prefix index: events or estimates.
     fn indexers(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let help = "1 for the source of the prefix index: `kv-events` of engines, or `routed` prompts";
         let mut gauges = encoder.encode_descriptor("prefix_indexer", help, None, MetricType::Gauge)?;
@@ -414,7 +416,7 @@ impl PoolCollector {
         Ok(())
     }
 
-    /// The counters of KV events, and how far each cache is believed.
+    /// Encodes the counters of KV events, and the trust in each cache.
     fn kv_events(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         for (count, name, help) in Count::ALL {
             let mut counters = encoder.encode_descriptor(name, help, None, ConstCounter::<u64>::TYPE)?;

@@ -1,5 +1,5 @@
-//! How many requests of the last minute load alone kept from the endpoint that their prompts belong to, by pool and model: what LocalAI calls a
-//! model's pressure. From 1 on, LocalAI gives the model another replica.
+//! Requests of the last minute that were diverted from the endpoint of their prefix because of its load, by pool and
+//! model: LocalAI's pressure of a model. From 1 on, LocalAI adds a replica of the model.
 
 use super::names::Names;
 use attache_config::settings::NameSettings;
@@ -15,17 +15,17 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 1 minute, as LocalAI has it.
+/// 1 minute, as in LocalAI.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Requests of the last minute, of one model.
+/// Diverted requests of the last minute, for one model.
 #[derive(Debug, Default)]
 pub struct Recent(Mutex<SlidingSum>);
 
 /// The models of one pool.
 pub type Models = Names<Recent>;
 
-/// Of all pools.
+/// The pressure of all pools.
 #[derive(Debug, Default)]
 pub struct Pressure {
     pools: Mutex<BTreeMap<String, Arc<Models>>>,
@@ -33,12 +33,12 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Bounds the labels of each pool. To be called before any pool is there.
+    /// Limits the label values of each pool. Must be called before any pool exists.
     pub fn bound(&self, settings: &NameSettings) {
         self.labels.lock().clone_from(settings);
     }
 
-    /// Those of a pool.
+    /// The pressure of one pool.
     #[must_use]
     pub fn pool(&self, name: &str) -> Arc<Models> {
         let mut pools = self.pools.lock();
@@ -51,23 +51,23 @@ impl Pressure {
         models
     }
 
-    /// Takes the series of a pool that has gone off the page.
+    /// Removes the series of a deleted pool.
     pub(super) fn forget(&self, pool: &str) {
         self.pools.lock().remove(pool);
     }
 }
 
-/// Load alone keeps a request for `model` from the endpoint that its prompt belongs to.
+/// Counts a request for `model` that was diverted from the endpoint of its prefix because of its load.
 pub(super) fn diverted(models: &Models, model: &str, now: Timestamp) {
     models.of(model, now).0.lock().add(Window::new(WINDOW).slot(now), 1);
 }
 
-/// The collector that puts [`Pressure`] into the registry.
+/// The collector that adds [`Pressure`] to the registry.
 #[derive(Debug)]
 pub struct PressureCollector {
-    /// What is shown.
+    /// The counters to show.
     pub pressure: Arc<Pressure>,
-    /// By which a minute passes.
+    /// Clock that ends the minute.
     pub clock: Clock,
 }
 

@@ -1,6 +1,7 @@
-//! The metrics of the process as a whole, read off their owners when somebody asks: certificate, traces, memory of bodies, version.
+//! Metrics of the process as a whole, read from their owners at each scrape: certificate, traces, memory of bodies,
+//! version.
 //!
-//! A part that is off (TLS, traces) has its names on the page and no samples. Registered by `app`.
+//! Metrics of a part that is off (TLS, traces) appear without samples. Registered by `app`.
 
 #[cfg(feature = "otlp")]
 use crate::otlp::OtlpStats;
@@ -16,16 +17,16 @@ use prometheus_client::registry::Unit;
 use std::fmt::Error;
 use std::sync::Arc;
 
-/// What is read.
+/// The parts that the collector reads.
 #[derive(Debug)]
 pub struct ProcessCollector {
-    /// Memory of request bodies and unfinished messages.
+    /// Memory of request bodies and incomplete messages.
     pub buffered: Arc<Buffered>,
-    /// Tokens that are remembered.
+    /// Cache of tokens of prompt segments.
     pub segments: Arc<SegmentCache>,
     /// Certificates and handshakes; `None` without TLS.
     pub tls: Option<TlsStats>,
-    /// What became of the spans; `None` without traces.
+    /// Counters of spans; `None` without traces.
     #[cfg(feature = "otlp")]
     pub otlp: Option<Arc<OtlpStats>>,
 }
@@ -35,22 +36,22 @@ pub struct ProcessCollector {
 pub struct TlsStats {
     /// The certificate in use.
     pub cert: Arc<ServingCert>,
-    /// What clients need; `None` when they need no certificate.
+    /// Required client certificates; `None` if clients need none.
     pub clients: Option<Arc<ClientAuth>>,
-    /// Handshakes that failed.
+    /// Number of failed handshakes.
     pub failures: Arc<HandshakeFailures>,
 }
 
 type CertCounter = (&'static str, &'static str, fn(&ServingCert) -> u64);
 type ClientCounter = (&'static str, &'static str, fn(&ClientAuth) -> u64);
 
-/// One counter a certificate: name, help, value.
+/// A counter of certificates: name, help, value.
 const CERT_COUNTERS: &[CertCounter] = &[
     ("tls_reloads", "certificates applied after the first", ServingCert::reloads),
     ("tls_reload_failures", "invalid certificates; the previous one stayed in use", ServingCert::reload_failures),
 ];
 
-/// One counter for client certificates: name, help, value.
+/// A counter of client certificates: name, help, value.
 const CLIENT_COUNTERS: &[ClientCounter] = &[
     ("tls_client_ca_reloads", "client CA files applied after the first", ClientAuth::reloads),
     (

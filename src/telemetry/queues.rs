@@ -1,4 +1,4 @@
-//! The metrics of the queues before pools.
+//! Metrics of the queues of pools.
 
 use super::deadlines::DeadlineMetrics;
 use attache_picker::event::QueueOutcome;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// From a pause that nobody feels to the longest that clients wait, seconds.
+/// Buckets of queue wait, seconds: from an unnoticeable pause to the longest that clients wait.
 const WAITS: [f64; 12] = [0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -29,7 +29,7 @@ struct FateLabel {
     outcome: &'static str,
 }
 
-/// Of all pools.
+/// Queue metrics of all pools.
 #[derive(Debug)]
 pub(super) struct QueueFamilies {
     fates: Family<FateLabel, Counter>,
@@ -49,7 +49,8 @@ impl QueueFamilies {
         };
         registry.register(
             "queue_turns",
-            "requests that asked for admission: `passed` at once, `dispatched` after a wait, `full`, `expired`, `evicted`, `shed`, `left` by the client, `unqueued` because the body mode of Envoy does not allow a wait",
+            "requests that asked for admission: `passed` at once, `dispatched` after a wait, `full`, `expired`, \
+             `evicted`, `shed`, `left` by the client, `unqueued` because the body mode of Envoy does not allow a wait",
             families.fates.clone(),
         );
         registry.register("queued_requests", "requests in the queue", families.requests.clone());
@@ -85,7 +86,7 @@ impl QueueFamilies {
     }
 }
 
-/// Reads the room that pools share when somebody asks.
+/// Collector of the queue capacity that pools share.
 #[derive(Debug)]
 pub struct QueuedBytesCollector(pub Arc<SharedCapacity>);
 
@@ -102,34 +103,34 @@ impl Collector for QueuedBytesCollector {
     }
 }
 
-/// Of one pool.
+/// Queue metrics of one pool.
 #[derive(Debug)]
 pub struct QueueMetrics {
     fates: [Counter; 8],
     requests: Gauge,
     bytes: Gauge,
-    /// What of both gauges is these queues' own: those of before a reload have theirs beside.
+    /// The part of both gauges that belongs to these queues; queues from before a reload have their own.
     held: [AtomicI64; 2],
     waits: Histogram,
-    /// Requests with a deadline.
+    /// Metrics of requests with a deadline.
     pub deadlines: DeadlineMetrics,
 }
 
 impl QueueMetrics {
-    /// Counts what became of a request.
+    /// Counts how admission handled a request.
     pub fn fate(&self, fate: QueueOutcome) {
         if let Some(counter) = QueueOutcome::ALL.iter().position(|f| *f == fate).and_then(|i| self.fates.get(i)) {
             counter.inc();
         }
     }
 
-    /// A request has waited, and its turn has come.
+    /// Records the wait of a dequeued request.
     pub fn waited(&self, duration: Duration) {
         self.fate(QueueOutcome::Dispatched);
         self.waits.observe(duration.as_secs_f64());
     }
 
-    /// So much waits now.
+    /// Sets the current queue depth and queued bytes.
     pub fn holds(&self, requests: usize, bytes: u64) {
         let now = [i64::try_from(requests).unwrap_or(i64::MAX), i64::try_from(bytes).unwrap_or(i64::MAX)];
         for ((gauge, held), now) in [&self.requests, &self.bytes].into_iter().zip(&self.held).zip(now) {
@@ -138,7 +139,7 @@ impl QueueMetrics {
     }
 }
 
-/// Queues that end hold nothing.
+/// Dropped queues hold nothing.
 impl Drop for QueueMetrics {
     fn drop(&mut self) {
         self.holds(0, 0);

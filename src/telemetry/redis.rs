@@ -1,4 +1,4 @@
-//! The metrics of what is kept in Redis: the connection, what tenants may have and have had, the SLO profiles.
+//! Metrics of Redis: the connection, quotas, tenant records and SLO profiles.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -6,16 +6,16 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Why the store of tenants' limits did not say whether a request may go on.
+/// Why the quota store did not decide about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// There was no connection.
+    /// Redis was not connected.
     Away,
-    /// It did not answer in time.
+    /// Redis did not respond in time.
     Late,
-    /// Too many questions were under way.
+    /// Too many calls were in flight.
     Busy,
-    /// It answered with an error, or the connection broke.
+    /// Redis returned an error, or the connection broke.
     Error,
 }
 
@@ -32,16 +32,16 @@ impl StoreFailure {
     }
 }
 
-/// What came of looking a tenant's record up.
+/// The result of the lookup of a tenant's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordOutcome {
-    /// There is one.
+    /// A valid record exists.
     Found,
-    /// There is none.
+    /// No record exists.
     Unknown,
-    /// What is there is none.
+    /// The record is invalid.
     Malformed,
-    /// Redis gave no answer, and what was read before counts.
+    /// Redis did not respond, and the last known record is used.
     Stale,
 }
 
@@ -73,18 +73,18 @@ struct StateLabel {
     state: &'static str,
 }
 
-/// Of the whole process.
+/// Redis metrics of the whole process.
 #[derive(Debug)]
 pub struct RedisMetrics {
-    /// 1 while there is a connection.
+    /// 1 while Redis is connected, else 0.
     pub connected: Gauge,
-    /// SLO profiles there that count.
+    /// Number of valid SLO profiles.
     pub good_profiles: Gauge,
-    /// SLO profiles there that can't be read.
+    /// Number of invalid SLO profiles.
     pub malformed_profiles: Gauge,
-    /// How often the profiles were asked for and no answer came.
+    /// Number of failed reads of SLO profiles.
     pub failed_profile_looks: Counter,
-    /// Requests of whose end Redis was never told.
+    /// Number of requests whose end was never stored in Redis.
     pub lost_ends: Counter,
     store_failures: [Counter; 4],
     records: [Counter; 4],
@@ -107,7 +107,8 @@ impl RedisMetrics {
         let help = "ended requests that Redis does not know of; it frees their slots after ten minutes";
         registry.register("limit_ends_lost", help, lost_ends.clone());
         let records = Family::<OutcomeLabel, Counter>::default();
-        let help = "lookups of tenant records in Redis: `found`, `unknown`, `malformed`, `stale` because Redis did not respond";
+        let help = "lookups of tenant records in Redis: `found`, `unknown`, `malformed`, `stale` because Redis did not \
+                    respond";
         registry.register("user_records", help, records.clone());
         let state = |state| profiles.get_or_create_owned(&StateLabel { state });
         Self {
@@ -121,7 +122,7 @@ impl RedisMetrics {
         }
     }
 
-    /// Counts a request of which the store of tenants' limits said nothing.
+    /// Counts a request about which the quota store did not decide.
     pub fn store_failure(&self, failure: StoreFailure) {
         let at = StoreFailure::ALL.iter().position(|f| *f == failure);
         if let Some(counter) = at.and_then(|at| self.store_failures.get(at)) {
@@ -129,7 +130,7 @@ impl RedisMetrics {
         }
     }
 
-    /// Counts a look at a tenant's record.
+    /// Counts the lookup of a tenant's record.
     pub fn record(&self, outcome: RecordOutcome) {
         let at = RecordOutcome::ALL.iter().position(|o| *o == outcome);
         if let Some(counter) = at.and_then(|at| self.records.get(at)) {

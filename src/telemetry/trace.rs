@@ -1,6 +1,7 @@
-//! One span a request, child of the W3C context that the request carries, and that context's successor for the server.
+//! One span for each request, a child of the W3C context in its headers; the model server gets the context of the span.
 //!
-//! Off unless a collector is configured; then an unsampled request costs a coin flip. The exporter is `otlp`'s concern.
+//! Off unless a collector is configured. A request that is not sampled costs one random number. The exporter is in
+//! `otlp`.
 
 #[cfg(feature = "otlp")]
 mod on {
@@ -11,18 +12,18 @@ mod on {
     use opentelemetry::{Context, KeyValue};
     use opentelemetry_sdk::trace::{SdkTracer, Span as SdkSpan};
 
-    /// Makes spans, or doesn't.
+    /// Creates spans, or nothing if traces are off.
     #[derive(Debug, Default)]
     pub struct Tracing(Option<(SdkTracer, Clock)>);
 
     impl Tracing {
-        /// Traces go to `tracer`; `clock` turns moments into wall time.
+        /// Creates spans with `tracer`; `clock` converts times to wall time.
         #[must_use]
         pub fn new(tracer: SdkTracer, clock: Clock) -> Self {
             Self(Some((tracer, clock)))
         }
 
-        /// Starts the span of a request that carries `traceparent`; `None` when traces are off.
+        /// Starts the span of a request with this `traceparent`; `None` if traces are off.
         #[must_use]
         pub fn start(&self, traceparent: Option<&str>, now: Timestamp) -> Option<RequestSpan> {
             let (tracer, clock) = self.0.as_ref()?;
@@ -35,7 +36,7 @@ mod on {
         }
     }
 
-    /// The span of one request; ends on Drop at the latest.
+    /// The span of one request; ends at the latest on Drop.
     #[derive(Debug)]
     pub struct RequestSpan {
         span: SdkSpan,
@@ -43,14 +44,14 @@ mod on {
     }
 
     impl RequestSpan {
-        /// The context to pass on to the server, as a `traceparent` header.
+        /// The context for the model server, as a `traceparent` header.
         #[must_use]
         pub fn traceparent(&self) -> String {
             let cx = self.span.span_context();
             format!("00-{}-{}-{:02x}", cx.trace_id(), cx.span_id(), cx.trace_flags().to_u8())
         }
 
-        /// Where the request goes, and why.
+        /// Records the chosen endpoint and the reason.
         pub fn decided(&mut self, model: &str, endpoint: &str, reason: &'static str, now: Timestamp) {
             if self.span.is_recording() {
                 self.span.set_attribute(KeyValue::new("gen_ai.request.model", model.to_owned()));
@@ -60,14 +61,14 @@ mod on {
             }
         }
 
-        /// The answer's first byte.
+        /// Records the first byte of the response.
         pub fn first_byte(&mut self, now: Timestamp) {
             if self.span.is_recording() {
                 self.span.add_event_with_timestamp("attache.first_byte", self.clock.wall(now), Vec::new());
             }
         }
 
-        /// A refusal, or the end of the answer.
+        /// Records a rejection, or the end of the response.
         pub fn end(mut self, status: u16, completion_tokens: Option<u64>, now: Timestamp) {
             if self.span.is_recording() {
                 self.span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
@@ -135,40 +136,40 @@ mod on {
 mod off {
     use attache_types::clock::Timestamp;
 
-    /// Makes no spans: built without the `otlp` feature.
+    /// Creates no spans: built without the feature `otlp`.
     #[derive(Debug, Default)]
     pub struct Tracing(());
 
     impl Tracing {
-        /// No span.
+        /// A tracer without spans.
         #[must_use]
         pub fn start(&self, _: Option<&str>, _: Timestamp) -> Option<RequestSpan> {
             None
         }
     }
 
-    /// A span that can't exist.
+    /// A span that can't exist without the feature `otlp`.
     #[derive(Debug)]
     pub enum RequestSpan {}
 
     impl RequestSpan {
-        /// Never called.
+        /// Can't be called, since no span exists.
         #[must_use]
         pub fn traceparent(&self) -> String {
             match *self {}
         }
 
-        /// Never called.
+        /// Can't be called, since no span exists.
         pub fn decided(&mut self, _: &str, _: &str, _: &'static str, _: Timestamp) {
             match *self {}
         }
 
-        /// Never called.
+        /// Can't be called, since no span exists.
         pub fn first_byte(&mut self, _: Timestamp) {
             match *self {}
         }
 
-        /// Never called.
+        /// Can't be called, since no span exists.
         pub fn end(self, _: u16, _: Option<u64>, _: Timestamp) {
             match self {}
         }

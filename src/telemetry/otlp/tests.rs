@@ -125,8 +125,8 @@ async fn a_collector_that_refuses_is_counted() {
     assert_eq!((otlp.stats().exported(), otlp.stats().failed()), (0, 1));
 }
 
-/// A collector that accepts connections and never answers: spans are dropped beyond the bound, ending a span never waits, and
-/// neither does the end of the process.
+/// A collector that accepts connections and never answers: spans are dropped beyond the bound, ending a span never
+/// waits, and neither does the end of the process.
 #[tokio::test]
 async fn a_blackhole_costs_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
