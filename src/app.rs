@@ -1,4 +1,4 @@
-//! The composition of the process: settings in, a running picker out. The only file that sees every part.
+//! The composition of the process: builds a running picker from settings. The only module that depends on every part.
 
 mod certificates;
 pub mod feeds;
@@ -61,22 +61,22 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Where settings come from, to be read again when they change.
+/// Source of settings, which are read again when they change.
 pub struct Reload {
-    /// The file to watch.
+    /// Path of the file to watch; `None` if there is none.
     pub path: PathBuf,
-    /// Reads and checks it.
+    /// Reads and checks the settings.
     pub load: LoadSettings,
 }
 
-/// Reads and checks settings; what is wrong has been logged when it gives `None`.
+/// Reads and checks settings; `None` if they are invalid, which has been logged.
 pub type LoadSettings = Box<dyn Fn() -> Option<Settings> + Send>;
 
-/// Runs the picker until it is told to end, and records it if `record` says so. `read_pool` reads what pools have of their own. Logs must be set up; `logs`
-/// changes their level.
+/// Runs the picker until shutdown, and records it if `record` is set. `read_pool` reads the own configurations of
+/// pools. Logging must be initialised; `logs` changes its level.
 ///
 /// # Errors
-/// When a port can't be bound, a certificate can't be read, a thread can't be made, or what is served can't be recorded.
+/// If a port can't be bound, a certificate can't be read, a thread can't be created, or the settings can't be recorded.
 pub fn run(
     settings: Settings,
     reload: Option<Reload>,
@@ -84,7 +84,7 @@ pub fn run(
     record: Option<RecordSettings>,
     logs: LogHandle,
 ) -> anyhow::Result<()> {
-    // reqwest takes the process's provider; a second call, in tests, finds it installed.
+    // reqwest uses the process-wide provider; a second call, in tests, finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     // Feeds and admin share one thread, apart from those that serve requests.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -93,14 +93,14 @@ pub fn run(
     result
 }
 
-/// What a reload changes.
+/// The state that a reload changes.
 struct App {
-    /// As they were read.
+    /// Settings as they were read.
     file: Settings,
-    /// As they are served: with the pools that are found.
+    /// Settings in effect, with the pools that were found in the cluster.
     settings: Settings,
     found: FoundPools,
-    /// Held until the first of them are served.
+    /// Holds readiness back until the first pools from the cluster are served.
     searching: Option<Latch>,
     processor: Arc<Processor>,
     telemetry: Arc<Telemetry>,
@@ -112,7 +112,7 @@ struct App {
     segments: Arc<SegmentCache>,
     redis: Option<Redis>,
     clock: Clock,
-    /// What the lease is of, where one is wanted.
+    /// Subject of the lease, if leader election is enabled.
     leased: Option<Leased>,
 }
 
@@ -231,7 +231,7 @@ async fn serve(
         () = shutdown.reached(Phase::Forced) => {}
     }
     if let Some(leader) = leader {
-        // It gives its lease back, so that the next one need not wait.
+        // The task releases its lease, so that the next leader need not wait for its expiry.
         let _ = leader.await;
     }
     stop.cancel();
@@ -246,7 +246,7 @@ async fn serve(
     Ok(())
 }
 
-/// Why decisions by these settings can't be recorded; `None` when they can.
+/// Why decisions by these settings can't be recorded; `None` if they can.
 fn unrecordable(settings: &Settings) -> Option<&'static str> {
     let any = |has: fn(&PoolSettings) -> bool| settings.pools.iter().any(has);
     if any(|pool| pool.prefix.kv_events.is_some()) {
@@ -259,7 +259,7 @@ fn unrecordable(settings: &Settings) -> Option<&'static str> {
         .then_some("a pool splits requests (`disaggregation`, `pd`), and recordings hold no prefill requests")
 }
 
-/// Whether requests that one of `strategies` routes may be split.
+/// Whether requests of `strategies` may be split.
 fn asks_for_split<'s>(
     pool: &PoolSettings,
     mut strategies: impl Iterator<Item = (&'s str, &'s serde_json::Value)>,
@@ -267,7 +267,7 @@ fn asks_for_split<'s>(
     pool.disaggregation.as_ref().is_some_and(|d| strategies.any(|(name, _)| d.split.asks(name)))
 }
 
-/// The recording that is asked for.
+/// Opens the recording, if one is requested.
 fn recorder(
     record: Option<RecordSettings>,
     settings: &Settings,
@@ -281,7 +281,8 @@ fn recorder(
     for pool in settings.pools.iter().filter(|pool| asks_for_split(pool, pool.allowed_strategies())) {
         tracing::warn!(
             pool = %pool.name,
-            "requests may name the strategy `pd`; what prefill servers do for them is not recorded (`requestStrategy.allow` of the pool says what they may name)"
+            "requests may name the strategy `pd`; what prefill servers do for them is not recorded (`requestStrategy.allow` \
+             of the pool says what they may name)"
         );
     }
     let recorder = Recorder::start(record, seed, settings.to_json())?;
@@ -289,7 +290,7 @@ fn recorder(
     Ok(Some(recorder))
 }
 
-/// What the admin pages show.
+/// The content of the admin pages.
 fn pages(
     registry: Registry,
     app: &App,
@@ -331,10 +332,10 @@ async fn explain(picker: &Picker, asked: &admin::Asked, now: Timestamp) -> Resul
     serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
 }
 
-/// A picker that serves nothing and knows the endpoints that `settings` name: what `attache explain` asks without a running one.
+/// A picker without listeners that knows the endpoints in `settings`, for `attache explain` without a running picker.
 ///
 /// # Errors
-/// When a tokenizer's files can't be read.
+/// If a tokenizer's files can't be read.
 pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
     let clock = Clock::start();
     let seed = settings.server.seed.unwrap_or_else(rng::system_seed);
@@ -363,7 +364,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
     Ok(Picker::new(config, Arc::new(telemetry), seed))
 }
 
-/// The trace pipeline, or nothing.
+/// Starts the trace pipeline, if a collector is configured.
 struct Traces {
     #[cfg(feature = "otlp")]
     otlp: Option<Otlp>,
@@ -407,7 +408,7 @@ fn report_end(metrics: &Metrics) {
     tracing::info!(drained = ended, aborted = opened.saturating_sub(ended), "ended");
 }
 
-/// The open listeners.
+/// The open listeners of the process.
 struct Ports {
     grpc: TcpListener,
     health: TcpListener,
@@ -427,7 +428,7 @@ impl Ports {
         })
     }
 
-    /// Logs where they are: a port of 0 is the system's choice.
+    /// Logs the addresses: the system chooses the port for 0.
     fn tell(&self, server: &ServerSettings, seed: u64, tls: bool) -> anyhow::Result<()> {
         tracing::info!(
             grpc = %self.grpc.local_addr()?,
@@ -444,7 +445,7 @@ impl Ports {
 }
 
 impl App {
-    /// Reloads whenever the file changes, or the InferencePools that are searched for; never returns.
+    /// Reloads whenever the file or the found InferencePools change; never returns.
     async fn follow(&mut self, reload: Option<Reload>) {
         let mut file = reload.map(|reload| (watch::watch([reload.path]), reload.load));
         loop {
@@ -483,7 +484,7 @@ impl App {
                 tracing::info!(pools = self.settings.pools.len(), "configuration reloaded");
             }
             Err(error) => {
-                // The API server has been found before, if it is needed.
+                // The API server was found before, if it is needed.
                 let _ = self.found.follow(&self.file.templates, &mut self.feeds).await;
                 self.found.settle();
                 let error = format!("{error:#}");
@@ -492,7 +493,7 @@ impl App {
         }
     }
 
-    /// Goes over to the InferencePools of now. Those that come later hold readiness back from nobody.
+    /// Applies the currently found InferencePools. Later ones do not hold back readiness.
     async fn refresh(&mut self) {
         let file = self.file.clone();
         let readiness = if self.searching.is_some() { self.readiness.clone() } else { Readiness::default() };
@@ -505,7 +506,7 @@ impl App {
         }
     }
 
-    /// Serves what `file` says and what is found. Pools that are new hold latches of `readiness`.
+    /// Serves the pools of `file` and the found ones. New pools hold latches of `readiness`.
     async fn take_up(&mut self, file: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let (settings, found) = self.found.expand(file);
         let (before, telemetry) = (self.processor.picker.config(), self.telemetry.clone());
@@ -528,7 +529,7 @@ impl App {
             recorder.stop(why);
         }
         self.processor.picker.reload(config, || settings.to_json());
-        // What can't change without a restart stays as it is, in the dump too.
+        // Settings that need a restart keep their values, in the dump too.
         self.settings = Settings {
             server: self.settings.server.reloaded(&settings.server),
             telemetry: self.settings.telemetry.clone(),
@@ -539,21 +540,21 @@ impl App {
         }
         self.dump.store(Arc::new(self.settings.clone()));
         self.show();
-        // A reload may have given it something to serve, or taken the search away.
+        // A reload may have added the first pool, or removed the search.
         if let Some(latch) = self.searching.take_if(|_| self.found.suffice(&self.settings.pools)) {
             latch.release();
         }
         Ok(())
     }
 
-    /// Ends the pools that these settings do not name, and what is counted of them.
+    /// Ends the pools that these settings do not name, and removes their metrics.
     fn end_others(&mut self, settings: &[PoolSettings]) {
         for pool in self.feeds.keep(settings) {
             self.processor.metrics.forget(&pool);
         }
     }
 
-    /// Shows the pools of now to metrics and admin.
+    /// Shows the current pools in metrics and admin pages.
     fn show(&self) {
         let config = self.processor.picker.config();
         let view = |settings: &PoolSettings| {
@@ -578,7 +579,7 @@ impl App {
     }
 }
 
-/// The next settings that the file gives, if there is one.
+/// Waits for the next valid settings from the file; never returns without a file.
 async fn next_load(file: Option<&mut (FileWatch, LoadSettings)>) -> Option<Settings> {
     let Some((watch, load)) = file else { return std::future::pending().await };
     watch.changed().await;

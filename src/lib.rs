@@ -1,6 +1,6 @@
 //! Attaché: an Envoy external-processing endpoint picker for LLM inference.
 //!
-//! `ARCHITECTURE.md` is the map; the life of a request begins in [`ext_proc`].
+//! `ARCHITECTURE.md` is the map; requests arrive in [`ext_proc`].
 
 pub use attache_config as config;
 pub use attache_disagg as disagg;

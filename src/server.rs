@@ -1,8 +1,9 @@
-//! The ext-proc listener: one acceptor, N single-threaded runtimes that serve what it hands them.
+//! The ext-proc listener: one acceptor, and N single-threaded runtimes that serve its connections.
 //!
-//! A request is a few microseconds of work, so threads that share nothing beat a work-stealing pool by a third, and a stall in one can't reach
-//! the others. Envoy keeps one connection per worker; the acceptor gives each to the thread with the fewest, which `SO_REUSEPORT`'s hash would
-//! not do with a handful of connections.
+//! A request is a few microseconds of work. Threads that share nothing are therefore a third faster than a
+//! work-stealing pool, and a stall in one does not affect the others. Envoy keeps one connection per worker. The
+//! acceptor gives each to the thread with the fewest, since the hash of `SO_REUSEPORT` distributes a handful of
+//! connections unevenly.
 //!
 //! Called by `app`. May import `connections`, `ext_proc`, `health`, `tls`, tonic, tokio.
 
@@ -25,21 +26,21 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-/// h2 closes a connection, with every stream on it, when more than this many streams are reset before it looked at them. Its default of 20 is
-/// reached by a handful of clients that leave during a stall; Envoy is trusted, so the bound is only there to be one.
+/// h2 closes a connection with all its streams if more than this many streams are reset before it has processed them. A
+/// few clients that disconnect during a stall reach its default of 20. Envoy is trusted, so a high limit suffices.
 const MAX_PENDING_RESETS: usize = 100_000;
 /// Bytes of one stream that Envoy may send before the picker has read them, 1 MiB. Smaller windows halve the
 /// throughput of large bodies.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// Bytes of all streams of a connection that Envoy may send before the picker has read them, 1 MiB. Bodies of 128 KiB
-/// and more are a third slower with 4 MiB, because what waits no longer fits into the processor's cache. h2's budget
+/// and more are a third slower with 4 MiB, because waiting bytes exceed the processor's cache. h2's budget
 /// for small DATA frames is half of it: see `lenient`.
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// A dead peer is noticed after this long without traffic.
+/// Time without traffic after which the peer is probed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// And given up after this long without an answer.
+/// Time without a response to the probe after which the connection is closed.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that wait for their thread; more wait in the kernel.
+/// Connections that wait for their thread; further ones wait in the kernel.
 const HANDOVER_QUEUE: usize = 256;
 
 /// The threads that serve ext-proc.
@@ -59,7 +60,7 @@ impl Shards {
     /// Starts `count` threads. Each serves until `drain` is cancelled and its streams have ended.
     ///
     /// # Errors
-    /// When a thread or its runtime can't be made.
+    /// If a thread or its runtime can't be created.
     pub fn start(
         count: usize,
         service: &Service,
@@ -86,7 +87,7 @@ impl Shards {
         }
     }
 
-    /// Ready when every stream has ended after a drain.
+    /// Completes when every stream has ended after a drain.
     pub async fn drained(&self) {
         for shard in &self.shards {
             shard.done.cancelled().await;
@@ -108,7 +109,7 @@ impl Shard {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (counted, finished) = (connections.clone(), done.clone());
         std::thread::Builder::new().name(format!("ext-proc-{number}")).spawn(move || {
-            // However this thread ends, whoever waits for it is told.
+            // However this thread ends, waiting tasks are notified.
             let _finished = finished.drop_guard();
             if let Err(error) = runtime.block_on(serve(service, tls, health, handed, counted, drain)) {
                 tracing::error!(%error, "ext-proc server failed");
@@ -132,9 +133,9 @@ async fn serve(
             let open = Open(connections.clone());
             let (tls, ready) = (tls.clone(), ready.clone());
             tokio::spawn(async move {
-                // A handshake that fails has been logged and counted.
+                // A failed handshake was logged and counted.
                 if let Ok(connection) = adopt(stream, tls.as_ref(), open).await {
-                    // Full or closed only when the server is going down.
+                    // The channel is full or closed only during shutdown.
                     drop(ready.send(Ok(Lenient::new(connection))).await);
                 }
             });
@@ -152,15 +153,15 @@ async fn serve(
         .await
 }
 
-/// A connection on its way to its thread.
+/// A connection between the acceptor and its thread.
 type Accepted = (std::net::TcpStream, Slot);
 
-/// Takes over a connection from the acceptor's runtime.
+/// Takes a connection over from the acceptor's runtime.
 async fn adopt((stream, slot): Accepted, tls: Option<&Handshaker>, open: Open) -> io::Result<ServerIo<Open>> {
     handshake(Tcp::from_std(stream, slot)?, tls, open).await
 }
 
-/// Counts an open connection of a shard.
+/// Counts an open connection of a thread while it exists.
 #[derive(Debug)]
 struct Open(Arc<AtomicUsize>);
 

@@ -1,4 +1,4 @@
-//! Bodies of requests to the admin port: small, soon, and few at a time.
+//! Bodies of requests to the admin port, limited in size, time and number.
 
 use super::refusal::{Refusal, refuse};
 use axum::body::{Body, Bytes};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// A body must have arrived as a whole after this time.
+/// Time within which a body must have arrived completely.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a body of at most `limit` bytes; the error is the response: 413, 408 or 400.
+/// Reads a body of at most `limit` bytes; the error is a response with status 413, 408 or 400.
 pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Response> {
     let too_large =
         || refuse(Refusal::BodySize, StatusCode::PAYLOAD_TOO_LARGE, format!("the limit is {limit} bytes\n"));
@@ -33,7 +33,7 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Response> {
     }
 }
 
-/// Lets as many requests run at once as there are permits; others get 503 before their body is read.
+/// Limits concurrent requests to the number of permits; others get 503 before their body is read.
 pub(super) async fn few(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     let Ok(_permit) = permits.try_acquire() else {
         return refuse(Refusal::Busy, StatusCode::SERVICE_UNAVAILABLE, "too many of these requests run; try again\n");

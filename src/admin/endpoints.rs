@@ -1,4 +1,4 @@
-//! A pool's snapshot as JSON.
+//! JSON of a pool's snapshot for `/endpoints`, and of known KV blocks.
 
 use crate::clock::Timestamp;
 use crate::pool::{EndpointMetrics, EndpointState, ledger};
@@ -43,7 +43,7 @@ fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
     })
 }
 
-/// The engine's names of the blocks that the endpoint at `address` is known to hold, by tier; `None` when no pool has it.
+/// The engine's hashes of the known blocks of the endpoint at `address`, by tier; `None` if no pool has the endpoint.
 pub(super) fn kv_blocks(views: &[PoolView], address: SocketAddr) -> Option<Value> {
     views.iter().find_map(|view| {
         let snapshot = view.store.load();

@@ -1,11 +1,11 @@
-//! Access to the admin pages. It is decided by a request's head, before its body is read.
+//! Access control of admin pages. It depends on a request's head and is checked before the body is read.
 //!
 //! | pages | who may request them |
 //! |---|---|
 //! | `/live`, `/ready` | everyone |
 //! | `/metrics` | everyone; with a [`Guard`], callers that it allows |
 //! | all others | processes on this machine; with a [`Guard`], callers that it allows |
-//! | what changes something, shows prompts or costs much | processes on this machine; with a [`Guard`], they need its permission too |
+//! | pages that change, show prompts or cost much | processes on this machine; a [`Guard`] must allow them too |
 //!
 //! Pages of the last two rows are shown under names of the picker only, and never to pages of other origins. This
 //! stops web sites that reach the port through a browser beside it (cross-site requests, DNS rebinding).
@@ -24,34 +24,34 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// Somebody who wants to see a page.
+/// A request for a page, as a guard sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
-    /// The bearer token.
+    /// Bearer token of the request.
     pub token: String,
-    /// The method, as rights name it: `get`.
+    /// HTTP method in lower case, as RBAC rules name it: `get`.
     pub verb: String,
-    /// The page: `/metrics`.
+    /// Path of the page, such as `/metrics`.
     pub path: String,
 }
 
-/// What is said of a caller.
+/// Result of the check of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may see the page.
+    /// The caller may see the page.
     Allowed,
-    /// Nobody knows the token.
+    /// The token is not valid.
     Unknown,
     /// This user may not see the page.
     Denied(String),
-    /// Nobody could be asked.
+    /// The check failed, because the API server did not respond.
     Unclear,
 }
 
-/// Says who may see what.
+/// Decides who may see which page.
 pub type Guard = Arc<dyn Fn(Caller) -> Pin<Box<dyn Future<Output = Verdict> + Send>> + Send + Sync>;
 
-/// Lets a request through to its page if the guard lets it.
+/// Passes a request on if the guard allows it.
 pub(super) async fn by_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let Some(token) = bearer(request.headers()) else { return unauthorized() };
     let (verb, path) = (verb(request.method()), request.uri().path().to_owned());
@@ -66,7 +66,7 @@ pub(super) async fn by_token(State(guard): State<Guard>, request: Request, next:
     }
 }
 
-/// Lets a request through to its page if it comes from a process on this machine.
+/// Passes a request on if it comes from a process on this machine.
 pub(super) async fn by_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request, next: Next) -> Response {
     if is_local(peer.ip()) {
         return next.run(request).await;
@@ -74,7 +74,7 @@ pub(super) async fn by_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, request:
     refuse(Refusal::Peer, StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n")
 }
 
-/// Lets a request through that names the picker as its host and comes from no other origin. `names` are in lower case.
+/// Passes a request on if its host is a name of the picker and it has no other origin. `names` are in lower case.
 pub(super) async fn by_origin(State(names): State<Arc<[String]>>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     if !names_the_picker(request.uri().authority(), headers, &names) {
@@ -87,13 +87,13 @@ pub(super) async fn by_origin(State(names): State<Arc<[String]>>, request: Reque
     next.run(request).await
 }
 
-/// Whether the address is that of a process on this machine. Istio's sidecar hands on requests of other machines from
+/// Whether the address is that of a process on this machine. Istio's sidecar forwards requests of other machines from
 /// 127.0.0.6, so no other address of 127.0.0.0/8 counts.
 fn is_local(ip: IpAddr) -> bool {
     [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(&ip.to_canonical())
 }
 
-/// Whether every name that the request has for its server is an IP address, `localhost` or one of `names`.
+/// Whether all host names in the request are IP addresses, `localhost` or in `names`.
 fn names_the_picker(target: Option<&Authority>, headers: &HeaderMap, names: &[String]) -> bool {
     let hosts = headers.get_all(header::HOST).iter().map(|host| Authority::try_from(host.as_bytes()).ok());
     let mut all = target.cloned().map(Some).into_iter().chain(hosts).peekable();
@@ -116,7 +116,7 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
             [&b"http://"[..], b"https://"].iter().find_map(|scheme| origin.as_bytes().strip_prefix(*scheme));
         authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
     };
-    // A link on another page may open one of these, which no script of that page can read.
+    // A link on another page may open one of these; scripts of that page can't read it.
     let is = |name: &str, expected: &str| headers.get(name).is_some_and(|value| value == expected);
     let is_opened = is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document");
     headers.get_all(header::ORIGIN).iter().any(|origin| !own(origin))
@@ -129,12 +129,12 @@ fn unauthorized() -> Response {
     response
 }
 
-/// Rights name methods in small letters.
+/// The method in lower case, as RBAC rules name it.
 fn verb(method: &Method) -> String {
     method.as_str().to_ascii_lowercase()
 }
 
-/// The token that the request bears, if it bears one.
+/// The bearer token of the request, if it has one.
 fn bearer(headers: &HeaderMap) -> Option<String> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
     let token = token.trim();

@@ -1,22 +1,22 @@
 //! Metrics and admin pages on one plain HTTP port.
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
 //! | `/` | a page for people: endpoints and recent decisions, refreshed every second |
 //! | `/metrics` | Prometheus text |
-//! | `/live`, `/ready` | 200, or 503 with the names of what is missing |
+//! | `/live`, `/ready` | 200, or 503 with the names of missing conditions |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
-//! | `/explain` | `POST` a request's body (`?path=/v1/chat/completions&pool=llama`): its blocks and who holds them, JSON |
+//! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have announced, JSON |
-//! | `/api/nodes/scheduling` | `GET` lists what is said about single models, `POST` or `PUT` changes one, JSON |
-//! | `/api/nodes/scheduling/{model}` | `GET` shows what is said about one, `DELETE` forgets it |
+//! | `/api/nodes/scheduling` | `GET` lists the policies of models, `POST` or `PUT` changes one, JSON |
+//! | `/api/nodes/scheduling/{model}` | `GET` shows the policy of one model, `DELETE` removes it |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter |
 //!
-//! [`guard`] says who may request them. The port has its own connections ([`crate::connections`]); bodies are limited
-//! in size, time and number, so that probes are answered while they are read.
+//! [`guard`] controls access. The port has its own connections ([`crate::connections`]). Bodies are limited in size,
+//! time and number, so that probes are answered while they are read.
 //!
-//! Reads snapshots; the policies of models are all it writes that a request depends on. May import: `clock`,
-//! `connections`, `health`, `pool`, `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
+//! Pages read snapshots; the policies of models are the only state that they change and requests depend on. May import:
+//! `clock`, `connections`, `health`, `pool`, `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
 
 mod body;
 mod endpoints;
@@ -61,54 +61,54 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tonic::transport::server::Connected;
 
-/// What is asked for each time a page is fetched.
+/// Produces the content of a page at each request.
 pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
 
-/// A request to be explained.
+/// A request to explain.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// The pool that it is for; that which takes it by its model, when it is `None`.
+    /// Name of the pool; `None` selects it by the model.
     pub pool: Option<String>,
-    /// The path that it would be sent to.
+    /// Path that the request would be sent to.
     pub path: String,
-    /// Its content type.
+    /// Value of its content-type header.
     pub content_type: Option<String>,
-    /// Its body.
+    /// Body of the request.
     pub body: Bytes,
 }
 
-/// Explains a request.
+/// Explains a request as JSON; the error is a rejection.
 pub type Explain =
     Arc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> + Send + Sync>;
 
-/// What the pages show.
+/// The data behind the admin pages.
 #[derive(Clone)]
 pub struct AdminState {
-    /// All metrics.
+    /// Registry of all metrics.
     pub registry: Arc<Registry>,
-    /// Whether requests can be served.
+    /// Conditions of readiness.
     pub readiness: Readiness,
-    /// The pools at this moment.
+    /// The current pools with their snapshots.
     pub pools: Source<Vec<PoolView>>,
     /// Recent decisions, newest first: a JSON list of objects.
     pub decisions: Source<serde_json::Value>,
-    /// The settings in force.
+    /// The settings in effect.
     pub config: Source<serde_json::Value>,
-    /// What the picker makes of a request.
+    /// Explains a request.
     pub explain: Explain,
-    /// Size of a request that it explains, bytes: that of requests to servers.
+    /// Largest body of a request to explain, bytes: that of requests to model servers.
     pub max_explained_bytes: Source<usize>,
-    /// What is said about single models.
+    /// The policies of single models.
     pub policies: Arc<ModelPolicies>,
-    /// Decides who may request the pages; see [`guard`] for what holds without it.
+    /// Controls access to the pages; [`guard`] describes the rules without it.
     pub guard: Option<Guard>,
     /// Host names of the picker, in lower case, beside IP addresses and `localhost`.
     pub hosts: Arc<[String]>,
-    /// Requests that were refused.
+    /// Counters of rejected requests.
     pub refusals: Refusals,
-    /// The log filter.
+    /// Handle of the log filter.
     pub logs: LogHandle,
-    /// Now, and when the metrics were read.
+    /// Clock, which also measures the age of metrics.
     pub clock: Clock,
 }
 
@@ -118,15 +118,15 @@ impl std::fmt::Debug for AdminState {
     }
 }
 
-/// A client has this long to send its request's headers, and a kept connection this long for the next.
+/// Timeout for the headers of a request, and for the next request on an open connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests that are explained at once: each holds a body, and costs what a decision costs.
+/// Most requests that are explained at once: each holds a body and costs as much as a decision.
 const MAX_EXPLAINED_AT_ONCE: usize = 2;
-/// The path that a request is explained for when none is given.
+/// Default path of a request to explain.
 pub const DEFAULT_EXPLAINED_PATH: &str = "/v1/chat/completions";
 
-/// Serves the pages on `listener`, within the limits of `connections`, until `end` completes. Open connections are
-/// then cut: scrapers come again.
+/// Serves the pages on `listener`, within the limits of `connections`, until `end` completes. Open connections are then
+/// cut; scrapers retry.
 pub async fn serve(
     listener: TcpListener,
     connections: Arc<Connections>,
@@ -137,7 +137,7 @@ pub async fn serve(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     let mut incoming = incoming(listener, connections, None);
-    // The end of the set cuts what is open.
+    // Dropping the set cuts open connections.
     let mut open = JoinSet::new();
     tokio::pin!(end);
     loop {
@@ -154,21 +154,21 @@ pub async fn serve(
         let service = TowerToHyperService::new(app.clone().layer(Extension(ConnectInfo(peer))));
         let connection = http.serve_connection(TokioIo::new(stream), service);
         open.spawn(async move {
-            // A client that breaks off or speaks nonsense is its own affair.
+            // A client that disconnects or sends invalid HTTP affects only itself.
             let _ = connection.await;
         });
     }
 }
 
 fn router(state: AdminState) -> Router {
-    // Scrapers and probes may add keys of their own: `/metrics`, `/live` and `/ready` do without.
+    // Scrapers and probes may add keys of their own, so `/metrics`, `/live` and `/ready` accept any.
     let keys = |known: query::Keys| from_fn_with_state(known, query::known);
     let explaining = Arc::new(Semaphore::new(MAX_EXPLAINED_AT_ONCE));
     let explain = post(explain)
         .layer(from_fn_with_state(explaining, body::few))
         .layer(keys(&["path", "pool"]))
         .fallback(explain_by_post);
-    // Checks are made from the last layer to the first: the cheapest and strictest first.
+    // Layers run from the last to the first: the cheapest and strictest checks come first.
     let local = Router::new()
         .route("/log-level", put(set_log_level).layer(keys(&["filter"])))
         .route("/kv_blocks", get(kv_blocks).layer(keys(&["endpoint"])))
@@ -200,7 +200,7 @@ fn router(state: AdminState) -> Router {
         .with_state(state)
 }
 
-/// The page's own script and style are inline; nothing is ever loaded from elsewhere.
+/// Script and style of the page are inline; it loads nothing from elsewhere.
 const PAGE_POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -274,14 +274,14 @@ struct Explained {
     pool: Option<String>,
 }
 
-/// The response to other methods than `POST`.
+/// The response to methods other than `POST`.
 async fn explain_by_post() -> Response {
     let allowed = [(header::ALLOW, "POST")];
     (StatusCode::METHOD_NOT_ALLOWED, allowed, "send the body of a request with POST, or use `attache explain FILE`\n")
         .into_response()
 }
 
-/// Explaining costs what deciding costs and shows what others' prompts have left in the index, so it is not for everyone.
+/// Access is restricted, since explaining costs as much as deciding and shows what other prompts left in the index.
 async fn explain(
     State(state): State<AdminState>,
     Query(Explained { path, pool }): Query<Explained>,

@@ -1,5 +1,5 @@
-//! What is said about single models, in the shape of LocalAI's `/api/nodes/scheduling`. Fields of its document that have no effect here are named in
-//! the response, under `without_effect`.
+//! Policies of single models in the format of LocalAI's `/api/nodes/scheduling`. The response lists fields without
+//! effect under `without_effect`.
 
 use super::{AdminState, body, json};
 use crate::scheduling::policy::{Document, MAX_MODEL_NAME, ModelPolicy, PolicyError};
@@ -12,25 +12,25 @@ use axum::routing::{delete, get, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// 16 KiB: a change is five fields.
+/// 16 KiB: a policy has five fields.
 const MAX_CHANGE_BYTES: usize = 16 << 10;
 
-/// Names of models have slashes in them.
+/// Routes for model names, which may contain slashes.
 const ONE_MODEL: &str = "/api/nodes/scheduling/{*model}";
 const ALL_MODELS: &str = "/api/nodes/scheduling";
 
-/// What shows policies.
+/// Routes that show policies.
 pub(super) fn pages() -> Router<AdminState> {
     Router::new().route(ALL_MODELS, get(list)).route(ONE_MODEL, get(show))
 }
 
-/// What changes policies.
+/// Routes that change policies.
 pub(super) fn changes() -> Router<AdminState> {
     Router::new().route(ALL_MODELS, post(change).put(change)).route(ONE_MODEL, delete(forget))
 }
 
 fn row(model: &str, policy: &ModelPolicy) -> Value {
-    // As LocalAI shows it: a policy that is not set is an empty string.
+    // As LocalAI shows it: an unset policy is an empty string.
     json!({
         "model_name": model,
         "route_policy": policy.route_policy.map_or(json!(""), |p| json!(p)),
@@ -63,7 +63,8 @@ fn nothing_about(model: &str) -> Response {
     refusal(StatusCode::NOT_FOUND, "model_name", &format!("nothing is said about the model `{shown}`"))
 }
 
-/// Only JSON is taken: a browser asks before it sends that across sites, and is not answered.
+/// Only JSON is accepted: a browser sends a preflight request before a cross-site request with it, which is not
+/// answered.
 async fn change(
     State(state): State<AdminState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,

@@ -1,4 +1,4 @@
-//! Keys of query strings. A key that a page does not know is an error: a misspelt one would otherwise change nothing, without a word.
+//! Keys of query strings. An unknown key is an error, since a misspelt one would otherwise be ignored silently.
 
 use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
@@ -8,10 +8,10 @@ use axum::response::{IntoResponse, Response};
 /// Most characters of an unknown key that the response quotes.
 const SHOWN_CHARS: usize = 60;
 
-/// The keys that a page knows.
+/// The keys that a page accepts.
 pub(super) type Keys = &'static [&'static str];
 
-/// Lets requests pass whose query has no other keys than `known`; the response to others is 400.
+/// Passes requests on whose query has only keys in `known`; others get status 400.
 pub(super) async fn known(State(known): State<Keys>, request: Request, next: Next) -> Response {
     let Ok(Query(pairs)) = Query::<Vec<(String, String)>>::try_from_uri(request.uri()) else {
         return (StatusCode::BAD_REQUEST, "the query string can't be read\n").into_response();

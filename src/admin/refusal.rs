@@ -1,4 +1,4 @@
-//! Requests to the admin port that are refused, and their count.
+//! Rejected requests to the admin port, and their counters.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -8,22 +8,22 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Why a request was refused.
+/// Why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// It comes from another machine.
     Peer,
-    /// Its token is missing, unknown, or does not allow the page.
+    /// Its token is missing, invalid, or not sufficient for the page.
     Token,
-    /// It names a host that is not the picker.
+    /// Its host is not a name of the picker.
     Host,
     /// A browser sent it for a page of another origin.
     Origin,
-    /// Its body is too large.
+    /// Its body exceeds the size limit.
     BodySize,
     /// Its body did not arrive in time.
     BodyTimeout,
-    /// Too many requests of its kind run.
+    /// Too many requests of its kind are in progress.
     Busy,
 }
 
@@ -50,37 +50,39 @@ struct RefusalLabels {
     reason: &'static str,
 }
 
-/// Requests to the admin port that were refused, by reason.
+/// Counters of rejected requests, by reason.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals(Family<RefusalLabels, Counter>);
 
 impl Refusals {
-    /// Counters in `registry`, one for each reason.
+    /// Registers a counter for each reason in `registry`.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let refusals = Self::default();
         for reason in Refusal::ALL {
             drop(refusals.0.get_or_create(&reason.labels()));
         }
-        registry.register("admin_requests_refused", "rejected requests to the admin port: `peer`, `token`, `host`, `origin`, `body_size`, `body_timeout`, `busy`", refusals.0.clone());
+        let help = "rejected requests to the admin port: `peer`, `token`, `host`, `origin`, `body_size`, `body_timeout`, \
+                    `busy`";
+        registry.register("admin_requests_refused", help, refusals.0.clone());
         refusals
     }
 
-    /// The requests that were refused for this reason.
+    /// Number of requests rejected for this reason.
     #[cfg(test)]
     pub(super) fn get(&self, why: Refusal) -> u64 {
         self.0.get_or_create(&why.labels()).get()
     }
 }
 
-/// A response that refuses a request; [`count`] counts it.
+/// A response that rejects a request; [`count`] counts it.
 pub(super) fn refuse(why: Refusal, status: StatusCode, text: impl IntoResponse) -> Response {
     let mut response = (status, text).into_response();
     response.extensions_mut().insert(why);
     response
 }
 
-/// Counts the response if it refuses its request.
+/// Counts the response if it is a rejection.
 pub(super) async fn count(State(refusals): State<Refusals>, response: Response) -> Response {
     if let Some(why) = response.extensions().get::<Refusal>() {
         refusals.0.get_or_create(&why.labels()).inc();

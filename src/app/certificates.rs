@@ -1,4 +1,4 @@
-//! The certificates of the ext-proc port, which are read again when their files change.
+//! The certificates of the ext-proc port, which are reloaded when their files change.
 
 use crate::clock::Clock;
 use crate::config::settings::{ServerSettings, TlsSettings};
@@ -8,7 +8,7 @@ use crate::tls::{self, ClientAuth, Handshaker, ServingCert};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// The picker's certificate, and what clients need.
+/// The certificate of the port, and the required client certificates.
 pub(super) struct Certificates {
     cert: Arc<ServingCert>,
     clients: Option<Arc<ClientAuth>>,
@@ -16,7 +16,7 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Reads what the settings name, and reads it again when it changes, until `stop`. `None` without TLS.
+    /// Loads the certificates in the settings, and reloads them on changes until `stop`. `None` without TLS.
     pub(super) fn load(
         server: &ServerSettings,
         clock: Clock,
@@ -29,7 +29,7 @@ impl Certificates {
             TlsSettings::Files { directory, .. } => ServingCert::from_directory(directory, now)?,
         };
         let clients = server.client_auth.as_ref().map(ClientAuth::from_settings).transpose()?;
-        // What is wrong with a new file has been logged and counted; what was read before stays.
+        // Errors of a new file were logged and counted; the old certificate stays in use.
         if let TlsSettings::Files { directory, reload: true } = &server.tls {
             let (directory, cert, stop) = (directory.clone(), cert.clone(), stop.clone());
             tokio::spawn(async move {
@@ -52,12 +52,12 @@ impl Certificates {
         Ok(Some(Self { cert, clients, handshaker }))
     }
 
-    /// What makes the handshakes.
+    /// Configuration of handshakes for the acceptor.
     pub(super) fn handshaker(&self) -> &Handshaker {
         &self.handshaker
     }
 
-    /// What metrics show.
+    /// Counters and expiry for metrics.
     pub(super) fn stats(&self) -> TlsStats {
         let failures = self.handshaker.failures().clone();
         TlsStats { cert: self.cert.clone(), clients: self.clients.clone(), failures }

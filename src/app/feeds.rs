@@ -1,5 +1,5 @@
-//! The feeds of every pool: discovery, scraping and the task that publishes snapshots. A reload changes them in place, so that ledgers,
-//! health and metrics of endpoints that stay are kept.
+//! The feeds of every pool: discovery, scraping and the task that publishes snapshots. A reload changes them in place,
+//! so that ledgers, health and metrics of unchanged endpoints are kept.
 
 mod deciding;
 mod leased;
@@ -43,11 +43,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// The source that flags and the file are.
+/// Source id of endpoints from flags and the configuration file.
 const CONFIGURED: SourceId = SourceId(0);
-/// The source that a file of endpoints is.
+/// Source id of endpoints from an endpoints file.
 const FILE: SourceId = SourceId(u32::MAX - 1);
-/// The source that a cluster's pods are: an address that something else names too is that one's.
+/// Source id of pods. An address that another source has too belongs to the other one.
 const KUBERNETES: SourceId = SourceId(u32::MAX);
 
 /// The feeds of all pools, by name.
@@ -57,9 +57,9 @@ pub struct Feeds {
     clock: Clock,
     seed: u64,
     recorder: Option<Arc<Recorder>>,
-    /// The connections to all central sockets for KV events.
+    /// Limits for connections to all central sockets for KV events.
     kv_connections: Arc<Connections>,
-    /// The cluster, once a pool needs it.
+    /// Discovery through Kubernetes, shared by all pools.
     cluster: Cluster,
     presence: Presence,
     shutdown: CancellationToken,
@@ -68,20 +68,20 @@ pub struct Feeds {
 /// The feeds of one pool.
 #[derive(Debug)]
 pub struct PoolFeeds {
-    /// The snapshots.
+    /// Snapshots of the pool's endpoints.
     pub store: Arc<SnapshotStore>,
-    /// What the scraper counts.
+    /// Counters of the scraper.
     pub scrape_stats: Arc<ScrapeStats>,
-    /// What resolving names counts.
+    /// Counters of DNS lookups.
     pub dns_stats: Arc<DnsStats>,
-    /// What reading the file of endpoints counts.
+    /// Counters of the endpoints file.
     pub file_stats: Arc<FileStats>,
-    /// What others than the configuration say of its models.
+    /// Rules for models from objects of the cluster.
     pub rules: Arc<RuleStore>,
-    /// What its servers say that they serve, where the picker is to tell clients.
+    /// Models that the pool's endpoints list, if Attaché responds to clients with them.
     pub models: Arc<ModelStore>,
     pub(super) deciding: Deciding,
-    /// Ends asking for that.
+    /// Ends the queries of these lists.
     listing: Option<CancellationToken>,
     events: mpsc::Sender<PoolEvent>,
     endpoints: watch::Sender<Vec<EndpointSpec>>,
@@ -101,16 +101,16 @@ pub struct PoolFeeds {
     shutdown: CancellationToken,
 }
 
-/// What reads the engines' KV events.
+/// Subscriptions to the engines' KV events.
 #[derive(Debug)]
 struct KvEvents {
     stats: Arc<KvEventStats>,
-    /// The socket that engines connect to, if they do.
+    /// The socket that engines connect to, if it is used.
     socket: Option<Arc<TcpListener>>,
     stop: CancellationToken,
 }
 
-/// All that prefix settings need and might not get.
+/// Everything that new prefix settings need and that may fail.
 struct Made {
     cache: Arc<PrefixCache>,
     socket: Option<Arc<TcpListener>>,
@@ -118,7 +118,7 @@ struct Made {
     remote: Option<RemotePool>,
 }
 
-/// What asks servers for tokens.
+/// Client of remote tokenizers.
 #[derive(Debug)]
 struct Remote {
     pool: Arc<RemotePool>,
@@ -126,8 +126,8 @@ struct Remote {
 }
 
 impl Feeds {
-    /// No feeds yet. All of them end on `shutdown`, tell `recorder` what they change, and accept KV events within the
-    /// limits of `kv_connections`.
+    /// Creates a set without feeds. All feeds end on `shutdown`, send their changes to `recorder`, and accept KV events
+    /// within the limits of `kv_connections`.
     #[must_use]
     pub fn new(
         clock: Clock,
@@ -145,14 +145,14 @@ impl Feeds {
         self.presence.hold(readiness.clone());
     }
 
-    /// The feeds of one pool.
+    /// The feeds of one pool, by name.
     #[must_use]
     pub fn pool(&self, name: &str) -> Option<&PoolFeeds> {
         self.pools.get(name)
     }
 
-    /// Lets one replica lead, where the settings say so: with leader election this one is ready only while it does. It gives way on `stop`; what
-    /// comes back has ended when it has.
+    /// Starts leader election if the settings enable it: this replica is then ready only while it leads. It releases
+    /// the lease on `stop`; the returned handle ends after that.
     pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
         let (elects, status) = (settings.server.leader_election, settings.server.model_status);
         if !elects && status.is_none() {
@@ -162,15 +162,16 @@ impl Feeds {
         self.cluster.lead(&of, namespace.as_deref(), Some(readiness).filter(|_| elects), stop)
     }
 
-    /// Finds out where the API server is, unless that is known.
+    /// Connects to the API server, unless that was done before.
     ///
     /// # Errors
-    /// When no API server of Kubernetes is named anywhere.
+    /// If no API server of Kubernetes is configured.
     pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
         self.cluster.connect().await
     }
 
-    /// Searches for InferencePools until `stop`: the namespace, and what is found. `None` without [`Feeds::connect`].
+    /// Searches for InferencePools until `stop`; returns the namespace and the findings. `None` without
+    /// [`Feeds::connect`].
     pub(super) fn search(
         &self,
         search: &PoolSearch,
@@ -179,26 +180,26 @@ impl Feeds {
         self.cluster.search(search, stop)
     }
 
-    /// Has the cluster say who may see the admin port's pages.
+    /// Asks the cluster who may see admin pages.
     ///
     /// # Errors
-    /// When no API server of Kubernetes is named anywhere.
+    /// If no API server of Kubernetes is configured.
     pub async fn guard(&mut self) -> anyhow::Result<Guard> {
         self.cluster.connect().await.context("pages can't be guarded (`--metrics-endpoint-auth`)")?;
         self.cluster.guard()
     }
 
-    /// Brings the feeds in line with the settings: starts and changes them. A pool that starts holds a latch of `readiness` until it has its
-    /// first data. Pools that the settings do not name go on until [`Feeds::keep`].
+    /// Applies the settings: starts and changes feeds. A new pool holds a latch of `readiness` until it has its first
+    /// data. Pools that the settings do not name continue until [`Feeds::keep`].
     ///
     /// # Errors
-    /// When no HTTP client can be made, the socket for KV events can't be bound, or no API server of Kubernetes is named anywhere. No pool
-    /// that was there is another than before then.
+    /// If an HTTP client can't be created, the socket for KV events can't be bound, or no API server of Kubernetes is
+    /// configured. Existing pools are then unchanged.
     pub async fn apply(&mut self, settings: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
         let tells_models = settings.exchange.models == ModelsAnswer::Pool;
         let trusts_headers = settings.exchange.trust_client_headers;
         let settings = &settings.pools;
-        // Whatever may fail comes before whatever changes something.
+        // Everything that may fail comes before any change.
         if settings.iter().any(|pool| pool.kubernetes.is_some()) {
             self.cluster.connect().await?;
         }
@@ -229,13 +230,13 @@ impl Feeds {
         Ok(())
     }
 
-    /// Starts the pools that are new: all of them, or none.
+    /// Starts the new pools: all of them, or none.
     async fn start<'a>(
         &self,
         settings: &'a [PoolSettings],
         readiness: &Readiness,
     ) -> anyhow::Result<Vec<(&'a PoolSettings, PoolFeeds)>> {
-        // Ends what has been started, unless all of it has.
+        // Ends the started pools, unless all have started.
         let stop = self.shutdown.child_token();
         let undo = stop.clone().drop_guard();
         let mut started = Vec::new();
@@ -249,7 +250,7 @@ impl Feeds {
         Ok(started)
     }
 
-    /// Ends the pools that these settings do not name. Gives their names.
+    /// Ends the pools that these settings do not name, and returns their names.
     pub fn keep(&mut self, settings: &[PoolSettings]) -> Vec<Arc<str>> {
         let mut gone = Vec::new();
         self.pools.retain(|name, pool| {
@@ -288,7 +289,7 @@ impl PoolFeeds {
         let latch = readiness.latch(format!("pool `{}` discovered and scraped once", settings.name));
         let gone = shutdown.clone();
         tokio::spawn(async move {
-            // A pool that a reload takes away is not waited for.
+            // Readiness does not wait for a pool that a reload removes.
             let _ = gone.run_until_cancelled(first_round.wait_for(|done| *done)).await;
             latch.release();
         });
@@ -337,7 +338,7 @@ impl PoolFeeds {
         Ok(feeds)
     }
 
-    /// What is known of the servers' KV caches.
+    /// The prefix index of the pool.
     #[must_use]
     pub fn prefix(&self) -> Arc<PrefixCache> {
         self.prefix.load_full()
@@ -353,7 +354,7 @@ impl PoolFeeds {
         self.names.push((name, source, stop));
     }
 
-    /// Takes endpoints from this file, in place of the one before: whether there is none any more while there was one.
+    /// Reads endpoints from this file instead of the previous one. Returns whether a file was removed.
     fn list(&mut self, settings: Option<&FileSource>) -> bool {
         if self.file.as_ref().map(|(file, _)| file) == settings {
             return false;
@@ -368,12 +369,12 @@ impl PoolFeeds {
         before.is_some() && settings.is_none()
     }
 
-    /// Follows the pods that the settings name, in place of those that it followed before.
+    /// Follows the pods in the settings instead of the previous ones.
     async fn follow(&mut self, settings: &PoolSettings, cluster: &Cluster) {
         if self.following.as_ref().map(Following::source) == settings.kubernetes.as_ref() {
             return;
         }
-        // The endpoints of before stay until the new ones are known.
+        // The previous endpoints stay until the new ones are known.
         let mut before = None;
         if let Some(old) = self.following.take() {
             let of = |source: &KubernetesSource| (source.namespace.clone(), source.pods.clone());
@@ -388,24 +389,24 @@ impl PoolFeeds {
             }
             None => {
                 self.rules.store(Default::default());
-                // The writer is gone only when the pool is.
+                // The channel is closed only when the pool ends.
                 let _ = self.events.send(PoolEvent::SourceGone { source: KUBERNETES }).await;
             }
         }
     }
 
-    /// What following pods counts, where they are followed.
+    /// Counters of discovery through Kubernetes, if it is used.
     #[must_use]
     pub fn kube_stats(&self) -> Option<Arc<KubeStats>> {
         self.following.as_ref().map(Following::stats)
     }
 
-    /// Tells of every new snapshot.
+    /// Receives a notice of every new snapshot.
     pub(super) fn published(&self) -> watch::Receiver<Published> {
         self.published.clone()
     }
 
-    /// Makes all that these prefix settings need besides `cache`. Changes nothing.
+    /// Creates everything that these prefix settings need besides `cache`, without any change to the pool.
     async fn make(&self, settings: &PoolSettings, cache: Arc<PrefixCache>, seed: u64) -> anyhow::Result<Made> {
         let prefix = &settings.prefix;
         let bind = prefix.kv_events.as_ref().and_then(|events| events.bind.as_deref());
@@ -430,7 +431,7 @@ impl PoolFeeds {
         Ok(Made { cache, socket, feed, remote })
     }
 
-    /// The socket at `bind`: the one of before where that has not changed, which can't be bound twice.
+    /// The socket at `bind`: the existing one if the address is unchanged, since it can't be bound twice.
     async fn socket(&self, bind: &str) -> anyhow::Result<Arc<TcpListener>> {
         let before = self.kv_events.as_ref().and_then(|events| events.socket.as_ref());
         let bound = self.prefix_settings.kv_events.as_ref().and_then(|events| events.bind.as_deref());
@@ -444,7 +445,7 @@ impl PoolFeeds {
         }
     }
 
-    /// What will ask servers for tokens, if the settings want it.
+    /// Creates the client of remote tokenizers, if the settings need one.
     fn remote_pool(&self, settings: &PoolSettings, seed: u64) -> anyhow::Result<Option<RemotePool>> {
         let TokenizerSettings::Remote(wanted) = &settings.prefix.tokenizer else { return Ok(None) };
         let remote = remote_settings(wanted);
@@ -453,7 +454,7 @@ impl PoolFeeds {
         Ok(Some(pool))
     }
 
-    /// Goes over to what was made, in place of what reads and asks now.
+    /// Replaces the present subscriptions and tokenizer clients by `made`.
     fn take_up(&mut self, Made { socket, feed, remote, .. }: Made) {
         let feed = feed.map(|feed| {
             let (stats, stop) = (feed.stats(), self.shutdown.child_token());
@@ -473,7 +474,7 @@ impl PoolFeeds {
         }
     }
 
-    /// Asks servers what they serve from now on, or no longer.
+    /// Starts or stops queries of the endpoints' model lists.
     fn list_models(&mut self, wanted: bool) -> anyhow::Result<()> {
         match (wanted, self.listing.take()) {
             (true, None) => {
@@ -492,26 +493,26 @@ impl PoolFeeds {
         Ok(())
     }
 
-    /// What asks servers for tokens.
+    /// The client of remote tokenizers, if it is used.
     #[must_use]
     pub fn remote(&self) -> Option<Arc<RemotePool>> {
         self.remote.as_ref().map(|r| r.pool.clone())
     }
 
-    /// What the feed of KV events counts.
+    /// Counters of KV events, if they are used.
     #[must_use]
     pub fn kv_event_stats(&self) -> Option<Arc<KvEventStats>> {
         self.kv_events.as_ref().map(|k| k.stats.clone())
     }
 
-    /// Changes to these settings, with what was made for those of prefixes if they have changed.
+    /// Applies these settings, with `made` if those of the prefix index have changed.
     async fn change(&mut self, settings: &PoolSettings, made: Option<Made>, seed: u64, cluster: &Cluster) {
         self.follow(settings, cluster).await;
         self.endpoints.send_if_modified(|now| replace(now, &settings.endpoints));
         self.scrape.send_if_modified(|now| replace(now, &settings.scrape));
         if let Some(made) = made {
             self.prefix_settings = settings.prefix.clone();
-            // Other blocks, other keys: what was known says nothing any more.
+            // Block size or keys have changed, so known entries are worthless.
             self.tape.change(|tell| {
                 tell(Told::Cache(&cache_config(&settings.prefix, seed)));
                 made.cache.reconcile(&self.store.load());
@@ -520,7 +521,7 @@ impl PoolFeeds {
             self.take_up(made);
         }
         if self.list(settings.file.as_ref()) {
-            // The writer is gone only when the pool is.
+            // The channel is closed only when the pool ends.
             let _ = self.events.send(PoolEvent::SourceGone { source: FILE }).await;
         }
         let (stay, go): (Vec<_>, Vec<_>) =
@@ -533,7 +534,7 @@ impl PoolFeeds {
         }
         for (_, source, stop) in go {
             stop.cancel();
-            // The writer is gone only when the pool is.
+            // The channel is closed only when the pool ends.
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
     }
@@ -568,7 +569,8 @@ pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
         tracing::warn!(
             asked = settings.max_bytes,
             budget,
-            "prefix index is smaller than `prefixCache.maxBytes`: the system refused to reserve that much memory; check `ulimit -v` and vm.overcommit_memory"
+            "prefix index is smaller than `prefixCache.maxBytes`: the system refused to reserve that much memory; check \
+             `ulimit -v` and vm.overcommit_memory"
         );
     }
     let cache = cache.with_max_blocks(settings.max_blocks);

@@ -1,4 +1,4 @@
-//! Pools that come and go with objects of the cluster, put beside those that the configuration names.
+//! Pools that come and go with InferencePools of the cluster, in addition to configured ones.
 
 use super::feeds::Feeds;
 use crate::config::Settings;
@@ -14,14 +14,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Settings of another search are taken up when its answer is there, or after this time without it.
+/// The settings of another search take effect once it has a result, or after this time without one.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads the configuration that a pool has of its own, given the name of what holds it and the text; what is wrong with it has been logged when
-/// it gives `None`.
+/// Reads a pool's own configuration, given the name of its source and the text; `None` if it is invalid, which has been
+/// logged.
 pub type PoolReader = Box<dyn Fn(&str, &str) -> Option<PoolSettings> + Send>;
 
-/// One search, as long as it lasts.
+/// One search for InferencePools.
 struct Search {
     search: PoolSearch,
     namespace: String,
@@ -29,48 +29,47 @@ struct Search {
     stop: CancellationToken,
 }
 
-/// What stands beside the settings that were made of a file: a reload that is refused changes none of it.
+/// State beside the settings from the file. A rejected reload changes none of it.
 #[must_use]
 pub(super) struct Expansion {
     own: BTreeMap<String, Own>,
     queued_bytes: u64,
 }
 
-/// What a pool's own configuration came to.
+/// The own configuration of a pool.
 #[derive(Clone)]
 struct Own {
     text: Arc<str>,
-    /// The last that was good.
+    /// The last known good configuration.
     settings: Option<PoolSettings>,
 }
 
-/// The searches of now and what they have found.
+/// The current searches and their findings.
 pub(super) struct FoundPools {
     read: PoolReader,
     searches: Vec<Search>,
-    /// Those that are not wanted any more, until what is wanted in their place is taken up: else a reload that is refused would take what they have
-    /// found.
+    /// Searches that are no longer needed. They continue until the new settings take effect, so that a rejected reload
+    /// loses no finding.
     leaving: Vec<Search>,
     own: BTreeMap<String, Own>,
-    /// What is odd about them, and has been told.
+    /// Warnings about found pools that have been logged.
     told: BTreeSet<String>,
-    /// What the requests may hold that wait before them: all of them together, however many there are.
+    /// Limit of the queued bytes of all found pools together.
     queued: Arc<SharedCapacity>,
     shutdown: CancellationToken,
 }
 
 impl FoundPools {
-    /// Nothing is searched for yet. All searches end on `shutdown`.
+    /// Creates a set without searches. All searches end on `shutdown`.
     #[must_use]
     pub(super) fn new(read: PoolReader, shutdown: CancellationToken) -> Self {
         let (own, told) = (BTreeMap::new(), BTreeSet::new());
         Self { read, searches: Vec::new(), leaving: Vec::new(), own, told, queued: Arc::default(), shutdown }
     }
 
-    /// Searches for what these templates want, in place of what was wanted before, which goes on until [`FoundPools::settle`].
-    ///
+    /// Starts the searches of these templates. The previous ones continue until [`FoundPools::settle`].
     /// # Errors
-    /// When no API server of Kubernetes is named anywhere. Nothing is another than before then.
+    /// If no API server of Kubernetes is configured. Nothing has changed then.
     pub(super) async fn follow(&mut self, templates: &[PoolTemplate], feeds: &mut Feeds) -> anyhow::Result<()> {
         if !templates.is_empty() {
             feeds.connect().await?;
@@ -89,18 +88,18 @@ impl FoundPools {
         Ok(())
     }
 
-    /// Ends the searches that are not wanted any more.
+    /// Ends the searches that are no longer needed.
     pub(super) fn settle(&mut self) {
         self.leaving.drain(..).for_each(|gone| gone.stop.cancel());
     }
 
-    /// What the queues share of all pools that are found.
+    /// The limit of queued bytes that all found pools share.
     #[must_use]
     pub(super) fn queued(&self) -> Arc<SharedCapacity> {
         self.queued.clone()
     }
 
-    /// Waits for a search to find something else than before.
+    /// Waits until a search has another finding.
     pub(super) async fn changed(&mut self) {
         if self.searches.is_empty() {
             return std::future::pending().await;
@@ -108,7 +107,7 @@ impl FoundPools {
         let changes = self.searches.iter_mut().map(|search| {
             Box::pin(async {
                 if search.found.changed().await.is_err() {
-                    // It has ended with the process.
+                    // The search has ended with the process.
                     std::future::pending::<()>().await;
                 }
             })
@@ -116,39 +115,40 @@ impl FoundPools {
         select_all(changes).await;
     }
 
-    /// Whether any search has come to something. One that waits holds up no other.
+    /// Whether any search has a result. One search does not wait for another.
     #[must_use]
     pub(super) fn any_known(&self) -> bool {
         self.searches.iter().any(|search| *search.found.borrow() != Finding::Unknown)
     }
 
-    /// Whether all searches have an answer, or it is known that they get none.
+    /// Whether all searches have a result, or are known to get none.
     #[must_use]
     pub(super) fn known(&self) -> bool {
         self.searches.iter().all(|search| *search.found.borrow() != Finding::Unknown)
     }
 
-    /// Whether a picker that serves `pools` need not wait for any search. One that is refused is not waited for where there is something to serve:
-    /// for want of a right to some pools nobody loses the others, and who has no right to any is told from who serves all that there are.
+    /// Whether a picker with these `pools` need not wait for any search. It does not wait for a refused search if it
+    /// has pools to serve: a missing right for some pools must not affect others. A picker without any right is thereby
+    /// distinguished from one that serves all existing pools.
     #[must_use]
     pub(super) fn suffice(&self, pools: &[PoolSettings]) -> bool {
         let refused = |search: &Search| *search.found.borrow() == Finding::Refused;
         self.known() && !(pools.is_empty() && self.searches.iter().any(refused))
     }
 
-    /// Waits until they have, but no longer than one may wait for an API server.
+    /// Waits for results, at most as long as for an API server.
     pub(super) async fn until_known(&mut self) {
         let all = async {
             while !self.known() {
                 self.changed().await;
             }
         };
-        // What is not known then is taken up when it is.
+        // Later results are applied when they arrive.
         let _ = tokio::time::timeout(PATIENCE, all).await;
     }
 
-    /// The settings of `file` with the pools that are found in place of their templates. Where searches are in several namespaces, a pool is called
-    /// `namespace/name`, else by its name alone.
+    /// The settings of `file` with the found pools in place of their templates. If searches are in several namespaces,
+    /// a pool is called `namespace/name`, else by its name alone.
     pub(super) fn expand(&mut self, file: &Settings) -> (Settings, Expansion) {
         let mut pools = file.pools.clone();
         let (mut own, mut odd) = (BTreeMap::new(), BTreeSet::new());
@@ -186,7 +186,7 @@ impl FoundPools {
         (Settings { pools, templates: Vec::new(), ..file.clone() }, Expansion { own, queued_bytes })
     }
 
-    /// Goes by this from now on: its settings are taken up.
+    /// Takes over this state, since its settings are in effect.
     pub(super) fn take_up(&mut self, expansion: Expansion) {
         self.own = expansion.own;
         self.queued.set(expansion.queued_bytes);
@@ -194,7 +194,7 @@ impl FoundPools {
     }
 }
 
-/// What is said of a pool whose name another one has.
+/// The warning about a pool whose name another one has.
 fn taken(namespace: &str, name: &str, called: &str) -> String {
     format!(
         "the InferencePool `{name}` in namespace `{namespace}` is not served: another pool is called `{called}`. \
@@ -202,10 +202,10 @@ fn taken(namespace: &str, name: &str, called: &str) -> String {
     )
 }
 
-/// By namespace and name, the ports of the Services that pools name.
+/// Ports of the Services that pools name, by namespace and name.
 type Ports<'a> = BTreeMap<(&'a str, &'a str), BTreeSet<u16>>;
 
-/// Those of all findings, each with its namespace.
+/// The Services of all findings, each with its namespace.
 fn ports<'a>(findings: &'a [(&str, impl Deref<Target = Finding>)]) -> Ports<'a> {
     let mut ports = Ports::new();
     for (namespace, finding) in findings {
@@ -218,7 +218,7 @@ fn ports<'a>(findings: &'a [(&str, impl Deref<Target = Finding>)]) -> Ports<'a> 
     ports
 }
 
-/// By which Service gateways ask for a pool: with its port, where another pool has another port of the same Service.
+/// The Service by which gateways ask for a pool, with its port if another pool has another port of the same Service.
 fn service_of(pool: &FoundPool, namespace: &str, ports: &Ports<'_>) -> Option<String> {
     let service = &**pool.service.as_ref()?;
     let is_shared = ports.get(&(namespace, service)).is_some_and(|ports| ports.len() > 1);
@@ -226,7 +226,7 @@ fn service_of(pool: &FoundPool, namespace: &str, ports: &Ports<'_>) -> Option<St
     Some(format!("{service}.{namespace}{port}"))
 }
 
-/// Reads a configuration; one that is refused leaves the last good one in its place.
+/// Reads a configuration; an invalid one leaves the last known good one in effect.
 fn read_own(read: &PoolReader, pool: &str, config: &FoundConfig, before: Option<Own>) -> Own {
     let (text, name) = (config.text.clone(), &*config.name);
     match read(&format!("ConfigMap {name}"), &text) {
@@ -243,12 +243,13 @@ fn read_own(read: &PoolReader, pool: &str, config: &FoundConfig, before: Option<
     }
 }
 
-/// What is odd about a pool's way to get requests.
+/// Warnings about the way in which a pool gets requests.
 fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
     let name = &pool.name;
     if pool.matches.is_empty() {
         return Some(format!(
-            "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: it gets what no other pool takes"
+            "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: it gets \
+             what no other pool takes"
         ));
     }
     let rival = |how| others.iter().find(|other| other.matches.rivalry(&pool.matches) == Some(how));

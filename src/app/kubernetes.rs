@@ -1,5 +1,5 @@
-//! The cluster that pods are endpoints of: one client and one follower of each kind for all pools, a task for each pool that has pods, one for the lease where one
-//! replica is to lead, and the guard of the admin port where the cluster is to say who may see it.
+//! Tasks of discovery through Kubernetes: one client and one follower of each kind for all pools, a task for each pool
+//! with pods, one for the lease with leader election, and the guard of the admin port if the cluster authorizes access.
 
 use crate::admin::guard::Guard;
 #[cfg(feature = "kube")]
@@ -28,17 +28,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// The way to the API server, once somebody needs it.
+/// Client of the API server, once it is needed.
 pub(super) struct Cluster {
     #[cfg(feature = "kube")]
     informers: Option<Arc<Informers>>,
-    /// Whether this replica writes into statuses: it holds the lease, or nobody has asked for a lease.
+    /// Whether this replica writes statuses: it holds the lease, or there is no lease.
     #[cfg(feature = "kube")]
     leads: watch::Sender<bool>,
-    /// Whether an operator has asked for conditions of `InferenceModel`s.
+    /// Whether an operator asked for conditions of `InferenceModel`s.
     #[cfg(feature = "kube")]
     asked: Arc<AtomicBool>,
-    /// Whether what requests say of themselves in headers is believed.
+    /// Whether Attaché trusts request headers about objective and priority.
     #[cfg(feature = "kube")]
     trusts_headers: watch::Sender<bool>,
     #[cfg(feature = "kube")]
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// The condition of readiness that leading is.
+/// Name of the readiness condition for leadership.
 #[cfg(feature = "kube")]
 const LEADS: &str = "leadership (the Lease)";
 
@@ -65,59 +65,61 @@ pub(super) struct Following {
 }
 
 impl Following {
-    /// Which pods.
+    /// Selection of the pods.
     #[must_use]
     pub(super) fn source(&self) -> &KubernetesSource {
         &self.source
     }
 
-    /// What it counts.
+    /// Counters of the task.
     #[must_use]
     pub(super) fn stats(&self) -> Arc<KubeStats> {
         self.stats.clone()
     }
 
-    /// Ends it. Nothing is told by it afterwards. Gives what it knew of rules.
+    /// Ends the task, which sends nothing afterwards. Returns its known rules.
     pub(super) async fn end(self) -> Rules {
         self.stop.cancel();
-        // A task that has panicked tells nothing either.
+        // A task that has panicked sends nothing either.
         self.task.await.unwrap_or_default()
     }
 }
 
 #[cfg(feature = "kube")]
 impl Cluster {
-    /// Nobody has needed the cluster yet.
+    /// Creates a cluster without a connection.
     #[must_use]
     pub(super) fn new(clock: Clock) -> Self {
         let (leads, trusts_headers) = (watch::Sender::new(false), watch::Sender::new(false));
         Self { informers: None, leads, asked: Arc::new(AtomicBool::new(true)), trusts_headers, clock }
     }
 
-    /// Writes into statuses without a lease, as far as the rights of this replica go.
+    /// Writes statuses without a lease, as far as this replica has the right.
     pub(super) fn write_unasked(&self) {
         self.asked.store(false, Ordering::Relaxed);
         self.leads.send_replace(true);
     }
 
-    /// Whether what requests say of themselves in headers is believed.
+    /// Sets whether Attaché trusts request headers about objective and priority.
     pub(super) fn trust_headers(&self, trusted: bool) {
         self.trusts_headers.send_replace(trusted);
     }
 
-    /// Finds out where the API server is, unless that is known.
+    /// Connects to the API server, unless that was done before.
     ///
     /// # Errors
-    /// When this is no pod of a cluster and there is no kubeconfig, or what they say can't be used.
+    /// If this is not a pod of a cluster and there is no kubeconfig, or their content is invalid.
     pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
         if self.informers.is_none() {
-            let context = "can't find a Kubernetes API server: this is no pod with a service account, and no usable kubeconfig (`KUBECONFIG`)";
+            let context = "can't find a Kubernetes API server: this is no pod with a service account, and no usable \
+                           kubeconfig (`KUBECONFIG`)";
             self.informers = Some(Informers::new(anyhow::Context::context(client::connect().await, context)?));
         }
         Ok(())
     }
 
-    /// Follows the pods of `pool`, in the place of another that did where there is something from `before`. `None` without [`Cluster::connect`].
+    /// Follows the pods of `pool`, instead of the task whose rules are in `before`, if any. `None` without
+    /// [`Cluster::connect`].
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
     pub(super) fn follow(
@@ -156,7 +158,8 @@ impl Cluster {
         Some(Following { source, stats: stats_kept, stop, task })
     }
 
-    /// Searches for InferencePools until `stop`: the namespace, and what is found. `None` without [`Cluster::connect`].
+    /// Searches for InferencePools until `stop`; returns the namespace and the findings. `None` without
+    /// [`Cluster::connect`].
     #[must_use]
     pub(super) fn search(
         &self,
@@ -167,7 +170,7 @@ impl Cluster {
         let namespace = search.namespace.clone().unwrap_or_else(|| client::default_namespace(informers.client()));
         let (found, told) = watch::channel(Finding::default());
         let (group, selector) = (search.group, search.selector.clone());
-        let sought = finder::Sought { namespace: namespace.clone(), group, selector };
+        let sought = finder::PoolQuery { namespace: namespace.clone(), group, selector };
         tokio::spawn(finder::run(informers, sought, found, stop));
         Some((namespace, told))
     }
@@ -175,7 +178,7 @@ impl Cluster {
     /// Asks the API server who may see a page.
     ///
     /// # Errors
-    /// Without [`Cluster::connect`].
+    /// Without an earlier [`Cluster::connect`].
     pub(super) fn guard(&self) -> anyhow::Result<Guard> {
         let informers = anyhow::Context::context(self.informers.as_ref(), "no API server is known")?;
         let reviews = Arc::new(Reviews::new(informers.client().clone(), self.clock));
@@ -192,9 +195,9 @@ impl Cluster {
         }))
     }
 
-    /// Wants the lease of this name in `namespace`, and keeps `readiness`, where it is given, back while another replica has it. When
-    /// the API server is away, the last holder stays ready. Gives the lease
-    /// back on `stop`, and then ends.
+    /// Competes for the lease of this name in `namespace`, and holds `readiness` back, if given, while another replica
+    /// has it. While the API server is unreachable, the last holder stays ready. Releases the lease on `stop`, and then
+    /// ends.
     pub(super) fn lead(
         &self,
         pool: &str,
@@ -206,7 +209,7 @@ impl Cluster {
         let namespace = namespace.map_or_else(|| client::default_namespace(&client), str::to_owned);
         let (serves, mut served) = watch::channel(false);
         let identity = lease::identity(crate::rng::system_seed());
-        let claim = lease::Claim::new(
+        let claim = lease::LeaseClaim::new(
             client,
             &namespace,
             lease::name(&namespace, pool),
@@ -235,28 +238,28 @@ impl Cluster {
 
 #[cfg(not(feature = "kube"))]
 impl Cluster {
-    /// There is none.
+    /// Creates a cluster without function: built without the feature `kube`.
     #[must_use]
     pub(super) fn new(_: Clock) -> Self {
         Self {}
     }
 
-    /// Nobody has to know.
+    /// Does nothing without the feature `kube`.
     pub(super) fn trust_headers(&self, _: bool) {}
 
-    /// There is nothing to write.
+    /// Does nothing without the feature `kube`.
     pub(super) fn write_unasked(&self) {}
 
-    /// Finds no cluster.
+    /// Always fails without the feature `kube`.
     ///
     /// # Errors
-    /// Always.
+    /// Always, since this build has no Kubernetes client.
     #[expect(clippy::unused_async, reason = "its twin with the feature waits")]
     pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
         anyhow::bail!("this build can't ask Kubernetes (feature `kube`)")
     }
 
-    /// Follows nothing.
+    /// Does nothing without the feature `kube`.
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
     pub(super) fn follow(
@@ -272,21 +275,21 @@ impl Cluster {
         None
     }
 
-    /// Finds nothing.
+    /// Does nothing without the feature `kube`.
     #[must_use]
     pub(super) fn search(&self, _: &PoolSearch, _: CancellationToken) -> Option<(String, watch::Receiver<Finding>)> {
         None
     }
 
-    /// Guards nothing.
+    /// Always fails without the feature `kube`.
     ///
     /// # Errors
-    /// Always.
+    /// Always, since this build has no Kubernetes client.
     pub(super) fn guard(&self) -> anyhow::Result<Guard> {
         anyhow::bail!("this build can't ask Kubernetes (feature `kube`)")
     }
 
-    /// Leads nothing.
+    /// Does nothing without the feature `kube`.
     pub(super) fn lead(
         &self,
         _: &str,

@@ -1,5 +1,5 @@
-//! Readiness of a process whose pools are InferencePools by name: it is not ready while none of them exists, so that a gateway does what it is
-//! configured to do without a picker. One pool that is left keeps it ready: a pool that is deleted harms no other.
+//! Readiness of a process whose pools are InferencePools by name. It is not ready while none of them exists, so that a
+//! gateway uses its configured behaviour without a picker. A single existing pool keeps it ready.
 
 use super::feeds::PoolFeeds;
 use crate::health::{Latch, Readiness};
@@ -7,23 +7,23 @@ use futures_util::future::select_all;
 use std::future::pending;
 use tokio::sync::watch;
 
-/// The condition of readiness.
+/// Name of the readiness condition.
 const EXISTS: &str = "an InferencePool that exists";
 
-/// Of each pool whether it is missing; `None` for a pool that does not depend on an InferencePool.
+/// For each pool, whether it is missing; `None` for a pool that needs no InferencePool.
 type Pools = Vec<Option<watch::Receiver<bool>>>;
 
-/// The current pools, as the task that holds readiness back sees them.
+/// The current pools, for the task that holds readiness back.
 #[derive(Debug, Default)]
 pub(super) struct Presence(watch::Sender<Pools>);
 
 impl Presence {
-    /// Holds `readiness` back from now on, until this is dropped.
+    /// Holds `readiness` back from now on, until this value is dropped.
     pub(super) fn hold(&self, readiness: Readiness) {
         tokio::spawn(hold(readiness, self.0.subscribe()));
     }
 
-    /// The pools are these.
+    /// Sets the current pools.
     pub(super) fn set<'a>(&self, pools: impl Iterator<Item = &'a PoolFeeds>) {
         self.0.send_replace(pools.map(|feeds| feeds.kube_stats().map(|stats| stats.pool_missing())).collect());
     }
@@ -50,7 +50,7 @@ async fn hold(readiness: Readiness, mut pools: watch::Receiver<Pools>) {
     }
 }
 
-/// Waits until one of them changes. One whose pool is gone changes no more.
+/// Waits until one of the pools changes. Ended pools change no more.
 async fn any_changes(all: &mut [watch::Receiver<bool>]) {
     let changes = all.iter_mut().map(|missing| {
         Box::pin(async move {

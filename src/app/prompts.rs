@@ -1,4 +1,4 @@
-//! What turns a pool's prompts into blocks, from the settings.
+//! Builds the tokenizers and prompt caches of pools from the settings.
 
 use crate::clock::Clock;
 use crate::config::settings::{PoolSettings, PrefixSettings, RemoteTokenizer, TokenizerFallback, TokenizerSettings};
@@ -66,7 +66,7 @@ pub(super) fn prefix(
     Ok(with(p, cache, tokenizer, clock))
 }
 
-/// How servers are asked for tokens.
+/// How model servers are asked for tokens.
 pub(super) fn remote_settings(wanted: &RemoteTokenizer) -> RemoteSettings {
     let defaults = RemoteSettings::default();
     RemoteSettings {
@@ -82,7 +82,7 @@ pub(super) fn remote_settings(wanted: &RemoteTokenizer) -> RemoteSettings {
     }
 }
 
-/// Blocks of text, whatever the settings ask for: what is left when their tokenizer can't be used.
+/// Blocks of text, whatever the settings select: the fallback if their tokenizer is unavailable.
 pub(super) fn as_text(settings: &PoolSettings, cache: Arc<PrefixCache>, clock: Clock) -> Arc<PoolPrefix> {
     let p = &settings.prefix;
     let tokenizer = Tokenizer::Characters(characters(p, &cache));
@@ -95,7 +95,7 @@ fn tiktoken(
     cache: &PrefixCache,
     segments: &Arc<SegmentCache>,
 ) -> anyhow::Result<(TokenBlocks, Arc<Memo>)> {
-    // The pool's models share a server, so they share a vocabulary: the first name tells.
+    // The pool's models share model servers and therefore a vocabulary: the first name selects it.
     let by_model = || settings.matches.models.first().map_or(DEFAULT_ENCODING, |m| Encoding::of_model(m));
     let encoding = encoding.and_then(Encoding::by_name).unwrap_or_else(by_model);
     let encoder = Tables::default().encoder(encoding);
@@ -138,7 +138,7 @@ fn huggingface(_: &PrefixSettings, _: &Path, _: &PrefixCache, _: &Arc<SegmentCac
     anyhow::bail!("this build has no tokenizer `huggingface` (feature `hf-tokenizers`)")
 }
 
-/// The encoder of blocks whose tokens come from elsewhere.
+/// The block encoder for tokens of a remote tokenizer.
 #[derive(Debug)]
 struct NoText;
 
@@ -172,7 +172,7 @@ fn characters(settings: &PrefixSettings, cache: &PrefixCache) -> Characters {
     }
 }
 
-/// The built-in patterns and the configuration's.
+/// The built-in volatile patterns and the configured ones.
 fn volatile(settings: &PrefixSettings) -> Volatile {
     let mut volatile = Volatile::default();
     for rule in &settings.volatile {

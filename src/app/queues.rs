@@ -1,4 +1,4 @@
-//! The queues before pools, kept over reloads that do not change them.
+//! The queues of pools, which are kept over reloads that do not change them.
 
 use super::feeds::PoolFeeds;
 use crate::clock::Clock;
@@ -11,7 +11,7 @@ use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
 use std::sync::Arc;
 
-/// The queues that `settings` ask for: those of `before` where nothing has changed.
+/// The queues for `settings`: those of `before` if nothing has changed.
 pub(super) fn before_pool(
     settings: &PoolSettings,
     feeds: &PoolFeeds,

@@ -1,4 +1,4 @@
-//! What tenants and models may have, and where it is counted: what they have had is kept over reloads.
+//! Rate limits of tenants and models, and where usage is counted. The counts are kept over reloads.
 
 use super::redis::Redis;
 use crate::clock;
@@ -10,7 +10,7 @@ use crate::quota::{Book, DEFAULT_MAX_TENANTS, Subject};
 use crate::telemetry::Telemetry;
 use std::sync::Arc;
 
-/// The limits that `settings` ask for, counted where those of `before` were unless that changes.
+/// The limits in `settings`, with the counts of `before` unless their store changes.
 pub(super) fn limits(
     settings: &Settings,
     redis: Option<&Redis>,
@@ -23,7 +23,7 @@ pub(super) fn limits(
         let old = before.and_then(|config| config.quotas.iter().find(|quotas| quotas.subject() == subject));
         let store = match (limits.store, redis) {
             (CountIn::Redis, Some(_)) => Store::Shared,
-            // A store in Redis has one, by the checks of the settings.
+            // The checks of the settings ensure that a store in Redis has a connection.
             (CountIn::Memory | CountIn::Redis, _) => in_memory(old.map(|quotas| quotas.store())),
         };
         let quotas = Quotas::new(subject, limits.clone(), store, telemetry.clone(), clock::wall_now);

@@ -1,4 +1,4 @@
-//! What is shared of a Redis: the connection, what counts there, what is read there. Kept over reloads that do not change it.
+//! The shared Redis: connection, quota store, SLO profiles. Kept over reloads that do not change it.
 
 use crate::config::Settings;
 use crate::scheduling::Choices;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[cfg(feature = "redis")]
 pub(super) use shared::Redis;
 
-/// There is none in this build.
+/// Placeholder without function: built without the feature `redis`.
 #[cfg(not(feature = "redis"))]
 #[derive(Clone, Debug)]
 pub(super) enum Redis {}
@@ -43,22 +43,22 @@ mod shared {
     use attache_redis_store::redis_profiles::{self, Look};
     use std::time::Duration;
 
-    /// 1 s at the end of the process for what Redis has still to be told: far more than that takes, unless Redis is away.
+    /// 1 s at shutdown to store ended requests in Redis: far more than needed, unless Redis is unreachable.
     const PARTING: Duration = Duration::from_secs(1);
 
-    /// A Redis.
+    /// A connection to Redis, and the parts that use it.
     #[derive(Clone, Debug)]
     pub(in super::super) struct Redis {
         link: Arc<RedisLink>,
         tenants: Arc<RedisStore>,
         models: Arc<RedisStore>,
         users: Arc<UserRecords>,
-        /// Where the SLO profiles are published, and how often they are read, when somebody wants them.
+        /// Where SLO profiles are published and how often they are read, if a strategy needs them.
         profiles: Option<(Arc<RedisProfiles>, Duration)>,
     }
 
     impl Redis {
-        /// The one that `settings` ask for: that of `before` unless it is another.
+        /// The Redis for `settings`: that of `before` if it is the same.
         pub(in super::super) fn of(
             settings: &Settings,
             before: Option<&Self>,
@@ -107,7 +107,7 @@ mod shared {
             Ok(Some(redis))
         }
 
-        /// Lets strategies read the SLO profiles there that want to.
+        /// Publishes SLO profiles to the strategies that read them.
         pub(in super::super) fn share_profiles(&self, choices: &Choices) {
             let Some((published, _)) = &self.profiles else { return };
             for profiles in choices.slo_profiles().into_iter().filter(|profiles| profiles.reads_redis()) {
@@ -115,7 +115,7 @@ mod shared {
             }
         }
 
-        /// Waits briefly until it has been told of all requests that have ended.
+        /// Waits briefly until all ended requests are stored.
         pub(in super::super) async fn part(&self) {
             let told = async { tokio::join!(self.tenants.told(), self.models.told()) };
             if tokio::time::timeout(PARTING, told).await.is_err() {
@@ -123,7 +123,7 @@ mod shared {
             }
         }
 
-        /// How requests deal with it by the limits of `subject`s, by `settings`.
+        /// How requests use Redis for the limits of `subject`, by `settings`.
         pub(in super::super) fn shared(
             &self,
             subject: Subject,

@@ -18,17 +18,18 @@ use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
 use std::sync::Arc;
 
-/// What settings ask for and might not get, had before anything is changed that is served.
+/// Everything that settings need and that may fail, created before any change.
 pub(super) struct Prepared {
     schedulers: Vec<Scheduler>,
     redis: Option<Redis>,
 }
 
 impl Prepared {
-    /// Strategies that a pool of the same name had `before` stay, and so does the connection of `redis` where it may.
+    /// Strategies that the pool of the same name had in `before` are kept, and so is the connection of `redis` if
+    /// possible.
     ///
     /// # Errors
-    /// When profiles can't be read that a new strategy decides by, or Redis can't be asked by these settings.
+    /// If profiles of a new strategy can't be read, or Redis can't be used with these settings.
     pub(super) fn of(
         settings: &Settings,
         before: Option<&ActiveConfig>,
@@ -41,8 +42,8 @@ impl Prepared {
     }
 }
 
-/// The reloadable part of the picker, and what asks Redis from now on. The pools' settings have been checked, so an error here is a bug that must not take
-/// the process down.
+/// The reloadable part of the picker, and the parts that use Redis from now on. The settings of pools have been
+/// checked, so an error here is a bug, and must not end the process.
 pub(super) fn config(
     settings: &Settings,
     Prepared { schedulers, redis }: Prepared,
@@ -60,7 +61,10 @@ pub(super) fn config(
         slo_profiles::follow(&pool.scheduler.choices);
         let prefix = prompts::prefix(p, feeds.prefix(), feeds.remote(), segments, clock).unwrap_or_else(|error| {
             let error = format!("{error:#}");
-            tracing::error!(pool = %p.name, error, "tokenizer failed to load; prompts are compared as text until the next reload");
+            tracing::error!(
+                pool = %p.name, error,
+                "tokenizer failed to load; prompts are compared as text until the next reload"
+            );
             prompts::as_text(p, feeds.prefix(), clock)
         });
         let old = before.and_then(|config| config.pool(&p.name));
@@ -74,7 +78,7 @@ pub(super) fn config(
     for (p, pool) in settings.pools.iter().zip(config.router.pools()) {
         feeds_of(p, feeds)?.deciding.store(Some(pool.clone()));
     }
-    // When nothing can fail any more: strategies that stay read what is new from here on.
+    // Nothing can fail from here on, so kept strategies may switch to the new profiles.
     if let Some(redis) = &redis {
         config.router.pools().iter().for_each(|pool| redis.share_profiles(&pool.scheduler.choices));
     }
@@ -85,16 +89,16 @@ fn feeds_of<'a>(settings: &PoolSettings, feeds: &'a Feeds) -> anyhow::Result<&'a
     feeds.pool(&settings.name).with_context(|| format!("pool `{}` has no feeds", settings.name))
 }
 
-/// What decides for a pool, by the strategies that it had `before` where they stay.
+/// The scheduler of a pool, with strategies of `before` that are unchanged.
 ///
 /// # Errors
-/// When profiles can't be read that a new strategy decides by.
+/// If profiles of a new strategy can't be read.
 pub(super) fn scheduler(settings: &PoolSettings, before: Option<&Pool>) -> anyhow::Result<Scheduler> {
     let previous = before.map(|pool| &pool.scheduler.choices);
     let scheduler = settings.scheduler(previous)?;
     let filled = slo_profiles::fill(&scheduler.choices).with_context(|| format!("pool `{}`", settings.name));
     match filled {
-        // One of many: its own configuration may come and go, and is no reason for the others to stay away.
+        // A found pool's own configuration may be invalid for a time, which must not affect other pools.
         Err(error) if settings.kubernetes.as_ref().is_some_and(|source| source.found) => {
             tracing::error!(pool = %settings.name, error = format!("{error:#}"), "SLO profiles can't be read; the pool has none");
         }

@@ -1,4 +1,4 @@
-//! `attache check`: everything that is wrong with a configuration, at once.
+//! `attache check`: reports every error of a configuration at once.
 
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, colour};
@@ -16,12 +16,12 @@ Examples:
 
 Exit codes: 0 when the file is good, 78 when it isn't.";
 
-/// How diagnostics are printed.
+/// Output format of diagnostics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// For people, on standard error.
+    /// Text for people, on standard error.
     Text,
-    /// For programs, on standard output.
+    /// JSON for programs, on standard output.
     Json,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct CheckArgs {
     deny_warnings: bool,
 }
 
-/// The file, with or without a word before it.
+/// The file, as an argument or with `--config-file`.
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 struct Which {

@@ -21,7 +21,7 @@ pub(super) struct CompletionsArgs {
 pub(super) fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "attache", &mut script);
-    // A reader that has seen enough closes the pipe.
+    // A reader may close the pipe before the end.
     let _ = std::io::stdout().write_all(&script);
     ExitCode::SUCCESS
 }

@@ -1,4 +1,4 @@
-//! `attache explain`: what the picker makes of one request.
+//! `attache explain`: explains the decision for one request.
 
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
@@ -28,14 +28,15 @@ Examples:
 
 Exit codes: 0 when the request can be routed, 1 when it would be rejected.";
 
-/// A request that would be refused.
+/// A request that the picker would reject.
 const EXIT_REFUSED: u8 = 1;
-/// Largest answer of a picker, 256 MiB: a prompt of a million tokens, block by block.
+/// Largest response of a picker, 256 MiB: a prompt of a million tokens, block by block.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// Blocks that are shown of a long prompt, from each end.
+/// Blocks of a long prompt that are shown from each end.
 const SHOWN_BLOCKS: usize = 12;
 
-/// Explain where a request would go: its tokens and blocks, the endpoints that hold them, and the score of each endpoint.
+/// Explain where a request would go: its tokens and blocks, the endpoints that hold them, and the score of each
+/// endpoint.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ExplainArgs {
@@ -120,7 +121,7 @@ fn read(path: &PathBuf) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("can't read {}", path.display()))
 }
 
-/// Asks a running picker; the inner error is its refusal.
+/// Asks a running picker; the inner error is its rejection.
 async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, String>> {
     let admin = args.admin.as_str();
     let with_scheme = if admin.contains("://") { admin.to_owned() } else { format!("http://{admin}") };
@@ -149,7 +150,7 @@ async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, 
     Ok(Err(text))
 }
 
-/// One column for each part of the strategy.
+/// A column for each part of the strategy.
 fn why(e: &Value, out: &mut String) {
     let parts = e["parts"].as_array().map(Vec::as_slice).unwrap_or_default();
     if parts.is_empty() {
@@ -178,7 +179,7 @@ fn why(e: &Value, out: &mut String) {
     out.push('\n');
 }
 
-/// The explanation for people.
+/// Prints the explanation as text.
 fn show(e: &Value, all_blocks: bool) -> String {
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
     let list = |v: &Value| v.as_array().cloned().unwrap_or_default();

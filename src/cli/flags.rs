@@ -1,5 +1,6 @@
-//! The flags of `attache run`: the reference picker's names and defaults, and ours. Every flag has an environment variable; a
-//! flag outranks it, it outranks the file, the file outranks the default. Of a flag that is given twice the last one counts, as in Go.
+//! The flags of `attache run`: the reference picker's names and defaults, and Attaché's own. Every flag has an
+//! environment variable. A flag outranks it, it outranks the file, the file outranks the default. If a flag is given
+//! twice, the last one counts, as in Go.
 
 use crate::config::aibrix_env::AibrixEnv;
 use crate::config::localai_env::LocalaiEnv;
@@ -42,22 +43,22 @@ Examples:
 
 Exit codes: 0 ended after SIGTERM, 64 wrong usage, 70 internal error or an error of the system such as a port in use, 78 wrong configuration.";
 
-/// OpenTelemetry's variable for the part of requests that are traced.
+/// OpenTelemetry's variable for the sampling ratio.
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 
-/// How logs look.
+/// Format of logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormatArg {
-    /// For people; the default on a terminal.
+    /// Text for people; the default on a terminal.
     Text,
-    /// One object per line; the default elsewhere.
+    /// One JSON object per line; the default elsewhere.
     Json,
 }
 
 /// Choose an endpoint for every request of Envoy.
 ///
-/// Endpoints come from `--endpoint`, from a configuration file, or from both. AIBrix's variables ROUTING_ALGORITHM, AIBRIX_PREFIX_CACHE_… and
-/// AIBRIX_ROUTER_… hold where neither a flag nor the file says otherwise.
+/// Endpoints come from `--endpoint`, from a configuration file, or from both. AIBrix's variables ROUTING_ALGORITHM,
+/// AIBRIX_PREFIX_CACHE_… and AIBRIX_ROUTER_… hold where neither a flag nor the file says otherwise.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct RunArgs {
@@ -92,7 +93,8 @@ pub struct RunArgs {
     /// Strategy that chooses endpoints [default: predicted-latency]
     #[arg(long, value_name = "NAME", env = "ATTACHE_STRATEGY", help_heading = "Pools and routing")]
     pub strategy: Option<String>,
-    /// As LocalAI's flag: `true` is `prefix-affinity` for pools that name no strategy, `false` its floor without prompts [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE]
+    /// As LocalAI's flag: `true` is `prefix-affinity` for pools that name no strategy, `false` its floor without
+    /// prompts [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE]
     #[arg(
         long,
         value_name = "BOOL",
@@ -102,7 +104,8 @@ pub struct RunArgs {
         help_heading = "Pools and routing"
     )]
     pub distributed_prefix_cache: Option<String>,
-    /// Time for which `prefix-affinity` remembers prompts, as LocalAI's flag [default: the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
+    /// Time for which `prefix-affinity` remembers prompts, as LocalAI's flag [default: the variable
+    /// LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
     #[arg(long, value_name = "TIME", help_heading = "Pools and routing")]
     pub distributed_prefix_cache_ttl: Option<String>,
     /// Interval of scrapes of a busy endpoint [default: 50ms]
@@ -118,7 +121,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
     pub trust_client_headers: Option<bool>,
 
-    /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
+    /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header
+    /// `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
     pub conformance_headers: Option<bool>,
 
@@ -143,7 +147,8 @@ pub struct RunArgs {
     /// Namespace of the InferencePool and its pods [default: the variable NAMESPACE, else the namespace of Attaché]
     #[arg(long, value_name = "NAME", env = "ATTACHE_POOL_NAMESPACE", help_heading = "Kubernetes")]
     pub pool_namespace: Option<String>,
-    /// API group of the InferencePool; inference.networking.x-k8s.io for v1alpha2 [default: inference.networking.k8s.io]
+    /// API group of the InferencePool; inference.networking.x-k8s.io for v1alpha2 [default:
+    /// inference.networking.k8s.io]
     #[arg(long, value_name = "GROUP", env = "ATTACHE_POOL_GROUP", help_heading = "Kubernetes")]
     pub pool_group: Option<String>,
     /// Labels of the pods that are endpoints, if there is no InferencePool: `app=vllm`
@@ -176,7 +181,8 @@ pub struct RunArgs {
     /// Only the replica that holds the Lease of the pool reports ready [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub ha_enable_leader_election: Option<bool>,
-    /// Which replicas write conditions of InferenceModels: true is the one that holds the Lease, false is none [default: every replica that has the right]
+    /// Which replicas write conditions of InferenceModels: true is the one that holds the Lease, false is none
+    /// [default: every replica that has the right]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
     pub model_status: Option<bool>,
 
@@ -192,7 +198,8 @@ pub struct RunArgs {
     /// Port of metrics and admin pages, plain HTTP [default: 9090]
     #[arg(long, value_name = "PORT", env = "ATTACHE_METRICS_PORT", help_heading = "Listeners")]
     pub metrics_port: Option<u16>,
-    /// Require a bearer token that the cluster authorizes for metrics and admin pages (TokenReview, SubjectAccessReview) [default: false]
+    /// Require a bearer token that the cluster authorizes for metrics and admin pages (TokenReview,
+    /// SubjectAccessReview) [default: false]
     #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
     pub metrics_endpoint_auth: Option<bool>,
     /// Further host names of the admin pages, beside IP addresses and localhost
@@ -213,7 +220,8 @@ pub struct RunArgs {
     /// PEM file with authorities: only clients with their certificates may connect; watched and reloaded
     #[arg(long, value_name = "FILE", env = "ATTACHE_CLIENT_CA_FILE", help_heading = "Listeners")]
     pub client_ca_file: Option<PathBuf>,
-    /// Subject alternative name that clients must have: a DNS name, a URI, `*.name` or `uri/*`; may be given several times [default: any]
+    /// Subject alternative name that clients must have: a DNS name, a URI, `*.name` or `uri/*`; may be given several
+    /// times [default: any]
     #[arg(
         long = "client-name",
         value_name = "NAME",
@@ -266,7 +274,8 @@ pub struct RunArgs {
         help_heading = "Logs, traces and recordings"
     )]
     pub otlp_endpoint: Option<String>,
-    /// Fraction of the requests to trace if the caller has not decided [default: the variable OTEL_TRACES_SAMPLER_ARG, else 0.1]
+    /// Fraction of the requests to trace if the caller has not decided [default: the variable OTEL_TRACES_SAMPLER_ARG,
+    /// else 0.1]
     #[arg(long, value_name = "0..1", help_heading = "Logs, traces and recordings")]
     pub trace_ratio: Option<f64>,
     /// Decisions kept for the page `/decisions` [default: 256]
@@ -281,7 +290,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// Whether anything says what to serve.
+    /// Whether any flag selects endpoints or a configuration.
     #[must_use]
     pub fn has_something_to_serve(&self) -> bool {
         let by_file = self.config_file.is_some() || self.config_text.is_some();
@@ -289,7 +298,7 @@ impl RunArgs {
     }
 
     fn kubernetes(&self) -> KubernetesFlags {
-        // An empty value is how charts leave a flag unset.
+        // Charts leave a flag unset by an empty value.
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let https = self.model_server_metrics_scheme.as_deref() == Some("https");
         KubernetesFlags {
@@ -303,7 +312,7 @@ impl RunArgs {
             metrics_scheme: self.model_server_metrics_scheme.clone(),
             metrics_path: self.model_server_metrics_path.clone(),
             metrics_port: self.model_server_metrics_port,
-            // With https the reference verifies nothing unless it is told to.
+            // With https, the reference does not verify certificates by default.
             metrics_insecure_skip_verify: self
                 .model_server_metrics_https_insecure_skip_verify
                 .filter(|_| https)
@@ -311,7 +320,7 @@ impl RunArgs {
         }
     }
 
-    /// The recording that is asked for.
+    /// The requested recording, if any.
     #[must_use]
     pub fn record(&self) -> Option<RecordSettings> {
         let path = self.record.clone()?;
@@ -326,7 +335,7 @@ impl RunArgs {
             3 | 4 => "debug".to_owned(),
             _ => "trace".to_owned(),
         });
-        // An empty variable means that nobody has set it, as OpenTelemetry's own rules have it.
+        // An empty variable counts as unset, as OpenTelemetry specifies.
         let otlp_endpoint = self.otlp_endpoint.clone().filter(|url| !url.is_empty());
         Overrides {
             bind: self.bind,
@@ -348,7 +357,7 @@ impl RunArgs {
             otlp_endpoint,
             tracing: self.tracing,
             trace_ratio: self.trace_ratio,
-            // Not clap's to read: OpenTelemetry's rules want a warning for what can't be read, and a start all the same.
+            // clap does not parse it: by OpenTelemetry's rules an invalid value is a warning, and the process starts.
             sampler_arg: std::env::var(SAMPLER_ARG).ok(),
             decisions_kept: self.decisions_kept,
             disable_endpoint_subset_filter: self.disable_endpoint_subset_filter,
@@ -374,12 +383,12 @@ impl RunArgs {
     }
 }
 
-/// The environment's variables, as far as they are text.
+/// The variables of the environment that are valid UTF-8.
 pub(super) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
 }
 
-/// A switch in any of the ways that Go's flags know.
+/// Parses a boolean in any spelling that Go's flags accept.
 pub(super) fn parse_switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),

@@ -1,7 +1,7 @@
-//! The command line: one verb a file. Parses words, reads files, and hands over to `config` and `app`.
+//! The command line: one verb a file. Parses arguments, reads files, and calls `config` and `app`.
 //!
-//! Exit codes (sysexits): 0 good, 2 an assertion of a replay does not hold, 64 wrong usage, 70 internal error, 78 wrong configuration. What a program may read goes to
-//! standard output, what a person should know to standard error.
+//! Exit codes (sysexits): 0 success, 2 an assertion of a replay does not hold, 64 wrong usage, 70 internal error, 78
+//! wrong configuration. Output for programs goes to standard output, messages for people to standard error.
 
 mod check;
 mod completions;
@@ -18,11 +18,11 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// Wrong usage of the command line.
+/// Exit code for wrong usage of the command line.
 pub const EXIT_USAGE: u8 = 64;
-/// Our fault, or the system's.
+/// Exit code for an internal error or one of the system.
 pub const EXIT_INTERNAL: u8 = 70;
-/// Wrong configuration.
+/// Exit code for a wrong configuration.
 pub const EXIT_CONFIG: u8 = 78;
 
 const EXAMPLES: &str = "\
@@ -59,7 +59,7 @@ enum Verb {
     Completions(completions::CompletionsArgs),
 }
 
-/// The whole program: parses the command line, does what it says, and tells how it went.
+/// The whole program: parses the command line, runs the verb, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let reference::Translated { words, warnings } = reference::translate(std::env::args_os().collect());
@@ -80,7 +80,7 @@ pub fn main() -> ExitCode {
             Verb::Completions(args) => completions::completions(&args, Cli::command()),
         },
         Err(error) => {
-            // A closed pipe (`attache --help | head -1`) is no reason to complain.
+            // A closed pipe (`attache --help | head -1`) is not an error.
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 })
         }

@@ -1,28 +1,30 @@
-//! The reference pickers' command lines: what GIE's and llm-d's Deployments pass is put into the words of [`super::flags`], so that their manifests run
-//! with another image alone. Called before the words are parsed. Pure.
+//! Command lines of the reference pickers: the flags in Deployments of GIE and llm-d are converted to those of
+//! [`super::flags`], so that their manifests run with only the image changed. Called before the arguments are parsed.
+//! Pure.
 //!
-//! Four things differ. Go takes one dash for two and old versions wrote `poolName` for `pool-name`; GIE's chart passes some values with their
-//! quotes (`--model-server-metrics-path="/metrics"` as one word, which no shell has read); some flags have another name here; and some
-//! say nothing that matters here. The last are left out, with a warning that says why.
+//! Four differences are handled. Go accepts a single dash, and old versions wrote `poolName` for `pool-name`. GIE's
+//! chart passes some values with their quotes (`--model-server-metrics-path="/metrics"` as one argument, which no shell
+//! has parsed). Some flags have another name in Attaché. And some have no effect; these are dropped with a warning that
+//! states why.
 
 use super::flags::parse_switch;
 use crate::config::units::parse_duration;
 use std::ffi::OsString;
 
-/// What becomes of a flag of theirs that we don't have under its name.
+/// How a flag of the reference pickers is handled that Attaché lacks under its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It has another name here.
+    /// It has another name in Attaché.
     Renamed(&'static str),
-    /// `json` and `console` say how logs look.
+    /// `json` and `console` select the format of logs.
     LogEncoder,
-    /// Levels of their logging library.
+    /// A level of their logging library.
     LogLevel,
-    /// Its value tells which engine serves.
+    /// The name of a metric, from which the engine follows.
     EngineByMetric,
-    /// From SIGTERM until open streams are cut.
+    /// Time from SIGTERM until open streams are cut.
     DrainTimeout,
-    /// A switch or a value without effect here.
+    /// A switch or a value without effect in Attaché.
     Void(&'static str),
 }
 
@@ -67,20 +69,20 @@ const FLAGS: &[(&str, Shape, Fate)] = &[
     ("cert-dir", Value, Renamed("cert-path")),
 ];
 
-/// The words in our own terms, and what is to be said of those that have no effect.
+/// The converted command line, and warnings about flags without effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Translated {
-    /// The command line.
+    /// The command line with Attaché's flags.
     pub(super) words: Vec<OsString>,
-    /// What has no effect, and why.
+    /// Flags without effect, with the reason.
     pub(super) warnings: Vec<String>,
 }
 
 /// Flags that stand before any verb.
 const WITHOUT_VERB: [&str; 2] = ["help", "version"];
 
-/// Puts the words of `attache run` into our own terms; those of other verbs stay as they are. Their pickers have no verbs and their
-/// Deployments therefore name none, so a flag in its place means `run`.
+/// Converts the arguments of `attache run`; those of other verbs stay as they are. The reference pickers have no verbs,
+/// so a flag in place of a verb means `run`.
 pub(super) fn translate(words: Vec<OsString>) -> Translated {
     let mut out = Translated::default();
     let mut ours: Vec<(&'static str, String)> = Vec::new();
@@ -102,12 +104,12 @@ pub(super) fn translate(words: Vec<OsString>) -> Translated {
             out.words.push(quoted.unwrap_or(word));
             continue;
         };
-        // A configuration may begin and end with quotes that belong to it.
+        // A configuration may itself begin and end with quotes.
         is_text = name == "config-text";
         let quoted = value.as_deref().filter(|_| !is_text).and_then(unquoted).map(str::to_owned);
         let value = quoted.or(value);
         match FLAGS.iter().find(|(known, ..)| *known == name) {
-            // An empty value is how they leave a flag at its default.
+            // An empty value leaves their flag at its default.
             None if value.as_deref() == Some("") => {}
             None => out.words.push(spelled(&name, value.as_deref())),
             Some((_, shape, fate)) => {
@@ -117,7 +119,7 @@ pub(super) fn translate(words: Vec<OsString>) -> Translated {
             }
         }
     }
-    // What is said in our own words outranks theirs.
+    // Attaché's own flags outrank the converted ones.
     for (name, value) in ours {
         let flag = format!("--{name}");
         let begins = |word: &str| word == flag || word.strip_prefix(&flag).is_some_and(|rest| rest.starts_with('='));
@@ -136,7 +138,7 @@ impl Translated {
             LogLevel => ours.push(("log-level", level(value).to_owned())),
             DrainTimeout => {
                 ours.push(("drain-deadline", value.to_owned()));
-                // The delay before it may not be the longer one.
+                // The drain delay must not exceed the deadline.
                 if parse_duration(value).is_ok_and(|t| t < crate::config::defaults::DEFAULT_DRAIN_MIN_DELAY) {
                     ours.push(("drain-min-delay", value.to_owned()));
                 }
@@ -145,7 +147,7 @@ impl Translated {
                 ours.extend(engine(value).map(|engine| ("engine", engine.to_owned())));
                 self.warn(name, BY_ENGINE);
             }
-            // Switched off is what it is anyway.
+            // Off is the default anyway.
             Void(_) if value.is_empty() || parse_switch(value) == Ok(false) => {}
             Void(why) => self.warn(name, why),
         }
@@ -156,7 +158,8 @@ impl Translated {
     }
 }
 
-/// The name of a flag, with words between dashes, and its value if it comes along. `None` for what is no flag with a long name.
+/// The name of a long flag, with dashes between words, and its value if it is in the same argument. `None` for other
+/// arguments.
 fn flag(word: &str) -> Option<(String, Option<String>)> {
     let text = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
     let (name, value) = match text.split_once('=') {
@@ -177,7 +180,7 @@ fn flag(word: &str) -> Option<(String, Option<String>)> {
     Some((dashed, value))
 }
 
-/// The text between two quotes of one kind; `None` when there are none.
+/// The text between two equal quotes; `None` if there are none.
 fn unquoted(value: &str) -> Option<&str> {
     let between = |quote| value.strip_prefix(quote)?.strip_suffix(quote);
     between('"').or_else(|| between('\''))
@@ -190,7 +193,7 @@ fn spelled(name: &str, value: Option<&str>) -> OsString {
     }
 }
 
-/// Our level for one of zap's: a word, or a number that grows with what is told.
+/// Attaché's level for one of zap's: a word, or a number that grows with verbosity.
 fn level(zap: &str) -> &'static str {
     match zap {
         "debug" => "debug",
@@ -203,7 +206,7 @@ fn level(zap: &str) -> &'static str {
     }
 }
 
-/// The engine that calls a metric so, as charts name it to older versions.
+/// The engine that uses this metric name, as charts pass it to older versions.
 fn engine(metric: &str) -> Option<&'static str> {
     let begins = [
         ("vllm:", "vllm"),

@@ -1,4 +1,4 @@
-//! `attache run`: serve Envoy.
+//! `attache run`: serves Envoy.
 
 use super::flags::RunArgs;
 use super::source::ReloadSource;
@@ -42,7 +42,7 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
     }
 }
 
-/// Serves until asked to end.
+/// Serves until shutdown; returns the exit code.
 fn serve(settings: Settings, source: ReloadSource, record: Option<RecordSettings>) -> anyhow::Result<()> {
     let logs = telemetry::logs::init(&settings.telemetry.log_filter, settings.telemetry.log_json)?;
     let of_pools = source.clone();
@@ -51,14 +51,14 @@ fn serve(settings: Settings, source: ReloadSource, record: Option<RecordSettings
     app::run(settings, reload, read_pool, record, logs)
 }
 
-/// Reads the configuration again; what is wrong with it is logged, and the old one stays.
+/// Reads the configuration again; errors are logged, and the last known good one stays.
 fn reread(source: &ReloadSource) -> Option<Settings> {
     let reading = source.read();
     tell(&reading.diagnostics, source.path.as_deref().and_then(|path| path.to_str()).unwrap_or_default());
     reading.settings
 }
 
-/// Reads the configuration that a pool has of its own; what is wrong with it is logged.
+/// Reads a pool's own configuration; errors are logged.
 fn read_pool(source: &ReloadSource, name: &str, text: &str) -> Option<PoolSettings> {
     let (settings, diagnostics) = source.read_pool(name, text);
     tell(&diagnostics, name);

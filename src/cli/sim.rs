@@ -1,4 +1,4 @@
-//! `attache sim`: flags to a fleet of simulated servers, and the wait for its end.
+//! `attache sim`: converts flags to a fleet of simulated servers, and waits for its end.
 
 use crate::sim::config::{self, MetricsStyle, Quirks, ServerConfig, SimConfig};
 use crate::sim::engine::{self, EngineConfig};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// 2 s for requests under way when the fleet is told to end: it is a tool for tests, which don't wait.
+/// 2 s for requests in flight at shutdown: the fleet is a tool for tests, which don't wait.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
@@ -112,8 +112,8 @@ pub struct Args {
     /// Names of the model, comma-separated: responses carry the first, requests may use any.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = config::DEFAULT_MODEL)]
     model: Vec<String>,
-    /// Engines behind the port of each server, told apart by x-data-parallel-rank; without that header the least loaded one responds, and
-    /// x-sim-rank names it.
+    /// Engines behind the port of each server, told apart by x-data-parallel-rank; without that header the least loaded
+    /// one responds, and x-sim-rank names it.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with = "role")]
     data_parallel_size: u16,
     /// LoRA adapters to load, comma-separated; more by POST /v1/load_lora_adapter.
@@ -302,7 +302,7 @@ struct PdArgs {
 }
 
 impl PdArgs {
-    /// Engines behind one port give nothing to others.
+    /// Checks that several engines behind one port have no KV transfer.
     fn config(&self, ranks: u16) -> PdConfig {
         PdConfig {
             connector: if ranks > 1 { Connector::None } else { self.kv_connector },
@@ -320,13 +320,13 @@ impl PdArgs {
         self.role.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, usize::from(*count))).collect()
     }
 
-    /// `None` where no roles are given.
+    /// The roles of the servers; `None` without `--roles`.
     fn endpoints(&self) -> Option<u16> {
         self.role.iter().map(|(_, count)| *count).reduce(u16::saturating_add)
     }
 }
 
-/// `prefill=2`
+/// Parses `prefill=2`.
 fn parse_role(text: &str) -> Result<(Role, u16), String> {
     let wrong = || format!("got {text:?}, allowed are prefill=N, decode=N and both=N with N from 1 to 65535");
     let (role, count) = text.split_once('=').ok_or_else(wrong)?;
@@ -335,7 +335,7 @@ fn parse_role(text: &str) -> Result<(Role, u16), String> {
     role.filter(|_| count > 0).map(|role| (role, count)).ok_or_else(wrong)
 }
 
-/// A duration as flags spell it: `6ms`, `40us`, `49ns`, `1.5s`.
+/// A duration in the syntax of flags: `6ms`, `40us`, `49ns`, `1.5s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Time(Duration);
 
@@ -372,7 +372,7 @@ fn parse_faults(json: &str) -> Result<Faults, String> {
 }
 
 impl Args {
-    /// What the flags ask for.
+    /// The configuration of the fleet from the flags.
     fn config(self) -> SimConfig {
         let Args { engine, latency, .. } = &self;
         let model = self.model.first().map_or(config::DEFAULT_MODEL, String::as_str);
@@ -397,7 +397,7 @@ impl Args {
                 per_received_token: latency.per_received_token.0,
                 speed: latency.speed,
             },
-            // The host turns events on where there is somebody to tell.
+            // The host enables events if there are subscribers.
             kv_events: false,
             every_token: true,
             gpus: 1,
@@ -428,7 +428,7 @@ impl Args {
 /// Runs the fleet until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When a port can't be had or the runtime can't start.
+/// If a port can't be bound or the runtime can't start.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if let Some(workers) = args.workers {
@@ -440,7 +440,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
-    // Before the line that says ready: who reads it may send the signal at once.
+    // Signal handlers come before the ready line, since its reader may send a signal at once.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let fleet = serve(config)?;
@@ -453,7 +453,7 @@ async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
         line["kv_events"] = fleet.kv_event_sources().iter().map(|source| source.endpoint.as_str()).collect();
     }
     let mut stdout = std::io::stdout().lock();
-    // Who started us may not read on; the servers serve all the same.
+    // The parent process may have closed the pipe; the servers continue.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
     drop(stdout);
     tokio::select! {

@@ -1,4 +1,4 @@
-//! Where a configuration comes from, so that it can be read again when the file changes.
+//! The source of a configuration, which can be read again when the file changes.
 
 use super::flags::variables;
 use crate::config::aibrix_env::AibrixEnv;
@@ -16,26 +16,26 @@ use std::path::{Path, PathBuf};
 /// The file or text, and the flags that outrank it.
 #[derive(Clone, Debug)]
 pub struct ReloadSource {
-    /// The file; `None` when there is none to watch.
+    /// Path of the file; `None` if there is none to watch.
     pub path: Option<PathBuf>,
     text: Option<String>,
     overrides: Overrides,
     surroundings: Surroundings,
 }
 
-/// What came of reading a configuration.
+/// The result of reading a configuration.
 #[derive(Debug)]
 pub struct Reading {
-    /// The settings, when nothing is wrong.
+    /// The settings, if there is no error.
     pub settings: Option<Settings>,
-    /// Mistakes and oddities.
+    /// Errors and warnings.
     pub diagnostics: Vec<Diagnostic>,
-    /// What they point into.
+    /// The text that diagnostics point into.
     pub text: Option<ConfigText>,
 }
 
 impl Reading {
-    /// The diagnostics as people read them.
+    /// The diagnostics as text for people.
     #[must_use]
     pub fn render(&self, colour: bool) -> String {
         let source = self.text.as_ref().map(|t| (t.name.as_str(), t.text()));
@@ -52,7 +52,7 @@ impl ReloadSource {
         Self { path, text, overrides, surroundings }
     }
 
-    /// A file, without the flags that it may be served with, and the environment's variables that other pickers read.
+    /// A file without the flags and variables with which it may be served later.
     #[must_use]
     pub fn of_file_alone(path: PathBuf) -> Self {
         let (aibrix, reference) = (AibrixEnv::of(variables()), ReferenceEnv::of(variables()));
@@ -61,7 +61,7 @@ impl ReloadSource {
         Self::new(Some(path), None, overrides)
     }
 
-    /// Reads everything anew, and checks the files with certificates that the settings name.
+    /// Reads everything again, and checks the certificate files in the settings.
     #[must_use]
     pub fn read(&self) -> Reading {
         let text = match &self.path {
@@ -90,7 +90,7 @@ impl ReloadSource {
         Reading { settings, diagnostics, text }
     }
 
-    /// Reads the text of a pool's own configuration, with what flags say of pools.
+    /// Reads a pool's own configuration, with the flags about pools.
     #[must_use]
     pub fn read_pool(&self, name: &str, text: &str) -> (Option<PoolSettings>, Vec<Diagnostic>) {
         let text = ConfigText { name: name.to_owned(), bytes: text.into() };
@@ -102,14 +102,15 @@ impl ReloadSource {
     }
 }
 
-/// The file's bytes, or one more than the cap, which `config` then refuses.
+/// The file's bytes, or one more than the limit, which `config` then rejects.
 fn read_capped(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_CONFIG_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A warning and no error: the file may be checked on a machine that lacks the model, and without its tokenizer a pool routes by text.
+/// A warning instead of an error: the file may be checked on a machine without the model, and without its tokenizer a
+/// pool routes by text.
 fn check_tokenizers(settings: &Settings) -> impl Iterator<Item = Diagnostic> {
     settings.pools.iter().filter_map(|pool| {
         let TokenizerSettings::HuggingFace { directory } = &pool.prefix.tokenizer else { return None };

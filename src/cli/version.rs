@@ -1,4 +1,4 @@
-//! `attache version`.
+//! `attache version`: prints version and features.
 
 use clap::Args;
 use std::process::ExitCode;

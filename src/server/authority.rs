@@ -1,23 +1,23 @@
-//! Names by which gateways call the picker and which Rust's HTTP library refuses, made into ones that it takes.
+//! Repairs `:authority` values that Rust's HTTP library rejects.
 //!
-//! Envoy calls a gRPC service by the name of its cluster unless its configuration says otherwise, and Istio's clusters are called
-//! `outbound|9002||llama-epp.default.svc.cluster.local`. h2 resets every stream with such an `:authority` and has no setting against that. So header
-//! blocks are looked at before h2 sees them: in an `:authority` that is none, what may not stand in one becomes `~`, byte by byte. Its length stays,
-//! and with it the sizes in the tables by which both sides compress headers (HPACK, RFC 7541). All else passes as it is, and without a copy where
-//! no frame of headers is cut in two. Pure; `lenient` calls it.
+//! By default, Envoy calls a gRPC service by the name of its cluster, and Istio's clusters have names such as
+//! `outbound|9002||llama-epp.default.svc.cluster.local`. h2 resets every stream with such an `:authority` and has no
+//! setting for it. Header blocks are therefore inspected before h2 parses them, and invalid bytes of an `:authority`
+//! become `~`. Its length stays, and with it the sizes in the tables of header compression (HPACK, RFC 7541). All other
+//! bytes pass unchanged, without a copy unless a header frame is split between reads. Pure; `lenient` calls it.
 
 use http::uri::Authority;
 use std::borrow::Cow;
 
-/// What a client sends first, before any frame.
+/// The client's connection preface, before any frame.
 const PREFACE_BYTES: usize = 24;
-/// Before each frame.
+/// Length of a frame header, bytes.
 const FRAME_HEADER_BYTES: usize = 9;
-/// The largest frame that h2 takes without a setting. Whatever is larger is its to refuse.
+/// The largest frame that h2 accepts by default. h2 itself rejects larger ones.
 const MAX_FRAME_BYTES: usize = 16_384;
-/// The type of a frame that holds a part of a body.
+/// The type of a frame with a part of a body.
 const DATA: u8 = 0;
-/// The type of a frame that begins a block of headers.
+/// The type of a frame that begins a header block.
 const HEADERS: u8 = 1;
 /// h2 counts a DATA frame with a payload below 256 bytes as small: until it is consumed it takes a share of a budget,
 /// and a connection whose budget is spent is closed.
@@ -25,29 +25,30 @@ const SMALL_PAYLOAD_BYTES: usize = 256;
 const END_HEADERS: u8 = 0x04;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
-/// In the static table.
+/// Index of `:authority` in the static table.
 const AUTHORITY_INDEX: usize = 1;
-/// Stands for what may not be there.
+/// Replaces an invalid byte.
 const STAND_IN: u8 = b'~';
 
-/// What has come of one direction of a connection.
+/// State of one direction of a connection.
 #[derive(Debug)]
 pub(super) struct Mender {
-    /// Bytes that pass without a look.
+    /// Bytes that pass without inspection.
     pass: usize,
-    /// The beginning of a frame that is not whole.
+    /// The beginning of an incomplete frame.
     held: Vec<u8>,
-    /// Small DATA frames that began since the count was reset.
+    /// Small DATA frames since the last reset of the count.
     small_frames: usize,
 }
 
 impl Mender {
-    /// Nothing has come.
+    /// The state before the first byte.
     pub(super) fn new() -> Self {
         Self { pass: PREFACE_BYTES, held: Vec::new(), small_frames: 0 }
     }
 
-    /// Takes what has come. So many bytes of it pass as they are and the rest is held; or, where others come in the place of all of it, these.
+    /// Processes received bytes. Either the returned number of bytes passes unchanged and the rest is held, or the
+    /// returned bytes replace all of them.
     pub(super) fn take(&mut self, input: &[u8]) -> (usize, Vec<u8>) {
         let joined = !self.held.is_empty();
         let bytes = if joined {
@@ -86,23 +87,23 @@ impl Mender {
         (0, out)
     }
 
-    /// Small DATA frames that began since [`Mender::reset_small_frames`].
+    /// Small DATA frames since [`Mender::reset_small_frames`].
     pub(super) fn small_frames(&self) -> usize {
         self.small_frames
     }
 
-    /// Counts small DATA frames from zero again.
+    /// Resets the count of small DATA frames.
     pub(super) fn reset_small_frames(&mut self) {
         self.small_frames = 0;
     }
 
-    /// Gives what is held, when no more comes.
+    /// Returns held bytes at the end of the connection.
     pub(super) fn end(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 }
 
-/// The frame with an authority that is one; `None` where it has such a one already, or none, or can't be read.
+/// The frame with a valid authority; `None` if it is valid already, absent, or can't be parsed.
 fn mended_frame(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, payload) = frame.split_first_chunk::<FRAME_HEADER_BYTES>()?;
     let [_, _, _, kind, flags, stream @ ..] = header;
@@ -149,7 +150,7 @@ fn mended_block(block: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// The authority with stand-ins; `None` where it needs none, or where they don't help.
+/// The authority with replaced bytes; `None` if it is valid, or replacements do not help.
 fn mended(value: &[u8]) -> Option<Vec<u8>> {
     if Authority::try_from(value).is_ok() {
         return None;
@@ -159,7 +160,7 @@ fn mended(value: &[u8]) -> Option<Vec<u8>> {
     Authority::try_from(mended.as_slice()).is_ok().then_some(mended)
 }
 
-/// An integer whose first byte has so many bits for it, and where it ends. RFC 7541, 5.1.
+/// An integer with a prefix of so many bits in its first byte, and its end. RFC 7541, 5.1.
 fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
     let most = (1usize << bits) - 1;
     let mut value = usize::from(*block.get(at)?) & most;
@@ -178,7 +179,7 @@ fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
     None
 }
 
-/// A string as it stands in a block. Most are of no interest, and unpacking costs.
+/// A string in a header block, not decoded, since most strings are not needed.
 #[derive(Clone, Copy)]
 struct Text<'a> {
     packed: bool,
@@ -186,19 +187,19 @@ struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// What it says; `None` where it holds what is rare.
+    /// The decoded string; `None` if it contains rare symbols.
     fn read(self) -> Option<Cow<'a, [u8]>> {
         if self.packed { unpacked(self.bytes).map(Cow::Owned) } else { Some(Cow::Borrowed(self.bytes)) }
     }
 
     fn is(self, other: &[u8]) -> bool {
-        // No symbol takes more than 15 bits: whatever is longer is something else.
+        // A symbol takes at most 15 bits here, so a longer string can't match.
         let fits = if self.packed { self.bytes.len() <= 2 * other.len() } else { self.bytes.len() == other.len() };
         fits && self.read().is_some_and(|text| *text == *other)
     }
 }
 
-/// A string and where it ends. RFC 7541, 5.2.
+/// A string and its end. RFC 7541, 5.2.
 fn text(block: &[u8], at: usize) -> Option<(Text<'_>, usize)> {
     let packed = block.get(at)? & 0x80 != 0;
     let (length, at) = integer(block, at, 7)?;
@@ -222,8 +223,8 @@ fn put_text(value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-/// The symbols of each length in bits, up to those that stand in no name of a cluster. The code is canonical: within a length it counts up, and
-/// goes on twice as high in the next. RFC 7541, appendix B.
+/// The symbols of each length in bits, up to those that occur in no cluster name. The code is canonical: it counts up
+/// within a length, and continues at twice the value for the next. RFC 7541, appendix B.
 const SYMBOLS: [(u32, &[u8]); 10] = [
     (5, b"012aceiost"),
     (6, b" %-./3456789=A_bdfghlmnpru"),
@@ -250,7 +251,7 @@ fn symbol(code: u32, length: u32) -> Option<u8> {
     None
 }
 
-/// What was packed by the Huffman code; `None` where something rare is in it, or what is no code.
+/// Decodes the Huffman code; `None` if it is invalid or has rare symbols.
 fn unpacked(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes.len() * 8 / 5);
     let (mut code, mut length) = (0u32, 0u32);
@@ -264,7 +265,7 @@ fn unpacked(bytes: &[u8]) -> Option<Vec<u8>> {
             return None;
         }
     }
-    // Filled up with ones, less than a byte of them.
+    // The padding is less than a byte of ones.
     (length < 8 && code == (1 << length) - 1).then_some(out)
 }
 

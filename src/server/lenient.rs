@@ -1,11 +1,10 @@
-//! A connection on which a client may call the picker by any name (see [`super::authority`]), and send any number of
-//! small DATA frames.
+//! A connection that accepts any `:authority` from the client (see [`super::authority`]), and any number of small DATA
+//! frames.
 //!
-//! h2 closes a connection, with all of its streams, when more than about 2,000 small DATA frames wait for the streams
-//! that they belong to (half of the connection window, 246 bytes a frame; neither hyper nor tonic has a setting for
-//! it). Envoy sends one such frame for each DATA frame of a client. h2 reads as long as there is something to read,
-//! and streams consume nothing meanwhile: so after a number of small frames this connection has nothing to read until
-//! the tasks of the streams have run.
+//! h2 closes a connection with all its streams if more than about 2,000 small DATA frames wait for their streams (half
+//! of the connection window, 246 bytes a frame; neither hyper nor tonic has a setting for it). Envoy sends one such
+//! frame for each DATA frame of a client. h2 reads as long as there is input, and streams consume nothing meanwhile. So
+//! after a number of small frames this connection returns no input until the tasks of the streams have run.
 
 use super::authority::Mender;
 use std::future::Future;
@@ -20,19 +19,19 @@ use tonic::transport::server::Connected;
 /// allows. One read from the socket adds a few hundred at most.
 const MAX_SMALL_FRAMES: usize = 512;
 
-/// The connection, and what it has read and not given.
+/// The connection with bytes that were read and not returned yet.
 #[derive(Debug)]
 pub(super) struct Lenient<S> {
     inner: S,
     mender: Mender,
     ready: Vec<u8>,
     given: usize,
-    /// Ends when the tasks that were scheduled before it have run. Nothing is read until then.
+    /// Completes after the tasks that were scheduled before it have run. Nothing is read until then.
     pause: Option<JoinHandle<()>>,
 }
 
 impl<S> Lenient<S> {
-    /// Of a connection from which nothing has been read.
+    /// Wraps a connection from which nothing was read.
     pub(super) fn new(inner: S) -> Self {
         Self { inner, mender: Mender::new(), ready: Vec::new(), given: 0, pause: None }
     }
@@ -51,9 +50,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
             }
             (this.ready, this.given) = (Vec::new(), 0);
             if this.mender.small_frames() >= MAX_SMALL_FRAMES {
-                // The connection's task reads again for each stream that it accepts, before any stream runs: waking it is not enough.
+                // The connection's task reads again for each accepted stream, before any stream runs, so waking it is
+                // not sufficient.
                 let pause = this.pause.get_or_insert_with(|| tokio::spawn(std::future::ready(())));
-                // It neither panics nor is it aborted.
+                // The task neither panics nor is aborted.
                 let _ = ready!(Pin::new(pause).poll(cx));
                 this.pause = None;
                 this.mender.reset_small_frames();
@@ -123,7 +123,7 @@ mod tests {
         [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame.repeat(count)].concat()
     }
 
-    /// Reads until the connection has nothing to give.
+    /// Reads until the connection returns no input.
     fn read(connection: &mut Lenient<&[u8]>) -> Vec<u8> {
         let mut all = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! The flags of `attache replay`, and which of them mean nothing beside which.
+//! The flags of `attache replay`, and which of them can't be combined.
 
 use super::live;
 use crate::config::units::parse_duration;
@@ -6,14 +6,14 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Seed of a replay that was given none: it shows the same each time.
+/// Default seed, so that a replay gives the same result each time.
 const DEFAULT_SEED: u64 = 1;
-/// The policies beside the configuration's when nobody names any: the field's floor, its usual default, and chance.
+/// Default policies to compare with the configuration's: a lower bound, the usual default, and random choice.
 const DEFAULT_COMPARE: &str = "least-request,pipeline,prefix-cache,random";
-/// 4 adapters in a batch: what servers of adapters are started with, where vLLM's own default of 1 has every other adapter wait.
+/// 4 adapters in a batch, as in usual deployments; with vLLM's own default of 1, every other adapter waits.
 const DEFAULT_MAX_LORAS: u32 = 4;
 
-/// What only a virtual world reads.
+/// Flags with effect only in virtual time.
 macro_rules! of_the_world {
     ($($more:literal),*) => {
         &[
@@ -22,7 +22,7 @@ macro_rules! of_the_world {
         ]
     };
 }
-/// What only those read that play something.
+/// Flags with effect only on workloads.
 macro_rules! of_players {
     ($($more:literal),*) => {
         of_the_world!(
@@ -31,11 +31,11 @@ macro_rules! of_players {
         )
     };
 }
-/// What says nothing to a real gateway.
+/// Flags without effect on a real gateway.
 pub(super) const NOT_LIVE: &[&str] = of_the_world!("config_file", "pool", "profile", "from_record", "fit_profile");
-/// What says nothing of a recording that is decided again.
+/// Flags without effect on a recording that is decided again.
 const NOT_DECIDED_AGAIN: &[&str] = of_players!("endpoints", "pool", "profile", "fit_profile");
-/// What says nothing of one that is fitted.
+/// Flags without effect on a recording that is fitted.
 const NOT_FITTED: &[&str] = of_players!("endpoints", "config_file");
 
 const EXAMPLES: &str = "\
@@ -83,7 +83,8 @@ Exit codes: 0 good, 2 an --assert does not hold or a recorded decision differs w
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReplayArgs {
-    /// A recorded workload: Mooncake JSONL, Azure or BurstGPT CSV, attache.trace.v1, a recording; `-` is standard input, read whole before it is played
+    /// A recorded workload: Mooncake JSONL, Azure or BurstGPT CSV, attache.trace.v1, a recording; `-` is standard
+    /// input, read whole before it is played
     #[arg(long, value_name = "FILE", help_heading = "Workload")]
     pub(super) trace: Vec<PathBuf>,
     /// A synthetic workload with its parameters, `name:key=value,…`; see --list
@@ -120,12 +121,13 @@ pub(crate) struct ReplayArgs {
     /// Pool of that file [default: the first]
     #[arg(long, value_name = "NAME", help_heading = "Strategies")]
     pub(super) pool: Option<String>,
-    /// Whether requests are split between prefill and decode servers: `predicted`, `always`, `never`, `prefix-based:TOKENS`; several values play
-    /// each policy several times [default: the configuration's]
+    /// Whether requests are split between prefill and decode servers: `predicted`, `always`, `never`,
+    /// `prefix-based:TOKENS`; several values play each policy several times [default: the configuration's]
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Strategies")]
     pub(super) disaggregation: Vec<String>,
-    /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`; `+late-binding` after a name lets requests wait
-    /// in a queue while the pool is full (the configuration's `flowControl`, else the recommended one), `+at-once` disables the queue
+    /// Policies beside the configuration's: `name`, `name={…}` with parameters, `label=file.yaml`; `+late-binding`
+    /// after a name lets requests wait in a queue while the pool is full (the configuration's `flowControl`, else the
+    /// recommended one), `+at-once` disables the queue
     #[arg(long, value_name = "LIST", default_value = DEFAULT_COMPARE, help_heading = "Strategies")]
     pub(super) compare: Vec<String>,
     /// Policy that the others are compared with [default: the configuration's]
@@ -135,10 +137,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED, help_heading = "Strategies")]
     pub(super) seed: u64,
 
-    /// Number of servers; several values give a table each, with --target only one is allowed [default: as many as the configuration names, or 8]
+    /// Number of servers; several values give a table each, with --target only one is allowed [default: as many as the
+    /// configuration names, or 8]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Servers")]
     pub(super) endpoints: Vec<usize>,
-    /// Profiles of the servers: `profile[@speed][:role][*number],…`, where a profile is one of --list or a `FILE.yaml` with an engine's constants
+    /// Profiles of the servers: `profile[@speed][:role][*number],…`, where a profile is one of --list or a `FILE.yaml`
+    /// with an engine's constants
     #[arg(long, value_name = "LIST", default_value = "8b-h100", help_heading = "Servers")]
     pub(super) profile: String,
     /// LoRA adapters that a server holds at once

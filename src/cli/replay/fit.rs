@@ -1,4 +1,4 @@
-//! `attache replay --fit-profile`: an engine's constants from a recorded run.
+//! `attache replay --fit-profile`: derives an engine's constants from a recording.
 
 use super::{EXIT_INTERNAL, Failure, ReplayArgs, plan};
 use crate::replay::fit::{answers, fit};

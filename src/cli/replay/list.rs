@@ -1,4 +1,4 @@
-//! What `attache replay --list` shows.
+//! The output of `attache replay --list`.
 
 use crate::replay::synthetic::WORKLOADS;
 use crate::scheduling::registry;

@@ -1,4 +1,4 @@
-//! `attache replay --target`: a workload played to a real gateway at real time.
+//! `attache replay --target`: plays a workload to a real gateway in real time.
 
 use super::args::NOT_LIVE;
 use super::plan::MAX_SERVERS;
@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// The name of the one policy: whatever the gateway does.
+/// Name of the only policy, that of the gateway.
 const GATEWAY: &str = "gateway";
 
 /// Flags of the live mode.
@@ -69,7 +69,7 @@ fn objective(text: &str) -> Result<(i32, String), String> {
         .ok_or_else(|| "a priority and a name are needed, as in `-1=batch`".to_owned())
 }
 
-/// Plays every source to `target`, one after the other; whether all assertions hold.
+/// Plays every source to `target`, one after the other; returns whether all assertions hold.
 pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &[GATEWAY])).collect::<Result<Vec<_>, _>>();
     let assertions = assertions.map_err(|e| Failure::usage(e.into()))?;
@@ -80,7 +80,7 @@ pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
         )));
     }
     let internal = |e: anyhow::Error| Failure(EXIT_INTERNAL, e);
-    // reqwest takes the process's provider; a second call, in tests, finds it installed.
+    // reqwest uses the process-wide provider; a second call, in tests, finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| internal(e.into()))?;
     let cannot_write = |path: &PathBuf| format!("can't write {}", path.display());
@@ -112,7 +112,7 @@ pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
         seed: args.seed,
         config: String::new(),
     };
-    // Of a part of the workload nothing can be asserted.
+    // Assertions need the complete workload.
     let hold = show(args, &report, if stopped { &[] } else { &assertions }).map_err(internal)?;
     if stopped {
         return Err(Failure(EXIT_STOPPED, anyhow::anyhow!("stopped; the figures are of what was played until then")));
@@ -120,10 +120,10 @@ pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
     Ok(hold)
 }
 
-/// Counts what happens, and writes it down.
+/// Counts outcomes, and writes them down.
 struct Writing<'w> {
     counting: Counting<'w>,
-    /// What else stands in each line.
+    /// Fields that each line has in addition.
     run: (String, f64),
     names: Vec<String>,
     reasons: HashMap<u64, String>,
@@ -210,7 +210,7 @@ async fn play(
     };
     let bar = progress_of(workload.total());
     let targets = Targets { first_token: args.ttft_target, per_token: args.tpot_target };
-    // How many there are nobody tells but the one who asks; those that answered are there in any case.
+    // The number of servers is known only from `--servers` or from responses.
     let tally = Tally::new(args.endpoints.first().copied().unwrap_or_default()).with_targets(targets);
     let counting = Counting { tally, bar: &bar, unshown: 0 };
     let (run, names, reasons) = ((source.name(), speed), Vec::new(), HashMap::new());
@@ -242,7 +242,7 @@ async fn play(
         cell,
         tally: observer.counting.tally,
         decisions: 0,
-        // What a real server's token costs is not known.
+        // The cost of a token on a real server is unknown.
         servers: outcome
             .endpoints
             .iter()
@@ -255,7 +255,7 @@ async fn play(
     Ok((run, outcome.stopped))
 }
 
-/// What the tables don't say; `servers` is how many there are.
+/// Notes below the tables; `servers` is the number of servers.
 fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
     let LiveOutcome { model, sent, late, latest, held, most_in_flight, cut, endpoints, failures, unranked, .. } =
         outcome;

@@ -1,4 +1,4 @@
-//! `attache replay`: what each policy buys, on traces and made-up workloads, in virtual time.
+//! `attache replay`: compares policies on traces and synthetic workloads, in virtual time.
 
 mod args;
 mod fit;
@@ -41,16 +41,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An assertion does not hold.
+/// Exit code if an assertion does not hold.
 const EXIT_ASSERTION: u8 = 2;
-/// Somebody stopped it: what a shell shows of a process that SIGINT has ended.
+/// Exit code after SIGINT, as shells report it.
 const EXIT_STOPPED: u8 = 130;
-/// 8 servers: what most published comparisons use.
+/// 8 servers, as in most published comparisons.
 const DEFAULT_SERVERS: usize = 8;
-/// The bar moves once for so many requests.
+/// Requests between two steps of the progress bar.
 const PROGRESS_STEP: u64 = 256;
 
-/// A failure, and the code that the process ends with.
+/// A failure, with the exit code.
 struct Failure(u8, anyhow::Error);
 
 impl Failure {
@@ -80,11 +80,11 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
     }
 }
 
-/// What is asked: a trace or a made-up workload.
+/// The workload to play: a trace or a synthetic one.
 #[derive(Clone, Debug)]
 enum Source {
     Trace(PathBuf),
-    /// What standard input had: each policy plays it from its beginning.
+    /// The bytes of standard input, which each policy plays from the beginning.
     Piped(Arc<[u8]>),
     MadeUp(String),
 }
@@ -99,7 +99,7 @@ impl Source {
     }
 }
 
-/// One run of the plan.
+/// One run of the plan: a workload with a policy and a fleet.
 struct Job<'p> {
     source: &'p Source,
     speed: f64,
@@ -108,7 +108,7 @@ struct Job<'p> {
     policy: &'p Policy,
 }
 
-/// Plays everything and shows it; whether all assertions hold.
+/// Plays everything and shows the report; returns whether all assertions hold.
 fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     let (base, config_text) = configuration(args)?;
     let fleets = fleets(args, &base).map_err(Failure::usage)?;
@@ -140,7 +140,7 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
             }
         }
     }
-    // What can't be opened is said before anything runs.
+    // Files that can't be opened are reported before anything runs.
     for (source, speed) in sources.iter().flat_map(|source| args.speed.iter().map(move |speed| (source, *speed))) {
         workload(args, source, speed).map_err(Failure::usage)?;
     }
@@ -155,12 +155,12 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     show(args, &report, &assertions).map_err(|e| Failure(EXIT_INTERNAL, e))
 }
 
-/// The pool whose configuration is played, and the file's text.
+/// The configured pool that is played, and the file's text.
 fn configuration(args: &ReplayArgs) -> Result<(PoolSettings, String), Failure> {
     match &args.config_file {
         Some(file) => pool_of(file, args.pool.as_deref()).map_err(|e| Failure(EXIT_CONFIG, e)),
         None => {
-            // The defaults of a pool that nobody has configured.
+            // The defaults of a pool that is not configured.
             let overrides = Overrides { endpoints: vec!["127.0.0.1:8000".to_owned()], ..Overrides::default() };
             let settings = ReloadSource::new(None, None, overrides).read().settings;
             let pool = settings.and_then(|s| s.pools.into_iter().next());
@@ -184,7 +184,7 @@ fn pool_of(file: &Path, name: Option<&str>) -> anyhow::Result<(PoolSettings, Str
     Ok((pool, text))
 }
 
-/// What a strategy reads in Redis of production is not there when it is played.
+/// Warns of strategies that read Redis, which is not available in a replay.
 fn playable(pool: &PoolSettings) -> anyhow::Result<()> {
     anyhow::ensure!(
         !pool.reads_redis(),
@@ -225,7 +225,7 @@ fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<Serv
         return args.endpoints.iter().map(|n| plan::servers(&args.profile, Some(*n))).collect();
     }
     let listed = plan::servers(&args.profile, None)?;
-    // A list with numbers says how many there are.
+    // Numbers in a list of servers already give their count.
     let count = match (base.endpoints.len(), listed.len()) {
         (0, 1) => Some(DEFAULT_SERVERS),
         (0, _) => None,
@@ -265,7 +265,7 @@ fn hearing(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Hearing> {
     })
 }
 
-/// One workload, from its beginning.
+/// Opens one workload at its beginning.
 fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
     let options = trace::Options::default();
     let mut workload = match source {
@@ -277,7 +277,8 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
             let given = flags.into_iter().chain([("--bursty", args.bursty.is_some())]).find(|(_, given)| *given);
             if let Some((flag, _)) = given.filter(|_| synthetic::is_closed(spelling)) {
                 bail!(
-                    "{flag} does not go with `{spelling}`: its requests follow from responses, and have no other times; see its parameters in --list"
+                    "{flag} does not go with `{spelling}`: its requests follow from responses, and have no other times; see \
+                     its parameters in --list"
                 );
             }
             workload
@@ -305,7 +306,7 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
 /// A run, and warnings about settings that had no effect on it.
 type Played = (Run, BTreeSet<String>);
 
-/// Plays all jobs, several at a time; runs in the order of the jobs.
+/// Plays all jobs, several at a time; returns the runs in the order of the jobs.
 fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Vec<Run>, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.jobs.unwrap_or(cores).clamp(1, jobs.len().max(1));
@@ -339,7 +340,7 @@ fn progress(args: &ReplayArgs, jobs: &[Job<'_>]) -> anyhow::Result<ProgressBar> 
     let mut total = Some(0);
     for job in jobs {
         let one = match job.source {
-            // A file is not read to its end to be counted.
+            // Counting the requests of a file would read it to its end.
             Source::Trace(_) | Source::Piped(_) => args.requests,
             Source::MadeUp(_) => workload(args, job.source, job.speed)?.total(),
         };
@@ -348,7 +349,7 @@ fn progress(args: &ReplayArgs, jobs: &[Job<'_>]) -> anyhow::Result<ProgressBar> 
     Ok(progress_of(total))
 }
 
-/// A bar of so many requests, or of a number that is not known.
+/// A progress bar for this number of requests, or for an unknown number.
 fn progress_of(total: Option<u64>) -> ProgressBar {
     let style = |template| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = match total {
@@ -364,7 +365,7 @@ fn progress_of(total: Option<u64>) -> ProgressBar {
     bar
 }
 
-/// Counts what happens.
+/// Counts requests for the progress bar.
 struct Counting<'b> {
     tally: Tally,
     bar: &'b ProgressBar,
@@ -401,7 +402,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
         block_size: match hearing.kv_events {
-            // Events name blocks as the engines cut them, whatever the policy would cut for itself.
+            // Events name blocks of the engines' size, whatever size the policy uses.
             Some(_) => plan::block_size(job.servers).map_err(Failure::usage)?,
             None => pool.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
         },
@@ -454,13 +455,13 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     Ok((run, warnings))
 }
 
-/// A server's engine with what the flags say of all of them.
+/// The engine of a server, with the flags that apply to all servers.
 fn engine(args: &ReplayArgs, engine: &EngineConfig) -> EngineConfig {
     let model = args.model.as_deref().map_or_else(|| engine.model.clone(), Into::into);
     EngineConfig { model, max_loras: args.max_loras, ..engine.clone() }
 }
 
-/// Warnings of rules whose models no request asked for.
+/// Warnings of rules whose models no request named.
 fn idle_rules(pool: &PoolSettings, asked: &BTreeSet<Arc<str>>) -> impl Iterator<Item = String> {
     let is_idle = |rule: &&ModelRule| rule.models.iter().all(|model| !asked.contains(model.as_str()));
     let idle = pool.rules.iter().filter(|rule| !rule.models.is_empty()).filter(is_idle);
@@ -480,13 +481,13 @@ fn late_changes(job: &Job<'_>, ended: Duration) -> impl Iterator<Item = String> 
     })
 }
 
-/// What the report says of a simulated server.
+/// Description of a simulated server in the report.
 fn facts(name: &str, engine: &EngineConfig) -> ServerFacts {
     let token = engine.latency.per_prefill_token.as_secs_f64() / engine.latency.speed;
     ServerFacts { name: name.to_owned(), gpu_seconds_per_token: f64::from(engine.gpus) * token }
 }
 
-/// Shows the report in every form that was asked for; whether all assertions hold.
+/// Writes the report in every requested form; returns whether all assertions hold.
 fn show(args: &ReplayArgs, report: &Report, assertions: &[Assertion]) -> anyhow::Result<bool> {
     let document = report.document();
     let terminal = std::io::stdout().is_terminal();

@@ -1,4 +1,4 @@
-//! The words of `attache replay`: policies, servers, changes.
+//! Parses the arguments of `attache replay`: policies, servers, changes.
 
 use crate::clock::Timestamp;
 use crate::config::recommended_flow;
@@ -19,19 +19,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// More servers than any pool has; each has a page table of its own.
+/// More servers than a real pool has; each has a metrics table of its own.
 pub(super) const MAX_SERVERS: usize = 10_000;
 
-/// A way to decide, with the name that the report gives it.
+/// A policy with its name in the report.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
-    /// In the report.
+    /// Name of the policy in the report.
     pub(super) name: String,
-    /// The pool's settings with it.
+    /// Settings of the pool with this policy.
     pub(super) pool: PoolSettings,
 }
 
-/// Splits at commas that stand in no brackets and in no string.
+/// Splits at commas outside of brackets and strings.
 fn split(list: &str) -> Vec<&str> {
     let (mut parts, mut begin, mut depth, mut in_string, mut escaped) = (Vec::new(), 0, 0_u32, false, false);
     for (at, c) in list.char_indices() {
@@ -52,12 +52,12 @@ fn split(list: &str) -> Vec<&str> {
     parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
 }
 
-/// When a policy decides, as it is said behind its name; without such a word as the configuration says.
+/// When a policy decides, by the suffix of its name; without a suffix as configured.
 #[derive(Clone, Copy, Debug)]
 enum Binding {
-    /// When the pool has room: with the configuration's `flowControl`, else with the recommended one.
+    /// When the pool has capacity: with the configured `flowControl`, else with the recommended one.
     Late,
-    /// When the request comes.
+    /// When the request arrives.
     AtOnce,
 }
 
@@ -81,11 +81,11 @@ impl Binding {
     }
 }
 
-/// The policies that `--compare` names: `name`, `name={json}` and `label=file.yaml`, each perhaps with `+late-binding` or `+at-once` behind
-/// it, after those of the configuration itself.
+/// The policies in `--compare`: `name`, `name={json}` and `label=file.yaml`, each with an optional suffix
+/// `+late-binding` or `+at-once`, after those of the configuration itself.
 ///
 /// # Errors
-/// What is wrong with a name, its parameters or a file.
+/// The invalid name, parameter or file.
 pub(super) fn policies(
     base: &PoolSettings,
     compare: &[String],
@@ -104,7 +104,7 @@ pub(super) fn policies(
         let policy = match rest {
             Some(file) if !file.starts_with('{') => {
                 let other = read(Path::new(file))?;
-                // What is known of caches and how is the replay's own, the same for all.
+                // Prefix cache and discovery settings belong to the replay and are the same for all policies.
                 let pool = PoolSettings {
                     prefix: base.prefix.clone(),
                     scrape: base.scrape.clone(),
@@ -132,7 +132,7 @@ pub(super) fn policies(
             Some(binding) => Policy { pool: binding.of(policy.pool)?, ..policy },
             None => policy,
         };
-        // The same once more says nothing.
+        // A repeated policy adds nothing.
         if !policies.iter().any(|p| p.name == policy.name) {
             policies.push(policy);
         }
@@ -140,31 +140,31 @@ pub(super) fn policies(
     Ok(policies)
 }
 
-/// A server that is simulated.
+/// A simulated server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Server {
     pub(super) engine: EngineConfig,
-    /// What it is there for, in a role label's word; for everything on its own when `None`.
+    /// Role as in a role label; `None` for whole requests.
     pub(super) role: Option<Arc<str>>,
 }
 
 impl Server {
-    /// What discovery says of it, when it says `spec` of its address.
+    /// The endpoint as discovery reports it, with the address from `spec`.
     pub(super) fn spec(&self, spec: EndpointSpec) -> EndpointSpec {
         with_role(spec, self.role.as_ref())
     }
 }
 
-/// Whether any server computes prompts for others.
+/// Whether any server is a prefill worker only.
 pub(super) fn may_split(fleets: &[Vec<Server>]) -> bool {
     let roles = |s: &Server| s.role.as_deref().and_then(Roles::of_word).unwrap_or_default();
     fleets.iter().flatten().any(|server| roles(server).has(Roles::PREFILL))
 }
 
-/// Whether to split requests, as `--disaggregation` spells it: `predicted`, `always`, `never`, `prefix-based:16`.
+/// Parses `--disaggregation`: `predicted`, `always`, `never`, `prefix-based:16`.
 ///
 /// # Errors
-/// What is wrong with the word.
+/// If the word is invalid.
 pub(super) fn decider(spelling: &str) -> anyhow::Result<Decider> {
     let form = || format!("--disaggregation `{spelling}`: predicted, always, never or prefix-based:TOKENS is allowed");
     Ok(match spelling.split_once(':') {
@@ -178,11 +178,12 @@ pub(super) fn decider(spelling: &str) -> anyhow::Result<Decider> {
     })
 }
 
-/// The policies with each of the `deciders` that `--disaggregation` names, in place of their own; several give each policy a name for each.
-/// Without any, a fleet `with_roles` is one for a pool of that kind: what its configuration does not say is the default.
+/// The policies, each with every one of the `deciders` in `--disaggregation` instead of its own; several deciders add
+/// their name to the policy's. Without deciders, a fleet `with_roles` uses the defaults for settings that its
+/// configuration lacks.
 ///
 /// # Errors
-/// What is wrong with a word.
+/// If a word is invalid.
 pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: bool) -> anyhow::Result<Vec<Policy>> {
     let splitting = |policy: &Policy, decider: Decider| {
         let before = policy.pool.disaggregation.clone();
@@ -210,7 +211,7 @@ pub(super) fn split_by(policies: Vec<Policy>, deciders: &[String], with_roles: b
     Ok(all)
 }
 
-/// How the picker of a pool waits for prefill servers.
+/// Retry and hedging settings of the pool's prefill.
 pub(super) fn patience(pool: &PoolSettings) -> Patience {
     match pool.disaggregation.as_ref().map(|d| &d.mode) {
         Some(Mode::Direct(direct)) => Patience { bounds: direct.bounds, fallback: direct.fallback },
@@ -218,11 +219,11 @@ pub(super) fn patience(pool: &PoolSettings) -> Patience {
     }
 }
 
-/// The servers that `8b-h100*6,small-l40s@0.5:prefill*2` stands for: profile, speed, role and number of each. With `count` the list is
-/// repeated until there are so many.
+/// The servers that `8b-h100*6,small-l40s@0.5:prefill*2` stands for: profile, speed, role and number of each. The list
+/// is repeated up to `count` servers, if given.
 ///
 /// # Errors
-/// What is wrong with a part.
+/// If a part is invalid.
 pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Vec<Server>> {
     let mut servers = Vec::new();
     for part in split(spelling) {
@@ -259,10 +260,10 @@ pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Ve
     Ok(servers)
 }
 
-/// The engine of this name, or that of the file of this name.
+/// The engine profile of this name, or of the file with this name.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If the profile is unknown or the file invalid.
 pub(super) fn engine(name: &str) -> anyhow::Result<EngineConfig> {
     let is_file = Path::new(name).extension().is_some_and(|e| e == "yaml" || e == "yml");
     if !is_file {
@@ -272,10 +273,10 @@ pub(super) fn engine(name: &str) -> anyhow::Result<EngineConfig> {
     profiles::file::read(&bytes).with_context(|| format!("the profile {name}"))
 }
 
-/// The change that `10m lose 3`, `5m restart 0` or `1h join small-l40s` stands for; `join` alone is one more of the first kind.
+/// Parses a change: `10m lose 3`, `5m restart 0` or `1h join small-l40s`; `join` alone adds a server of the first kind.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If the change is invalid.
 pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedChange> {
     let form = "a change is a moment, `lose N`, `restart N` or `join [PROFILE]`, as in `10m lose 3`";
     let mut words = spelling.split_whitespace();
@@ -302,10 +303,10 @@ pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedCh
     Ok(TimedChange { at: Timestamp(0).after(at), change })
 }
 
-/// Whether all `changes`, in the order of time, can happen to a fleet of so many servers.
+/// Checks that all `changes`, in order of time, can happen to a fleet of this size.
 ///
 /// # Errors
-/// Which one can't.
+/// The first change that can't.
 pub(super) fn possible(changes: &[TimedChange], servers: usize) -> anyhow::Result<()> {
     let (mut there, mut gone) = (servers, BTreeSet::new());
     for TimedChange { at, change } in changes {
@@ -334,10 +335,10 @@ fn one(profile: &str) -> anyhow::Result<Server> {
     servers(profile, Some(1))?.into_iter().next().context("no server is named")
 }
 
-/// Tokens of the blocks that the servers' events are about.
+/// Block size of the servers' KV events, tokens.
 ///
 /// # Errors
-/// Blocks of several sizes: prompts are cut in one way.
+/// If servers have different block sizes: prompts have only one.
 pub(super) fn block_size(servers: &[Server]) -> anyhow::Result<u32> {
     let sizes: BTreeSet<u32> = servers.iter().map(|server| server.engine.block_size).collect();
     let mut all = sizes.iter();

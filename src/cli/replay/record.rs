@@ -1,4 +1,4 @@
-//! `attache replay --from-record`: a recorded run, decided again.
+//! `attache replay --from-record`: decides a recorded run again.
 
 use super::{EXIT_CONFIG, Failure, colour, playable};
 use crate::cli::source::ReloadSource;
@@ -6,7 +6,8 @@ use crate::replay::record::{Summary, replay_file};
 use anyhow::Context;
 use std::path::Path;
 
-/// Decides again what `file` holds, with its own configuration or with `config`; whether all decisions are equal.
+/// Decides again the requests in `file`, with its own configuration or with `config`; returns whether all decisions are
+/// equal.
 pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
     let other = match config {
         None => None,
@@ -23,6 +24,6 @@ pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
     let summary = replay_file(file, other.as_ref()).with_context(|| format!("{}", file.display()));
     let summary: Summary = summary.map_err(Failure::usage)?;
     print!("{summary}");
-    // Another configuration is meant to differ.
+    // With another configuration, decisions may differ.
     Ok(config.is_some() || summary.is_exact())
 }
