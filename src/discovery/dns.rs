@@ -1,8 +1,8 @@
-//! Endpoints behind a DNS name: every address of the name is one. Resolved again and again.
+//! Endpoints behind a DNS name: each address of the name is one. The name is resolved periodically.
 //!
-//! A name that can't be resolved, or resolves to nothing, keeps its last addresses: a name server that is down for a minute must not
-//! empty a pool whose servers are all well. (Servers that are really gone are ejected by passive health.) Until the first answer
-//! the source is silent, and the pool not complete.
+//! A name that can't be resolved, or resolves to no address, keeps its last addresses, so that a failing name server
+//! does not empty a pool of healthy model servers. (Passive health ejects those that are really gone.) Until the first
+//! successful lookup the source sends nothing, and the pool is not ready.
 
 use crate::settings::DnsSource;
 use attache_pool::writer::SourceId;
@@ -18,24 +18,24 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// An answer that takes longer counts as none; resolv.conf's own default is 5 s for each name server and attempt.
+/// A lookup that takes longer counts as failed; the default of resolv.conf is 5 s for each name server and attempt.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The first repetition after a failure.
+/// Delay before the first retry after a failure.
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-/// Repetitions after failures are at most this far apart.
+/// Longest delay between retries after failures.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// No name is resolved more often than this, whatever is configured.
+/// Shortest refresh interval, whatever is configured.
 pub const MIN_REFRESH: Duration = Duration::from_millis(100);
-/// Delays are spread by this part to both sides, so that replicas don't ask in step.
+/// Relative spread of delays to both sides, so that replicas don't query at the same time.
 const JITTER: f64 = 0.1;
 
-/// Where addresses come from.
+/// Resolves names to addresses.
 pub trait Resolver: Send + Sync + 'static {
     /// All addresses of `host`, with `port`.
     fn resolve(&self, host: &str, port: u16) -> impl Future<Output = io::Result<Vec<SocketAddr>>> + Send;
 }
 
-/// The system's resolver (getaddrinfo).
+/// The system's resolver, by getaddrinfo.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -45,7 +45,7 @@ impl Resolver for SystemResolver {
     }
 }
 
-/// Counters of one name.
+/// Counters of the lookups of one name.
 #[derive(Debug, Default)]
 pub struct DnsStats {
     lookups: AtomicU64,
@@ -53,20 +53,21 @@ pub struct DnsStats {
 }
 
 impl DnsStats {
-    /// Times the name was asked for.
+    /// Number of lookups so far.
     #[must_use]
     pub fn lookups(&self) -> u64 {
         self.lookups.load(Relaxed)
     }
 
-    /// Times without an answer, or with an empty one.
+    /// Number of lookups that failed or returned no address.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Relaxed)
     }
 }
 
-/// Resolves one name until `shutdown`, or until the pool's writer is gone. Says something only when the addresses have changed.
+/// Resolves one name until `shutdown`, or until the pool's writer is gone. Sends endpoints only when the addresses have
+/// changed.
 pub async fn run(
     resolver: impl Resolver,
     source: SourceId,
@@ -108,7 +109,10 @@ pub async fn run(
                 stats.failures.fetch_add(1, Relaxed);
                 if failures == 0 {
                     let kept = known.as_ref().map_or(0, Vec::len);
-                    tracing::warn!(host = name.host, %error, kept, "DNS name can't be resolved; keeping its last addresses");
+                    tracing::warn!(
+                        host = name.host, %error, kept,
+                        "DNS name can't be resolved; keeping its last addresses"
+                    );
                 }
                 failures = failures.saturating_add(1);
                 backoff(failures, name.refresh.max(MIN_REFRESH))
@@ -122,13 +126,14 @@ pub async fn run(
     }
 }
 
-/// From [`FIRST_BACKOFF`] (or `refresh`, when that is shorter) doubling to [`MAX_BACKOFF`].
+/// Delay after `failures`: starts at [`FIRST_BACKOFF`] (or `refresh`, if shorter) and doubles up to [`MAX_BACKOFF`].
 fn backoff(failures: u32, refresh: Duration) -> Duration {
     let first = FIRST_BACKOFF.min(refresh);
     first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_BACKOFF)
 }
 
-/// One answer: sorted, without duplicates, IPv4 as IPv4 even where the resolver maps it into IPv6.
+/// Looks the name up once. Addresses are sorted and unique; IPv4 addresses that the resolver maps into IPv6 become
+/// IPv4.
 async fn lookup(resolver: &impl Resolver, name: &DnsSource) -> io::Result<Vec<SocketAddr>> {
     let answer = tokio::time::timeout(LOOKUP_TIMEOUT, resolver.resolve(&name.host, name.port)).await;
     let mut addresses = answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;

@@ -1,12 +1,13 @@
-//! Endpoints that a file lists, read again when it changes. The format is llm-d's (`file-discovery`), YAML or JSON:
+//! Endpoints that a file lists; Attaché reads it again when it changes. The format is llm-d's (`file-discovery`), YAML
+//! or JSON:
 //!
 //! ```yaml
 //! endpoints:
 //!   - {name: vllm-0, namespace: default, address: 10.0.0.1, port: "8000", labels: {llm-d.ai/role: decode}}
 //! ```
 //!
-//! An entry with a mistake is logged and left out. A file that can't be read, or is no such file, is logged and changes nothing: the
-//! endpoints that were known stay. Until the file could be read once the source sends nothing, and the pool is not ready.
+//! Invalid entries are logged and skipped. If the file can't be read or parsed, that is logged, and the last known
+//! endpoints stay. Until the file was read once, the source sends nothing and the pool is not ready.
 
 use crate::settings::FileSource;
 use crate::watch;
@@ -25,10 +26,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// A file that could not be read yet is tried again after this time, also where changes are not watched.
+/// Delay before the next attempt to read a file that was never read successfully, even if it is not watched.
 pub const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counters of one file.
+/// Counters of the reads of one file.
 #[derive(Debug, Default)]
 pub struct FileStats {
     reads: AtomicU64,
@@ -37,26 +38,27 @@ pub struct FileStats {
 }
 
 impl FileStats {
-    /// Times the file was read.
+    /// Number of reads so far.
     #[must_use]
     pub fn reads(&self) -> u64 {
         self.reads.load(Relaxed)
     }
 
-    /// Times it could not be read, or was no list of endpoints.
+    /// Number of reads that failed or found no list of endpoints.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Relaxed)
     }
 
-    /// Entries with a mistake, in all reads together.
+    /// Number of invalid entries in all reads together.
     #[must_use]
     pub fn invalid(&self) -> u64 {
         self.invalid.load(Relaxed)
     }
 }
 
-/// Sends the endpoints of the file, now and after each change, until `shutdown` or until the pool's writer is gone.
+/// Sends the endpoints of the file, at start and after each change, until `shutdown` or until the pool's writer is
+/// gone.
 pub async fn run(
     source: SourceId,
     file: FileSource,
@@ -64,7 +66,7 @@ pub async fn run(
     stats: Arc<FileStats>,
     shutdown: CancellationToken,
 ) {
-    // Watched first and read afterwards, so that no change in between is missed.
+    // The watch starts before the first read, so that no change in between is missed.
     let mut changes = file.watch.then(|| watch::watch([file.path.clone()]));
     let mut known: Option<Vec<EndpointSpec>> = None;
     loop {
@@ -90,7 +92,7 @@ pub async fn run(
     }
 }
 
-/// Waits for a change of the file; for ever where it is not watched.
+/// Waits for a change of the file; never returns if it is not watched.
 async fn changed(changes: &mut Option<watch::FileWatch>) {
     match changes {
         Some(changes) => changes.changed().await,
@@ -98,7 +100,7 @@ async fn changed(changes: &mut Option<watch::FileWatch>) {
     }
 }
 
-/// The endpoints of the file; `None` when it can't be read, which is logged and counted.
+/// The endpoints of the file; `None` if it can't be read, which is logged and counted.
 async fn read(file: &FileSource, stats: &FileStats) -> Option<Vec<EndpointSpec>> {
     stats.reads.fetch_add(1, Relaxed);
     let path = file.path.clone();
@@ -109,26 +111,32 @@ async fn read(file: &FileSource, stats: &FileStats) -> Option<Vec<EndpointSpec>>
         Ok((endpoints, mistakes)) => {
             stats.invalid.fetch_add(mistakes.len() as u64, Relaxed);
             for mistake in mistakes {
-                tracing::warn!(file = %file.path.display(), error = mistake, "invalid entry in the endpoints file ignored");
+                tracing::warn!(
+                    file = %file.path.display(), error = mistake,
+                    "invalid entry in the endpoints file ignored"
+                );
             }
             Some(endpoints)
         }
         Err(error) => {
             stats.failures.fetch_add(1, Relaxed);
-            tracing::warn!(file = %file.path.display(), error, "endpoints file can't be read; keeping the last endpoints");
+            tracing::warn!(
+                file = %file.path.display(), error,
+                "endpoints file can't be read; keeping the last endpoints"
+            );
             None
         }
     }
 }
 
-/// The file's bytes, or one more than the cap, which [`document::parse`] then refuses.
+/// The file's bytes, or one more than the limit, which [`document::parse`] then rejects.
 fn read_capped(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_CONFIG_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The endpoints of the text, and what is wrong with the entries that are left out.
+/// The endpoints of the text, and the errors of skipped entries.
 fn parse(bytes: &[u8], like: &FileSource) -> Result<(Vec<EndpointSpec>, Vec<String>), String> {
     let mut sink = Sink::default();
     let root = document::parse(bytes, &mut sink.diagnostics).map_err(|diagnostic| diagnostic.message)?;
@@ -160,10 +168,10 @@ fn parse(bytes: &[u8], like: &FileSource) -> Result<(Vec<EndpointSpec>, Vec<Stri
 fn endpoint(item: &Node, path: &str, like: &FileSource, sink: &mut Sink) -> Option<EndpointSpec> {
     let mut f = Fields::of(item, path, sink)?;
     let name = f.required::<String>("name", sink);
-    // Names of one file tell endpoints apart; the namespace is llm-d's.
+    // Names are unique within the file; the namespace is accepted for llm-d.
     f.expect(&["namespace"]);
     let address = f.required::<IpAddr>("address", sink);
-    let port = f.required::<Port>("port", sink);
+    let port = f.required::<PortNumber>("port", sink);
     let labels = f.get::<Vec<(At<String>, At<String>)>>("labels", sink).map(|at| at.value).unwrap_or_default();
     f.finish(sink);
     let address = SocketAddr::new(address?.value, port?.value.0);
@@ -177,10 +185,10 @@ fn endpoint(item: &Node, path: &str, like: &FileSource, sink: &mut Sink) -> Opti
     })
 }
 
-/// A port, which llm-d writes as text.
-struct Port(u16);
+/// A port as a number or, as in llm-d, as text.
+struct PortNumber(u16);
 
-impl Read for Port {
+impl Read for PortNumber {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         let port = match &node.value {
             Value::Int(n) => u16::try_from(*n).ok(),
@@ -207,7 +215,7 @@ mod tests {
         FileSource { path: path.to_owned(), watch, engine: Engine::Sglang, metrics: MetricsSource::default() }
     }
 
-    /// Replaces the file as Kubernetes and editors do: by a rename.
+    /// Replaces the file by a rename, as Kubernetes and editors do.
     fn replace(path: &Path, text: &str) {
         let new = path.with_extension("new");
         std::fs::write(&new, text).unwrap();
@@ -244,7 +252,7 @@ endpoints:
     }
 
     proptest! {
-        /// Whatever stands in the file: endpoints have a port and differ in their addresses, and nothing else happens.
+        /// Any file content gives endpoints with ports and distinct addresses, or an error.
         #[test]
         fn endpoints_file_of_any_text_gives_endpoints_with_addresses(
             entries in prop::collection::vec(

@@ -1,10 +1,11 @@
-//! Discovery: where endpoints come from, and the task that turns what feeds say into snapshots.
+//! Discovery: finds the endpoints of pools, and turns events of all feeds into snapshots.
 //!
-//! Each source ([`static_source`], [`file`], [`dns`], [`kube`]) is a task that sends `PoolEvent::Endpoints` over the bounded
-//! channel of its pool. [`publish`] is the task at the other end, the only one that writes the pool's snapshots.
+//! Each source ([`static_source`], [`file`], [`dns`], [`kube`]) is a task that sends `PoolEvent::Endpoints` over the
+//! bounded channel of its pool. [`publish`] is the task at the other end, the only one that writes the pool's
+//! snapshots.
 //!
-//! **Owns** the sources and their settings, InferencePools and rules for models ([`kube`]), and watches on files ([`watch`]).
-//! **Called by** `app`, which starts the sources of each pool; `config` and `cli` watch files through it.
+//! **Owns** the sources and their settings, InferencePools and rules for models ([`kube`]), and file watches
+//! ([`watch`]). **Called by** `app`, which starts the sources of each pool; `config` and `cli` watch files through it.
 //! **Must not** choose an endpoint, scrape it, or drop the last known endpoints after a failure.
 //!
 //! Read first: `publish.rs`, `static_source.rs`, `kube/mod.rs`.

@@ -1,4 +1,4 @@
-//! The pool's writer task: the only one that changes what requests see.
+//! The writer task of a pool: the only one that changes the snapshots that requests read.
 
 use attache_pool::{PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
 use attache_record::PoolTape;
@@ -9,17 +9,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Events that may wait for the writer. A feed that finds the channel full waits; nothing is dropped.
+/// Capacity of a writer's channel, events. A feed waits while it is full; no event is dropped.
 pub const EVENT_QUEUE: usize = 1_024;
-/// Snapshots follow each other no faster than this: a hundred pages that come in together make one snapshot, and an endpoint that
-/// goes is out of every decision within 10 ms.
+/// Shortest time between two snapshots: a hundred scrapes that end together make one snapshot, and a removed endpoint
+/// is out of every decision within 10 ms.
 pub const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
-/// Events taken in between two looks at the time.
+/// Most events that are applied before the time is checked.
 const BATCH: usize = 256;
 
-/// Applies `events` to `writer` and publishes what comes of them to `store`, at most every [`PUBLISH_INTERVAL`]; `prepare` sees each
-/// snapshot before any request does, and `published` follows it. `tape` is told of each change. Ends on `shutdown`, or when all feeds are
-/// gone.
+/// Applies `events` to `writer` and publishes snapshots to `store`, at most one every [`PUBLISH_INTERVAL`]. `prepare`
+/// sees each snapshot before any request does, and `published` is called after it is visible. `tape` records each
+/// change. Ends on `shutdown`, or when all feeds are gone.
 pub async fn run(
     mut writer: PoolWriter,
     mut events: mpsc::Receiver<PoolEvent>,
@@ -59,7 +59,7 @@ pub async fn run(
         };
         match received {
             Some(0) => {
-                // The feeds are gone; what they said last still counts.
+                // All feeds are gone; their last events still count.
                 publish(&mut writer);
                 return;
             }

@@ -1,86 +1,88 @@
-//! Where the endpoints of a pool are found: DNS names, a file, pods, and InferencePools as pools.
+//! Settings of discovery: DNS names, a file, pods, and InferencePools as pools.
 
 use attache_pool::{Engine, MetricsSource};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Data-parallel ranks of one pod, as `InferencePool` allows.
+/// Most data-parallel ranks of one pod, as in `InferencePool`.
 pub const MAX_TARGET_PORTS: usize = 8;
 
-/// A DNS name whose addresses are endpoints.
+/// A DNS name; each of its addresses is an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsSource {
-    /// The name.
+    /// Host name to resolve.
     pub host: String,
-    /// The port of every address.
+    /// Port of the model server at every address.
     pub port: u16,
-    /// How often it is resolved.
+    /// Time between two lookups.
     pub refresh: Duration,
-    /// The engine behind it.
+    /// Inference engine of the endpoints, which decides the metric names.
     pub engine: Engine,
-    /// Where its metrics are.
+    /// Scheme, port and path of the metrics of each endpoint.
     pub metrics: MetricsSource,
 }
 
 /// A file that lists endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
-    /// Where it is.
+    /// Path of the endpoints file.
     pub path: PathBuf,
-    /// It is read again when it changes.
+    /// Whether Attaché reads the file again when it changes.
     pub watch: bool,
-    /// The engine of its endpoints.
+    /// Inference engine of the endpoints, which decides the metric names.
     pub engine: Engine,
-    /// Where their metrics are.
+    /// Scheme, port and path of the metrics of each endpoint.
     pub metrics: MetricsSource,
 }
 
-/// Which pods of a Kubernetes namespace are the endpoints of a pool.
+/// The pods of a Kubernetes namespace that are the endpoints of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesSource {
-    /// The namespace. When `None`: the variable NAMESPACE, else that of the service account or of the kubeconfig's context, else `default`.
+    /// Namespace of the pods. `None` selects the variable NAMESPACE, then the namespace of the service account or of
+    /// the kubeconfig's context, then `default`.
     pub namespace: Option<String>,
-    /// What tells them from other pods.
+    /// Selects the pods.
     pub pods: PodsOf,
-    /// The engine of a pod whose labels name none.
+    /// Engine of a pod whose labels name none.
     pub engine: Engine,
-    /// Where metrics are.
+    /// Scheme, port and path of the metrics of each endpoint.
     pub metrics: MetricsSource,
-    /// The pool has been found, and goes as a whole when its `InferencePool` does: its endpoints stay for requests that are under way.
+    /// Whether the pool exists because its `InferencePool` was found. It then ends as a whole with it, and its
+    /// endpoints stay for requests in flight.
     pub found: bool,
 }
 
-/// What tells the pods of a pool from others.
+/// Selects the pods of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodsOf {
-    /// An `InferencePool`, which also names the ports.
+    /// By an `InferencePool`, which also names the ports.
     Pool {
-        /// Its name.
+        /// Name of the `InferencePool`.
         name: String,
-        /// The API group that it is of.
+        /// API group of the `InferencePool`.
         group: PoolGroup,
     },
-    /// Labels.
+    /// By labels of the pods.
     Selector {
-        /// As `kubectl get -l` takes it.
+        /// Label selector in the syntax of `kubectl get -l`.
         selector: String,
-        /// The port of each rank. Empty: the pod's label `model.aibrix.ai/port`, else 8000.
+        /// Port of each rank. If empty: the pod's label `model.aibrix.ai/port`, else 8000.
         target_ports: Vec<u16>,
     },
 }
 
-/// Which `InferencePool`s of a namespace are pools, for as long as they are there.
+/// Selects the `InferencePool`s of a namespace that become pools while they exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSearch {
-    /// The namespace; as in [`KubernetesSource`] when `None`.
+    /// Namespace of the objects; `None` as in [`KubernetesSource`].
     pub namespace: Option<String>,
-    /// The API group that they are of.
+    /// API group of the objects.
     pub group: PoolGroup,
-    /// Their labels, as `kubectl get -l` takes them.
+    /// Label selector in the syntax of `kubectl get -l`.
     pub selector: String,
-    /// The engine of a pod whose labels name none.
+    /// Engine of a pod whose labels name none.
     pub engine: Engine,
-    /// Where metrics are.
+    /// Scheme, port and path of the metrics of each endpoint.
     pub metrics: MetricsSource,
 }
 
@@ -95,10 +97,10 @@ pub enum PoolGroup {
 }
 
 impl PoolGroup {
-    /// All of them.
+    /// Every supported API group.
     pub const ALL: [Self; 2] = [Self::Stable, Self::Experimental];
 
-    /// Its name.
+    /// Name of the group, as in `apiVersion`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -107,7 +109,7 @@ impl PoolGroup {
         }
     }
 
-    /// The version of `InferencePool` in it.
+    /// Version of `InferencePool` in this group.
     #[must_use]
     pub fn version(self) -> &'static str {
         match self {
@@ -116,17 +118,17 @@ impl PoolGroup {
         }
     }
 
-    /// The group of this name.
+    /// The group of this name, if Attaché supports it.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|group| group.as_str() == name)
     }
 }
 
-/// Whether these can be the ports of a pod's ranks.
+/// Checks whether these can be the ports of a pod's ranks.
 ///
 /// # Errors
-/// Why not.
+/// If there are too many or too few, or one is 0 or repeated.
 pub fn check_ports(ports: &[u16]) -> Result<(), String> {
     if !(1..=MAX_TARGET_PORTS).contains(&ports.len()) {
         return Err(format!("got {} ports, 1 to {MAX_TARGET_PORTS} are allowed", ports.len()));

@@ -1,4 +1,4 @@
-//! Endpoints that flags or the configuration file name.
+//! Endpoints that are listed in flags or in the configuration file.
 
 use attache_pool::writer::SourceId;
 use attache_pool::{EndpointSpec, PoolEvent};
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Says which endpoints the configuration names, now and whenever `endpoints` changes. Ends on `shutdown`, or when either end of the
-/// chain is gone.
+/// Sends the configured endpoints at start and whenever `endpoints` changes. Ends on `shutdown`, or when either channel
+/// is closed.
 pub async fn run(
     source: SourceId,
     mut endpoints: watch::Receiver<Vec<EndpointSpec>>,

@@ -1,9 +1,10 @@
-//! Tells when files have changed, for whoever reads them again.
+//! Reports changes of files.
 //!
-//! What is watched is the directory, not the file: editors and deployment tools replace files by renaming, and Kubernetes swaps the
-//! `..data` symlink that a mounted file goes through; a watch on the file itself would follow the old one. A look at the files every
-//! [`POLL_INTERVAL`] covers what the kernel does not report (network file systems, no watches left, a directory that was replaced).
-//! A file that vanishes is not a change: whoever read it keeps what it has until there is something new to read.
+//! The directory is watched, not the file: editors and deployment tools replace files by renaming, and Kubernetes swaps
+//! the `..data` symlink of a mounted file. A watch on the file itself would follow the old one. In addition the files
+//! are checked every [`POLL_INTERVAL`], since the kernel does not report everything (network file systems, no watches
+//! left, a replaced directory). A deleted file is not a change: its reader keeps the last contents until there are new
+//! ones.
 
 use notify::event::{AccessKind, AccessMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -14,14 +15,14 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// A change is told once the files have been quiet for this long, so that a reader does not see half of it.
+/// A change is reported once the files have been quiet for this long, so that readers see no half-written file.
 pub const DEBOUNCE: Duration = Duration::from_millis(200);
-/// Files that never become quiet are told of this often.
+/// Longest delay of a report while files never become quiet.
 pub const MAX_DELAY: Duration = Duration::from_secs(1);
-/// The files are looked at this often even when nothing is reported.
+/// The files are checked this often even if the kernel reports nothing.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What tells one version of a file from the next.
+/// Identifies one version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Version {
     real_path: PathBuf,
@@ -30,27 +31,27 @@ struct Version {
     inode: u64,
 }
 
-/// A watch on one file or on several that belong together.
+/// A watch on one or more files that belong together.
 #[derive(Debug)]
 pub struct FileWatch {
     paths: Vec<PathBuf>,
     versions: Vec<Option<Version>>,
     directories: BTreeSet<PathBuf>,
     reported: Arc<Notify>,
-    /// `None` where the kernel has no watches left: then the files are only looked at now and then.
+    /// `None` if the kernel has no watches left: then the files are only polled.
     watcher: Option<RecommendedWatcher>,
     next_look: Instant,
-    /// Something was reported and has not been looked at.
+    /// Whether the kernel reported something since the last check.
     unsettled: bool,
 }
 
-/// Watches `paths`, whose present contents count as known. They need not exist yet.
+/// Watches `paths`. Their present contents count as known, and they need not exist yet.
 #[must_use]
 pub fn watch(paths: impl IntoIterator<Item = PathBuf>) -> FileWatch {
     let reported = Arc::new(Notify::new());
     let report = reported.clone();
     let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-        // Opening and reading is what our own looks cause; everything else, an error included, is worth a look.
+        // The watch's own checks cause open and read events. All other events, errors included, lead to a check.
         let only_read = event
             .is_ok_and(|e| matches!(e.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write)));
         if !only_read {
@@ -69,14 +70,14 @@ pub fn watch(paths: impl IntoIterator<Item = PathBuf>) -> FileWatch {
         next_look: Instant::now() + POLL_INTERVAL,
         unsettled: false,
     };
-    // Watch first and look afterwards: a change in between is reported rather than missed.
+    // The watch starts before the first check, so that a change in between is reported.
     watch.follow_directories();
     watch.look();
     watch
 }
 
 impl FileWatch {
-    /// Waits for the next change and returns after it has settled. Can be dropped and called again; no change is lost.
+    /// Waits for the next change and returns once it has settled. It is cancel-safe: no change is lost.
     pub async fn changed(&mut self) {
         loop {
             if !self.unsettled {
@@ -97,7 +98,7 @@ impl FileWatch {
         }
     }
 
-    /// Waits until nothing has been reported for [`DEBOUNCE`], but no longer than [`MAX_DELAY`].
+    /// Waits until no event has arrived for [`DEBOUNCE`], at most [`MAX_DELAY`].
     async fn settle(&self) {
         let latest = Instant::now() + MAX_DELAY;
         loop {
@@ -109,7 +110,7 @@ impl FileWatch {
         }
     }
 
-    /// Compares the files with what they were. Returns true when one that is there is another version.
+    /// Compares the files with their known versions. Returns true if an existing file has another version.
     fn look(&mut self) -> bool {
         let mut changed = false;
         for (path, known) in self.paths.iter().zip(&mut self.versions) {
@@ -122,7 +123,7 @@ impl FileWatch {
         changed
     }
 
-    /// Watches the directories of the files, and of what they point to now.
+    /// Watches the directories of the files, and those of their symlink targets.
     fn follow_directories(&mut self) {
         let directories: BTreeSet<PathBuf> = self
             .paths
@@ -134,7 +135,7 @@ impl FileWatch {
             .collect();
         let Some(watcher) = &mut self.watcher else { return };
         for gone in self.directories.difference(&directories) {
-            // An error says that the kernel has dropped the watch already, with the directory.
+            // An error means that the kernel has dropped the watch together with the directory.
             let _ = watcher.unwatch(gone);
         }
         let before = std::mem::take(&mut self.directories);
@@ -148,7 +149,10 @@ impl FileWatch {
                     self.directories.insert(directory);
                 }
                 Err(error) => {
-                    tracing::warn!(directory = %directory.display(), %error, "directory watch failed; polling every {POLL_INTERVAL:?}");
+                    tracing::warn!(
+                        directory = %directory.display(), %error,
+                        "directory watch failed; polling every {POLL_INTERVAL:?}"
+                    );
                 }
             }
         }

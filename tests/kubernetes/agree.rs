@@ -4,7 +4,7 @@ use crate::render::{POOL, Rendered, STANDALONE, all, helm, list, text};
 use crate::support::process::repository;
 use attache::config::defaults::DEFAULT_DRAIN_DEADLINE;
 use attache::config::settings::PoolGroup;
-use attache::discovery::kube::objects::Kind;
+use attache::discovery::kube::objects::ObjectKind;
 use attache::health::{LIVENESS, READINESS};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -212,7 +212,7 @@ fn what_pods_mount_and_accounts_may_do_exists() {
 }
 
 /// What a picker watches, by group and resource, as its own source names it.
-fn watched(kinds: &[Kind]) -> BTreeSet<(&'static str, &'static str)> {
+fn watched(kinds: &[ObjectKind]) -> BTreeSet<(&'static str, &'static str)> {
     kinds.iter().map(|kind| (kind.naming().group, kind.naming().plural)).collect()
 }
 
@@ -250,17 +250,17 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
                 if list(&rule["verbs"]) == read { watches.extend(resources) } else { others.extend(resources) }
             }
         }
-        let mut needs = watched(&Kind::OF_RULES);
-        needs.extend(watched(&[Kind::Pod]));
+        let mut needs = watched(&ObjectKind::OF_RULES);
+        needs.extend(watched(&[ObjectKind::Pod]));
         if searches(rendered) {
             search += 1;
-            needs.extend(watched(&[Kind::ConfigMap]));
+            needs.extend(watched(&[ObjectKind::ConfigMap]));
         }
         if searches(rendered) || rendered.of("InferencePool").count() > 0 || configured(rendered, "{pool: ") {
-            needs.extend(watched(&[Kind::Pool(PoolGroup::Stable), Kind::Pool(PoolGroup::Experimental)]));
+            needs.extend(watched(&[ObjectKind::Pool(PoolGroup::Stable), ObjectKind::Pool(PoolGroup::Experimental)]));
         }
         assert_eq!(watches, needs, "{}", rendered.name);
-        let mut asked = BTreeSet::from([(Kind::Model.naming().group, "inferencemodels/status")]);
+        let mut asked = BTreeSet::from([(ObjectKind::Model.naming().group, "inferencemodels/status")]);
         if elects(rendered) || switched(rendered, "--model-status", "modelStatus") {
             asked.insert(("coordination.k8s.io", "leases"));
         }

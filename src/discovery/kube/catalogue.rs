@@ -1,78 +1,78 @@
-//! Which `InferencePool`s a selector finds, and what the `ConfigMap`s say of them that are theirs. Pure.
+//! The `InferencePool`s that a selector finds, and the configurations that `ConfigMap`s hold for them. Pure.
 
-use super::objects::{FromObject, Kind, Object};
-use super::table::{Change, Table, Unreadable};
+use super::objects::{FromObject, Object, ObjectKind};
+use super::table::{ObjectChange, ObjectTable, Unreadable};
 use attache_scheduling::selector::LabelSelector;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The label by which a `ConfigMap` says whose configuration it holds: the name of an `InferencePool` of its namespace.
+/// Label of a `ConfigMap` that holds the configuration of a pool: the name of an `InferencePool` of its namespace.
 pub const CONFIG_LABEL: &str = "attache.dev/pool";
-/// The annotation by which a `ConfigMap` of several keys says which one holds the configuration.
+/// Annotation of a `ConfigMap` with several keys: the key that holds the configuration.
 pub const CONFIG_KEY_ANNOTATION: &str = "attache.dev/config-key";
-/// The port of a Service that is named without one, as the API has it.
+/// Default port of a Service in `endpointPickerRef`, as in the API.
 const DEFAULT_PORT: u16 = 9002;
-/// Keys that a message names.
+/// Most keys that an error message lists.
 const SHOWN_KEYS: usize = 8;
 
-/// An `InferencePool` that is found.
+/// An `InferencePool` that the selector found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundPool {
-    /// The Service that its `endpointPickerRef` names: by that one gateways ask for its endpoints.
+    /// The Service in its `endpointPickerRef`: gateways use that name to ask for its endpoints.
     pub service: Option<String>,
-    /// The port of that Service.
+    /// Port of that Service.
     pub port: u16,
-    /// Its own configuration.
+    /// The configuration of this pool alone, if a `ConfigMap` holds one.
     pub config: Option<FoundConfig>,
 }
 
-/// A configuration that is found.
+/// A configuration in a `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundConfig {
-    /// The `ConfigMap`'s name.
+    /// Name of the `ConfigMap`.
     pub name: Arc<str>,
-    /// The text.
+    /// Text of the configuration, YAML.
     pub text: Arc<str>,
 }
 
-/// Those that are found, by their names.
+/// The pools that were found, by name.
 pub type Found = BTreeMap<String, FoundPool>;
 
-/// What a search has come to.
+/// The result of a search for pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Finding {
-    /// There is no answer yet.
+    /// The API server has not answered yet.
     #[default]
     Unknown,
-    /// There is none, and will be none until somebody allows the question or installs the kind.
+    /// The API server refuses the list, or the kind is not installed.
     Refused,
-    /// These are there.
+    /// The pools that exist.
     Found(Found),
 }
 
 impl Finding {
-    /// What is found; nothing without an answer.
+    /// The pools that were found; empty without an answer.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &FoundPool)> {
         let found = if let Self::Found(found) = self { Some(found) } else { None };
         found.into_iter().flatten()
     }
 }
 
-/// What is known of the pools and the configurations of a namespace.
+/// The known pools and configurations of a namespace.
 #[derive(Debug)]
 pub struct Catalogue {
     selector: String,
-    pools: Table<Announced>,
-    configs: Table<Config>,
-    /// Configurations are listed, or can't be.
-    heard_of_configs: bool,
-    /// Pools may not be listed, or there is no such kind.
+    pools: ObjectTable<Announced>,
+    configs: ObjectTable<Config>,
+    /// Whether configurations are listed, or known to be unavailable.
+    configs_resolved: bool,
+    /// Whether pools may not be listed, or the kind is not installed.
     refused: bool,
 }
 
-/// What matters of an `InferencePool` here: whether it can be served is for its own pool to say.
+/// The fields of an `InferencePool` that routing needs. The pool's own source checks the rest.
 #[derive(Clone, Debug, PartialEq)]
 struct Announced {
     labels: BTreeMap<Arc<str>, Arc<str>>,
@@ -90,7 +90,7 @@ impl FromObject for Announced {
             port: Value,
             port_number: Value,
         }
-        // v1 and v1alpha2 call it so.
+        // The field name differs between v1 and v1alpha2.
         let reference = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|key| object.spec.get(key));
         let reference = reference.cloned().unwrap_or(Value::Object(Default::default()));
         let reference = Reference::deserialize(reference).map_err(|e| format!("`spec.endpointPickerRef`: {e}"))?;
@@ -102,7 +102,7 @@ impl FromObject for Announced {
     }
 }
 
-/// A `ConfigMap` that is somebody's.
+/// A `ConfigMap` that names a pool.
 #[derive(Clone, Debug, PartialEq)]
 struct Config {
     pool: Arc<str>,
@@ -123,7 +123,7 @@ impl FromObject for Config {
     }
 }
 
-/// The text under the key that is named, else under the only one.
+/// The text under the named key, or under the only key.
 fn text_of<'d>(data: &'d BTreeMap<String, String>, named: Option<&str>) -> Result<&'d str, String> {
     let keys = || {
         let shown = data.keys().take(SHOWN_KEYS).map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
@@ -148,49 +148,58 @@ fn text_of<'d>(data: &'d BTreeMap<String, String>, named: Option<&str>) -> Resul
 }
 
 impl Catalogue {
-    /// Nothing is known yet of the pools that `selector` means.
+    /// A catalogue without any known pool.
     #[must_use]
     pub fn new(selector: String) -> Self {
-        Self { selector, pools: Table::default(), configs: Table::default(), heard_of_configs: false, refused: false }
+        Self {
+            selector,
+            pools: ObjectTable::default(),
+            configs: ObjectTable::default(),
+            configs_resolved: false,
+            refused: false,
+        }
     }
 
-    /// Takes in a change of an `InferencePool` or a `ConfigMap`. True when others may be found afterwards.
+    /// Applies a change of an `InferencePool` or a `ConfigMap`. Returns whether the result may differ.
     ///
     /// # Errors
-    /// The object that can't be read; what was known of it stays.
-    pub fn apply(&mut self, kind: Kind, change: Change) -> Result<bool, Unreadable> {
+    /// If the object is invalid; its last valid version stays.
+    pub fn apply(&mut self, kind: ObjectKind, change: ObjectChange) -> Result<bool, Unreadable> {
         match kind {
-            Kind::Pool(_) => self.pools.apply(change),
-            Kind::ConfigMap => {
-                let listed = matches!(change, Change::ListDone);
+            ObjectKind::Pool(_) => self.pools.apply(change),
+            ObjectKind::ConfigMap => {
+                let listed = matches!(change, ObjectChange::ListDone);
                 let changed = self.configs.apply(change);
-                if listed { Ok(self.heard_of_configs()) } else { changed }
+                if listed { Ok(self.configs_resolved()) } else { changed }
             }
             _ => Ok(false),
         }
     }
 
-    /// Configurations are listed, or can't be: pools wait for them no longer. True, since others may be found afterwards.
-    pub fn heard_of_configs(&mut self) -> bool {
-        self.heard_of_configs = true;
+    /// Records that configurations are listed or unavailable, so that pools no longer wait for them. Always true, since
+    /// the result may differ.
+    pub fn configs_resolved(&mut self) -> bool {
+        self.configs_resolved = true;
         true
     }
 
-    /// Pools may not be listed, or there is no such kind. What is known of them stays. True, since that is news.
+    /// Records that pools may not be listed or the kind is not installed. Known pools stay. Always true, since the
+    /// result may differ.
     pub fn refused(&mut self) -> bool {
         self.refused = true;
         true
     }
 
-    /// What is found. Of two configurations of a pool the older one holds, of two as old the first.
+    /// The pools that were found. Of two configurations for one pool the older one is used, of two equally old ones the
+    /// first by name.
     #[must_use]
     pub fn found(&self) -> Finding {
         if !self.pools.is_listed() {
             return if self.refused { Finding::Refused } else { Finding::Unknown };
         }
-        // It was read when the settings were.
+        // The configuration was validated before, so the selector is valid.
         let Ok(selector) = LabelSelector::parse(&self.selector) else { return Finding::Unknown };
-        if !self.heard_of_configs {
+        if !self.configs_resolved {
             return Finding::Unknown;
         }
         let config = |pool: &str| {

@@ -1,23 +1,24 @@
-//! The way to the API server.
+//! The client of the Kubernetes API.
 
 use kube::Client;
 use std::time::Duration;
 
-/// 5 s: an API server that is not there should be known before anybody waits for it.
+/// 5 s: an unreachable API server should be reported before any task waits for it.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Names the namespace, as GIE's charts set it.
+/// Environment variable with the namespace, as GIE's charts set it.
 pub const NAMESPACE_VARIABLE: &str = "NAMESPACE";
 
-/// A client of the cluster that this process runs in, or that its kubeconfig (`KUBECONFIG`, `~/.kube/config`) names. Nothing is asked yet.
+/// A client of the cluster that this process runs in, or that the kubeconfig (`KUBECONFIG`, `~/.kube/config`) names. It
+/// sends no request yet.
 ///
 /// # Errors
-/// When neither says where an API server is, or what is said can't be used.
+/// If neither names an API server, or the settings are invalid.
 pub async fn connect() -> Result<Client, kube::Error> {
     let mut config = kube::Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // A watch is silent for as long as nothing changes. What is too slow is told by those who ask.
+    // A watch is silent while nothing changes. Callers have their own timeouts.
     config.read_timeout = None;
-    // Those who ask repeat themselves, and say so.
+    // Callers retry and log by themselves.
     config.default_retry = false;
     Client::try_from(config)
 }

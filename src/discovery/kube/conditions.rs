@@ -1,7 +1,7 @@
-//! What Attaché says of each `InferenceModel` in its status.
+//! The conditions that Attaché writes to the status of each `InferenceModel`.
 //!
-//! Two conditions: `Accepted` of GIE v0.5 says whether the object has the name that it claims; `Ready` of the first proposal says whether requests
-//! for that name are served. Each has a reason:
+//! Two conditions: `Accepted` of GIE v0.5 is whether the object owns the model name that it claims. `Ready` of the
+//! first proposal is whether requests for that name are served. Each has a reason:
 //!
 //! | reason | `Accepted` | `Ready` | meaning |
 //! |---|---|---|---|
@@ -11,76 +11,76 @@
 //! | `NoTargetModel` | `True` | `False` | the name is reserved: all weights are 0 |
 //! | `TargetModelNotFound` | `True` | `False` | a model server has answered that it has no such model |
 //!
-//! (`Pending` is what an object begins with.) Pure; `status` writes it.
+//! (`Pending` is the initial state of an object.) Pure; `status` writes the conditions.
 
 use super::objects::{InferenceModel, UnreadableModel};
 use attache_scheduling::router::MissingTarget;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The type of the condition for the name.
+/// Type of the condition about the model name.
 pub const ACCEPTED: &str = "Accepted";
-/// The type of the condition for its requests.
+/// Type of the condition about requests for the model.
 pub const READY: &str = "Ready";
-/// The types that Attaché writes, in this order.
+/// The types of condition that Attaché writes, in this order.
 pub const TYPES: [&str; 2] = [ACCEPTED, READY];
-/// An older object has the name.
+/// Reason: an older object has the model name.
 pub const REASON_NAME_IN_USE: &str = "ModelNameInUse";
-/// The object can't be read.
+/// Reason: the object is invalid.
 pub const REASON_INVALID: &str = "Invalid";
-/// The name is reserved.
+/// Reason: all target models have the weight 0.
 pub const REASON_NO_TARGET: &str = "NoTargetModel";
-/// A model server does not have a target model.
+/// Reason: a model server does not have a target model.
 pub const REASON_TARGET_NOT_FOUND: &str = "TargetModelNotFound";
 
-/// A condition, as objects of Kubernetes carry it.
+/// A condition in the status of a Kubernetes object.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it speaks of.
+    /// Type of the condition, for example `Ready`.
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// Why, in one word.
+    /// Machine-readable reason in one fingerprint.
     #[serde(default)]
     pub reason: String,
-    /// Why, for people.
+    /// Human-readable explanation of the reason.
     #[serde(default)]
     pub message: String,
-    /// The generation of the object that was looked at.
+    /// Generation of the object that the condition is about.
     #[serde(default)]
     pub observed_generation: i64,
-    /// When `status` became what it is, RFC 3339.
+    /// Time of the last change of `status`, RFC 3339.
     #[serde(default)]
     pub last_transition_time: String,
 }
 
 impl Condition {
-    /// Says the same, whenever that became so.
+    /// Whether both conditions are equal apart from their times.
     fn says(&self, other: &Self) -> bool {
         let words = |c: &Self| (c.status.clone(), c.reason.clone(), c.message.clone(), c.observed_generation);
         words(self) == words(other)
     }
 }
 
-/// What is to be said of one object.
+/// The conditions that one object has and should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Its name.
+    /// Name of the `InferenceModel`.
     pub name: String,
-    /// What tells it from another of the same name.
+    /// UID of the object.
     pub uid: String,
-    /// The object's version that was looked at.
+    /// Version of the object that the conditions were derived from.
     pub version: u64,
-    /// The conditions as they should be, in the order of [`TYPES`]; their times are for whoever writes them.
+    /// The right conditions, in the order of [`TYPES`]; the writer sets their times.
     pub wanted: [Condition; 2],
-    /// The conditions as they are.
+    /// The conditions in the object's status.
     pub found: Vec<Condition>,
 }
 
 impl Report {
-    /// The older object that has the name, in a sentence; `None` where this object has it.
+    /// A sentence about the older object that has the model name; `None` if this object has it.
     #[must_use]
     pub fn dispute(&self) -> Option<&str> {
         let [accepted, _] = &self.wanted;
@@ -91,13 +91,14 @@ impl Report {
         self.found.iter().find(|condition| condition.kind == kind)
     }
 
-    /// Whether the object says something else, or nothing.
+    /// Whether the object's status differs from the wanted conditions.
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.wanted.iter().any(|wanted| self.found(&wanted.kind).is_none_or(|found| !found.says(wanted)))
     }
 
-    /// Whether writing it begins or ends that a target model is missing. Replicas differ in that: each knows its own requests.
+    /// Whether a write would set or clear a missing target model. Replicas may disagree there, as each sees only its
+    /// own requests.
     #[must_use]
     pub fn flips_denial(&self) -> bool {
         let [_, ready] = &self.wanted;
@@ -105,7 +106,7 @@ impl Report {
         found != (ready.reason == REASON_TARGET_NOT_FOUND)
     }
 
-    /// The conditions to write at `now`: what has not changed became so before.
+    /// The conditions to write at `now`. Unchanged ones keep their time.
     #[must_use]
     pub fn conditions(&self, now: &str) -> [Condition; 2] {
         self.wanted.clone().map(|wanted| {
@@ -116,22 +117,22 @@ impl Report {
     }
 }
 
-/// What the status of an object says of its targets, whichever replica wrote it.
+/// Missing or restored targets in the status of an object, whichever replica wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heard {
-    /// Identity of the object.
+pub struct TargetStatus {
+    /// UID of the object.
     pub uid: String,
-    /// Another one whenever it says something new.
-    pub word: String,
-    /// The targets.
+    /// Changes whenever the status says something new.
+    pub fingerprint: String,
+    /// The target models in question.
     pub targets: Vec<MissingTarget>,
-    /// They are missing; else they are there.
+    /// Whether the targets are missing; otherwise they are available.
     pub are_missing: bool,
 }
 
-/// What the status of `model` says of its targets; `None` when it says nothing of them, or of another spec.
+/// The targets in the status of `model`; `None` if it has no such condition, or one of another generation of the spec.
 #[must_use]
-pub fn heard(model: &InferenceModel) -> Option<Heard> {
+pub fn target_status(model: &InferenceModel) -> Option<TargetStatus> {
     let of_now = |c: &&Condition| c.kind == READY && c.observed_generation == model.generation;
     let ready = model.conditions.iter().find(of_now)?;
     let are_missing = ready.reason == REASON_TARGET_NOT_FOUND;
@@ -142,9 +143,9 @@ pub fn heard(model: &InferenceModel) -> Option<Heard> {
     let names = model.targets.iter().map(|target| &*target.model).chain(itself);
     let named = names.filter(|name| !are_missing || ready.message.contains(&format!("`{name}`")));
     let target = |name: &str| MissingTarget { model: model.model.clone(), target: name.to_owned() };
-    Some(Heard {
+    Some(TargetStatus {
         uid: model.uid.clone(),
-        word: format!("{} {}", ready.status, ready.last_transition_time),
+        fingerprint: format!("{} {}", ready.status, ready.last_transition_time),
         targets: named.map(target).collect(),
         are_missing,
     })
@@ -165,7 +166,7 @@ fn wanted([accepted, ready]: [Words; 2], generation: i64) -> [Condition; 2] {
     [condition(ACCEPTED, accepted), condition(READY, ready)]
 }
 
-/// What is to be said of the objects of a pool, which come with the oldest first, where servers lack the targets `missing`.
+/// The conditions of a pool's objects, ordered from the oldest, while servers lack the targets `missing`.
 pub fn reports<'a>(
     oldest_first: impl IntoIterator<Item = (&'a str, &'a InferenceModel)>,
     missing: &[MissingTarget],
@@ -191,7 +192,7 @@ fn disputed(claimed: &str, holder: &str) -> [Words; 2] {
     [(false, REASON_NAME_IN_USE, message.clone()), (false, REASON_NAME_IN_USE, message)]
 }
 
-/// Of one that has its name.
+/// The conditions of an object that has its model name.
 fn holding(model: &InferenceModel, missing: &[MissingTarget]) -> [Words; 2] {
     let claimed = &model.model;
     let accepted = (true, ACCEPTED, format!("the model name `{claimed}` is this object's"));
@@ -208,7 +209,7 @@ fn holding(model: &InferenceModel, missing: &[MissingTarget]) -> [Words; 2] {
     [accepted, (true, READY, format!("requests for the model `{claimed}` are routed"))]
 }
 
-/// What is to be said of an object that can't be read.
+/// The conditions of an invalid object.
 #[must_use]
 pub fn unreadable(name: &str, object: &UnreadableModel, reason: &str) -> Report {
     let invalid = || (false, REASON_INVALID, format!("this object can't be read: {reason}"));

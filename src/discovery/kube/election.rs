@@ -1,39 +1,40 @@
-//! Who leads, by a `Lease` that all replicas know.
+//! Leader election by a `Lease` that all replicas share.
 //!
-//! The rules are client-go's: a lease belongs to its holder until it has not changed for its duration, as seen by whoever wants it; nobody's
-//! clock is compared with another's. A holder that could not renew it for a while leads no longer, before anybody else can. Pure.
+//! The rules are client-go's. A lease belongs to its holder until it has not changed for its duration, as observed by
+//! the replica that wants it; clocks of different replicas are never compared. A leader that can't renew loses
+//! leadership before another replica can take the lease. Pure.
 
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// A lease that has not changed for so long is free, as controller-runtime has it.
+/// A lease that has not changed for this time is free, as in controller-runtime.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Whoever could not renew for so long leads no longer.
+/// A leader that could not renew for this time loses leadership.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// The lease is looked at this often.
+/// Time between two reads of the lease.
 pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// What a lease says.
+/// The fields of a `Lease` that election uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Who holds it; empty: nobody.
+pub struct LeaseRecord {
+    /// Identity of the holder; empty if the lease is free.
     pub holder: String,
-    /// How long it is good for when it does not change, as its holder says.
+    /// Time for which the lease is valid without a renewal, as its holder wrote it.
     pub duration: Duration,
-    /// When it was renewed last, as its holder says; only ever compared with what it said before.
+    /// Time of the last renewal, as its holder wrote it; only compared with earlier values.
     pub renewed: String,
-    /// How often it has changed hands.
+    /// Number of changes of the holder.
     pub transitions: i32,
 }
 
-/// What to do about a lease.
+/// The next action on a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing: it is another's.
+pub enum LeaseStep {
+    /// Nothing, because another replica holds it.
     Wait,
-    /// Write that it is ours.
+    /// Write this replica as the holder.
     Take {
-        /// It was another's before.
+        /// Whether another replica held it before.
         changes_hands: bool,
     },
 }
@@ -42,28 +43,28 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Election {
     identity: String,
-    seen: Option<(Record, Timestamp)>,
+    seen: Option<(LeaseRecord, Timestamp)>,
     renewed: Option<Timestamp>,
-    /// This replica was the last known holder.
+    /// Whether this replica was the last known holder.
     held_last: bool,
 }
 
 impl Election {
-    /// A replica that has seen nothing yet; no other may have the same identity.
+    /// The view of a replica before its first read; `identity` must be unique.
     #[must_use]
     pub fn new(identity: String) -> Self {
         Self { identity, seen: None, renewed: None, held_last: false }
     }
 
-    /// Who we are.
+    /// Identity of this replica.
     #[must_use]
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// What to do about the lease that was found, `None` for one that does not exist.
-    pub fn found(&mut self, lease: Option<&Record>, now: Timestamp) -> Step {
-        let Some(lease) = lease else { return Step::Take { changes_hands: false } };
+    /// The next action for the lease that was read; `None` if it does not exist.
+    pub fn found(&mut self, lease: Option<&LeaseRecord>, now: Timestamp) -> LeaseStep {
+        let Some(lease) = lease else { return LeaseStep::Take { changes_hands: false } };
         let since = match &self.seen {
             Some((known, since)) if known == lease => *since,
             _ => {
@@ -72,37 +73,37 @@ impl Election {
             }
         };
         if lease.holder == self.identity {
-            return Step::Take { changes_hands: false };
+            return LeaseStep::Take { changes_hands: false };
         }
         if !lease.holder.is_empty() && now.since(since) < lease.duration {
-            // Whatever was written last, it is not ours any more.
+            // Another replica holds the lease, whatever this one wrote last.
             self.renewed = None;
             self.held_last = false;
-            return Step::Wait;
+            return LeaseStep::Wait;
         }
-        Step::Take { changes_hands: true }
+        LeaseStep::Take { changes_hands: true }
     }
 
-    /// What was decided at `asked` has been written.
+    /// Records that the action that was decided at `asked` has been written.
     pub fn written(&mut self, asked: Timestamp) {
         self.renewed = Some(asked);
         self.held_last = true;
     }
 
-    /// The lease is given back.
+    /// Records that this replica has released the lease.
     pub fn given_back(&mut self) {
         self.renewed = None;
         self.held_last = false;
     }
 
-    /// Whether no other replica is known to have taken the lease since this one held it. It outlasts [`Election::leads`] while the lease can't be
-    /// read.
+    /// Whether this replica held the lease last, as far as is known. Lasts longer than [`Election::leads`] while the
+    /// lease can't be read.
     #[must_use]
     pub fn held_last(&self) -> bool {
         self.held_last
     }
 
-    /// Whether this replica leads.
+    /// Whether this replica is the leader.
     #[must_use]
     pub fn leads(&self, now: Timestamp) -> bool {
         self.renewed.is_some_and(|at| now.since(at) < RENEW_DEADLINE)
@@ -120,24 +121,28 @@ mod tests {
         Timestamp(seconds * SECOND)
     }
 
-    fn record(holder: &str, renewed: u64) -> Record {
-        Record { holder: holder.into(), duration: LEASE_DURATION, renewed: renewed.to_string(), transitions: 0 }
+    fn record(holder: &str, renewed: u64) -> LeaseRecord {
+        LeaseRecord { holder: holder.into(), duration: LEASE_DURATION, renewed: renewed.to_string(), transitions: 0 }
     }
 
     #[test]
-    fn a_lease_is_its_holders_until_it_has_not_changed_for_its_duration() {
+    fn lease_is_free_after_its_duration_without_change() {
         let mut election = Election::new("b".into());
-        assert_eq!(election.found(Some(&record("a", 0)), at(100)), Step::Wait, "seen for the first time");
-        assert_eq!(election.found(Some(&record("a", 1)), at(114)), Step::Wait, "renewed");
-        assert_eq!(election.found(Some(&record("a", 1)), at(128)), Step::Wait);
-        assert_eq!(election.found(Some(&record("a", 1)), at(129)), Step::Take { changes_hands: true });
-        assert_eq!(election.found(Some(&record("", 2)), at(129)), Step::Take { changes_hands: true }, "given back");
-        assert_eq!(election.found(Some(&record("b", 2)), at(129)), Step::Take { changes_hands: false }, "our own");
-        assert_eq!(election.found(None, at(130)), Step::Take { changes_hands: false });
+        assert_eq!(election.found(Some(&record("a", 0)), at(100)), LeaseStep::Wait, "seen for the first time");
+        assert_eq!(election.found(Some(&record("a", 1)), at(114)), LeaseStep::Wait, "renewed");
+        assert_eq!(election.found(Some(&record("a", 1)), at(128)), LeaseStep::Wait);
+        assert_eq!(election.found(Some(&record("a", 1)), at(129)), LeaseStep::Take { changes_hands: true });
+        assert_eq!(
+            election.found(Some(&record("", 2)), at(129)),
+            LeaseStep::Take { changes_hands: true },
+            "given back"
+        );
+        assert_eq!(election.found(Some(&record("b", 2)), at(129)), LeaseStep::Take { changes_hands: false }, "our own");
+        assert_eq!(election.found(None, at(130)), LeaseStep::Take { changes_hands: false });
     }
 
     #[test]
-    fn who_can_not_renew_leads_no_longer() {
+    fn leader_without_renewal_loses_leadership() {
         let mut election = Election::new("a".into());
         assert!(!election.leads(at(0)));
         election.written(at(1));
@@ -145,7 +150,7 @@ mod tests {
         assert!(election.held_last(), "no other replica is known to have taken it");
         election.written(at(11));
         assert!(election.leads(at(12)));
-        assert_eq!(election.found(Some(&record("b", 0)), at(12)), Step::Wait);
+        assert_eq!(election.found(Some(&record("b", 0)), at(12)), LeaseStep::Wait);
         assert!(!election.leads(at(12)) && !election.held_last(), "another has it");
         election.written(at(13));
         election.given_back();
@@ -154,16 +159,16 @@ mod tests {
     }
 
     proptest! {
-        /// Three replicas, some of which can't reach the API server for a while: there is never more than one leader.
+        /// Three replicas, some of which can't reach the API server at times: there is never more than one leader.
         #[test]
-        fn never_two_leaders(looks in prop::collection::vec((0usize..3, 0u64..4_000, any::<bool>()), 1..200)) {
+        fn election_never_has_two_leaders(looks in prop::collection::vec((0usize..3, 0u64..4_000, any::<bool>()), 1..200)) {
             let mut replicas = ["a", "b", "c"].map(|name| Election::new(name.into()));
-            let (mut lease, mut now) = (None::<Record>, Timestamp(0));
+            let (mut lease, mut now) = (None::<LeaseRecord>, Timestamp(0));
             for (n, (who, pause, reaches)) in looks.into_iter().enumerate() {
                 now = Timestamp(now.0 + pause * 1_000_000);
                 if reaches {
                     let replica = &mut replicas[who];
-                    if let Step::Take { .. } = replica.found(lease.as_ref(), now) {
+                    if let LeaseStep::Take { .. } = replica.found(lease.as_ref(), now) {
                         lease = Some(record(replica.identity(), n as u64));
                         replica.written(now);
                     }

@@ -1,50 +1,50 @@
-//! The task that follows which `InferencePool`s a selector finds, and what configurations they have.
+//! The task that follows the `InferencePool`s which a selector finds, and their configurations.
 
 use super::catalogue::{CONFIG_LABEL, Catalogue, Finding};
-use super::follow::{Subject, Told};
+use super::follow::{Subject, WatchUpdate};
 use super::informer::Informers;
-use super::objects::Kind;
+use super::objects::ObjectKind;
 use super::table::Unreadable;
 use crate::settings::PoolGroup;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// What is looked for.
+/// Selects the `InferencePool`s to find.
 #[derive(Clone, Debug)]
-pub struct Sought {
-    /// The namespace of everything.
+pub struct PoolQuery {
+    /// Namespace of the pools and their `ConfigMap`s.
     pub namespace: String,
-    /// The API group of the pools.
+    /// API group of the pools.
     pub group: PoolGroup,
-    /// Their labels.
+    /// Label selector of the pools.
     pub selector: String,
 }
 
-/// Changes taken in at a time.
+/// Most changes that are applied in one step.
 const BATCH: usize = 64;
 
-/// Tells `found` until `shutdown` what there is.
+/// Publishes the pools that exist to `found` until `shutdown`.
 pub async fn run(
     informers: Arc<Informers>,
-    sought: Sought,
+    query: PoolQuery,
     found: watch::Sender<Finding>,
     shutdown: CancellationToken,
 ) {
-    let listen = |kind, labels| informers.listen(&Subject { kind, namespace: sought.namespace.clone(), labels });
-    let pools = Kind::Pool(sought.group);
+    let listen = |kind, labels| informers.listen(&Subject { kind, namespace: query.namespace.clone(), labels });
+    let pools = ObjectKind::Pool(query.group);
     let mut of_pools = listen(pools, None);
-    let mut of_configs = listen(Kind::ConfigMap, Some(CONFIG_LABEL.to_owned()));
-    let mut catalogue = Catalogue::new(sought.selector.clone());
+    let mut of_configs = listen(ObjectKind::ConfigMap, Some(CONFIG_LABEL.to_owned()));
+    let mut catalogue = Catalogue::new(query.selector.clone());
     loop {
         let (kind, batch) = tokio::select! {
             () = shutdown.cancelled() => return,
             batch = next_of(&mut of_pools) => (pools, batch),
-            batch = next_of(&mut of_configs) => (Kind::ConfigMap, batch),
+            batch = next_of(&mut of_configs) => (ObjectKind::ConfigMap, batch),
         };
         let mut changed = false;
-        for told in batch {
-            changed |= take_in(&mut catalogue, kind, told, &sought.namespace);
+        for updates in batch {
+            changed |= take_in(&mut catalogue, kind, updates, &query.namespace);
         }
         if changed {
             let now = catalogue.found();
@@ -57,28 +57,39 @@ pub async fn run(
     }
 }
 
-async fn next_of(told: &mut mpsc::Receiver<Told>) -> Vec<Told> {
+async fn next_of(updates: &mut mpsc::Receiver<WatchUpdate>) -> Vec<WatchUpdate> {
     let mut batch = Vec::new();
-    if told.recv_many(&mut batch, BATCH).await == 0 {
+    if updates.recv_many(&mut batch, BATCH).await == 0 {
         return std::future::pending().await;
     }
     batch
 }
 
-fn take_in(catalogue: &mut Catalogue, kind: Kind, told: Told, namespace: &str) -> bool {
-    match told {
-        Told::Change(change) => catalogue.apply(kind, change).unwrap_or_else(|Unreadable { name, reason, kept }| {
-            let kind = kind.naming().kind;
-            if kept {
-                tracing::error!(namespace, kind, name, reason, "invalid object; keeping its last valid version");
-            } else {
-                tracing::error!(namespace, kind, name, reason, "invalid object ignored; it has no last valid version");
-            }
-            true
-        }),
-        // What is known stays. That nobody may read configurations keeps no pool waiting; that nobody answers for now does.
-        Told::Trouble(setback) if kind == Kind::ConfigMap => !setback.is_loss && catalogue.heard_of_configs(),
-        Told::Trouble(setback) => (setback.refused || setback.not_installed) && catalogue.refused(),
-        Told::Well => false,
+fn take_in(catalogue: &mut Catalogue, kind: ObjectKind, updates: WatchUpdate, namespace: &str) -> bool {
+    match updates {
+        WatchUpdate::Change(change) => {
+            catalogue.apply(kind, change).unwrap_or_else(|Unreadable { name, reason, kept }| {
+                let kind = kind.naming().kind;
+                if kept {
+                    tracing::error!(namespace, kind, name, reason, "invalid object; keeping its last valid version");
+                } else {
+                    tracing::error!(
+                        namespace,
+                        kind,
+                        name,
+                        reason,
+                        "invalid object ignored; it has no last valid version"
+                    );
+                }
+                true
+            })
+        }
+        // Known pools stay. Pools do not wait for configurations that may not be read, but for an API server that does
+        // not answer.
+        WatchUpdate::Failed(setback) if kind == ObjectKind::ConfigMap => {
+            !setback.is_loss && catalogue.configs_resolved()
+        }
+        WatchUpdate::Failed(setback) => (setback.refused || setback.not_installed) && catalogue.refused(),
+        WatchUpdate::Recovered => false,
     }
 }

@@ -1,10 +1,10 @@
-//! Follows one kind of object: lists it, watches it from there, and begins anew when the API server no longer knows the place.
+//! Follows one kind of object: lists it, watches it from there, and lists again when its resource version has expired.
 //!
-//! Whatever goes wrong is told once when it begins and once when it is over, and is tried again, forever: less and less often while it lasts.
-//! What was known stays meanwhile, since nothing is told of it.
+//! A failure is logged once when it begins and once when it ends. It is retried forever, with growing delays. Known
+//! objects stay meanwhile.
 
-use super::objects::{Kind, Meta, Naming, Object};
-use super::table::Change;
+use super::objects::{ApiNames, Meta, Object, ObjectKind};
+use super::table::ObjectChange;
 use attache_types::rng;
 use futures_util::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,67 +21,69 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-/// The first repetition after a failure.
+/// Delay before the first retry after a failure.
 pub const FIRST_BACKOFF: Duration = Duration::from_millis(200);
-/// Repetitions are at most this far apart, and spread by [`JITTER`]: an API server that comes back is noticed within 5 s.
+/// Longest delay between retries, before [`JITTER`]. A restored API server is noticed within 5 s.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(4);
-/// A kind that nothing depends on and that is not installed, or may not be read, is looked for this often.
+/// Time between retries for an optional kind that is not installed or may not be read.
 pub const ABSENT_INTERVAL: Duration = Duration::from_secs(30);
-/// A kind that may be listed and not watched is listed this often: changes take effect that much later.
+/// Time between lists of a kind that may be listed but not watched; changes take effect that much later.
 pub const RELIST_INTERVAL: Duration = Duration::from_secs(10);
-/// Repetitions are spread by this part to both sides, so that replicas don't ask in step.
+/// Relative spread of delays to both sides, so that replicas don't send requests at the same time.
 const JITTER: f64 = 0.2;
-/// Objects on one page of a list, as client-go has it.
+/// Objects on one page of a list, as in client-go.
 pub const PAGE: u32 = 500;
-/// A page that takes longer counts as none.
+/// A page that takes longer counts as failed.
 pub const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// The API server ends a watch after this time, and it is begun anew from the same place. A connection that died without a word is
-/// found out by then.
+/// The API server ends a watch after this time, and the follower continues from the same resource version. A dead
+/// connection is noticed by then.
 pub const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
-/// What a watch may be late to end.
+/// How late the end of a watch may be.
 const WATCH_GRACE: Duration = Duration::from_secs(5);
-/// Watches of one kind begin no faster than this, however soon the API server ends them.
+/// Shortest time between two watches of one kind, however soon the API server ends them.
 const MIN_WATCH: Duration = Duration::from_secs(1);
 
-/// What a 401 means.
-const NOT_KNOWN: &str = "the API server does not know who asks: the service account's token, or what the kubeconfig has in its place, is not valid";
+/// Explains a response with status 401.
+const NOT_KNOWN: &str = "the API server rejects the credentials: the token of the service account, or the credentials \
+                         in the kubeconfig, are not valid";
 
-/// What is followed.
+/// The objects to follow.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
-    /// The kind.
-    pub kind: Kind,
-    /// The namespace.
+    /// ObjectKind of the objects.
+    pub kind: ObjectKind,
+    /// Namespace of the objects.
     pub namespace: String,
-    /// Labels to ask for.
+    /// Label selector for the list and the watch; `None` selects all.
     pub labels: Option<String>,
 }
 
-/// What following tells.
+/// What a follower sends to its listener.
 #[derive(Clone, Debug)]
-pub enum Told {
-    /// Something about an object.
-    Change(Change),
-    /// A list or a watch came to nothing, and is tried again.
-    Trouble(Setback),
-    /// The trouble is over.
-    Well,
+pub enum WatchUpdate {
+    /// A change of an object or a step of a list.
+    Change(ObjectChange),
+    /// A list or a watch failed, and is retried.
+    Failed(Setback),
+    /// The failure has ended.
+    Recovered,
 }
 
-/// What trouble means to those who listen.
+/// What a failure means for listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setback {
-    /// There is no such kind.
+    /// The kind is not installed.
     pub not_installed: bool,
-    /// A right is missing.
+    /// The service account lacks a right.
     pub refused: bool,
-    /// What is known may no longer be so.
+    /// Known objects may be out of date.
     pub is_loss: bool,
-    /// The kind may be listed and not watched: it is listed anew every [`RELIST_INTERVAL`], and the setback lasts until it can be watched.
+    /// The kind may be listed but not watched. It is listed every [`RELIST_INTERVAL`], and the setback lasts until it
+    /// can be watched.
     pub unwatched: bool,
 }
 
-/// An object as it comes over the wire: whatever its kind, only what all objects have is looked at here.
+/// An object in a response of the API server: metadata, and the rest without interpretation.
 #[derive(Clone, Debug, Deserialize)]
 struct Raw {
     #[serde(default)]
@@ -90,7 +92,7 @@ struct Raw {
     spec: Value,
     #[serde(default)]
     status: Value,
-    /// What a ConfigMap has in place of a spec.
+    /// Data of a ConfigMap, which has no spec.
     #[serde(default)]
     data: Value,
 }
@@ -145,27 +147,27 @@ impl From<Raw> for Object {
     }
 }
 
-/// Versions are compared and never read, and the hash is the smaller.
+/// Hash of a resource version, which is only compared and is smaller this way.
 fn hash(version: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     version.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Why a list or a watch came to nothing.
+/// Why a list or a watch failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Trouble {
+enum WatchError {
     /// A right is missing.
     Forbidden { verb: &'static str },
     /// The kind is not installed.
     NotInstalled,
-    /// The API server no longer knows the place, or the kind that it was a place in.
+    /// The resource version has expired, or the kind was removed.
     Gone,
-    /// Anything else.
+    /// Any other failure.
     Other { verb: &'static str, error: String },
 }
 
-impl Trouble {
+impl WatchError {
     fn of(verb: &'static str, error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::of_status(verb, status.code, &status.message),
@@ -177,7 +179,8 @@ impl Trouble {
         match code {
             401 => Self::Other { verb, error: format!("status 401: {message}: {NOT_KNOWN}") },
             403 => Self::Forbidden { verb },
-            // Whether there is such a kind only a list says: an API server that restarts, or that aggregates, answers watches so for a moment.
+            // Only a list decides whether a kind exists: an API server that restarts, or that aggregates, answers
+            // watches with 404 for a moment.
             404 if verb == "list" => Self::NotInstalled,
             404 | 410 => Self::Gone,
             code => Self::Other { verb, error: format!("status {code}: {message}") },
@@ -188,7 +191,7 @@ impl Trouble {
         Self::Other { verb, error: "no answer in time".to_owned() }
     }
 
-    /// The same trouble, whatever its words.
+    /// Whether both are the same failure, apart from the message.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Forbidden { verb }, Self::Forbidden { verb: before }) => verb == before,
@@ -196,7 +199,7 @@ impl Trouble {
         }
     }
 
-    /// Lists are answered, watches are refused.
+    /// Whether lists work and watches are refused.
     fn is_unwatched(&self) -> bool {
         *self == Self::Forbidden { verb: "watch" }
     }
@@ -215,46 +218,47 @@ pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Follows a kind until whoever listens is gone.
+/// Follows a kind until its listener is gone.
 pub struct Follower {
     subject: Subject,
     api: Api<Raw>,
-    told: mpsc::Sender<Told>,
+    updates: mpsc::Sender<WatchUpdate>,
     rng: rng::PickRng,
     failures: u32,
-    /// Times that the place was lost since something was heard of a watch.
+    /// How often the resource version expired since the last event of a watch.
     lost: u32,
-    trouble: Option<Trouble>,
+    trouble: Option<WatchError>,
 }
 
-/// The place that a list or a watch has come to; or what went wrong, and the place to go on from if there is one.
-type Reached = Result<String, (Trouble, Option<String>)>;
+/// The resource version that a list or a watch has reached; or the failure, with the version to continue from if there
+/// is one.
+type Reached = Result<String, (WatchError, Option<String>)>;
 
-/// The listener has gone.
-struct Unheard;
+/// The listener is gone.
+struct ListenerGone;
 
 impl Follower {
-    /// Follows `subject`, and tells of it through `told`.
+    /// Creates a follower that sends updates about `subject` to `updates`.
     #[must_use]
-    pub fn new(client: Client, subject: Subject, told: mpsc::Sender<Told>) -> Self {
-        let Naming { group, version, kind, plural } = subject.kind.naming();
+    pub fn new(client: Client, subject: Subject, updates: mpsc::Sender<WatchUpdate>) -> Self {
+        let ApiNames { group, version, kind, plural } = subject.kind.naming();
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         let api = Api::namespaced_with(client, &subject.namespace, &resource);
         let rng = rng::PickRng::seed_from_u64(rng::system_seed());
-        Self { subject, api, told, rng, failures: 0, lost: 0, trouble: None }
+        Self { subject, api, updates, rng, failures: 0, lost: 0, trouble: None }
     }
 
-    /// Lists and watches, again and again.
+    /// Lists and watches in a loop until the listener is gone.
     pub async fn run(mut self) {
-        // Heard of through the channel: whoever listens drops its end.
-        let told = self.told.clone();
+        // The listener stops this loop by dropping its end of the channel.
+        let updates = self.updates.clone();
         tokio::select! {
-            () = told.closed() => {}
+            () = updates.closed() => {}
             _ = self.follow() => {}
         }
     }
 
-    async fn follow(&mut self) -> Result<(), Unheard> {
+    async fn follow(&mut self) -> Result<(), ListenerGone> {
         let mut place: Option<String> = None;
         loop {
             let result = match place.take() {
@@ -263,8 +267,8 @@ impl Follower {
             };
             match result {
                 Ok(version) => place = Some(version),
-                // Not a failure: the next thing to do is to list.
-                Err((Trouble::Gone, _)) => {
+                // Not a failure: the next step is a list.
+                Err((WatchError::Gone, _)) => {
                     tracing::debug!(
                         resource = self.resource(),
                         "watch expired (resource version too old); listing again"
@@ -287,29 +291,29 @@ impl Follower {
         self.subject.kind.naming().plural
     }
 
-    async fn tell(&self, told: Told) -> Result<(), Unheard> {
-        self.told.send(told).await.map_err(|_| Unheard)
+    async fn send(&self, update: WatchUpdate) -> Result<(), ListenerGone> {
+        self.updates.send(update).await.map_err(|_| ListenerGone)
     }
 
-    /// Lists everything, page by page. Gives the place from which to watch.
-    async fn list(&mut self) -> Result<Reached, Unheard> {
+    /// Lists all objects page by page, and returns the resource version to watch from.
+    async fn list(&mut self) -> Result<Reached, ListenerGone> {
         let mut params =
             ListParams { label_selector: self.subject.labels.clone(), limit: Some(PAGE), ..ListParams::default() };
-        self.tell(Told::Change(Change::ListBegun)).await?;
+        self.send(WatchUpdate::Change(ObjectChange::ListBegun)).await?;
         loop {
             let page = match timeout(LIST_TIMEOUT, self.api.list(&params)).await {
                 Ok(Ok(page)) => page,
-                Ok(Err(error)) => return Ok(Err((Trouble::of("list", &error), None))),
-                Err(_) => return Ok(Err((Trouble::late("list"), None))),
+                Ok(Err(error)) => return Ok(Err((WatchError::of("list", &error), None))),
+                Err(_) => return Ok(Err((WatchError::late("list"), None))),
             };
             for raw in page.items {
-                self.tell(Told::Change(Change::Listed(self.object(raw)))).await?;
+                self.send(WatchUpdate::Change(ObjectChange::Listed(self.object(raw)))).await?;
             }
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params.continue_token = Some(token),
                 None => {
-                    self.tell(Told::Change(Change::ListDone)).await?;
-                    if !self.trouble.as_ref().is_some_and(Trouble::is_unwatched) {
+                    self.send(WatchUpdate::Change(ObjectChange::ListDone)).await?;
+                    if !self.trouble.as_ref().is_some_and(WatchError::is_unwatched) {
                         self.well().await?;
                     }
                     return Ok(Ok(page.metadata.resource_version.unwrap_or_default()));
@@ -318,8 +322,8 @@ impl Follower {
         }
     }
 
-    /// Watches from a place until the watch ends. Gives the place that it has come to.
-    async fn watch(&mut self, mut version: String) -> Result<Reached, Unheard> {
+    /// Watches from a resource version until the watch ends, and returns the version that it has reached.
+    async fn watch(&mut self, mut version: String) -> Result<Reached, ListenerGone> {
         let params = WatchParams {
             label_selector: self.subject.labels.clone(),
             timeout: u32::try_from(WATCH_TIMEOUT.as_secs()).ok(),
@@ -329,17 +333,17 @@ impl Follower {
         let begun = Instant::now();
         let stream = match timeout(LIST_TIMEOUT, self.api.watch(&params, &version)).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Ok(Err((Trouble::of("watch", &error), Some(version)))),
-            Err(_) => return Ok(Err((Trouble::late("watch"), Some(version)))),
+            Ok(Err(error)) => return Ok(Err((WatchError::of("watch", &error), Some(version)))),
+            Err(_) => return Ok(Err((WatchError::late("watch"), Some(version)))),
         };
         let mut stream = std::pin::pin!(stream);
-        // Being let in is the answer to a refusal; other trouble is over when something comes.
-        if matches!(self.trouble, Some(Trouble::Forbidden { .. })) {
+        // A started watch ends a refusal; other failures end with the first event.
+        if matches!(self.trouble, Some(WatchError::Forbidden { .. })) {
             self.well().await?;
         }
         loop {
             let (change, at) = match timeout(WATCH_TIMEOUT + WATCH_GRACE, stream.next()).await {
-                // The server ended it, or it died without a word: both go on from here.
+                // The API server ended the watch, or the connection died: both continue from here.
                 Ok(None) | Err(_) => {
                     tokio::time::sleep_until(begun + MIN_WATCH).await;
                     self.lost = 0;
@@ -348,19 +352,19 @@ impl Follower {
                 }
                 Ok(Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw)))) => {
                     let at = raw.metadata.resource_version.clone();
-                    (Some(Change::Applied(self.object(raw))), at)
+                    (Some(ObjectChange::Applied(self.object(raw))), at)
                 }
                 Ok(Some(Ok(WatchEvent::Deleted(raw)))) => {
                     let at = raw.metadata.resource_version.clone();
                     let Object { meta, .. } = raw.into();
-                    (Some(Change::Deleted { name: meta.name, uid: meta.uid }), at)
+                    (Some(ObjectChange::Deleted { name: meta.name, uid: meta.uid }), at)
                 }
                 Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => (None, Some(bookmark.metadata.resource_version)),
                 Ok(Some(Ok(WatchEvent::Error(status)))) => {
-                    let trouble = Trouble::of_status("watch", status.code, &status.message);
+                    let trouble = WatchError::of_status("watch", status.code, &status.message);
                     return Ok(Err((trouble, Some(version))));
                 }
-                Ok(Some(Err(error))) => return Ok(Err((Trouble::of("watch", &error), Some(version)))),
+                Ok(Some(Err(error))) => return Ok(Err((WatchError::of("watch", &error), Some(version)))),
             };
             if let Some(at) = at.filter(|at| !at.is_empty()) {
                 version = at;
@@ -368,7 +372,7 @@ impl Follower {
             self.lost = 0;
             self.well().await?;
             if let Some(change) = change {
-                self.tell(Told::Change(change)).await?;
+                self.send(WatchUpdate::Change(change)).await?;
             }
         }
     }
@@ -377,31 +381,31 @@ impl Follower {
         Object::from(raw).trimmed(self.subject.kind)
     }
 
-    /// All is well (again).
-    async fn well(&mut self) -> Result<(), Unheard> {
+    /// Records that list and watch work, and logs it after a failure.
+    async fn well(&mut self) -> Result<(), ListenerGone> {
         self.failures = 0;
         if self.trouble.take().is_none() {
             return Ok(());
         }
         let namespace = self.subject.namespace.as_str();
         tracing::info!(resource = self.resource(), namespace, "watch works again");
-        self.tell(Told::Well).await
+        self.send(WatchUpdate::Recovered).await
     }
 
-    /// It costs something that this kind can't be followed.
-    fn is_loss(&self, trouble: &Trouble) -> bool {
-        // What nothing depends on may as well not be installed.
-        self.subject.kind.is_needed() || matches!(trouble, Trouble::Other { .. })
+    /// Whether it matters that this kind can't be followed.
+    fn is_loss(&self, trouble: &WatchError) -> bool {
+        // An optional kind need not be installed.
+        self.subject.kind.is_needed() || matches!(trouble, WatchError::Other { .. })
     }
 
-    async fn troubled(&mut self, trouble: Trouble) -> Result<(), Unheard> {
+    async fn troubled(&mut self, trouble: WatchError) -> Result<(), ListenerGone> {
         let setback = Setback {
-            not_installed: trouble == Trouble::NotInstalled,
-            refused: matches!(trouble, Trouble::Forbidden { .. }),
+            not_installed: trouble == WatchError::NotInstalled,
+            refused: matches!(trouble, WatchError::Forbidden { .. }),
             is_loss: self.is_loss(&trouble),
             unwatched: trouble.is_unwatched(),
         };
-        self.tell(Told::Trouble(setback)).await?;
+        self.send(WatchUpdate::Failed(setback)).await?;
         if self.trouble.as_ref().is_some_and(|before| before.is_like(&trouble)) {
             return Ok(());
         }
@@ -410,12 +414,12 @@ impl Follower {
         Ok(())
     }
 
-    fn say(&self, trouble: &Trouble) {
-        let Naming { group, version, plural, .. } = self.subject.kind.naming();
+    fn say(&self, trouble: &WatchError) {
+        let ApiNames { group, version, plural, .. } = self.subject.kind.naming();
         let namespace = self.subject.namespace.as_str();
         let rule = self.subject.kind.role_rule();
         match trouble {
-            Trouble::Forbidden { verb: "watch" } => tracing::warn!(
+            WatchError::Forbidden { verb: "watch" } => tracing::warn!(
                 namespace,
                 group,
                 resource = plural,
@@ -423,7 +427,7 @@ impl Follower {
                  The service account's Role there needs `{rule}`",
                 RELIST_INTERVAL.as_secs()
             ),
-            Trouble::Forbidden { verb } if self.subject.kind.is_needed() => tracing::error!(
+            WatchError::Forbidden { verb } if self.subject.kind.is_needed() => tracing::error!(
                 namespace,
                 group,
                 resource = plural,
@@ -431,7 +435,7 @@ impl Follower {
                 "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
                  the service account's Role there needs `{rule}`"
             ),
-            Trouble::Forbidden { verb } if self.subject.kind == Kind::ConfigMap => tracing::warn!(
+            WatchError::Forbidden { verb } if self.subject.kind == ObjectKind::ConfigMap => tracing::warn!(
                 namespace,
                 group,
                 resource = plural,
@@ -439,8 +443,8 @@ impl Follower {
                 "the API server refuses `{verb}` on `{plural}` in namespace `{namespace}`; InferencePools there use the template, without \
                  settings of their own. The service account's Role there needs `{rule}`"
             ),
-            // Roles of GIE's charts name neither llm-d's kinds nor those of old.
-            Trouble::Forbidden { verb } => tracing::info!(
+            // Roles of GIE's charts contain neither llm-d's kinds nor older ones.
+            WatchError::Forbidden { verb } => tracing::info!(
                 namespace,
                 group,
                 resource = plural,
@@ -448,18 +452,18 @@ impl Follower {
                 "the API server refuses `{verb}` on `{plural}` (group `{group}`) in namespace `{namespace}`; \
                  such objects have no effect unless the service account's Role there has `{rule}`"
             ),
-            Trouble::NotInstalled if self.subject.kind.is_needed() => tracing::error!(
+            WatchError::NotInstalled if self.subject.kind.is_needed() => tracing::error!(
                 namespace,
                 group,
                 resource = plural,
                 "the API server does not know `{plural}` of `{group}/{version}`: its CustomResourceDefinition is not installed, \
                  or only in another group or version (`--pool-group`)"
             ),
-            Trouble::NotInstalled => {
+            WatchError::NotInstalled => {
                 tracing::debug!(group, resource = plural, "resource is not installed; Attaché checks again later");
             }
-            Trouble::Gone => {}
-            Trouble::Other { verb, error } => tracing::warn!(
+            WatchError::Gone => {}
+            WatchError::Other { verb, error } => tracing::warn!(
                 namespace,
                 group,
                 resource = plural,
@@ -486,7 +490,7 @@ impl Follower {
     }
 }
 
-/// From [`FIRST_BACKOFF`] doubling to [`MAX_BACKOFF`], after so many failures before this one.
+/// Delay after `failures` earlier failures: starts at [`FIRST_BACKOFF`] and doubles up to [`MAX_BACKOFF`].
 fn backoff(failures: u32) -> Duration {
     FIRST_BACKOFF.saturating_mul(1 << failures.min(16)).min(MAX_BACKOFF)
 }
@@ -496,26 +500,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repetitions_become_rarer_up_to_a_bound() {
+    fn retry_delay_doubles_up_to_bound() {
         let delays: Vec<u128> = [0, 1, 2, 5, 6, 40].map(|n| backoff(n).as_millis()).to_vec();
         assert_eq!(delays, [200, 400, 800, 4_000, 4_000, 4_000]);
         let longest = MAX_BACKOFF.mul_f64(1.0 + JITTER);
-        assert!(longest < Duration::from_secs(5), "an API server that comes back is noticed after {longest:?}");
+        assert!(longest < Duration::from_secs(5), "a restored API server is noticed after {longest:?}");
     }
 
     #[test]
-    fn statuses_are_told_apart() {
+    fn http_statuses_map_to_failures() {
         for (code, want) in [
-            (403, Trouble::Forbidden { verb: "list" }),
-            (404, Trouble::NotInstalled),
-            (410, Trouble::Gone),
-            (503, Trouble::Other { verb: "list", error: "status 503: away".into() }),
+            (403, WatchError::Forbidden { verb: "list" }),
+            (404, WatchError::NotInstalled),
+            (410, WatchError::Gone),
+            (503, WatchError::Other { verb: "list", error: "status 503: away".into() }),
         ] {
-            assert_eq!(Trouble::of_status("list", code, "away"), want);
+            assert_eq!(WatchError::of_status("list", code, "away"), want);
         }
-        assert_eq!(Trouble::of_status("watch", 404, "away"), Trouble::Gone, "a list says whether there is such a kind");
-        let Trouble::Other { error, .. } = Trouble::of_status("list", 401, "Unauthorized") else {
-            panic!("a Role does not help who is not known");
+        assert_eq!(
+            WatchError::of_status("watch", 404, "away"),
+            WatchError::Gone,
+            "only a list decides whether a kind exists"
+        );
+        let WatchError::Other { error, .. } = WatchError::of_status("list", 401, "Unauthorized") else {
+            panic!("a Role does not help with invalid credentials");
         };
         assert!(error.contains("Unauthorized") && error.contains("token"), "{error}");
     }

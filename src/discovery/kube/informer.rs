@@ -1,14 +1,16 @@
-//! Follows each subject once, however many pools listen: the API server sees one list and one watch for a namespace, a kind and a selector.
+//! Follows each subject once for all pools: the API server gets one list and one watch for a namespace, kind and
+//! selector.
 //!
-//! Pods are asked for by each pool's own labels, not all of a namespace at once: what else runs there is neither sent nor read nor kept. Pools
-//! with the same labels share. Every other kind is followed whole, and each pool takes from it what is its own.
+//! Pods are selected by each pool's own labels, so other pods of the namespace are neither sent nor stored. Pools with
+//! the same labels share a follower. All other kinds are followed as a whole, and each pool takes its own objects from
+//! them.
 //!
-//! What is known is kept beside the follower, so that who comes later is told of it without another list. The last one who leaves ends it.
-//! Called by `source` and `finder`.
+//! The known objects are kept beside the follower, so that a new listener gets them without another list. The follower
+//! ends with its last listener. Called by `source` and `finder`.
 
-use super::follow::{Follower, MAX_BACKOFF, Setback, Subject, Told};
+use super::follow::{Follower, MAX_BACKOFF, Setback, Subject, WatchUpdate};
 use super::objects::Object;
-use super::table::Change;
+use super::table::ObjectChange;
 use futures_util::future::select_all;
 use kube::Client;
 use parking_lot::Mutex;
@@ -18,34 +20,35 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Changes that may wait to be taken in; who tells more waits.
+/// Most updates that wait for one listener; the follower waits while its queue is full.
 const QUEUE: usize = 256;
 
-type Listener = mpsc::Sender<Told>;
+type Listener = mpsc::Sender<WatchUpdate>;
 
-/// All that is followed through one client.
+/// All followers of one client.
 pub struct Informers {
     client: Client,
     running: Mutex<HashMap<Subject, mpsc::UnboundedSender<Listener>>>,
 }
 
 impl Informers {
-    /// Nothing is followed yet.
+    /// Creates a set without followers.
     #[must_use]
     pub fn new(client: Client) -> Arc<Self> {
         Arc::new(Self { client, running: Mutex::default() })
     }
 
-    /// The way to the API server.
+    /// Client of the API server.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Tells of `subject` from now on, what is known of it first, until the channel's end is dropped. Must be called within a tokio runtime.
+    /// Sends updates about `subject`, the known objects first, until the receiver is dropped. Must be called within a
+    /// tokio runtime.
     #[must_use]
-    pub fn listen(self: &Arc<Self>, subject: &Subject) -> mpsc::Receiver<Told> {
-        let (listener, told) = mpsc::channel(QUEUE);
+    pub fn listen(self: &Arc<Self>, subject: &Subject) -> mpsc::Receiver<WatchUpdate> {
+        let (listener, updates) = mpsc::channel(QUEUE);
         let mut running = self.running.lock();
         let joined = running.get(subject).map(|joining| joining.send(listener.clone()).is_ok());
         if joined != Some(true) {
@@ -56,14 +59,14 @@ impl Informers {
                 subject: subject.clone(),
                 joins,
                 listeners: vec![listener],
-                known: Known::default(),
+                known: SubjectState::default(),
             };
             tokio::spawn(informer.run());
         }
-        told
+        updates
     }
 
-    /// Whoever has come to `subject` meanwhile; else it is not followed any more.
+    /// A listener that joined meanwhile; if there is none, ends following `subject`.
     fn retire(&self, subject: &Subject, joins: &mut mpsc::UnboundedReceiver<Listener>) -> Option<Listener> {
         let mut running = self.running.lock();
         let late = joins.try_recv().ok();
@@ -74,42 +77,42 @@ impl Informers {
     }
 }
 
-/// What is known of a subject.
+/// The known objects of a subject.
 #[derive(Default)]
-struct Known {
+struct SubjectState {
     objects: BTreeMap<String, Object>,
     listing: Option<BTreeMap<String, Object>>,
     listed: bool,
     trouble: Option<Setback>,
 }
 
-impl Known {
-    fn take_in(&mut self, told: &Told) {
-        match told {
-            Told::Trouble(setback) => {
+impl SubjectState {
+    fn take_in(&mut self, updates: &WatchUpdate) {
+        match updates {
+            WatchUpdate::Failed(setback) => {
                 if setback.not_installed {
                     *self = Self::default();
                 }
                 self.trouble = Some(*setback);
             }
-            Told::Well => self.trouble = None,
-            Told::Change(Change::ListBegun) => self.listing = Some(BTreeMap::new()),
-            Told::Change(Change::Listed(object)) => {
+            WatchUpdate::Recovered => self.trouble = None,
+            WatchUpdate::Change(ObjectChange::ListBegun) => self.listing = Some(BTreeMap::new()),
+            WatchUpdate::Change(ObjectChange::Listed(object)) => {
                 if let Some(listing) = &mut self.listing {
                     listing.insert(object.meta.name.clone(), object.clone());
                 }
             }
-            Told::Change(Change::ListDone) => {
+            WatchUpdate::Change(ObjectChange::ListDone) => {
                 if let Some(listing) = self.listing.take() {
                     self.objects = listing;
                     self.listed = true;
                 }
                 self.trouble = self.trouble.filter(|trouble| trouble.unwatched);
             }
-            Told::Change(Change::Applied(object)) => {
+            WatchUpdate::Change(ObjectChange::Applied(object)) => {
                 self.objects.insert(object.meta.name.clone(), object.clone());
             }
-            Told::Change(Change::Deleted { name, uid }) => {
+            WatchUpdate::Change(ObjectChange::Deleted { name, uid }) => {
                 if self.objects.get(name).is_some_and(|known| known.meta.uid == *uid) {
                     self.objects.remove(name);
                 }
@@ -117,30 +120,31 @@ impl Known {
         }
     }
 
-    /// All that somebody who comes now has missed.
-    fn told(&self) -> impl Iterator<Item = Told> {
+    /// The updates that a new listener needs to know everything.
+    fn updates(&self) -> impl Iterator<Item = WatchUpdate> {
         let listed = |objects: &BTreeMap<String, Object>| {
-            let objects: Vec<Told> = objects.values().map(|o| Told::Change(Change::Listed(o.clone()))).collect();
-            std::iter::once(Told::Change(Change::ListBegun)).chain(objects)
+            let objects: Vec<WatchUpdate> =
+                objects.values().map(|o| WatchUpdate::Change(ObjectChange::Listed(o.clone()))).collect();
+            std::iter::once(WatchUpdate::Change(ObjectChange::ListBegun)).chain(objects)
         };
-        let whole = self.listed.then(|| listed(&self.objects).chain([Told::Change(Change::ListDone)]));
+        let whole = self.listed.then(|| listed(&self.objects).chain([WatchUpdate::Change(ObjectChange::ListDone)]));
         let begun = self.listing.as_ref().map(listed);
-        whole.into_iter().flatten().chain(begun.into_iter().flatten()).chain(self.trouble.map(Told::Trouble))
+        whole.into_iter().flatten().chain(begun.into_iter().flatten()).chain(self.trouble.map(WatchUpdate::Failed))
     }
 }
 
-/// One subject and those who listen.
+/// One subject and its listeners.
 struct Informer {
     informers: Arc<Informers>,
     subject: Subject,
     joins: mpsc::UnboundedReceiver<Listener>,
     listeners: Vec<Listener>,
-    known: Known,
+    known: SubjectState,
 }
 
-/// A follower at work. It ends when the channel's end is dropped.
+/// A running follower. It ends when its channel is dropped.
 struct Following {
-    told: mpsc::Receiver<Told>,
+    updates: mpsc::Receiver<WatchUpdate>,
     task: JoinHandle<()>,
 }
 
@@ -151,30 +155,30 @@ impl Informer {
     }
 
     fn follow(&self, delay: Duration) -> Following {
-        let (tell, told) = mpsc::channel(QUEUE);
+        let (tell, updates) = mpsc::channel(QUEUE);
         let follower = Follower::new(self.informers.client.clone(), self.subject.clone(), tell);
         let task = tokio::spawn(async move {
             tokio::time::sleep(delay).await;
             follower.run().await;
         });
-        Following { told, task }
+        Following { updates, task }
     }
 
-    /// The next thing that happens. False when nobody listens any more.
+    /// Handles the next event. Returns false when no listener is left.
     async fn step(&mut self, following: &mut Following) -> bool {
         tokio::select! {
             biased;
             Some(listener) = self.joins.recv() => self.join(listener).await,
-            told = following.told.recv() => match told {
-                Some(told) => {
-                    self.known.take_in(&told);
+            updates = following.updates.recv() => match updates {
+                Some(updates) => {
+                    self.known.take_in(&updates);
                     for listener in &self.listeners {
-                        // Who has left is seen below.
-                        let _ = listener.send(told.clone()).await;
+                        // Listeners that are gone are removed below.
+                        let _ = listener.send(updates.clone()).await;
                     }
                 }
                 None => {
-                    // It has panicked: without another the pools would stay as they were, in silence.
+                    // The follower has panicked. Without another one, the pools would silently stay as they are.
                     let error = (&mut following.task).await.err().map(|error| error.to_string());
                     let (resource, namespace) = (self.subject.kind.naming().plural, self.subject.namespace.as_str());
                     tracing::error!(resource, namespace, error, "watch failed; it starts again");
@@ -194,8 +198,8 @@ impl Informer {
     }
 
     async fn join(&mut self, listener: Listener) {
-        for told in self.known.told() {
-            if listener.send(told).await.is_err() {
+        for updates in self.known.updates() {
+            if listener.send(updates).await.is_err() {
                 break;
             }
         }
@@ -203,7 +207,7 @@ impl Informer {
     }
 }
 
-/// Waits until one of them has left.
+/// Waits until a listener is gone.
 async fn left(listeners: &[Listener]) {
     select_all(listeners.iter().map(|listener| Box::pin(listener.closed()))).await;
 }

@@ -1,6 +1,6 @@
-//! The task that holds a `Lease`, or waits for it.
+//! The task that holds a `Lease`, or waits until it is free.
 
-use super::election::{Election, LEASE_DURATION, RETRY_PERIOD, Record, Step};
+use super::election::{Election, LEASE_DURATION, LeaseRecord, LeaseStep, RETRY_PERIOD};
 use attache_types::clock::Clock;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -12,16 +12,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-/// An answer about the lease that takes longer counts as none.
+/// A response about the lease that takes longer counts as failed.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The name of the lease that the replicas of GIE's picker share, so that the two can be replaced one by one.
+/// Name of the lease that the replicas of GIE's picker share, so that one can replace the other replica by replica.
 #[must_use]
 pub fn name(namespace: &str, pool: &str) -> String {
     format!("epp-{namespace}-{pool}.gateway-api-inference-extension.sigs.k8s.io")
 }
 
-/// Who this replica is: the pod's name, else the machine's, and a number that no other has.
+/// Identity of this replica: the name of the pod or the host, and a random number.
 #[must_use]
 pub fn identity(seed: u64) -> String {
     let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
@@ -29,21 +29,22 @@ pub fn identity(seed: u64) -> String {
     format!("{name}_{seed:016x}")
 }
 
-/// A lease that several replicas want.
-pub struct Claim {
+/// A lease that several replicas compete for.
+pub struct LeaseClaim {
     api: Api<Lease>,
     name: String,
     election: Election,
     clock: Clock,
     leads: watch::Sender<bool>,
     serves: watch::Sender<bool>,
-    /// The last look came to nothing, and that has been told.
+    /// Whether the last access failed, which is logged once.
     troubled: bool,
 }
 
-impl Claim {
-    /// A claim on the lease `name`. `leads` says whether this replica leads, so that it may write; `serves`, whether it is the one that serves: that
-    /// lasts, while the API server is away, until another is known to have the lease.
+impl LeaseClaim {
+    /// A claim on the lease `name`. `leads` becomes whether this replica is the leader and may write. `serves` becomes
+    /// whether it is the active replica, which lasts while the API server is away until another replica is known to
+    /// hold the lease.
     #[must_use]
     pub fn new(
         client: Client,
@@ -58,7 +59,7 @@ impl Claim {
         Self { api, name, election: Election::new(identity), clock, leads, serves, troubled: false }
     }
 
-    /// Wants the lease until `shutdown`, and then gives it back.
+    /// Competes for the lease until `shutdown`, and then releases it.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut look = tokio::time::interval(RETRY_PERIOD);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -76,7 +77,7 @@ impl Claim {
         }
         if self.election.leads(self.clock.now()) {
             self.leads.send_replace(false);
-            // The next one would only have to wait.
+            // The next replica would otherwise wait for the lease to expire.
             let _ = timeout(ANSWER_TIMEOUT, self.give_back()).await;
         }
     }
@@ -103,12 +104,12 @@ impl Claim {
         }
     }
 
-    /// Looks at the lease and takes it if it may.
+    /// Reads the lease, and takes or renews it if allowed.
     async fn look(&mut self) -> Result<(), String> {
         let asked = self.clock.now();
-        let found = self.api.get_opt(&self.name).await.map_err(|e| told("get", &e))?;
+        let found = self.api.get_opt(&self.name).await.map_err(|e| describe("get", &e))?;
         let record = found.as_ref().map(record);
-        let Step::Take { changes_hands } = self.election.found(record.as_ref(), asked) else { return Ok(()) };
+        let LeaseStep::Take { changes_hands } = self.election.found(record.as_ref(), asked) else { return Ok(()) };
         let lease = self.ours(found, changes_hands)?;
         let (verb, written) = if lease.metadata.resource_version.is_some() {
             ("update", self.api.replace(&self.name, &PostParams::default(), &lease).await)
@@ -117,14 +118,14 @@ impl Claim {
         };
         match written {
             Ok(_) => self.election.written(asked),
-            // Another was faster; the next look tells who.
+            // Another replica was faster; the next read returns its name.
             Err(kube::Error::Api(status)) if status.code == 409 => {}
-            Err(error) => return Err(told(verb, &error)),
+            Err(error) => return Err(describe(verb, &error)),
         }
         Ok(())
     }
 
-    /// The lease as it is when it is ours.
+    /// The lease with this replica as its holder.
     fn ours(&self, found: Option<Lease>, changes_hands: bool) -> Result<Lease, String> {
         let wall = self.clock.wall(self.clock.now());
         let now = MicroTime(jiff::Timestamp::try_from(wall).map_err(|e| e.to_string())?);
@@ -159,8 +160,8 @@ impl Claim {
     }
 }
 
-/// What went wrong, and for a right that is missing which one.
-fn told(verb: &str, error: &kube::Error) -> String {
+/// Describes an error, and for a refusal the missing right.
+fn describe(verb: &str, error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => format!(
             "the API server refuses `{verb}` on `leases` (group `coordination.k8s.io`); the service account's Role must allow get, create and update"
@@ -169,10 +170,10 @@ fn told(verb: &str, error: &kube::Error) -> String {
     }
 }
 
-fn record(lease: &Lease) -> Record {
+fn record(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok());
-    Record {
+    LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: seconds.map_or(LEASE_DURATION, Duration::from_secs),
         renewed: spec.renew_time.map(|time| time.0.to_string()).unwrap_or_default(),

@@ -1,12 +1,17 @@
-//! Endpoints and rules from the Kubernetes API: the pods of an `InferencePool` or of a label selector, and what objects beside them say of models.
+//! Endpoints and model rules from the Kubernetes API: the pods of an `InferencePool` or of a label selector, and the
+//! objects that define models.
 //!
-//! `source` is the task of one pool. It puts what it is told of each kind of object into [`state`] and [`rules`], and tells the pool's writer and the
-//! router what came of it. `informer` tells: it has one follower (`follow`: list, watch, repetition) for each namespace, kind and selector, which
-//! all pools share. [`state`] and [`rules`], [`table`] beneath them and [`objects`], which reads what objects say, are pure, and are there without
-//! the feature `kube` too. `finder` tells which `InferencePool`s become pools while the process runs, by [`catalogue`]. `lease` holds a Lease by the rules of [`election`], where one replica
-//! is to lead; `status` writes what `conditions` says of objects while it does; `reviews` asks who may see the pages.
+//! * `source` is the task of one pool. It applies updates of objects to [`state`] and [`rules`], and sends the results
+//!   to the pool's writer and the router.
+//! * `informer` sends the updates. It has one follower (`follow`: list, watch, retry) for each namespace, kind and
+//!   selector, which all pools share.
+//! * [`state`], [`rules`], [`table`] and [`objects`] (which parses objects) are pure, and exist without the feature
+//!   `kube` too.
+//! * `finder` finds the `InferencePool`s that become pools at run time, by [`catalogue`].
+//! * `lease` holds a Lease by the rules of [`election`], where one replica is the leader.
+//! * `status` writes what `conditions` derives for objects; `reviews` asks who may see admin pages.
 //!
-//! Started by the composition of the process.
+//! The composition of the process starts the tasks.
 
 pub mod catalogue;
 #[cfg(feature = "kube")]

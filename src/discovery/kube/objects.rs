@@ -1,7 +1,7 @@
-//! The objects that are watched, and what is read of them.
+//! The watched kinds of objects, and the fields that Attaché reads of them.
 //!
-//! Read as tolerantly as the API allows: what is not needed is not looked at, so that an object of a newer version is still understood. What
-//! is needed and is not as it must be makes the whole object unreadable, with a reason that names the field. Pure.
+//! Parsing ignores fields that are not needed, so that objects of newer versions still work. A needed field with an
+//! invalid value makes the whole object invalid, with a reason that names the field. Pure.
 
 use super::conditions::{Condition, TYPES};
 use crate::settings::PoolGroup;
@@ -14,71 +14,71 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// The API group in which GIE keeps what is not stable.
+/// GIE's API group for unstable kinds.
 pub const GIE_EXPERIMENTAL: &str = "inference.networking.x-k8s.io";
 /// llm-d's API group.
 pub const LLM_D: &str = "llm-d.ai";
-/// The priority of a model whose criticality is `Critical`: above the 0 of all that says nothing.
+/// The priority of a model whose criticality is `Critical`: above 0, the default.
 pub const CRITICAL_PRIORITY: i32 = 10;
-/// That of a `Sheddable` one: below 0, which is what is shed.
+/// The priority of a model whose criticality is `Sheddable`: below 0, so its requests are shed first.
 pub const SHEDDABLE_PRIORITY: i32 = -10;
 
-/// The condition of a pod that serves.
+/// The condition of a pod that takes traffic.
 const READY: &str = "Ready";
 
-/// A kind of object that is watched.
+/// A kind of object that Attaché watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ObjectKind {
     /// `Pod`.
     Pod,
     /// `InferencePool`.
     Pool(PoolGroup),
     /// `InferenceObjective` of llm-d's group or of GIE's.
-    Objective(Origin),
+    Objective(KindOrigin),
     /// `InferenceModelRewrite` of llm-d's group or of GIE's.
-    Rewrite(Origin),
+    Rewrite(KindOrigin),
     /// `InferenceModel`, which both replaced.
     Model,
     /// `ConfigMap`.
     ConfigMap,
 }
 
-/// Whose definition of a kind it is.
+/// The project that defines a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Origin {
-    /// llm-d's. Where it is installed, GIE's is not looked at.
+pub enum KindOrigin {
+    /// llm-d. Where its kind is installed, GIE's is ignored.
     LlmD,
-    /// GIE's.
+    /// GIE, the Gateway API inference extension.
     Gie,
 }
 
-/// How the API server calls a kind.
+/// The names of a kind in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Naming {
-    /// The API group, empty for the core.
+pub struct ApiNames {
+    /// The API group, empty for the core group.
     pub group: &'static str,
-    /// The version.
+    /// Version of the API group.
     pub version: &'static str,
-    /// The kind.
+    /// Name of the kind, as in manifests.
     pub kind: &'static str,
-    /// The resource, as rules of RBAC name it.
+    /// The resource, as RBAC rules name it.
     pub plural: &'static str,
 }
 
-impl Kind {
-    /// The kinds that say something of models.
+impl ObjectKind {
+    /// The kinds that define rules for models.
     pub const OF_RULES: [Self; 5] = [
-        Self::Objective(Origin::LlmD),
-        Self::Objective(Origin::Gie),
-        Self::Rewrite(Origin::LlmD),
-        Self::Rewrite(Origin::Gie),
+        Self::Objective(KindOrigin::LlmD),
+        Self::Objective(KindOrigin::Gie),
+        Self::Rewrite(KindOrigin::LlmD),
+        Self::Rewrite(KindOrigin::Gie),
         Self::Model,
     ];
 
-    /// How the API server calls it.
+    /// The names of this kind in the API.
     #[must_use]
-    pub fn naming(self) -> Naming {
-        let of = |origin| if origin == Origin::LlmD { LLM_D } else { GIE_EXPERIMENTAL };
+    pub fn naming(self) -> ApiNames {
+        let of = |origin| if origin == KindOrigin::LlmD { LLM_D } else { GIE_EXPERIMENTAL };
         let (group, version, kind, plural) = match self {
             Self::Pod => ("", "v1", "Pod", "pods"),
             Self::Pool(group) => (group.as_str(), group.version(), "InferencePool", "inferencepools"),
@@ -87,64 +87,64 @@ impl Kind {
             Self::Model => (GIE_EXPERIMENTAL, "v1alpha2", "InferenceModel", "inferencemodels"),
             Self::ConfigMap => ("", "v1", "ConfigMap", "configmaps"),
         };
-        Naming { group, version, kind, plural }
+        ApiNames { group, version, kind, plural }
     }
 
-    /// What a rule of a Role says that allows a picker to follow it.
+    /// The RBAC rule that allows a picker to follow this kind.
     #[must_use]
     pub fn role_rule(self) -> String {
-        let Naming { group, plural, .. } = self.naming();
+        let ApiNames { group, plural, .. } = self.naming();
         let group = if group.is_empty() { "\"\"" } else { group };
         format!("{{apiGroups: [{group}], resources: [{plural}], verbs: [get, list, watch]}}")
     }
 
-    /// Nothing can be served without it: that it is not installed is a mistake.
+    /// Whether the pool can't be served without this kind. It is then an error if it is not installed.
     #[must_use]
     pub fn is_needed(self) -> bool {
         matches!(self, Self::Pod | Self::Pool(_))
     }
 }
 
-/// What every object has.
+/// The metadata of every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// Its name in the namespace.
+    /// Name of the object in its namespace.
     pub name: String,
-    /// What tells it from others of the same name.
+    /// Unique among all objects over time, also of one name.
     pub uid: String,
-    /// When it was made, seconds of the Unix epoch; 0 when nobody says.
+    /// Time of creation, seconds since the Unix epoch; 0 if it is missing.
     pub created: i64,
-    /// Counts the changes of its spec.
+    /// Counts the changes of the spec.
     pub generation: i64,
-    /// Another with whatever changes of it: a hash of what the API server calls its version. 0 where nobody reads it of the kind.
+    /// Hash of the resource version: differs after any change. 0 for kinds where nothing reads it.
     pub version: u64,
-    /// Somebody has asked for its end.
+    /// Whether its deletion was requested.
     pub deleting: bool,
-    /// Labels.
+    /// Labels of the object.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
-    /// Annotations.
+    /// Annotations of the object.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An object as it came.
+/// An object before its kind is parsed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Object {
-    /// What every object has.
+    /// The metadata of every object.
     pub meta: Meta,
-    /// What is wanted; a `ConfigMap`'s data.
+    /// `spec`; the data of a `ConfigMap`.
     pub spec: Value,
-    /// What is.
+    /// `status` as the API server sent it.
     pub status: Value,
 }
 
 impl Object {
-    /// Without what nobody reads of this kind: a pod's spec is the larger part of what comes of it.
+    /// Drops the parts that Attaché never reads of this kind: a pod's spec is the larger part of the object.
     #[must_use]
-    pub fn trimmed(mut self, kind: Kind) -> Self {
-        if kind != Kind::Model {
+    pub fn trimmed(mut self, kind: ObjectKind) -> Self {
+        if kind != ObjectKind::Model {
             self.meta.version = 0;
         }
-        if kind == Kind::Pod {
+        if kind == ObjectKind::Pod {
             self.spec = Value::Null;
             if let Value::Object(status) = &mut self.status {
                 status.retain(|key, _| matches!(key.as_str(), "podIP" | "conditions"));
@@ -157,12 +157,12 @@ impl Object {
     }
 }
 
-/// Something that can be read of an object.
+/// A type that can be parsed from an object.
 pub trait FromObject: Sized {
-    /// Reads it.
+    /// Parses the object.
     ///
     /// # Errors
-    /// The field that is not as it must be.
+    /// The invalid field and why.
     fn from_object(object: Object) -> Result<Self, String>;
 }
 
@@ -171,14 +171,14 @@ fn fields<T: DeserializeOwned>(value: Value, part: &str) -> Result<T, String> {
     T::deserialize(value).map_err(|error| format!("`{part}`: {error}"))
 }
 
-/// What matters of a pod.
+/// The fields of a pod that discovery needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Name, UID, labels, annotations.
+    /// Name, UID, labels and annotations.
     pub meta: Meta,
-    /// Its address, once it has one.
+    /// IP address, once the pod has one.
     pub ip: Option<IpAddr>,
-    /// Its condition `Ready` is true.
+    /// Whether its condition `Ready` is true.
     pub ready: bool,
 }
 
@@ -189,10 +189,10 @@ impl FromObject for Pod {
         struct Status {
             #[serde(rename = "podIP")]
             pod_ip: Option<String>,
-            conditions: Option<Vec<Condition>>,
+            conditions: Option<Vec<RawCondition>>,
         }
         #[derive(Deserialize)]
-        struct Condition {
+        struct RawCondition {
             #[serde(rename = "type")]
             kind: String,
             status: String,
@@ -207,12 +207,12 @@ impl FromObject for Pod {
     }
 }
 
-/// What matters of an `InferencePool`, of any version.
+/// The fields of an `InferencePool` of any version that discovery needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InferencePool {
-    /// Labels that its pods have.
+    /// Labels that select its pods.
     pub labels: BTreeMap<String, String>,
-    /// The port of each rank, 1 to 8 of them.
+    /// The port of each rank, 1 to 8 ports.
     pub ports: Vec<u16>,
 }
 
@@ -222,13 +222,13 @@ impl FromObject for InferencePool {
         #[serde(default, rename_all = "camelCase")]
         struct Spec {
             selector: BTreeMap<String, Value>,
-            target_ports: Vec<Port>,
-            // `targetNumber` stands in the example of the first proposal.
+            target_ports: Vec<RawPort>,
+            // The example of the first proposal uses `targetNumber`.
             #[serde(alias = "targetNumber")]
             target_port_number: Option<i64>,
         }
         #[derive(Deserialize)]
-        struct Port {
+        struct RawPort {
             number: i64,
         }
         let mut spec: Spec = fields(object.spec, "spec")?;
@@ -255,20 +255,20 @@ impl FromObject for InferencePool {
     }
 }
 
-/// The `InferencePool` that a picker serves: its name, and its API group unless pods are selected by their labels alone.
+/// The `InferencePool` that a picker serves: its name, and its API group unless pods are selected by labels alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServedPool<'a> {
-    /// The name.
+    /// Name of the `InferencePool`.
     pub name: &'a str,
-    /// The group.
+    /// API group of the `InferencePool`.
     pub group: Option<PoolGroup>,
 }
 
-/// The pool that an object speaks of.
+/// The pool that an object refers to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PoolRef {
-    /// The API group. CRDs have a default for it, so objects from an API server name one.
+    /// The API group. CRDs have a default, so objects from an API server always name one.
     group: Option<String>,
     kind: Option<String>,
     name: String,
@@ -282,13 +282,13 @@ impl PoolRef {
         if self.name.is_empty() { Err("`spec.poolRef.name` is missing".to_owned()) } else { Ok(self) }
     }
 
-    /// Whether the object speaks of `pool`.
+    /// Whether the reference means `pool`.
     #[must_use]
     pub fn means(&self, pool: ServedPool<'_>) -> bool {
         self.name == pool.name && self.foreign_group(pool).is_none()
     }
 
-    /// The group that the object names in place of that of `pool`, where the names are equal.
+    /// The group in the reference if it differs from that of `pool` while the names are equal.
     #[must_use]
     pub fn foreign_group(&self, pool: ServedPool<'_>) -> Option<&str> {
         let group = self.group.as_deref().filter(|group| !group.is_empty() && self.name == pool.name)?;
@@ -298,23 +298,23 @@ impl PoolRef {
     }
 }
 
-/// What is known of an `InferenceModel` that can't be read.
+/// The fields that are known of an invalid `InferenceModel`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableModel {
-    /// The pool that it names.
+    /// The pool that it refers to.
     pub pool: PoolRef,
-    /// What tells it from others of the same name.
+    /// Unique among all objects over time.
     pub uid: String,
     /// Counts the changes of its spec.
     pub generation: i64,
-    /// Another with whatever changes of it.
+    /// Hash of the resource version.
     pub version: u64,
-    /// What its status says, as far as Attaché writes it.
+    /// The conditions in its status that Attaché writes.
     pub conditions: Vec<Condition>,
 }
 
 impl UnreadableModel {
-    /// Reads what can be read.
+    /// Parses the valid fields.
     #[must_use]
     pub fn of(object: &Object) -> Self {
         let pool = object.spec.get("poolRef").and_then(|pool| PoolRef::deserialize(pool).ok()).unwrap_or_default();
@@ -323,7 +323,7 @@ impl UnreadableModel {
     }
 }
 
-/// The conditions of an `InferenceModel` that Attaché writes. What can't be read in a status is written anew.
+/// The conditions of an `InferenceModel` that Attaché writes. Invalid ones are left out and written again.
 fn conditions(status: Value) -> Vec<Condition> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -335,12 +335,12 @@ fn conditions(status: Value) -> Vec<Condition> {
     read.filter(|c| TYPES.contains(&c.kind.as_str())).collect()
 }
 
-/// What matters of an `InferenceObjective`.
+/// The fields of an `InferenceObjective` that routing needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Objective {
-    /// The pool that it is for.
+    /// The pool that it refers to.
     pub pool: PoolRef,
-    /// Higher comes first; below 0 is shed.
+    /// Priority of the requests: higher is served first, below 0 is shed.
     pub priority: i32,
 }
 
@@ -357,37 +357,37 @@ impl FromObject for Objective {
     }
 }
 
-/// What matters of an `InferenceModelRewrite`.
+/// The fields of an `InferenceModelRewrite` that routing needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rewrite {
-    /// The pool that it is for.
+    /// The pool that it refers to.
     pub pool: PoolRef,
-    /// When it was made: of two rules for the same model the older one holds.
+    /// Time of creation, seconds: of two rules for one model the older object's is used.
     pub created: i64,
     /// Its rules, in their order.
     pub rules: Vec<RewriteRule>,
 }
 
-/// One rule: the models that it speaks of (all, when there are none) and what servers call them.
+/// One rule: the models that it applies to (all, if there are none) and their names on model servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RewriteRule {
-    /// Names that clients use.
+    /// Model names in requests.
     pub models: Vec<String>,
-    /// Names that servers know, with their shares.
+    /// Model names on the model servers, with weights.
     pub targets: Vec<RewriteTarget>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Target {
-    // `name` in InferenceModel.
+struct RawTarget {
+    // The field is called `name` in InferenceModel.
     #[serde(alias = "name")]
     model_rewrite: String,
     weight: Option<u32>,
 }
 
-fn targets(list: Vec<Target>) -> Vec<RewriteTarget> {
-    let read = |t: Target| RewriteTarget { model: t.model_rewrite.into(), weight: t.weight.unwrap_or(1) };
+fn targets(list: Vec<RawTarget>) -> Vec<RewriteTarget> {
+    let read = |t: RawTarget| RewriteTarget { model: t.model_rewrite.into(), weight: t.weight.unwrap_or(1) };
     list.into_iter().map(read).collect()
 }
 
@@ -397,13 +397,13 @@ impl FromObject for Rewrite {
         #[serde(default, rename_all = "camelCase")]
         struct Spec {
             pool_ref: PoolRef,
-            rules: Vec<Rule>,
+            rules: Vec<RawRule>,
         }
         #[derive(Default, Deserialize)]
         #[serde(default)]
-        struct Rule {
+        struct RawRule {
             matches: Option<Vec<Match>>,
-            targets: Vec<Target>,
+            targets: Vec<RawTarget>,
         }
         #[derive(Deserialize)]
         struct Match {
@@ -428,7 +428,7 @@ impl FromObject for Rewrite {
                 models.push(model.value);
             }
             if has_conditions && models.is_empty() {
-                // Conditions of another kind, which this picker does not know: a rule for some requests must not become one for all.
+                // An unknown kind of condition: a rule for some requests must not apply to all.
                 continue;
             }
             rules.push(RewriteRule { models, targets: targets(rule.targets) });
@@ -437,31 +437,31 @@ impl FromObject for Rewrite {
     }
 }
 
-/// What matters of an `InferenceModel`.
+/// The fields of an `InferenceModel` that routing needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InferenceModel {
-    /// The pool that it is for.
+    /// The pool that it refers to.
     pub pool: PoolRef,
-    /// When it was made: of two that claim a name the older one has it.
+    /// Time of creation, seconds: of two objects that claim one name the older has it.
     pub created: i64,
-    /// What clients call it.
+    /// Model name in requests.
     pub model: String,
-    /// What servers call it, with their shares; empty: the same.
+    /// Model names on the model servers, with weights; if empty, the name stays as it is.
     pub targets: Vec<RewriteTarget>,
-    /// How much its requests matter; `None` when it does not say.
+    /// Priority by its criticality; `None` if it has none.
     pub priority: Option<i32>,
-    /// What tells it from others of the same name.
+    /// Unique among all objects over time.
     pub uid: String,
     /// Counts the changes of its spec.
     pub generation: i64,
-    /// Another with whatever changes of it.
+    /// Hash of the resource version.
     pub version: u64,
-    /// What its status says, as far as Attaché writes it.
+    /// The conditions in its status that Attaché writes.
     pub conditions: Vec<Condition>,
 }
 
 impl InferenceModel {
-    /// The name is taken, and nothing serves it: all weights are 0.
+    /// Whether the name is reserved and not served: all weights are 0.
     #[must_use]
     pub fn is_reserved(&self) -> bool {
         !self.targets.is_empty() && self.targets.iter().all(|t| t.weight == 0)
@@ -476,7 +476,7 @@ impl FromObject for InferenceModel {
             pool_ref: PoolRef,
             model_name: Option<String>,
             criticality: Option<String>,
-            target_models: Option<Vec<Target>>,
+            target_models: Option<Vec<RawTarget>>,
         }
         let spec: Spec = fields(object.spec, "spec")?;
         let priority = match spec.criticality.as_deref() {
@@ -492,7 +492,7 @@ impl FromObject for InferenceModel {
         Ok(Self {
             pool: spec.pool_ref.checked()?,
             created: object.meta.created,
-            // The examples of the proposal leave the name to the object's.
+            // The proposal's examples omit the model name, which is then the object's.
             model: spec.model_name.filter(|name| !name.is_empty()).unwrap_or(object.meta.name),
             targets: targets(spec.target_models.unwrap_or_default()),
             priority,

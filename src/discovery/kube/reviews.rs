@@ -1,5 +1,5 @@
-//! Asks the API server who bears a token (`TokenReview`) and whether that one may see a page (`SubjectAccessReview`), and remembers the answers for
-//! a while: Prometheus comes every few seconds with the same token.
+//! Asks the API server for the user of a token (`TokenReview`) and whether that user may see an admin page
+//! (`SubjectAccessReview`). Results are cached, since Prometheus scrapes every few seconds with the same token.
 
 use super::follow::with_causes;
 use attache_types::clock::{Clock, Timestamp};
@@ -17,47 +17,47 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Who may see a page may see it for so long without another question: a right that is taken away holds no longer than this.
+/// How long an allowed access is cached: a revoked right is effective after this time at the latest.
 pub const ALLOWED_FOR: Duration = Duration::from_secs(60);
-/// Who may not is not asked about again for so long: a right that is given is soon one.
+/// How long a refusal is cached: a granted right is effective soon.
 pub const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// Answers that are remembered at most: a cluster has a few scrapers, and whoever makes up tokens must not fill the memory.
+/// Most cached results: a cluster has few scrapers, and requests with random tokens must not fill the memory.
 pub const MAX_REMEMBERED: usize = 1_024;
-/// An answer that takes longer counts as none, as controller-runtime has it.
+/// A review that takes longer counts as failed, as in controller-runtime.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Questions at once: whoever makes up tokens must not keep the API server busy.
+/// Most reviews at once: requests with random tokens must not overload the API server.
 const MAX_CONCURRENT: usize = 4;
 
-/// What the API server says of somebody who wants to see a page.
+/// The result of a review.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Review {
-    /// It may.
+    /// The user may see the page.
     Allowed,
-    /// Nobody bears such a token.
+    /// The token is not valid.
     Unknown,
-    /// This user may not.
+    /// This user may not see the page.
     Denied(String),
 }
 
-/// Asks, and remembers.
+/// Reviews tokens, and caches the results.
 pub struct Reviews {
     client: Client,
     clock: Clock,
     remembered: Mutex<Remembered>,
     turns: Semaphore,
-    /// The last question came to nothing, and that has been told.
+    /// Whether the last review failed, which is logged once.
     troubled: AtomicBool,
 }
 
 impl Reviews {
-    /// Asks the API server of `client`.
+    /// Creates a cache that asks the API server of `client`.
     #[must_use]
     pub fn new(client: Client, clock: Clock) -> Self {
         let (remembered, turns) = (Mutex::default(), Semaphore::new(MAX_CONCURRENT));
         Self { client, clock, remembered, turns, troubled: AtomicBool::new(false) }
     }
 
-    /// Whether the bearer of `token` may do `verb` (`get`) on the page `path`; `None` when the API server does not say.
+    /// Whether the user of `token` may do `verb` (`get`) on the page `path`; `None` if the API server does not answer.
     pub async fn review(&self, token: &str, verb: &str, path: &str) -> Option<Review> {
         let key = key(token, verb, path);
         if let Some(known) = self.remembered.lock().get(&key, self.clock.now()) {
@@ -65,7 +65,7 @@ impl Reviews {
         }
         let asked = timeout(ANSWER_TIMEOUT, async {
             let _turn = self.turns.acquire().await.map_err(|e| e.to_string())?;
-            // Whoever had the turn before may have asked the same.
+            // The previous holder of the permit may have asked the same.
             let known = self.remembered.lock().get(&key, self.clock.now());
             match known {
                 Some(known) => Ok(known),
@@ -82,7 +82,8 @@ impl Reviews {
                 if !self.troubled.swap(true, Relaxed) {
                     tracing::warn!(
                         error,
-                        "token review failed; admin requests with a token are rejected. The service account needs `create` on `tokenreviews` and `subjectaccessreviews`"
+                        "token review failed; admin requests with a token are rejected. The service account needs `create` \
+                         on `tokenreviews` and `subjectaccessreviews`"
                     );
                 }
                 None
@@ -122,7 +123,7 @@ impl Reviews {
 
 type Key = [u8; 32];
 
-/// A digest of the question: tokens are not kept.
+/// A digest of token, verb and path: tokens are not kept.
 fn key(token: &str, verb: &str, path: &str) -> Key {
     let mut digest = Sha256::new();
     for part in [verb, path, token] {
@@ -132,7 +133,7 @@ fn key(token: &str, verb: &str, path: &str) -> Key {
     digest.finalize().into()
 }
 
-/// Answers, each until its time is over.
+/// Cached results, each until its expiry.
 #[derive(Debug, Default)]
 struct Remembered(HashMap<Key, (Review, Timestamp)>);
 
@@ -146,7 +147,7 @@ impl Remembered {
             self.0.retain(|_, (_, until)| now < *until);
         }
         if self.0.len() >= MAX_REMEMBERED {
-            // Those who may see something are few; what fills the memory is refusals.
+            // Few users are allowed; refusals are what fills the memory.
             self.0.retain(|_, (review, _)| *review == Review::Allowed);
         }
         if self.0.len() < MAX_REMEMBERED {
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_hold_for_their_time() {
+    fn cached_reviews_expire() {
         let mut remembered = Remembered::default();
         let (good, bad) = (key("a", "get", "/metrics"), key("b", "get", "/metrics"));
         remembered.put(good, Review::Allowed, at(0));
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_told_apart_by_every_part() {
+    fn cache_key_differs_by_token_verb_and_path() {
         let keys = [
             key("a", "get", "/m"),
             key("b", "get", "/m"),
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_tokens_neither_fill_the_memory_nor_drive_out_who_may() {
+    fn random_tokens_neither_fill_memory_nor_evict_allowed_users() {
         let mut remembered = Remembered::default();
         let good = key("good", "get", "/metrics");
         remembered.put(good, Review::Allowed, at(0));

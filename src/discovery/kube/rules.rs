@@ -1,43 +1,44 @@
-//! What the objects beside an `InferencePool` say of its models.
+//! The rules for models that objects define for an `InferencePool`.
 //!
-//! Of the rules for a model an `InferenceModelRewrite`'s exact one comes first, then an `InferenceModel`'s, then a rewrite without a condition;
-//! of two alike the older object's, and in it the first. Where llm-d's definition of a kind is installed, GIE's objects of that kind are not
-//! looked at, as in llm-d. Pure.
+//! For one model, an exact rule of an `InferenceModelRewrite` takes precedence, then an `InferenceModel`, then a
+//! rewrite without a condition. Of two equal ones the older object's is used, and within an object the first. Where
+//! llm-d's definition of a kind is installed, GIE's objects of that kind are ignored, as in llm-d. Pure.
 
-use super::conditions::{self, Heard, Report};
-use super::objects::{InferenceModel, Kind, Objective, Origin, Rewrite, ServedPool, UnreadableModel};
-use super::table::{Change, Table, Unreadable};
+use super::conditions::{self, Report, TargetStatus};
+use super::objects::{InferenceModel, KindOrigin, ObjectKind, Objective, Rewrite, ServedPool, UnreadableModel};
+use super::table::{ObjectChange, ObjectTable, Unreadable};
 use attache_scheduling::router::{MissingTarget, ModelRewrites, PoolRules, RewriteTarget};
 use std::collections::BTreeMap;
 
-/// What is known of the rules of a namespace.
+/// The known rules of a namespace.
 #[derive(Debug, Default)]
 pub struct Rules {
     objectives: ByOrigin<Objective>,
     rewrites: ByOrigin<Rewrite>,
-    models: Table<InferenceModel>,
-    /// What can be read of `InferenceModel`s that can't be read as they are now, and why not. Some may be gone: `models` knows.
+    models: ObjectTable<InferenceModel>,
+    /// The valid fields of invalid `InferenceModel`s, and why they are invalid. Deleted ones are removed later, by
+    /// `models`.
     unreadable: BTreeMap<String, (UnreadableModel, String)>,
 }
 
-/// The objects of a kind that is defined twice.
+/// The objects of a kind that two projects define.
 #[derive(Debug)]
 struct ByOrigin<T> {
-    llm_d: Table<T>,
-    gie: Table<T>,
+    llm_d: ObjectTable<T>,
+    gie: ObjectTable<T>,
 }
 
 impl<T> Default for ByOrigin<T> {
     fn default() -> Self {
-        Self { llm_d: Table::default(), gie: Table::default() }
+        Self { llm_d: ObjectTable::default(), gie: ObjectTable::default() }
     }
 }
 
 impl<T> ByOrigin<T> {
-    fn of(&mut self, origin: Origin) -> &mut Table<T> {
+    fn of(&mut self, origin: KindOrigin) -> &mut ObjectTable<T> {
         match origin {
-            Origin::LlmD => &mut self.llm_d,
-            Origin::Gie => &mut self.gie,
+            KindOrigin::LlmD => &mut self.llm_d,
+            KindOrigin::Gie => &mut self.gie,
         }
     }
 
@@ -48,25 +49,25 @@ impl<T> ByOrigin<T> {
 }
 
 impl Rules {
-    /// Takes in a change of a kind that speaks of models. True when the rules may be others afterwards.
+    /// Applies a change of a kind that defines rules. Returns whether the rules may differ.
     ///
     /// # Errors
-    /// The object that can't be read; what was known of it stays, unless another one was known.
-    pub fn apply(&mut self, kind: Kind, change: Change) -> Result<bool, Unreadable> {
+    /// If the object is invalid; its last valid version stays, unless it was another object of the name.
+    pub fn apply(&mut self, kind: ObjectKind, change: ObjectChange) -> Result<bool, Unreadable> {
         match kind {
-            Kind::Objective(origin) => self.objectives.of(origin).apply(change),
-            Kind::Rewrite(origin) => self.rewrites.of(origin).apply(change),
-            Kind::Model => self.apply_model(change),
-            Kind::Pod | Kind::Pool(_) | Kind::ConfigMap => Ok(false),
+            ObjectKind::Objective(origin) => self.objectives.of(origin).apply(change),
+            ObjectKind::Rewrite(origin) => self.rewrites.of(origin).apply(change),
+            ObjectKind::Model => self.apply_model(change),
+            ObjectKind::Pod | ObjectKind::Pool(_) | ObjectKind::ConfigMap => Ok(false),
         }
     }
 
-    fn apply_model(&mut self, change: Change) -> Result<bool, Unreadable> {
+    fn apply_model(&mut self, change: ObjectChange) -> Result<bool, Unreadable> {
         let read = match &change {
-            Change::Listed(object) | Change::Applied(object) => Some(UnreadableModel::of(object)),
-            Change::ListBegun | Change::ListDone | Change::Deleted { .. } => None,
+            ObjectChange::Listed(object) | ObjectChange::Applied(object) => Some(UnreadableModel::of(object)),
+            ObjectChange::ListBegun | ObjectChange::ListDone | ObjectChange::Deleted { .. } => None,
         };
-        let ends = matches!(change, Change::ListDone | Change::Deleted { .. });
+        let ends = matches!(change, ObjectChange::ListDone | ObjectChange::Deleted { .. });
         let applied = self.models.apply(change);
         if let (Some(object), Err(error)) = (read, &applied) {
             self.unreadable.insert(error.name.clone(), (object, error.reason.clone()));
@@ -77,13 +78,13 @@ impl Rules {
         applied
     }
 
-    /// A kind is not installed (any more). True when the rules may be others afterwards.
-    pub fn not_installed(&mut self, kind: Kind) -> bool {
+    /// Records that a kind is not installed (any more). Returns whether the rules may differ.
+    pub fn not_installed(&mut self, kind: ObjectKind) -> bool {
         match kind {
-            Kind::Objective(origin) => uninstall(self.objectives.of(origin)),
-            Kind::Rewrite(origin) => uninstall(self.rewrites.of(origin)),
-            Kind::Model => uninstall(&mut self.models),
-            Kind::Pod | Kind::Pool(_) | Kind::ConfigMap => false,
+            ObjectKind::Objective(origin) => uninstall(self.objectives.of(origin)),
+            ObjectKind::Rewrite(origin) => uninstall(self.rewrites.of(origin)),
+            ObjectKind::Model => uninstall(&mut self.models),
+            ObjectKind::Pod | ObjectKind::Pool(_) | ObjectKind::ConfigMap => false,
         }
     }
 
@@ -103,7 +104,7 @@ impl Rules {
         let mut exact: BTreeMap<String, Vec<RewriteTarget>> = BTreeMap::new();
         let mut any: Option<&[RewriteTarget]> = None;
         for (_, rewrite) in oldest_first(self.rewrites.iter().filter(|(_, r)| r.pool.means(pool)), |r| r.created) {
-            // A rule without targets says nothing.
+            // A rule without targets has no effect.
             for rule in rewrite.rules.iter().filter(|rule| !rule.targets.is_empty()) {
                 if rule.models.is_empty() {
                     any = any.or(Some(&rule.targets));
@@ -120,7 +121,7 @@ impl Rules {
         oldest_first(self.models.iter().filter(|(_, model)| model.pool.means(pool)), |model| model.created)
     }
 
-    /// What is to be said of the `InferenceModel`s of a pool, of whose targets servers lack `missing`.
+    /// The conditions of the `InferenceModel`s of a pool, while servers lack the targets `missing`.
     #[must_use]
     pub fn reports(&self, pool: ServedPool<'_>, missing: &[MissingTarget]) -> Vec<Report> {
         let mut reports = conditions::reports(self.models_of(pool), missing);
@@ -132,13 +133,14 @@ impl Rules {
         reports
     }
 
-    /// What the statuses of a pool's `InferenceModel`s say of their targets.
+    /// The targets in the statuses of a pool's `InferenceModel`s.
     #[must_use]
-    pub fn heard(&self, pool: ServedPool<'_>) -> Vec<Heard> {
-        self.models_of(pool).into_iter().filter_map(|(_, model)| conditions::heard(model)).collect()
+    pub fn target_statuses(&self, pool: ServedPool<'_>) -> Vec<TargetStatus> {
+        self.models_of(pool).into_iter().filter_map(|(_, model)| conditions::target_status(model)).collect()
     }
 
-    /// Objects that name a pool of this name in another API group: kind, name, and the group. They do not speak of this pool.
+    /// Objects that refer to a pool of this name in another API group: kind, name, and that group. They do not apply to
+    /// this pool.
     pub fn strangers<'a>(&'a self, pool: ServedPool<'a>) -> impl Iterator<Item = (&'static str, &'a str, &'a str)> {
         let objectives = self.objectives.iter().map(|(name, o)| ("InferenceObjective", name, &o.pool));
         let rewrites = self.rewrites.iter().map(|(name, r)| ("InferenceModelRewrite", name, &r.pool));
@@ -148,13 +150,13 @@ impl Rules {
     }
 }
 
-fn uninstall<T>(table: &mut Table<T>) -> bool {
+fn uninstall<T>(table: &mut ObjectTable<T>) -> bool {
     let was_listed = table.is_listed();
     table.clear();
     was_listed
 }
 
-/// Gives an `InferenceModel` its name, unless an older one has it.
+/// Adds an `InferenceModel` to the rules, unless an older one has its model name.
 fn claim(rules: &mut PoolRules, model: &InferenceModel) {
     rules.models_only = true;
     if rules.priorities.contains_key(&model.model) {
@@ -178,7 +180,7 @@ fn oldest_first<'a, T>(
     created: impl Fn(&T) -> i64,
 ) -> Vec<(&'a str, &'a T)> {
     let mut objects: Vec<_> = objects.collect();
-    // Those of the same second by their names, so that every replica sees the same order.
+    // Objects of the same second are ordered by name, so that every replica sees the same order.
     objects.sort_by_key(|(name, object)| (created(object), *name));
     objects
 }

@@ -1,13 +1,13 @@
-//! The task that follows a pool's pods and rules through the API server, and tells the pool's writer.
+//! The task that follows a pool's pods and rules through the API server, and sends the endpoints to the pool's writer.
 
-use super::conditions::{Heard, Report};
-use super::follow::{Setback, Subject, Told};
+use super::conditions::{Report, TargetStatus};
+use super::follow::{Setback, Subject, WatchUpdate};
 use super::informer::Informers;
-use super::objects::{Kind, ServedPool};
+use super::objects::{ObjectKind, ServedPool};
 use super::rules::Rules;
 use super::state::{MAX_ENDPOINTS, Members};
 use super::stats::{KubeStats, Loss};
-use super::table::{Change, Unreadable};
+use super::table::{ObjectChange, Unreadable};
 use crate::settings::{KubernetesSource, PodsOf, PoolGroup};
 use attache_pool::PoolEvent;
 use attache_pool::writer::SourceId;
@@ -19,78 +19,80 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Endpoints are told no more often than this; what changes meanwhile goes along. A change after a quiet time is told at once.
-pub const TELL_INTERVAL: Duration = Duration::from_millis(10);
-/// 1 s: how often is looked whether servers lack the targets of `InferenceModel`s.
+/// Shortest time between two updates of the endpoints. Changes meanwhile are combined; the first one after a quiet time
+/// is sent at once.
+pub const SEND_INTERVAL: Duration = Duration::from_millis(10);
+/// 1 s between two checks for missing targets of `InferenceModel`s.
 const MISSING_INTERVAL: Duration = Duration::from_secs(1);
-/// Changes taken in at a time.
+/// Most changes that are applied in one step.
 const BATCH: usize = 64;
 
-/// What the task works on.
+/// The inputs and outputs of the task.
 #[derive(Debug)]
 pub struct KubeFeed {
-    /// The pool's name here.
+    /// Name of the pool in Attaché.
     pub pool: Arc<str>,
-    /// Which pods.
+    /// Selects the pods.
     pub source: KubernetesSource,
-    /// What another has known of the same pool's rules, where it has told of the pool before.
+    /// Known rules of a previous task for the same pool, if there was one.
     pub before: Option<Rules>,
-    /// The namespace of everything.
+    /// Namespace of all objects.
     pub namespace: String,
-    /// Who speaks to the writer.
+    /// Identity of this source at the writer.
     pub id: SourceId,
-    /// The writer.
+    /// Channel to the pool's writer.
     pub events: mpsc::Sender<PoolEvent>,
-    /// Where rules for models go.
+    /// Receives the rules for models.
     pub rules: Arc<RuleStore>,
-    /// Where what is to be said of objects goes.
+    /// Receives the conditions of objects.
     pub reports: watch::Sender<Vec<Report>>,
-    /// Whether the header is believed by which requests name their objective.
+    /// Whether Attaché trusts the header with which requests name their objective.
     pub trusts_headers: watch::Receiver<bool>,
-    /// What is counted.
+    /// Counters of this pool.
     pub stats: Arc<KubeStats>,
 }
 
-/// What is followed, by the end of its channel.
+/// A followed kind, with the receiver of its updates.
 struct Followed {
-    kind: Kind,
-    told: mpsc::Receiver<Told>,
+    kind: ObjectKind,
+    updates: mpsc::Receiver<WatchUpdate>,
 }
 
-struct Run {
+struct FeedTask {
     feed: KubeFeed,
     informers: Arc<Informers>,
     members: Members,
     rules: Rules,
     pods: Option<Followed>,
-    /// What the pods were asked for by.
+    /// Label selector by which the pods are followed.
     asked_for: Option<String>,
     others: Vec<Followed>,
     /// Kinds that can't be followed at the moment, though they should be.
-    lost: HashMap<Kind, Loss>,
-    /// Those among them that are listed from time to time, which does not bring them back.
-    unwatched: HashSet<Kind>,
-    /// Kinds of rules that have not been listed, and of which it is not known either that they can't be. Endpoints wait for them: a request
-    /// that comes before its rule would go to the wrong model.
-    unheard: HashSet<Kind>,
+    lost: HashMap<ObjectKind, Loss>,
+    /// Those of them that are listed periodically instead of watched.
+    unwatched: HashSet<ObjectKind>,
+    /// Kinds of rules that were neither listed yet nor are known to be unavailable. Endpoints wait for them: a request
+    /// before its rule would go to the wrong model.
+    unlisted: HashSet<ObjectKind>,
     told_missing: bool,
-    /// It has been told that objectives have no effect.
-    told_untrusted: bool,
-    /// Profiles in AIBrix's annotation were reported.
-    told_profiles: bool,
-    /// `InferenceModel`s that have been told to claim a name which is another's.
+    /// Whether it was logged that objectives have no effect.
+    logged_untrusted: bool,
+    /// Whether profiles in AIBrix's annotation were logged.
+    logged_profiles: bool,
+    /// `InferenceModel`s that were logged for claiming a name which another has.
     disputed: HashSet<String>,
-    /// Objects that have been told to name a pool of another API group: kind and name.
+    /// Objects that were logged for naming a pool of another API group: kind and name.
     strangers: HashSet<(&'static str, String)>,
-    /// [`RuleStore::missing_changes`] when reports were made last.
+    /// [`RuleStore::missing_changes`] at the last reports.
     missing_seen: u64,
-    /// What objects said of their targets when it was heard last, by their uid: all replicas write one status, and each knows its own requests.
-    heard: HashMap<String, Heard>,
+    /// Targets in the statuses of objects when they were last read, by UID. All replicas write one status, and each
+    /// sees only its own requests.
+    target_statuses: HashMap<String, TargetStatus>,
 }
 
-/// Follows until `shutdown`, or until the pool's writer is gone. Gives what is known of rules by then.
+/// Follows until `shutdown`, or until the pool's writer is gone. Returns the known rules.
 pub async fn run(informers: Arc<Informers>, feed: KubeFeed, shutdown: CancellationToken) -> Rules {
-    let mut run = Run::new(informers, feed);
+    let mut run = FeedTask::new(informers, feed);
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = run.serve() => {}
@@ -99,151 +101,152 @@ pub async fn run(informers: Arc<Informers>, feed: KubeFeed, shutdown: Cancellati
     run.rules
 }
 
-/// What has changed since it was told.
+/// Changes that were not sent yet.
 #[derive(Clone, Copy, Default)]
-struct Unsaid {
+struct PendingChanges {
     endpoints: bool,
     rules: bool,
 }
 
-impl Run {
+impl FeedTask {
     fn new(informers: Arc<Informers>, mut feed: KubeFeed) -> Self {
         let before = feed.before.take();
         Self {
             members: Members::new(feed.source.clone(), before.is_some()),
             feed,
             informers,
-            // Each kind's stay until it has been listed again.
+            // The rules of each kind stay until it has been listed again.
             rules: before.unwrap_or_default(),
             pods: None,
             asked_for: None,
             others: Vec::new(),
             lost: HashMap::new(),
             unwatched: HashSet::new(),
-            unheard: HashSet::new(),
+            unlisted: HashSet::new(),
             told_missing: false,
-            told_untrusted: false,
-            told_profiles: false,
+            logged_untrusted: false,
+            logged_profiles: false,
             disputed: HashSet::new(),
             strangers: HashSet::new(),
             missing_seen: 0,
-            heard: HashMap::new(),
+            target_statuses: HashMap::new(),
         }
     }
 
     async fn serve(&mut self) {
         if let PodsOf::Pool { group, .. } = self.feed.source.pods {
-            self.follow(Kind::Pool(group));
+            self.follow(ObjectKind::Pool(group));
         }
-        for kind in Kind::OF_RULES {
+        for kind in ObjectKind::OF_RULES {
             self.follow(kind);
-            self.unheard.insert(kind);
+            self.unlisted.insert(kind);
         }
         self.follow_pods();
-        let mut unsaid = Unsaid::default();
+        let mut pending = PendingChanges::default();
         let mut not_before = Instant::now();
         let mut looks = tokio::time::interval(MISSING_INTERVAL);
         loop {
             let (from, batch) = tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(not_before), if unsaid.endpoints || unsaid.rules => {
-                    if !self.tell(std::mem::take(&mut unsaid)).await {
+                () = tokio::time::sleep_until(not_before), if pending.endpoints || pending.rules => {
+                    if !self.send_changes(std::mem::take(&mut pending)).await {
                         return;
                     }
-                    not_before = Instant::now() + TELL_INTERVAL;
+                    not_before = Instant::now() + SEND_INTERVAL;
                     continue;
                 }
                 batch = next_of(self.pods.as_mut()) => batch,
                 batch = next_of_any(&mut self.others) => batch,
                 _ = looks.tick() => {
-                    unsaid.rules |= self.feed.rules.missing_changes() != self.missing_seen;
+                    pending.rules |= self.feed.rules.missing_changes() != self.missing_seen;
                     continue;
                 }
             };
-            for told in batch {
-                self.take_in(from, told, &mut unsaid);
+            for updates in batch {
+                self.take_in(from, updates, &mut pending);
             }
             self.feed.rules.set_stale(!self.lost.is_empty());
             self.follow_pods();
         }
     }
 
-    fn follow(&mut self, kind: Kind) {
+    fn follow(&mut self, kind: ObjectKind) {
         let followed = self.listen(kind, None);
         self.others.push(followed);
     }
 
-    fn listen(&self, kind: Kind, labels: Option<String>) -> Followed {
+    fn listen(&self, kind: ObjectKind, labels: Option<String>) -> Followed {
         let subject = Subject { kind, namespace: self.feed.namespace.clone(), labels };
-        Followed { kind, told: self.informers.listen(&subject) }
+        Followed { kind, updates: self.informers.listen(&subject) }
     }
 
-    /// Follows the pods that the selector of now means. Those of another one before are kept until these are listed.
+    /// Follows the pods that the current selector means. Those of a previous one stay until these are listed.
     fn follow_pods(&mut self) {
         let Some(selector) = self.members.selector() else { return };
         if self.asked_for.as_ref() != Some(&selector) {
-            // The end of the old channel goes, and its follower too if nobody else listens.
-            self.pods = Some(self.listen(Kind::Pod, Some(selector.clone())));
+            // Dropping the old receiver ends its follower if no other pool uses it.
+            self.pods = Some(self.listen(ObjectKind::Pod, Some(selector.clone())));
             self.asked_for = Some(selector);
         }
     }
 
-    fn take_in(&mut self, kind: Kind, told: Told, unsaid: &mut Unsaid) {
-        let change = match told {
-            Told::Change(change) if self.is_foreign(kind, &change) => return,
-            Told::Change(change) => change,
-            Told::Trouble(setback) => return self.troubled(kind, setback, unsaid),
-            Told::Well => {
+    fn take_in(&mut self, kind: ObjectKind, updates: WatchUpdate, pending: &mut PendingChanges) {
+        let change = match updates {
+            WatchUpdate::Change(change) if self.is_foreign(kind, &change) => return,
+            WatchUpdate::Change(change) => change,
+            WatchUpdate::Failed(setback) => return self.troubled(kind, setback, pending),
+            WatchUpdate::Recovered => {
                 self.unwatched.remove(&kind);
                 return drop(self.lost.remove(&kind));
             }
         };
         match &change {
-            Change::Applied(_) | Change::Deleted { .. } => self.feed.stats.event(),
-            Change::ListDone => {
+            ObjectChange::Applied(_) | ObjectChange::Deleted { .. } => self.feed.stats.event(),
+            ObjectChange::ListDone => {
                 self.feed.stats.list();
-                // Who lists is in touch, also where whoever had lost it can say so no more: it listed by other labels, or has failed.
+                // A list ends the loss of its kind, even if the follower that reported the loss can't say so: it used
+                // other labels or has failed.
                 if !self.unwatched.contains(&kind) {
                     self.lost.remove(&kind);
                 }
             }
-            Change::ListBegun | Change::Listed(_) => {}
+            ObjectChange::ListBegun | ObjectChange::Listed(_) => {}
         }
         match kind {
-            Kind::Pod => {
+            ObjectKind::Pod => {
                 let result = self.members.pod(change);
-                unsaid.endpoints |= self.judged(kind, result);
+                pending.endpoints |= self.applied(kind, result);
             }
-            Kind::Pool(_) => {
-                let listed = matches!(change, Change::ListDone);
+            ObjectKind::Pool(_) => {
+                let listed = matches!(change, ObjectChange::ListDone);
                 let result = self.members.pool(change);
-                unsaid.endpoints |= self.judged(kind, result);
+                pending.endpoints |= self.applied(kind, result);
                 self.feed.stats.pool_unreadable(self.members.pool_is_unreadable());
-                self.tell_missing(listed);
+                self.log_missing_pool(listed);
             }
             _ => {
-                let listed = matches!(change, Change::ListDone);
+                let listed = matches!(change, ObjectChange::ListDone);
                 let result = self.rules.apply(kind, change);
-                unsaid.rules |= self.judged(kind, result);
+                pending.rules |= self.applied(kind, result);
                 if listed {
-                    self.heard(kind, unsaid);
+                    self.resolved(kind, pending);
                 }
             }
         }
     }
 
-    /// Whether a change is of another pool's `InferencePool`.
-    fn is_foreign(&self, kind: Kind, change: &Change) -> bool {
-        let (Kind::Pool(_), PodsOf::Pool { name, .. }) = (kind, &self.feed.source.pods) else { return false };
+    /// Whether a change is about another pool's `InferencePool`.
+    fn is_foreign(&self, kind: ObjectKind, change: &ObjectChange) -> bool {
+        let (ObjectKind::Pool(_), PodsOf::Pool { name, .. }) = (kind, &self.feed.source.pods) else { return false };
         match change {
-            Change::Listed(object) | Change::Applied(object) => object.meta.name != *name,
-            Change::Deleted { name: gone, .. } => gone != name,
-            Change::ListBegun | Change::ListDone => false,
+            ObjectChange::Listed(object) | ObjectChange::Applied(object) => object.meta.name != *name,
+            ObjectChange::Deleted { name: gone, .. } => gone != name,
+            ObjectChange::ListBegun | ObjectChange::ListDone => false,
         }
     }
 
-    /// A kind can't be followed at the moment. One that nothing depends on keeps nothing waiting.
-    fn troubled(&mut self, kind: Kind, setback: Setback, unsaid: &mut Unsaid) {
+    /// Records that a kind can't be followed at the moment. Endpoints don't wait for an optional kind.
+    fn troubled(&mut self, kind: ObjectKind, setback: Setback, pending: &mut PendingChanges) {
         if setback.is_loss || setback.refused {
             self.feed.stats.failure(setback.refused);
         }
@@ -258,23 +261,23 @@ impl Run {
             self.unwatched.remove(&kind);
         }
         if setback.not_installed {
-            unsaid.rules |= self.rules.not_installed(kind);
+            pending.rules |= self.rules.not_installed(kind);
         }
-        self.heard(kind, unsaid);
+        self.resolved(kind, pending);
     }
 
-    /// A kind of rules is known, or known not to be had.
-    fn heard(&mut self, kind: Kind, unsaid: &mut Unsaid) {
-        if self.unheard.remove(&kind) && self.unheard.is_empty() {
-            *unsaid = Unsaid { endpoints: true, rules: true };
+    /// Records that a kind of rules is known, or known to be unavailable.
+    fn resolved(&mut self, kind: ObjectKind, pending: &mut PendingChanges) {
+        if self.unlisted.remove(&kind) && self.unlisted.is_empty() {
+            *pending = PendingChanges { endpoints: true, rules: true };
         }
     }
 
-    /// Whether something may have changed; an object that can't be read is told of.
-    fn judged(&self, kind: Kind, result: Result<bool, Unreadable>) -> bool {
+    /// Whether something may have changed; logs and counts an invalid object.
+    fn applied(&self, kind: ObjectKind, result: Result<bool, Unreadable>) -> bool {
         result.unwrap_or_else(|Unreadable { name, reason, kept }| {
             self.feed.stats.unread();
-            let (pool, is_pool, kind) = (&self.feed.pool, matches!(kind, Kind::Pool(_)), kind.naming().kind);
+            let (pool, is_pool, kind) = (&self.feed.pool, matches!(kind, ObjectKind::Pool(_)), kind.naming().kind);
             match (kept, is_pool) {
                 (true, _) => {
                     tracing::error!(%pool, kind, name, reason, "invalid object; keeping its last valid version");
@@ -290,8 +293,8 @@ impl Run {
         })
     }
 
-    /// Says when the pool is not there, and when it is there again.
-    fn tell_missing(&mut self, listed: bool) {
+    /// Logs when the `InferencePool` is missing, and when it exists again.
+    fn log_missing_pool(&mut self, listed: bool) {
         let PodsOf::Pool { name, group } = &self.feed.source.pods else { return };
         if self.feed.source.found {
             return;
@@ -305,13 +308,13 @@ impl Run {
         self.feed.stats.set_pool_missing(missing);
     }
 
-    /// Says once that an objective can't raise the priority of requests.
-    fn tell_untrusted(&mut self, rules: &PoolRules) {
-        if self.told_untrusted || *self.feed.trusts_headers.borrow() {
+    /// Logs once that objectives can't raise the priority of requests.
+    fn log_untrusted_objectives(&mut self, rules: &PoolRules) {
+        if self.logged_untrusted || *self.feed.trusts_headers.borrow() {
             return;
         }
         if let Some((objective, _)) = rules.objectives.iter().find(|(_, priority)| **priority > 0) {
-            self.told_untrusted = true;
+            self.logged_untrusted = true;
             tracing::warn!(
                 pool = %self.feed.pool,
                 objective,
@@ -321,13 +324,13 @@ impl Run {
         }
     }
 
-    /// Reports once that AIBrix's annotation on a pod has no effect.
-    fn tell_ignored_profiles(&mut self) {
-        if self.told_profiles {
+    /// Logs once that AIBrix's annotation on a pod has no effect.
+    fn log_ignored_profiles(&mut self) {
+        if self.logged_profiles {
             return;
         }
         if let Some(pod) = self.members.with_ignored_profiles() {
-            self.told_profiles = true;
+            self.logged_profiles = true;
             tracing::warn!(
                 pool = %self.feed.pool,
                 pod,
@@ -336,27 +339,28 @@ impl Run {
         }
     }
 
-    /// Says when the pool has more endpoints than are served, and counts those that are not.
-    fn tell_left_out(&self) {
+    /// Logs when the pool has too many endpoints, and counts those that are left out.
+    fn log_left_out(&self) {
         let left_out = self.members.left_out();
         if self.feed.stats.set_left_out(left_out) == 0 && left_out > 0 {
             tracing::error!(
                 pool = %self.feed.pool,
                 left_out,
-                "the pool has more than {MAX_ENDPOINTS} endpoints; only the oldest serve. Narrow the selector of its InferencePool, or split it into several"
+                "the pool has more than {MAX_ENDPOINTS} endpoints; only the oldest serve. \
+                 Narrow the selector of its InferencePool, or split it into several"
             );
         }
     }
 
-    /// Tells what has changed. False when nobody listens any more.
-    async fn tell(&mut self, unsaid: Unsaid) -> bool {
-        // Some of the rules are none: those of before, perhaps another pool's, stay beside its endpoints until all are known.
-        if unsaid.rules && self.unheard.is_empty() {
+    /// Sends what has changed. Returns false when the writer is gone.
+    async fn send_changes(&mut self, pending: PendingChanges) -> bool {
+        // Until all kinds are known, the rules of a previous task stay beside its endpoints.
+        if pending.rules && self.unlisted.is_empty() {
             let served = match &self.feed.source.pods {
                 PodsOf::Pool { name, group } => ServedPool { name, group: Some(*group) },
                 PodsOf::Selector { .. } => ServedPool { name: &self.feed.pool, group: None },
             };
-            hear(&mut self.heard, self.rules.heard(served), &self.feed.rules);
+            apply_target_statuses(&mut self.target_statuses, self.rules.target_statuses(served), &self.feed.rules);
             self.missing_seen = self.feed.rules.missing_changes();
             let reports = self.rules.reports(served, &self.feed.rules.missing());
             let disputed: HashSet<String> =
@@ -378,15 +382,15 @@ impl Run {
             let rules = self.rules.of_pool(served);
             self.disputed = disputed;
             self.feed.reports.send_replace(reports);
-            self.tell_untrusted(&rules);
+            self.log_untrusted_objectives(&rules);
             self.feed.rules.store(rules);
         }
-        if unsaid.endpoints
-            && self.unheard.is_empty()
+        if pending.endpoints
+            && self.unlisted.is_empty()
             && let Some(endpoints) = self.members.endpoints()
         {
-            self.tell_left_out();
-            self.tell_ignored_profiles();
+            self.log_left_out();
+            self.log_ignored_profiles();
             let event = PoolEvent::Endpoints { source: self.feed.id, endpoints };
             return self.feed.events.send(event).await.is_ok();
         }
@@ -394,16 +398,16 @@ impl Run {
     }
 }
 
-/// Takes in what objects newly say of their targets, so that replicas do not write over each other's words. `before` is what they said last, by
-/// uid.
+/// Applies new statements about targets in objects' statuses, so that replicas do not overwrite each other's. `before`
+/// has the last statements by UID.
 ///
-/// That targets are there is news only after a replica said that they are missing. Else it may be older than what a server has denied here
-/// since, and would end that denial.
-fn hear(before: &mut HashMap<String, Heard>, said: Vec<Heard>, rules: &RuleStore) {
+/// That targets are available counts only after a replica wrote that they are missing. Otherwise the statement may be
+/// older than a denial that this replica got from a model server, and would end it.
+fn apply_target_statuses(before: &mut HashMap<String, TargetStatus>, said: Vec<TargetStatus>, rules: &RuleStore) {
     before.retain(|uid, _| said.iter().any(|heard| heard.uid == *uid));
     for heard in said {
         let last = before.insert(heard.uid.clone(), heard.clone());
-        if last.as_ref().is_some_and(|last| last.word == heard.word) {
+        if last.as_ref().is_some_and(|last| last.fingerprint == heard.fingerprint) {
             continue;
         }
         if heard.are_missing {
@@ -414,20 +418,20 @@ fn hear(before: &mut HashMap<String, Heard>, said: Vec<Heard>, rules: &RuleStore
     }
 }
 
-async fn next_of(followed: Option<&mut Followed>) -> (Kind, Vec<Told>) {
+async fn next_of(followed: Option<&mut Followed>) -> (ObjectKind, Vec<WatchUpdate>) {
     let Some(followed) = followed else { return std::future::pending().await };
     let mut batch = Vec::new();
-    if followed.told.recv_many(&mut batch, BATCH).await == 0 {
+    if followed.updates.recv_many(&mut batch, BATCH).await == 0 {
         return std::future::pending().await;
     }
     (followed.kind, batch)
 }
 
-async fn next_of_any(followed: &mut [Followed]) -> (Kind, Vec<Told>) {
+async fn next_of_any(followed: &mut [Followed]) -> (ObjectKind, Vec<WatchUpdate>) {
     std::future::poll_fn(|cx| {
         for f in followed.iter_mut() {
             let mut batch = Vec::new();
-            if let std::task::Poll::Ready(n) = f.told.poll_recv_many(cx, &mut batch, BATCH)
+            if let std::task::Poll::Ready(n) = f.updates.poll_recv_many(cx, &mut batch, BATCH)
                 && n > 0
             {
                 return std::task::Poll::Ready((f.kind, batch));
@@ -445,24 +449,29 @@ mod tests {
     use attache_types::clock::Timestamp;
 
     #[test]
-    fn what_servers_have_denied_outlives_the_first_word_that_targets_are_there() {
+    fn denied_target_outlives_older_status_of_available_targets() {
         let exact = [("m".to_owned(), vec![RewriteTarget { model: "v1".into(), weight: 1 }])].into();
         let rewrites = ModelRewrites { exact, any: Vec::new() };
         let store = RuleStore::default();
         store.store(PoolRules { rewrites, priorities: [("m".to_owned(), 0)].into(), ..PoolRules::default() });
         let v1 = || vec![MissingTarget { model: "m".into(), target: "v1".into() }];
-        let said = |word: &str, are_missing| Heard { uid: "u".into(), word: word.into(), targets: v1(), are_missing };
+        let said = |fingerprint: &str, are_missing| TargetStatus {
+            uid: "u".into(),
+            fingerprint: fingerprint.into(),
+            targets: v1(),
+            are_missing,
+        };
         let mut before = HashMap::new();
         store.target_missing("m", "v1", Timestamp::default());
-        hear(&mut before, vec![said("True 1", false)], &store);
-        assert_eq!(store.missing(), v1(), "the word may be older than the denial");
-        hear(&mut before, vec![said("False 2", true)], &store);
-        hear(&mut before, vec![said("True 3", false)], &store);
-        assert_eq!(store.missing(), [], "a replica has seen it served");
+        apply_target_statuses(&mut before, vec![said("True 1", false)], &store);
+        assert_eq!(store.missing(), v1(), "the status may be older than the denial");
+        apply_target_statuses(&mut before, vec![said("False 2", true)], &store);
+        apply_target_statuses(&mut before, vec![said("True 3", false)], &store);
+        assert_eq!(store.missing(), [], "another replica saw the target served");
         store.target_missing("m", "v1", Timestamp::default());
-        hear(&mut before, vec![said("True 3", false)], &store);
-        assert_eq!(store.missing(), v1(), "the same word again");
-        hear(&mut before, Vec::new(), &store);
-        assert!(before.is_empty(), "the object is gone");
+        apply_target_statuses(&mut before, vec![said("True 3", false)], &store);
+        assert_eq!(store.missing(), v1(), "the same status again");
+        apply_target_statuses(&mut before, Vec::new(), &store);
+        assert!(before.is_empty(), "the object was deleted");
     }
 }

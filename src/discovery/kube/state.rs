@@ -1,11 +1,11 @@
-//! Which endpoints a pool has, by the pods and the `InferencePool` that are known.
+//! The endpoints of a pool, from its known pods and its `InferencePool`.
 //!
-//! A pod is an endpoint for each of its ranks while it is ready and nobody has asked for its end. What tells one endpoint from the next is the
-//! pod's UID: an address that another pod gets inherits nothing. Nothing is said before everything that is needed has been listed once, and a
-//! list that breaks off says nothing either. A pool that is there and could never be read has no endpoints. Pure.
+//! Each rank of a pod is an endpoint while the pod is ready and its deletion was not requested. The pod's UID
+//! identifies endpoints, so a reused address inherits no state. No endpoints are sent before everything that is needed
+//! was listed once; an interrupted list does not count. An existing pool that was never valid has no endpoints. Pure.
 
 use super::objects::{InferencePool, Pod};
-use super::table::{Change, Table, Unreadable};
+use super::table::{ObjectChange, ObjectTable, Unreadable};
 use crate::settings::{KubernetesSource, PodsOf};
 use ahash::{AHashMap, AHashSet};
 use attache_pool::{EndpointSpec, Engine, MetricsSource};
@@ -14,45 +14,46 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The ranks of a pod that serve, `8000,8002`; all of them where it is absent.
+/// Annotation with the ports of the ranks that serve, `8000,8002`; all of them if absent.
 pub const ACTIVE_PORTS_ANNOTATION: &str = "inference.networking.k8s.io/active-ports";
-/// Labels that name the engine, in this order.
+/// Labels that name the engine, in this order of precedence.
 pub const ENGINE_LABELS: [&str; 3] =
     ["inference.networking.k8s.io/engine-type", "llm-d.ai/engine-type", "model.aibrix.ai/engine"];
-/// AIBrix's label for the port that serves.
+/// AIBrix's label for the port of the model server.
 pub const AIBRIX_PORT_LABEL: &str = "model.aibrix.ai/port";
 /// AIBrix's label for the port of the metrics.
 pub const AIBRIX_METRIC_PORT_LABEL: &str = "model.aibrix.ai/metric-port";
-/// What AIBrix's labels and annotations begin with.
+/// Prefix of AIBrix's labels and annotations.
 pub const AIBRIX_PREFIX: &str = "model.aibrix.ai/";
-/// AIBrix's annotation with routing profiles, which stand in the configuration here.
+/// AIBrix's annotation with routing profiles. Attaché has them in its configuration instead.
 const AIBRIX_CONFIG_ANNOTATION: &str = "model.aibrix.ai/config";
-/// 63 bytes: Kubernetes allows no longer value of a label. AIBrix's longer annotations are no labels.
+/// 63 bytes, the limit of Kubernetes for label values. Longer annotations of AIBrix are not taken as labels.
 const MAX_LABEL_BYTES: usize = 63;
-/// The port of a pod that nothing names: vLLM's own, and AIBrix's default.
+/// Default port of a pod: vLLM's own, and AIBrix's default.
 pub const DEFAULT_TARGET_PORT: u16 = 8000;
 
-/// Endpoints that a pool may have: every decision looks at each of them, and a selector that means all pods of a cluster must not stop the picker.
+/// Most endpoints of a pool. Each decision looks at all of them, and a selector that matches all pods of a cluster must
+/// not stop the picker.
 pub const MAX_ENDPOINTS: usize = 4_096;
 
-/// What is known of a pool's pods.
+/// The known pods of a pool.
 #[derive(Debug)]
 pub struct Members {
     source: KubernetesSource,
-    /// Others have told the endpoints of this pool before.
+    /// Whether a previous task has sent endpoints of this pool.
     succeeds: bool,
-    pool: Table<InferencePool>,
-    pods: Table<Pod>,
-    /// The pool's labels when its pods were listed last. When they change, the pods of before stay until those of after are known.
+    pool: ObjectTable<InferencePool>,
+    pods: ObjectTable<Pod>,
+    /// The pool's labels at the last list of pods. After a change, the old pods stay until the new ones are known.
     listed_by: BTreeMap<String, String>,
-    /// The pool's ports as long as these were its labels: the pods of before are not at the ports of after.
+    /// The pool's ports while these were its labels, for the old pods.
     listed_ports: Vec<u16>,
-    /// What each pod came to when it was looked at last, by its name: among a thousand pods only those that changed are looked at again.
+    /// The endpoints of each pod by name: after a change only the changed pods of a thousand are processed.
     made: AHashMap<String, Vec<Arc<EndpointSpec>>>,
     left_out: usize,
 }
 
-/// What selects pods.
+/// How the pods are selected.
 enum Selection<'a> {
     Labels(&'a BTreeMap<String, String>),
     Expression(LabelSelector<'a>),
@@ -70,15 +71,15 @@ impl Selection<'_> {
 }
 
 impl Members {
-    /// Nothing is known yet of the pods that `source` means. Where this one `succeeds` another of the same pool, a pool that can't be read is no
-    /// reason to take back what that one told.
+    /// The state before any object is known. If it `succeeds` another of the same pool, an invalid pool does not remove
+    /// that one's endpoints.
     #[must_use]
     pub fn new(source: KubernetesSource, succeeds: bool) -> Self {
         Self {
             source,
             succeeds,
-            pool: Table::default(),
-            pods: Table::default(),
+            pool: ObjectTable::default(),
+            pods: ObjectTable::default(),
             listed_by: BTreeMap::new(),
             listed_ports: Vec::new(),
             made: AHashMap::new(),
@@ -86,11 +87,11 @@ impl Members {
         }
     }
 
-    /// Takes in a change of the `InferencePool`. True when the endpoints may be others afterwards.
+    /// Applies a change of the `InferencePool`. Returns whether the endpoints may differ.
     ///
     /// # Errors
-    /// The pool can't be read; what was known of it stays, unless another one was known.
-    pub fn pool(&mut self, change: Change) -> Result<bool, Unreadable> {
+    /// If the pool is invalid; its last valid version stays, unless it was another object.
+    pub fn pool(&mut self, change: ObjectChange) -> Result<bool, Unreadable> {
         self.made.clear();
         let changed = self.pool.apply(change);
         if let Some(pool) = self.inference_pool().filter(|pool| pool.labels == self.listed_by) {
@@ -99,18 +100,18 @@ impl Members {
         changed
     }
 
-    /// Takes in a change of the pods. True when the endpoints may be others afterwards.
+    /// Applies a change of the pods. Returns whether the endpoints may differ.
     ///
     /// # Errors
-    /// The pod that can't be read; what was known of it stays, unless another one was known.
-    pub fn pod(&mut self, change: Change) -> Result<bool, Unreadable> {
+    /// If the pod is invalid; its last valid version stays, unless it was another object.
+    pub fn pod(&mut self, change: ObjectChange) -> Result<bool, Unreadable> {
         match &change {
-            Change::ListBegun | Change::Listed(_) => {}
-            Change::ListDone => self.made.clear(),
-            Change::Applied(object) => drop(self.made.remove(&object.meta.name)),
-            Change::Deleted { name, .. } => drop(self.made.remove(name)),
+            ObjectChange::ListBegun | ObjectChange::Listed(_) => {}
+            ObjectChange::ListDone => self.made.clear(),
+            ObjectChange::Applied(object) => drop(self.made.remove(&object.meta.name)),
+            ObjectChange::Deleted { name, .. } => drop(self.made.remove(name)),
         }
-        if let (Change::ListDone, Some(pool)) = (&change, self.inference_pool()) {
+        if let (ObjectChange::ListDone, Some(pool)) = (&change, self.inference_pool()) {
             let (labels, ports) = (pool.labels.clone(), pool.ports.clone());
             let others = labels != self.listed_by;
             self.listed_by = labels;
@@ -120,7 +121,7 @@ impl Members {
         self.pods.apply(change)
     }
 
-    /// The pool, once it is known.
+    /// The `InferencePool`, once it is known.
     fn inference_pool(&self) -> Option<&InferencePool> {
         match &self.source.pods {
             PodsOf::Pool { name, .. } => self.pool.get(name),
@@ -128,7 +129,7 @@ impl Members {
         }
     }
 
-    /// What to ask the API server's list of pods for; `None` while the pool is not known.
+    /// Label selector for the list of pods; `None` while the pool is not known.
     #[must_use]
     pub fn selector(&self) -> Option<String> {
         match &self.source.pods {
@@ -140,36 +141,36 @@ impl Members {
         }
     }
 
-    /// Whether the API server has said that there is no such pool.
+    /// Whether the API server has answered that the pool does not exist.
     #[must_use]
     pub fn pool_is_missing(&self) -> bool {
         self.pool.is_listed() && self.inference_pool().is_none() && self.name_in(|pool, name| !pool.is_unreadable(name))
     }
 
-    /// Whether there is such a pool that can't be read as it is now: it goes on as it was when it could be, and has no endpoints if it never could.
+    /// Whether the pool exists and is invalid. Its last valid version is used, and it has no endpoints without one.
     #[must_use]
     pub fn pool_is_unreadable(&self) -> bool {
-        self.pool.is_listed() && self.name_in(Table::is_unreadable)
+        self.pool.is_listed() && self.name_in(ObjectTable::is_unreadable)
     }
 
-    /// What is asked of the pool's name; false where there is no pool to look for.
-    fn name_in(&self, ask: impl Fn(&Table<InferencePool>, &str) -> bool) -> bool {
+    /// The result of `ask` for the pool's name; false without an `InferencePool`.
+    fn name_in(&self, ask: impl Fn(&ObjectTable<InferencePool>, &str) -> bool) -> bool {
         matches!(&self.source.pods, PodsOf::Pool { name, .. } if ask(&self.pool, name))
     }
 
-    /// The endpoints, by name; `None` while they are not known. A pool that was there and is gone has none, unless it goes as a whole.
+    /// The endpoints by name; `None` while they are not known. A deleted pool has none, unless it ends as a whole.
     pub fn endpoints(&mut self) -> Option<Vec<Arc<EndpointSpec>>> {
         let (selection, ports): (_, &[u16]) = match &self.source.pods {
             PodsOf::Pool { name, .. } => match self.pool.get(name) {
                 Some(_) => (Selection::Labels(&self.listed_by), &self.listed_ports),
-                // Nobody knows which pods it means: that is an answer too, and others need not wait for it.
+                // It is unknown which pods it selects. That is a result too, so that other pools need not wait.
                 None if self.pool_is_unreadable() && !self.succeeds => return Some(Vec::new()),
-                // Pods are only known once the pool was.
+                // Pods are followed only after the pool is known.
                 None if self.source.found || self.pool_is_unreadable() => return None,
                 None => return (self.pool_is_missing() && self.pods.is_listed()).then(Vec::new),
             },
             PodsOf::Selector { selector, target_ports } => {
-                // It was read when the settings were; a selector that can't be read selects nothing.
+                // The selector was validated with the settings; an invalid one selects nothing.
                 (Selection::Expression(LabelSelector::parse(selector).ok()?), target_ports)
             }
         };
@@ -191,22 +192,22 @@ impl Members {
         Some(all.into_iter().map(|(_, spec)| spec).collect())
     }
 
-    /// How many endpoints were too many, when they were asked for last.
+    /// Number of endpoints beyond the limit at the last call of `endpoints`.
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// A pod with routing profiles in AIBrix's annotation, which is not read.
+    /// A pod with routing profiles in AIBrix's annotation, which Attaché ignores.
     #[must_use]
     pub fn with_ignored_profiles(&self) -> Option<&str> {
         let mut pods = self.pods.iter();
         pods.find(|(_, pod)| pod.meta.annotations.contains_key(AIBRIX_CONFIG_ANNOTATION)).map(|(name, _)| name)
     }
 
-    /// What all pods come to, and when each was made.
+    /// The endpoints of all pods, each with its time of creation.
     fn collected(
-        pods: &Table<Pod>,
+        pods: &ObjectTable<Pod>,
         made: &mut AHashMap<String, Vec<Arc<EndpointSpec>>>,
         make: impl Fn(&Pod) -> Vec<Arc<EndpointSpec>>,
     ) -> Vec<(i64, Arc<EndpointSpec>)> {
@@ -222,7 +223,7 @@ impl Members {
     }
 }
 
-/// Of two pods that claim an address the younger one has it, the other is on its way out; of two as old the first.
+/// Of two pods with one address the younger has it, as the other one is terminating; of two equally old ones the first.
 fn keep_youngest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
     let mut youngest: AHashMap<SocketAddr, (i64, Arc<str>)> = AHashMap::new();
     for (created, spec) in all.iter() {
@@ -234,14 +235,14 @@ fn keep_youngest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
     all.retain(|(_, spec)| youngest.get(&spec.address).is_some_and(|(_, name)| *name == spec.name));
 }
 
-/// As many as a pool may have: the oldest, so that one that comes takes no other's place. They stay in the order of their names.
+/// Keeps the oldest endpoints up to the limit, so that a new one replaces none. The order by name stays.
 fn keep_oldest(all: &mut Vec<(i64, Arc<EndpointSpec>)>) {
     all.sort_by(|(a, one), (b, other)| (a, &one.name).cmp(&(b, &other.name)));
     all.truncate(MAX_ENDPOINTS);
     all.sort_by(|(_, one), (_, other)| one.name.cmp(&other.name));
 }
 
-/// A pod's labels, and what it says in AIBrix's annotations as if it were a label, which AIBrix reads from either.
+/// A pod's labels, and AIBrix's annotations as labels, since AIBrix reads both.
 fn labels(pod: &Pod) -> BTreeMap<Arc<str>, Arc<str>> {
     let mut labels = pod.meta.labels.clone();
     let said = pod.meta.annotations.iter().filter(|(name, value)| {
@@ -264,7 +265,7 @@ fn ranks<'a>(pod: &'a Pod, ports: &'a [u16], source: &'a KubernetesSource) -> im
     let active: Option<Vec<u16>> =
         pod.meta.annotations.get(ACTIVE_PORTS_ANNOTATION).map(|list| list.split(',').filter_map(port).collect());
     let engine = ENGINE_LABELS.iter().find_map(|name| label(name)).and_then(engine).unwrap_or(source.engine);
-    // Each rank of several has a page of its own, at its own port.
+    // With several ranks, each has metrics at its own port.
     let metrics_port = label(AIBRIX_METRIC_PORT_LABEL).and_then(port).or(source.metrics.port).filter(|_| !several);
     let metrics = MetricsSource { port: metrics_port, ..source.metrics.clone() };
     let uid: Arc<str> = pod.meta.uid.as_str().into();
@@ -287,7 +288,7 @@ fn port(text: &str) -> Option<u16> {
     text.trim().parse().ok().filter(|port| *port != 0)
 }
 
-/// The engine of this name, as labels spell it; `None` for one that nobody knows.
+/// The engine that a label names; `None` for an unknown one.
 fn engine(name: &str) -> Option<Engine> {
     match name {
         "vllm" => Some(Engine::Vllm),

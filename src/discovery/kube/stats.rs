@@ -1,4 +1,4 @@
-//! What discovery through Kubernetes counts.
+//! Counters of discovery through Kubernetes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -21,109 +21,109 @@ pub struct KubeStats {
 }
 
 impl KubeStats {
-    /// Changes of objects that the pool was told of.
+    /// Number of object changes that the pool received.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events.load(Relaxed)
     }
 
-    /// Lists that the pool was given to their end.
+    /// Number of complete lists that the pool received.
     #[must_use]
     pub fn lists(&self) -> u64 {
         self.lists.load(Relaxed)
     }
 
-    /// Objects that could not be read.
+    /// Number of invalid objects that the pool received.
     #[must_use]
     pub fn unreadable(&self) -> u64 {
         self.unreadable.load(Relaxed)
     }
 
-    /// 1 while the `InferencePool` can't be read as it is.
+    /// 1 while the `InferencePool` is invalid, else 0.
     #[must_use]
     pub fn is_pool_unreadable(&self) -> i64 {
         self.pool_unreadable.load(Relaxed).into()
     }
 
-    /// Whether the `InferencePool` can't be read as it is.
+    /// Records whether the `InferencePool` is invalid.
     pub fn pool_unreadable(&self, is_so: bool) {
         self.pool_unreadable.store(is_so, Relaxed);
     }
 
-    /// Whether there is no such `InferencePool`.
+    /// Whether the `InferencePool` does not exist.
     #[must_use]
     pub fn pool_missing(&self) -> watch::Receiver<bool> {
         self.pool_missing.subscribe()
     }
 
-    /// Whether there is no such `InferencePool`.
+    /// Records whether the `InferencePool` does not exist.
     pub fn set_pool_missing(&self, is_so: bool) {
         self.pool_missing.send_if_modified(|before| std::mem::replace(before, is_so) != is_so);
     }
 
-    /// Endpoints that are not served, since there are too many.
+    /// Number of endpoints beyond the limit, which are not served.
     #[must_use]
     pub fn left_out(&self) -> i64 {
         self.left_out.load(Relaxed)
     }
 
-    /// How many they are. Gives how many they were.
+    /// Records the number of endpoints beyond the limit; returns the previous one.
     pub fn set_left_out(&self, endpoints: usize) -> i64 {
         self.left_out.swap(i64::try_from(endpoints).unwrap_or(i64::MAX), Relaxed)
     }
 
-    /// Questions that were not answered, or not with what was asked for.
+    /// Number of failed lists and watches.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Relaxed)
     }
 
-    /// Those among them that were refused for want of a right.
+    /// Number of lists and watches that the API server refused for a missing right.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Kinds that are not followed at the moment, though they should be.
+    /// Number of kinds that can't be followed at the moment, though they should be.
     #[must_use]
     pub fn out_of_touch(&self) -> i64 {
         self.out_of_touch.load(Relaxed)
     }
 
-    /// Statuses of objects that were written.
+    /// Number of object statuses that were written.
     #[must_use]
     pub fn status_writes(&self) -> u64 {
         self.status_writes.load(Relaxed)
     }
 
-    /// Statuses of objects that could not be written.
+    /// Number of object statuses that could not be written.
     #[must_use]
     pub fn status_failures(&self) -> u64 {
         self.status_failures.load(Relaxed)
     }
 
-    /// A status was written, or could not be.
+    /// Counts a write of a status, successful or not.
     pub fn status_written(&self, well: bool) {
         let counter = if well { &self.status_writes } else { &self.status_failures };
         counter.fetch_add(1, Relaxed);
     }
 
-    /// A change was told.
+    /// Counts one object change.
     pub fn event(&self) {
         self.events.fetch_add(1, Relaxed);
     }
 
-    /// A list came to its end.
+    /// Counts one complete list.
     pub fn list(&self) {
         self.lists.fetch_add(1, Relaxed);
     }
 
-    /// An object could not be read.
+    /// Counts one invalid object.
     pub fn unread(&self) {
         self.unreadable.fetch_add(1, Relaxed);
     }
 
-    /// A question was not answered.
+    /// Counts a failed list or watch, and whether it was refused.
     pub fn failure(&self, refused: bool) {
         self.failures.fetch_add(1, Relaxed);
         if refused {
@@ -131,7 +131,7 @@ impl KubeStats {
         }
     }
 
-    /// A kind is lost until what comes back is dropped.
+    /// Counts a kind as lost until the returned value is dropped.
     #[must_use]
     pub fn lose(self: &Arc<Self>) -> Loss {
         self.out_of_touch.fetch_add(1, Relaxed);
@@ -139,7 +139,7 @@ impl KubeStats {
     }
 }
 
-/// A kind that is not followed at the moment, though it should be.
+/// Counts a kind that can't be followed at the moment, while it exists.
 #[derive(Debug)]
 pub struct Loss(Arc<KubeStats>);
 

@@ -1,17 +1,17 @@
 //! Writes the conditions of `InferenceModel`s into their status.
 //!
-//! With leader election or `modelStatus: true` the replica that holds the lease writes, so there is one writer. By default every replica writes
-//! what an object does not say yet: all replicas come to the same conditions, so the first of them writes and the others find it written. They
-//! differ only in which target models are missing, since each knows its own requests. So each takes in what another has written of that
-//! ([`super::conditions::heard`]), and changes it at most once a minute. Where the right is missing, that is logged once and tried again every ten
-//! minutes.
+//! With leader election or `modelStatus: true`, only the replica that holds the lease writes. By default every replica
+//! writes conditions that an object lacks. All replicas derive the same conditions, so one writes and the others find
+//! it done. They may differ only in missing target models, since each sees only its own requests. So each replica
+//! applies what another has written about them ([`super::conditions::target_status`]), and changes it at most once a minute. A
+//! missing right is logged once and retried every ten minutes.
 //!
-//! Server-side apply to the subresource `status`, with a field manager of our own: conditions of others stay. What an object says already is
-//! not written again; what can't be written is tried again later, and keeps no other waiting.
+//! Writes are server-side applies to the subresource `status` with an own field manager, so conditions of other writers
+//! stay. Unchanged conditions are not written again. Failed writes are retried later and do not delay others.
 
 use super::conditions::Report;
 use super::follow::with_causes;
-use super::objects::{Kind, Naming};
+use super::objects::{ApiNames, ObjectKind};
 use super::stats::KubeStats;
 use attache_scheduling::router::MISSING_FOR;
 use attache_types::clock::{Clock, Timestamp};
@@ -28,47 +28,47 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Whose fields these are, to the API server.
+/// Field manager of these fields at the API server.
 pub const FIELD_MANAGER: &str = "attache";
-/// What could not be written is tried again after this time.
+/// Delay before a failed write is retried.
 pub const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// The same where nobody has asked for conditions and the right to write them is missing.
+/// The same if no operator asked for conditions and the right to write them is missing.
 pub const RIGHTS_INTERVAL: Duration = Duration::from_secs(600);
-/// An answer that takes longer counts as none.
+/// A write that takes longer counts as failed.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a status was not written.
-enum Failure {
-    /// The API server says so of this object: an admission webhook, a validation.
+enum WriteError {
+    /// The API server rejects this object, by an admission webhook or a validation.
     Refused(String),
     /// The right to write statuses is missing.
     Forbidden(String),
-    /// Nobody has answered.
+    /// The API server did not answer.
     NoAnswer(String),
 }
 
-/// Writes for the objects of one pool.
+/// Writes the statuses of the objects of one pool.
 pub struct StatusWriter {
     api: Api<DynamicObject>,
     reports: watch::Receiver<Vec<Report>>,
     leads: watch::Receiver<bool>,
-    /// An operator has asked for conditions: that they can't be written is a warning.
+    /// Whether an operator asked for conditions; then a failed write is a warning.
     asked: Arc<AtomicBool>,
     clock: Clock,
     stats: Arc<KubeStats>,
-    /// What was written last, and which version of the object it stood in place of, by name: until the watch has told of another, it is not
-    /// written again.
+    /// The last written report by name, with the version of the object that it replaced. It is not written again until
+    /// the watch has delivered another version.
     written: HashMap<String, Report>,
-    /// When this replica last wrote that a target model is missing, or is there again, by name.
+    /// When this replica last changed whether a target model is missing, by name.
     flipped: HashMap<String, Timestamp>,
-    /// Objects whose last write came to nothing, which has been told.
+    /// Objects whose last write failed, which was logged.
     troubled: HashSet<String>,
-    /// It has been told that the right is missing.
-    told_rights: bool,
+    /// Whether the missing right was logged.
+    logged_rights: bool,
 }
 
 impl StatusWriter {
-    /// Writes `reports` in `namespace` while `leads` says so.
+    /// Creates a writer of `reports` in `namespace`, active while `leads` is true.
     #[must_use]
     pub fn new(
         client: Client,
@@ -78,7 +78,7 @@ impl StatusWriter {
         clock: Clock,
         stats: Arc<KubeStats>,
     ) -> Self {
-        let Naming { group, version, kind, plural } = Kind::Model.naming();
+        let ApiNames { group, version, kind, plural } = ObjectKind::Model.naming();
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
         let api = Api::namespaced_with(client, namespace, &resource);
         Self {
@@ -91,11 +91,11 @@ impl StatusWriter {
             written: HashMap::new(),
             flipped: HashMap::new(),
             troubled: HashSet::new(),
-            told_rights: false,
+            logged_rights: false,
         }
     }
 
-    /// Writes until `shutdown`, or until nobody reports any more.
+    /// Writes until `shutdown`, or until the sender of reports is gone.
     pub async fn run(mut self, shutdown: CancellationToken) {
         tokio::select! {
             () = shutdown.cancelled() => {}
@@ -122,7 +122,7 @@ impl StatusWriter {
         }
     }
 
-    /// Writes what is due. When some of it has to be tried again, says after which time.
+    /// Writes what is due. Returns the delay after which some of it has to be retried.
     async fn write_all(&mut self, reports: &[Report]) -> Option<Duration> {
         let is_due = |name: &String| reports.iter().any(|report| report.name == *name && report.is_due());
         self.written.retain(|name, _| is_due(name));
@@ -130,7 +130,7 @@ impl StatusWriter {
         self.troubled.retain(is_due);
         let mut again = None;
         for report in reports.iter().filter(|report| report.is_due()) {
-            // Looked at before each of them: another may lead by now.
+            // Checked before each write, since another replica may have become the leader.
             if !*self.leads.borrow() {
                 return None;
             }
@@ -144,7 +144,7 @@ impl StatusWriter {
                 again = Some(again.map_or(left, |again: Duration| again.min(left)));
                 continue;
             }
-            let late = |_| Err(Failure::NoAnswer("no answer in time".to_owned()));
+            let late = |_| Err(WriteError::NoAnswer("no answer in time".to_owned()));
             match timeout(ANSWER_TIMEOUT, self.write(report)).await.unwrap_or_else(late) {
                 Ok(()) => {
                     self.troubled.remove(&report.name);
@@ -154,16 +154,16 @@ impl StatusWriter {
                         self.flipped.insert(report.name.clone(), now);
                     }
                 }
-                Err(Failure::Forbidden(error)) if !self.asked.load(Relaxed) => {
+                Err(WriteError::Forbidden(error)) if !self.asked.load(Relaxed) => {
                     self.not_allowed(&error);
                     return Some(RIGHTS_INTERVAL);
                 }
-                Err(Failure::Refused(error) | Failure::Forbidden(error)) => {
+                Err(WriteError::Refused(error) | WriteError::Forbidden(error)) => {
                     self.failed(report, &error);
                     again = Some(RETRY_INTERVAL);
                 }
-                // Nor would the others get one.
-                Err(Failure::NoAnswer(error)) => {
+                // The other writes would fail as well.
+                Err(WriteError::NoAnswer(error)) => {
                     self.failed(report, &error);
                     return Some(RETRY_INTERVAL);
                 }
@@ -172,9 +172,9 @@ impl StatusWriter {
         again
     }
 
-    /// Nobody has asked for conditions, and this replica may not write them.
+    /// Handles a missing right if no operator asked for conditions.
     fn not_allowed(&mut self, error: &str) {
-        if !std::mem::replace(&mut self.told_rights, true) {
+        if !std::mem::replace(&mut self.logged_rights, true) {
             tracing::info!(
                 error,
                 "conditions of InferenceModels are not written: the service account lacks `patch` on `inferencemodels/status`; \
@@ -195,29 +195,29 @@ impl StatusWriter {
         }
     }
 
-    async fn write(&self, report: &Report) -> Result<(), Failure> {
+    async fn write(&self, report: &Report) -> Result<(), WriteError> {
         let wall = self.clock.wall(self.clock.now());
-        let now = jiff::Timestamp::try_from(wall).map_err(|e| Failure::NoAnswer(e.to_string()))?;
-        // Whole seconds, as Kubernetes writes times.
+        let now = jiff::Timestamp::try_from(wall).map_err(|e| WriteError::NoAnswer(e.to_string()))?;
+        // Whole seconds, as in all times of Kubernetes.
         let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let Naming { group, version, kind, .. } = Kind::Model.naming();
+        let ApiNames { group, version, kind, .. } = ObjectKind::Model.naming();
         let body = json!({
             "apiVersion": format!("{group}/{version}"),
             "kind": kind,
-            // Another object of the same name is none of this one's business.
+            // The UID protects another object of the same name.
             "metadata": {"name": report.name, "uid": report.uid},
             "status": {"conditions": report.conditions(&now)},
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         match self.api.patch_status(&report.name, &params, &Patch::Apply(&body)).await {
             Ok(_) => Ok(()),
-            // It is gone, or another one by now: the watch tells, and there is nothing to write.
+            // The object was deleted or replaced. The watch reports that, so there is nothing to write.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 403 && !status.message.contains("denied the request") => {
-                Err(Failure::Forbidden(with_causes(&kube::Error::Api(status))))
+                Err(WriteError::Forbidden(with_causes(&kube::Error::Api(status))))
             }
-            Err(error @ kube::Error::Api(_)) => Err(Failure::Refused(with_causes(&error))),
-            Err(error) => Err(Failure::NoAnswer(with_causes(&error))),
+            Err(error @ kube::Error::Api(_)) => Err(WriteError::Refused(with_causes(&error))),
+            Err(error) => Err(WriteError::NoAnswer(with_causes(&error))),
         }
     }
 }

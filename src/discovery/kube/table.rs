@@ -1,88 +1,88 @@
-//! One kind's objects, as a list and a watch tell of them.
+//! The known objects of one kind, from a list and a watch.
 //!
-//! A list replaces what was known only when it has come to its end: one that breaks off changes nothing, so that a picker never sees half a
-//! list. An object that can't be read leaves the last one of its name that could, and is known to be there. Pure.
+//! A list replaces the known objects only when it is complete: an interrupted one changes nothing, so a picker never
+//! sees half a list. Of an invalid object the last valid version stays, and the object is known to exist. Pure.
 
 use super::objects::{FromObject, Object};
 use std::collections::BTreeMap;
 
-/// What a watch tells.
+/// A step of a list, or a change from a watch.
 #[derive(Clone, Debug)]
-pub enum Change {
+pub enum ObjectChange {
     /// A list begins.
     ListBegun,
-    /// An object of the list.
+    /// An object in the list.
     Listed(Object),
-    /// The list is at its end: what it did not name is gone.
+    /// The list is complete: objects that it did not name were deleted.
     ListDone,
-    /// An object is new, or another than it was.
+    /// An object was created or changed.
     Applied(Object),
-    /// An object is gone.
+    /// An object was deleted.
     Deleted {
-        /// Its name.
+        /// Name of the deleted object.
         name: String,
-        /// Its UID: another one of the same name stays.
+        /// UID of the deleted object: another one of the same name stays.
         uid: String,
     },
 }
 
-/// An object that could not be read.
+/// An invalid object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Why.
+    /// The invalid field and why.
     pub reason: String,
-    /// What was known of it before stays.
+    /// Whether the last valid version stays in effect.
     pub kept: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Entry<T> {
+struct TableEntry<T> {
     uid: String,
     value: T,
 }
 
-/// What is known of one kind.
+/// The known objects of one kind.
 #[derive(Clone, Debug)]
-pub struct Table<T> {
-    known: Known<T>,
-    listing: Option<Known<T>>,
+pub struct ObjectTable<T> {
+    known: KnownObjects<T>,
+    listing: Option<KnownObjects<T>>,
     listed: bool,
 }
 
-/// What is known at a moment.
+/// A complete set of objects.
 #[derive(Clone, Debug)]
-struct Known<T> {
-    entries: BTreeMap<String, Entry<T>>,
-    /// The UIDs of those that are there and can't be read as they are now, by name.
+struct KnownObjects<T> {
+    entries: BTreeMap<String, TableEntry<T>>,
+    /// UIDs of the existing objects that are invalid now, by name.
     unreadable: BTreeMap<String, String>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for KnownObjects<T> {
     fn default() -> Self {
         Self { entries: BTreeMap::new(), unreadable: BTreeMap::new() }
     }
 }
 
-impl<T> Default for Table<T> {
+impl<T> Default for ObjectTable<T> {
     fn default() -> Self {
-        Self { known: Known::default(), listing: None, listed: false }
+        Self { known: KnownObjects::default(), listing: None, listed: false }
     }
 }
 
-impl<T: FromObject + Clone + PartialEq> Table<T> {
-    /// Takes in a change. True when what is known is another thing afterwards.
+impl<T: FromObject + Clone + PartialEq> ObjectTable<T> {
+    /// Applies a change. Returns whether the known objects differ afterwards.
     ///
     /// # Errors
-    /// The object that could not be read; what was known of it stays.
-    pub fn apply(&mut self, change: Change) -> Result<bool, Unreadable> {
+    /// If the object is invalid; its last valid version stays.
+    pub fn apply(&mut self, change: ObjectChange) -> Result<bool, Unreadable> {
         match change {
-            Change::ListBegun => {
-                self.listing = Some(Known::default());
+            ObjectChange::ListBegun => {
+                self.listing = Some(KnownObjects::default());
                 Ok(false)
             }
-            Change::Listed(object) => {
+            ObjectChange::Listed(object) => {
                 let read = read(object);
                 let Some(listing) = &mut self.listing else { return Ok(false) };
                 match read {
@@ -99,7 +99,7 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
                     }
                 }
             }
-            Change::ListDone => {
+            ObjectChange::ListDone => {
                 let Some(listing) = self.listing.take() else { return Ok(false) };
                 let first = !std::mem::replace(&mut self.listed, true);
                 let changed = first
@@ -108,9 +108,9 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
                 self.known = listing;
                 Ok(changed)
             }
-            Change::Applied(object) => self.applied(object),
-            Change::Deleted { name, uid } => {
-                let Known { entries, unreadable } = &mut self.known;
+            ObjectChange::Applied(object) => self.applied(object),
+            ObjectChange::Deleted { name, uid } => {
+                let KnownObjects { entries, unreadable } = &mut self.known;
                 let was_unreadable = unreadable.get(&name) == Some(&uid) && unreadable.remove(&name).is_some();
                 let was_known = entries.get(&name).is_some_and(|known| known.uid == uid);
                 if was_known {
@@ -122,7 +122,7 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
     }
 
     fn applied(&mut self, object: Object) -> Result<bool, Unreadable> {
-        let Known { entries, unreadable } = &mut self.known;
+        let KnownObjects { entries, unreadable } = &mut self.known;
         match read(object) {
             Ok((name, entry)) => {
                 let was_unreadable = unreadable.remove(&name).is_some();
@@ -136,7 +136,7 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
             Err((name, uid, reason)) => {
                 let kept = entries.get(&name).is_some_and(|known| known.uid == uid);
                 if !kept {
-                    // What was known of another object of the same name says nothing about this one.
+                    // The last valid version was another object of the same name.
                     entries.remove(&name);
                 }
                 unreadable.insert(name.clone(), uid);
@@ -146,25 +146,26 @@ impl<T: FromObject + Clone + PartialEq> Table<T> {
     }
 }
 
-impl<T> Table<T> {
-    /// Whether a list has come to its end: before that nobody knows what there is.
+impl<T> ObjectTable<T> {
+    /// Whether a list was complete; before that the objects are unknown.
     #[must_use]
     pub fn is_listed(&self) -> bool {
         self.listed
     }
 
-    /// Forgets that it was ever listed, and all of it.
+    /// Forgets all objects, and that they were listed.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The object of this name.
+    /// The last valid version of the object of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&T> {
         self.known.entries.get(name).map(|entry| &entry.value)
     }
 
-    /// Whether there is an object of this name that can't be read as it is now. [`Table::get`] gives what was known of it before, if anything was.
+    /// Whether an object of this name exists and is invalid now. [`ObjectTable::get`] returns its last valid version, if
+    /// there was one.
     #[must_use]
     pub fn is_unreadable(&self, name: &str) -> bool {
         self.known.unreadable.contains_key(name)
@@ -176,16 +177,16 @@ impl<T> Table<T> {
     }
 }
 
-/// The object and its name; or its name, its UID and what can't be read.
-fn read<T: FromObject>(object: Object) -> Result<(String, Entry<T>), (String, String, String)> {
+/// The name and the object; or the name, UID and error of an invalid one.
+fn read<T: FromObject>(object: Object) -> Result<(String, TableEntry<T>), (String, String, String)> {
     let (name, uid) = (object.meta.name.clone(), object.meta.uid.clone());
     match T::from_object(object) {
-        Ok(value) => Ok((name, Entry { uid, value })),
+        Ok(value) => Ok((name, TableEntry { uid, value })),
         Err(reason) => Err((name, uid, reason)),
     }
 }
 
-fn same<T: PartialEq>(a: &BTreeMap<String, Entry<T>>, b: &BTreeMap<String, Entry<T>>) -> bool {
+fn same<T: PartialEq>(a: &BTreeMap<String, TableEntry<T>>, b: &BTreeMap<String, TableEntry<T>>) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|((m, x), (n, y))| m == n && x.uid == y.uid && x.value == y.value)
 }
 

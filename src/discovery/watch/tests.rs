@@ -2,7 +2,8 @@ use super::*;
 use std::fs;
 use tempfile::TempDir;
 
-/// Longer than any change takes to be told, shorter than [`POLL_INTERVAL`]: what is seen within it was reported, not polled.
+/// Longer than any change takes to be told, shorter than [`POLL_INTERVAL`]: what is seen within it was reported, not
+/// polled.
 const SOON: Duration = Duration::from_secs(5);
 /// Longer than a change takes to settle: nothing within it is nothing.
 const QUIET: Duration = Duration::from_millis(700);

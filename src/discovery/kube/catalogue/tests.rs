@@ -5,7 +5,7 @@ use crate::kube::objects::Meta;
 use crate::settings::PoolGroup;
 use serde_json::json;
 
-const POOL: Kind = Kind::Pool(PoolGroup::Stable);
+const POOL: ObjectKind = ObjectKind::Pool(PoolGroup::Stable);
 
 fn object(name: &str, created: i64, label: (&str, &str), spec: Value) -> Object {
     let labels = [(label.0.into(), label.1.into())].into();
@@ -20,12 +20,12 @@ fn config(name: &str, created: i64, pool: &str, text: &str) -> Object {
     object(name, created, (CONFIG_LABEL, pool), json!({"attache.yaml": text}))
 }
 
-fn listed(catalogue: &mut Catalogue, kind: Kind, objects: Vec<Object>) {
-    catalogue.apply(kind, Change::ListBegun).unwrap();
+fn listed(catalogue: &mut Catalogue, kind: ObjectKind, objects: Vec<Object>) {
+    catalogue.apply(kind, ObjectChange::ListBegun).unwrap();
     for object in objects {
-        catalogue.apply(kind, Change::Listed(object)).unwrap();
+        catalogue.apply(kind, ObjectChange::Listed(object)).unwrap();
     }
-    assert!(catalogue.apply(kind, Change::ListDone).unwrap());
+    assert!(catalogue.apply(kind, ObjectChange::ListDone).unwrap());
 }
 
 fn shown(catalogue: &Catalogue) -> Vec<String> {
@@ -53,16 +53,16 @@ fn pools_are_found_by_their_labels_once_all_is_known() {
     assert_eq!(catalogue.found(), Finding::Unknown, "a pool is not served by the template when it has its own");
     listed(
         &mut catalogue,
-        Kind::ConfigMap,
+        ObjectKind::ConfigMap,
         vec![config("of-c", 5, "c", "younger"), config("of-c-too", 1, "c", "older")],
     );
     assert_eq!(shown(&catalogue), ["a a-epp ", "alone  ", "c c-epp older", "old old-epp "]);
     assert_eq!(ports(&catalogue), [9002, DEFAULT_PORT, 9002, 9004]);
 
-    let gone = Change::Deleted { name: "of-c-too".into(), uid: String::new() };
-    assert!(catalogue.apply(Kind::ConfigMap, gone).unwrap());
-    assert!(catalogue.apply(POOL, Change::Applied(pool("b", "gold", "b-epp"))).unwrap());
-    assert!(catalogue.apply(POOL, Change::Applied(pool("a", "iron", "a-epp"))).unwrap(), "a label takes it out");
+    let gone = ObjectChange::Deleted { name: "of-c-too".into(), uid: String::new() };
+    assert!(catalogue.apply(ObjectKind::ConfigMap, gone).unwrap());
+    assert!(catalogue.apply(POOL, ObjectChange::Applied(pool("b", "gold", "b-epp"))).unwrap());
+    assert!(catalogue.apply(POOL, ObjectChange::Applied(pool("a", "iron", "a-epp"))).unwrap(), "a label takes it out");
     assert_eq!(shown(&catalogue), ["alone  ", "b b-epp ", "c c-epp younger", "old old-epp "]);
 }
 
@@ -70,7 +70,7 @@ fn pools_are_found_by_their_labels_once_all_is_known() {
 fn a_configuration_that_can_not_be_told_from_others_is_named() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
-    listed(&mut catalogue, Kind::ConfigMap, vec![config("of-a", 0, "a", "first")]);
+    listed(&mut catalogue, ObjectKind::ConfigMap, vec![config("of-a", 0, "a", "first")]);
     let two = || object("of-a", 0, (CONFIG_LABEL, "a"), json!({"x": "1", "y": "2"}));
     let none = object("none", 0, (CONFIG_LABEL, "a"), Value::Null);
     let by_key = |mut object: Object, key: &str| {
@@ -83,12 +83,12 @@ fn a_configuration_that_can_not_be_told_from_others_is_named() {
         (by_key(two(), "z"), "names `z`, which is no key of `data`; there are: `x`, `y`"),
         (by_key(config("of-a", 0, "a", "only"), "z"), "there are: `attache.yaml`"),
     ] {
-        let unreadable = catalogue.apply(Kind::ConfigMap, Change::Applied(odd)).unwrap_err();
+        let unreadable = catalogue.apply(ObjectKind::ConfigMap, ObjectChange::Applied(odd)).unwrap_err();
         assert!(unreadable.reason.contains(reason), "{unreadable:?}");
     }
     assert_eq!(shown(&catalogue), ["a a-epp first"], "what was known of it stays");
     for key in ["y", "x"] {
-        assert!(catalogue.apply(Kind::ConfigMap, Change::Applied(by_key(two(), key))).unwrap());
+        assert!(catalogue.apply(ObjectKind::ConfigMap, ObjectChange::Applied(by_key(two(), key))).unwrap());
         assert_eq!(shown(&catalogue), [format!("a a-epp {}", if key == "y" { 2 } else { 1 })], "the key that is named");
     }
 }
@@ -98,7 +98,7 @@ fn a_search_that_is_refused_is_told_from_one_that_waits() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     assert!(catalogue.refused());
     assert_eq!(catalogue.found(), Finding::Refused);
-    assert!(catalogue.heard_of_configs());
+    assert!(catalogue.configs_resolved());
     listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
     assert_eq!(shown(&catalogue), ["a a-epp "], "it is allowed now");
     assert!(catalogue.refused());
@@ -109,6 +109,6 @@ fn a_search_that_is_refused_is_told_from_one_that_waits() {
 fn configurations_that_may_not_be_read_keep_no_pool_waiting() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
-    assert!(catalogue.heard_of_configs());
+    assert!(catalogue.configs_resolved());
     assert_eq!(shown(&catalogue), ["a a-epp "]);
 }

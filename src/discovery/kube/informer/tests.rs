@@ -1,7 +1,7 @@
 //! Who is told what, without an API server.
 
 use super::*;
-use crate::kube::objects::{Kind, Meta};
+use crate::kube::objects::{Meta, ObjectKind};
 
 fn informers() -> Arc<Informers> {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -10,75 +10,75 @@ fn informers() -> Arc<Informers> {
 }
 
 fn subject() -> Subject {
-    Subject { kind: Kind::Model, namespace: "default".into(), labels: None }
+    Subject { kind: ObjectKind::Model, namespace: "default".into(), labels: None }
 }
 
 fn object(name: &str, uid: &str) -> Object {
     Object { meta: Meta { name: name.into(), uid: uid.into(), ..Meta::default() }, ..Object::default() }
 }
 
-fn names(told: impl IntoIterator<Item = Told>) -> Vec<String> {
-    let name = |told: Told| match told {
-        Told::Change(Change::ListBegun) => "(".to_owned(),
-        Told::Change(Change::Listed(object)) => object.meta.name,
-        Told::Change(Change::ListDone) => ")".to_owned(),
-        Told::Trouble(_) => "trouble".to_owned(),
+fn names(updates: impl IntoIterator<Item = WatchUpdate>) -> Vec<String> {
+    let name = |updates: WatchUpdate| match updates {
+        WatchUpdate::Change(ObjectChange::ListBegun) => "(".to_owned(),
+        WatchUpdate::Change(ObjectChange::Listed(object)) => object.meta.name,
+        WatchUpdate::Change(ObjectChange::ListDone) => ")".to_owned(),
+        WatchUpdate::Failed(_) => "trouble".to_owned(),
         other => format!("{other:?}"),
     };
-    told.into_iter().map(name).collect()
+    updates.into_iter().map(name).collect()
 }
 
 #[test]
 fn who_comes_late_is_told_all_that_is_known() {
-    let mut known = Known::default();
-    assert_eq!(names(known.told()), [""; 0], "before a list nothing is known");
-    let listed = |o| Told::Change(Change::Listed(o));
-    for told in [Told::Change(Change::ListBegun), listed(object("a", "1")), listed(object("b", "2"))] {
-        known.take_in(&told);
+    let mut known = SubjectState::default();
+    assert_eq!(names(known.updates()), [""; 0], "before a list nothing is known");
+    let listed = |o| WatchUpdate::Change(ObjectChange::Listed(o));
+    for updates in [WatchUpdate::Change(ObjectChange::ListBegun), listed(object("a", "1")), listed(object("b", "2"))] {
+        known.take_in(&updates);
     }
-    assert_eq!(names(known.told()), ["(", "a", "b"], "in the middle of the first list");
-    known.take_in(&Told::Change(Change::ListDone));
-    known.take_in(&Told::Change(Change::Applied(object("c", "3"))));
-    known.take_in(&Told::Change(Change::Deleted { name: "a".into(), uid: "1".into() }));
-    known.take_in(&Told::Change(Change::Deleted { name: "b".into(), uid: "an older one's".into() }));
-    assert_eq!(names(known.told()), ["(", "b", "c", ")"]);
-    known.take_in(&Told::Change(Change::ListBegun));
+    assert_eq!(names(known.updates()), ["(", "a", "b"], "in the middle of the first list");
+    known.take_in(&WatchUpdate::Change(ObjectChange::ListDone));
+    known.take_in(&WatchUpdate::Change(ObjectChange::Applied(object("c", "3"))));
+    known.take_in(&WatchUpdate::Change(ObjectChange::Deleted { name: "a".into(), uid: "1".into() }));
+    known.take_in(&WatchUpdate::Change(ObjectChange::Deleted { name: "b".into(), uid: "an older one's".into() }));
+    assert_eq!(names(known.updates()), ["(", "b", "c", ")"]);
+    known.take_in(&WatchUpdate::Change(ObjectChange::ListBegun));
     known.take_in(&listed(object("d", "4")));
     let lost = Setback { not_installed: false, refused: false, is_loss: true, unwatched: false };
-    known.take_in(&Told::Trouble(lost));
+    known.take_in(&WatchUpdate::Failed(lost));
     assert_eq!(
-        names(known.told()),
+        names(known.updates()),
         ["(", "b", "c", ")", "(", "d", "trouble"],
         "a list that is not through replaces nothing"
     );
-    known.take_in(&Told::Well);
-    known.take_in(&Told::Change(Change::ListDone));
-    assert_eq!(names(known.told()), ["(", "d", ")"]);
-    known.take_in(&Told::Trouble(Setback { not_installed: true, ..lost }));
-    assert_eq!(names(known.told()), ["trouble"], "a kind that is gone has no objects");
-    for told in [Change::ListBegun, Change::ListDone] {
-        known.take_in(&Told::Change(told));
+    known.take_in(&WatchUpdate::Recovered);
+    known.take_in(&WatchUpdate::Change(ObjectChange::ListDone));
+    assert_eq!(names(known.updates()), ["(", "d", ")"]);
+    known.take_in(&WatchUpdate::Failed(Setback { not_installed: true, ..lost }));
+    assert_eq!(names(known.updates()), ["trouble"], "a kind that is gone has no objects");
+    for updates in [ObjectChange::ListBegun, ObjectChange::ListDone] {
+        known.take_in(&WatchUpdate::Change(updates));
     }
-    assert_eq!(names(known.told()), ["(", ")"], "whoever lists well is well, also in the place of one who failed");
+    assert_eq!(names(known.updates()), ["(", ")"], "whoever lists well is well, also in the place of one who failed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_follower_leaves_is_followed_anew() {
     let informers = informers();
-    let (listener, mut told) = mpsc::channel(QUEUE);
+    let (listener, mut updates) = mpsc::channel(QUEUE);
     let joins = mpsc::unbounded_channel().1;
-    let known = Known::default();
+    let known = SubjectState::default();
     let mut informer = Informer { informers, subject: subject(), joins, listeners: vec![listener], known };
     let mut following = informer.follow(Duration::ZERO);
     following.task.abort();
-    while !following.told.is_closed() || following.told.recv().await.is_some() {
+    while !following.updates.is_closed() || following.updates.recv().await.is_some() {
         tokio::task::yield_now().await;
     }
     assert!(informer.step(&mut following).await);
-    assert!(!following.told.is_closed(), "somebody tells again");
+    assert!(!following.updates.is_closed(), "somebody tells again");
     while informer.step(&mut following).await {
         // Nobody is there to be asked, which is trouble.
-        if matches!(told.try_recv(), Ok(Told::Trouble(_))) {
+        if matches!(updates.try_recv(), Ok(WatchUpdate::Failed(_))) {
             return;
         }
     }
@@ -92,7 +92,7 @@ async fn one_follower_serves_all_and_ends_with_the_last() {
     assert_eq!(informers.running.lock().len(), 1);
     for ear in &mut ears {
         loop {
-            if matches!(ear.recv().await, Some(Told::Trouble(_))) {
+            if matches!(ear.recv().await, Some(WatchUpdate::Failed(_))) {
                 break;
             }
         }

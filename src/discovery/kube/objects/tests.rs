@@ -65,7 +65,7 @@ fn a_pod_is_ready_by_its_condition_alone() {
     let pod = |status: Value| {
         let whole = Object { status, ..object(Value::Null) };
         let read = Pod::from_object(whole.clone());
-        assert_eq!(read, Pod::from_object(whole.trimmed(Kind::Pod)), "what is kept of it says the same");
+        assert_eq!(read, Pod::from_object(whole.trimmed(ObjectKind::Pod)), "what is kept of it says the same");
         read
     };
     let ready = |status: &str| json!([{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": status}]);

@@ -13,12 +13,12 @@ fn object(name: &str, created: i64, spec: Value) -> Object {
     Object { meta, spec, status: Value::Null }
 }
 
-fn listed(rules: &mut Rules, kind: Kind, objects: Vec<Object>) {
-    rules.apply(kind, Change::ListBegun).unwrap();
+fn listed(rules: &mut Rules, kind: ObjectKind, objects: Vec<Object>) {
+    rules.apply(kind, ObjectChange::ListBegun).unwrap();
     for object in objects {
-        rules.apply(kind, Change::Listed(object)).unwrap();
+        rules.apply(kind, ObjectChange::Listed(object)).unwrap();
     }
-    rules.apply(kind, Change::ListDone).unwrap();
+    rules.apply(kind, ObjectChange::ListDone).unwrap();
 }
 
 /// Models, and their targets with weights.
@@ -53,7 +53,7 @@ fn exact_before_general_older_before_younger_first_before_second() {
     let mut rules = Rules::default();
     listed(
         &mut rules,
-        Kind::Rewrite(Origin::Gie),
+        ObjectKind::Rewrite(KindOrigin::Gie),
         vec![
             rewrite("young", 20, &[(&["m"], &[("young", 1)]), (&[], &[("young-any", 1)]), (&["n"], &[("n", 1)])]),
             rewrite("old", 10, &[(&["m"], &[("first", 1)]), (&["m"], &[("second", 1)]), (&["empty"], &[])]),
@@ -74,25 +74,25 @@ fn llm_ds_definition_hides_gies_where_it_is_installed() {
     let mut rules = Rules::default();
     let objective =
         |name: &str, priority: i32| object(name, 1, json!({"poolRef": {"name": "p"}, "priority": priority}));
-    listed(&mut rules, Kind::Objective(Origin::Gie), vec![objective("fast", 1), objective("slow", -1)]);
+    listed(&mut rules, ObjectKind::Objective(KindOrigin::Gie), vec![objective("fast", 1), objective("slow", -1)]);
     assert_eq!(rules.of_pool(P).objectives, [("fast".to_owned(), 1), ("slow".to_owned(), -1)].into());
-    listed(&mut rules, Kind::Objective(Origin::LlmD), vec![objective("fast", 9)]);
+    listed(&mut rules, ObjectKind::Objective(KindOrigin::LlmD), vec![objective("fast", 9)]);
     assert_eq!(rules.of_pool(P).objectives, [("fast".to_owned(), 9)].into());
-    assert!(rules.not_installed(Kind::Objective(Origin::LlmD)), "it was");
-    assert!(!rules.not_installed(Kind::Objective(Origin::LlmD)), "it was not");
+    assert!(rules.not_installed(ObjectKind::Objective(KindOrigin::LlmD)), "it was");
+    assert!(!rules.not_installed(ObjectKind::Objective(KindOrigin::LlmD)), "it was not");
     assert_eq!(rules.of_pool(P).objectives.len(), 2);
 }
 
 #[test]
 fn inference_models_are_the_authority_once_there_is_one() {
     let mut rules = Rules::default();
-    listed(&mut rules, Kind::Model, vec![]);
+    listed(&mut rules, ObjectKind::Model, vec![]);
     assert!(!rules.of_pool(P).models_only);
     let critical = json!({"poolRef": {"name": "p"}, "modelName": "split", "criticality": "Critical", "targetModels": [
         {"name": "v1", "weight": 50}, {"name": "v2", "weight": 50}]});
     listed(
         &mut rules,
-        Kind::Model,
+        ObjectKind::Model,
         vec![
             model("plain", 1, "plain", &[]),
             model("late", 9, "plain", &[("stolen", 1)]),
@@ -101,7 +101,11 @@ fn inference_models_are_the_authority_once_there_is_one() {
             model("elsewhere", 4, "rewritten", &[("model", 1)]),
         ],
     );
-    listed(&mut rules, Kind::Rewrite(Origin::Gie), vec![rewrite("r", 99, &[(&["rewritten"], &[("rewrite", 1)])])]);
+    listed(
+        &mut rules,
+        ObjectKind::Rewrite(KindOrigin::Gie),
+        vec![rewrite("r", 99, &[(&["rewritten"], &[("rewrite", 1)])])],
+    );
     let of_pool = rules.of_pool(P);
     assert!(of_pool.models_only);
     assert_eq!(shown(&of_pool, "plain"), one("plain", 1), "the older one has the name");
@@ -122,7 +126,11 @@ fn weights_share_the_traffic_and_all_zero_share_it_evenly() {
     let mut rules = Rules::default();
     let split: &[(&str, u32)] = &[("a", 70), ("b", 30)];
     let zero: &[(&str, u32)] = &[("a", 0), ("b", 0)];
-    listed(&mut rules, Kind::Rewrite(Origin::LlmD), vec![rewrite("r", 1, &[(&["split"], split), (&["zero"], zero)])]);
+    listed(
+        &mut rules,
+        ObjectKind::Rewrite(KindOrigin::LlmD),
+        vec![rewrite("r", 1, &[(&["split"], split), (&["zero"], zero)])],
+    );
     let rewrites = rules.of_pool(P).rewrites;
     let share = |model: &str| {
         let drawn = (0..4_000u64).filter(|n| rewrites.rewrite(model, &mut for_request(5, *n)).as_deref() == Some("a"));
@@ -186,7 +194,7 @@ fn of_objects_that_claim_a_name_the_oldest_has_it_and_the_others_are_told_who() 
     ];
     for (case, objects, want) in cases {
         let mut rules = Rules::default();
-        listed(&mut rules, Kind::Model, objects);
+        listed(&mut rules, ObjectKind::Model, objects);
         assert_eq!(told(&rules), want, "{case}");
     }
 }
@@ -197,7 +205,7 @@ fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
         let mut rules = Rules::default();
         let mut fresh = model("x", 1, "a", &[]);
         fresh.meta.generation = 4;
-        listed(&mut rules, Kind::Model, vec![fresh]);
+        listed(&mut rules, ObjectKind::Model, vec![fresh]);
         rules.reports(P, &[]).remove(0)
     };
     assert!(wanted.is_due(), "it says nothing yet");
@@ -211,7 +219,7 @@ fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
         object.meta.generation = 4;
         object.status = json!({"conditions": [other, condition, ready, {"type": 7}]});
         let mut rules = Rules::default();
-        listed(&mut rules, Kind::Model, vec![object]);
+        listed(&mut rules, ObjectKind::Model, vec![object]);
         let report = rules.reports(P, &[]).remove(0);
         let [accepted, _] = report.conditions("2026-03-03T00:00:00Z");
         (report.is_due(), accepted.last_transition_time)
@@ -233,9 +241,9 @@ fn what_a_replica_wrote_of_targets_is_heard_by_others() {
         object.status = json!({"conditions": [{"type": "Ready", "status": status, "reason": reason, "message": message,
             "observedGeneration": generation, "lastTransitionTime": "2026-02-02T00:00:00Z"}]});
         let mut rules = Rules::default();
-        listed(&mut rules, Kind::Model, vec![object]);
+        listed(&mut rules, ObjectKind::Model, vec![object]);
         let names = |targets: Vec<MissingTarget>| targets.into_iter().map(|t| t.target).collect::<Vec<_>>();
-        rules.heard(P).into_iter().map(|heard| (heard.are_missing, names(heard.targets))).collect::<Vec<_>>()
+        rules.target_statuses(P).into_iter().map(|heard| (heard.are_missing, names(heard.targets))).collect::<Vec<_>>()
     };
     let message = "a model server has answered that it has no model `v2`";
     assert_eq!(heard(4, "False", "TargetModelNotFound", message), [(true, vec!["v2".to_owned()])]);
@@ -255,18 +263,18 @@ fn each_object_is_told_whether_its_requests_are_served_with_a_reason() {
     let mut rules = Rules::default();
     let odd = json!({"poolRef": {"name": "p"}, "criticality": "Urgent"});
     let odd_elsewhere = json!({"poolRef": {"name": "q"}, "criticality": "Urgent"});
-    listed(&mut rules, Kind::Model, vec![model("odd-now", 4, "odd-now", &[])]);
+    listed(&mut rules, ObjectKind::Model, vec![model("odd-now", 4, "odd-now", &[])]);
     for name in ["odd", "odd-now"] {
-        assert!(rules.apply(Kind::Model, Change::Applied(object(name, 1, odd.clone()))).is_err());
+        assert!(rules.apply(ObjectKind::Model, ObjectChange::Applied(object(name, 1, odd.clone()))).is_err());
     }
-    assert!(rules.apply(Kind::Model, Change::Applied(object("elsewhere", 1, odd_elsewhere))).is_err());
+    assert!(rules.apply(ObjectKind::Model, ObjectChange::Applied(object("elsewhere", 1, odd_elsewhere))).is_err());
     for object in [
         model("good", 1, "good", &[]),
         model("late", 2, "good", &[]),
         model("reserved", 3, "reserved", &[("nothing", 0)]),
         model("split", 3, "split", &[("v1", 50), ("v2", 50)]),
     ] {
-        rules.apply(Kind::Model, Change::Applied(object)).unwrap();
+        rules.apply(ObjectKind::Model, ObjectChange::Applied(object)).unwrap();
     }
     let missing = |target: &str| MissingTarget { model: "split".into(), target: target.into() };
     let want = |ready: &str| -> Vec<(String, [String; 2])> {
@@ -287,8 +295,10 @@ fn each_object_is_told_whether_its_requests_are_served_with_a_reason() {
     let message = |name: &str| reports.iter().find(|r| r.name == name).unwrap().wanted[1].message.clone();
     assert_eq!(message("split"), "a model server has answered that it has no model `v2`");
     assert!(message("odd").contains("`spec.criticality`: got `Urgent`"), "{}", message("odd"));
-    rules.apply(Kind::Model, Change::Applied(model("odd", 9, "odd", &[]))).unwrap();
-    rules.apply(Kind::Model, Change::Deleted { name: "odd-now".into(), uid: "odd-now-uid".into() }).unwrap();
+    rules.apply(ObjectKind::Model, ObjectChange::Applied(model("odd", 9, "odd", &[]))).unwrap();
+    rules
+        .apply(ObjectKind::Model, ObjectChange::Deleted { name: "odd-now".into(), uid: "odd-now-uid".into() })
+        .unwrap();
     let now = conditions(&rules, &[]);
     assert!(now.contains(&("odd".to_owned(), ["True Accepted".to_owned(), "True Ready".to_owned()])), "{now:?}");
     assert_eq!(now.len(), 5, "{now:?}");
@@ -299,16 +309,16 @@ fn objects_that_name_a_pool_of_another_group_do_not_speak_of_this_one() {
     let of = |group: &str| json!({"poolRef": {"name": "p", "group": group}});
     let mut rules = Rules::default();
     let groups = ["", PoolGroup::Stable.as_str(), PoolGroup::Experimental.as_str(), "example.com"];
-    let objects = ["unsaid", "stable", "experimental", "other"];
+    let objects = ["pending", "stable", "experimental", "other"];
     listed(
         &mut rules,
-        Kind::Model,
+        ObjectKind::Model,
         objects.iter().zip(groups).map(|(name, group)| object(name, 1, of(group))).collect(),
     );
     let served = |pool| rules.reports(pool, &[]).into_iter().map(|r| r.name).collect::<Vec<_>>();
-    assert_eq!(served(P), ["stable", "unsaid"]);
-    assert_eq!(served(ServedPool { group: Some(PoolGroup::Experimental), ..P }), ["experimental", "unsaid"]);
-    assert_eq!(served(ServedPool { group: None, ..P }), ["experimental", "stable", "unsaid"]);
+    assert_eq!(served(P), ["stable", "pending"]);
+    assert_eq!(served(ServedPool { group: Some(PoolGroup::Experimental), ..P }), ["experimental", "pending"]);
+    assert_eq!(served(ServedPool { group: None, ..P }), ["experimental", "stable", "pending"]);
     let strangers: Vec<_> = rules.strangers(P).map(|(_, name, group)| (name, group)).collect();
     assert_eq!(strangers, [("experimental", PoolGroup::Experimental.as_str()), ("other", "example.com")]);
     assert_eq!(rules.strangers(ServedPool { name: "q", ..P }).count(), 0);

@@ -54,19 +54,19 @@ fn labelled(n: u8, labels: &[(&str, &str)]) -> Object {
 }
 
 fn list(members: &mut Members, pods: Vec<Object>) {
-    members.pod(Change::ListBegun).unwrap();
+    members.pod(ObjectChange::ListBegun).unwrap();
     for pod in pods {
-        members.pod(Change::Listed(pod)).unwrap();
+        members.pod(ObjectChange::Listed(pod)).unwrap();
     }
-    members.pod(Change::ListDone).unwrap();
+    members.pod(ObjectChange::ListDone).unwrap();
 }
 
 fn list_pool(members: &mut Members, pools: Vec<Object>) {
-    members.pool(Change::ListBegun).unwrap();
+    members.pool(ObjectChange::ListBegun).unwrap();
     for pool in pools {
-        members.pool(Change::Listed(pool)).unwrap();
+        members.pool(ObjectChange::Listed(pool)).unwrap();
     }
-    members.pool(Change::ListDone).unwrap();
+    members.pool(ObjectChange::ListDone).unwrap();
 }
 
 fn names(members: &mut Members) -> Option<Vec<String>> {
@@ -84,12 +84,12 @@ fn nothing_is_said_before_pool_and_pods_are_known() {
     list_pool(&mut members, vec![]);
     assert!(members.pool_is_missing());
     assert_eq!(names(&mut members), None, "a pool that never was has no endpoints, not none of them");
-    members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("vllm", &[8000]))).unwrap();
     assert_eq!((names(&mut members), members.selector()), (None, Some("app=vllm".into())));
     list(&mut members, vec![pod(1), labelled(2, &[("app", "other")])]);
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
     assert_eq!(members.endpoints().unwrap()[0].uid.as_deref(), Some("uid-1"));
-    members.pool(Change::Deleted { name: "pool".into(), uid: "pool-uid".into() }).unwrap();
+    members.pool(ObjectChange::Deleted { name: "pool".into(), uid: "pool-uid".into() }).unwrap();
     assert_eq!(names(&mut members), some(&[]), "a pool that was taken away has none");
 }
 
@@ -100,22 +100,22 @@ fn a_pool_that_can_not_be_read_has_no_endpoints_and_goes_on_as_it_was_if_it_coul
     for found in [false, true] {
         let mut members = by_pool();
         members.source.found = found;
-        members.pool(Change::ListBegun).unwrap();
-        members.pool(Change::Listed(without_labels())).unwrap_err();
+        members.pool(ObjectChange::ListBegun).unwrap();
+        members.pool(ObjectChange::Listed(without_labels())).unwrap_err();
         assert_eq!(names(&mut members), None, "the list is not done");
-        members.pool(Change::ListDone).unwrap();
+        members.pool(ObjectChange::ListDone).unwrap();
         assert!(members.pool_is_unreadable() && !members.pool_is_missing());
         assert_eq!((names(&mut members), members.selector()), (some(&[]), None), "that is known of it");
         // It can be read: its pods are looked for, and until they are known nothing is said.
-        members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
+        members.pool(ObjectChange::Applied(pool("vllm", &[8000]))).unwrap();
         assert_eq!((names(&mut members), members.selector()), (None, Some("app=vllm".into())));
         list(&mut members, vec![pod(1)]);
         assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
         // A change of it that is a mistake changes nothing.
-        members.pool(Change::Applied(without_labels())).unwrap_err();
+        members.pool(ObjectChange::Applied(without_labels())).unwrap_err();
         assert!(members.pool_is_unreadable() && !members.pool_is_missing());
         assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
-        members.pool(Change::Applied(pool("vllm", &[8001]))).unwrap();
+        members.pool(ObjectChange::Applied(pool("vllm", &[8001]))).unwrap();
         assert!(!members.pool_is_unreadable());
         assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]));
     }
@@ -132,9 +132,9 @@ fn a_reload_takes_no_endpoints_from_a_pool_that_can_not_be_read_just_then() {
     let pods = || PodsOf::Pool { name: "pool".into(), group: PoolGroup::Stable };
     for (succeeds, expected) in [(false, some(&[])), (true, None)] {
         let mut members = Members::new(source(pods()), succeeds);
-        members.pool(Change::ListBegun).unwrap();
-        members.pool(Change::Listed(unreadable())).unwrap_err();
-        members.pool(Change::ListDone).unwrap();
+        members.pool(ObjectChange::ListBegun).unwrap();
+        members.pool(ObjectChange::Listed(unreadable())).unwrap_err();
+        members.pool(ObjectChange::ListDone).unwrap();
         assert!(members.pool_is_unreadable());
         assert_eq!(names(&mut members), expected, "succeeds: {succeeds}");
     }
@@ -145,15 +145,15 @@ fn pods_of_before_stay_at_the_ports_of_before() {
     let mut members = by_pool();
     list_pool(&mut members, vec![pool("vllm", &[8000])]);
     list(&mut members, vec![pod(1)]);
-    members.pool(Change::Applied(pool("vllm", &[8001]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("vllm", &[8001]))).unwrap();
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]), "the same pods elsewhere");
-    members.pool(Change::Applied(pool("new", &[9000]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("new", &[9000]))).unwrap();
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]), "nobody listens at 9000 there");
-    members.pool(Change::Applied(pool("new", &[9001]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("new", &[9001]))).unwrap();
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8001"]));
     list(&mut members, vec![labelled(5, &[("app", "new")])]);
     assert_eq!(names(&mut members), some(&["pod-5 10.0.0.5:9001"]));
-    members.pool(Change::Applied(pool("new", &[9002]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("new", &[9002]))).unwrap();
     assert_eq!(names(&mut members), some(&["pod-5 10.0.0.5:9002"]));
 }
 
@@ -169,11 +169,11 @@ fn only_pods_that_are_ready_and_not_on_their_way_out_serve() {
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000", "pod-4 10.0.0.4:8000"]));
     let mut deleting = pod(1);
     deleting.meta.deleting = true;
-    assert_eq!(members.pod(Change::Applied(deleting)), Ok(true));
+    assert_eq!(members.pod(ObjectChange::Applied(deleting)), Ok(true));
     assert_eq!(names(&mut members), some(&["pod-4 10.0.0.4:8000"]), "out at once, though it is still ready");
-    assert_eq!(members.pod(Change::Applied(not_ready(4))), Ok(true));
+    assert_eq!(members.pod(ObjectChange::Applied(not_ready(4))), Ok(true));
     assert_eq!(names(&mut members), some(&[]));
-    assert_eq!(members.pod(Change::Applied(pod(2))), Ok(true));
+    assert_eq!(members.pod(ObjectChange::Applied(pod(2))), Ok(true));
     assert_eq!(names(&mut members), some(&["pod-2 10.0.0.2:8000"]));
 }
 
@@ -198,7 +198,7 @@ fn selectors_of_every_form_are_understood() {
 #[test]
 fn each_target_port_is_a_rank() {
     let mut members = by_pool();
-    members.pool(Change::Applied(pool("vllm", &[8000, 8002, 8004]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("vllm", &[8000, 8002, 8004]))).unwrap();
     let mut limited = pod(2);
     limited.meta.annotations.insert(ACTIVE_PORTS_ANNOTATION.into(), "8004, 8000,9999,x".into());
     let mut none = pod(3);
@@ -212,7 +212,7 @@ fn each_target_port_is_a_rank() {
         "pod-2-rank-2 10.0.0.2:8004",
     ];
     assert_eq!(names(&mut members), some(&want));
-    members.pool(Change::Applied(pool("vllm", &[9000]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("vllm", &[9000]))).unwrap();
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:9000"]), "ports count at once");
 }
 
@@ -271,14 +271,14 @@ fn what_aibrix_puts_into_annotations_counts_where_no_label_says_otherwise() {
 #[test]
 fn pods_of_before_stay_until_those_of_another_selector_are_known() {
     let mut members = by_pool();
-    members.pool(Change::Applied(pool("vllm", &[8000]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("vllm", &[8000]))).unwrap();
     list(&mut members, vec![pod(1)]);
-    members.pool(Change::Applied(pool("new", &[8000]))).unwrap();
+    members.pool(ObjectChange::Applied(pool("new", &[8000]))).unwrap();
     assert_eq!(members.selector().as_deref(), Some("app=new"));
     assert_eq!(names(&mut members), some(&["pod-1 10.0.0.1:8000"]));
     list(&mut members, vec![labelled(2, &[("app", "new")])]);
     assert_eq!(names(&mut members), some(&["pod-2 10.0.0.2:8000"]));
-    assert!(members.pool(Change::Applied(Object { spec: json!({"selector": {}}), ..pool("x", &[1]) })).is_err());
+    assert!(members.pool(ObjectChange::Applied(Object { spec: json!({"selector": {}}), ..pool("x", &[1]) })).is_err());
     assert_eq!(names(&mut members), some(&["pod-2 10.0.0.2:8000"]), "the last good pool stays");
 }
 
@@ -329,7 +329,8 @@ fn deed() -> impl Strategy<Value = Deed> {
 }
 
 proptest! {
-    /// Whatever happens, the endpoints are those of the pods that the API server has now, and no broken list changes them.
+    /// Whatever happens, the endpoints are those of the pods that the API server has now, and no broken list changes
+    /// them.
     #[test]
     fn endpoints_are_the_pods_that_serve(deeds in prop::collection::vec(deed(), 0..60)) {
         let mut members = by_selector("app=vllm", &[8000, 8001]);
@@ -343,19 +344,19 @@ proptest! {
                     object.meta.deleting = deleting;
                     object.status["conditions"][0]["status"] = json!(if ready { "True" } else { "False" });
                     cluster.insert(n, object.clone());
-                    members.pod(Change::Applied(object)).unwrap();
+                    members.pod(ObjectChange::Applied(object)).unwrap();
                 }
                 Deed::Delete { n, life } => {
                     let uid = format!("uid-{n}-{life}");
                     if cluster.get(&n).is_some_and(|object| object.meta.uid == uid) {
                         cluster.remove(&n);
                     }
-                    members.pod(Change::Deleted { name: format!("pod-{n}"), uid }).unwrap();
+                    members.pod(ObjectChange::Deleted { name: format!("pod-{n}"), uid }).unwrap();
                 }
                 Deed::BrokenList { objects } => {
-                    members.pod(Change::ListBegun).unwrap();
+                    members.pod(ObjectChange::ListBegun).unwrap();
                     for object in cluster.values().take(objects) {
-                        members.pod(Change::Listed(object.clone())).unwrap();
+                        members.pod(ObjectChange::Listed(object.clone())).unwrap();
                     }
                 }
                 Deed::List => list(&mut members, cluster.values().cloned().collect()),

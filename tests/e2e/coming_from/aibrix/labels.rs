@@ -5,7 +5,7 @@ use crate::coming_from::rows;
 use attache::config::settings::{KubernetesSource, PodsOf};
 use attache::discovery::kube::objects::{Meta, Object};
 use attache::discovery::kube::state::Members;
-use attache::discovery::kube::table::Change;
+use attache::discovery::kube::table::ObjectChange;
 use attache::ids::EndpointId;
 use attache::pool::{Endpoint, EndpointSpec, Engine, MetricsSource};
 use serde_json::{Value, json};
@@ -31,7 +31,11 @@ fn endpoints(labels: &[(&str, &str)], annotations: &[(&str, &str)], ready: &str,
         },
         false,
     );
-    for change in [Change::ListBegun, Change::Listed(Object { meta, spec: Value::Null, status }), Change::ListDone] {
+    for change in [
+        ObjectChange::ListBegun,
+        ObjectChange::Listed(Object { meta, spec: Value::Null, status }),
+        ObjectChange::ListDone,
+    ] {
         members.pod(change).expect("a pod");
     }
     members.endpoints().expect("a list").iter().map(|spec| (**spec).clone()).collect()
