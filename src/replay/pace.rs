@@ -9,8 +9,8 @@ pub use closed::Closed;
 
 use crate::draw;
 use crate::workload::{Request, TraceError, Workload};
-use attache_scheduling::plugin::ParamError;
 use attache_types::clock::Timestamp;
+use attache_types::params::ParamError;
 use attache_types::rng::{PickRng, for_request};
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ mod tool_agents;
 mod unique;
 
 use crate::workload::Workload;
-use attache_scheduling::plugin::ParamError;
+use attache_types::params::ParamError;
 use attache_types::spelling::closest;
 pub use parameters::{Parameter, Values};
 

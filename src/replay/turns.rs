@@ -11,9 +11,9 @@ use attache_flow::saturation::View;
 use attache_flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict, Way, asking};
 use attache_protocol::Usage;
 use attache_scheduling::PickContext;
-use attache_scheduling::plugin::ParamError;
 use attache_sim::content::Contents;
 use attache_types::clock::Timestamp;
+use attache_types::params::ParamError;
 use attache_types::rng::{self, PickRng};
 
 /// A stream of random numbers beside those of all requests.

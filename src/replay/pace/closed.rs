@@ -1,8 +1,8 @@
 //! Clients that wait: each sends a request, gets its answer, thinks, and sends the next one.
 
 use crate::workload::{Request, TraceError, Workload};
-use attache_scheduling::plugin::ParamError;
 use attache_types::clock::Timestamp;
+use attache_types::params::ParamError;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw;
 use crate::names::{Kind, name};
-use attache_scheduling::plugin::ParamError;
+use attache_types::params::ParamError;
 use rand::RngExt;
 use std::sync::Arc;
 

@@ -5,9 +5,9 @@ use crate::draw;
 use crate::names::{Kind, name};
 use crate::pace::{MAX_CV, MAX_RATE, seconds};
 use crate::workload::{Part, Request, Role, TraceError, Workload};
-use attache_scheduling::plugin::ParamError;
 use attache_sim::content::{Piece, mix};
 use attache_types::clock::Timestamp;
+use attache_types::params::ParamError;
 use attache_types::rng::{PickRng, for_request};
 use std::sync::Arc;
 

@@ -10,8 +10,8 @@ use crate::draw::{self, Spread};
 use crate::names::{Kind, name};
 use crate::pace::{MAX_CV, seconds};
 use crate::workload::{Request, TraceError, Workload};
-use attache_scheduling::plugin::ParamError;
 use attache_sim::content::{Piece, mix};
+use attache_types::params::ParamError;
 use attache_types::rng::for_request;
 
 /// A million requests are 16 MB of moments.

@@ -2,7 +2,7 @@
 
 use super::Descriptor;
 use crate::draw::{SPREAD_SPELLING, Spread};
-use attache_scheduling::plugin::ParamError;
+use attache_types::params::ParamError;
 use attache_types::spelling::closest;
 use std::ops::RangeInclusive;
 

@@ -9,7 +9,7 @@ use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw::Zipf;
 use crate::names::{Kind, name};
-use attache_scheduling::plugin::ParamError;
+use attache_types::params::ParamError;
 
 /// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
