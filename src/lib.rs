@@ -8,6 +8,8 @@ pub use attache_discovery as discovery;
 pub use attache_ext_proc as ext_proc;
 pub use attache_flow as flow;
 pub use attache_kv_events as kv_events;
+#[cfg(feature = "simulator")]
+pub use attache_loadgen as loadgen;
 pub use attache_picker as picker;
 pub use attache_pool as pool;
 pub use attache_prefix as prefix;
@@ -17,14 +19,20 @@ pub use attache_quota as quota;
 pub use attache_record as record;
 #[cfg(feature = "redis")]
 pub use attache_redis_store::{quota_store, redis_link};
+#[cfg(feature = "simulator")]
 pub use attache_replay as replay;
+#[cfg(feature = "simulator")]
+pub use attache_report as report;
 pub use attache_scheduling as scheduling;
 pub use attache_scrape as scrape;
 pub use attache_serving::{connections, health, shutdown, tls};
+#[cfg(feature = "simulator")]
 pub use attache_sim as sim;
 pub use attache_telemetry as telemetry;
 pub use attache_tokenize as tokenize;
 pub use attache_types::{clock, error, ids, limits, rng, spelling};
+#[cfg(feature = "simulator")]
+pub use attache_workload as workload;
 
 pub mod admin;
 pub mod app;

@@ -84,6 +84,8 @@ fn version_in_words_and_as_json() {
     assert_eq!(out(&attache(&["--version"])), format!("attache {}\n", env!("CARGO_PKG_VERSION")));
     let json: serde_json::Value = serde_json::from_slice(&attache(&["version", "--json"]).stdout).unwrap();
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    let has_simulator = json["features"].as_array().unwrap().contains(&"simulator".into());
+    assert_eq!(has_simulator, cfg!(feature = "simulator"));
 }
 
 #[test]

@@ -14,14 +14,11 @@ use attache::pool::health::HealthPolicy;
 use attache::record::{Decided, Ended, FORMAT, Header, Line};
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
-use attache::replay::pace::{Closed, Limited, Scaled};
-use attache::replay::served::{Ending, Fate, Queued, Sample, Served};
 use attache::replay::turns::Turns;
-use attache::replay::workload::Workload;
 use attache::replay::world::{
     Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec, with_role,
 };
-use attache::replay::{synthetic, trace};
+use attache::report::served::{Ending, Fate, Queued, Sample, Served};
 use attache::rng::PickRng;
 use attache::scheduling::digest::Digest;
 use attache::scheduling::objective::{Objective, Slo};
@@ -30,6 +27,9 @@ use attache::scheduling::{
 };
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
+use attache::workload::Workload;
+use attache::workload::pace::{Closed, Limited, Scaled};
+use attache::workload::{synthetic, trace};
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
@@ -720,18 +720,18 @@ fn text(bytes: &[u8]) -> String {
 fn the_command_writes_every_form_and_keeps_its_exit_codes() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
-    let (json, html, png, markdown) = (path("r.json"), path("r.html"), path("r.png"), path("r.md"));
+    let (json, html, svg, markdown) = (path("r.json"), path("r.html"), path("r.svg"), path("r.md"));
     let short =
         ["--workload", "shared-prefix:qps=5,seconds=30", "--endpoints", "4", "--compare", "random,least-request"];
     let good =
-        attache(&[&short[..], &["--json", &json, "--html", &html, "--png", &png, "--markdown", &markdown]].concat());
+        attache(&[&short[..], &["--json", &json, "--html", &html, "--svg", &svg, "--markdown", &markdown]].concat());
     assert!(good.status.success(), "{}", text(&good.stderr));
     let shown = text(&good.stdout);
     assert!(["predicted-latency", "random", "least-request", "TTFT mean"].iter().all(|w| shown.contains(w)), "{shown}");
     let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(document["runs"].as_array().unwrap().len(), 3);
     assert!(std::fs::read_to_string(&html).unwrap().contains("<svg"));
-    assert!(std::fs::read(&png).unwrap().starts_with(b"\x89PNG"));
+    assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg xmlns="));
     assert!(std::fs::read_to_string(&markdown).unwrap().contains("| random |"));
 
     let holds = attache(&[&short[..], &["--assert", "predicted-latency:ttft_mean<=random:ttft_mean"]].concat());

@@ -8,8 +8,10 @@ mod completions;
 mod explain;
 pub mod flags;
 mod reference;
+#[cfg(feature = "simulator")]
 mod replay;
 mod run;
+#[cfg(feature = "simulator")]
 pub mod sim;
 pub mod source;
 mod version;
@@ -25,13 +27,25 @@ pub const EXIT_INTERNAL: u8 = 70;
 /// Exit code for a wrong configuration.
 pub const EXIT_CONFIG: u8 = 78;
 
-const EXAMPLES: &str = "\
+/// The examples of every build.
+macro_rules! examples {
+    ($($more:literal)?) => {
+        concat!(
+            "\
 Examples:
   attache run --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
   attache run --config-file attache.yaml
   attache check -f attache.yaml
-  attache explain request.json
-  attache replay --workload multi-turn";
+  attache explain request.json"
+            $(, "\n  ", $more)?
+        )
+    };
+}
+
+#[cfg(feature = "simulator")]
+const EXAMPLES: &str = examples!("attache replay --workload multi-turn");
+#[cfg(not(feature = "simulator"))]
+const EXAMPLES: &str = examples!();
 
 /// An Envoy external-processing endpoint picker for LLM inference.
 #[derive(Debug, Parser)]
@@ -46,12 +60,14 @@ enum Verb {
     /// Choose an endpoint for every request of Envoy.
     Run(Box<flags::RunArgs>),
     /// Simulate a fleet of model servers over real HTTP.
+    #[cfg(feature = "simulator")]
     Sim(Box<sim::Args>),
     /// Check a configuration file and report every error.
     Check(check::CheckArgs),
     /// Explain where a request would go, and why.
     Explain(explain::ExplainArgs),
     /// Play a workload to simulated servers and compare strategies.
+    #[cfg(feature = "simulator")]
     Replay(Box<replay::ReplayArgs>),
     /// Print the version.
     Version(version::VersionArgs),
@@ -69,12 +85,14 @@ pub fn main() -> ExitCode {
                 warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
                 run::run(&args)
             }
+            #[cfg(feature = "simulator")]
             Verb::Sim(args) => sim::run(*args).unwrap_or_else(|error| {
                 eprintln!("error: {error:#}");
                 ExitCode::from(EXIT_INTERNAL)
             }),
             Verb::Check(args) => check::check(&args),
             Verb::Explain(args) => explain::run(&args),
+            #[cfg(feature = "simulator")]
             Verb::Replay(args) => replay::run(&args),
             Verb::Version(args) => version::version(&args),
             Verb::Completions(args) => completions::completions(&args, Cli::command()),

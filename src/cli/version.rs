@@ -14,7 +14,8 @@ pub(super) struct VersionArgs {
 pub(super) fn version(args: &VersionArgs) -> ExitCode {
     let version = env!("CARGO_PKG_VERSION");
     if args.json {
-        let features: &[&str] = if cfg!(feature = "otlp") { &["otlp"] } else { &[] };
+        let known = [("otlp", cfg!(feature = "otlp")), ("simulator", cfg!(feature = "simulator"))];
+        let features: Vec<&str> = known.into_iter().filter_map(|(name, is_built)| is_built.then_some(name)).collect();
         println!(
             "{}",
             serde_json::json!({

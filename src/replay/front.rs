@@ -6,7 +6,6 @@
 
 use super::legs::{Legs, Patience};
 use super::turns::Turns;
-use super::workload::{Request, Role};
 use attache_flow::Passage;
 use attache_pool::health::Outcome;
 use attache_pool::writer::SourceId;
@@ -25,6 +24,7 @@ use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::ids::EndpointId;
 use attache_types::rng;
+use attache_workload::{Request, Role, client_headers};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,7 +132,7 @@ impl Front {
 
     /// The headers of a request: its own, and what the last answer told its session.
     pub(super) fn headers_of(&self, request: &Request) -> BTreeMap<String, String> {
-        let mut headers = headers(request, self.config.tenant_header.as_deref());
+        let mut headers = client_headers(request, self.config.tenant_header.as_deref());
         let echo = request.session.and_then(|session| self.echoes.get(&session));
         headers.extend(echo.into_iter().flatten().map(|(name, value)| (name.to_string(), value.clone())));
         headers
@@ -295,20 +295,6 @@ pub(super) fn facts<'r>(
 
 fn tenant(request: &Request, config: &FrontConfig) -> Option<String> {
     config.tenant_header.as_ref().and(request.tenant.as_deref()).map(str::to_owned)
-}
-
-/// What clients of gateways send beside a body: their session, under the names that sessions are looked for, and who they are.
-#[must_use]
-pub fn headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
-    let mut headers = BTreeMap::new();
-    if let Some(session) = request.session {
-        headers.insert("x-session-id".to_owned(), session.to_string());
-    }
-    if let Some(tenant) = &request.tenant {
-        headers.insert("user".to_owned(), tenant.to_string());
-        headers.extend(tenant_header.map(|name| (name.to_owned(), tenant.to_string())));
-    }
-    headers
 }
 
 /// What the first key of an adapter's prompt is turned by: other adapters, other caches.

@@ -4,7 +4,6 @@
 //! prefill to sidecars is played as if the picker asked. Called by [`super::world`]; pure.
 
 use super::front::{Front, Sent, facts};
-use super::workload::Request;
 use attache_disagg::attempts::{Attempt, Bounds};
 use attache_disagg::{Failure, Fallback, Next};
 use attache_pool::Endpoint;
@@ -14,6 +13,7 @@ use attache_scheduling::{Decision, Dispatch, PickContext, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::rng;
+use attache_workload::Request;
 use std::sync::Arc;
 
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.

@@ -1,11 +1,11 @@
 //! What will happen, in the order of time. Owned by [`super::world`]; pure.
 
-use super::workload::Request;
 use super::world::hearsay::Hearsay;
 use attache_disagg::attempts::Attempt;
 use attache_pool::EndpointMetrics;
 use attache_sim::engine::{JobId, JobReport};
 use attache_types::clock::Timestamp;
+use attache_workload::Request;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

@@ -5,16 +5,16 @@
 //! so those with long ones come off better here than live. Called by [`super::world`]; pure.
 
 use super::front::{Front, Sent, facts, keys};
-use super::served::Fate;
-use super::workload::Request;
 use attache_flow::saturation::View;
 use attache_flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict, Way, asking};
 use attache_protocol::Usage;
+use attache_report::served::Fate;
 use attache_scheduling::PickContext;
 use attache_sim::content::Contents;
 use attache_types::clock::Timestamp;
 use attache_types::params::ParamError;
 use attache_types::rng::{self, PickRng};
+use attache_workload::Request;
 
 /// A stream of random numbers beside those of all requests.
 const STREAM: u64 = u64::MAX;

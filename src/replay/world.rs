@@ -11,8 +11,6 @@ mod turning;
 use super::front::{Front, FrontConfig, Sent};
 use super::page::Pages;
 use super::queue::{Due, Queue};
-use super::served::{Ending, Queued, Sample, Served};
-use super::workload::{Request, TraceError, Workload};
 use ahash::AHashMap;
 use attache_flow::Passage;
 use attache_pool::{EndpointSpec, PoolSnapshot};
@@ -22,11 +20,14 @@ use attache_prefix::index::HolderId;
 use attache_prefix::residents::{Cache, Resident};
 use attache_prefix::trust::{Trust, TrustCell};
 use attache_protocol::Usage;
+use attache_report::Observer;
+use attache_report::served::{Ending, Sample, Served};
 use attache_sim::content::mix;
 use attache_sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, JobId, JobReport};
 use attache_sim::kv::KvEvent;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
+use attache_workload::{Request, TraceError, Workload};
 pub use fleet::{spec, with_role};
 use parting::Parted;
 use std::collections::BTreeSet;
@@ -93,24 +94,6 @@ pub struct WorldConfig {
     pub changes: Vec<TimedChange>,
     /// Of losses of events; that of the picker is in its configuration.
     pub seed: u64,
-}
-
-/// Who is told what happens.
-pub trait Observer {
-    /// A request has ended.
-    fn served(&mut self, served: &Served);
-
-    /// A request has asked for its turn, and this came of it; before it ends. Nobody asks where there are no queues.
-    fn queued(&mut self, _queued: &Queued<'_>) {}
-
-    /// A server has answered for the first time, and is called so. Only where servers have no names before.
-    fn named(&mut self, _endpoint: u32, _name: &str) {}
-
-    /// Why a request was refused or lost, before it ends. Only where there is more to say than that.
-    fn failed(&mut self, _number: u64, _reason: &str) {}
-
-    /// About once a virtual second: all servers, those that have gone too.
-    fn sampled(&mut self, at: Timestamp, servers: &[Sample]);
 }
 
 /// What a run came to, beside what its observer saw.

@@ -6,9 +6,9 @@
 
 use crate::engine::batch::Batch;
 use crate::engine::handoff::{Pins, Transfers};
+use crate::engine::sequence::{Sequences, Setting};
 use crate::kv::{BlockHash, KvCache};
 use crate::latency::{LatencyModel, StepCosts, StepWork};
-use crate::sequence::{Sequences, Setting};
 use crate::stats::EngineStats;
 use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
@@ -17,6 +17,7 @@ use std::sync::Arc;
 mod batch;
 mod handoff;
 mod job;
+mod sequence;
 mod step;
 
 pub use handoff::{DEFAULT_LEASE, Handoff, Pinned};

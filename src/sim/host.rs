@@ -5,7 +5,6 @@
 
 use crate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
 use crate::kv_events::encode::{KvEncoder, KvFrame};
-use crate::pd::Claim;
 use crate::stats::EngineStats;
 use crate::vllm_hash::Digest;
 use ahash::RandomState;
@@ -148,7 +147,11 @@ impl EngineHost {
     }
 
     /// Hands jobs in, all or none; their ids are given out here. `claim`: what the first one receives.
-    pub(super) fn submit(self: &Arc<Self>, jobs: Vec<Job>, claim: Option<Claim>) -> Result<Subscription, Refused> {
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        jobs: Vec<Job>,
+        claim: Option<Box<dyn RemoteBlocks>>,
+    ) -> Result<Subscription, Refused> {
         // Unbounded, yet small: a job sends at most one update a token, and a real server does not wait for slow readers either.
         let (sink, updates) = mpsc::unbounded_channel();
         let mut subscription =
@@ -327,6 +330,12 @@ impl State {
     }
 }
 
+/// KV blocks that another server holds for a job to read. Dropping it releases them unread.
+pub(super) trait RemoteBlocks: std::fmt::Debug + Send {
+    /// The job has read all blocks. False when they were gone before and the request must fail.
+    fn finish_read(self: Box<Self>) -> bool;
+}
+
 /// Jobs of one request. Dropping it cancels what has not ended.
 #[derive(Debug)]
 pub(super) struct Subscription {
@@ -335,7 +344,7 @@ pub(super) struct Subscription {
     open: usize,
     updates: mpsc::UnboundedReceiver<Update>,
     /// Blocks of another server that the first job reads. Given back when it has, or when nobody waits for it any more.
-    claim: Option<Claim>,
+    claim: Option<Box<dyn RemoteBlocks>>,
 }
 
 impl Subscription {
@@ -351,7 +360,7 @@ impl Subscription {
         }
         let mut update = std::task::ready!(self.updates.poll_recv(cx));
         if let Some(Update { choice: 0, news: News::Received }) = update
-            && self.claim.take().is_some_and(|claim| !claim.done())
+            && self.claim.take().is_some_and(|claim| !claim.finish_read())
         {
             update = Some(Update { choice: 0, news: News::Lost });
         }

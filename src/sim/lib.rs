@@ -96,7 +96,6 @@ pub mod kv_events;
 pub mod latency;
 pub mod pd;
 pub mod profiles;
-mod sequence;
 pub mod stats;
 pub mod tokenizer;
 pub mod vllm_hash;

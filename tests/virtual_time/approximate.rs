@@ -2,10 +2,10 @@
 
 use crate::play::{BLOCK, ENGINES, NUM_BLOCKS, OneByOne, Pool, SCRAPE, SEED, Sums, conversations, request, text};
 use attache::clock::Timestamp;
-use attache::replay::served::Served;
-use attache::replay::synthetic;
 use attache::replay::world::{Change, TimedChange};
+use attache::report::served::Served;
 use attache::sim::content::mix;
+use attache::workload::synthetic;
 
 /// Twice as fast as it was recorded: requests wait 2 to 3 s in the mean and none is preempted. At 2.5 the engines run out of blocks.
 const SPEED: f64 = 2.0;

@@ -3,7 +3,7 @@
 
 use crate::play::{ENGINES, Open, Played, Pool, SCRAPE, conversations, request, text};
 use attache::clock::Timestamp;
-use attache::replay::served::{Ending, Served};
+use attache::report::served::{Ending, Served};
 use std::collections::BTreeMap;
 
 /// Requests of the trace that are played: enough for caches to fill and speeds to be learned.

@@ -13,6 +13,21 @@ const DEFAULT_COMPARE: &str = "least-request,pipeline,prefix-cache,random";
 /// 4 adapters in a batch, as in usual deployments; with vLLM's own default of 1, every other adapter waits.
 const DEFAULT_MAX_LORAS: u32 = 4;
 
+/// The file of a chart. Endings other than `.png` are free, so that a chart can go to `/dev/stdout`.
+///
+/// # Errors
+/// When the file ends in `.png`: Attaché draws no bitmaps.
+fn chart_file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("png")) {
+        return Err(
+            "PNG is not supported; use --svg with a file that ends in .svg, or --html with one that ends in .html"
+                .to_owned(),
+        );
+    }
+    Ok(path)
+}
+
 /// Flags with effect only in virtual time.
 macro_rules! of_the_world {
     ($($more:literal),*) => {
@@ -27,7 +42,7 @@ macro_rules! of_players {
     ($($more:literal),*) => {
         of_the_world!(
             "trace", "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed", "target", "ttft_target",
-            "tpot_target", "assert", "json", "html", "png", "markdown" $(, $more)*
+            "tpot_target", "assert", "json", "html", "svg", "markdown" $(, $more)*
         )
     };
 }
@@ -189,11 +204,11 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) json: Option<PathBuf>,
     /// Write a self-contained page with plots
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(long, value_name = "FILE", value_parser = chart_file, help_heading = "Output")]
     pub(super) html: Option<PathBuf>,
-    /// Write the main plots as a PNG image
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub(super) png: Option<PathBuf>,
+    /// Write the main plots as an SVG image
+    #[arg(long, value_name = "FILE", value_parser = chart_file, help_heading = "Output")]
+    pub(super) svg: Option<PathBuf>,
     /// Write the tables as Markdown
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(super) markdown: Option<PathBuf>,

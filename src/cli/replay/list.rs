@@ -1,8 +1,8 @@
 //! The output of `attache replay --list`.
 
-use crate::replay::synthetic::WORKLOADS;
 use crate::scheduling::registry;
 use crate::sim::profiles;
+use crate::workload::synthetic::WORKLOADS;
 use std::fmt::Write;
 
 /// Workloads, profiles and policies, each with a sentence.

@@ -16,19 +16,19 @@ use crate::config::units::{parse_duration, show_duration};
 use crate::config::{Overrides, Settings};
 use crate::pool::Roles;
 use crate::replay::front::FrontConfig;
-use crate::replay::pace::{Closed, Limited, Resampled, Scaled};
-use crate::replay::report::assertion::Assertion;
-use crate::replay::report::table::TableStyle;
-use crate::replay::report::{Report, Run, ServerFacts, html, markdown, png, table};
-use crate::replay::served::{Queued, Sample, Served};
-use crate::replay::tally::{Tally, Targets};
 use crate::replay::turns::Turns;
-use crate::replay::workload::Workload;
 use crate::replay::world::{Change, Hearing, KvHearing, Observer, TimedChange, World, WorldConfig, spec};
-use crate::replay::{synthetic, trace};
+use crate::report::assertion::Assertion;
+use crate::report::served::{Queued, Sample, Served};
+use crate::report::table::TableStyle;
+use crate::report::tally::{Tally, Targets};
+use crate::report::{Report, Run, ServerFacts, html, markdown, svg, table};
 use crate::scheduling::choice::ModelRule;
 use crate::scrape::slo_profiles;
 use crate::sim::engine::EngineConfig;
+use crate::workload::Workload;
+use crate::workload::pace::{Closed, Limited, Resampled, Scaled};
+use crate::workload::{synthetic, trace};
 use anyhow::{Context, bail, ensure};
 pub(super) use args::ReplayArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -503,8 +503,8 @@ fn show(args: &ReplayArgs, report: &Report, assertions: &[Assertion]) -> anyhow:
     if let Some(path) = &args.html {
         write(path, html::render(&document).as_bytes())?;
     }
-    if let Some(path) = &args.png {
-        write(path, &png::render(&document)?)?;
+    if let Some(path) = &args.svg {
+        write(path, svg::picture(&document).as_bytes())?;
     }
     if let Some(path) = &args.markdown {
         write(path, markdown::render(&document).as_bytes())?;

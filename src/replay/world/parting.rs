@@ -9,14 +9,14 @@ use super::{Flying, Origin, World};
 use crate::front::Sent;
 use crate::legs::{Came, Legs};
 use crate::queue::Due;
-use crate::served::{Ending, Handover};
-use crate::workload::Request;
 use attache_disagg::Failure;
 use attache_disagg::attempts::Attempt;
 use attache_pool::Endpoint;
 use attache_protocol::Usage;
+use attache_report::served::{Ending, Handover};
 use attache_sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
 use attache_types::clock::Timestamp;
+use attache_workload::Request;
 use std::time::Duration;
 
 /// 1 ms: a leg's answer within a data centre, and the picker that reads it. Everything else that goes over the network is free here, for

@@ -2,11 +2,11 @@
 
 use super::World;
 use crate::queue::Due;
-use crate::served::{Ending, Fate, Queued};
 use crate::turns::{self, Asked};
-use crate::workload::Request;
 use attache_flow::Left;
+use attache_report::served::{Ending, Fate, Queued};
 use attache_types::clock::Timestamp;
+use attache_workload::Request;
 use std::sync::Arc;
 
 impl World<'_> {

@@ -1,9 +1,9 @@
 //! What happens in a step: who is scheduled, who has to give way, who is admitted, who says a token, who ends.
 
 use super::batch::Seat;
+use super::sequence::Sequence;
 use super::{Engine, EngineEvent, FinishReason, JobReport, KvBatch};
 use crate::latency::StepWork;
-use crate::sequence::Sequence;
 use crate::stats::EngineStats;
 use attache_types::clock::Timestamp;
 

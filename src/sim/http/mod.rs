@@ -23,7 +23,7 @@ use crate::config::{MetricsStyle, ServerConfig};
 use crate::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt, JobReport};
 use crate::fault_board::FaultBoard;
 use crate::faults::{DEFAULT_HUGE_METRICS_BYTES, MetricsFault};
-use crate::host::{EngineHost, KvOutput, Subscription};
+use crate::host::{EngineHost, KvOutput, RemoteBlocks, Subscription};
 use crate::kv_events::KvLink;
 use crate::kv_events::encode::KvEncoder;
 use crate::pd::{Counts, Peers, Role};
@@ -465,7 +465,7 @@ impl Server {
                 answers.push(answer);
             }
         }
-        let claim = leg.claim.take();
+        let claim = leg.claim.take().map(|claim| Box::new(claim) as Box<dyn RemoteBlocks>);
         let subscription = generation.host.submit(jobs, claim).map_err(|refused| ApiError::refused(&refused))?;
         let (seed, job) = (answers.first().map_or(0, |answer| answer.seed), subscription.job(0).unwrap_or(JobId(0)));
         let reply = self.reply(&leg, &generation, seed, job);

@@ -5,7 +5,7 @@ use super::counts::{Counts, LoadError};
 use super::params::Remote;
 use crate::content::mix;
 use crate::engine::JobId;
-use crate::host::EngineHost;
+use crate::host::{EngineHost, RemoteBlocks};
 use crate::kv::BlockHash;
 use ahash::RandomState;
 use attache_types::rng;
@@ -241,9 +241,15 @@ impl Claim {
         Err(LoadError::OtherTokens)
     }
 
-    /// Everything was read. False when the blocks had gone before and the request must fail; where the policy is to compute the prompt
-    /// then, that costs no time here.
-    pub(crate) fn done(mut self) -> bool {
+    fn close(&mut self) -> bool {
+        self.open = false;
+        self.peer.let_go(&self.request_id, self.kept.job)
+    }
+}
+
+impl RemoteBlocks for Claim {
+    /// With the policy `recompute`, lost blocks don't fail the request. Computing them again costs no simulated time.
+    fn finish_read(mut self: Box<Self>) -> bool {
         if self.close() {
             Counts::add(&self.counts.transfers);
             return true;
@@ -253,11 +259,6 @@ impl Claim {
             Counts::add(&self.counts.local_recomputes);
         }
         self.on_loss == LoadFailure::Recompute
-    }
-
-    fn close(&mut self) -> bool {
-        self.open = false;
-        self.peer.let_go(&self.request_id, self.kept.job)
     }
 }
 

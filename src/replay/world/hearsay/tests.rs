@@ -3,12 +3,12 @@
 use super::*;
 use crate::front::FrontConfig;
 use crate::legs::Patience;
-use crate::served::{Sample, Served};
-use crate::workload::{Request, TraceError, Workload};
 use crate::world::{Change, Hearing, KvHearing, Observer, TimedChange, WorldConfig, spec};
 use attache_pool::health::HealthPolicy;
+use attache_report::served::{Sample, Served};
 use attache_scheduling::{Choices, Scheduler, registry};
 use attache_sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt};
+use attache_workload::{Request, TraceError, Workload};
 
 const DELAY: Duration = Duration::from_millis(10);
 

@@ -1,0 +1,332 @@
+//! Plots as lines, boxes and words at places: written by [`super::svg`]. Called by [`super::plots`]. Pure.
+//!
+//! Places are in pixels of a screen, from the top left.
+
+use super::number::{Unit, grouped_plain};
+
+/// Colours that a series may have; from the next on they come again, dashed.
+pub const PALETTE: usize = 8;
+/// Width that one character is given, pixels: no glyph of the fonts in use is wider at this size.
+pub const CHARACTER: f32 = 6.6;
+/// The same for bold ones.
+const BOLD_CHARACTER: f32 = 7.2;
+/// Height of a line of words, pixels.
+pub const LINE: f32 = 16.0;
+/// The most characters of a label; longer ones are cut, as a plot must keep its room.
+const MOST_LABEL: usize = 34;
+
+/// What something is drawn with. The colours are the writer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ink {
+    /// Words.
+    Text,
+    /// Words that step back: ticks, names of axes.
+    Muted,
+    /// Lines behind the figures.
+    Grid,
+    /// A series, by its number.
+    Series(usize),
+}
+
+/// Where words stand by their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// They begin there.
+    Start,
+    /// Their middle is there.
+    Middle,
+    /// They end there.
+    End,
+}
+
+/// One thing that is drawn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mark {
+    /// A line through points.
+    Line {
+        /// Where.
+        points: Vec<(f32, f32)>,
+        /// With what.
+        ink: Ink,
+        /// How thick, pixels.
+        width: f32,
+        /// What is shown when it is pointed at; may be empty.
+        label: String,
+    },
+    /// A filled box.
+    Box {
+        /// Its left edge.
+        x: f32,
+        /// Its upper edge.
+        y: f32,
+        /// Its width.
+        width: f32,
+        /// Its height.
+        height: f32,
+        /// With what.
+        ink: Ink,
+    },
+    /// Words on one line.
+    Words {
+        /// Where they stand.
+        x: f32,
+        /// Their base line.
+        y: f32,
+        /// What they say.
+        text: String,
+        /// With what.
+        ink: Ink,
+        /// Where they stand by their place.
+        anchor: Anchor,
+        /// Whether they are bold.
+        bold: bool,
+    },
+}
+
+/// One plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scene {
+    /// Pixels.
+    pub width: f32,
+    /// Pixels.
+    pub height: f32,
+    /// What it shows, for those who don't see it.
+    pub name: String,
+    /// What is drawn, from the back to the front.
+    pub marks: Vec<Mark>,
+}
+
+impl Scene {
+    fn words(&mut self, (x, y): (f32, f32), text: &str, ink: Ink, anchor: Anchor, bold: bool) {
+        self.marks.push(Mark::Words { x, y, text: text.to_owned(), ink, anchor, bold });
+    }
+
+    fn line(&mut self, points: Vec<(f32, f32)>, ink: Ink, width: f32, label: &str) {
+        self.marks.push(Mark::Line { points, ink, width, label: label.to_owned() });
+    }
+}
+
+/// How values become places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal distances are equal differences.
+    Linear,
+    /// Equal distances are equal ratios; values above zero only.
+    Log,
+}
+
+/// One axis.
+#[derive(Clone, Copy, Debug)]
+pub struct Axis {
+    /// What it measures.
+    pub name: &'static str,
+    /// Its unit.
+    pub unit: Unit,
+    /// How values become places.
+    pub scale: Scale,
+    /// The first and the last value shown.
+    pub range: (f64, f64),
+}
+
+impl Axis {
+    /// 0 at the first value, 1 at the last; what lies outside is put on the edge.
+    fn place(&self, value: f64) -> f32 {
+        let (low, high) = self.range;
+        let part = match self.scale {
+            Scale::Linear => (value - low) / (high - low),
+            Scale::Log => (value / low).ln() / (high / low).ln(),
+        };
+        if part.is_finite() { part.clamp(0.0, 1.0) as f32 } else { 0.0 }
+    }
+
+    /// Round values, about `most` at the most.
+    fn ticks(&self, most: usize) -> Vec<f64> {
+        let (low, high) = self.range;
+        match self.scale {
+            Scale::Linear => linear_ticks(low, high, most),
+            Scale::Log => {
+                let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
+                let of = |steps: &[f64]| -> Vec<f64> {
+                    let all = decades.clone().flat_map(|d| steps.iter().map(move |step| step * 10f64.powi(d)));
+                    all.filter(|v| *v >= low * 0.999 && *v <= high * 1.001).collect()
+                };
+                let forms: [&[f64]; 3] = [&[1.0, 2.0, 5.0], &[1.0, 3.0], &[1.0]];
+                let ticks = forms.into_iter().map(of).find(|ticks| ticks.len() <= most).unwrap_or_else(|| of(&[1.0]));
+                // Over a short range round ratios are too rare.
+                if ticks.len() < 3 { linear_ticks(low, high, most) } else { ticks }
+            }
+        }
+    }
+}
+
+fn linear_ticks(low: f64, high: f64, most: usize) -> Vec<f64> {
+    let rough = (high - low) / most.max(1) as f64;
+    if !rough.is_finite() || rough <= 0.0 {
+        return vec![low];
+    }
+    let decade = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * decade).into_iter().find(|step| *step >= rough).unwrap_or(rough);
+    let (first, last) = ((low / step).ceil() as i64, (high / step + 1e-9).floor() as i64);
+    (first..=last).map(|tick| tick as f64 * step).collect()
+}
+
+/// A range of the values in `of` that has room for them; `(0, 1)` when there are none.
+#[must_use]
+pub fn range(of: impl IntoIterator<Item = f64>, scale: Scale) -> (f64, f64) {
+    let usable = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
+    let (low, high) = of
+        .into_iter()
+        .filter(usable)
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    match scale {
+        _ if low > high => (if scale == Scale::Log { 0.1 } else { 0.0 }, 1.0),
+        // A plot from zero shows sizes; one from the least value would show only differences.
+        Scale::Linear => (low.min(0.0), if high > low.min(0.0) { high * 1.05 } else { low.min(0.0) + 1.0 }),
+        Scale::Log if low == high => (low / 2.0, high * 2.0),
+        Scale::Log => (low, high),
+    }
+}
+
+/// One line of a plot.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// What it is.
+    pub label: String,
+    /// With what it is drawn.
+    pub ink: Ink,
+    /// How thick, pixels.
+    pub width: f32,
+    /// `(x, y)`, in the axes' values.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Lines over two axes.
+#[derive(Clone, Debug)]
+pub struct Plot {
+    /// What it shows.
+    pub title: String,
+    /// The axis from left to right.
+    pub x: Axis,
+    /// The axis from below upwards.
+    pub y: Axis,
+    /// The lines.
+    pub curves: Vec<Curve>,
+    /// Width and height of the whole, pixels; a legend comes on top of the height.
+    pub size: (f32, f32),
+    /// Whether it is said which line is which.
+    pub legend: bool,
+}
+
+const LEFT: f32 = 58.0;
+const RIGHT: f32 = 18.0;
+const BELOW: f32 = 44.0;
+
+impl Plot {
+    /// Draws it.
+    #[must_use]
+    pub fn draw(&self) -> Scene {
+        let (width, height) = self.size;
+        let mut scene = Scene { width, height, name: self.title.clone(), marks: Vec::new() };
+        let room = (width - RIGHT - 20.0) / BOLD_CHARACTER - self.y.name.chars().count() as f32;
+        scene.words((4.0, LINE), &cut_to(&self.title, room as usize), Ink::Text, Anchor::Start, true);
+        let legend = if self.legend { self.draw_legend(&mut scene, LINE * 2.2) } else { 0.0 };
+        scene.height += legend;
+        let (top, bottom) = (LINE * 2.0 + legend, scene.height - BELOW);
+        let (left, right) = (LEFT, width - RIGHT);
+        let x = |value: f64| left + (right - left) * self.x.place(value);
+        let y = |value: f64| bottom - (bottom - top) * self.y.place(value);
+        for tick in self.y.ticks(((bottom - top) / 34.0) as usize) {
+            scene.line(vec![(left, y(tick)), (right, y(tick))], Ink::Grid, 1.0, "");
+            scene.words((left - 6.0, y(tick) + 4.0), &tick_words(tick, self.y.unit), Ink::Muted, Anchor::End, false);
+        }
+        for tick in self.x.ticks(((right - left) / 64.0) as usize) {
+            scene.line(vec![(x(tick), top), (x(tick), bottom)], Ink::Grid, 1.0, "");
+            let at = (x(tick), bottom + LINE);
+            scene.words(at, &tick_words(tick, self.x.unit), Ink::Muted, Anchor::Middle, false);
+        }
+        let middle = ((left + right) / 2.0, bottom + LINE * 2.2);
+        scene.words(middle, self.x.name, Ink::Muted, Anchor::Middle, false);
+        scene.words((width - RIGHT, LINE), self.y.name, Ink::Muted, Anchor::End, false);
+        for curve in &self.curves {
+            let points = curve.points.iter().map(|(at, value)| (x(*at), y(*value))).collect();
+            scene.line(points, curve.ink, curve.width, &curve.label);
+        }
+        scene
+    }
+
+    /// Gives the height that it took.
+    fn draw_legend(&self, scene: &mut Scene, top: f32) -> f32 {
+        let (mut x, mut y) = (4.0, top);
+        for curve in &self.curves {
+            let label = cut(&curve.label);
+            let wide = 24.0 + label.chars().count() as f32 * CHARACTER + 14.0;
+            if x > 4.0 && x + wide > self.size.0 {
+                (x, y) = (4.0, y + LINE);
+            }
+            scene.line(vec![(x, y - 4.0), (x + 18.0, y - 4.0)], curve.ink, 3.0, "");
+            scene.words((x + 24.0, y), &label, Ink::Text, Anchor::Start, false);
+            x += wide;
+        }
+        if self.curves.is_empty() { 0.0 } else { y - top + LINE }
+    }
+}
+
+/// One bar.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    /// What it is.
+    pub label: String,
+    /// How long it is, from zero.
+    pub value: f64,
+    /// What stands at its end.
+    pub words: String,
+    /// With what it is drawn.
+    pub ink: Ink,
+}
+
+/// Bars from left to right, one below the other.
+#[must_use]
+pub fn bars(title: &str, bars: &[Bar], width: f32) -> Scene {
+    const STEP: f32 = 26.0;
+    let height = LINE * 2.0 + bars.len() as f32 * STEP + 6.0;
+    let mut scene = Scene { width, height, name: title.to_owned(), marks: Vec::new() };
+    scene.words((4.0, LINE), title, Ink::Text, Anchor::Start, true);
+    let widest = |of: fn(&Bar) -> String| {
+        bars.iter().map(|bar| of(bar).chars().count()).max().unwrap_or_default() as f32 * CHARACTER
+    };
+    let left = 12.0 + widest(|bar| cut(&bar.label));
+    let room = (width - left - widest(|bar| bar.words.clone()) - 14.0).max(20.0);
+    let most = bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
+    for (row, bar) in bars.iter().enumerate() {
+        let y = LINE * 2.0 + row as f32 * STEP;
+        let part = if most > 0.0 { (bar.value / most).max(0.0) as f32 } else { 0.0 };
+        scene.words((left - 8.0, y + 12.0), &cut(&bar.label), Ink::Text, Anchor::End, false);
+        scene.marks.push(Mark::Box { x: left, y, width: (room * part).max(1.0), height: STEP - 10.0, ink: bar.ink });
+        scene.words((left + room * part + 6.0, y + 12.0), &bar.words, Ink::Text, Anchor::Start, false);
+    }
+    scene
+}
+
+fn cut(label: &str) -> String {
+    cut_to(label, MOST_LABEL)
+}
+
+fn cut_to(label: &str, most: usize) -> String {
+    if label.chars().count() <= most {
+        return label.to_owned();
+    }
+    label.chars().take(most.saturating_sub(2)).chain("..".chars()).collect()
+}
+
+/// A round value, as short as it can be.
+fn tick_words(value: f64, unit: Unit) -> String {
+    let (factor, name) = match unit {
+        Unit::Seconds if value != 0.0 && value.abs() < 0.999e-3 => (1e6, " us"),
+        Unit::Seconds if value != 0.0 && value.abs() < 0.999 => (1e3, " ms"),
+        Unit::Seconds => (1.0, " s"),
+        Unit::Share => (100.0, " %"),
+        Unit::PerSecond => (1.0, "/s"),
+        Unit::Plain => (1.0, ""),
+    };
+    format!("{}{name}", grouped_plain(value * factor))
+}

@@ -1,0 +1,448 @@
+//! What became of all requests of one run, in memory that does not grow with their number.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`aim`] | whether requests met the objective of their pool |
+//! | [`latency`] | the distribution of one duration |
+//! | [`batches`] | means of consecutive requests, by which two runs are compared |
+//! | [`timeline`] | load and hit rate over time |
+//! | [`spread`] | how evenly work lay on the endpoints |
+//! | [`queueing`] | how long requests waited for their turn, and who was turned away |
+//!
+//! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual second; read by
+//! [`crate`]. Pure.
+
+pub mod aim;
+pub mod batches;
+pub mod latency;
+pub mod queueing;
+pub mod spread;
+pub mod timeline;
+
+#[cfg(test)]
+mod tests;
+
+use crate::served::{Ending, Queued, Sample, Served};
+use aim::Aim;
+use attache_pool::Roles;
+use attache_scheduling::Objective;
+use attache_types::clock::Timestamp;
+use batches::{Batches, Times};
+use latency::Latency;
+use queueing::Queueing;
+use spread::Spread;
+use std::time::Duration;
+use timeline::Timeline;
+
+/// What a request must keep to be counted as good. A target that is absent is always kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// The longest time to the first token.
+    pub first_token: Option<Duration>,
+    /// The longest time per output token.
+    pub per_token: Option<Duration>,
+}
+
+impl Targets {
+    fn given(self) -> bool {
+        self.first_token.is_some() || self.per_token.is_some()
+    }
+
+    /// An answer that is too short for a time per output token keeps any target for it.
+    fn kept_by(self, served: &Served) -> bool {
+        served.ending == Ending::Answered
+            && self.first_token.is_none_or(|most| served.first_token.is_some_and(|time| time <= most))
+            && self.per_token.is_none_or(|most| served.per_token().is_none_or(|time| time <= most))
+    }
+}
+
+/// Tokens of all requests that a server took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenCounts {
+    /// Of their prompts.
+    pub prompt: u64,
+    /// Of those, what the picker thought the server holds.
+    pub foretold: u64,
+    /// Of those, what the server held.
+    pub cached: u64,
+    /// Of their answers.
+    pub generated: u64,
+}
+
+/// What one endpoint was given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointCounts {
+    /// Requests that it answered.
+    pub requests: u64,
+    /// Tokens of the prompts that it computed, whoever answered them.
+    pub prompt_tokens: u64,
+    /// Of those, what the endpoint held.
+    pub cached_tokens: u64,
+    /// Prompts that it computed for others.
+    pub prefills: u64,
+    /// Times that it was looked at.
+    pub samples: u64,
+    /// Those of them at which it had something to do.
+    pub busy: u64,
+}
+
+/// Requests that two servers shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SplitCounts {
+    /// How many there were.
+    pub requests: u64,
+    /// How many more there should have been, had not every prefill server failed.
+    pub fell_back: u64,
+    /// Tokens that were transferred.
+    pub received_tokens: u64,
+    /// How long that took, over all of them.
+    pub transfer: Duration,
+}
+
+impl EndpointCounts {
+    /// Prompt tokens that the endpoint had to compute.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.prompt_tokens.saturating_sub(self.cached_tokens)
+    }
+}
+
+/// Requests by how they ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndingCounts {
+    /// Their answers came whole.
+    pub answered: u64,
+    /// Nobody took them.
+    pub refused: u64,
+    /// Their servers died, or their connections broke.
+    pub lost: u64,
+}
+
+impl EndingCounts {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.answered + self.refused + self.lost
+    }
+
+    /// Those without a whole answer.
+    #[must_use]
+    pub fn unanswered(&self) -> u64 {
+        self.refused + self.lost
+    }
+}
+
+/// What became of all requests of one run.
+///
+/// The time to the first token is counted for each request that got one, also when its server died later; the times between tokens and
+/// the total only for answers that came whole. A policy that rejects much can so have a short time to first token. Therefore
+/// [`crate::compare`] does not call it better, and goodput counts what was rejected or lost as missed.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    targets: Targets,
+    good: u64,
+    aim: Option<Aim>,
+    endings: EndingCounts,
+    first_token: Latency,
+    per_token: Latency,
+    inter_token: Latency,
+    total: Latency,
+    tokens: TokenCounts,
+    preemptions: u64,
+    endpoints: Vec<EndpointCounts>,
+    roles: Vec<Roles>,
+    split: SplitCounts,
+    queueing: Option<Queueing>,
+    timeline: Timeline,
+    batches: Batches,
+    first_arrival: Option<Timestamp>,
+    last_end: Timestamp,
+}
+
+impl Tally {
+    /// Of no requests yet, for `endpoints` servers. A server with a higher position is added when it is first heard of.
+    #[must_use]
+    pub fn new(endpoints: usize) -> Self {
+        Self {
+            targets: Targets::default(),
+            good: 0,
+            aim: None,
+            endings: EndingCounts::default(),
+            first_token: Latency::default(),
+            per_token: Latency::default(),
+            inter_token: Latency::default(),
+            total: Latency::default(),
+            tokens: TokenCounts::default(),
+            preemptions: 0,
+            endpoints: vec![EndpointCounts::default(); endpoints],
+            roles: Vec::new(),
+            split: SplitCounts::default(),
+            queueing: None,
+            timeline: Timeline::default(),
+            batches: Batches::default(),
+            first_arrival: None,
+            last_end: Timestamp::default(),
+        }
+    }
+
+    /// The same, which also counts the requests that keep `targets`. To be called before the first request is added.
+    #[must_use]
+    pub fn with_targets(mut self, targets: Targets) -> Self {
+        self.targets = targets;
+        self
+    }
+
+    /// The same, which also counts the requests that meet the pool's objective, where it has one. To be called before the first request is added.
+    #[must_use]
+    pub fn aiming_at(mut self, objective: Option<Objective>) -> Self {
+        self.aim = objective.map(Aim::at);
+        self
+    }
+
+    /// The same, of servers that are there for these, by their positions in the fleet.
+    #[must_use]
+    pub fn with_roles(mut self, roles: Vec<Roles>) -> Self {
+        self.roles = roles;
+        self
+    }
+
+    /// Counts one request that has ended. The order does not matter.
+    pub fn add(&mut self, served: &Served) {
+        match served.ending {
+            Ending::Answered => self.endings.answered += 1,
+            Ending::Refused => self.endings.refused += 1,
+            Ending::Lost => self.endings.lost += 1,
+        }
+        let is_whole = served.ending == Ending::Answered;
+        let times = Times {
+            first_token: served.first_token,
+            per_token: served.per_token().filter(|_| is_whole),
+            total: is_whole.then_some(served.total),
+        };
+        if let Some(time) = times.first_token {
+            self.first_token.add(time);
+        }
+        if let Some(time) = times.per_token {
+            self.per_token.add(time);
+        }
+        if let Some((gap, gaps)) = served.gaps().filter(|_| is_whole) {
+            self.inter_token.add_times(gap, gaps);
+        }
+        if let Some(time) = times.total {
+            self.total.add(time);
+        }
+        self.aim.iter_mut().for_each(|aim| aim.add(served));
+        self.good += u64::from(self.targets.kept_by(served));
+        self.batches.add(served.pair, times);
+        self.first_arrival = Some(self.first_arrival.map_or(served.at, |first| first.min(served.at)));
+        self.last_end = self.last_end.max(served.at.after(served.total));
+        self.preemptions += u64::from(served.preemptions);
+        match served.endpoint {
+            Some(endpoint) => self.add_tokens(endpoint as usize, served),
+            // Somebody took it, though nobody says who.
+            None if served.ending == Ending::Answered => self.count_tokens(served),
+            None => {}
+        }
+    }
+
+    /// Counts one request that has asked for its turn.
+    pub fn queued(&mut self, queued: &Queued<'_>) {
+        self.queueing.get_or_insert_default().add(queued);
+    }
+
+    /// How requests waited for their turn; `None` where there are no queues.
+    #[must_use]
+    pub fn queueing(&self) -> Option<&Queueing> {
+        self.queueing.as_ref()
+    }
+
+    fn count_tokens(&mut self, served: &Served) {
+        self.tokens.prompt += u64::from(served.prompt_tokens);
+        self.tokens.foretold += u64::from(served.foretold_tokens);
+        self.tokens.cached += u64::from(served.cached_tokens);
+        self.tokens.generated += u64::from(served.generated_tokens);
+    }
+
+    fn add_tokens(&mut self, endpoint: usize, served: &Served) {
+        self.count_tokens(served);
+        self.split.fell_back += u64::from(served.fell_back);
+        // What was held and what was not is a matter of who computed the prompt.
+        let computed = match served.handover {
+            None => endpoint,
+            Some(handover) => {
+                self.split.requests += 1;
+                self.split.received_tokens += u64::from(handover.received_tokens);
+                self.split.transfer += handover.transfer;
+                self.counts(handover.prefill as usize).prefills += 1;
+                handover.prefill as usize
+            }
+        };
+        self.counts(endpoint).requests += 1;
+        let counts = self.counts(computed);
+        counts.prompt_tokens += u64::from(served.prompt_tokens);
+        counts.cached_tokens += u64::from(served.cached_tokens);
+    }
+
+    fn counts(&mut self, endpoint: usize) -> &mut EndpointCounts {
+        if self.endpoints.len() <= endpoint {
+            self.endpoints.resize(endpoint + 1, EndpointCounts::default());
+        }
+        #[expect(clippy::indexing_slicing, reason = "it was made long enough")]
+        &mut self.endpoints[endpoint]
+    }
+
+    /// Notes the state of all servers, by their positions in the fleet. To be called in the order of time, at equal distances.
+    pub fn sample(&mut self, at: Timestamp, samples: &[Sample]) {
+        for (i, sample) in samples.iter().enumerate() {
+            let counts = self.counts(i);
+            counts.samples += 1;
+            counts.busy += u64::from(sample.running > 0);
+        }
+        self.timeline.add(at, samples);
+    }
+
+    /// Requests by how they ended.
+    #[must_use]
+    pub fn endings(&self) -> EndingCounts {
+        self.endings
+    }
+
+    /// Part of the requests that nobody took or that were lost, 0..=1; `None` when there were no requests.
+    #[must_use]
+    pub fn error_rate(&self) -> Option<f64> {
+        share(self.endings.unanswered(), self.endings.total())
+    }
+
+    /// From a request's coming to its first token (TTFT).
+    #[must_use]
+    pub fn first_token(&self) -> &Latency {
+        &self.first_token
+    }
+
+    /// Per output token (TPOT): one figure for each answer of at least [`MIN_TPOT_TOKENS`](super::served::MIN_TPOT_TOKENS) tokens.
+    #[must_use]
+    pub fn per_token(&self) -> &Latency {
+        &self.per_token
+    }
+
+    /// Between two tokens (ITL): one figure for each gap, so that long answers count more. The gaps of one answer count as their mean: the
+    /// mean is exact, and percentiles are of answers by their gaps.
+    #[must_use]
+    pub fn inter_token(&self) -> &Latency {
+        &self.inter_token
+    }
+
+    /// From a request's coming to the end of its answer.
+    #[must_use]
+    pub fn total(&self) -> &Latency {
+        &self.total
+    }
+
+    /// Tokens of all requests that a server took.
+    #[must_use]
+    pub fn tokens(&self) -> TokenCounts {
+        self.tokens
+    }
+
+    /// Part of the prompt tokens that servers held, 0..=1; `None` when no server took a request.
+    #[must_use]
+    pub fn hit_rate(&self) -> Option<f64> {
+        share(self.tokens.cached, self.tokens.prompt)
+    }
+
+    /// Times that servers started requests over.
+    #[must_use]
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    /// What each endpoint was given, by its position in the fleet.
+    #[must_use]
+    pub fn endpoints(&self) -> &[EndpointCounts] {
+        &self.endpoints
+    }
+
+    /// Requests that two servers shared.
+    #[must_use]
+    pub fn split(&self) -> SplitCounts {
+        self.split
+    }
+
+    /// What each endpoint is there for, by its position in the fleet; may be shorter than that.
+    #[must_use]
+    pub fn roles(&self) -> &[Roles] {
+        &self.roles
+    }
+
+    /// Whether requests could be split.
+    #[must_use]
+    pub fn has_prefill_servers(&self) -> bool {
+        self.roles.iter().any(|roles| roles.has(Roles::PREFILL))
+    }
+
+    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean; `None` when there are none.
+    #[must_use]
+    pub fn busy(&self, kind: usize) -> Option<f64> {
+        let of_kind = || self.endpoints.iter().zip(&self.roles).filter(|(_, roles)| roles.kind() == kind);
+        let sum = |of: fn(&EndpointCounts) -> u64| of_kind().map(|(counts, _)| of(counts)).sum();
+        share(sum(|counts| counts.busy), sum(|counts| counts.samples))
+    }
+
+    /// How evenly the prompt tokens that had to be computed lay on the endpoints; `None` when there were none.
+    #[must_use]
+    pub fn spread(&self) -> Option<Spread> {
+        Spread::of(self.endpoints.iter().map(EndpointCounts::work))
+    }
+
+    /// Part of all requests that kept the targets, 0..=1; `None` without targets or requests.
+    #[must_use]
+    pub fn goodput(&self) -> Option<f64> {
+        share(self.good, self.endings.total()).filter(|_| self.targets.given())
+    }
+
+    /// How requests fared by the pool's objective; `None` where it has none.
+    #[must_use]
+    pub fn aim(&self) -> Option<&Aim> {
+        self.aim.as_ref()
+    }
+
+    /// From the first request's coming to the last one's end, in virtual time.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.first_arrival.map_or(Duration::ZERO, |first| self.last_end.since(first))
+    }
+
+    /// Answers per second of [`Tally::duration`]; `None` when it is zero.
+    #[must_use]
+    pub fn throughput(&self) -> Option<f64> {
+        self.per_second(self.endings.answered)
+    }
+
+    /// Tokens of answers per second of [`Tally::duration`]; `None` when it is zero.
+    #[must_use]
+    pub fn output_rate(&self) -> Option<f64> {
+        self.per_second(self.tokens.generated)
+    }
+
+    fn per_second(&self, count: u64) -> Option<f64> {
+        let seconds = self.duration().as_secs_f64();
+        (seconds > 0.0).then(|| count as f64 / seconds)
+    }
+
+    /// Load and hit rate over time.
+    #[must_use]
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// Means of consecutive requests.
+    #[must_use]
+    pub fn batches(&self) -> &Batches {
+        &self.batches
+    }
+}
+
+/// `part` of `whole`; `None` when the whole is nothing.
+pub(crate) fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}

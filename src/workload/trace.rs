@@ -1,0 +1,200 @@
+//! Recorded workloads, read from files one row at a time: memory does not grow with the file, and what is wrong is named by its row.
+//!
+//! | file | [`Format`] | prompts | source |
+//! |---|---|---|---|
+//! | [`mooncake`] | JSONL with `hash_ids` | by the ids of their blocks | Mooncake (FAST'25) |
+//! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths only | Azure LLM inference traces 2023 and 2024 |
+//! | [`burstgpt`] | CSV `Timestamp,Model,Request tokens,Response tokens,…` | lengths, conversations | BurstGPT |
+//! | [`native`] | JSONL that begins with `{"format":"attache.trace.v1"}` | by the names of their parts | this project |
+//! | [`recording`] | JSONL that begins with `{"format":"attache.record.v1",…}` | by the keys of their blocks | `attache run --record` |
+//!
+//! The format is told from the first row. Prompts of which only the length is known share nothing with each other. Times of foreign
+//! traces count from their first row. Called by `cli::replay` and tests.
+
+pub mod azure;
+pub mod burstgpt;
+mod fields;
+pub mod mooncake;
+pub mod native;
+pub mod recording;
+mod rows;
+
+use crate::{Request, TraceError, Workload};
+use attache_types::clock::Timestamp;
+use rows::Rows;
+use serde::Deserialize;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::time::Duration;
+
+/// A prompt or an answer of more tokens is a misprint; the longest context that is served anywhere is a tenth of it.
+pub const MAX_TOKENS: u64 = 10_000_000;
+/// Read in pieces of 256 KiB: rows of long prompts fit several times.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// How traces are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Tokens of the block that one of Mooncake's `hash_ids` stands for.
+    pub block_tokens: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { block_tokens: mooncake::DEFAULT_BLOCK_TOKENS }
+    }
+}
+
+/// The formats that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// See [`mooncake`].
+    Mooncake,
+    /// See [`azure`].
+    Azure,
+    /// See [`burstgpt`].
+    BurstGpt,
+    /// See [`native`].
+    Native,
+    /// See [`recording`].
+    Recording,
+}
+
+/// Opens the trace at `path`.
+///
+/// # Errors
+/// When the file can't be read, or its format is not known.
+pub fn open(path: &Path, options: &Options) -> Result<Box<dyn Workload>, TraceError> {
+    let file = File::open(path)?;
+    read(BufReader::with_capacity(BUFFER_BYTES, file), options)
+}
+
+/// Reads a trace from `source`.
+///
+/// # Errors
+/// As [`open`].
+pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<Box<dyn Workload>, TraceError> {
+    let mut rows = Rows::new(Box::new(source));
+    let Some((_, first)) = rows.next()? else { return Err(TraceError::Format("the trace is empty".to_owned())) };
+    Ok(match format_of(first)? {
+        Format::Mooncake => {
+            rows.put_back();
+            Box::new(Trace::new(rows, mooncake::Mooncake::new(options.block_tokens)?))
+        }
+        Format::Azure => {
+            let azure = azure::Azure::new(first)?;
+            Box::new(Trace::new(rows, azure))
+        }
+        Format::BurstGpt => {
+            let burstgpt = burstgpt::BurstGpt::new(first)?;
+            Box::new(Trace::new(rows, burstgpt))
+        }
+        Format::Native => Box::new(Trace::new(rows, native::Native)),
+        Format::Recording => Box::new(recording::Recording::new(rows)),
+    })
+}
+
+/// What tells the formats of JSON rows apart.
+#[derive(Deserialize)]
+struct Marks<'a> {
+    #[serde(borrow)]
+    format: Option<&'a serde_json::value::RawValue>,
+    hash_ids: Option<serde::de::IgnoredAny>,
+}
+
+/// The format of a trace with this first row.
+///
+/// # Errors
+/// When it is none that is known.
+pub fn format_of(first: &str) -> Result<Format, TraceError> {
+    if first.trim_start().starts_with('{') {
+        let marks: Option<Marks<'_>> = serde_json::from_str(first).ok();
+        return match marks {
+            Some(Marks { format: Some(format), .. }) if native::is_header(format.get()) => Ok(Format::Native),
+            Some(Marks { format: Some(format), .. }) if recording::is_header(format.get()) => Ok(Format::Recording),
+            Some(Marks { format: Some(format), .. }) => Err(TraceError::Format(format!(
+                "`format` is {}; \"{}\" and \"{}\" are allowed",
+                fields::shown(format.get()),
+                native::FORMAT,
+                attache_record::FORMAT
+            ))),
+            Some(Marks { hash_ids: Some(_), .. }) => Ok(Format::Mooncake),
+            _ => Err(unknown(first)),
+        };
+    }
+    let columns = fields::columns(first);
+    if azure::is_header(&columns) {
+        Ok(Format::Azure)
+    } else if burstgpt::is_header(&columns) {
+        Ok(Format::BurstGpt)
+    } else {
+        Err(unknown(first))
+    }
+}
+
+fn unknown(first: &str) -> TraceError {
+    let shown = fields::shown(first);
+    TraceError::Format(format!(
+        "the first row is {shown}; allowed are rows with `hash_ids` (Mooncake), a row with \"format\": \"{}\", \
+         and the headings {} (Azure) and {} (BurstGPT)",
+        native::FORMAT,
+        azure::HEADINGS.join(","),
+        burstgpt::HEADINGS.join(",")
+    ))
+}
+
+/// One format: turns rows into requests.
+trait Rule: Send {
+    /// Times count from the first row in place of from 0.
+    const FROM_FIRST: bool;
+
+    /// The request in `row`, with `number`.
+    ///
+    /// # Errors
+    /// The field, what it holds, and what is allowed.
+    fn request(&mut self, row: &str, number: u64) -> Result<Request, String>;
+}
+
+/// A trace of one format.
+struct Trace<R> {
+    rows: Rows,
+    rule: R,
+    number: u64,
+    first: Option<Timestamp>,
+    last: Timestamp,
+}
+
+impl<R: Rule> Trace<R> {
+    fn new(rows: Rows, rule: R) -> Self {
+        Self { rows, rule, number: 0, first: None, last: Timestamp(0) }
+    }
+}
+
+impl<R: Rule> Workload for Trace<R> {
+    fn next(&mut self) -> Result<Option<Request>, TraceError> {
+        let Some((row, text)) = self.rows.next()? else {
+            return match self.number {
+                0 => Err(TraceError::Format("the trace has no requests".to_owned())),
+                _ => Ok(None),
+            };
+        };
+        let mut request = self.rule.request(text, self.number).map_err(|message| TraceError::Row { row, message })?;
+        let first = *self.first.get_or_insert(if R::FROM_FIRST { request.at } else { Timestamp(0) });
+        if request.at < self.last.after(first.since(Timestamp(0))) {
+            let before = self.last.after(first.since(Timestamp(0))).since(request.at);
+            let message = format!(
+                "it comes {} s before the row before it; rows must be in the order of time",
+                Duration::as_secs_f64(&before)
+            );
+            return Err(TraceError::Row { row, message });
+        }
+        request.at = Timestamp(0).after(request.at.since(first));
+        self.last = request.at;
+        self.number += 1;
+        Ok(Some(request))
+    }
+}
+
+#[cfg(test)]
+mod tests;

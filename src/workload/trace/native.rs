@@ -1,0 +1,219 @@
+//! Our own format: everything that a workload knows of a request, one JSON object a row, no text of any prompt.
+//!
+//! The first row is `{"format":"attache.trace.v1"}`; every other one is a request:
+//!
+//! ```json
+//! {"at":0.25,"parts":[["system","tools",6000],["user",17,1200]],"answer":["a-17",800],"adapter":"sql","session":4,"tenant":"shop","priority":10}
+//! ```
+//!
+//! | field | holds |
+//! |---|---|
+//! | `at` | seconds from the start, to the nanosecond; never less than in the row before |
+//! | `parts` | the prompt: at least one `[role, name, tokens]` or `[role, name, tokens, from]`, `role` being `system`, `user` or `assistant` |
+//! | `answer` | `[name, tokens]` or `[name, tokens, from]` |
+//! | `adapter`, `tenant` | text; may be missing |
+//! | `session` | a whole number or text; may be missing |
+//! | `priority` | a whole number, 0 when it is missing |
+//!
+//! A name is a whole number below 2^64 or a text, which is turned into one by XXH3. Equal names are equal texts: a part is the
+//! tokens `from..from + tokens` of it, and `from` is 0 when it is missing. A later prompt that quotes an answer names it as the answer
+//! did. Fields that are not listed here are refused.
+
+use super::fields::{shown, time, tokens, whole, wrong};
+use super::{MAX_TOKENS, Rule};
+use crate::{Part, Request, Role};
+use attache_sim::content::Piece;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::io::{self, Write};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What the first row holds in `format`.
+pub const FORMAT: &str = "attache.trace.v1";
+
+/// The rule of the format.
+pub(super) struct Native;
+
+/// The fields of a row, unread, so that an error can name the one that is wrong.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row<'a> {
+    #[serde(borrow)]
+    at: Option<&'a RawValue>,
+    #[serde(borrow)]
+    parts: Option<&'a RawValue>,
+    #[serde(borrow)]
+    answer: Option<&'a RawValue>,
+    #[serde(borrow)]
+    adapter: Option<&'a RawValue>,
+    #[serde(borrow)]
+    session: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tenant: Option<&'a RawValue>,
+    #[serde(borrow)]
+    priority: Option<&'a RawValue>,
+}
+
+/// Whether this is the value of `format` in a first row.
+pub(super) fn is_header(value: &str) -> bool {
+    serde_json::from_str::<String>(value).is_ok_and(|format| format == FORMAT)
+}
+
+impl Rule for Native {
+    const FROM_FIRST: bool = false;
+
+    fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
+        let row: Row<'_> = serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
+        let at = time("at", row.at.map(RawValue::get), "seconds", 0)?;
+        let prompt = prompt(row.parts.map(RawValue::get))?;
+        let answer = row.answer.map(RawValue::get);
+        let fields = answer.and_then(list);
+        let answer = match fields.as_deref() {
+            Some([name, tokens]) => piece("answer", name, tokens, None)?,
+            Some([name, tokens, from]) => piece("answer", name, tokens, Some(from))?,
+            _ => return Err(wrong("answer", answer, "[name, tokens] or [name, tokens, from]")),
+        };
+        let session = row
+            .session
+            .map(|got| name_of(got.get()).ok_or_else(|| wrong("session", Some(got.get()), "a whole number or text")));
+        Ok(Request {
+            number,
+            at,
+            prompt,
+            answer,
+            adapter: text("adapter", row.adapter)?,
+            session: session.transpose()?,
+            tenant: text("tenant", row.tenant)?,
+            priority: priority(row.priority)?,
+        })
+    }
+}
+
+fn prompt(parts: Option<&str>) -> Result<Vec<Part>, String> {
+    let list_of_parts = parts.and_then(list).filter(|list| !list.is_empty());
+    let Some(list_of_parts) = list_of_parts else {
+        return Err(wrong("parts", parts, "a list of [role, name, tokens] with at least one"));
+    };
+    let mut sum = 0;
+    let mut prompt = Vec::with_capacity(list_of_parts.len());
+    for part in list_of_parts {
+        let fields = list(part.get());
+        let (role, piece) = match fields.as_deref() {
+            Some([role, name, tokens]) => (role, piece("parts", name, tokens, None)?),
+            Some([role, name, tokens, from]) => (role, piece("parts", name, tokens, Some(from))?),
+            _ => return Err(wrong("parts", Some(part.get()), "[role, name, tokens] or [role, name, tokens, from]")),
+        };
+        let role = match role.get() {
+            "\"system\"" => Role::System,
+            "\"user\"" => Role::User,
+            "\"assistant\"" => Role::Assistant,
+            other => return Err(wrong("role", Some(other), "\"system\", \"user\" or \"assistant\"")),
+        };
+        sum += u64::from(piece.tokens);
+        prompt.push(Part { role, piece });
+    }
+    if sum > MAX_TOKENS {
+        return Err(format!("`parts` has {sum} tokens; at most {MAX_TOKENS} are allowed"));
+    }
+    Ok(prompt)
+}
+
+fn piece(field: &str, name: &RawValue, length: &RawValue, from: Option<&RawValue>) -> Result<Piece, String> {
+    let name = name_of(name.get())
+        .ok_or_else(|| wrong(&format!("name` in `{field}"), Some(name.get()), "a whole number or text"))?;
+    let tokens = tokens(&format!("tokens` in `{field}"), Some(length.get()), 1)?;
+    let most = u64::from(u32::MAX - tokens);
+    let from = match from {
+        Some(from) => whole(&format!("from` in `{field}"), Some(from.get()), 0..=most)?,
+        None => 0,
+    };
+    Ok(Piece { name, from: u32::try_from(from).unwrap_or(u32::MAX), tokens })
+}
+
+fn list(json: &str) -> Option<Vec<Box<RawValue>>> {
+    serde_json::from_str(json).ok()
+}
+
+/// The number that a name stands for.
+fn name_of(json: &str) -> Option<u64> {
+    match serde_json::from_str::<String>(json) {
+        Ok(text) => Some(xxh3_64(text.as_bytes())),
+        Err(_) => serde_json::from_str(json).ok(),
+    }
+}
+
+fn priority(got: Option<&RawValue>) -> Result<i32, String> {
+    let Some(got) = got else { return Ok(0) };
+    serde_json::from_str(got.get()).map_err(|_| wrong("priority", Some(got.get()), "a whole number of 32 bits"))
+}
+
+fn text(field: &str, got: Option<&RawValue>) -> Result<Option<Arc<str>>, String> {
+    let Some(got) = got else { return Ok(None) };
+    match serde_json::from_str::<String>(got.get()) {
+        Ok(text) => Ok(Some(text.into())),
+        Err(_) => Err(wrong(field, Some(got.get()), "text")),
+    }
+}
+
+/// Writes requests in this format. They must come in the order of time; their numbers are not written, for a reader counts again.
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the first row.
+    ///
+    /// # Errors
+    /// When `out` can't be written to.
+    pub fn new(mut out: W) -> io::Result<Self> {
+        writeln!(out, "{{\"format\":\"{FORMAT}\"}}")?;
+        Ok(Self { out })
+    }
+
+    /// Writes one request.
+    ///
+    /// # Errors
+    /// When `out` can't be written to.
+    pub fn write(&mut self, request: &Request) -> io::Result<()> {
+        let out = &mut self.out;
+        let (seconds, nanoseconds) = (request.at.0 / 1_000_000_000, request.at.0 % 1_000_000_000);
+        write!(out, "{{\"at\":{seconds}.{nanoseconds:09},\"parts\":[")?;
+        for (i, Part { role, piece: Piece { name, from, tokens } }) in request.prompt.iter().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            let role = match role {
+                Role::System => "system",
+                Role::User => "user",
+                Role::Assistant => "assistant",
+            };
+            write!(out, "{comma}[\"{role}\",{name},{tokens}")?;
+            write_from(out, *from)?;
+        }
+        let Piece { name, from, tokens } = request.answer;
+        write!(out, "],\"answer\":[{name},{tokens}")?;
+        write_from(out, from)?;
+        if let Some(adapter) = &request.adapter {
+            write!(out, ",\"adapter\":{}", serde_json::to_string(adapter)?)?;
+        }
+        if let Some(session) = request.session {
+            write!(out, ",\"session\":{session}")?;
+        }
+        if let Some(tenant) = &request.tenant {
+            write!(out, ",\"tenant\":{}", serde_json::to_string(tenant)?)?;
+        }
+        if request.priority != 0 {
+            write!(out, ",\"priority\":{}", request.priority)?;
+        }
+        writeln!(out, "}}")
+    }
+
+    /// What was written to.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+}
+
+fn write_from(out: &mut impl Write, from: u32) -> io::Result<()> {
+    if from > 0 { write!(out, ",{from}]") } else { write!(out, "]") }
+}

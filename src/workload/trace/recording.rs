@@ -1,0 +1,187 @@
+//! The recording of a live run (`attache.record.v1`, see [`attache_record::line`]) as a workload: what came when, to be played under other
+//! policies.
+//!
+//! A prompt is its blocks, named by their keys, and what is behind the last of them; where keys were not recorded (the strategy did not ask
+//! for them) it is a length that nobody shares. Blocks of text count as many tokens as they are meant to, not as many as servers said. An
+//! answer is as long as the server told, one token when it did not; that a later prompt brings it back is not told by a recording, so it is
+//! nothing but prompt there. Requests that were not understood, and those that were refused, are left out.
+
+use super::MAX_TOKENS;
+use super::rows::Rows;
+use crate::names::{Kind, name, name_of_block};
+use crate::{Part, Request, Role, TraceError, Workload};
+use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
+use attache_record::{Decided, FORMAT, Line};
+use attache_sim::content::Piece;
+use attache_types::clock::Timestamp;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Whether this is the value of `format` in a first row.
+pub(super) fn is_header(value: &str) -> bool {
+    serde_json::from_str::<String>(value).is_ok_and(|format| format == FORMAT)
+}
+
+/// A recording that is read as a workload.
+pub(super) struct Recording {
+    rows: Rows,
+    /// Tokens in a block, by pool.
+    blocks: HashMap<Arc<str>, u32>,
+    /// Requests in the order of their decisions, until the answer of the first is known.
+    waiting: BTreeMap<u64, Waiting>,
+    first: Option<Timestamp>,
+    last: Timestamp,
+    number: u64,
+}
+
+struct Waiting {
+    request: Request,
+    ended: bool,
+}
+
+impl Recording {
+    /// The rest of `rows`, whose first was the header.
+    pub(super) fn new(rows: Rows) -> Self {
+        Self { rows, blocks: HashMap::new(), waiting: BTreeMap::new(), first: None, last: Timestamp(0), number: 0 }
+    }
+
+    /// Reads one row; false when there are no more.
+    fn read(&mut self) -> Result<bool, TraceError> {
+        let Some((row, text)) = self.rows.next()? else { return Ok(false) };
+        match serde_json::from_str(text) {
+            Ok(line) => self.take_in(line),
+            // The last row may be cut off.
+            Err(_) if self.rows.next()?.is_none() => return Ok(false),
+            Err(error) => return Err(TraceError::Row { row, message: error.to_string() }),
+        }
+        Ok(true)
+    }
+
+    fn take_in(&mut self, line: Line) {
+        match line {
+            Line::Pool { name, cache, .. } => {
+                let tokens = match cache.unit {
+                    BlockUnit::Tokens(n) => n,
+                    BlockUnit::Bytes(n) => n / CHARACTERS_PER_TOKEN,
+                };
+                self.blocks.insert(name, tokens.max(1));
+            }
+            Line::Decide(decided) if decided.readable && !decided.picks.is_empty() => {
+                let request = self.request(&decided);
+                self.waiting.insert(decided.r, Waiting { request, ended: false });
+            }
+            Line::End(ended) => {
+                if let Some(waiting) = self.waiting.get_mut(&ended.r) {
+                    waiting.ended = true;
+                    let tokens = ended.completion_tokens.unwrap_or(1).clamp(1, MAX_TOKENS);
+                    waiting.request.answer.tokens = u32::try_from(tokens).unwrap_or(1);
+                }
+            }
+            Line::Drop { r } => {
+                if let Some(waiting) = self.waiting.get_mut(&r) {
+                    waiting.ended = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn request(&mut self, decided: &Decided) -> Request {
+        let number = self.number;
+        self.number += 1;
+        let first = *self.first.get_or_insert(decided.at);
+        // Threads decide in another order than they look at the clock, by microseconds.
+        self.last = self.last.max(Timestamp(0).after(decided.at.since(first)));
+        let block = self.blocks.get(&decided.pool).copied().unwrap_or(1);
+        let user = |piece| Part { role: Role::User, piece };
+        let keys = decided.prompt.iter().flat_map(|looked| &looked.keys);
+        let mut prompt: Vec<Part> = keys.map(|key| user(Piece::new(name_of_block(key.0), block))).collect();
+        let blocks = u32::try_from(prompt.len()).unwrap_or(u32::MAX).saturating_mul(block);
+        let rest = decided.estimated.saturating_sub(blocks);
+        if rest > 0 || prompt.is_empty() {
+            prompt.push(user(Piece::new(name(0, Kind::Prompt, number), rest.max(1))));
+        }
+        Request {
+            number,
+            at: self.last,
+            prompt,
+            answer: Piece::new(name(0, Kind::Answer, number), 1),
+            adapter: None,
+            session: None,
+            tenant: decided.prompt.as_ref().and_then(|looked| looked.tenant.as_deref()).map(Into::into),
+            priority: decided.priority,
+        }
+    }
+}
+
+impl Workload for Recording {
+    fn next(&mut self) -> Result<Option<Request>, TraceError> {
+        while !self.waiting.first_key_value().is_some_and(|(_, first)| first.ended) {
+            if !self.read()? {
+                // What had not ended when the recording did is asked for all the same.
+                break;
+            }
+        }
+        match self.waiting.pop_first() {
+            Some((_, first)) => Ok(Some(first.request)),
+            None if self.number == 0 => Err(TraceError::Format("the recording has no requests".to_owned())),
+            None => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Options, read};
+    use std::io::Cursor;
+
+    const HEADER: &str = r#"{"format":"attache.record.v1","version":"0","seed":1,"settings":{}}"#;
+    const POOL: &str = r#"{"pool":{"pool":0,"name":"p","cache":{"unit":{"tokens":16},"max_bytes":1,"tenant_share":1.0,"claim_life":{"secs":1,"nanos":0},"seed":1}}}"#;
+
+    fn decide(r: u64, at: u64, keys: &str) -> String {
+        format!(
+            r#"{{"decide":{{"r":{r},"at":{at},"live":0,"pool":"p","rng":1,"model":"m","readable":true,"estimated":40,"prompt":{{"keys":"{keys}","text_bytes":160,"count":1}},"streams":true,"strategy":"random","picks":[0],"reason":"","matched":0}}}}"#
+        )
+    }
+
+    fn end(r: u64, tokens: u64) -> String {
+        format!(r#"{{"end":{{"r":{r},"at":9,"complete":true,"completion_tokens":{tokens}}}}}"#)
+    }
+
+    fn open(lines: &[String]) -> Box<dyn Workload> {
+        let text = [&[HEADER.to_owned(), POOL.to_owned()], lines].concat().join("\n");
+        read(Cursor::new(text.into_bytes()), &Options::default()).unwrap()
+    }
+
+    #[test]
+    fn requests_come_in_order_with_their_blocks_and_the_length_of_their_answers() {
+        // The keys 1 and 2.
+        let keys = "AQAAAAAAAAACAAAAAAAAAA";
+        let lines = [decide(0, 5_000, keys), decide(3, 4_000, keys), end(3, 7), end(0, 9), decide(4, 6_000, "")];
+        let mut workload = open(&lines);
+        let mut next = || workload.next().unwrap();
+        let (first, second) = (next().unwrap(), next().unwrap());
+        assert_eq!((first.at.0, second.at.0), (0, 0), "never back in time");
+        assert_eq!((first.answer.tokens, second.answer.tokens), (9, 7));
+        assert_ne!(first.answer.name, second.answer.name);
+        let pieces: Vec<_> = first.prompt.iter().map(|p| (p.piece.name, p.piece.tokens)).collect();
+        assert_eq!(pieces[..2], [(name_of_block(1), 16), (name_of_block(2), 16)]);
+        assert_eq!((pieces.len(), pieces[2].1, first.prompt_tokens()), (3, 8, 40));
+        assert_ne!(first.prompt[2], second.prompt[2], "what is behind the last block is nobody else's");
+        let third = next().unwrap();
+        assert_eq!((third.at.0, third.answer.tokens, third.prompt_tokens()), (1_000, 1, 40), "it had not ended");
+        assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn a_cut_last_row_is_the_end_and_any_other_is_named() {
+        let cut = end(0, 3).split_at(20).0.to_owned();
+        let mut workload = open(&[decide(0, 5, ""), cut.clone()]);
+        assert!(workload.next().unwrap().is_some());
+        assert_eq!(workload.next().unwrap(), None);
+        let mut workload = open(&[decide(0, 5, ""), cut, end(0, 3)]);
+        let error = workload.next().unwrap_err().to_string();
+        assert!(error.starts_with("row 4: "), "{error}");
+    }
+}
