@@ -1,7 +1,7 @@
 //! `attache replay` from outside: the world in virtual time, what it shows, and the command line.
 //!
-//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25, `kvcache-ai/Mooncake`,
-//! Apache-2.0). Everything follows from seeds, so the bounds leave room for later changes only.
+//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25,
+//! `kvcache-ai/Mooncake`, Apache-2.0). Everything follows from seeds, so the bounds leave room for later changes only.
 
 use attache::clock::Timestamp;
 use attache::config::recommended_flow;
@@ -14,11 +14,12 @@ use attache::pool::health::HealthPolicy;
 use attache::record::{Decided, Ended, FORMAT, Header, Line};
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
-use attache::replay::turns::Turns;
+use attache::replay::queues::PoolQueues;
 use attache::replay::world::{
-    Change, Hearing, KvHearing, Observer, Outcome, TimedChange, World, WorldConfig, spec, with_role,
+    FleetChange, KvEventSettings, RunOutcome, SignalSettings, TimedChange, World, WorldConfig, spec, with_role,
 };
-use attache::report::served::{Ending, Fate, Queued, Sample, Served};
+use attache::report::Observer;
+use attache::report::served::{Ending, QueueOutcome, Queued, Sample, Served};
 use attache::rng::PickRng;
 use attache::scheduling::digest::Digest;
 use attache::scheduling::objective::{Objective, Slo};
@@ -28,7 +29,7 @@ use attache::scheduling::{
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
 use attache::workload::Workload;
-use attache::workload::pace::{Closed, Limited, Scaled};
+use attache::workload::pace::{ClosedLoop, Limited, Scaled};
 use attache::workload::{synthetic, trace};
 use serde_json::Value;
 use std::io::Write;
@@ -43,7 +44,7 @@ struct Turn {
     number: u64,
     at: Timestamp,
     waited: Duration,
-    fate: Fate,
+    fate: QueueOutcome,
     tenant: Option<String>,
 }
 
@@ -114,7 +115,7 @@ impl Seen {
 /// What is played, to whom, and how they are heard of.
 struct Plan {
     engines: Vec<EngineConfig>,
-    hearing: Hearing,
+    signals: SignalSettings,
     changes: Vec<TimedChange>,
     /// What each server is there for, in a role label's word; all serve whole requests where there is none.
     roles: Vec<&'static str>,
@@ -126,17 +127,17 @@ struct Plan {
 
 impl Plan {
     fn of(profile: &str, servers: usize) -> Self {
-        let hearing = Hearing {
+        let signals = SignalSettings {
             metrics_every: Duration::from_secs(1),
             metrics_delay: Duration::ZERO,
-            blocks_told: None,
+            reported_blocks: None,
             discovery_delay: Duration::from_secs(1),
             kv_events: None,
         };
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
         let (changes, roles) = (Vec::new(), Vec::new());
         let (decider, objective) = (Decider::Predicted, Objective::default());
-        Self { engines, hearing, changes, roles, decider, flow: None, objective, seed: 3 }
+        Self { engines, signals, changes, roles, decider, flow: None, objective, seed: 3 }
     }
 
     /// So many servers that compute prompts, and so many that make answers.
@@ -158,13 +159,13 @@ impl Plan {
         self
     }
 
-    fn play(&self, policy: &str, workload: Box<dyn Workload>) -> (Outcome, Seen) {
+    fn play(&self, policy: &str, workload: Box<dyn Workload>) -> (RunOutcome, Seen) {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
         self.play_by(name, strategy, workload)
     }
 
-    fn play_by(&self, name: &str, strategy: Box<dyn Strategy>, mut workload: Box<dyn Workload>) -> (Outcome, Seen) {
+    fn play_by(&self, name: &str, strategy: Box<dyn Strategy>, mut workload: Box<dyn Workload>) -> (RunOutcome, Seen) {
         let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true };
         let split = Some(split).filter(|_| !self.roles.is_empty());
         let scheduler = Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split);
@@ -177,7 +178,7 @@ impl Plan {
             tenant_share: 1.0,
             tenant_header: None,
             claim_life: Duration::from_secs(30),
-            turns: self.flow.clone().map(|flow| Turns::new(flow, self.seed).unwrap()),
+            queues: self.flow.clone().map(|flow| PoolQueues::new(flow, self.seed).unwrap()),
             seed: self.seed,
         };
         let role = |i| self.roles.get(i).map(|role: &&str| Arc::from(*role));
@@ -185,7 +186,7 @@ impl Plan {
         let config = WorldConfig {
             front,
             servers: self.engines.iter().cloned().enumerate().map(server).collect(),
-            hearing: self.hearing.clone(),
+            signals: self.signals.clone(),
             changes: self.changes.clone(),
             seed: self.seed,
         };
@@ -257,7 +258,7 @@ fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_i
     let play = |plan: Plan| plan.play("predicted-latency", conversations(1.15, 2_000)).1;
     let (at_once, late) = (play(Plan::of("prefill-6000", 8)), play(recommended("least-work")));
     assert!(at_once.turns.is_empty() && late.turns.len() == 2_000);
-    assert!(late.turns.iter().all(|turn| turn.fate == Fate::Passed) && late.count(Ending::Answered) == 2_000);
+    assert!(late.turns.iter().all(|turn| turn.fate == QueueOutcome::Passed) && late.count(Ending::Answered) == 2_000);
     for (q, part) in [(0.5, 0.9), (0.9, 1.0), (0.99, 1.1)] {
         let (ours, theirs) = (late.first_token(q), at_once.first_token(q));
         assert!(ours <= part * theirs, "of {q}: {ours:.3} s, more than {part} of {theirs:.3} s");
@@ -276,7 +277,8 @@ fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_i
     assert!(late.mean_first_token() < 0.97 * in_order.mean_first_token(), "short work before long work counts");
 }
 
-/// By how much a wait is longest beyond its own bound: that all who came until `delay` after it have had their turn, first come, first served.
+/// By how much a wait is longest beyond its own bound: that all who came until `delay` after it have had their turn,
+/// first come, first served.
 fn longest_beyond(turns: &[Turn], in_order: &[Turn], delay: Duration) -> Duration {
     let mut sorted: Vec<&Turn> = in_order.iter().collect();
     sorted.sort_by_key(|turn| (turn.at, turn.number));
@@ -351,15 +353,19 @@ fn equal_seeds_queue_equally_and_whoever_gets_no_turn_has_one_end() {
         let mut plan = recommended("least-work");
         let flow = plan.flow.as_mut().unwrap();
         (flow.settings.ttl, flow.settings.default_band.max_requests) = (Some(Duration::from_secs(20)), 60);
-        Plan { changes: vec![TimedChange { at: Timestamp(90_000_000_000), change: Change::Lose(1) }], ..plan }
+        Plan { changes: vec![TimedChange { at: Timestamp(90_000_000_000), change: FleetChange::Lose(1) }], ..plan }
     };
     let (a, seen) = plan().play("predicted-latency", conversations(3.0, 1_500));
     let (b, again) = plan().play("predicted-latency", conversations(3.0, 1_500));
     assert_eq!((a, &seen.served, &seen.turns), (b, &again.served, &again.turns));
     let count = |fate| seen.turns.iter().filter(|turn| turn.fate == fate).count();
     assert_eq!(seen.turns.len(), 1_500);
-    assert!(count(Fate::Expired) > 10 && count(Fate::Full) > 10, "{:?}", (count(Fate::Expired), count(Fate::Full)));
-    assert_eq!(seen.count(Ending::Refused), count(Fate::Expired) + count(Fate::Full));
+    assert!(
+        count(QueueOutcome::Expired) > 10 && count(QueueOutcome::Full) > 10,
+        "{:?}",
+        (count(QueueOutcome::Expired), count(QueueOutcome::Full))
+    );
+    assert_eq!(seen.count(Ending::Refused), count(QueueOutcome::Expired) + count(QueueOutcome::Full));
     assert!(seen.longest_wait() <= Duration::from_secs(20));
 }
 
@@ -408,7 +414,7 @@ fn without_queues_only_sheddable_requests_are_refused_and_none_waits() {
     let mut plan = Plan::of("prefill-6000", 1).queueing("least-work");
     plan.flow.as_mut().unwrap().settings.queue = false;
     let (_, seen) = plan.play("predicted-latency", mixed());
-    let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.fate == Fate::Shed).collect();
+    let shed: Vec<_> = seen.turns.iter().filter(|turn| turn.fate == QueueOutcome::Shed).collect();
     assert!(shed.len() > 10 && shed.len() < 200, "{}", shed.len());
     assert_eq!(seen.count(Ending::Refused), shed.len());
     let important = seen.served.iter().filter(|served| served.number % 2 == 0);
@@ -427,27 +433,30 @@ fn what_a_hot_prefix_gathers_is_spread_again() {
 
 #[test]
 fn on_a_part_of_llm_ds_ladder_approximate_beats_random_and_precise_is_no_worse_than_approximate() {
-    // Half of the ladder's groups on half of its servers, at 10 requests a second: as much for each server as 20 are for all of them.
+    // Half of the ladder's groups on half of its servers, at 10 requests a second: as much for each server as 20 are
+    // for all of them.
     let ladder = || made_up("shared-prefix-ladder:groups=75,qps=10,seconds=120");
     let mut plan = Plan::of("qwen3-32b-2xh100", 4);
     let weights = r#"pipeline={"scorers":[{"type":"prefix-cache-scorer","weight":3},{"type":"queue-scorer","weight":2},
         {"type":"kv-cache-utilization-scorer","weight":2}]}"#;
     let random = plan.play("random", ladder()).1.mean_first_token();
     let approximate = plan.play(weights, ladder()).1.mean_first_token();
-    plan.hearing.kv_events = Some(KvHearing { delay: Duration::from_millis(10), loss: 0.0 });
+    plan.signals.kv_events = Some(KvEventSettings { delay: Duration::from_millis(10), loss: 0.0 });
     let precise = plan.play(weights, ladder()).1.mean_first_token();
     assert!(approximate < 0.7 * random, "approximate {approximate:.3} s, random {random:.3} s");
     assert!(precise < 1.05 * approximate, "precise {precise:.3} s, approximate {approximate:.3} s");
 }
 
-/// The server of KubeAI's published benchmark: Llama 3.1 8B in FP8 on one L4 (24 GB, 300 GB/s, 242 TFLOP/s in FP8, 121 in bf16), started with
-/// `--max-num-batched-token=16384 --gpu-memory-utilization=0.95 --kv-cache-dtype=fp8`.
+/// The server of KubeAI's published benchmark: Llama 3.1 8B in FP8 on one L4 (24 GB, 300 GB/s, 242 TFLOP/s in FP8, 121
+/// in bf16), started with `--max-num-batched-token=16384 --gpu-memory-utilization=0.95 --kv-cache-dtype=fp8`.
 ///
 /// - base 2 ms, weights 30 ms: 9 GB at 300 GB/s.
-/// - a prompt token 165 us: 16 GFLOP at 40 % of the card, 6,000 a second. Its pool computes and says 46,000 tokens a second where it caches little.
-/// - a pair 9 ns: 0.52 MFLOP (4 x 32 layers x 4,096) at half of 121 TFLOP/s; a context token 273 ns: 64 KiB at 80 % of the bandwidth.
-/// - cache: 22.8 GB less weights and 3 GB of work space leave 10.8 GB, 10,000 blocks at 64 KiB a token. Eight of them hold the 1.3 million tokens of
-///   800 conversations once, and not twice.
+/// - a prompt token 165 us: 16 GFLOP at 40 % of the card, 6,000 a second. Its pool computes and says 46,000 tokens a
+///   second where it caches little.
+/// - a pair 9 ns: 0.52 MFLOP (4 x 32 layers x 4,096) at half of 121 TFLOP/s; a context token 273 ns: 64 KiB at 80 % of
+///   the bandwidth.
+/// - cache: 22.8 GB less weights and 3 GB of work space leave 10.8 GB, 10,000 blocks at 64 KiB a token. Eight of them
+///   hold the 1.3 million tokens of 800 conversations once, and not twice.
 fn l4() -> EngineConfig {
     let mut engine = profiles::by_name("8b-h100").unwrap();
     engine.num_blocks = 10_000;
@@ -471,8 +480,9 @@ fn on_kubeais_conversations_its_prefix_hash_beats_least_load() {
         let tokens = seen.sum(|s| s.prompt_tokens) + seen.sum(|s| s.generated_tokens);
         (seen.mean_first_token(), tokens / outcome.ended.since(Timestamp(0)).as_secs_f64())
     };
-    // Published with 800 requests at a time: 0.28 s beside 0.82 s, 69,400 tokens a second beside 45,900. Without any pause the next turn
-    // comes as the server of the last one has become the least busy, so that least load keeps conversations together by chance.
+    // Published with 800 requests at a time: 0.28 s beside 0.82 s, 69,400 tokens a second beside 45,900. Without any
+    // pause the next turn comes as the server of the last one has become the least busy, so that least load keeps
+    // conversations together by chance.
     for (workload, most_time, least_rate) in [("multi-turn:think=0..0.5", 0.5, 1.5), ("multi-turn", 0.85, 1.2)] {
         let (time, rate) = figures("prefix-hash", workload);
         let (other_time, other_rate) = figures("least-request", workload);
@@ -488,7 +498,7 @@ fn events_tell_what_engines_hold_also_when_some_are_lost() {
     plan.engines.iter_mut().for_each(|engine| engine.num_blocks = 400_000);
     let error = |seen: &Seen| seen.sum(|s| s.foretold_tokens) / seen.sum(|s| s.cached_tokens) - 1.0;
     for (loss, most) in [(0.0, 0.005), (0.1, 0.02)] {
-        plan.hearing.kv_events = Some(KvHearing { delay: Duration::from_millis(5), loss });
+        plan.signals.kv_events = Some(KvEventSettings { delay: Duration::from_millis(5), loss });
         let (_, seen) = plan.play("predicted-latency", conversations(1.0, 1_000));
         assert!(seen.sum(|s| s.cached_tokens) > 100_000.0);
         assert!(error(&seen).abs() < most, "loss {loss}: {:.4}", error(&seen));
@@ -500,9 +510,9 @@ fn a_server_that_dies_loses_what_it_had_and_no_more() {
     let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
     let mut plan = Plan::of("qwen3-32b-2xh100", 4);
     plan.changes = vec![
-        TimedChange { at: at(20), change: Change::Lose(1) },
-        TimedChange { at: at(40), change: Change::Join(Box::new(plan.engines[0].clone()), None) },
-        TimedChange { at: at(60), change: Change::Restart(2) },
+        TimedChange { at: at(20), change: FleetChange::Lose(1) },
+        TimedChange { at: at(40), change: FleetChange::Join(Box::new(plan.engines[0].clone()), None) },
+        TimedChange { at: at(60), change: FleetChange::Restart(2) },
     ];
     let (_, seen) = plan.play("predicted-latency", made_up("unique:qps=8,seconds=90"));
     let on = |server, from, to| {
@@ -557,8 +567,8 @@ fn who_splits_by_prediction_waits_no_longer_than_who_always_or_never_does() {
 
 #[test]
 fn short_turns_of_long_conversations_are_not_split_for_sixteen_tokens() {
-    // Coding agents as in BLIS's study of llm-d's decider: 30,000 tokens in common, 15 turns of 1,500. A few prompts that come at the very beginning, before
-    // anybody holds those 30,000, are a third of one run's mean: so three runs.
+    // Coding agents as in BLIS's study of llm-d's decider: 30,000 tokens in common, 15 turns of 1,500. A few prompts
+    // that come at the very beginning, before anybody holds those 30,000, are a third of one run's mean: so three runs.
     let agents = "agentic-code:clients=32,requests=480,system=30000,dynamic=100,turns=15,input=1500,output=400";
     let mean = |decider: Decider| {
         [1, 2, 3].into_iter().fold((0.0, 0.0), |(first, share), seed| {
@@ -578,9 +588,9 @@ fn prefill_servers_that_die_cost_time_and_no_request() {
     let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
     let mut plan = Plan::split("8b-h100", 2, 3).by(Decider::Always);
     plan.changes = vec![
-        TimedChange { at: at(20), change: Change::Restart(0) },
-        TimedChange { at: at(40), change: Change::Lose(1) },
-        TimedChange { at: at(60), change: Change::Lose(0) },
+        TimedChange { at: at(20), change: FleetChange::Restart(0) },
+        TimedChange { at: at(40), change: FleetChange::Lose(1) },
+        TimedChange { at: at(60), change: FleetChange::Lose(0) },
     ];
     let (_, seen) = plan.play("predicted-latency", made_up("unique:input=5000,output=100,qps=3,seconds=80"));
     assert_eq!(seen.count(Ending::Answered), seen.served.len());
@@ -602,8 +612,8 @@ fn prefill_servers_that_die_cost_time_and_no_request() {
 fn who_waits_for_a_prompt_is_answered_by_another_when_the_decode_server_has_left() {
     let left = Timestamp(20_000_000_000);
     let mut plan = Plan::split("8b-h100", 1, 2).by(Decider::Always);
-    plan.hearing.discovery_delay = Duration::ZERO;
-    plan.changes = vec![TimedChange { at: left, change: Change::Lose(1) }];
+    plan.signals.discovery_delay = Duration::ZERO;
+    plan.changes = vec![TimedChange { at: left, change: FleetChange::Lose(1) }];
     // Prompts wait for the one that computes them, and decode servers for prompts.
     let (_, seen) = plan.play("predicted-latency", made_up("unique:input=20000,output=20,qps=2,seconds=30"));
     let waited = |s: &Served| s.at < left && s.first_token.is_some_and(|first| s.at.after(first) > left);
@@ -635,8 +645,8 @@ impl Strategy for Noting {
 #[test]
 fn replay_of_split_requests_notes_the_server_that_served() {
     let mut plan = Plan::split("8b-h100", 1, 2).by(Decider::Always);
-    plan.hearing.discovery_delay = Duration::ZERO;
-    plan.changes = vec![TimedChange { at: Timestamp(20_000_000_000), change: Change::Lose(1) }];
+    plan.signals.discovery_delay = Duration::ZERO;
+    plan.changes = vec![TimedChange { at: Timestamp(20_000_000_000), change: FleetChange::Lose(1) }];
     let moved = Arc::default();
     let strategy = Noting(registry::build("least-request", &Value::Null).unwrap(), Arc::clone(&moved));
     plan.play_by("noting", Box::new(strategy), made_up("unique:input=20000,output=20,qps=2,seconds=30"));
@@ -647,7 +657,8 @@ fn replay_of_split_requests_notes_the_server_that_served() {
 #[test]
 fn what_prefill_servers_keep_is_free_once_it_was_fetched() {
     let mut plan = Plan::split("8b-h100", 1, 3).by(Decider::Always);
-    // Room for 12 prompts: under leases of 30 seconds, which nobody ended, there would be one every two and a half seconds.
+    // Room for 12 prompts: under leases of 30 seconds, which nobody ended, there would be one every two and a half
+    // seconds.
     plan.engines[0].num_blocks = 6_000;
     let (_, seen) = plan.play("predicted-latency", made_up("unique:input=8000,output=100,qps=2,seconds=60"));
     assert_eq!((seen.split(), seen.count(Ending::Answered)), (1.0, seen.served.len()));
@@ -905,11 +916,13 @@ fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
         let engine = profiles::file::read(&std::fs::read(&profile).unwrap()).unwrap();
         (engine, text(&out.stdout))
     };
-    // Prompts and answers of all lengths, at paces at which servers are alone, busy and full; and conversations, most of which is cached.
+    // Prompts and answers of all lengths, at paces at which servers are alone, busy and full; and conversations, most
+    // of which is cached.
     let unique = "unique:input=100..7000,output=20..300,stages=1x150/4x150/7x150";
     let talks =
         "multi-turn:clients=20,conversations=100,requests=100000,turns=1..8,input=50..3000,output=20..300,think=0..3";
-    // A base and the reading of weights differ only in steps that compute a prompt. Both together are found; one may be that of the base profile.
+    // A base and the reading of weights differ only in steps that compute a prompt. Both together are found; one may be
+    // that of the base profile.
     for (truth, base, workload) in [
         ("qwen3-32b-2xh100", "8b-h100", unique),
         ("small-l40s", "small-l40s", unique),
@@ -997,7 +1010,7 @@ fn closed_loops_are_compared_by_what_is_asked_and_not_by_when() {
     };
     let talks = || made_up("multi-turn:clients=12,conversations=60,requests=100000,turns=4,input=50..3000,think=0..1");
     let clients =
-        || -> Box<dyn Workload> { Box::new(Closed::new(conversations(1.0, 300), 8, Duration::ZERO).unwrap()) };
+        || -> Box<dyn Workload> { Box::new(ClosedLoop::new(conversations(1.0, 300), 8, Duration::ZERO).unwrap()) };
     for workload in [&talks as &dyn Fn() -> Box<dyn Workload>, &clients] {
         let pairs = |policy| by(policy, workload(), |served| served.pair);
         assert_eq!(pairs("random"), pairs("least-request"));

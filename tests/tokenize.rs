@@ -4,7 +4,7 @@ use attache::clock::Clock;
 use attache::ids::EndpointId;
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
 use attache::protocol::Api;
-use attache::sim::tokenizer::{Content, Turn, render_chat};
+use attache::sim::tokenizer::{ChatTurn, Content, render_chat};
 use attache::sim::{ServerConfig, SimConfig, SimHandle, serve};
 use attache::tokenize::{Ask, CallError, Reason, RemoteApi, RemotePool, RemoteSettings, TokenListError, Unavailable};
 use futures_util::future::join_all;
@@ -186,7 +186,8 @@ async fn model_servers_tell_the_tokens_that_they_will_count() {
         "model": "alias", "stream": true, "temperature": 0,
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why \"é\"?"}],
     });
-    let turn = |role: &str, text: &str| Turn { role: role.to_owned(), content: vec![Content::Text(text.to_owned())] };
+    let turn =
+        |role: &str, text: &str| ChatTurn { role: role.to_owned(), content: vec![Content::Text(text.to_owned())] };
     let expected = render_chat(&[turn("system", "Be brief."), turn("user", "Why \"é\"?")], true);
     let body = chat.to_string();
     for _ in 0..3 {

@@ -1,7 +1,8 @@
-//! What an event stream shows of its pace: how many events brought something of the answer, and whether its end was announced.
+//! What an event stream shows of its pace: how many events brought something of the answer, and whether its end was
+//! announced.
 //!
-//! Counts and texts are read elsewhere (`protocol::usage`, `protocol::answer`); here it matters when anything was said at all, reasoning
-//! and tool calls included, since a client sees those come too. Called by [`super::exchange`]. Pure.
+//! Counts and texts are read elsewhere (`protocol::usage`, `protocol::answer`); here it matters when anything was said
+//! at all, reasoning and tool calls included, since a client sees those come too. Called by [`super::exchange`]. Pure.
 
 use memchr::memchr;
 use serde::Deserialize;
@@ -15,25 +16,25 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 pub(super) struct Events {
     /// The line that has not ended.
     line: Vec<u8>,
-    /// It is too long.
+    /// The rest of a line that is too long is being skipped.
     skip: bool,
-    /// Events that said something.
+    /// Number of events with content: text, reasoning or tool calls.
     pub(super) spoken: u32,
     /// `[DONE]` or a finish reason was seen.
     pub(super) ended: bool,
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct ChunkEvent {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<ChunkChoice>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    /// Completions.
+struct ChunkChoice {
+    /// Content of a completion chunk.
     text: Option<String>,
-    /// Chat.
+    /// Content of a chat chunk.
     delta: Option<Delta>,
     finish_reason: Option<IgnoredAny>,
 }
@@ -42,12 +43,12 @@ struct Choice {
 struct Delta {
     content: Option<String>,
     reasoning: Option<String>,
-    /// The older name.
+    /// Reasoning under the older field name.
     reasoning_content: Option<String>,
     tool_calls: Option<Vec<IgnoredAny>>,
 }
 
-impl Choice {
+impl ChunkChoice {
     fn says_something(&self) -> bool {
         let some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         some(&self.text)
@@ -99,8 +100,8 @@ impl Events {
         let data = data.trim_ascii();
         if data == b"[DONE]" {
             self.ended = true;
-        } else if let Ok(event) = serde_json::from_slice::<Event>(data) {
-            self.spoken += u32::from(event.choices.iter().any(Choice::says_something));
+        } else if let Ok(event) = serde_json::from_slice::<ChunkEvent>(data) {
+            self.spoken += u32::from(event.choices.iter().any(ChunkChoice::says_something));
             self.ended |= event.choices.iter().any(|choice| choice.finish_reason.is_some());
         }
     }

@@ -1,4 +1,5 @@
-//! One request to a gateway: its body, its answer, and what a client sees of both. Called by [`super`], one task a request.
+//! One request to a gateway: its body, its answer, and what a client sees of both. Called by [`super`], one task a
+//! request.
 
 use super::events::Events;
 use super::gateway::{self, Gateway, read};
@@ -44,12 +45,12 @@ pub(super) struct Done {
 
 /// Why a request was not answered.
 #[derive(Debug)]
-struct Failure {
+struct RequestFailure {
     ending: Ending,
     reason: String,
 }
 
-impl Failure {
+impl RequestFailure {
     fn refused(reason: impl Into<String>) -> Self {
         Self { ending: Ending::Refused, reason: reason.into() }
     }
@@ -93,9 +94,9 @@ pub(super) async fn exchange(
     let outcome = match body {
         Ok(body) => match tokio::time::timeout(gateway.timeout, converse(&gateway, body, headers, &mut seen)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Failure::lost(format!("no end within {:?}", gateway.timeout))),
+            Err(_) => Err(RequestFailure::lost(format!("no end within {:?}", gateway.timeout))),
         },
-        Err(error) => Err(Failure::refused(format!("no body: {error}"))),
+        Err(error) => Err(RequestFailure::refused(format!("no body: {error}"))),
     };
     let ended = gateway.now();
     let usage = seen.usage.usage().unwrap_or_default();
@@ -121,10 +122,14 @@ pub(super) async fn exchange(
     Done { served, place: seen.place, echo: seen.echo, failure, late: sent.since(request.at), request, said }
 }
 
-async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &mut Seen) -> Result<(), Failure> {
+async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &mut Seen) -> Result<(), RequestFailure> {
     let mut answer = gateway.post(body, headers).await.map_err(|e| {
         let why = cause(&e);
-        if e.is_connect() { Failure::refused(format!("can't connect: {why}")) } else { Failure::lost(broke_off(&why)) }
+        if e.is_connect() {
+            RequestFailure::refused(format!("can't connect: {why}"))
+        } else {
+            RequestFailure::lost(broke_off(&why))
+        }
     })?;
     seen.place = gateway.place(answer.headers());
     seen.echo = gateway::echo(answer.headers());
@@ -132,7 +137,7 @@ async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &m
         return Err(refusal(&mut answer).await);
     }
     if answer.headers().get(CONTENT_ENCODING).is_some_and(|e| !e.as_bytes().eq_ignore_ascii_case(b"identity")) {
-        return Err(Failure::lost("the answer is compressed though identity was asked for"));
+        return Err(RequestFailure::lost("the answer is compressed though identity was asked for"));
     }
     let content_type = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let streams = content_type.trim_start().to_ascii_lowercase().starts_with("text/event-stream");
@@ -143,7 +148,7 @@ async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &m
     let format = if streams { AnswerFormat::Events } else { AnswerFormat::Json };
     seen.usage = UsageScanner::new(api, format, WATCH);
     seen.text = AnswerText::new(api, format, DEFAULT_MAX_ANSWER_BYTES);
-    while let Some(chunk) = answer.chunk().await.map_err(|e| Failure::lost(broke_off(&cause(&e))))? {
+    while let Some(chunk) = answer.chunk().await.map_err(|e| RequestFailure::lost(broke_off(&cause(&e))))? {
         if streams {
             seen.events.push(&chunk);
             if seen.events.spoken > 0 && seen.first_token.is_none() {
@@ -160,31 +165,31 @@ async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &m
 }
 
 /// Whether what came with status 200 is a whole answer.
-fn verdict(seen: &Seen, streams: bool) -> Result<(), Failure> {
+fn verdict(seen: &Seen, streams: bool) -> Result<(), RequestFailure> {
     if let Some(StreamError { status, kind }) = seen.usage.error() {
         let reason = format!("error {status} inside a 200{}", reason(kind.as_deref()));
         // vLLM promises the 200 before it asks its engine, and so refuses in this way too.
         let refused = seen.events.spoken == 0 && matches!(status, 429 | 503);
-        return Err(if refused { Failure::refused(reason) } else { Failure::lost(reason) });
+        return Err(if refused { RequestFailure::refused(reason) } else { RequestFailure::lost(reason) });
     }
     let whole = if streams {
         seen.events.ended
     } else {
         seen.usage.usage().is_some() || seen.text.as_ref().is_some_and(|text| text.finish().is_some())
     };
-    if whole { Ok(()) } else { Err(Failure::lost("the answer ended without its end")) }
+    if whole { Ok(()) } else { Err(RequestFailure::lost("the answer ended without its end")) }
 }
 
 /// Why a status other than 200 came.
-async fn refusal(answer: &mut Response) -> Failure {
+async fn refusal(answer: &mut Response) -> RequestFailure {
     let status = answer.status().as_u16();
     let header = answer.headers().get(REASON_HEADER).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let word = match header {
         Some(word) => Some(word),
-        // A body that breaks off tells nothing, and the status has been told.
+        // A body that breaks off has no reason; the status alone is reported.
         None => read(answer, MAX_ERROR_BYTES).await.ok().and_then(|body| reason_in(&body)),
     };
-    Failure::refused(format!("status {status}{}", reason(word.as_deref())))
+    RequestFailure::refused(format!("status {status}{}", reason(word.as_deref())))
 }
 
 #[derive(Deserialize)]

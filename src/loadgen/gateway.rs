@@ -1,7 +1,8 @@
-//! The way to the gateway: one pooled client, where to ask, what to send along. Called by [`super`] and [`super::exchange`].
+//! The way to the gateway: one pooled client, where to ask, what to send along. Called by [`super`] and
+//! [`super::exchange`].
 
 use super::{DEFAULT_SERVED_HEADERS, LiveApi, LiveConfig, LiveError};
-use crate::text::Writing;
+use crate::text::BodyWriter;
 use attache_http_client::{self as fetch, cause};
 use attache_types::clock::{Clock, Timestamp};
 use attache_workload::{Request, client_headers};
@@ -36,7 +37,7 @@ pub(super) struct Gateway {
     pub(super) seed: u64,
     pub(super) timeout: Duration,
     clock: Clock,
-    /// The workload's time 0.
+    /// Clock time of the workload's time 0.
     origin: Timestamp,
 }
 
@@ -97,13 +98,13 @@ impl Gateway {
         self.clock.instant(self.origin.after(at.since(Timestamp(0))))
     }
 
-    /// How bodies are written.
-    pub(super) fn writing(&self) -> Writing<'_> {
-        Writing { api: self.api, model: &self.model, stream: self.stream, seed: self.seed }
+    /// Settings for writing request bodies.
+    pub(super) fn writing(&self) -> BodyWriter<'_> {
+        BodyWriter { api: self.api, model: &self.model, stream: self.stream, seed: self.seed }
     }
 
-    /// The headers of `request` itself, whose session was told `echo` by its last answer. Those that all requests have go before them, and
-    /// what no header may hold is left out.
+    /// The headers of `request` itself. `echo` holds the session headers of the last response. Headers that all
+    /// requests have go before them, and what no header may hold is left out.
     pub(super) fn headers_of(&self, request: &Request, echo: &[(HeaderName, HeaderValue)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for (name, value) in client_headers(request, self.tenant_header.as_deref()) {
@@ -194,12 +195,12 @@ fn header_name(name: &str) -> Result<HeaderName, LiveError> {
 }
 
 #[derive(Deserialize)]
-struct Models {
-    data: Vec<Model>,
+struct ModelList {
+    data: Vec<ListedModel>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct ListedModel {
     id: String,
 }
 
@@ -212,7 +213,7 @@ async fn first_model(client: &Client, url: &Url, headers: &HeaderMap) -> Result<
             return Err(failed(format!("got status {}, want 200", answer.status().as_u16())));
         }
         let page = read(&mut answer, MAX_MODELS_BYTES).await.map_err(|e| failed(cause(&e)))?;
-        let models: Models =
+        let models: ModelList =
             serde_json::from_slice(&page).map_err(|e| failed(format!("it is no list of models: {e}")))?;
         models.data.into_iter().next().map(|model| model.id).ok_or_else(|| failed("it lists no model".to_owned()))
     };

@@ -18,21 +18,23 @@
 //!
 //! # What is measured, and from when
 //!
-//! Requests of an open loop are sent at their own times, whether or not earlier ones were answered; those of a closed loop when the
-//! workload says after an answer. All durations count from the moment at which a request was due, not from the one at which it was sent: a
-//! load generator that falls behind, or waits for a place under `max_in_flight`, must not make the gateway look faster than its clients
-//! see it. How late sending was is told in [`LiveOutcome`]; the making of a prompt's text is part of that.
+//! Requests of an open loop are sent at their own times, whether or not earlier ones have ended. Those of a closed loop
+//! are sent when the workload schedules them after a response. All durations count from the time at which a request was
+//! due, not from the time at which it was sent. A load generator that is late, or waits for a slot under
+//! `max_in_flight`, would otherwise hide latency that clients see. [`LiveOutcome`] reports how late requests were sent,
+//! which includes the time for writing a prompt's text.
 //!
-//! The first token is the first event that says anything, reasoning and tool calls included; without streaming there is none. Token
-//! counts are the server's own (`usage`), else the workload's prompt and one token an event. Whether a server had a prompt in its cache is
-//! what it says in `prompt_tokens_details.cached_tokens`; vLLM does so only with `--enable-prompt-tokens-details`. What the picker
-//! foretold and what preempted a request can't be seen from here: `foretold_tokens` and `preemptions` are 0.
+//! The first token is the first event with content, including reasoning and tool calls. Without streaming there is
+//! none. Token counts are those of the server (`usage`), else those of the workload's prompt and one token per event.
+//! Cached tokens are the server's `prompt_tokens_details.cached_tokens`; vLLM reports them only with
+//! `--enable-prompt-tokens-details`. The picker's predictions and the engine's preemptions are not visible to a client:
+//! `foretold_tokens` and `preemptions` are 0.
 //!
 //! # What is sent beside the body
 //!
-//! The headers that the virtual world's clients send ([`attache_workload::client_headers`]): session, user and, where its name is given,
-//! tenant; what the last answer told the session, in the names that AIBrix and llm-d have for that; and the objective that stands for its
-//! priority, in the header of Gateway API inference gateways, where one is named.
+//! * the headers of [`attache_workload::client_headers`]: session, user and, where its header is named, tenant;
+//! * the session headers of the last response, under the names of AIBrix and llm-d;
+//! * the objective of its priority, in the header of Gateway API inference gateways, where one is named.
 
 mod events;
 mod exchange;
@@ -46,7 +48,7 @@ use attache_types::clock::{Clock, Timestamp};
 use attache_workload::{Request, TraceError, Workload};
 use exchange::{Done, exchange};
 use gateway::Gateway;
-use memory::Memory;
+use memory::ResponseMemory;
 use reqwest::header::{HeaderName, HeaderValue};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -55,64 +57,67 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// 1,024 requests under way: what Envoy's own limits let through unless they are raised, and what most systems let a process open.
+/// 1,024 requests in flight: Envoy's default limit, and the usual limit of open files of a process.
 pub const DEFAULT_MAX_IN_FLIGHT: usize = 1_024;
-/// 300 s for one request: longer than the longest answers of the traces take on a loaded pool.
+/// 300 s for one request: the longest responses of the traces take less on a loaded pool.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
-/// 30 s for what is under way when a run is stopped: most answers end within it, and nobody waits at a terminal for longer.
+/// 30 s for requests in flight when a run is stopped. Most responses end within it, and an operator at a terminal waits
+/// no longer.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// 64 MiB of answers are remembered: some 15,000 of 1,000 tokens, more than the open conversations of a run have.
+/// 64 MiB of responses are remembered: about 15,000 of 1,000 tokens, more than the open conversations of a run have.
 pub const DEFAULT_MAX_REMEMBERED_BYTES: usize = 64 << 20;
-/// Sent this much after it was due, a request is late: ten times the grain of the timers.
+/// A request that is sent 10 ms after it was due counts as late: ten times the resolution of the timers.
 pub const LATE_AFTER: Duration = Duration::from_millis(10);
-/// Where answers name their server, the first that is there: Gateway API inference gateways, llm-d's simulator, `attache sim`.
+/// Response headers that name the server, in order of preference: Gateway API inference gateways, llm-d's simulator,
+/// `attache sim`.
 pub const DEFAULT_SERVED_HEADERS: &[&str] =
     &["x-gateway-destination-endpoint-served", "x-gateway-destination-endpoint", "x-inference-pod", "x-sim-server"];
-/// Servers that are told apart; those beyond are counted as unknown.
+/// Servers with counts of their own. Further servers are counted as unknown.
 const MAX_ENDPOINTS: usize = 4_096;
-/// Reasons of failure that are told apart.
+/// Reasons of failure with counts of their own.
 const MAX_REASONS: usize = 64;
-/// All the others.
+/// Name under which all further reasons are counted.
 const OTHER_REASONS: &str = "other reasons";
 
-/// Which API is asked.
+/// API that the requests use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LiveApi {
-    /// `/v1/chat/completions`: a message for each run of parts with one role. The chat template adds tokens to what the workload says.
+    /// `/v1/chat/completions`: one message for neighbouring parts with one role. The chat template adds tokens to those
+    /// of the workload.
     #[default]
     Chat,
     /// `/v1/completions`: one text, of exactly the workload's tokens for a simulated server.
     Completions,
 }
 
-/// How a workload is played.
+/// Settings of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveConfig {
-    /// `http://HOST:PORT`, with or without a path below which `/v1` lies.
+    /// URL of the gateway: `http://HOST:PORT`, with or without the path that precedes `/v1`.
     pub target: String,
-    /// Which API is asked.
+    /// API that the requests use.
     pub api: LiveApi,
-    /// The model that requests without an adapter ask for; the first of `/v1/models` when `None`.
+    /// Model of requests without an adapter; the first of `/v1/models` when `None`.
     pub model: Option<String>,
-    /// Answers come as event streams: without it nothing is known of the first token.
+    /// Responses are event streams. Without streaming, the time to the first token is unknown.
     pub stream: bool,
-    /// At most this many requests are under way, at least 1. Others wait; they are sent late, never dropped.
+    /// Largest number of requests in flight, at least 1. Further requests are sent late, never dropped.
     pub max_in_flight: usize,
-    /// From sending a request to the end of its answer.
+    /// Timeout of a request, from sending to the end of its response.
     pub timeout: Duration,
-    /// Sent with every request.
+    /// Headers of every request, as names and values.
     pub headers: Vec<(String, String)>,
-    /// What texts follow from, beside their names: runs with other seeds find nothing of theirs in the caches.
+    /// Seed of the texts. Runs with other seeds find none of their prefixes cached.
     pub seed: u64,
-    /// The header that names the tenant of a request, beside `user`; none when `None`.
+    /// Request header that names the tenant, in addition to `user`; none when `None`.
     pub tenant_header: Option<String>,
-    /// The names of objectives by the priority that they have at the gateway; requests of others are sent without one.
+    /// Objectives of the gateway by their priority. Requests of other priorities are sent without one.
     pub objectives: BTreeMap<i32, String>,
-    /// The header of answers that names the server; one of [`DEFAULT_SERVED_HEADERS`] when `None`.
+    /// Response header that names the server; one of [`DEFAULT_SERVED_HEADERS`] when `None`.
     pub served_header: Option<String>,
-    /// How long what is under way may go on when the run is stopped.
+    /// Time that requests in flight may take after the run is stopped.
     pub grace: Duration,
-    /// How much of what servers said is remembered, bytes.
+    /// Memory for responses that later turns quote, bytes.
     pub max_remembered_bytes: usize,
 }
 
@@ -138,71 +143,72 @@ impl LiveConfig {
     }
 }
 
-/// Why a run could not be begun, or be played to its end.
+/// Why a run could not begin, or ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
-    /// A setting is wrong.
+    /// A setting is wrong; the text says which.
     #[error("{0}")]
     Setting(String),
-    /// There is no HTTP client.
+    /// The HTTP client could not be created.
     #[error("can't set up the HTTP client: {0}")]
     Client(String),
-    /// The model's name can't be had.
-    #[error("no model is named, and {url} does not tell one: {why}")]
+    /// No model is set, and the gateway's list has none.
+    #[error("no model is set, and {url} lists none: {why}")]
     Model {
-        /// Who was asked.
+        /// URL of the model list.
         url: String,
-        /// What went wrong.
+        /// Why the list has no usable model.
         why: String,
     },
-    /// The workload can't be read. What was under way has ended, and was observed.
+    /// The workload can't be read. Requests in flight have ended, and the observer has received them.
     #[error(transparent)]
     Workload(#[from] TraceError),
 }
 
-/// What a run came to, beside what its observer saw.
+/// Totals of a run, beside what its observer received.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveOutcome {
-    /// The model that was asked for.
+    /// Model of the requests without an adapter.
     pub model: String,
-    /// Requests that were sent.
+    /// Requests sent so far.
     pub sent: u64,
-    /// Those with a whole answer.
+    /// Requests with a whole response.
     pub answered: u64,
-    /// Those that nobody took: another status than 200, no connection.
+    /// Requests that were rejected: a status other than 200, or no connection.
     pub refused: u64,
-    /// Those whose answer did not come to its end.
+    /// Requests whose response broke off.
     pub lost: u64,
-    /// Those that were cut because the run was stopped; the observer is not told of them.
+    /// Requests cancelled because the run was stopped. The observer does not receive them.
     pub cut: u64,
-    /// Requests that were refused or lost, by the reason.
+    /// Rejected and lost requests by reason.
     pub failures: BTreeMap<String, u64>,
-    /// The servers as answers named them; `Served::endpoint` is a position in it.
+    /// Names of servers from response headers; `Served::endpoint` is a position in this list.
     pub endpoints: Vec<String>,
     /// Requests that were sent more than [`LATE_AFTER`] after they were due.
     pub late: u64,
-    /// The latest.
+    /// Longest delay of a request.
     pub latest: Duration,
-    /// Requests whose priority, other than 0, no objective stands for: the gateway does not know of it.
+    /// Requests with a priority other than 0 and no objective: the gateway does not receive their priority.
     pub unranked: u64,
-    /// Requests that had to wait for a place under `max_in_flight`.
+    /// Requests that waited for a slot under `max_in_flight`.
     pub held: u64,
-    /// Most requests under way at a time.
+    /// Largest number of requests in flight.
     pub most_in_flight: usize,
-    /// Answers that had to be forgotten for lack of room: turns that quote them quote a text that no server has said.
+    /// Responses that were dropped from memory. Turns that quote them contain a text that no server has generated.
     pub forgotten: u64,
-    /// From the start to the last end.
+    /// Time from the start to the end of the last response.
     pub elapsed: Duration,
-    /// The run was stopped before the workload's end.
+    /// True when the run was stopped before the end of the workload.
     pub stopped: bool,
 }
 
-/// Plays `workload` to the gateway and tells `observer` of every request that ends, in the order in which they end. Servers are not
-/// looked at: `Observer::sampled` is never called. When `stop` is cancelled nothing more is sent, what is under way gets
-/// `config.grace` to end, and what was measured is returned. Must be called in a tokio runtime with time and I/O.
+/// Sends `workload` to the gateway and reports each request to `observer` when it ends, in the order of the ends.
+/// Servers are not sampled: `Observer::sampled` is never called. When `stop` is cancelled, no further request is sent,
+/// requests in flight get `config.grace` to end, and what was measured is returned. Must be called in a tokio runtime
+/// with time and I/O.
 ///
 /// # Errors
-/// See [`LiveError`]. That requests fail is no error but an outcome.
+/// See [`LiveError`]. A failed request is an outcome, not an error.
 pub async fn play(
     config: &LiveConfig,
     workload: &mut dyn Workload,
@@ -217,7 +223,7 @@ pub async fn play(
     };
     let gateway = Arc::new(gateway?);
     let outcome = LiveOutcome { model: gateway.model.clone(), ..LiveOutcome::default() };
-    let player = Player {
+    let player = LoadPlayer {
         config,
         gateway,
         workload,
@@ -227,7 +233,7 @@ pub async fn play(
         follow_ups: BTreeMap::new(),
         flying: JoinSet::new(),
         full_until: Timestamp(0),
-        memory: Memory::new(config.max_remembered_bytes),
+        memory: ResponseMemory::new(config.max_remembered_bytes),
         places: HashMap::new(),
         echoes: HashMap::new(),
         failed: None,
@@ -236,8 +242,8 @@ pub async fn play(
     player.run(stop).await
 }
 
-/// One run.
-struct Player<'p> {
+/// State of one run.
+struct LoadPlayer<'p> {
     config: &'p LiveConfig,
     gateway: Arc<Gateway>,
     workload: &'p mut dyn Workload,
@@ -251,16 +257,16 @@ struct Player<'p> {
     flying: JoinSet<Done>,
     /// Until this moment a request that was due found no place.
     full_until: Timestamp,
-    memory: Memory,
+    memory: ResponseMemory,
     /// Positions of servers by their names.
     places: HashMap<String, u32>,
-    /// What sessions were told by their last answers.
+    /// Session headers of the last response of each session.
     echoes: HashMap<u64, Vec<(HeaderName, HeaderValue)>>,
     failed: Option<TraceError>,
     outcome: LiveOutcome,
 }
 
-impl Player<'_> {
+impl LoadPlayer<'_> {
     async fn run(mut self, stop: &CancellationToken) -> Result<LiveOutcome, LiveError> {
         let mut cut_at: Option<Instant> = None;
         loop {

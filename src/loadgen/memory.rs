@@ -7,13 +7,13 @@ use std::sync::Arc;
 /// What is remembered beside the text of an answer, bytes, roughly: small answers must not add up unseen.
 const OVERHEAD: usize = 128;
 
-/// Answers by their names; what was quoted least recently is forgotten first. A conversation's next turn quotes all of its answers, so
-/// those of open conversations stay longest.
+/// Answers by their names; what was quoted least recently is forgotten first. A conversation's next turn quotes all of
+/// its answers, so those of open conversations stay longest.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct ResponseMemory {
     max_bytes: usize,
     bytes: usize,
-    answers: HashMap<u64, Answer>,
+    answers: HashMap<u64, RememberedResponse>,
     /// Names in the order in which they were touched.
     order: BTreeMap<u64, u64>,
     touches: u64,
@@ -21,14 +21,14 @@ pub(super) struct Memory {
 }
 
 #[derive(Debug)]
-struct Answer {
+struct RememberedResponse {
     text: Arc<str>,
     /// As many as the workload says that it has.
     tokens: u32,
     touched: u64,
 }
 
-impl Memory {
+impl ResponseMemory {
     /// An empty one that holds about `max_bytes`.
     pub(super) fn new(max_bytes: usize) -> Self {
         Self { max_bytes, bytes: 0, answers: HashMap::new(), order: BTreeMap::new(), touches: 0, forgotten: 0 }
@@ -45,7 +45,7 @@ impl Memory {
         self.touches += 1;
         self.order.insert(self.touches, answer.name);
         self.bytes += text.len() + OVERHEAD;
-        let kept = Answer { text: Arc::from(text), tokens: answer.tokens, touched: self.touches };
+        let kept = RememberedResponse { text: Arc::from(text), tokens: answer.tokens, touched: self.touches };
         self.answers.insert(answer.name, kept);
         while self.bytes > self.max_bytes {
             let Some((_, oldest)) = self.order.pop_first() else { break };
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn only_whole_answers_come_back() {
-        let mut memory = Memory::new(10_000);
+        let mut memory = ResponseMemory::new(10_000);
         memory.said(Piece::new(1, 3), "first");
         memory.said(Piece::new(1, 4), "again");
         assert_eq!(memory.quote(Piece::new(1, 4)).as_deref(), Some("again"));
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_not_quoted_any_more_is_forgotten_first() {
-        let mut memory = Memory::new(3 * (4 + OVERHEAD));
+        let mut memory = ResponseMemory::new(3 * (4 + OVERHEAD));
         for name in 0..3 {
             memory.said(Piece::new(name, 1), "text");
         }

@@ -7,9 +7,9 @@ use attache_sim::engine::DEFAULT_BLOCK_SIZE;
 use attache_sim::faults::{FailNext, Faults};
 use attache_sim::latency::LatencyModel;
 use attache_sim::{ServerConfig, SimConfig, SimHandle, serve};
-use attache_workload::pace::{Closed, Limited};
+use attache_workload::pace::{ClosedLoop, Limited};
 use attache_workload::synthetic;
-use attache_workload::{Part, Role};
+use attache_workload::{PromptPart, Speaker};
 use std::collections::VecDeque;
 
 #[derive(Default)]
@@ -25,7 +25,8 @@ impl Observer for Seen {
     }
 }
 
-/// Requests that come by themselves, each with a system prompt of 64 tokens that all share and a question of 16 of its own.
+/// Requests that come by themselves, each with a system prompt of 64 tokens that all share and a question of 16 of its
+/// own.
 struct List {
     requests: VecDeque<Request>,
     /// What is wrong behind them.
@@ -42,11 +43,11 @@ impl Workload for List {
 }
 
 fn request(number: u64, at: Duration) -> Request {
-    let part = |role, name, tokens| Part { role, piece: Piece::new(name, tokens) };
+    let part = |role, name, tokens| PromptPart { role, piece: Piece::new(name, tokens) };
     Request {
         number,
         at: Timestamp(0).after(at),
-        prompt: vec![part(Role::System, 1, 64), part(Role::User, 100 + number, 16)],
+        prompt: vec![part(Speaker::System, 1, 64), part(Speaker::User, 100 + number, 16)],
         answer: Piece::new(10_000 + number, 5),
         adapter: None,
         session: None,
@@ -202,7 +203,8 @@ async fn refusals_and_losses_are_told_apart_and_counted_by_reason() {
     assert!(reasons(&outcome).iter().all(|(reason, _)| reason.starts_with("can't connect: ")), "{outcome:?}");
 }
 
-/// One request at once and one in an hour; it is stopped when it is asked for the second, which is when the first has been sent.
+/// One request at once and one in an hour; it is stopped when it is asked for the second, which is when the first has
+/// been sent.
 struct StoppedAfterOne {
     inner: List,
     stop: CancellationToken,
@@ -274,7 +276,7 @@ async fn a_torn_trace_is_told_after_what_was_sent_has_ended() {
 async fn a_trace_that_tears_while_clients_wait_is_told_too() {
     let fleet = fleet(1, |_| {});
     let torn = List { broken: true, ..list(5, Duration::ZERO) };
-    let mut workload = Closed::new(Box::new(torn), 2, Duration::from_millis(1)).unwrap();
+    let mut workload = ClosedLoop::new(Box::new(torn), 2, Duration::from_millis(1)).unwrap();
     let mut seen = Seen::default();
     let error = play(&to(&fleet), &mut workload, &mut seen, &CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.to_string(), "row 9: it is torn off");

@@ -1,15 +1,16 @@
 //! The body of a request: prompts as text, made from the names of their pieces.
 //!
-//! Every piece is exactly four bytes a token, so a text is cut in the same places wherever it stands: the simulated tokenizer makes of a
-//! piece as many tokens as the workload says, and equal pieces are equal tokens. A real tokenizer makes about one token of each word or
-//! ending, so real servers count about as many tokens, and equal pieces still begin equally.
+//! Every piece is exactly four bytes a token, so a text is cut in the same places wherever it stands: the simulated
+//! tokenizer makes of a piece as many tokens as the workload says, and equal pieces are equal tokens. A real tokenizer
+//! makes about one token of each word or ending, so real servers count about as many tokens, and equal pieces still
+//! begin equally.
 //!
 //! Called by [`super::exchange`]. Pure.
 
 use super::LiveApi;
 use attache_sim::content::{Piece, mix};
 use attache_sim::tokenizer::{BYTES_PER_TOKEN, answer_text};
-use attache_workload::{Part, Request, Role};
+use attache_workload::{PromptPart, Request, Speaker};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub(super) fn write(seed: u64, piece: Piece, out: &mut String) {
 
 /// How a body is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Writing<'w> {
+pub(super) struct BodyWriter<'w> {
     pub(super) api: LiveApi,
     /// Of requests without an adapter.
     pub(super) model: &'w str,
@@ -33,10 +34,10 @@ pub(super) struct Writing<'w> {
 }
 
 #[derive(Serialize)]
-struct Body<'b> {
+struct RequestBody<'b> {
     model: &'b str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    messages: Option<Vec<Message>>,
+    messages: Option<Vec<ChatMessage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt: Option<String>,
     max_tokens: u32,
@@ -48,7 +49,7 @@ struct Body<'b> {
 }
 
 #[derive(Serialize)]
-struct Message {
+struct ChatMessage {
     role: &'static str,
     content: String,
 }
@@ -62,11 +63,11 @@ struct StreamOptions {
 pub(super) fn body(
     request: &Request,
     quotes: &[Option<Arc<str>>],
-    writing: Writing<'_>,
+    writing: BodyWriter<'_>,
 ) -> serde_json::Result<Vec<u8>> {
-    let Writing { api, model, stream, seed } = writing;
+    let BodyWriter { api, model, stream, seed } = writing;
     let mut quotes = quotes.iter();
-    let mut say = |parts: &[Part]| {
+    let mut say = |parts: &[PromptPart]| {
         let mut out = String::new();
         for part in parts {
             match quotes.next() {
@@ -80,11 +81,12 @@ pub(super) fn body(
         LiveApi::Completions => (None, Some(say(&request.prompt))),
         LiveApi::Chat => {
             let runs = request.prompt.chunk_by(|a, b| a.role == b.role);
-            let message = |parts: &[Part]| Message { role: parts.first().map_or("user", role), content: say(parts) };
+            let message =
+                |parts: &[PromptPart]| ChatMessage { role: parts.first().map_or("user", role), content: say(parts) };
             (Some(runs.map(message).collect()), None)
         }
     };
-    serde_json::to_vec(&Body {
+    serde_json::to_vec(&RequestBody {
         model: request.adapter.as_deref().unwrap_or(model),
         messages,
         prompt,
@@ -95,11 +97,11 @@ pub(super) fn body(
     })
 }
 
-fn role(part: &Part) -> &'static str {
+fn role(part: &PromptPart) -> &'static str {
     match part.role {
-        Role::System => "system",
-        Role::User => "user",
-        Role::Assistant => "assistant",
+        Speaker::System => "system",
+        Speaker::User => "user",
+        Speaker::Assistant => "assistant",
     }
 }
 
@@ -123,11 +125,11 @@ mod tests {
         tokens
     }
 
-    fn request(prompt: &[(Role, Piece)]) -> Request {
+    fn request(prompt: &[(Speaker, Piece)]) -> Request {
         Request {
             number: 0,
             at: Timestamp(0),
-            prompt: prompt.iter().map(|(role, piece)| Part { role: *role, piece: *piece }).collect(),
+            prompt: prompt.iter().map(|(role, piece)| PromptPart { role: *role, piece: *piece }).collect(),
             answer: Piece::new(99, 7),
             adapter: None,
             session: None,
@@ -137,13 +139,13 @@ mod tests {
     }
 
     fn json_of(request: &Request, quotes: &[Option<Arc<str>>], api: LiveApi, stream: bool) -> Value {
-        let body = body(request, quotes, Writing { api, model: "base", stream, seed: 1 }).unwrap();
+        let body = body(request, quotes, BodyWriter { api, model: "base", stream, seed: 1 }).unwrap();
         serde_json::from_slice(&body).unwrap()
     }
 
     #[test]
     fn neighbours_with_one_role_are_one_message_and_answers_are_what_was_said() {
-        use Role::{Assistant, System, User};
+        use Speaker::{Assistant, System, User};
         let parts = [
             (System, Piece::new(1, 3)),
             (System, Piece::new(2, 2)),
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_completion_is_one_text_and_an_adapter_is_its_model() {
-        let mut request = request(&[(Role::System, Piece::new(1, 30)), (Role::User, Piece::new(2, 5))]);
+        let mut request = request(&[(Speaker::System, Piece::new(1, 30)), (Speaker::User, Piece::new(2, 5))]);
         request.adapter = Some(Arc::from("french"));
         let body = json_of(&request, &[], LiveApi::Completions, false);
         let prompt = body["prompt"].as_str().unwrap();

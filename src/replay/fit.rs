@@ -1,36 +1,44 @@
-//! An engine's constants from a recording: what steps, prompt tokens and contexts cost on the servers that answered.
+//! Estimates engine constants from a recording: seconds per step, prompt token and context token of the recorded
+//! servers.
 //!
 //! | module | owns | pure |
 //! |---|---|---|
-//! | this one | which constants there are, and what was found, in words | yes |
-//! | [`answers`] | what a recording says of each answer | no |
-//! | `spans` | stretches of time of which the work is known | yes |
-//! | [`solve`] | the constants that explain them, and which can't be told | yes |
+//! | this one | the constants, and the result in words | yes |
+//! | [`answers`] | times and lengths of recorded responses | no |
+//! | `spans` | stretches of time with known work | yes |
+//! | [`solve`] | least squares, and which constants it does not identify | yes |
 //!
-//! The formula is that of [`attache_sim::latency`]: a step costs its base, and what it computes or what it reads, whichever takes longer. Which
-//! of both that is follows from the constants, so they are fitted several times, each time with the steps told apart by those found before. A
-//! base and the reading of weights differ only in steps that compute a prompt: where too few of those are seen, the sum of both is right and
-//! one of them is that of the base profile. How long single steps take nobody sees, but of two stretches it is known how many there were and what was in them: an answer's, from its first token to its end (a step a token, and
-//! whatever the same server did for others meanwhile), and, where the server had nothing else to do, that from a decision to the first
-//! token. What a first token takes beside the engine (network, HTTP, tokenizing) is fitted as well and told, as a profile has no place for it.
+//! The formula is that of [`attache_sim::latency`]: a step takes its base plus the longer of compute and memory reads.
+//! The constants decide which of both is longer. They are therefore fitted several times, each time with the
+//! classification of steps from the fit before. Step base and weight reads differ only in steps that compute a prompt.
+//! With too few of those, their sum is right and one of them comes from the base profile.
 //!
-//! Servers of one recording are taken to be alike. Called by `cli::replay` and tests; imports `record` and `sim`.
+//! A recording does not show single steps. Two kinds of stretches have known work:
+//!
+//! * a response from its first token to its end: one step per token, together with the other work of the same server;
+//! * the time from a decision to the first token, where the server had no other work.
+//!
+//! The overhead of a first token outside the engine (network, HTTP, tokenizing) is fitted and reported as well.
+//! Profiles have no field for it.
+//!
+//! All servers of a recording are assumed to have equal constants. Called by `cli::replay` and tests; imports `record`
+//! and `sim`.
 
 pub mod answers;
 pub mod solve;
 mod spans;
 
-use answers::Heard;
+use answers::RecordedLoad;
 use attache_sim::engine::EngineConfig;
 use attache_sim::profiles::file;
 use solve::{COLUMNS, Estimate, Solution, Why, quantile};
 use std::fmt;
 use std::time::Duration;
 
-/// With fewer answers chance has too large a say in seven constants.
+/// At least 50 responses. With fewer, noise dominates some of the seven constants.
 pub const MIN_ANSWERS: usize = 50;
 
-/// A constant: how it is called, and where it is in a profile. In the order in which they matter.
+/// Name of a constant and its field in a profile, ordered by their share of a step.
 type Constant = (&'static str, fn(&mut EngineConfig) -> &mut Duration);
 
 const CONSTANTS: [Constant; COLUMNS - 1] = [
@@ -47,60 +55,60 @@ const PREFILL: usize = 2;
 const CONTEXT: usize = 3;
 const DECODE: usize = 4;
 const PAIR: usize = 5;
-/// What a first token takes beside the engine: the column behind the constants.
+/// Column of the overhead of a first token outside the engine, behind the constants.
 const BESIDE: usize = 6;
-/// So often are steps told apart that compute from those that read. The constants change by less than they scatter after two.
+/// Rounds of classifying steps as bound by compute or by memory. After two, constants change by less than their error.
 const ROUNDS: usize = 4;
 
-/// Why nothing was fitted.
+/// Why a recording does not identify the constants.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// Too few answers that tell enough.
+    /// The recording has too few responses of known length and times.
     #[error(
-        "{answers} answers tell when their first token came and how many they had ({untold} do not: not streamed, not ended, or without \
+        "{answers} responses have a time of the first token and a token count ({unmeasured} do not: not streamed, not ended, or without \
          usage); at least {MIN_ANSWERS} are needed"
     )]
     Few {
-        /// Those that do.
+        /// Responses of known length and times.
         answers: usize,
-        /// Those that don't.
-        untold: usize,
+        /// All other requests.
+        unmeasured: usize,
     },
-    /// Not even the commonest can be told.
-    #[error("no constant can be told from {answers} answers: give some of more tokens, and prompts of unequal lengths")]
+    /// Not even the most significant constant is identified.
+    #[error("{answers} responses identify no constant: record longer responses, and prompts of unequal lengths")]
     Nothing {
-        /// Answers that there were.
+        /// Responses of known length and times.
         answers: usize,
     },
 }
 
-/// An engine as it was found to be.
+/// Result of a fit.
 #[derive(Clone, Debug)]
 pub struct Fitted {
-    /// Its constants, with those of the base where nothing could be told.
+    /// The engine with its fitted constants. Constants that the recording does not identify are those of the base.
     pub engine: EngineConfig,
     answers: usize,
-    untold: usize,
+    unmeasured: usize,
     servers: usize,
     solution: Solution,
     base: EngineConfig,
     base_name: String,
-    cache_told: bool,
+    cache_reported: bool,
     beside: Duration,
 }
 
-/// Fits the constants of an engine to what was `heard`; what can't be told from it is that of `base`, which is called `base_name`.
+/// Fits engine constants to `load`. Constants that it does not identify come from `base`, whose name is `base_name`.
 ///
 /// # Errors
 /// See [`FitError`].
-pub fn fit(heard: &Heard, base: &EngineConfig, base_name: &str) -> Result<Fitted, FitError> {
-    let (answers, untold) = (heard.answers.len(), heard.untold.len());
+pub fn fit(load: &RecordedLoad, base: &EngineConfig, base_name: &str) -> Result<Fitted, FitError> {
+    let (answers, unmeasured) = (load.answers.len(), load.unmeasured.len());
     if answers < MIN_ANSWERS {
-        return Err(FitError::Few { answers, untold });
+        return Err(FitError::Few { answers, unmeasured });
     }
     let mut engine = EngineConfig {
-        block_size: heard.block_size.unwrap_or(base.block_size),
-        num_blocks: heard.num_blocks.unwrap_or(base.num_blocks),
+        block_size: load.block_size.unwrap_or(base.block_size),
+        num_blocks: load.num_blocks.unwrap_or(base.num_blocks),
         ..base.clone()
     };
     // A profile's times are those at its own speed.
@@ -110,10 +118,10 @@ pub fn fit(heard: &Heard, base: &EngineConfig, base_name: &str) -> Result<Fitted
     }
     engine.latency.speed = 1.0;
     let mut fixed = [false; COLUMNS];
-    let mut rows = spans::rows(heard, base, &before);
+    let mut rows = spans::rows(load, base, &before);
     let mut solution = solve::solve(&rows, &before, fixed);
     for _ in 1..ROUNDS {
-        rows = spans::rows(heard, base, &solve::values(&solution.estimates, &before));
+        rows = spans::rows(load, base, &solve::values(&solution.estimates, &before));
         solution = solve::solve(&rows, &before, fixed);
     }
     if let Some(Estimate::Fitted { value, error }) = solution.estimates.get(PAIR).copied() {
@@ -129,18 +137,18 @@ pub fn fit(heard: &Heard, base: &EngineConfig, base_name: &str) -> Result<Fitted
     for ((_, of), value) in CONSTANTS.iter().zip(values) {
         *of(&mut engine) = whole_nanos(value);
     }
-    let mut servers: Vec<u32> = heard.answers.iter().map(|answer| answer.server).collect();
+    let mut servers: Vec<u32> = load.answers.iter().map(|answer| answer.server).collect();
     servers.sort_unstable();
     servers.dedup();
     Ok(Fitted {
         engine,
         answers,
-        untold,
+        unmeasured,
         servers: servers.len(),
         solution,
         base: base.clone(),
         base_name: base_name.to_owned(),
-        cache_told: heard.num_blocks.is_some(),
+        cache_reported: load.num_blocks.is_some(),
         beside: Duration::try_from_secs_f64(values[BESIDE]).unwrap_or_default(),
     })
 }
@@ -150,13 +158,13 @@ fn whole_nanos(seconds: f64) -> Duration {
 }
 
 impl Fitted {
-    /// By how much the formula misses what was seen, as a part of it: in the median, and what nine of ten stretches do not exceed.
+    /// Relative errors of the formula over all stretches: median and 90th percentile.
     #[must_use]
     pub fn error(&self) -> (f64, f64) {
         (quantile(&self.solution.misses, 0.5), quantile(&self.solution.misses, 0.9))
     }
 
-    /// How a constant of the profile was found, by its name in the file.
+    /// The estimate of a constant, by its name in profile files.
     #[must_use]
     pub fn estimate(&self, name: &str) -> Option<Estimate> {
         let found = CONSTANTS.iter().zip(self.solution.estimates).find(|((constant, _), _)| *constant == name);
@@ -166,13 +174,13 @@ impl Fitted {
 
 impl fmt::Display for Fitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { answers, servers, untold, base_name, .. } = self;
+        let Self { answers, servers, unmeasured, base_name, .. } = self;
         let servers = if *servers == 1 { "one server".to_owned() } else { format!("{servers} servers") };
         writeln!(f, "fitted from {answers} responses of {servers}")?;
-        if *untold > 0 {
+        if *unmeasured > 0 {
             writeln!(
                 f,
-                "{untold} more had no first token or no token count; they and what ran beside them are ignored"
+                "{unmeasured} more had no first token or no token count; they and what ran beside them are ignored"
             )?;
         }
         let (mut engine, mut base) = (self.engine.clone(), self.base.clone());
@@ -185,7 +193,7 @@ impl fmt::Display for Fitted {
                 Estimate::Kept(why) => writeln!(f, "  {name}: {now}, from {base_name}: {}", why.words())?,
             }
         }
-        let cache = if self.cache_told {
+        let cache = if self.cache_reported {
             "as reported by the servers"
         } else {
             "from the base profile; the servers report none"
@@ -210,9 +218,9 @@ impl fmt::Display for Fitted {
 impl Why {
     fn words(self) -> &'static str {
         match self {
-            Why::Absent => "there is nothing of it in these answers",
-            Why::Together => "it rises and falls with the others here",
-            Why::Unsure => "it makes less difference than the times scatter",
+            Why::Absent => "no recorded response depends on it",
+            Why::Together => "it can't be separated from the others here",
+            Why::Unsure => "its effect is smaller than the noise",
         }
     }
 }

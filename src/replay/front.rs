@@ -1,11 +1,11 @@
 //! The picker of one pool without its wire: what `ext_proc` does with a request, for requests that are known by name.
 //!
-//! The scheduler, the strategies, the prefix cache, the ledger, the learned speed and the health are those of production, called in the
-//! order in which the exchange calls them. What is left out is what stands on the wire: parsing, tokenizing (every prompt's tokens are
-//! known), rewrites, subset hints. Called by [`super::world`]; pure.
+//! The scheduler, the strategies, the prefix cache, the ledger, the learned speed and the health are those of
+//! production, called in the order in which the exchange calls them. What is left out is what stands on the wire:
+//! parsing, tokenizing (every prompt's tokens are known), rewrites, subset hints. Called by [`super::world`]; pure.
 
-use super::legs::{Legs, Patience};
-use super::turns::Turns;
+use super::legs::{Patience, PrefillLegs};
+use super::queues::PoolQueues;
 use attache_flow::Passage;
 use attache_pool::health::Outcome;
 use attache_pool::writer::SourceId;
@@ -24,7 +24,7 @@ use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::ids::EndpointId;
 use attache_types::rng;
-use attache_workload::{Request, Role, client_headers};
+use attache_workload::{Request, Speaker, client_headers};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,9 +38,9 @@ pub struct FrontConfig {
     pub patience: Patience,
     /// Metrics older than this say nothing.
     pub stale_after: Duration,
-    /// Tokens in a block.
+    /// Block size, tokens.
     pub block_size: u32,
-    /// Bytes of the index.
+    /// Memory limit of the prefix index, bytes.
     pub max_index_bytes: u64,
     /// Part of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
     pub tenant_share: f32,
@@ -49,12 +49,12 @@ pub struct FrontConfig {
     /// How long a request that has not answered yet counts as a cached prefix.
     pub claim_life: Duration,
     /// The queues before it, where there are any.
-    pub turns: Option<Turns>,
+    pub queues: Option<PoolQueues>,
     /// Of all that is drawn.
     pub seed: u64,
 }
 
-/// What a prompt teaches, and whom.
+/// The prefix update that a decision causes, and the cache that receives it.
 type Lesson = Option<(Arc<PrefixCache>, learning::Lesson)>;
 
 /// A request that was sent to a server.
@@ -64,7 +64,7 @@ pub(super) struct Sent {
     /// Tokens of the prompt that its server was thought to hold.
     pub(super) foretold: u32,
     /// How another server is to compute the prompt first; `None` when its own does.
-    pub(super) legs: Option<Legs>,
+    pub(super) legs: Option<PrefillLegs>,
     /// That it was let through, where there are queues.
     pub(super) passage: Option<Passage>,
     contents: Contents,
@@ -77,17 +77,17 @@ pub(super) struct Sent {
 /// The only source of endpoints.
 const SOURCE: SourceId = SourceId(0);
 
-/// The picker.
+/// The picker without ext-proc: snapshot, scheduler, caches, queues.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) config: FrontConfig,
-    pub(super) turns: Option<Turns>,
+    pub(super) queues: Option<PoolQueues>,
     writer: PoolWriter,
     pub(super) snapshot: PoolSnapshot,
     pub(super) cache: Arc<PrefixCache>,
     /// Times that something was drawn.
     pub(super) sequence: u64,
-    /// What sessions were told by their last answers, for them to send with the next request.
+    /// Response headers of each session, for the next request of that session.
     echoes: HashMap<u64, AnswerHeaders>,
     /// The models that were asked for.
     pub(super) models: BTreeSet<Arc<str>>,
@@ -95,7 +95,7 @@ pub(super) struct Front {
 
 impl Front {
     pub(super) fn new(mut config: FrontConfig) -> Self {
-        let turns = config.turns.take();
+        let queues = config.queues.take();
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
             unit: BlockUnit::Tokens(config.block_size),
             max_bytes: config.max_index_bytes,
@@ -105,7 +105,7 @@ impl Front {
         }));
         let (writer, snapshot) = (PoolWriter::new(vec![SOURCE]), PoolSnapshot::default());
         let (echoes, models) = (HashMap::new(), BTreeSet::new());
-        Self { config, turns, writer, snapshot, cache, sequence: 0, echoes, models }
+        Self { config, queues, writer, snapshot, cache, sequence: 0, echoes, models }
     }
 
     /// Discovery says which endpoints there are.
@@ -130,7 +130,7 @@ impl Front {
         }
     }
 
-    /// The headers of a request: its own, and what the last answer told its session.
+    /// The headers of a request: its own, and those that the last response gave its session.
     pub(super) fn headers_of(&self, request: &Request) -> BTreeMap<String, String> {
         let mut headers = client_headers(request, self.config.tenant_header.as_deref());
         let echo = request.session.and_then(|session| self.echoes.get(&session));
@@ -187,13 +187,13 @@ impl Front {
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
             let strategy = choice.strategy.clone();
-            Some(Legs { prefilling, foretold: prefill_foretold, decision, strategy })
+            Some(PrefillLegs { prefilling, foretold: prefill_foretold, decision, strategy })
         });
         Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe })
     }
 
-    /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the prompt for it. Also the
-    /// tokens that the former is thought to hold.
+    /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the
+    /// prompt for it. Also the tokens that the former is thought to hold.
     fn teach(
         &self,
         request: &Request,
@@ -206,7 +206,7 @@ impl Front {
         let held = |id| found.tokens(found.depth(id).any).min(prompt_tokens);
         let prefill = decision.split.as_ref().and_then(|split| split.prefill.first());
         let matched = held(picked.id);
-        // Whoever computes the prompt makes use of what it holds.
+        // The server that computes the prompt uses its cached blocks.
         self.cache.decided(prompt_tokens, prefill.map_or(matched, |p| held(p.id)));
         let of = |id, keys, tells_cached| {
             let whole = !found.is_exact(id);
@@ -242,7 +242,7 @@ impl Front {
         self.config.stale_after
     }
 
-    /// The answer has ended.
+    /// The response has ended completely.
     pub(super) fn ended(&mut self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
         let Sent { booking, passage, mut contents, echo, .. } = sent;
         if let Some(session) = request.session.filter(|_| !echo.is_empty()) {
@@ -317,7 +317,7 @@ pub(super) fn keys(request: &Request, contents: &mut Contents) -> Vec<BlockKey> 
 /// The prompt as text, for strategies that look at it: four letters a token, equal where the tokens are equal.
 fn text(request: &Request) -> Prompt<'static> {
     let mut prompt = Prompt { count: 1, ..Prompt::default() };
-    let mut said: Option<(Role, String)> = None;
+    let mut said: Option<(Speaker, String)> = None;
     for part in &request.prompt {
         if said.as_ref().is_none_or(|(role, _)| *role != part.role) {
             finish(&mut prompt, said.replace((part.role, String::new())));
@@ -332,13 +332,13 @@ fn text(request: &Request) -> Prompt<'static> {
     prompt
 }
 
-fn finish(prompt: &mut Prompt<'static>, said: Option<(Role, String)>) {
+fn finish(prompt: &mut Prompt<'static>, said: Option<(Speaker, String)>) {
     let Some((role, text)) = said else { return };
     prompt.text_bytes += text.len() as u64;
     let role = match role {
-        Role::System => "system",
-        Role::User => "user",
-        Role::Assistant => "assistant",
+        Speaker::System => "system",
+        Speaker::User => "user",
+        Speaker::Assistant => "assistant",
     };
     prompt.pieces.push(Piece::Role(role.into()));
     prompt.pieces.push(Piece::Text(text.into()));

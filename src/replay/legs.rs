@@ -1,7 +1,7 @@
-//! A request whose prompt another server computes, at the picker: which prefill server is asked, and what comes of it.
+//! Prefill legs at the picker: the choice of the prefill server, and the result of each attempt.
 //!
-//! The exchange's part without its wire (`picker::split`): what is settled when is [`Prefilling`]'s, for both. A pool that leaves the
-//! prefill to sidecars is played as if the picker asked. Called by [`super::world`]; pure.
+//! The counterpart of `picker::split` without HTTP; [`Prefilling`] decides for both. Pools that leave the prefill
+//! call to a sidecar are played as if the picker called the prefill server. Called by [`super::world`]; pure.
 
 use super::front::{Front, Sent, facts};
 use attache_disagg::attempts::{Attempt, Bounds};
@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Over all tries.
+    /// Time limits over all attempts of a prefill.
     pub bounds: Bounds,
-    /// When they have failed.
+    /// What happens when all attempts have failed.
     pub fallback: Fallback,
 }
 
@@ -34,62 +34,74 @@ impl Default for Patience {
 
 /// A request whose prompt is being computed.
 #[derive(Debug)]
-pub(super) struct Legs {
+pub(super) struct PrefillLegs {
     pub(super) prefilling: Prefilling,
     /// Tokens of the prompt that the prefill server was thought to hold.
     pub(super) foretold: u32,
-    /// Who is to answer, and who might in its place.
+    /// The decode server, and its alternatives.
     pub(super) decision: Decision,
-    /// What decided, and may have noted the request.
+    /// The strategy that decided, and may have recorded the request.
     pub(super) strategy: Arc<dyn Strategy>,
 }
 
-/// What a request whose prompt was to be computed has come to.
+/// Progress of a prefill on another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Came {
-    /// Nothing yet.
+pub(super) enum PrefillProgress {
+    /// The prefill is still running.
     Waiting,
-    /// The server of this try is to be asked.
+    /// The prefill server of this attempt must be called.
     Ask(Attempt),
-    /// It goes on to its decode server, and its prompt follows.
+    /// The prompt is computed: the request goes to its decode server, which receives the blocks.
     Computed,
-    /// It goes on to its decode server, which computes the prompt itself.
+    /// No prefill server succeeded: the decode server computes the prompt itself.
     Local,
-    /// It can't be served.
+    /// No server can serve the request.
     Refused,
 }
 
 impl Front {
-    /// A prefill server has computed the prompt, and has told `usage`.
-    pub(super) fn computed(&self, legs: &mut Legs, attempt: Attempt, usage: &Usage, now: Timestamp) -> Came {
+    /// A prefill server has computed the prompt and reported `usage`.
+    pub(super) fn computed(
+        &self,
+        legs: &mut PrefillLegs,
+        attempt: Attempt,
+        usage: &Usage,
+        now: Timestamp,
+    ) -> PrefillProgress {
         match legs.prefilling.computed(attempt, usage, now, |server, outcome| self.judge(server, outcome, now)) {
-            true => Came::Computed,
-            false => Came::Waiting,
+            true => PrefillProgress::Computed,
+            false => PrefillProgress::Waiting,
         }
     }
 
     /// A prefill server has not.
-    pub(super) fn failed(&self, legs: &mut Legs, attempt: Attempt, failure: Failure, now: Timestamp) -> Came {
+    pub(super) fn failed(
+        &self,
+        legs: &mut PrefillLegs,
+        attempt: Attempt,
+        failure: Failure,
+        now: Timestamp,
+    ) -> PrefillProgress {
         let judge = |server: &Endpoint, outcome| self.judge(server, outcome, now);
         self.follow(&legs.prefilling.failed(attempt, failure, now, judge))
     }
 
     /// The moment of [`Prefilling::deadline`] has come.
-    pub(super) fn late(&self, legs: &mut Legs, now: Timestamp) -> Came {
+    pub(super) fn late(&self, legs: &mut PrefillLegs, now: Timestamp) -> PrefillProgress {
         self.follow(&legs.prefilling.late(now, |server, outcome| self.judge(server, outcome, now)))
     }
 
-    fn follow(&self, next: &Next) -> Came {
+    fn follow(&self, next: &Next) -> PrefillProgress {
         match next {
-            Next::Wait => Came::Waiting,
-            Next::Send(attempt) => Came::Ask(*attempt),
-            Next::GiveUp(_) if self.patience().fallback == Fallback::Fail => Came::Refused,
-            Next::GiveUp(_) => Came::Local,
+            Next::Wait => PrefillProgress::Waiting,
+            Next::Send(attempt) => PrefillProgress::Ask(*attempt),
+            Next::GiveUp(_) if self.patience().fallback == Fallback::Fail => PrefillProgress::Refused,
+            Next::GiveUp(_) => PrefillProgress::Local,
         }
     }
 
-    /// A request whose prompt was to be computed elsewhere, and was by `prefill`, is sent to its decode server, or to another one when that has
-    /// gone meanwhile.
+    /// A request whose prompt was to be computed elsewhere, and was by `prefill`, is sent to its decode server, or to
+    /// another one when that has left the pool meanwhile.
     ///
     /// # Errors
     /// When no other goes on from the prompt.
@@ -98,7 +110,7 @@ impl Front {
         request: &Request,
         base: &str,
         sent: &mut Sent,
-        legs: &mut Legs,
+        legs: &mut PrefillLegs,
         prefill: Option<&Endpoint>,
         now: Timestamp,
     ) -> Result<(), RequestError> {
@@ -110,7 +122,7 @@ impl Front {
             *sequence += 1;
             rng::for_request(seed, *sequence - 1)
         };
-        let Legs { decision, strategy, .. } = legs;
+        let PrefillLegs { decision, strategy, .. } = legs;
         if let Some(server) = self.config.scheduler.renew(decision, &cx, None, prefill, rng)? {
             let first = sent.booking.endpoint().id;
             sent.booking.move_to(&server, now);

@@ -1,4 +1,5 @@
-//! Replay: workloads against simulated servers in virtual time with the production scheduler, and recordings decided again.
+//! Replay: workloads against simulated servers in virtual time with the production scheduler, and recordings decided
+//! again.
 //!
 //! # What is here
 //!
@@ -6,7 +7,7 @@
 //! |---|---|---|
 //! | [`world`] | virtual time: servers, the picker, delays of its signals | yes |
 //! | `front` | the picker without its wire | yes |
-//! | [`turns`] | queues in front of the pool | yes |
+//! | [`queues`] | queues in front of the pool | yes |
 //! | [`legs`] | prefill legs, as the picker sees them | yes |
 //! | `queue` | future events, in order of time | yes |
 //! | `page` | metrics that a simulated server exports | yes |
@@ -23,6 +24,6 @@ pub mod front;
 pub mod legs;
 mod page;
 mod queue;
+pub mod queues;
 pub mod record;
-pub mod turns;
 pub mod world;

@@ -6,15 +6,16 @@ use attache_sim::engine::Engine;
 use attache_sim::stats;
 use attache_types::clock::Timestamp;
 
-/// One server's pages.
+/// State from which the metrics of one server are derived.
 #[derive(Debug, Default)]
-pub(super) struct Pages {
+pub(super) struct MetricsHistory {
     window: RateWindow,
     process_start: Option<f64>,
 }
 
-impl Pages {
-    /// The page that `engine`, whose process started at `started`, shows at `now`; and whether another process wrote the one before.
+impl MetricsHistory {
+    /// The page that `engine`, whose process started at `started`, shows at `now`; and whether another process wrote
+    /// the one before.
     pub(super) fn read(
         &mut self,
         engine: &Engine,

@@ -1,21 +1,24 @@
-//! A recorded run, decided again: with the configuration of the recording every decision must come out as it did; with another one it
-//! shows what would have gone elsewhere.
+//! Makes recorded decisions again. With the configuration of the recording every decision must be equal; with another
+//! configuration the differences show which requests would have gone elsewhere.
 //!
-//! The scheduler, the strategies, the prefix cache, the ledger, the learned speed and the health are those of production; the lines of
-//! the recording are applied to them in the order in which the live picker changed its own. A decision is made with the generator that
-//! the live one had, and booked where it came out, not where the live one did; pages of metrics, first bytes, ends and failures come as
-//! they were recorded. So with another configuration the picker follows its own picks, while servers answer as they did to the recorded
-//! ones: what that means for latency is a question for a simulated world, which plays recordings too (`super::trace`).
+//! Scheduler, strategies, prefix cache, ledger, learned speed and health are those of production. The lines of the
+//! recording are applied to them in the order in which the live picker changed its state. A decision uses the recorded
+//! seed of its random numbers, and is booked on the endpoint that the replay chose. Metrics, first bytes, ends and
+//! failures come as they were recorded. With another configuration, servers therefore respond as they did to the
+//! recorded decisions. For the effect on latency, play the recording as a workload ([`attache_workload::trace`]) in a
+//! simulated pool.
 //!
-//! The tokenizer and the block size are always those of the recording, for prompts are recorded as keys. Where the other configuration
-//! asks for something that the recorded one did not (a header, what an algorithm makes of the text), it is missing, and
-//! [`Summary::missing`] says so. Called by `cli::replay` and tests.
+//! Tokenizer and block size are always those of the recording, since prompts are recorded as keys. Another
+//! configuration can need inputs that were not recorded: a header, or a digest of the text. [`Summary::missing`] lists
+//! them.
+//!
+//! Called by `cli::replay` and tests.
 
 mod player;
 
 use attache_config::{self as config, ConfigText, Settings, Sources};
 use attache_record::{FORMAT, Header, Line};
-use player::Player;
+use player::RecordingPlayer;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,7 +26,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Differences that are told one by one: more say nothing new.
+/// At most 20 differences are listed; further ones are only counted.
 pub const MAX_DIFFERENCES: usize = 20;
 /// Longer lines are no recording's: a prompt of ten million tokens has 7 MB of keys.
 const MAX_LINE_BYTES: u64 = 64 << 20;
@@ -39,12 +42,12 @@ pub enum RecordError {
     /// This line (from 1, as editors count) is wrong.
     #[error("line {line}: {message}")]
     Line {
-        /// Its number.
+        /// Line number in the recording.
         line: u64,
         /// What is wrong with it.
         message: String,
     },
-    /// The whole is wrong.
+    /// The whole recording is wrong: no lines, or another format.
     #[error("{0}")]
     Format(String),
 }
@@ -58,24 +61,24 @@ pub struct Difference {
     pub request: u64,
     /// The endpoints (`ip:port`) that the live picker named, best first; none when it refused.
     pub recorded: Vec<String>,
-    /// Why.
+    /// Reason that was recorded.
     pub recorded_reason: String,
     /// The endpoints that were named now.
     pub replayed: Vec<String>,
-    /// Why.
+    /// Reason of the replayed decision.
     pub replayed_reason: String,
 }
 
 /// Requests of which an endpoint was the first pick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Live.
+    /// Requests in the recording.
     pub recorded: u64,
-    /// Now.
+    /// Requests in the replay.
     pub replayed: u64,
 }
 
-/// What a replay came to.
+/// Result of a replay: decisions that are equal, and the first that are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// The version of the picker that recorded.
@@ -96,7 +99,7 @@ pub struct Summary {
     pub prompt_tokens: u64,
     /// Tokens of them that the picked endpoints were thought to hold, live.
     pub matched_recorded: u64,
-    /// And now.
+    /// Prompt tokens that were cached in the replay.
     pub matched_replayed: u64,
     /// What the configuration asked for and the recording does not hold: decisions that rest on it are made without it.
     pub missing: BTreeSet<String>,
@@ -160,7 +163,7 @@ pub fn replay_file(path: &Path, other: Option<&Settings>) -> Result<Summary, Rec
 /// The file at `path`, to be read as a recording.
 ///
 /// # Errors
-/// When there is none.
+/// When the file can't be read.
 pub fn open(path: &Path) -> Result<impl BufRead, RecordError> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("`{}`: {e}", path.display()));
     let file = File::open(path).map_err(named)?;
@@ -173,7 +176,7 @@ pub fn open(path: &Path) -> Result<impl BufRead, RecordError> {
 /// As [`replay_file`].
 pub fn replay(source: impl BufRead, other: Option<&Settings>) -> Result<Summary, RecordError> {
     let mut lines = Lines::open(source)?;
-    let mut player = Player::new(&lines.header, other)?;
+    let mut player = RecordingPlayer::new(&lines.header, other)?;
     while let Some((line, number)) = lines.line()? {
         player.apply(line, number)?;
     }
@@ -186,7 +189,7 @@ pub fn replay(source: impl BufRead, other: Option<&Settings>) -> Result<Summary,
 pub struct Lines<R> {
     source: R,
     text: Vec<u8>,
-    /// The first line.
+    /// First line of the recording.
     pub header: Header,
     /// Lines that were read, the first included.
     number: u64,
@@ -195,7 +198,7 @@ pub struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads the first line.
+    /// Reads the first line and checks the format.
     ///
     /// # Errors
     /// When it is no recording's.

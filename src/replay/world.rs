@@ -1,16 +1,25 @@
-//! Virtual time: simulated servers, the picker in front of them, and how late it hears of them.
+//! Virtual time: simulated servers, the picker in front of them, and the delays of its signals.
 //!
-//! One thread, one queue of events, every tie settled by order: equal seeds give equal runs, told by [`Outcome::decisions`]. Called by
-//! [`super::run`] and by tests.
+//! One thread and one queue of events; ties keep their order. Equal seeds give equal runs, as [`RunOutcome::decisions`]
+//! shows.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `fleet` | endpoints of simulated servers, as discovery reports them |
+//! | `kv_event_delivery` | KV events on their way to the prefix index |
+//! | `prefill_legs` | requests whose prompt another server computes |
+//! | `queueing` | requests in the queues of flow control |
+//!
+//! Called by `cli::replay` and by tests.
 
 mod fleet;
-pub(super) mod hearsay;
-mod parting;
-mod turning;
+pub(super) mod kv_event_delivery;
+mod prefill_legs;
+mod queueing;
 
 use super::front::{Front, FrontConfig, Sent};
-use super::page::Pages;
-use super::queue::{Due, Queue};
+use super::page::MetricsHistory;
+use super::queue::{EventQueue, SimEvent};
 use ahash::AHashMap;
 use attache_flow::Passage;
 use attache_pool::{EndpointSpec, PoolSnapshot};
@@ -29,81 +38,83 @@ use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_workload::{Request, TraceError, Workload};
 pub use fleet::{spec, with_role};
-use parting::Parted;
+use prefill_legs::PendingPrefill;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the servers are looked at for the report.
+/// 1 s of virtual time between two samples of the servers' load.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// What happens to the fleet in mid-run.
+/// A change to the fleet during a run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
-    /// Another server of this kind joins, and is there for this (see [`attache_pool::role`]).
+pub enum FleetChange {
+    /// A server with this engine joins, with this value of the role label (see [`attache_pool::role`]).
     Join(Box<EngineConfig>, Option<Arc<str>>),
-    /// The server at this position dies: what it was working on is lost.
+    /// The server at this position dies, and its requests are lost.
     Lose(usize),
-    /// Its process is a new one: the same, but it comes back with an empty cache.
+    /// The server at this position restarts at once with an empty cache; its requests are lost.
     Restart(usize),
 }
 
-/// A [`Change`] at a moment.
+/// A [`FleetChange`] with its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedChange {
-    /// When.
+    /// Time of the change, from the start of the workload.
     pub at: Timestamp,
-    /// What.
-    pub change: Change,
+    /// The change to the fleet.
+    pub change: FleetChange,
 }
 
-/// How the picker hears of its servers.
+/// Delays and losses of the signals that the picker receives.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Hearing {
-    /// How often each page of metrics is read.
+pub struct SignalSettings {
+    /// Interval between two scrapes of each server.
     pub metrics_every: Duration,
-    /// How long a page is on its way.
+    /// Delay from a scrape until the picker has the metrics.
     pub metrics_delay: Duration,
-    /// How many blocks each page says that there are: engines that tell more than they have. The truth when `None`.
-    pub blocks_told: Option<u32>,
-    /// How long until discovery tells of a server that came or went.
+    /// Number of KV blocks that metrics report, for engines that report more than they have. The true number when
+    /// `None`.
+    pub reported_blocks: Option<u32>,
+    /// Delay until discovery reports a server that joined or left.
     pub discovery_delay: Duration,
-    /// KV events, when the engines publish them.
-    pub kv_events: Option<KvHearing>,
+    /// KV events; `None` when the engines publish none.
+    pub kv_events: Option<KvEventSettings>,
 }
 
-/// How KV events come.
+/// Delay and loss of KV events.
 #[derive(Clone, Debug, PartialEq)]
-pub struct KvHearing {
-    /// How long a batch is on its way.
+pub struct KvEventSettings {
+    /// Delay from an engine to the picker.
     pub delay: Duration,
-    /// Part of the batches that get lost, 0..1: the next one shows the gap, and they come with a replay, which takes twice as long again.
+    /// Share of the batches that are lost, 0..1. The next batch shows the gap, and a replay brings them after another
+    /// two delays.
     pub loss: f64,
 }
 
-/// What is simulated.
+/// Configuration of one simulation.
 #[derive(Debug)]
 pub struct WorldConfig {
-    /// The picker.
+    /// Configuration of the picker.
     pub front: FrontConfig,
-    /// The servers, with what discovery says of each.
+    /// Servers with their endpoints, by position in the fleet.
     pub servers: Vec<(EndpointSpec, EngineConfig)>,
-    /// How the picker hears of them.
-    pub hearing: Hearing,
-    /// What happens to them, in the order of time.
+    /// Delays and losses of the picker's signals.
+    pub signals: SignalSettings,
+    /// Changes to the fleet, in order of time.
     pub changes: Vec<TimedChange>,
-    /// Of losses of events; that of the picker is in its configuration.
+    /// Seed of lost KV events. The picker's seed is in its configuration.
     pub seed: u64,
 }
 
-/// What a run came to, beside what its observer saw.
+/// Totals of a run, beside what its observer received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Requests decided.
+pub struct RunOutcome {
+    /// Requests with a decision.
     pub requests: u64,
-    /// A hash of all decisions in order: who, and where to.
+    /// Hash of all decisions in their order: request and endpoints.
     pub decisions: u64,
-    /// When the last answer ended.
+    /// End of the last response.
     pub ended: Timestamp,
 }
 
@@ -113,97 +124,97 @@ struct Server {
     engine: Engine,
     started: Timestamp,
     alive: bool,
-    /// In the pool, as far as the picker was told.
+    /// Id in the last snapshot; `None` while the picker does not know the server.
     known: Option<EndpointId>,
-    pages: Pages,
-    /// When its engine is due, as it stands in the queue.
+    pages: MetricsHistory,
+    /// Time of the engine's event that is in the queue, if any.
     due: Option<Timestamp>,
-    events: Option<Link>,
+    events: Option<KvEventLink>,
 }
 
-/// The way of one engine's events to the index.
+/// The path of one engine's KV events to the prefix index.
 #[derive(Debug)]
-struct Link {
+struct KvEventLink {
     holder: HolderId,
     trust: Arc<TrustCell>,
-    /// Lost, to be replayed with the next.
+    /// Events of lost batches, which the next replay brings.
     missed: Vec<KvEvent>,
-    /// When the last replay that was asked for is there.
+    /// Arrival of the last replay that was requested.
     replayed: Timestamp,
     sequence: u64,
 }
 
 #[derive(Debug)]
-struct Flying {
+struct InFlight {
     request: Request,
     sent: Sent,
     server: usize,
     first_token: Option<Timestamp>,
-    origin: Origin,
+    origin: PromptOrigin,
 }
 
-/// Who computes the prompt of a request.
+/// The server that computes the prompt of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// The server that answers it.
+enum PromptOrigin {
+    /// The server that decodes it.
     Own,
-    /// The same, as no other one did that was to.
+    /// The server that decodes it, since prefill on another server failed.
     FellBack,
-    /// Another one, whose leg was `job`, and which held so much of it.
+    /// Another server. `job` is its prefill leg, and `cached_tokens` of the prompt were cached there.
     Server {
         server: usize,
         job: JobId,
         cached_tokens: u32,
-        /// It keeps the prompt's blocks until they were received.
+        /// The server keeps the prompt's blocks; false after the transfer.
         pinned: bool,
     },
 }
 
-/// One run.
+/// One simulation of a workload.
 pub struct World<'w> {
     front: Front,
-    hearing: Hearing,
+    signals: SignalSettings,
     changes: Vec<TimedChange>,
     servers: Vec<Server>,
-    /// Positions of the servers that the picker was told of, by what it calls them.
+    /// Positions of the servers in the last snapshot, by endpoint id.
     places: AHashMap<EndpointId, usize>,
-    queue: Queue,
-    flying: AHashMap<u64, Flying>,
-    parted: AHashMap<u64, Parted>,
+    queue: EventQueue,
+    flying: AHashMap<u64, InFlight>,
+    prefills: AHashMap<u64, PendingPrefill>,
     workload: &'w mut dyn Workload,
     observer: &'w mut dyn Observer,
-    /// The next request that comes by itself.
+    /// The next request of the open loop.
     coming: Option<Request>,
-    /// Requests that follow from others and have not come yet.
+    /// Number of follow-up requests that have not arrived yet.
     follow_ups: usize,
-    /// When those who wait are looked at next, as it stands in the queue for an event of this moment.
+    /// Time of the next check of the queues for which an event is scheduled.
     turn: Option<Timestamp>,
     seed: u64,
-    outcome: Outcome,
+    outcome: RunOutcome,
     scratch: Vec<EngineEvent>,
     samples: Vec<Sample>,
 }
 
 impl<'w> World<'w> {
-    /// A world before its first request.
+    /// A simulation before its first request.
     pub fn new(config: WorldConfig, workload: &'w mut dyn Workload, observer: &'w mut dyn Observer) -> Self {
-        let WorldConfig { front, servers, hearing, changes, seed } = config;
+        let WorldConfig { front, servers, signals, changes, seed } = config;
         let mut world = Self {
             front: Front::new(front),
-            hearing,
+            signals,
             changes,
             servers: Vec::new(),
             places: AHashMap::new(),
-            queue: Queue::default(),
+            queue: EventQueue::default(),
             flying: AHashMap::new(),
-            parted: AHashMap::new(),
+            prefills: AHashMap::new(),
             workload,
             observer,
             coming: None,
             follow_ups: 0,
             turn: None,
             seed,
-            outcome: Outcome { requests: 0, decisions: 0, ended: Timestamp(0) },
+            outcome: RunOutcome { requests: 0, decisions: 0, ended: Timestamp(0) },
             scratch: Vec::new(),
             samples: Vec::new(),
         };
@@ -214,17 +225,17 @@ impl<'w> World<'w> {
         world.scrape(Timestamp(0));
         for i in 0..world.changes.len() {
             let at = world.changes.get(i).map_or(Timestamp(0), |c| c.at);
-            world.queue.push(at, Due::Change(i));
+            world.queue.push(at, SimEvent::Change(i));
         }
-        world.queue.push(Timestamp(0).after(SAMPLE_EVERY), Due::Sample);
+        world.queue.push(Timestamp(0).after(SAMPLE_EVERY), SimEvent::Sample);
         world
     }
 
-    /// Plays the workload to its end, and until the last answer has ended.
+    /// Plays the workload to its end, until the last response has ended.
     ///
     /// # Errors
-    /// What is wrong with the workload.
-    pub fn run(&mut self) -> Result<Outcome, TraceError> {
+    /// When a row of the workload can't be read.
+    pub fn run(&mut self) -> Result<RunOutcome, TraceError> {
         self.coming = self.workload.next()?;
         loop {
             let next = self.queue.next_at();
@@ -244,64 +255,64 @@ impl<'w> World<'w> {
         Ok(self.outcome)
     }
 
-    /// The pool as the picker was told of it last.
+    /// The last snapshot that the picker received.
     #[must_use]
     pub fn snapshot(&self) -> &PoolSnapshot {
         &self.front.snapshot
     }
 
-    /// The models that were asked for.
+    /// Models of the requests so far.
     #[must_use]
     pub fn models(&self) -> &BTreeSet<Arc<str>> {
         &self.front.models
     }
 
-    /// What the picker thinks that servers hold.
+    /// The prefix cache of the picker.
     #[must_use]
     pub fn cache(&self) -> &PrefixCache {
         &self.front.cache
     }
 
     fn is_over(&self) -> bool {
-        self.flying.is_empty() && self.parted.is_empty() && self.follow_ups == 0 && self.front.is_idle()
+        self.flying.is_empty() && self.prefills.is_empty() && self.follow_ups == 0 && self.front.is_idle()
     }
 
-    fn happen(&mut self, at: Timestamp, due: Due) {
+    fn happen(&mut self, at: Timestamp, due: SimEvent) {
         match due {
-            Due::Engine(i) => self.advance(i, at),
-            Due::Arrival(request) => {
+            SimEvent::Engine(i) => self.advance(i, at),
+            SimEvent::Arrival(request) => {
                 self.follow_ups -= 1;
                 self.arrive(*request);
             }
-            Due::Scrape => self.scrape(at),
-            Due::Page(i, page, restarted) => {
+            SimEvent::Scrape => self.scrape(at),
+            SimEvent::Page(i, page, restarted) => {
                 if let Some(id) = self.servers.get(i).and_then(|s| s.known) {
                     self.front.scraped(id, *page, restarted);
-                    // Pages that come at one moment are shown together.
+                    // Metrics that arrive at the same time become one snapshot.
                     if !self.queue.has_page_at(at) {
                         self.front.publish();
                         self.freed(at);
                     }
                 }
             }
-            Due::Events(i, heard) => self.hear(i, &heard, at),
-            Due::Change(i) => self.change(i, at),
-            Due::Discovery => {
+            SimEvent::Events(i, heard) => self.hear(i, &heard, at),
+            SimEvent::Change(i) => self.change(i, at),
+            SimEvent::Discovery => {
                 self.discover();
                 self.freed(at);
             }
-            Due::Reply(number, attempt, report) => self.reply(number, attempt, report, at),
-            Due::Late(number) => self.late(number, at),
-            Due::Release(i, job) => self.release(i, job, at),
-            Due::Turn => self.turn(at),
-            Due::Sample => {
+            SimEvent::Reply(number, attempt, report) => self.reply(number, attempt, report, at),
+            SimEvent::Late(number) => self.late(number, at),
+            SimEvent::Release(i, job) => self.release(i, job, at),
+            SimEvent::Turn => self.turn(at),
+            SimEvent::Sample => {
                 self.sample(at);
-                self.queue.push(at.after(SAMPLE_EVERY), Due::Sample);
+                self.queue.push(at.after(SAMPLE_EVERY), SimEvent::Sample);
             }
         }
     }
 
-    /// Lets a server do what it has to do up to `now`.
+    /// Runs the engine of a server up to `now` and handles its events.
     fn advance(&mut self, i: usize, now: Timestamp) {
         let mut events = std::mem::take(&mut self.scratch);
         if let Some(server) = self.servers.get_mut(i) {
@@ -316,15 +327,15 @@ impl<'w> World<'w> {
         self.schedule(i);
     }
 
-    /// Puts a server's engine into the queue, if it is not there for that moment already.
+    /// Schedules the next event of a server's engine, unless it is scheduled already.
     fn schedule(&mut self, i: usize) {
         let Some(server) = self.servers.get_mut(i) else { return };
-        // Steps in which nothing happens are not asked for, unless somebody is told what their blocks hold.
+        // Steps without events are skipped, unless KV events need the contents of their blocks.
         let next =
-            if self.hearing.kv_events.is_some() { server.engine.next_event_at() } else { server.engine.quiet_until() };
+            if self.signals.kv_events.is_some() { server.engine.next_event_at() } else { server.engine.quiet_until() };
         if let Some(at) = next.filter(|at| server.due.is_none_or(|due| *at < due)) {
             server.due = Some(at);
-            self.queue.push(at, Due::Engine(i));
+            self.queue.push(at, SimEvent::Engine(i));
         }
     }
 
@@ -349,7 +360,7 @@ impl<'w> World<'w> {
         }
         let Some(flying) = self.flying.remove(&job.0) else { return };
         let handover = self.handover(&flying, &report);
-        let Flying { request, sent, server, first_token, origin } = flying;
+        let InFlight { request, sent, server, first_token, origin } = flying;
         let ending = if report.reason == FinishReason::Abort { Ending::Lost } else { Ending::Answered };
         let served = Served {
             number: request.number,
@@ -359,8 +370,8 @@ impl<'w> World<'w> {
             prompt_tokens: report.prompt_tokens,
             foretold_tokens: sent.foretold,
             cached_tokens: match origin {
-                Origin::Server { cached_tokens, .. } => cached_tokens,
-                Origin::Own | Origin::FellBack => report.cached_tokens,
+                PromptOrigin::Server { cached_tokens, .. } => cached_tokens,
+                PromptOrigin::Own | PromptOrigin::FellBack => report.cached_tokens,
             },
             generated_tokens: report.generated_tokens,
             first_token: first_token.map(|first| first.since(request.at)),
@@ -368,7 +379,7 @@ impl<'w> World<'w> {
             preemptions: report.preemptions,
             ending,
             handover,
-            fell_back: origin == Origin::FellBack,
+            fell_back: origin == PromptOrigin::FellBack,
         };
         if ending == Ending::Lost {
             self.front.lost(sent, false, at);
@@ -383,18 +394,18 @@ impl<'w> World<'w> {
         self.close(&served, at);
     }
 
-    /// A request has ended, one way or another.
+    /// Reports a request that has ended and schedules its follow-up request.
     fn close(&mut self, served: &Served, at: Timestamp) {
         self.freed(at);
         self.outcome.ended = self.outcome.ended.max(at);
         self.observer.served(served);
         if let Some(next) = self.workload.ended(served.number, at) {
             self.follow_ups += 1;
-            self.queue.push(next.at.max(at), Due::Arrival(Box::new(next)));
+            self.queue.push(next.at.max(at), SimEvent::Arrival(Box::new(next)));
         }
     }
 
-    /// Decides where a request goes that has its turn, and sends it.
+    /// Decides on a request that left its queue, and sends it.
     fn decide(&mut self, request: Request, passage: Option<Passage>, now: Timestamp) {
         let mut sent = match self.front.send(&request, &self.base(), now) {
             Ok(sent) => sent,
@@ -405,13 +416,13 @@ impl<'w> World<'w> {
         };
         sent.passage = passage;
         self.front.landed(&mut sent);
-        // The books know better than what was thought of it on its way how much room is left.
+        // The ledger has the exact load now; before, the queue used the estimate of the request.
         self.freed(now);
         let id = sent.booking.endpoint().id;
         let decided = mix(request.number ^ u64::from(id.0) << 40);
         self.outcome.decisions = mix(self.outcome.decisions ^ decided);
         match sent.legs.take() {
-            None => self.submit(request, sent, Origin::Own, now),
+            None => self.submit(request, sent, PromptOrigin::Own, now),
             Some(legs) => {
                 let prefill = legs.prefilling.server(0).map_or(0, |server| u64::from(server.id.0));
                 self.outcome.decisions = mix(self.outcome.decisions ^ prefill << 20);
@@ -420,7 +431,7 @@ impl<'w> World<'w> {
         }
     }
 
-    /// Nobody could take it, or its server would not.
+    /// No endpoint was available, or the server rejected the request.
     fn refuse(&mut self, request: &Request, sent: Option<Sent>, now: Timestamp) {
         let place = sent.as_ref().and_then(|s| self.places.get(&s.booking.endpoint().id));
         let endpoint = place.and_then(|i| u32::try_from(*i).ok());
@@ -451,9 +462,9 @@ impl<'w> World<'w> {
         self.close(&served, now);
     }
 
-    /// Reads every server's page; what is read is known after its delay.
+    /// Scrapes every server; the picker gets the metrics after their delay.
     fn scrape(&mut self, now: Timestamp) {
-        let delay = self.hearing.metrics_delay;
+        let delay = self.signals.metrics_delay;
         for i in 0..self.servers.len() {
             self.advance(i, now);
             let Some(server) = self.servers.get_mut(i).filter(|s| s.alive) else { continue };
@@ -462,16 +473,16 @@ impl<'w> World<'w> {
             let state = snapshot.position(server.spec.address).and_then(|p| snapshot.get(p));
             let in_flight = state.map_or(0, |s| s.endpoint.ledger.in_flight());
             let (mut page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
-            page.num_blocks = self.hearing.blocks_told.or(page.num_blocks);
+            page.num_blocks = self.signals.reported_blocks.or(page.num_blocks);
             if delay.is_zero() {
                 self.front.scraped(id, page, restarted);
             } else {
-                self.queue.push(now.after(delay), Due::Page(i, Box::new(page), restarted));
+                self.queue.push(now.after(delay), SimEvent::Page(i, Box::new(page), restarted));
             }
         }
         self.front.publish();
         self.freed(now);
-        self.queue.push(now.after(self.hearing.metrics_every), Due::Scrape);
+        self.queue.push(now.after(self.signals.metrics_every), SimEvent::Scrape);
     }
 
     fn sample(&mut self, at: Timestamp) {
@@ -495,14 +506,14 @@ impl<'w> World<'w> {
 
     fn join(&mut self, spec: EndpointSpec, mut engine: EngineConfig, now: Timestamp) {
         engine.every_token = false;
-        engine.kv_events = self.hearing.kv_events.is_some();
+        engine.kv_events = self.signals.kv_events.is_some();
         self.servers.push(Server {
             spec: spec.into(),
             engine: Engine::new(engine),
             started: now,
             alive: true,
             known: None,
-            pages: Pages::default(),
+            pages: MetricsHistory::default(),
             due: None,
             events: None,
         });
@@ -511,26 +522,26 @@ impl<'w> World<'w> {
     fn change(&mut self, i: usize, now: Timestamp) {
         let Some(TimedChange { change, .. }) = self.changes.get(i).cloned() else { return };
         match change {
-            Change::Join(engine, role) => {
+            FleetChange::Join(engine, role) => {
                 let spec = with_role(spec(self.servers.len()), role.as_ref());
                 self.join(spec, *engine, now);
-                self.queue.push(now.after(self.hearing.discovery_delay), Due::Discovery);
+                self.queue.push(now.after(self.signals.discovery_delay), SimEvent::Discovery);
             }
-            Change::Lose(i) => {
+            FleetChange::Lose(i) => {
                 self.die(i, now);
                 if let Some(server) = self.servers.get_mut(i) {
                     server.alive = false;
                 }
-                self.queue.push(now.after(self.hearing.discovery_delay), Due::Discovery);
+                self.queue.push(now.after(self.signals.discovery_delay), SimEvent::Discovery);
             }
-            Change::Restart(i) => {
+            FleetChange::Restart(i) => {
                 self.die(i, now);
                 self.restart_kv(i, now);
             }
         }
     }
 
-    /// The process of a server ends, and all that it was working on.
+    /// The process of a server ends, and its requests are lost.
     fn die(&mut self, i: usize, now: Timestamp) {
         self.advance(i, now);
         let mut events = Vec::new();
@@ -543,7 +554,7 @@ impl<'w> World<'w> {
         self.forsake(i, now);
     }
 
-    /// Discovery tells which servers there are.
+    /// Discovery publishes which servers are alive.
     fn discover(&mut self) {
         let specs = self.servers.iter().filter(|s| s.alive).map(|s| s.spec.clone()).collect();
         self.front.discover(specs);
@@ -553,12 +564,12 @@ impl<'w> World<'w> {
             server.known = at.and_then(|p| self.front.snapshot.get(p)).map(|state| state.endpoint.id);
             self.places.extend(server.known.map(|id| (id, i)));
             match (&server.events, server.known) {
-                (None, Some(_)) if self.hearing.kv_events.is_some() => {
+                (None, Some(_)) if self.signals.kv_events.is_some() => {
                     let trust = Arc::new(TrustCell::default());
                     trust.set(Trust::Exact);
                     let holder = self.front.cache.index().add_holder();
                     server.events =
-                        Some(Link { holder, trust, missed: Vec::new(), replayed: Timestamp(0), sequence: 0 });
+                        Some(KvEventLink { holder, trust, missed: Vec::new(), replayed: Timestamp(0), sequence: 0 });
                 }
                 (Some(link), None) => {
                     self.front.cache.index().remove_holder(link.holder);

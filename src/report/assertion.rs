@@ -7,8 +7,9 @@
 //! unit      = "us" | "ms" | "s" | "%"
 //! ```
 //!
-//! Times need a unit, parts may have `%`, all else has none. Without a policy the left side is each policy in turn, and the right side the
-//! same policy as the left. An assertion holds when it holds in every cell; a figure that does not exist holds nothing.
+//! Times need a unit, parts may have `%`, all else has none. Without a policy the left side is each policy in turn, and
+//! the right side the same policy as the left. An assertion holds when it holds in every cell; a figure that does not
+//! exist holds nothing.
 
 use super::json::{Cell, Document, RunFigures};
 use super::metric::{METRICS, Metric, find};
@@ -25,21 +26,21 @@ pub enum AssertionError {
     /// There is no such metric.
     #[error("assertion `{text}`: unknown metric `{got}`{}, allowed: {}", meant(.hint), names())]
     Metric {
-        /// The assertion.
+        /// The whole assertion, as it was given.
         text: String,
         /// What stands for the metric.
         got: String,
-        /// What was probably meant.
+        /// The metric with the closest spelling, or nothing.
         hint: Option<String>,
     },
     /// No such policy is in the report.
     #[error("assertion `{text}`: unknown policy `{got}`{}, in this run: {allowed}", meant(.hint))]
     Policy {
-        /// The assertion.
+        /// The whole assertion, as it was given.
         text: String,
         /// What stands for the policy.
         got: String,
-        /// What was probably meant.
+        /// The policy with the closest spelling, or nothing.
         hint: Option<String>,
         /// The policies of the report.
         allowed: String,
@@ -49,7 +50,7 @@ pub enum AssertionError {
         "assertion `{text}`: `{got}` is not a number, nor a metric with an optional factor as in `0.7*random:ttft_mean`"
     )]
     Number {
-        /// The assertion.
+        /// The whole assertion, as it was given.
         text: String,
         /// What stands for the number.
         got: String,
@@ -57,19 +58,19 @@ pub enum AssertionError {
     /// The number has a unit that does not fit the metric, or none where one is needed.
     #[error("assertion `{text}`: {metric} is compared with a number {allowed}, got `{got}`")]
     Unit {
-        /// The assertion.
+        /// The whole assertion, as it was given.
         text: String,
-        /// The metric.
+        /// Name of the metric on the left side.
         metric: &'static str,
         /// The number and its unit.
         got: String,
-        /// What is allowed.
+        /// Units that the metric accepts, such as "ms or s".
         allowed: &'static str,
     },
     /// Both sides are metrics that can't be compared.
     #[error("assertion `{text}`: {left} and {right} have different units")]
     Sides {
-        /// The assertion.
+        /// The whole assertion, as it was given.
         text: String,
         /// The metric on the left.
         left: &'static str,
@@ -87,31 +88,31 @@ fn names() -> String {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operator {
+enum ComparisonOperator {
     Less,
     AtMost,
     More,
     AtLeast,
 }
 
-impl Operator {
+impl ComparisonOperator {
     fn holds(self, left: f64, right: f64) -> bool {
         match self {
-            Operator::Less => left < right,
-            Operator::AtMost => left <= right,
-            Operator::More => left > right,
-            Operator::AtLeast => left >= right,
+            ComparisonOperator::Less => left < right,
+            ComparisonOperator::AtMost => left <= right,
+            ComparisonOperator::More => left > right,
+            ComparisonOperator::AtLeast => left >= right,
         }
     }
 }
 
-impl fmt::Display for Operator {
+impl fmt::Display for ComparisonOperator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Operator::Less => "<",
-            Operator::AtMost => "<=",
-            Operator::More => ">",
-            Operator::AtLeast => ">=",
+            ComparisonOperator::Less => "<",
+            ComparisonOperator::AtMost => "<=",
+            ComparisonOperator::More => ">",
+            ComparisonOperator::AtLeast => ">=",
         })
     }
 }
@@ -133,14 +134,14 @@ enum Right {
 pub struct Assertion {
     text: String,
     left: Figure,
-    operator: Operator,
+    operator: ComparisonOperator,
     right: Right,
 }
 
 /// What became of an assertion for one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Whether it holds.
+pub struct AssertionResult {
+    /// True when every run that the assertion names satisfies it.
     pub passed: bool,
     /// The assertion, the figures, and where they are from, on one line.
     pub line: String,
@@ -161,19 +162,19 @@ impl Assertion {
 
     /// Whether it holds, for each run that it speaks of; never empty.
     #[must_use]
-    pub fn check(&self, document: &Document) -> Vec<Outcome> {
+    pub fn check(&self, document: &Document) -> Vec<AssertionResult> {
         let mut outcomes = Vec::new();
         for cell in document.cells() {
             let meant = |run: &&&RunFigures| self.left.policy.as_ref().is_none_or(|policy| *policy == run.policy);
             outcomes.extend(cell.runs.iter().filter(meant).map(|run| self.outcome(&cell, run)));
         }
         if outcomes.is_empty() {
-            outcomes.push(Outcome { passed: false, line: format!("FAIL {}: there is no such run", self.text) });
+            outcomes.push(AssertionResult { passed: false, line: format!("FAIL {}: there is no such run", self.text) });
         }
         outcomes
     }
 
-    fn outcome(&self, cell: &Cell<'_>, run: &RunFigures) -> Outcome {
+    fn outcome(&self, cell: &Cell<'_>, run: &RunFigures) -> AssertionResult {
         let unit = self.left.metric.unit;
         let left = (self.left.metric.of)(run);
         let (right, of) = match &self.right {
@@ -190,7 +191,7 @@ impl Assertion {
         let verdict = if passed { "pass" } else { "FAIL" };
         let shown = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| write(value, unit));
         let relation = if passed { self.operator.to_string() } else { format!("not {}", self.operator) };
-        Outcome {
+        AssertionResult {
             passed,
             line: format!(
                 "{verdict} {}: {} {} {relation} {}{of} ({})",
@@ -204,9 +205,14 @@ impl Assertion {
     }
 }
 
-fn sides(text: &str) -> Option<(&str, Operator, &str)> {
+fn sides(text: &str) -> Option<(&str, ComparisonOperator, &str)> {
     let (left, rest) = text.split_at(text.find(['<', '>'])?);
-    let of = [("<=", Operator::AtMost), (">=", Operator::AtLeast), ("<", Operator::Less), (">", Operator::More)];
+    let of = [
+        ("<=", ComparisonOperator::AtMost),
+        (">=", ComparisonOperator::AtLeast),
+        ("<", ComparisonOperator::Less),
+        (">", ComparisonOperator::More),
+    ];
     let (operator, right) = of.into_iter().find_map(|(sign, operator)| Some((operator, rest.strip_prefix(sign)?)))?;
     Some((left.trim(), operator, right.trim()))
 }

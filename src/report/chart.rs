@@ -18,11 +18,11 @@ const MOST_LABEL: usize = 34;
 /// What something is drawn with. The colours are the writer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
-    /// Words.
+    /// Titles and labels, in the strongest contrast.
     Text,
     /// Words that step back: ticks, names of axes.
     Muted,
-    /// Lines behind the figures.
+    /// Grid lines, behind all series.
     Grid,
     /// A series, by its number.
     Series(usize),
@@ -31,82 +31,82 @@ pub enum Ink {
 /// Where words stand by their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// They begin there.
+    /// The text begins at its position.
     Start,
-    /// Their middle is there.
+    /// The text is centred on its position.
     Middle,
-    /// They end there.
+    /// The text ends at its position.
     End,
 }
 
 /// One thing that is drawn.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Mark {
-    /// A line through points.
+pub enum ChartMark {
+    /// A line through two points or more.
     Line {
-        /// Where.
+        /// Points as (x, y), pixels.
         points: Vec<(f32, f32)>,
-        /// With what.
+        /// What the line is drawn with.
         ink: Ink,
-        /// How thick, pixels.
+        /// Stroke width, pixels.
         width: f32,
         /// What is shown when it is pointed at; may be empty.
         label: String,
     },
-    /// A filled box.
+    /// A filled box: a bar, or a legend's swatch.
     Box {
-        /// Its left edge.
+        /// X of the left edge, pixels.
         x: f32,
-        /// Its upper edge.
+        /// Y of the upper edge, pixels.
         y: f32,
-        /// Its width.
+        /// Width, pixels; 0 draws nothing.
         width: f32,
-        /// Its height.
+        /// Height, pixels; 0 draws nothing.
         height: f32,
-        /// With what.
+        /// What the box is filled with.
         ink: Ink,
     },
-    /// Words on one line.
+    /// Text on one line.
     Words {
-        /// Where they stand.
+        /// X of the anchor, pixels.
         x: f32,
-        /// Their base line.
+        /// Y of the base line, pixels.
         y: f32,
-        /// What they say.
+        /// The text, not escaped.
         text: String,
-        /// With what.
+        /// Colour of the text.
         ink: Ink,
         /// Where they stand by their place.
         anchor: Anchor,
-        /// Whether they are bold.
+        /// The text is set in bold.
         bold: bool,
     },
 }
 
-/// One plot.
+/// One plot, laid out in marks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {
-    /// Pixels.
+    /// Width of the plot, pixels.
     pub width: f32,
-    /// Pixels.
+    /// Height of the plot, pixels.
     pub height: f32,
     /// What it shows, for those who don't see it.
     pub name: String,
     /// What is drawn, from the back to the front.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<ChartMark>,
 }
 
 impl Scene {
     fn words(&mut self, (x, y): (f32, f32), text: &str, ink: Ink, anchor: Anchor, bold: bool) {
-        self.marks.push(Mark::Words { x, y, text: text.to_owned(), ink, anchor, bold });
+        self.marks.push(ChartMark::Words { x, y, text: text.to_owned(), ink, anchor, bold });
     }
 
     fn line(&mut self, points: Vec<(f32, f32)>, ink: Ink, width: f32, label: &str) {
-        self.marks.push(Mark::Line { points, ink, width, label: label.to_owned() });
+        self.marks.push(ChartMark::Line { points, ink, width, label: label.to_owned() });
     }
 }
 
-/// How values become places.
+/// How values are mapped to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// Equal distances are equal differences.
@@ -115,14 +115,14 @@ pub enum Scale {
     Log,
 }
 
-/// One axis.
+/// One axis of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis {
-    /// What it measures.
+    /// Name of the quantity, shown along the axis.
     pub name: &'static str,
-    /// Its unit.
+    /// Unit of the values, for ticks.
     pub unit: Unit,
-    /// How values become places.
+    /// Linear or logarithmic.
     pub scale: Scale,
     /// The first and the last value shown.
     pub range: (f64, f64),
@@ -190,26 +190,26 @@ pub fn range(of: impl IntoIterator<Item = f64>, scale: Scale) -> (f64, f64) {
 /// One line of a plot.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What it is.
+    /// Name of the series, for legend and tooltip.
     pub label: String,
     /// With what it is drawn.
     pub ink: Ink,
-    /// How thick, pixels.
+    /// Stroke width, pixels.
     pub width: f32,
     /// `(x, y)`, in the axes' values.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Lines over two axes.
+/// A plot of lines over two axes.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// What it shows.
+    /// Title above the plot.
     pub title: String,
     /// The axis from left to right.
     pub x: Axis,
     /// The axis from below upwards.
     pub y: Axis,
-    /// The lines.
+    /// Lines, drawn in this order.
     pub curves: Vec<Curve>,
     /// Width and height of the whole, pixels; a legend comes on top of the height.
     pub size: (f32, f32),
@@ -222,7 +222,7 @@ const RIGHT: f32 = 18.0;
 const BELOW: f32 = 44.0;
 
 impl Plot {
-    /// Draws it.
+    /// Lays the plot out in marks.
     #[must_use]
     pub fn draw(&self) -> Scene {
         let (width, height) = self.size;
@@ -271,10 +271,10 @@ impl Plot {
     }
 }
 
-/// One bar.
+/// One bar of a bar chart.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// What it is.
+    /// Label left of the bar.
     pub label: String,
     /// How long it is, from zero.
     pub value: f64,
@@ -301,7 +301,13 @@ pub fn bars(title: &str, bars: &[Bar], width: f32) -> Scene {
         let y = LINE * 2.0 + row as f32 * STEP;
         let part = if most > 0.0 { (bar.value / most).max(0.0) as f32 } else { 0.0 };
         scene.words((left - 8.0, y + 12.0), &cut(&bar.label), Ink::Text, Anchor::End, false);
-        scene.marks.push(Mark::Box { x: left, y, width: (room * part).max(1.0), height: STEP - 10.0, ink: bar.ink });
+        scene.marks.push(ChartMark::Box {
+            x: left,
+            y,
+            width: (room * part).max(1.0),
+            height: STEP - 10.0,
+            ink: bar.ink,
+        });
         scene.words((left + room * part + 6.0, y + 12.0), &bar.words, Ink::Text, Anchor::Start, false);
     }
     scene

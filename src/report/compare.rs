@@ -1,27 +1,32 @@
-//! One policy against another on the same requests: how large is the difference, and can it be chance. Called by [`super::json`]. Pure.
+//! One policy against another on the same requests: how large is the difference, and can it be chance. Called by
+//! [`super::json`]. Pure.
 //!
-//! Two runs of one workload see the same requests, so they are compared in pairs: batch `i` of the one with batch `i` of the other, which
-//! hold the same requests, by `Workload::pair`: of an open loop by their numbers, of a closed one, whose
-//! requests are numbered as they come, by their conversations. Where a limit cuts conversations off at other turns, the last few differ. What makes a batch hard (a burst, long prompts) is hard for both and cancels out.
+//! Two runs of one workload see the same requests, so they are compared in pairs: batch `i` of the one with batch `i`
+//! of the other, which hold the same requests, by `Workload::pair`: of an open loop by their numbers, of a closed one,
+//! whose requests are numbered as they come, by their conversations. Where a limit cuts conversations off at other
+//! turns, the last few differ. What makes a batch hard (a burst, long prompts) is hard for both and cancels out.
 //!
-//! The interval comes from a bootstrap over batches: draw as many batches as there are, with replacement, and take the difference (and the
-//! ratio) of the means of what was drawn; the middle 95 % of many such draws is the interval. A queue that is long stays long for a while,
-//! so neighbouring batches resemble each other, and drawing them one by one would make the interval too narrow. Therefore runs of
-//! neighbours are drawn, of the length that suits the autocorrelation that is found: the circular block bootstrap (Politis and Romano 1992)
-//! with the automatic length of Politis and White, "Automatic block-length selection for the dependent bootstrap", Econometric Reviews 23
-//! (2004), as corrected by Patton, Politis and White (2009).
+//! The interval comes from a bootstrap over batches: draw as many batches as there are, with replacement, and take the
+//! difference (and the ratio) of the means of what was drawn; the middle 95 % of many such draws is the interval. A
+//! queue that is long stays long for a while, so neighbouring batches resemble each other, and drawing them one by one
+//! would make the interval too narrow. Therefore runs of neighbours are drawn, of the length that suits the
+//! autocorrelation that is found: the circular block bootstrap (Politis and Romano 1992) with the automatic length of
+//! Politis and White, "Automatic block-length selection for the dependent bootstrap", Econometric Reviews 23 (2004), as
+//! corrected by Patton, Politis and White (2009).
 //!
-//! On simulated autoregressive series of 300 to 1,000 batches, whose neighbours are correlated by up to 0.8, between 90 % and 97 % of the
-//! intervals held the true difference: a little fewer than promised where the correlation is strong. A test holds that.
+//! On simulated autoregressive series of 300 to 1,000 batches, whose neighbours are correlated by up to 0.8, between 90
+//! % and 97 % of the intervals held the true difference: a little fewer than promised where the correlation is strong.
+//! A test holds that.
 //!
-//! Requests that were rejected or lost have no times, and those that were answered then wait less. A run that leaves more requests
-//! unanswered than the baseline is therefore not called better, however short its times: see [`Change::with_endings`].
+//! Requests that were rejected or lost have no times, and those that were answered then wait less. A run that leaves
+//! more requests unanswered than the baseline is therefore not called better, however short its times: see
+//! [`MeanChange::with_endings`].
 //!
-//! What an interval does not know: another trace, another seed of the workload, an error of the simulation. Of twenty comparisons of
-//! policies that are equal, one shows a difference by chance.
+//! What an interval does not know: another trace, another seed of the workload, an error of the simulation. Of twenty
+//! comparisons of policies that are equal, one shows a difference by chance.
 //!
-//! Percentiles have no interval. They can't be put together from means of batches, and sketches per batch would cost a hundred times the
-//! memory for figures that are only read by their order.
+//! Percentiles have no interval. They can't be put together from means of batches, and sketches per batch would cost a
+//! hundred times the memory for figures that are only read by their order.
 
 use crate::tally::EndingCounts;
 use crate::tally::batches::{Batches, Sum};
@@ -29,7 +34,8 @@ use attache_types::rng::{PickRng, for_request};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
-/// Draws of the bootstrap: the ends of a 95 % interval then rest on 50 draws each, and move by less than a tenth of its width.
+/// Draws of the bootstrap: the ends of a 95 % interval then rest on 50 draws each, and move by less than a tenth of its
+/// width.
 pub const DEFAULT_RESAMPLES: usize = 2_000;
 /// The part of the draws that an interval leaves out, both ends together: one in twenty is what most readers expect.
 pub const DEFAULT_LEFT_OUT: f64 = 0.05;
@@ -38,7 +44,7 @@ pub const MIN_BATCHES: usize = 20;
 /// The seed of the draws: equal runs are to give equal reports.
 const SEED: u64 = 0xA77A_C4E5;
 
-/// What is compared.
+/// The quantity whose means are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantity {
     /// The mean time to the first token.
@@ -49,10 +55,10 @@ pub enum Quantity {
     Total,
 }
 
-/// What a comparison shows.
+/// Conclusion of a comparison, for readers who look at no interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum ComparisonVerdict {
     /// Shorter than the baseline, and not by chance.
     Better,
     /// Longer than the baseline, and not by chance.
@@ -65,16 +71,16 @@ pub enum Verdict {
     AnswersMore,
 }
 
-impl Verdict {
-    /// As people read it.
+impl ComparisonVerdict {
+    /// The verdict in words, as tables and pages show it.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Verdict::Better => "better",
-            Verdict::Worse => "worse",
-            Verdict::NotShown => "no difference shown",
-            Verdict::AnswersFewer => "answers fewer",
-            Verdict::AnswersMore => "answers more",
+            ComparisonVerdict::Better => "better",
+            ComparisonVerdict::Worse => "worse",
+            ComparisonVerdict::NotShown => "no difference shown",
+            ComparisonVerdict::AnswersFewer => "answers fewer",
+            ComparisonVerdict::AnswersMore => "answers more",
         }
     }
 }
@@ -82,15 +88,15 @@ impl Verdict {
 /// The middle 95 % of what the draws gave.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// The lower end.
+    /// Lower bound, in the unit of the quantity.
     pub low: f64,
-    /// The upper end.
+    /// Upper bound, in the unit of the quantity.
     pub high: f64,
 }
 
 /// One mean against the baseline's, over the numbers of `Workload::pair` that both runs have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Change {
+pub struct MeanChange {
     /// This run's mean by the baseline's; below 1 is better.
     pub ratio: f64,
     /// Where the ratio lies; `None` with fewer than [`MIN_BATCHES`] batches.
@@ -99,9 +105,9 @@ pub struct Change {
     pub difference_seconds: f64,
     /// Where the difference lies; `None` with fewer than [`MIN_BATCHES`] batches.
     pub difference_interval_seconds: Option<Interval>,
-    /// What that shows.
-    pub verdict: Verdict,
-    /// Pairs of batches.
+    /// Conclusion from the interval.
+    pub verdict: ComparisonVerdict,
+    /// Pairs of batches that the interval was computed from.
     pub batches: usize,
     /// Neighbouring batches that were drawn together.
     pub block: usize,
@@ -127,23 +133,28 @@ impl Pair {
     }
 }
 
-/// Whether `count` requests are more than `other`, and not by chance: by two standard deviations of the difference of such counts.
+/// Whether `count` requests are more than `other`, and not by chance: by two standard deviations of the difference of
+/// such counts.
 #[must_use]
 pub fn is_more(count: u64, other: u64) -> bool {
     count > other && (count - other) as f64 > 2.0 * ((count + other) as f64).sqrt()
 }
 
-impl Change {
-    /// The same with what the endings of both runs say: shorter times of a run that answers fewer requests are not better, and longer ones of a
-    /// run that answers more are not worse.
+impl MeanChange {
+    /// The same with what the endings of both runs say: shorter times of a run that answers fewer requests are not
+    /// better, and longer ones of a run that answers more are not worse.
     #[must_use]
     pub fn with_endings(self, run: EndingCounts, baseline: EndingCounts) -> Self {
         let verdict = match self.verdict {
-            Verdict::Better | Verdict::NotShown if is_more(run.unanswered(), baseline.unanswered()) => {
-                Verdict::AnswersFewer
+            ComparisonVerdict::Better | ComparisonVerdict::NotShown
+                if is_more(run.unanswered(), baseline.unanswered()) =>
+            {
+                ComparisonVerdict::AnswersFewer
             }
-            Verdict::Worse | Verdict::NotShown if is_more(baseline.unanswered(), run.unanswered()) => {
-                Verdict::AnswersMore
+            ComparisonVerdict::Worse | ComparisonVerdict::NotShown
+                if is_more(baseline.unanswered(), run.unanswered()) =>
+            {
+                ComparisonVerdict::AnswersMore
             }
             verdict => verdict,
         };
@@ -153,11 +164,11 @@ impl Change {
 
 /// Compares a run with the baseline; `None` when one of them has no such time in the requests that both have.
 #[must_use]
-pub fn compare(run: &Batches, baseline: &Batches, quantity: Quantity) -> Option<Change> {
+pub fn compare(run: &Batches, baseline: &Batches, quantity: Quantity) -> Option<MeanChange> {
     compare_with(run, baseline, quantity, DEFAULT_RESAMPLES)
 }
 
-fn compare_with(run: &Batches, baseline: &Batches, quantity: Quantity, resamples: usize) -> Option<Change> {
+fn compare_with(run: &Batches, baseline: &Batches, quantity: Quantity, resamples: usize) -> Option<MeanChange> {
     let pairs = pairs(run, baseline, quantity);
     let (mean, base_mean) = means(pairs.iter().fold(Pair::default(), |all, pair| all.plus(*pair, 1.0)))?;
     let block = block_length(&influence(&pairs, mean, base_mean));
@@ -165,11 +176,11 @@ fn compare_with(run: &Batches, baseline: &Batches, quantity: Quantity, resamples
     let difference_interval = draws.as_ref().and_then(|draws| middle(draws.iter().map(|(a, b)| a - b).collect()));
     let ratio_interval = draws.as_ref().and_then(|draws| middle(draws.iter().map(|(a, b)| a / b).collect()));
     let verdict = match difference_interval {
-        Some(Interval { high, .. }) if high < 0.0 => Verdict::Better,
-        Some(Interval { low, .. }) if low > 0.0 => Verdict::Worse,
-        _ => Verdict::NotShown,
+        Some(Interval { high, .. }) if high < 0.0 => ComparisonVerdict::Better,
+        Some(Interval { low, .. }) if low > 0.0 => ComparisonVerdict::Worse,
+        _ => ComparisonVerdict::NotShown,
     };
-    Some(Change {
+    Some(MeanChange {
         ratio: mean / base_mean,
         ratio_interval,
         difference_seconds: mean - base_mean,
@@ -219,7 +230,8 @@ fn influence(pairs: &[Pair], mean: f64, base_mean: f64) -> Vec<f64> {
     pairs.iter().map(of).collect()
 }
 
-/// Means of both sides in each draw of as many pairs as there are, in runs of `block` neighbours; the last pair's neighbour is the first.
+/// Means of both sides in each draw of as many pairs as there are, in runs of `block` neighbours; the last pair's
+/// neighbour is the first.
 fn draw(pairs: &[Pair], block: usize, resamples: usize) -> Vec<(f64, f64)> {
     // Sums of the first pairs of a ring, so that a run costs two look-ups whatever its length.
     let ring = pairs.iter().chain(pairs);
@@ -254,7 +266,8 @@ fn middle(mut draws: Vec<f64>) -> Option<Interval> {
     Some(Interval { low: at(DEFAULT_LEFT_OUT / 2.0)?, high: at(1.0 - DEFAULT_LEFT_OUT / 2.0)? })
 }
 
-/// How many neighbours to draw together, by Politis and White's rule for the circular block bootstrap: 1 for independent values.
+/// How many neighbours to draw together, by Politis and White's rule for the circular block bootstrap: 1 for
+/// independent values.
 fn block_length(values: &[f64]) -> usize {
     let n = values.len() as f64;
     let most = (3.0 * n.sqrt()).min(n / 3.0).ceil().max(1.0);
@@ -264,7 +277,8 @@ fn block_length(values: &[f64]) -> usize {
     if variance <= 0.0 {
         return 1;
     }
-    // After this many lags in a row without a visible correlation there is none (5 or more, and "visible" twice the noise: the paper's).
+    // After this many lags in a row without a visible correlation there is none (5 or more, and "visible" twice the
+    // noise: the paper's).
     let quiet = n.log10().ceil().max(5.0) as usize;
     let visible = 2.0 * (n.log10() / n).sqrt();
     let furthest = n.sqrt().ceil() as usize + quiet;

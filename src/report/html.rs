@@ -1,9 +1,10 @@
-//! The report as one page that needs nothing else: no script, no font, no picture from elsewhere. Called by `cli::replay`. Pure.
+//! The report as one page that needs nothing else: no script, no font, no picture from elsewhere. Called by
+//! `cli::replay`. Pure.
 //!
-//! The page follows the reader's light or dark scheme, prints, and says what each figure means. All text that comes from outside (names of
-//! policies and workloads, the command, the config) is escaped.
+//! The page follows the reader's light or dark scheme, prints, and says what each figure means. All text that comes
+//! from outside (names of policies and workloads, the command, the config) is escaped.
 
-use super::compare::Verdict;
+use super::compare::ComparisonVerdict;
 use super::json::{Cell, Document, RunFigures};
 use super::number::{percent, seconds, three_digits, whole};
 use super::plots::{self, Inks};
@@ -85,7 +86,7 @@ const WORDS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The page.
+/// The whole page, without references to other files.
 #[must_use]
 pub fn render(document: &Document) -> String {
     let cells = document.cells();
@@ -158,8 +159,8 @@ fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>]) {
 
 fn class(run: &RunFigures) -> &'static str {
     match first_token(run).map(|change| change.verdict) {
-        Some(Verdict::Better) => "better",
-        Some(Verdict::Worse | Verdict::AnswersFewer) => "worse",
+        Some(ComparisonVerdict::Better) => "better",
+        Some(ComparisonVerdict::Worse | ComparisonVerdict::AnswersFewer) => "worse",
         _ => "",
     }
 }
@@ -185,7 +186,7 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     out.push_str("</section>\n");
 }
 
-/// Why requests were rejected or lost, where that was told.
+/// Lists reasons of rejected and lost requests with their counts. Only runs of `loadgen` have reasons.
 fn failures(out: &mut String, cell: &Cell<'_>) {
     for run in cell.runs.iter().filter(|run| !run.failures.is_empty()) {
         let _ = write!(out, "<h3>Rejected or lost: {}</h3>\n<ul>\n", escape(&run.policy));

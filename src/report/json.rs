@@ -1,15 +1,15 @@
-//! All figures of a report under stable names. Called by `cli::replay`; [`super::table`], [`super::html`] and [`super::assertion`] are made
-//! from it, so that no form shows what another lacks. Pure.
+//! All figures of a report under stable names. Called by `cli::replay`; [`super::table`], [`super::html`] and
+//! [`super::assertion`] are made from it, so that no form shows what another lacks. Pure.
 //!
-//! The names of fields are a promise: within one [`Document::schema`] fields are added, but none is renamed or removed. Times are seconds,
-//! parts are 0..=1, and a figure that does not exist is `null`.
+//! The names of fields are a promise: within one [`Document::schema`] fields are added, but none is renamed or removed.
+//! Times are seconds, parts are 0..=1, and a figure that does not exist is `null`.
 
-use super::compare::{Change, Quantity, compare, is_more};
+use super::compare::{MeanChange, Quantity, compare, is_more};
 use super::number::{percent, whole};
 use super::objective::ObjectiveFigures;
-use super::{Report, Run, ServerFacts};
+use super::{Report, RunResult, ServerFacts};
 use crate::tally::latency::Latency;
-use crate::tally::queueing::{Queueing, Turns};
+use crate::tally::queueing::{FlowCounts, Queueing};
 use crate::tally::{EndpointCounts, Tally, share};
 use attache_pool::Roles;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 /// The number that is raised when a field is renamed or removed.
 pub const SCHEMA: u32 = 1;
 
-/// A report as figures.
+/// A report as figures, in the structure of the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Document {
     /// [`SCHEMA`] when it was written.
@@ -33,23 +33,23 @@ pub struct Document {
     pub config: String,
     /// The policy that others are compared with.
     pub baseline: String,
-    /// All runs.
+    /// All runs, cell by cell.
     pub runs: Vec<RunFigures>,
 }
 
-/// One run as figures.
+/// Figures of one run: one policy on one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunFigures {
-    /// The policy.
+    /// Name of the policy, as `--compare` names it.
     pub policy: String,
-    /// The workload.
+    /// Name of the workload, with its parameters.
     pub workload: String,
     /// What else was set, by name.
     pub cell: BTreeMap<String, String>,
     /// The hash of all decisions: 16 hexadecimal digits, as JSON's numbers lose the low bits of 64.
     pub decisions: String,
     /// Requests by how they ended.
-    pub requests: Requests,
+    pub requests: RequestFigures,
     /// Time to the first token.
     #[serde(rename = "ttft_seconds")]
     pub ttft: Distribution,
@@ -59,11 +59,11 @@ pub struct RunFigures {
     /// Time between tokens, each gap counted as the mean of its answer.
     #[serde(rename = "itl_seconds")]
     pub itl: Distribution,
-    /// Time of whole requests.
+    /// End-to-end latency of whole requests, seconds.
     #[serde(rename = "latency_seconds")]
     pub latency: Distribution,
     /// Tokens of the requests that a server took.
-    pub tokens: Tokens,
+    pub tokens: TokenFigures,
     /// Part of the prompt tokens that servers held.
     pub hit_rate: Option<f64>,
     /// Part of the requests that were refused or lost.
@@ -82,9 +82,9 @@ pub struct RunFigures {
     pub gpu_seconds_saved: f64,
     /// From the first request's coming to the last one's end, virtual time.
     pub duration_seconds: f64,
-    /// Virtual time that passed.
+    /// Virtual time from the start to the last response, seconds.
     pub simulated_seconds: f64,
-    /// Real time that passed.
+    /// Wall-clock time of the run, seconds.
     pub took_seconds: f64,
     /// Whether the pool's objective was met; absent where it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,12 +95,12 @@ pub struct RunFigures {
     /// How requests waited for their turn; absent where there are no queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueFigures>,
-    /// Why requests were refused or lost, and how many; absent where nothing is told.
+    /// Rejected and lost requests by reason. Absent for runs without reasons.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failures: BTreeMap<String, u64>,
     /// By the endpoint's position in the fleet.
     pub endpoints: Vec<EndpointFigures>,
-    /// Over virtual time.
+    /// Load and hit rate over virtual time.
     pub timeline: Vec<PointFigures>,
     /// Against the baseline in the same cell; `null` for the baseline itself and where it did not run.
     pub versus_baseline: Option<Versus>,
@@ -108,18 +108,18 @@ pub struct RunFigures {
 
 /// Requests by how they ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Requests {
-    /// All.
+pub struct RequestFigures {
+    /// All requests that have ended.
     pub total: u64,
-    /// Their answers came whole.
+    /// Requests with a whole response.
     pub answered: u64,
-    /// Nobody took them.
+    /// Requests that the picker or a server rejected.
     pub refused: u64,
     /// Their servers or connections died.
     pub lost: u64,
 }
 
-impl Requests {
+impl RequestFigures {
     /// Those without a whole answer.
     #[must_use]
     pub fn unanswered(&self) -> u64 {
@@ -132,7 +132,7 @@ impl Requests {
 pub struct QueueFigures {
     /// How long those waited that were let through.
     pub waited_seconds: Distribution,
-    /// All of them.
+    /// Counts of all flows together.
     pub turns: TurnFigures,
     /// By priority and tenant, the highest priority first.
     pub flows: Vec<FlowFigures>,
@@ -153,7 +153,7 @@ pub struct TurnFigures {
     pub evicted: u64,
     /// How long those that were let through waited, in the mean.
     pub mean_seconds: Option<f64>,
-    /// The longest of that.
+    /// Longest time in the queue, seconds.
     pub longest_seconds: f64,
 }
 
@@ -168,11 +168,11 @@ impl TurnFigures {
 /// The turns of one flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlowFigures {
-    /// Its band.
+    /// Priority band, as the workload sets it.
     pub priority: i32,
-    /// Whose it is; empty where the workload names nobody.
+    /// Tenant of the flow; empty when the workload has no tenants.
     pub tenant: String,
-    /// What came of them.
+    /// Counts of the flow.
     #[serde(flatten)]
     pub turns: TurnFigures,
 }
@@ -180,19 +180,19 @@ pub struct FlowFigures {
 /// How one duration was distributed, seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// How many there were.
+    /// Number of values in the distribution.
     pub count: u64,
-    /// The mean.
+    /// Arithmetic mean, in the unit of the field; `None` without values.
     pub mean: Option<f64>,
-    /// The median.
+    /// Median, in the unit of the field.
     pub p50: Option<f64>,
-    /// The 90th percentile.
+    /// 90th percentile, in the unit of the field.
     pub p90: Option<f64>,
-    /// The 95th percentile.
+    /// 95th percentile, in the unit of the field.
     pub p95: Option<f64>,
-    /// The 99th percentile.
+    /// 99th percentile, in the unit of the field.
     pub p99: Option<f64>,
-    /// The longest.
+    /// Largest value, in the unit of the field.
     pub max: Option<f64>,
     /// `[part, seconds]`: what the part of all (0..=1, ascending) does not exceed.
     pub quantiles: Vec<(f64, f64)>,
@@ -200,14 +200,14 @@ pub struct Distribution {
 
 /// Tokens of the requests that a server took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tokens {
-    /// Of their prompts.
+pub struct TokenFigures {
+    /// Prompt tokens of all requests.
     pub prompt: u64,
     /// Of those, what the picker thought the server holds.
     pub foretold: u64,
     /// Of those, what the server held.
     pub cached: u64,
-    /// Of their answers.
+    /// Generated tokens of all responses.
     pub generated: u64,
 }
 
@@ -231,7 +231,7 @@ pub struct SplitFigures {
     pub fell_back: u64,
     /// Mean time of a transfer.
     pub transfer_seconds: Option<f64>,
-    /// Tokens that were transferred.
+    /// Tokens whose KV blocks were transferred from prefill to decode workers.
     pub received_tokens: u64,
     /// Part of the time in which servers that only compute prompts had something to do.
     pub prefill_busy: Option<f64>,
@@ -242,10 +242,10 @@ pub struct SplitFigures {
 /// What one endpoint was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointFigures {
-    /// As discovery or, of a real gateway's, its answers name it; empty where nobody does.
+    /// Name from discovery, or from the responses of a real gateway. Empty where neither names it.
     #[serde(default)]
     pub name: String,
-    /// Requests that it answered.
+    /// Requests that this endpoint served.
     pub requests: u64,
     /// Tokens of the prompts that it computed.
     pub prompt_tokens: u64,
@@ -259,9 +259,9 @@ pub struct EndpointFigures {
 /// All endpoints over one stretch of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PointFigures {
-    /// Its first sample.
+    /// Time of its first sample, virtual seconds.
     pub from_seconds: f64,
-    /// Its last sample.
+    /// Time of its last sample, virtual seconds.
     pub until_seconds: f64,
     /// Part of the prompt tokens looked up meanwhile that servers held.
     pub hit_rate: Option<f64>,
@@ -279,11 +279,11 @@ pub struct PointFigures {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Versus {
     /// The mean time to the first token.
-    pub ttft: Option<Change>,
+    pub ttft: Option<MeanChange>,
     /// The mean time per output token.
-    pub tpot: Option<Change>,
+    pub tpot: Option<MeanChange>,
     /// The mean time of whole requests.
-    pub latency: Option<Change>,
+    pub latency: Option<MeanChange>,
     /// How many more requests than of the baseline's were rejected or lost; negative when they are fewer.
     pub unanswered: i64,
 }
@@ -298,7 +298,8 @@ pub struct Cell<'d> {
 }
 
 impl<'d> Cell<'d> {
-    /// The run with the lowest mean time to the first token, of those that answer as many requests as any; `None` when no request got one.
+    /// The run with the lowest mean time to the first token, of those that answer as many requests as any; `None` when
+    /// no request got one.
     #[must_use]
     pub fn lowest(&self) -> Option<&'d RunFigures> {
         self.lowest_of(|run| run.ttft.mean)
@@ -323,7 +324,7 @@ impl<'d> Cell<'d> {
     #[must_use]
     pub fn unanswered(&self) -> Option<String> {
         let of = |run: &&RunFigures| {
-            let Requests { total, refused, lost, .. } = run.requests;
+            let RequestFigures { total, refused, lost, .. } = run.requests;
             let share = percent(run.error_rate?);
             (refused + lost > 0).then(|| {
                 format!(
@@ -345,8 +346,8 @@ impl Report {
     #[must_use]
     pub fn document(&self) -> Document {
         let baseline = self.runs.get(self.baseline).map(|run| run.policy.clone()).unwrap_or_default();
-        let base = |run: &Run| {
-            let same = |other: &&Run| other.workload == run.workload && other.cell == run.cell;
+        let base = |run: &RunResult| {
+            let same = |other: &&RunResult| other.workload == run.workload && other.cell == run.cell;
             self.runs.iter().filter(same).find(|other| other.policy == baseline)
         };
         Document {
@@ -417,7 +418,7 @@ impl RunFigures {
     }
 }
 
-fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
+fn figures(run: &RunResult, base: Option<&RunResult>) -> RunFigures {
     let tally = &run.tally;
     let (endings, tokens) = (tally.endings(), tally.tokens());
     RunFigures {
@@ -425,7 +426,7 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         workload: run.workload.clone(),
         cell: run.cell.clone(),
         decisions: format!("{:016x}", run.decisions),
-        requests: Requests {
+        requests: RequestFigures {
             total: endings.total(),
             answered: endings.answered,
             refused: endings.refused,
@@ -435,7 +436,7 @@ fn figures(run: &Run, base: Option<&Run>) -> RunFigures {
         tpot: distribution(tally.per_token()),
         itl: distribution(tally.inter_token()),
         latency: distribution(tally.total()),
-        tokens: Tokens {
+        tokens: TokenFigures {
             prompt: tokens.prompt,
             foretold: tokens.foretold,
             cached: tokens.cached,
@@ -487,7 +488,7 @@ fn versus(tally: &Tally, base: &Tally) -> Versus {
     }
 }
 
-/// A series has thousands of values, and nobody reads more digits of them.
+/// Rounds to three decimals: a series has thousands of values, and more digits help no reader.
 fn thousandths(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
@@ -514,7 +515,7 @@ fn split(tally: &Tally) -> Option<SplitFigures> {
     })
 }
 
-fn turns(turns: Turns) -> TurnFigures {
+fn turns(turns: FlowCounts) -> TurnFigures {
     TurnFigures {
         passed: turns.passed,
         shed: turns.shed,
@@ -527,7 +528,7 @@ fn turns(turns: Turns) -> TurnFigures {
 }
 
 fn queue(queueing: &Queueing) -> QueueFigures {
-    let flow = |(priority, tenant, of): (i32, &str, Turns)| FlowFigures {
+    let flow = |(priority, tenant, of): (i32, &str, FlowCounts)| FlowFigures {
         priority,
         tenant: tenant.to_owned(),
         turns: turns(of),

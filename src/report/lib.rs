@@ -50,25 +50,26 @@ use std::time::Duration;
 
 /// One workload, played once with one policy.
 #[derive(Clone, Debug)]
-pub struct Run {
-    /// The policy.
+pub struct RunResult {
+    /// Name of the policy, as `--compare` names it.
     pub policy: String,
-    /// The workload.
+    /// Name of the workload, with its parameters.
     pub workload: String,
-    /// What else was set, by name: the number of endpoints, the speed of the trace. Runs that agree in this and in the workload are one
-    /// cell, and are compared.
+    /// What else was set, by name: the number of endpoints, the speed of the trace. Runs that agree in this and in the
+    /// workload are one cell, and are compared.
     pub cell: BTreeMap<String, String>,
     /// What became of the requests.
     pub tally: Tally,
     /// The hash of all decisions, in their order.
     pub decisions: u64,
-    /// The servers, by their positions in the fleet; those of a real gateway in the order in which they were first heard of.
+    /// The servers, by their positions in the fleet; those of a real gateway in the order in which they were first
+    /// heard of.
     pub servers: Vec<ServerFacts>,
-    /// Why requests were refused or lost, and how many, where that was told.
+    /// Rejected and lost requests by reason. Empty for simulated runs, which give no reasons.
     pub failures: BTreeMap<String, u64>,
-    /// Virtual time that passed.
+    /// Virtual time from the start to the last response.
     pub simulated: Duration,
-    /// Real time that passed.
+    /// Wall-clock time of the run.
     pub took: Duration,
 }
 
@@ -77,7 +78,8 @@ pub struct Run {
 pub struct ServerFacts {
     /// As the reader knows it.
     pub name: String,
-    /// GPU seconds that computing one prompt token takes there: the price of a token that was not cached; 0 when it is not known.
+    /// GPU seconds that computing one prompt token takes there: the price of a token that was not cached; 0 when it is
+    /// not known.
     pub gpu_seconds_per_token: f64,
 }
 
@@ -85,7 +87,7 @@ pub struct ServerFacts {
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// All runs, of all cells.
-    pub runs: Vec<Run>,
+    pub runs: Vec<RunResult>,
     /// The position among the runs of one whose policy is the one that others are compared with, in every cell.
     pub baseline: usize,
     /// The command line that makes this report again.

@@ -1,14 +1,14 @@
 //! The report as Markdown, for a file that is kept beside the code. Called by `cli::replay`. Pure.
 //!
-//! The same tables as in the terminal, with all columns, and three of policies by cells above them. No time that a run really took is in
-//! it, so that the same command gives the same file.
+//! The same tables as in the terminal, with all columns, and three of policies by cells above them. No time that a run
+//! really took is in it, so that the same command gives the same file.
 
-use super::compare::Change;
+use super::compare::MeanChange;
 use super::json::{Cell, Document, RunFigures, Versus};
 use super::table::{columns, ratio};
 use std::fmt::Write as _;
 
-/// The file.
+/// All tables as one Markdown document.
 #[must_use]
 pub fn render(document: &Document) -> String {
     let cells = document.cells();
@@ -46,7 +46,7 @@ pub fn render(document: &Document) -> String {
 }
 
 /// A figure: its name, its mean in a run, and how that compares with the baseline's.
-type Figure = (&'static str, fn(&RunFigures) -> Option<f64>, fn(&Versus) -> Option<Change>);
+type Figure = (&'static str, fn(&RunFigures) -> Option<f64>, fn(&Versus) -> Option<MeanChange>);
 
 fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>], (name, mean, change): Figure) {
     let _ = write!(out, "\nMean {name} by that of {}:\n\n", escape(&document.baseline));

@@ -9,7 +9,7 @@ pub struct Metric {
     pub name: &'static str,
     /// What it is, in one line.
     pub doc: &'static str,
-    /// Its unit.
+    /// Unit of the value, which also decides how it is written.
     pub unit: Unit,
     /// Takes it from a run; `None` when the run has no such figure.
     pub of: fn(&RunFigures) -> Option<f64>,
@@ -27,7 +27,7 @@ const fn metric(name: &'static str, unit: Unit, doc: &'static str, of: Of) -> Me
     Metric { name, doc, unit, of }
 }
 
-/// All of them.
+/// All metrics, in the order in which `--list` shows them.
 pub const METRICS: &[Metric] = &[
     metric("ttft_mean", Unit::Seconds, "mean time to first token", |r| r.ttft.mean),
     metric("ttft_p50", Unit::Seconds, "median time to first token", |r| r.ttft.p50),

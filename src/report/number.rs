@@ -5,11 +5,11 @@ use std::borrow::Cow;
 /// What a figure is, and so how it is written and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Seconds.
+    /// A duration in seconds, written in ms below one second.
     Seconds,
     /// A part, 0..=1, written in percent.
     Share,
-    /// Something per second.
+    /// A rate per second.
     PerSecond,
     /// A count, or a ratio.
     Plain,
@@ -92,7 +92,7 @@ fn grouped(digits: &str) -> String {
 /// The unit in which a column of durations is written, so that they can be compared by eye.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ColumnUnit {
-    /// Its name.
+    /// Name of the unit, for a column's heading.
     pub name: &'static str,
     factor: f64,
     decimals: usize,

@@ -1,124 +1,127 @@
-//! What became of one request.
+//! Outcome of one request, as players of workloads report it. Called by `replay` and `loadgen` (write) and
+//! [`crate::tally`] (read). Pure.
 
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Shorter answers have no time per output token (TPOT): one step that computes another prompt would be most of it.
+/// 8 tokens. Shorter responses have no time per output token (TPOT): one step with another prompt would dominate it.
 pub const MIN_TPOT_TOKENS: u32 = 8;
 
-/// How a request ended.
+/// How a request ended, as its client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Its answer came whole.
+    /// The client received the whole response.
     Answered,
-    /// Nobody took it: the picker or the server refused.
+    /// The picker or the model server rejected the request.
     Refused,
-    /// Its server died, or the connection broke.
+    /// The server died, or the connection broke before the end of the response.
     Lost,
 }
 
-/// One request that has ended.
+/// The outcome of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Served {
-    /// Its number in the workload.
+    /// Number of the request in the workload.
     pub number: u64,
-    /// The number by which it is compared, see `Workload::pair`.
+    /// Number by which the request is compared across runs, see `Workload::pair`.
     pub pair: u64,
-    /// When it came.
+    /// When the request arrived, from the start of the workload.
     pub at: Timestamp,
-    /// The position in the fleet of the server that made its answer; `None` when nobody took it, or an answer does not tell who made it.
+    /// Position in the fleet of the server that generated the response. `None` when no server accepted the request, or
+    /// when the response names no server.
     pub endpoint: Option<u32>,
-    /// Tokens of its prompt.
+    /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
-    /// Tokens of it that the picker thought to be held by the server that computed it.
+    /// Prompt tokens that the picker expected to be cached on the server that computed them.
     pub foretold_tokens: u32,
-    /// Tokens of it that this server held.
+    /// Prompt tokens that were cached on that server.
     pub cached_tokens: u32,
-    /// Tokens of the answer.
+    /// Tokens that the server generated.
     pub generated_tokens: u32,
-    /// From its coming to the first token; `None` when there was none.
+    /// From arrival to the first token (TTFT); `None` when no token was generated.
     pub first_token: Option<Duration>,
-    /// From its coming to its end.
+    /// From arrival to the end of the response, or to the rejection.
     pub total: Duration,
-    /// Times that its server started it over.
+    /// Times that the engine preempted the request and computed it anew.
     pub preemptions: u32,
-    /// How it ended.
+    /// How the request ended.
     pub ending: Ending,
-    /// How its prompt came from the server that computed it, when that was another one.
+    /// The KV transfer, when another server computed the prompt.
     pub handover: Option<Handover>,
-    /// Another server was to compute the prompt, and none did.
+    /// Prefill on another server had been decided, and failed; the decode worker computed the prompt.
     pub fell_back: bool,
 }
 
-/// What passed from the server that computed a prompt to the one that made the answer.
+/// KV transfer of one prompt from its prefill worker to its decode worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// The position in the fleet of the server that computed the prompt.
+    /// Position of the prefill worker in the fleet.
     pub prefill: u32,
-    /// Tokens whose keys and values were transferred; the others were there.
+    /// Tokens whose KV blocks were transferred; the decode worker had the others cached.
     pub received_tokens: u32,
-    /// How long that took.
+    /// Duration of the transfer.
     pub transfer: Duration,
 }
 
 impl Served {
-    /// The mean time between two tokens of the answer, and how many such gaps it has; `None` for answers of fewer than two tokens.
+    /// The mean time between two tokens, and the number of these gaps; `None` for responses of fewer than two tokens.
     #[must_use]
     pub fn gaps(&self) -> Option<(Duration, u32)> {
         let gaps = self.generated_tokens.checked_sub(1).filter(|gaps| *gaps > 0)?;
         Some((self.total.saturating_sub(self.first_token?) / gaps, gaps))
     }
 
-    /// The time per output token (TPOT): the mean of [`Self::gaps`]; `None` for answers of fewer than [`MIN_TPOT_TOKENS`].
+    /// The time per output token (TPOT): the mean of [`Self::gaps`]; `None` for responses of fewer than
+    /// [`MIN_TPOT_TOKENS`].
     #[must_use]
     pub fn per_token(&self) -> Option<Duration> {
         self.gaps().filter(|_| self.generated_tokens >= MIN_TPOT_TOKENS).map(|(gap, _)| gap)
     }
 }
 
-/// What came of a request's asking for its turn.
+/// Why a request left the queue, or did not enter it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Fate {
-    /// It was let through, at once or when its turn came.
+pub enum QueueOutcome {
+    /// It was dequeued, or did not have to wait.
     Passed,
-    /// It was turned away at once: an admitter did not let it in.
+    /// An admitter rejected it before the queue.
     Shed,
-    /// It was turned away at once: as many wait as may.
+    /// The queue was at its capacity.
     Full,
-    /// It has waited for as long as it may.
+    /// It waited for its time to live (`ttl`).
     Expired,
-    /// It gave way to another while it waited.
+    /// A request of higher priority replaced it in the queue.
     Evicted,
 }
 
-/// One request that has asked for its turn, where there are queues.
+/// The queueing of one request, in pools with flow control.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queued<'a> {
-    /// Its number in the workload.
+    /// Number of the request in the workload.
     pub number: u64,
-    /// When it came.
+    /// When the request arrived, from the start of the workload.
     pub at: Timestamp,
-    /// Its band.
+    /// Priority band: larger values are dequeued first.
     pub priority: i32,
-    /// Whose it is.
+    /// Tenant of the request; `None` when the workload has no tenants.
     pub tenant: Option<&'a str>,
-    /// How long it has waited.
+    /// Time spent in the queue.
     pub waited: Duration,
-    /// What came of that.
-    pub fate: Fate,
+    /// Why the request left the queue.
+    pub fate: QueueOutcome,
 }
 
-/// One server at one moment.
+/// The load of one server at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Requests in its batch.
+    /// Requests in the running batch.
     pub running: u32,
-    /// Requests in its queue.
+    /// Requests in the waiting queue.
     pub waiting: u32,
-    /// Part of its blocks that requests refer to, 0..=1.
+    /// Share of the KV blocks in use by requests, 0..=1.
     pub kv_usage: f32,
-    /// Prompt tokens that it has looked up in its cache since the start.
+    /// Prompt tokens looked up in the prefix cache since the start.
     pub prefix_queries: u64,
-    /// Those of them that it held.
+    /// Prompt tokens found there.
     pub prefix_hits: u64,
 }

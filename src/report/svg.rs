@@ -1,30 +1,30 @@
 //! Plots as SVG: parts of an HTML page, or one image. Called by [`super::html`] and `cli::replay`. Pure.
 //!
-//! Colours are custom properties of the page (`--text`, `--muted`, `--grid`, `--s0` ..), so that they follow its light or dark scheme.
-//! An image has no such properties and shows the colours of the light scheme.
+//! Colours are custom properties of the page (`--text`, `--muted`, `--grid`, `--s0` ..), so that they follow its light
+//! or dark scheme. An image has no such properties and shows the colours of the light scheme.
 
-use super::chart::{Anchor, Ink, Mark, PALETTE, Scene};
+use super::chart::{Anchor, ChartMark, Ink, PALETTE, Scene};
 use super::json::Document;
 use super::plots;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Colours of a page.
+/// Colours of a page: one scheme, light or dark.
 #[derive(Clone, Copy, Debug)]
 pub struct Colours {
-    /// Behind all.
+    /// Background of the page.
     pub paper: &'static str,
-    /// Words.
+    /// Titles, labels and text.
     pub text: &'static str,
-    /// Words that step back.
+    /// Text of less weight: ticks and names of axes.
     pub muted: &'static str,
-    /// Lines behind the figures.
+    /// Grid lines of plots.
     pub grid: &'static str,
-    /// Series: told apart also by those who see no red or green, and each in clear contrast to the paper.
+    /// Series. Readers who can't see red or green can distinguish them, and each contrasts with the background.
     pub series: [&'static str; PALETTE],
 }
 
-/// On white.
+/// Scheme for a light background.
 pub const LIGHT: Colours = Colours {
     paper: "#fcfcfb",
     text: "#0b0b0b",
@@ -33,7 +33,7 @@ pub const LIGHT: Colours = Colours {
     series: ["#2a78d6", "#eb6834", "#1baf7a", "#b98000", "#d55181", "#008300", "#4a3aa7", "#e34948"],
 };
 
-/// On black.
+/// Scheme for a dark background.
 pub const DARK: Colours = Colours {
     paper: "#1a1a19",
     text: "#ffffff",
@@ -97,8 +97,8 @@ fn forbidden(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t')
 }
 
-/// One SVG image with the main plots of each cell, one below the other: the distribution and the mean of the time to the first token.
-/// An image without plots when the report has no runs.
+/// One SVG image with the main plots of each cell, one below the other: the distribution and the mean of the time to
+/// the first token. An image without plots when the report has no runs.
 #[must_use]
 pub fn picture(document: &Document) -> String {
     let scenes = plots::summary(document);
@@ -134,7 +134,7 @@ fn element(out: &mut String, scene: &Scene, attributes: &str) {
     );
     for mark in &scene.marks {
         let _ = match mark {
-            Mark::Line { points, ink, width, label } => {
+            ChartMark::Line { points, ink, width, label } => {
                 let dash = if dashed(*ink) { r#" stroke-dasharray="6 4""# } else { "" };
                 let title = if label.is_empty() { String::new() } else { format!("<title>{}</title>", escape(label)) };
                 let path = path(points);
@@ -144,12 +144,12 @@ fn element(out: &mut String, scene: &Scene, attributes: &str) {
                     r#"<path d="{path}" fill="none" style="stroke:{paint}" stroke-width="{width}" stroke-linejoin="round"{dash}>{title}</path>"#
                 )
             }
-            Mark::Box { x, y, width, height, ink } => write!(
+            ChartMark::Box { x, y, width, height, ink } => write!(
                 out,
                 r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" rx="2" style="fill:{}"/>"#,
                 paint(*ink)
             ),
-            Mark::Words { x, y, text, ink, anchor, bold } => {
+            ChartMark::Words { x, y, text, ink, anchor, bold } => {
                 let anchor = match anchor {
                     Anchor::Start => "start",
                     Anchor::Middle => "middle",

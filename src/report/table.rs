@@ -1,8 +1,9 @@
 //! The report in a terminal. Called by `cli::replay`. Pure.
 //!
-//! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go first.
+//! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go
+//! first.
 
-use super::compare::{Change, Interval, Verdict};
+use super::compare::{ComparisonVerdict, Interval, MeanChange};
 use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures, Versus};
 use super::number::{ColumnUnit, NONE, percent, seconds, three_digits, whole};
 use super::objective::SloFigures;
@@ -19,26 +20,26 @@ const MOST_FLOWS: usize = 10;
 pub struct TableStyle {
     /// Columns of the terminal, at least [`MIN_WIDTH`]; `None` when they don't matter.
     pub width: Option<usize>,
-    /// Whether verdicts are coloured.
+    /// Verdicts are coloured with ANSI sequences.
     pub colour: bool,
 }
 
 /// One column of a table.
 pub(super) struct Column {
-    /// What stands above it.
+    /// Text above the column.
     pub(super) heading: String,
     /// Words stand at the left, figures at the right.
     pub(super) words: bool,
     /// How soon it goes when there is no room; 0 is never.
     goes: u8,
-    /// One for each run.
+    /// One cell for each run.
     pub(super) cells: Vec<String>,
 }
 
 /// The heading of the column that says what a comparison shows.
 pub(super) const VERDICT: &str = "verdict";
 
-/// All tables.
+/// All tables of a report as text, for the terminal.
 #[must_use]
 pub fn render(document: &Document, style: TableStyle) -> String {
     let mut out = String::new();
@@ -154,7 +155,7 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
         }));
     }
     if cell.runs.len() > 1 {
-        let change = |itself: &'static str, of: fn(&Change) -> String| {
+        let change = |itself: &'static str, of: fn(&MeanChange) -> String| {
             move |run: &RunFigures| match first_token(run) {
                 Some(change) => of(&change),
                 None => if run.policy == baseline { itself } else { NONE }.to_owned(),
@@ -169,12 +170,12 @@ pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
 }
 
 /// How a run's mean time to the first token compares with the baseline's.
-pub(super) fn first_token(run: &RunFigures) -> Option<Change> {
+pub(super) fn first_token(run: &RunFigures) -> Option<MeanChange> {
     run.versus_baseline.and_then(|versus| versus.ttft)
 }
 
 /// The ratio to the baseline, for tables of policies by cells.
-pub(super) fn ratio(run: Option<&RunFigures>, baseline: &str, of: fn(&Versus) -> Option<Change>) -> String {
+pub(super) fn ratio(run: Option<&RunFigures>, baseline: &str, of: fn(&Versus) -> Option<MeanChange>) -> String {
     match run.map(|run| (run.versus_baseline.as_ref().and_then(of), run)) {
         Some((Some(change), _)) => three_digits(change.ratio),
         Some((None, run)) if run.policy == baseline => "1".to_owned(),
@@ -182,7 +183,7 @@ pub(super) fn ratio(run: Option<&RunFigures>, baseline: &str, of: fn(&Versus) ->
     }
 }
 
-fn interval_words(change: &Change) -> String {
+fn interval_words(change: &MeanChange) -> String {
     let words = |interval: Interval| format!("{} .. {}", three_digits(interval.low), three_digits(interval.high));
     change.ratio_interval.map_or_else(|| NONE.to_owned(), words)
 }
@@ -195,7 +196,7 @@ fn wide(column: &Column) -> usize {
     column.cells.iter().map(|cell| length(cell)).fold(length(&column.heading), usize::max)
 }
 
-/// Two spaces between columns.
+/// Width of a table in characters, with two spaces between columns.
 fn total(columns: &[Column]) -> usize {
     columns.iter().map(|column| wide(column) + 2).sum::<usize>().saturating_sub(2)
 }
@@ -236,8 +237,8 @@ fn write_table(out: &mut String, mut columns: Vec<Column>, cell: &Cell<'_>, styl
     line(None, None);
     for (row, run) in cell.runs.iter().enumerate() {
         let colour = match first_token(run).map(|change| change.verdict).filter(|_| style.colour) {
-            Some(Verdict::Better) => Some("\x1b[32m"),
-            Some(Verdict::Worse | Verdict::AnswersFewer) => Some("\x1b[31m"),
+            Some(ComparisonVerdict::Better) => Some("\x1b[32m"),
+            Some(ComparisonVerdict::Worse | ComparisonVerdict::AnswersFewer) => Some("\x1b[31m"),
             _ => None,
         };
         line(Some(row), colour);

@@ -9,8 +9,8 @@
 //! | [`spread`] | how evenly work lay on the endpoints |
 //! | [`queueing`] | how long requests waited for their turn, and who was turned away |
 //!
-//! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual second; read by
-//! [`crate`]. Pure.
+//! Fed by `replay`'s players, one [`Served`] for each request and one [`Sample`] for each server about once a virtual
+//! second; read by [`crate`]. Pure.
 
 pub mod aim;
 pub mod batches;
@@ -27,10 +27,10 @@ use aim::Aim;
 use attache_pool::Roles;
 use attache_scheduling::Objective;
 use attache_types::clock::Timestamp;
-use batches::{Batches, Times};
+use batches::{Batches, RequestTimes};
 use latency::Latency;
 use queueing::Queueing;
-use spread::Spread;
+use spread::LoadSpread;
 use std::time::Duration;
 use timeline::Timeline;
 
@@ -59,22 +59,22 @@ impl Targets {
 /// Tokens of all requests that a server took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenCounts {
-    /// Of their prompts.
+    /// Prompt tokens of all requests.
     pub prompt: u64,
     /// Of those, what the picker thought the server holds.
     pub foretold: u64,
     /// Of those, what the server held.
     pub cached: u64,
-    /// Of their answers.
+    /// Generated tokens of all responses.
     pub generated: u64,
 }
 
 /// What one endpoint was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointCounts {
-    /// Requests that it answered.
+    /// Requests that this endpoint served.
     pub requests: u64,
-    /// Tokens of the prompts that it computed, whoever answered them.
+    /// Tokens of the prompts that it computed, also of those that another server decoded.
     pub prompt_tokens: u64,
     /// Of those, what the endpoint held.
     pub cached_tokens: u64,
@@ -89,11 +89,11 @@ pub struct EndpointCounts {
 /// Requests that two servers shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SplitCounts {
-    /// How many there were.
+    /// Requests whose prefill and decode ran on different servers.
     pub requests: u64,
     /// How many more there should have been, had not every prefill server failed.
     pub fell_back: u64,
-    /// Tokens that were transferred.
+    /// Tokens whose KV blocks were transferred.
     pub received_tokens: u64,
     /// How long that took, over all of them.
     pub transfer: Duration,
@@ -110,16 +110,16 @@ impl EndpointCounts {
 /// Requests by how they ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndingCounts {
-    /// Their answers came whole.
+    /// Requests with a whole response.
     pub answered: u64,
-    /// Nobody took them.
+    /// Requests that the picker or a server rejected.
     pub refused: u64,
     /// Their servers died, or their connections broke.
     pub lost: u64,
 }
 
 impl EndingCounts {
-    /// All of them.
+    /// Sum of the three counts.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.answered + self.refused + self.lost
@@ -134,9 +134,10 @@ impl EndingCounts {
 
 /// What became of all requests of one run.
 ///
-/// The time to the first token is counted for each request that got one, also when its server died later; the times between tokens and
-/// the total only for answers that came whole. A policy that rejects much can so have a short time to first token. Therefore
-/// [`crate::compare`] does not call it better, and goodput counts what was rejected or lost as missed.
+/// The time to the first token is counted for each request that got one, also when its server died later; the times
+/// between tokens and the total only for answers that came whole. A policy that rejects much can so have a short time
+/// to first token. Therefore [`crate::compare`] does not call it better, and goodput counts what was rejected or lost
+/// as missed.
 #[derive(Clone, Debug)]
 pub struct Tally {
     targets: Targets,
@@ -192,7 +193,8 @@ impl Tally {
         self
     }
 
-    /// The same, which also counts the requests that meet the pool's objective, where it has one. To be called before the first request is added.
+    /// The same, which also counts the requests that meet the pool's objective, where it has one. To be called before
+    /// the first request is added.
     #[must_use]
     pub fn aiming_at(mut self, objective: Option<Objective>) -> Self {
         self.aim = objective.map(Aim::at);
@@ -214,7 +216,7 @@ impl Tally {
             Ending::Lost => self.endings.lost += 1,
         }
         let is_whole = served.ending == Ending::Answered;
-        let times = Times {
+        let times = RequestTimes {
             first_token: served.first_token,
             per_token: served.per_token().filter(|_| is_whole),
             total: is_whole.then_some(served.total),
@@ -239,7 +241,7 @@ impl Tally {
         self.preemptions += u64::from(served.preemptions);
         match served.endpoint {
             Some(endpoint) => self.add_tokens(endpoint as usize, served),
-            // Somebody took it, though nobody says who.
+            // A server responded, but the response does not name it.
             None if served.ending == Ending::Answered => self.count_tokens(served),
             None => {}
         }
@@ -291,7 +293,8 @@ impl Tally {
         &mut self.endpoints[endpoint]
     }
 
-    /// Notes the state of all servers, by their positions in the fleet. To be called in the order of time, at equal distances.
+    /// Notes the state of all servers, by their positions in the fleet. To be called in the order of time, at equal
+    /// distances.
     pub fn sample(&mut self, at: Timestamp, samples: &[Sample]) {
         for (i, sample) in samples.iter().enumerate() {
             let counts = self.counts(i);
@@ -307,7 +310,7 @@ impl Tally {
         self.endings
     }
 
-    /// Part of the requests that nobody took or that were lost, 0..=1; `None` when there were no requests.
+    /// Share of the requests that were rejected or lost, 0..=1; `None` when there were no requests.
     #[must_use]
     pub fn error_rate(&self) -> Option<f64> {
         share(self.endings.unanswered(), self.endings.total())
@@ -319,14 +322,15 @@ impl Tally {
         &self.first_token
     }
 
-    /// Per output token (TPOT): one figure for each answer of at least [`MIN_TPOT_TOKENS`](super::served::MIN_TPOT_TOKENS) tokens.
+    /// Per output token (TPOT): one figure for each answer of at least
+    /// [`MIN_TPOT_TOKENS`](super::served::MIN_TPOT_TOKENS) tokens.
     #[must_use]
     pub fn per_token(&self) -> &Latency {
         &self.per_token
     }
 
-    /// Between two tokens (ITL): one figure for each gap, so that long answers count more. The gaps of one answer count as their mean: the
-    /// mean is exact, and percentiles are of answers by their gaps.
+    /// Between two tokens (ITL): one figure for each gap, so that long answers count more. The gaps of one answer count
+    /// as their mean: the mean is exact, and percentiles are of answers by their gaps.
     #[must_use]
     pub fn inter_token(&self) -> &Latency {
         &self.inter_token
@@ -380,7 +384,8 @@ impl Tally {
         self.roles.iter().any(|roles| roles.has(Roles::PREFILL))
     }
 
-    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean; `None` when there are none.
+    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean; `None` when
+    /// there are none.
     #[must_use]
     pub fn busy(&self, kind: usize) -> Option<f64> {
         let of_kind = || self.endpoints.iter().zip(&self.roles).filter(|(_, roles)| roles.kind() == kind);
@@ -390,8 +395,8 @@ impl Tally {
 
     /// How evenly the prompt tokens that had to be computed lay on the endpoints; `None` when there were none.
     #[must_use]
-    pub fn spread(&self) -> Option<Spread> {
-        Spread::of(self.endpoints.iter().map(EndpointCounts::work))
+    pub fn spread(&self) -> Option<LoadSpread> {
+        LoadSpread::of(self.endpoints.iter().map(EndpointCounts::work))
     }
 
     /// Part of all requests that kept the targets, 0..=1; `None` without targets or requests.
@@ -435,7 +440,7 @@ impl Tally {
         &self.timeline
     }
 
-    /// Means of consecutive requests.
+    /// Means of consecutive requests, for comparisons.
     #[must_use]
     pub fn batches(&self) -> &Batches {
         &self.batches

@@ -3,13 +3,13 @@
 use super::json::Document;
 use super::table::{MIN_WIDTH, TableStyle};
 use super::*;
-use crate::served::{Ending, Fate, Queued, Sample, Served};
+use crate::served::{Ending, QueueOutcome, Queued, Sample, Served};
 use crate::tally::queueing::{self, Queueing};
 use attache_types::clock::Timestamp;
 use proptest::prelude::*;
 
 /// `least-request` has half of random's time to first token; random loses each 20th request.
-fn run(policy: &str, speed: &str, requests: u64) -> Run {
+fn run(policy: &str, speed: &str, requests: u64) -> RunResult {
     let random = policy == "random";
     let mut tally = Tally::new(2);
     for number in 0..requests {
@@ -41,7 +41,7 @@ fn run(policy: &str, speed: &str, requests: u64) -> Run {
         };
         tally.sample(Timestamp(number * 250_000_000), &[sample(100), sample(300)]);
     }
-    Run {
+    RunResult {
         policy: policy.to_owned(),
         workload: "chat <1>".to_owned(),
         cell: BTreeMap::from([("endpoints".to_owned(), "2".to_owned()), ("speed".to_owned(), speed.to_owned())]),
@@ -328,7 +328,7 @@ fn a_page_of_nothing_and_of_odd_names_is_whole() {
         run.policy = name.to_owned();
         run.workload = name.to_owned();
     }
-    odd.runs.push(Run { tally: Tally::new(0), ..run("idle", "1.0", 0) });
+    odd.runs.push(RunResult { tally: Tally::new(0), ..run("idle", "1.0", 0) });
     let page = html::render(&odd.document());
     read_page(&page).unwrap();
     assert!(!page.contains("<svg onload") && !page.contains('\u{0}') && !page.contains('\u{1b}'));
@@ -372,7 +372,7 @@ fn figures_are_written_short() {
 }
 
 mod axes {
-    use super::chart::{Axis, Curve, Ink, Mark, Plot, Scale, range};
+    use super::chart::{Axis, ChartMark, Curve, Ink, Plot, Scale, range};
     use super::number::Unit;
     use proptest::prelude::*;
 
@@ -397,9 +397,9 @@ mod axes {
             let inside = |x: f32, y: f32| x >= 0.0 && x <= scene.width && y >= 0.0 && y <= scene.height;
             for mark in &scene.marks {
                 match mark {
-                    Mark::Line { points, .. } => prop_assert!(points.iter().all(|(x, y)| inside(*x, *y)), "{:?}", mark),
-                    Mark::Words { x, y, .. } => prop_assert!(inside(*x, *y), "{:?}", mark),
-                    Mark::Box { .. } => {}
+                    ChartMark::Line { points, .. } => prop_assert!(points.iter().all(|(x, y)| inside(*x, *y)), "{:?}", mark),
+                    ChartMark::Words { x, y, .. } => prop_assert!(inside(*x, *y), "{:?}", mark),
+                    ChartMark::Box { .. } => {}
                 }
             }
             prop_assert!(scene.marks.len() < 200, "{} marks", scene.marks.len());
@@ -419,12 +419,12 @@ fn waits_and_refusals_are_told_by_flow() {
         fate,
     };
     let turns = [
-        queued(0, Some("shop"), 1, Fate::Passed),
-        queued(1, Some("shop"), 3, Fate::Passed),
-        queued(2, Some("shop"), 9, Fate::Expired),
-        queued(3, None, 0, Fate::Passed),
-        queued(4, None, 0, Fate::Full),
-        queued(5, None, 2, Fate::Evicted),
+        queued(0, Some("shop"), 1, QueueOutcome::Passed),
+        queued(1, Some("shop"), 3, QueueOutcome::Passed),
+        queued(2, Some("shop"), 9, QueueOutcome::Expired),
+        queued(3, None, 0, QueueOutcome::Passed),
+        queued(4, None, 0, QueueOutcome::Full),
+        queued(5, None, 2, QueueOutcome::Evicted),
     ];
     turns.iter().for_each(|queued| report.runs[0].tally.queued(queued));
     let document = report.document();
@@ -443,7 +443,7 @@ fn waits_and_refusals_are_told_by_flow() {
     // Those beyond the most are one.
     let mut many = Queueing::default();
     let names: Vec<String> = (0..150).map(|i| format!("tenant {i}")).collect();
-    names.iter().for_each(|name| many.add(&queued(6, Some(name.as_str()), 1, Fate::Passed)));
+    names.iter().for_each(|name| many.add(&queued(6, Some(name.as_str()), 1, QueueOutcome::Passed)));
     assert_eq!(many.flows().count(), queueing::MAX_FLOWS + 1);
     assert_eq!(many.flows().find(|flow| flow.1 == queueing::OTHERS).map(|flow| flow.2.passed), Some(50));
 }
@@ -476,7 +476,7 @@ fn a_policy_that_rejects_to_be_fast_is_neither_better_nor_lowest() {
     assert_eq!(versus.unanswered, 140);
     for change in [versus.ttft, versus.latency] {
         let change = change.unwrap();
-        assert!(change.ratio < 0.9 && change.verdict == compare::Verdict::AnswersFewer, "{change:?}");
+        assert!(change.ratio < 0.9 && change.verdict == compare::ComparisonVerdict::AnswersFewer, "{change:?}");
     }
     assert!(document.cells()[0].is_lowest(&document.runs[0]));
     let text = table::render(&document, TableStyle::default());

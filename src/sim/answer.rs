@@ -1,18 +1,19 @@
-//! What a simulated model says to a prompt, known before it starts: equal requests get equal answers, on every server. Pure.
+//! What a simulated model says to a prompt, known before it starts: equal requests get equal answers, on every server.
+//! Pure.
 
 use crate::engine::{FinishReason, JobReport};
 use crate::kv::{BlockHash, content_hash};
 use crate::tokenizer::{BYTES_PER_TOKEN, answer_text};
 
-/// 128 tokens: a paragraph.
+/// 128 tokens: the length of a paragraph.
 pub const DEFAULT_OUTPUT_TOKENS: u32 = 128;
 
 /// What a request says about the length of its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// Longest answer, tokens.
+    /// Upper bound of the response, tokens; none when `None`.
     pub max_tokens: Option<u32>,
-    /// Shortest answer, tokens.
+    /// Lower bound of the response, tokens.
     pub min_tokens: u32,
     /// Go on to the limit.
     pub ignore_eos: bool,
@@ -22,9 +23,9 @@ pub struct AnswerLimits {
     pub keeps_stop: bool,
 }
 
-/// One answer.
+/// One response, as text and tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct GeneratedText {
     /// What its tokens follow from.
     pub seed: u64,
     /// Tokens after which the model is done by itself, if it ever is.
@@ -33,14 +34,15 @@ pub struct Answer {
     stop: Option<(String, usize)>,
 }
 
-impl Answer {
+impl GeneratedText {
     /// What a prompt's answers follow from. Every choice (`n`) has its own, every adapter too.
     #[must_use]
     pub fn seed(model: &str, lora: Option<&str>, prompt: &[u32], choice: u32) -> u64 {
         BlockHash::root(model, lora, None).then(content_hash(prompt)).then(u64::from(choice)).0
     }
 
-    /// The answer of `seed`: `output_tokens` long unless the request wants otherwise. `room` is what fits after the prompt, tokens.
+    /// The answer of `seed`: `output_tokens` long unless the request wants otherwise. `room` is what fits after the
+    /// prompt, tokens.
     #[must_use]
     pub fn plan(seed: u64, limits: &AnswerLimits, output_tokens: u32, room: u32) -> Self {
         let by_itself = (!limits.ignore_eos).then_some(output_tokens.max(limits.min_tokens));
@@ -105,28 +107,29 @@ mod tests {
 
     #[test]
     fn an_answer_ends_by_itself_unless_told_otherwise() {
-        assert_eq!(Answer::plan(1, &limits(), 10, 100).stops_after, Some(10));
-        assert_eq!(Answer::plan(1, &AnswerLimits { min_tokens: 20, ..limits() }, 10, 100).stops_after, Some(20));
-        assert_eq!(Answer::plan(1, &AnswerLimits { ignore_eos: true, ..limits() }, 10, 100).stops_after, None);
+        assert_eq!(GeneratedText::plan(1, &limits(), 10, 100).stops_after, Some(10));
+        assert_eq!(GeneratedText::plan(1, &AnswerLimits { min_tokens: 20, ..limits() }, 10, 100).stops_after, Some(20));
+        assert_eq!(GeneratedText::plan(1, &AnswerLimits { ignore_eos: true, ..limits() }, 10, 100).stops_after, None);
     }
 
     #[test]
     fn a_stop_text_is_cut_off_even_inside_a_token() {
-        let plain = Answer::plan(9, &limits(), 20, 100).whole(20);
+        let plain = GeneratedText::plan(9, &limits(), 20, 100).whole(20);
         // Two bytes into the sixth token, across into the seventh.
         let stop = plain.get(22..26).unwrap().to_owned();
         let start = plain.find(&stop).unwrap();
-        let answer = Answer::plan(9, &AnswerLimits { stop: vec!["no such".into(), stop.clone()], ..limits() }, 20, 100);
+        let answer =
+            GeneratedText::plan(9, &AnswerLimits { stop: vec!["no such".into(), stop.clone()], ..limits() }, 20, 100);
         let tokens = answer.stops_after.unwrap();
         assert_eq!(tokens as usize, (start + 4).div_ceil(4));
         assert_eq!(answer.whole(tokens), plain[..start]);
         let kept = AnswerLimits { stop: vec![stop], keeps_stop: true, ..limits() };
-        assert_eq!(Answer::plan(9, &kept, 20, 100).whole(tokens), plain[..start + 4]);
+        assert_eq!(GeneratedText::plan(9, &kept, 20, 100).whole(tokens), plain[..start + 4]);
     }
 
     #[test]
     fn choices_and_adapters_answer_differently_and_repeatably() {
-        let seed = |lora, choice| Answer::seed("m", lora, &[1, 2, 3], choice);
+        let seed = |lora, choice| GeneratedText::seed("m", lora, &[1, 2, 3], choice);
         assert_eq!(seed(None, 0), seed(None, 0));
         assert_ne!(seed(None, 0), seed(None, 1));
         assert_ne!(seed(None, 0), seed(Some("a"), 0));

@@ -19,12 +19,12 @@ pub const DEFAULT_MAX_BODY_BYTES: usize = 64 << 20;
 /// Whose metric names a server uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum MetricsStyle {
-    /// vLLM, at /metrics.
+    /// vLLM's metric names, at `/metrics`.
     #[default]
     Vllm,
-    /// SGLang, at /metrics.
+    /// SGLang's metric names, at `/metrics`.
     Sglang,
-    /// TensorRT-LLM's trtllm-serve, at /prometheus/metrics.
+    /// Metric names of TensorRT-LLM's `trtllm-serve`, at `/prometheus/metrics`.
     Trtllm,
     /// Triton with the TensorRT-LLM backend, at /metrics.
     Triton,
@@ -33,11 +33,12 @@ pub enum MetricsStyle {
 /// Whose peculiarities a server has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Quirks {
-    /// None: the documented formats.
+    /// No deviation from the documented formats.
     #[default]
     None,
-    /// AstrAI as it is, not as it is documented: events that end with one newline, a bare usage event, `[DONE]` after Anthropic's
-    /// `message_stop`, `{"detail": …}` errors with 422, finish reason `stop` alone, stop texts that stay, other names in `/stats`.
+    /// AstrAI as it is, not as it is documented: events that end with one newline, a bare usage event, `[DONE]` after
+    /// Anthropic's `message_stop`, `{"detail": …}` errors with 422, finish reason `stop` alone, stop texts that stay,
+    /// other names in `/stats`.
     Astrai,
     /// AstrAI as it is documented: ranges of parameters are checked, and messages must have a content.
     AstraiDocumented,
@@ -51,12 +52,12 @@ impl Quirks {
     }
 }
 
-/// One simulated server.
+/// Configuration of one simulated server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// The model's names; answers carry the first. Never empty.
     pub models: Vec<String>,
-    /// The engine.
+    /// Configuration of its engine.
     pub engine: EngineConfig,
     /// Engines behind its port, each with a cache of its own: vLLM's data-parallel ranks. At least 1.
     pub ranks: u16,
@@ -66,13 +67,13 @@ pub struct ServerConfig {
     pub output_tokens: u32,
     /// Names on the metrics page.
     pub metrics_style: MetricsStyle,
-    /// Peculiarities.
+    /// Deviations from the documented formats.
     pub quirks: Quirks,
     /// Answer with the SHA-256 of the request's body in `x-sim-body-sha256`.
     pub echo_body_sha256: bool,
-    /// Largest request body, bytes.
+    /// Largest request body, bytes. Longer ones are rejected with status 413.
     pub max_body_bytes: usize,
-    /// Whom it tells what its cache holds; nobody when `None`.
+    /// Publication of KV events; none when `None`.
     pub kv_events: Option<KvEventsConfig>,
     /// Prefill and decode on different servers.
     pub pd: PdConfig,
@@ -102,7 +103,7 @@ impl Default for ServerConfig {
 /// A fleet of equal servers.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// How many.
+    /// Number of servers in the fleet.
     pub endpoints: u16,
     /// The address of all of them.
     pub bind: IpAddr,
@@ -110,7 +111,7 @@ pub struct SimConfig {
     pub port: u16,
     /// What each is for, in order; those beyond the end are for both.
     pub roles: Vec<Role>,
-    /// What each is.
+    /// Configuration that all servers share.
     pub server: ServerConfig,
 }
 

@@ -1,17 +1,17 @@
-//! Text that is known by name: what a trace tells of a prompt, cut into blocks without a single token being made.
+//! Text that is known by name: prompts of traces are cut into blocks without making their tokens.
 //!
-//! A [`Piece`] stands for tokens that nobody needs to see. Equal pieces are equal tokens, so equal beginnings of two prompts are equal
-//! blocks, whatever the size of a block is. Called by `sim::engine` for what its cache holds and by `replay` for the keys that a picker
-//! would make. Pure.
+//! A [`Piece`] stands for tokens whose values don't matter. Equal pieces are equal tokens, so equal beginnings of two
+//! prompts are equal blocks, whatever the size of a block is. Called by `sim::engine` for what its cache holds and by
+//! `replay` for the keys that a picker would make. Pure.
 
 /// Tokens `from..from + tokens` of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
-    /// Which text.
+    /// Name of the whole text.
     pub name: u64,
     /// Where in the text the piece begins, tokens.
     pub from: u32,
-    /// Its length, tokens.
+    /// Length of the piece, tokens.
     pub tokens: u32,
 }
 

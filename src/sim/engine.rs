@@ -1,12 +1,14 @@
-//! The simulated inference engine: two queues, a step loop, a paged cache. No clock, no I/O: moments come in, events go out.
+//! The simulated inference engine: two queues, a step loop, a paged cache. No clock, no I/O: moments come in, events go
+//! out.
 //!
-//! Called by `sim::host` with the wall clock and by `replay` with virtual time. May import `clock` and its siblings `content`, `kv`,
-//! `latency`, `sequence`, `stats`, `tokenizer`. What goes in and comes out is in `job`, who is in the batch in `batch`, what a step does
-//! in `step`, what passes between engines in `handoff`. The model is on the module page of [`crate`].
+//! Called by `sim::host` with the wall clock and by `replay` with virtual time. May import `clock` and its siblings
+//! `content`, `kv`, `latency`, `sequence`, `stats`, `tokenizer`. What goes in and comes out is in `job`, who is in the
+//! batch in `batch`, what a step does in `step`, what passes between engines in `handoff`. The model is on the module
+//! page of [`crate`].
 
-use crate::engine::batch::Batch;
+use crate::engine::batch::RunningBatch;
 use crate::engine::handoff::{Pins, Transfers};
-use crate::engine::sequence::{Sequences, Setting};
+use crate::engine::sequence::{SequenceContext, Sequences};
 use crate::kv::{BlockHash, KvCache};
 use crate::latency::{LatencyModel, StepCosts, StepWork};
 use crate::stats::EngineStats;
@@ -28,8 +30,8 @@ mod tests;
 
 /// 16 tokens: vLLM's block on CUDA.
 pub const DEFAULT_BLOCK_SIZE: u32 = 16;
-/// 4,096 blocks, 65,536 tokens at the default block size: small enough for tests to see evictions. An 8B model on an 80 GB card has
-/// about 27,000.
+/// 4,096 blocks, 65,536 tokens at the default block size: small enough for tests to see evictions. An 8B model on an 80
+/// GB card has about 27,000.
 pub const DEFAULT_NUM_BLOCKS: u32 = 4_096;
 /// 256 sequences in a batch: vLLM's default.
 pub const DEFAULT_MAX_NUM_SEQS: u32 = 256;
@@ -61,12 +63,13 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Tell what the cache stores and drops, see [`Engine::take_kv_batches`].
     pub kv_events: bool,
-    /// Tell of every token. Without, an answer costs the machine what its blocks cost and not what its tokens cost; nothing else differs
-    /// but [`Engine::quiet_until`]. Times between tokens are counted either way, those of a step all at once.
+    /// Tell of every token. Without, an answer costs the machine what its blocks cost and not what its tokens cost;
+    /// nothing else differs but [`Engine::quiet_until`]. Times between tokens are counted either way, those of a step
+    /// all at once.
     pub every_token: bool,
     /// Cards that it runs on, at least 1: an hour of it is so many GPU hours.
     pub gpus: u32,
-    /// What a step costs.
+    /// Durations of steps and transfers.
     pub latency: LatencyModel,
 }
 
@@ -98,7 +101,7 @@ impl EngineConfig {
     }
 }
 
-/// The engine.
+/// A simulated engine: waiting queue, running batch and paged KV cache.
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
@@ -110,7 +113,7 @@ pub struct Engine {
     /// Ordered by arrival; the preempted stand in front.
     waiting: VecDeque<u32>,
     /// Ordered by admission; the last is the first to be preempted.
-    batch: Batch,
+    batch: RunningBatch,
     /// Those who receive, or have received, what another server computed, and are not in the batch yet.
     transfers: Transfers,
     /// Blocks of jobs that have ended.
@@ -124,7 +127,7 @@ pub struct Engine {
     step_began: Timestamp,
     /// End of the step that is under way.
     step_ends: Option<Timestamp>,
-    /// What it costs.
+    /// Work of the step, from which its duration follows.
     work: StepWork,
     deferred: usize,
     stats: EngineStats,
@@ -143,7 +146,7 @@ impl Engine {
             kv,
             sequences: Sequences::default(),
             waiting: VecDeque::new(),
-            batch: Batch::new(config.block_size),
+            batch: RunningBatch::new(config.block_size),
             transfers: Transfers::default(),
             pins: Pins::default(),
             looked: Timestamp(0),
@@ -177,7 +180,7 @@ impl Engine {
         &self.config
     }
 
-    /// Totals since the start.
+    /// Counters and histograms since the start.
     #[must_use]
     pub fn stats(&self) -> &EngineStats {
         &self.stats
@@ -207,8 +210,8 @@ impl Engine {
         )
     }
 
-    /// What the cache stored and dropped in the steps since the last call, oldest first. Whoever builds an engine with
-    /// [`EngineConfig::kv_events`] must ask from time to time.
+    /// What the cache stored and dropped in the steps since the last call, oldest first. A caller that builds an engine
+    /// with [`EngineConfig::kv_events`] must ask from time to time.
     pub fn take_kv_batches(&mut self) -> Vec<KvBatch> {
         std::mem::take(&mut self.kv_batches)
     }
@@ -218,8 +221,8 @@ impl Engine {
         self.kv.held()
     }
 
-    /// Forgets the cache; false, and nothing changed, while a job has blocks. The event comes with the next step, as vLLM's does: an
-    /// engine without work tells nobody.
+    /// Forgets the cache; false, and nothing changed, while a job has blocks. The event comes with the next step, as
+    /// vLLM's does: an engine without work publishes nothing.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.kv.clear()
     }
@@ -249,8 +252,13 @@ impl Engine {
         } else {
             BlockHash::root(&self.config.model, job.lora.as_deref(), job.cache_salt.as_deref())
         };
-        let setting =
-            Setting { now, root, block_size: self.config.block_size.max(1), room, tells: self.kv.is_recording() };
+        let setting = SequenceContext {
+            now,
+            root,
+            block_size: self.config.block_size.max(1),
+            room,
+            tells: self.kv.is_recording(),
+        };
         self.waiting.push_back(self.sequences.add(job, setting));
         self.blocked = false;
         self.stats.submitted += 1;
@@ -293,11 +301,11 @@ impl Engine {
         [waiting, ready, self.transfers.next_end(), self.pins.next_end()].into_iter().flatten().min()
     }
 
-    /// No event of [`Engine::advance`] comes before this moment, as long as nobody submits or cancels a job or releases blocks; `None`
-    /// while there is nothing to do. Whoever waits for events only need not come before, but must [`Engine::advance`] to the present before it asks
-    /// for anything else or hands in a job; what the cache stores and drops meanwhile waits with its time in
-    /// [`Engine::take_kv_batches`]. The bound is the end of the step where tokens are told one by one, where a job is read
-    /// or waits, and where blocks may run out.
+    /// No event of [`Engine::advance`] comes before this moment, as long as no job is submitted or cancelled and no
+    /// blocks are released; `None` while there is nothing to do. A caller that waits for events need not come before,
+    /// but must [`Engine::advance`] to the present before it asks for anything else or hands in a job; what the cache
+    /// stores and drops meanwhile waits with its time in [`Engine::take_kv_batches`]. The bound is the end of the step
+    /// where tokens are reported one by one, where a job is read or waits, and where blocks may run out.
     #[must_use]
     pub fn quiet_until(&self) -> Option<Timestamp> {
         let next = self.next_event_at()?;
@@ -317,8 +325,8 @@ impl Engine {
         Some(self.transfers.next_end().map_or(quiet, |ends| ends.min(quiet)).max(next))
     }
 
-    /// Lets time pass up to `now` and appends what happened, in order. Steps follow each other without a gap while there is work, so a
-    /// caller that comes late does not slow the engine down.
+    /// Lets time pass up to `now` and appends what happened, in order. Steps follow each other without a gap while
+    /// there is work, so a caller that comes late does not slow the engine down.
     pub fn advance(&mut self, now: Timestamp, events: &mut Vec<EngineEvent>) {
         while let Some(at) = self.next_event_at().filter(|at| *at <= now) {
             if self.step_ends.take().is_some() {

@@ -3,7 +3,7 @@
 use crate::faults::Faults;
 use tokio::sync::watch;
 
-/// Tells who waits for it of every change.
+/// Notifies its watchers of every change.
 #[derive(Debug)]
 pub(super) struct FaultBoard {
     faults: watch::Sender<Faults>,
@@ -22,12 +22,12 @@ impl FaultBoard {
         self.faults.send_replace(faults);
     }
 
-    /// To be told of changes.
+    /// Receiver of all changes.
     pub(super) fn watch(&self) -> watch::Receiver<Faults> {
         self.faults.subscribe()
     }
 
-    /// The status with which the request at hand fails, if it does; counts it.
+    /// Status with which this request fails; `None` when it does not. Counts the failure.
     pub(super) fn take_failure(&self) -> Option<u16> {
         let mut status = None;
         self.faults.send_if_modified(|faults| {
@@ -37,7 +37,7 @@ impl FaultBoard {
         status
     }
 
-    /// Whether the message of KV events at hand is lost; counts it.
+    /// Whether this message of KV events is dropped. Counts the drop.
     #[cfg(feature = "zmq")]
     pub(super) fn take_kv_drop(&self) -> bool {
         self.faults.send_if_modified(|faults| faults.kv_events.take_drop())

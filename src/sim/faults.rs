@@ -54,7 +54,7 @@ pub struct KvEventsFaults {
 }
 
 impl KvEventsFaults {
-    /// Whether the message at hand is lost; counts it.
+    /// Whether this message is dropped. Counts the drop.
     pub fn take_drop(&mut self) -> bool {
         let lost = self.drop_next > 0;
         self.drop_next = self.drop_next.saturating_sub(1);
@@ -62,11 +62,11 @@ impl KvEventsFaults {
     }
 }
 
-/// A number of failures.
+/// A status for the next requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailNext {
-    /// How many requests fail.
+    /// Number of requests that fail.
     pub count: u32,
     /// With which HTTP status, 400..=599.
     pub status: u16,
@@ -82,7 +82,7 @@ pub enum MetricsFault {
     Garbage,
     /// A page of [`DEFAULT_HUGE_METRICS_BYTES`].
     Huge,
-    /// Status 500.
+    /// The page responds with status 500.
     Error,
 }
 
@@ -101,7 +101,7 @@ impl Faults {
         }
     }
 
-    /// The status with which the request at hand fails, if it does; counts it.
+    /// Status with which this request fails; `None` when it does not. Counts the failure.
     pub fn take_failure(&mut self) -> Option<u16> {
         let fail = self.fail_next.as_mut().filter(|fail| fail.count > 0)?;
         fail.count -= 1;

@@ -4,7 +4,7 @@
 
 use crate::config::SimConfig;
 use crate::fault_board::FaultBoard;
-use crate::http::{Place, Server};
+use crate::http::{FleetPosition, Server};
 #[cfg(feature = "zmq")]
 use crate::kv_events::publish;
 use crate::kv_events::{KvEventSource, KvLink};
@@ -44,7 +44,7 @@ pub struct SimHandle {
     tasks: TaskTracker,
     /// No new connections and requests.
     stop: CancellationToken,
-    /// No connections.
+    /// Closes all connections when cancelled.
     abort: CancellationToken,
 }
 
@@ -126,11 +126,11 @@ impl SimHandle {
         }
         self.addresses.push(address);
         self.kv_event_sources.extend(links.iter().flatten().map(|link| link.source.clone()));
-        let place = Place {
+        let place = FleetPosition {
             address,
             // Who listens everywhere is found here.
             host: if address.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address.ip() },
-            // Numbers only: nobody listens there.
+            // A number only: the simulator has no listener there.
             side_channel: DEFAULT_SIDE_CHANNEL_PORT.wrapping_add(index),
             role: config.roles.get(usize::from(index)).copied().unwrap_or_default(),
             peers: self.peers.clone(),

@@ -1,7 +1,8 @@
 //! An engine on the wall clock: one task that sleeps until the engine's next event, and a channel for every request.
 //!
-//! There is one timer for the whole engine, however many streams are open: a step of the engine is one wake-up, and every stream that
-//! got a token is woken by its channel. Called by `sim::http`; may import the engine, `clock` and tokio.
+//! There is one timer for the whole engine, however many streams are open: a step of the engine is one wake-up, and
+//! every stream that got a token is woken by its channel. Called by `sim::http`; may import the engine, `clock` and
+//! tokio.
 
 use crate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
 use crate::kv_events::encode::{KvEncoder, KvFrame};
@@ -24,11 +25,11 @@ const LORA_SETS_KEPT: usize = 32;
 pub(super) struct Update {
     /// Which of the jobs, in the order in which they were handed in.
     pub(super) choice: usize,
-    pub(super) news: News,
+    pub(super) news: JobNews,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum News {
+pub(super) enum JobNews {
     Token,
     /// What another server had computed is here.
     Received,
@@ -83,18 +84,18 @@ pub(super) struct KvOutput {
 }
 
 #[derive(Debug)]
-struct Listener {
+struct JobListener {
     sink: mpsc::UnboundedSender<Update>,
     choice: usize,
 }
 
 #[derive(Debug)]
-struct State {
+struct HostState {
     engine: Engine,
-    listeners: HashMap<JobId, Listener, RandomState>,
+    listeners: HashMap<JobId, JobListener, RandomState>,
     next_job: u64,
     events: Vec<EngineEvent>,
-    /// Oldest first.
+    /// Sets of adapters, oldest first.
     loras: VecDeque<LoraSet>,
     kv: Option<KvOutput>,
     started: Timestamp,
@@ -104,18 +105,18 @@ struct State {
 #[derive(Debug)]
 pub(super) struct EngineHost {
     clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<HostState>,
     wake: Notify,
 }
 
 impl EngineHost {
-    /// The engine tells of its cache where there is an output for it.
+    /// The engine publishes the changes of its cache where `kv` is an output for them.
     pub(super) fn new(clock: Clock, config: EngineConfig, kv: Option<KvOutput>) -> Self {
         // Streams wait for every token.
         let config = EngineConfig { kv_events: kv.is_some(), every_token: true, ..config };
         Self {
             clock,
-            state: Mutex::new(State {
+            state: Mutex::new(HostState {
                 engine: Engine::new(config),
                 listeners: HashMap::default(),
                 next_job: 0,
@@ -152,7 +153,8 @@ impl EngineHost {
         jobs: Vec<Job>,
         claim: Option<Box<dyn RemoteBlocks>>,
     ) -> Result<Subscription, Refused> {
-        // Unbounded, yet small: a job sends at most one update a token, and a real server does not wait for slow readers either.
+        // Unbounded, yet small: a job sends at most one update a token, and a real server does not wait for slow
+        // readers either.
         let (sink, updates) = mpsc::unbounded_channel();
         let mut subscription =
             Subscription { host: self.clone(), jobs: Vec::with_capacity(jobs.len()), open: 0, updates, claim };
@@ -167,7 +169,7 @@ impl EngineHost {
                 drop(state);
                 return Err(refused);
             }
-            state.listeners.insert(id, Listener { sink: sink.clone(), choice });
+            state.listeners.insert(id, JobListener { sink: sink.clone(), choice });
             subscription.jobs.push(id);
             subscription.open += 1;
         }
@@ -247,12 +249,12 @@ impl EngineHost {
         }
     }
 
-    /// Begins anew as a new process would: requests end, the cache is empty, counts begin at 0. The number of the new life, where
-    /// there are KV events.
+    /// Begins anew as a new process would: requests end, the cache is empty, counts begin at 0. The number of the new
+    /// life, where there are KV events.
     pub(super) fn restart(&self) -> Option<u32> {
         let mut state = self.state.lock();
         let now = state.advance(&self.clock);
-        let State { engine, events, .. } = &mut *state;
+        let HostState { engine, events, .. } = &mut *state;
         engine.restart(now, events);
         state.tell();
         state.loras.clear();
@@ -265,7 +267,7 @@ impl EngineHost {
     fn cancel(&self, jobs: &[JobId]) {
         let mut state = self.state.lock();
         let now = state.advance(&self.clock);
-        let State { engine, listeners, events, .. } = &mut *state;
+        let HostState { engine, listeners, events, .. } = &mut *state;
         for job in jobs {
             if listeners.remove(job).is_some() {
                 engine.cancel(now, *job, events);
@@ -277,7 +279,7 @@ impl EngineHost {
     }
 }
 
-impl State {
+impl HostState {
     /// Step by step, so that an adapter whose jobs came and went between two wake-ups is noted all the same.
     fn advance(&mut self, clock: &Clock) -> Timestamp {
         let now = clock.now();
@@ -304,15 +306,15 @@ impl State {
     fn tell(&mut self) {
         for event in self.events.drain(..) {
             let (job, news) = match event {
-                EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, News::Token),
-                EngineEvent::Finished { job, report, .. } => (job, News::Finished(report)),
-                EngineEvent::Received { job, .. } => (job, News::Received),
+                EngineEvent::FirstToken { job, .. } | EngineEvent::Token { job, .. } => (job, JobNews::Token),
+                EngineEvent::Finished { job, report, .. } => (job, JobNews::Finished(report)),
+                EngineEvent::Received { job, .. } => (job, JobNews::Received),
                 EngineEvent::Preempted { .. } => continue,
             };
             let Some(listener) = self.listeners.get(&job) else { continue };
             // A failed send means that the reader is going away; its drop cancels the job.
             let _ = listener.sink.send(Update { choice: listener.choice, news });
-            if matches!(news, News::Finished(_)) {
+            if matches!(news, JobNews::Finished(_)) {
                 self.listeners.remove(&job);
             }
         }
@@ -343,7 +345,7 @@ pub(super) struct Subscription {
     jobs: Vec<JobId>,
     open: usize,
     updates: mpsc::UnboundedReceiver<Update>,
-    /// Blocks of another server that the first job reads. Given back when it has, or when nobody waits for it any more.
+    /// Blocks of another server that the first job reads. Released after the read, or when the request is cancelled.
     claim: Option<Box<dyn RemoteBlocks>>,
 }
 
@@ -359,25 +361,25 @@ impl Subscription {
             return Poll::Ready(None);
         }
         let mut update = std::task::ready!(self.updates.poll_recv(cx));
-        if let Some(Update { choice: 0, news: News::Received }) = update
+        if let Some(Update { choice: 0, news: JobNews::Received }) = update
             && self.claim.take().is_some_and(|claim| !claim.finish_read())
         {
-            update = Some(Update { choice: 0, news: News::Lost });
+            update = Some(Update { choice: 0, news: JobNews::Lost });
         }
-        if let Some(Update { news: News::Finished(_), .. }) = update {
+        if let Some(Update { news: JobNews::Finished(_), .. }) = update {
             self.open -= 1;
         }
         Poll::Ready(update)
     }
 
-    /// Waits for the end of all jobs; their reports in the order in which the jobs were handed in. `None` when what one of them was to
-    /// receive was lost.
+    /// Waits for the end of all jobs; their reports in the order in which the jobs were handed in. `None` when what one
+    /// of them was to receive was lost.
     pub(super) async fn finished(&mut self) -> Option<Vec<JobReport>> {
         let mut reports: Vec<Option<JobReport>> = vec![None; self.jobs.len()];
         while let Some(update) = std::future::poll_fn(|cx| self.poll_next(cx)).await {
             match (update.news, reports.get_mut(update.choice)) {
-                (News::Finished(report), Some(slot)) => *slot = Some(report),
-                (News::Lost, _) => return None,
+                (JobNews::Finished(report), Some(slot)) => *slot = Some(report),
+                (JobNews::Lost, _) => return None,
                 _ => {}
             }
         }

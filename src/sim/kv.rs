@@ -1,14 +1,14 @@
-//! The paged KV cache of a simulated engine: blocks with reference counts, reuse by hash chain, eviction of the least recently
-//! freed block.
+//! The paged KV cache of a simulated engine: blocks with reference counts, reuse by hash chain, eviction of the least
+//! recently freed block.
 //!
-//! Owns which block holds what and who refers to it, and on demand a record of what was stored and dropped; the engine owns which
-//! request has which blocks. Called by `sim::engine`.
-//! Imports `sim::content`. The behaviour is vLLM's (v1 block pool): a freed block keeps its content until it is needed, a
-//! request's blocks are freed from the tail so that shared heads live longest, and two blocks may hold the same content.
+//! Owns which block holds what and who refers to it, and on demand a record of what was stored and dropped; the engine
+//! owns which request has which blocks. Called by `sim::engine`. Imports `sim::content`. The behaviour is vLLM's (v1
+//! block pool): a freed block keeps its content until it is needed, a request's blocks are freed from the tail so that
+//! shared heads live longest, and two blocks may hold the same content.
 
 use crate::content::mix;
 use std::sync::Arc;
-use table::Table;
+use table::BlockTable;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 mod table;
@@ -27,7 +27,8 @@ impl BlockHash {
     #[must_use]
     pub fn root(model: &str, lora: Option<&str>, cache_salt: Option<&str>) -> Self {
         let root = [Some(model), lora, cache_salt].into_iter().fold(0, |before, part| {
-            // The length keeps ("ab", "c") apart from ("a", "bc"); u64::MAX keeps a missing part apart from an empty one.
+            // The length keeps ("ab", "c") apart from ("a", "bc"); u64::MAX keeps a missing part apart from an empty
+            // one.
             let length = part.map_or(u64::MAX, |text| text.len() as u64);
             xxh3_64_with_seed(part.unwrap_or_default().as_bytes(), mix(before ^ length))
         });
@@ -63,7 +64,7 @@ pub fn content_hash(tokens: &[u32]) -> u64 {
 pub struct BlockId(u32);
 
 impl BlockId {
-    /// The number.
+    /// The hash as a number.
     #[must_use]
     pub fn number(self) -> u32 {
         self.0
@@ -75,33 +76,34 @@ impl BlockId {
 pub struct KvBlock {
     /// The block and everything before it.
     pub hash: BlockHash,
-    /// The block alone: [`content_hash`] of its tokens, or what [`Contents`](crate::content::Contents) makes of its pieces.
+    /// The block alone: [`content_hash`] of its tokens, or what [`Contents`](crate::content::Contents) makes of its
+    /// pieces.
     pub content: u64,
 }
 
-/// What the cache has come to hold or has given up, as an engine tells those who route to it.
+/// A change of the cache, as engines publish it to routers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Blocks of one request, each behind the one before it. A block is stored once for every copy: an aligned prompt that comes
-    /// again has its last block computed, and held, twice.
+    /// Blocks of one request, each behind the one before it. A block is stored once for every copy: an aligned prompt
+    /// that comes again has its last block computed, and held, twice.
     Stored {
         /// The block before the first; `None` at the start of a prompt.
         parent: Option<BlockHash>,
-        /// At least one.
+        /// Blocks in the order of the prompt, at least one.
         blocks: Vec<KvBlock>,
         /// The token ids of all blocks; empty when the request came in pieces.
         tokens: Vec<u32>,
-        /// The request's adapter.
+        /// LoRA adapter of the request.
         lora: Option<Arc<str>>,
-        /// The request's salt.
+        /// Cache salt of the request.
         cache_salt: Option<Arc<str>>,
     },
     /// One copy of a block made room.
     Removed {
-        /// The block.
+        /// Hash of the block.
         hash: BlockHash,
     },
-    /// All blocks were forgotten.
+    /// The cache was cleared completely.
     Cleared,
 }
 
@@ -109,7 +111,7 @@ pub enum KvEvent {
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
-struct Block {
+struct CacheBlock {
     refs: u32,
     /// Whether the block can be found by its content; `hash` and its neighbours in the ring mean nothing otherwise.
     findable: bool,
@@ -117,26 +119,27 @@ struct Block {
     /// Neighbours in the free list; meaningless while `refs > 0`.
     previous: u32,
     next: u32,
-    /// Neighbours in the ring of blocks that hold the same, in the order in which they came to; itself when it is the only one.
+    /// Neighbours in the ring of blocks with equal content, in order of storing; the block itself when it is the only
+    /// one.
     older: u32,
     newer: u32,
 }
 
-const EMPTY: Block =
-    Block { refs: 0, findable: false, hash: BlockHash(0), previous: NIL, next: NIL, older: NIL, newer: NIL };
+const EMPTY: CacheBlock =
+    CacheBlock { refs: 0, findable: false, hash: BlockHash(0), previous: NIL, next: NIL, older: NIL, newer: NIL };
 
 /// The cache. Indexing inside is by ids that only this type gives out, all of them below `blocks.len()`.
 #[derive(Debug)]
 pub struct KvCache {
-    blocks: Vec<Block>,
+    blocks: Vec<CacheBlock>,
     /// Unreferenced blocks, the next to be taken first. A list through `blocks`, so that a hit leaves it in O(1).
     free_head: u32,
     free_tail: u32,
     free: u32,
     /// The oldest holder of each; the others follow in its ring.
-    cached: Table,
+    cached: BlockTable,
     evictions: u64,
-    /// What happened since it was last asked for; `None` when nobody wants to know.
+    /// Changes since the last call of `take_events`; `None` when they are not recorded.
     record: Option<Vec<KvEvent>>,
 }
 
@@ -149,7 +152,7 @@ impl KvCache {
             free_head: NIL,
             free_tail: NIL,
             free: 0,
-            cached: Table::new(total),
+            cached: BlockTable::new(total),
             evictions: 0,
             record: None,
         };
@@ -165,7 +168,7 @@ impl KvCache {
         Self { record: Some(Vec::new()), ..self }
     }
 
-    /// Whether events are recorded.
+    /// Whether changes are recorded as events.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         self.record.is_some()
@@ -205,7 +208,7 @@ impl KvCache {
         true
     }
 
-    /// Blocks in all.
+    /// Total number of blocks.
     #[must_use]
     pub fn total(&self) -> u32 {
         u32::try_from(self.blocks.len()).unwrap_or(u32::MAX)
@@ -242,8 +245,8 @@ impl KvCache {
         }
     }
 
-    /// Takes the blocks of `table`, which [`KvCache::find`] has just found, and appends `fresh` new ones; false, and nothing changed,
-    /// when there is no room.
+    /// Takes the blocks of `table`, which [`KvCache::find`] has just found, and appends `fresh` new ones; false, and
+    /// nothing changed, when there is no room.
     pub fn take(&mut self, table: &mut Vec<BlockId>, fresh: u32) -> bool {
         // A hit on an unreferenced block leaves the free list too, so it can't also serve as a new block.
         let from_free = table.iter().filter(|id| self.blocks[id.0 as usize].refs == 0).count();
@@ -294,15 +297,15 @@ impl KvCache {
         self.blocks[older as usize].newer = id;
         self.blocks[newer as usize].older = id;
         let block = &mut self.blocks[id as usize];
-        *block = Block { findable: true, hash, older, newer, ..*block };
+        *block = CacheBlock { findable: true, hash, older, newer, ..*block };
     }
 
     fn holder(&self, hash: BlockHash) -> Option<u32> {
         self.cached.get(hash, |id| self.blocks[id as usize].hash == hash)
     }
 
-    /// Gives a request's blocks back, the last one first: it is then also the first to be evicted, and the head, which others are
-    /// more likely to share, the last. Leaves `table` empty.
+    /// Gives a request's blocks back, the last one first: it is then also the first to be evicted, and the head, which
+    /// others are more likely to share, the last. Leaves `table` empty.
     pub fn release(&mut self, table: &mut Vec<BlockId>) {
         for BlockId(id) in table.drain(..).rev() {
             let block = &mut self.blocks[id as usize];
@@ -341,7 +344,7 @@ impl KvCache {
     }
 
     fn forget(&mut self, id: u32) {
-        let Block { findable, hash, older, newer, .. } = self.blocks[id as usize];
+        let CacheBlock { findable, hash, older, newer, .. } = self.blocks[id as usize];
         if !findable {
             return;
         }
@@ -376,7 +379,7 @@ impl KvCache {
     }
 
     fn unlink_free(&mut self, id: u32) {
-        let Block { previous, next, .. } = self.blocks[id as usize];
+        let CacheBlock { previous, next, .. } = self.blocks[id as usize];
         if previous == NIL {
             self.free_head = next;
         } else {

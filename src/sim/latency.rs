@@ -1,6 +1,7 @@
 //! How long a step of a simulated engine takes. Called by `sim::engine`; pure arithmetic.
 //!
-//! A step takes a base and, on top of it, the longer one of two: what the card computes, and what it reads from memory. Kernels overlap them.
+//! A step takes a base and, on top of it, the longer one of two: what the card computes, and what it reads from memory.
+//! Kernels overlap them.
 //!
 //! ```text
 //! t        = base + max(compute, memory)
@@ -8,13 +9,14 @@
 //! memory   = weights + tokens in the cache that those sequences read · c_context
 //! ```
 //!
-//! So a batch that only decodes is bound by memory: the weights are read once for all of it, and each sequence adds its context. A step with
-//! a long part of a prompt is bound by compute, and what decodes beside it is read meanwhile.
+//! So a batch that only decodes is bound by memory: the weights are read once for all of it, and each sequence adds its
+//! context. A step with a long part of a prompt is bound by compute, and what decodes beside it is read meanwhile.
 //!
 //! # Where the constants come from
 //!
-//! An H100 SXM reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (NVIDIA's data sheet). Of the bandwidth 80 % is assumed for weights and
-//! for keys and values. With the base, a lone request of an 8B model then has 68 % of it. Published curves that this was held against:
+//! An H100 SXM reads 3.35 TB/s and computes 989 TFLOP/s in bf16 (NVIDIA's data sheet). Of the bandwidth 80 % is assumed
+//! for weights and for keys and values. With the base, a lone request of an 8B model then has 68 % of it. Published
+//! curves that this was held against:
 //!
 //! | what | published | formula |
 //! |---|---|---|
@@ -33,7 +35,8 @@ pub const DEFAULT_STEP_BASE: Duration = Duration::from_millis(1);
 pub const DEFAULT_WEIGHT_READ: Duration = Duration::from_millis(6);
 /// 40 us: 16 GFLOP a token at 40 % of an H100's 989 TFLOP/s, i.e. 25,000 prompt tokens a second.
 pub const DEFAULT_PER_PREFILL_TOKEN: Duration = Duration::from_micros(40);
-/// 40 us: one token costs the card as much to compute as one of a prompt. Up to 150 sequences the reading of the weights hides it.
+/// 40 us: one token costs the card as much to compute as one of a prompt. Up to 150 sequences the reading of the
+/// weights hides it.
 pub const DEFAULT_PER_DECODE_SEQUENCE: Duration = DEFAULT_PER_PREFILL_TOKEN;
 /// 49 ns: 128 KiB of keys and values a token (32 layers, 8 KV heads of 128, bf16) at 80 % of 3.35 TB/s.
 pub const DEFAULT_PER_CONTEXT_TOKEN: Duration = Duration::from_nanos(49);
@@ -47,7 +50,7 @@ pub const DEFAULT_PER_RECEIVED_TOKEN: Duration = Duration::from_nanos(3_277);
 /// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
-    /// Prompt tokens computed.
+    /// Prompt tokens that the step computes.
     pub prefill_tokens: u64,
     /// Pairs (prompt token computed, earlier token it looks at).
     pub prefill_pairs: u64,

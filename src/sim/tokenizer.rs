@@ -1,10 +1,11 @@
 //! The simulated model's tokenizer, chat template and answers. Deterministic and reversible, not linguistic. Pure.
 //!
-//! - A token is up to four bytes of UTF-8 text, and its id is those bytes, little-endian. About what a real tokenizer makes of
-//!   English, and ids can be turned back into text without a table. (NUL bytes at the end of a text get lost that way.)
-//! - Text is cut in fours from the start of each *segment*; the template begins a new segment with every role and every content.
-//!   So a conversation that goes on keeps all tokens of its past, and an answer that comes back as history has the tokens with
-//!   which it was generated.
+//! - A token is up to four bytes of UTF-8 text, and its id is those bytes, little-endian. About what a real tokenizer
+//!   makes of English, and ids can be turned back into text without a table. (NUL bytes at the end of a text get lost
+//!   that way.)
+//! - Text is cut in fours from the start of each *segment*; the template begins a new segment with every role and every
+//!   content. So a conversation that goes on keeps all tokens of its past, and an answer that comes back as history has
+//!   the tokens with which it was generated.
 //! - Ids from `0xFFFF_FF00` are the template's marks; no UTF-8 text holds a byte `0xFF`.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -63,7 +64,7 @@ pub fn decode(tokens: &[u32]) -> String {
 /// A part of a message's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Text.
+    /// Plain text content.
     Text(String),
     /// Something else, known by what it says (a URL, base64 data).
     Media(String),
@@ -71,14 +72,14 @@ pub enum Content {
 
 /// One message as the template sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct ChatTurn {
     /// `system`, `user`, `assistant`, `tool`, …
     pub role: String,
-    /// Its parts, in order.
+    /// Contents in their order.
     pub content: Vec<Content>,
 }
 
-impl Turn {
+impl ChatTurn {
     /// A message of plain text.
     #[must_use]
     pub fn text(role: &str, text: impl Into<String>) -> Self {
@@ -86,10 +87,10 @@ impl Turn {
     }
 }
 
-/// Renders a conversation: for each message a start mark, `role\n`, the content, an end mark and `\n`; then, to be answered, a start
-/// mark and `assistant\n`.
+/// Renders a conversation: for each message a start mark, `role\n`, the content, an end mark and `\n`; then, to be
+/// answered, a start mark and `assistant\n`.
 #[must_use]
-pub fn render_chat(turns: &[Turn], add_generation_prompt: bool) -> Vec<u32> {
+pub fn render_chat(turns: &[ChatTurn], add_generation_prompt: bool) -> Vec<u32> {
     let mut tokens = Vec::new();
     for turn in turns {
         tokens.push(MESSAGE_START);

@@ -1,11 +1,12 @@
 //! vLLM's own names of blocks, bit for bit: what its KV events call a block, computed from the tokens.
 //!
-//! A full block is named by `digest(serialize((parent, (t_0, …, t_n), extra)))`. The first block's parent is `NONE_HASH`, the
-//! digest of a serialized seed string; `extra` is what else separates caches: the LoRA adapter of every block and the cache salt of
-//! the first. Partial blocks have no name. Digest and serialization are vLLM's `--prefix-caching-hash-algo`.
+//! A full block is named by `digest(serialize((parent, (t_0, …, t_n), extra)))`. The first block's parent is
+//! `NONE_HASH`, the digest of a serialized seed string; `extra` is what else separates caches: the LoRA adapter of
+//! every block and the cache salt of the first. Partial blocks have no name. Digest and serialization are vLLM's
+//! `--prefix-caching-hash-algo`.
 //!
-//! Compared with hashes that vLLM 0.22.1 and 0.32.0 published (`tests/vllm_hash.rs`). Multimodal content and prompt embeddings are
-//! not covered. Pure; called by the simulated engines' KV events.
+//! Compared with hashes that vLLM 0.22.1 and 0.32.0 published (`tests/vllm_hash.rs`). Multimodal content and prompt
+//! embeddings are not covered. Pure; called by the simulated engines' KV events.
 
 mod serialize;
 
@@ -17,8 +18,8 @@ use xxhash_rust::xxh3::xxh3_128;
 #[cfg(test)]
 mod tests;
 
-/// `vllm-none-hash`: what vLLM 0.29 and later take for the SHA-256 pair where `PYTHONHASHSEED` is not set, so that all servers agree.
-/// Earlier ones, and the xxHash pair, then take random bytes, and their hashes can't be computed.
+/// `vllm-none-hash`: what vLLM 0.29 and later take for the SHA-256 pair where `PYTHONHASHSEED` is not set, so that all
+/// servers agree. Earlier ones, and the xxHash pair, then take random bytes, and their hashes can't be computed.
 pub const DEFAULT_SEED: &str = "vllm-none-hash";
 
 /// How blocks are serialized and digested: vLLM's `--prefix-caching-hash-algo`.
@@ -27,7 +28,7 @@ pub enum Algorithm {
     /// SHA-256 of Python's pickle, protocol 5: vLLM's default.
     #[default]
     Sha256,
-    /// SHA-256 of canonical CBOR.
+    /// SHA-256 of the canonical CBOR encoding.
     Sha256Cbor,
     /// XXH3, 128 bits, of the pickle; from vLLM 0.13 on.
     Xxhash,
@@ -36,11 +37,11 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms, in the order of their flags.
     pub const ALL: [Algorithm; 4] =
         [Algorithm::Sha256, Algorithm::Sha256Cbor, Algorithm::Xxhash, Algorithm::XxhashCbor];
 
-    /// vLLM's name of it.
+    /// Spelling in vLLM's flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +74,7 @@ impl fmt::Display for Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("hash algorithm is {got:?}, allowed are sha256, sha256_cbor, xxhash and xxhash_cbor")]
 pub struct UnknownAlgorithm {
-    /// What was given.
+    /// The name that was given.
     pub got: String,
 }
 
@@ -137,7 +138,7 @@ pub enum ExtraForm {
 /// A LoRA adapter as vLLM knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lora<'a> {
-    /// Its name.
+    /// Name of the adapter.
     pub name: &'a str,
     /// Where it was loaded from: `root` in `/v1/models`. No part of the bare form.
     pub path: &'a str,
@@ -146,7 +147,7 @@ pub struct Lora<'a> {
 /// What else than tokens separates the blocks of a request from those of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtraKeys<'a> {
-    /// The adapter.
+    /// LoRA adapter of the request.
     pub lora: Option<Lora<'a>>,
     /// The request's `cache_salt`; the first block holds it, the others follow from that one.
     pub cache_salt: Option<&'a str>,

@@ -32,7 +32,8 @@ pub fn gamma(rng: &mut PickRng, shape: f64) -> f64 {
     }
 }
 
-/// A gap with mean 1 whose deviation is `cv` times its mean: 0 is a metronome, 1 the gaps of a Poisson process, more comes in bursts.
+/// A gap with mean 1 whose deviation is `cv` times its mean: 0 is a metronome, 1 the gaps of a Poisson process, more
+/// comes in bursts.
 pub fn gap(rng: &mut PickRng, cv: f64) -> f64 {
     if cv <= 0.0 {
         1.0
@@ -60,7 +61,7 @@ impl Zipf {
         Self { sums: (1..=ranks.max(1)).map(|rank| (sum += weight(rank), sum).1).collect() }
     }
 
-    /// A rank, from 0.
+    /// Draws a rank, from 0 for the most frequent.
     pub fn draw(&self, rng: &mut PickRng) -> usize {
         let at = unit(rng) * self.sums.last().copied().unwrap_or(0.0);
         self.sums.partition_point(|sum| *sum <= at).min(self.sums.len().saturating_sub(1))
@@ -69,19 +70,19 @@ impl Zipf {
 
 /// How a length or a pause is spread.
 ///
-/// Spelled `300` (always), `10..1000` (every value as likely), `10..1000~300~150` (lognormal with mean 300 and deviation 150, cut to
-/// 10..=1000; without the deviation it is the mean), `normal:10..1000~300~150`. The cut would move the mean; the middle of the
-/// distribution is placed so that what is drawn has the mean that is written.
+/// Spelled `300` (always), `10..1000` (every value as likely), `10..1000~300~150` (lognormal with mean 300 and
+/// deviation 150, cut to 10..=1000; without the deviation it is the mean), `normal:10..1000~300~150`. The cut would
+/// move the mean; the middle of the distribution is placed so that what is drawn has the mean that is written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spread {
     low: f64,
     high: f64,
-    shape: Shape,
+    shape: DistributionShape,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Shape {
-    /// Between the ends.
+enum DistributionShape {
+    /// Uniform between the bounds.
     Uniform,
     /// `middle + deviation × z`.
     Normal { middle: f64, deviation: f64 },
@@ -92,15 +93,16 @@ enum Shape {
 /// What [`Spread::parse`] reads.
 pub const SPREAD_SPELLING: &str = "300, 10..1000, 10..1000~300~150 or normal:10..1000~300~150 are spellings";
 
-/// Steps of the integral in [`Spread`]'s placing, and their length in deviations: ±8 deviations hold all that a million draws show.
+/// Steps of the integral in [`Spread`]'s placing, and their length in deviations: ±8 deviations hold all that a million
+/// draws show.
 const STEPS: i32 = 400;
 const STEP: f64 = 16.0 / STEPS as f64;
 
 impl Spread {
-    /// Always the same.
+    /// A distribution with a single value.
     #[must_use]
     pub fn always(value: f64) -> Self {
-        Self { low: value, high: value, shape: Shape::Uniform }
+        Self { low: value, high: value, shape: DistributionShape::Uniform }
     }
 
     /// Reads a spelling; `None` when it is none, or when the mean does not lie between the ends.
@@ -123,7 +125,7 @@ impl Spread {
         }
         match mean {
             None if is_normal => None,
-            None => Some(Self { low, high, shape: Shape::Uniform }),
+            None => Some(Self { low, high, shape: DistributionShape::Uniform }),
             Some(mean) => {
                 let mean = mean.filter(|mean| low < *mean && *mean < high)?;
                 let deviation = deviation.unwrap_or(Some(mean)).filter(|deviation| *deviation > 0.0)?;
@@ -138,14 +140,14 @@ impl Spread {
         (self.low, self.high)
     }
 
-    /// A value.
+    /// Draws a value, within the bounds.
     pub fn draw(&self, rng: &mut PickRng) -> f64 {
         if self.low >= self.high {
             return self.low;
         }
         match self.shape {
-            Shape::Uniform => self.low + (self.high - self.low) * unit(rng),
-            Shape::Normal { .. } | Shape::LogNormal { .. } => self.at(normal(rng)),
+            DistributionShape::Uniform => self.low + (self.high - self.low) * unit(rng),
+            DistributionShape::Normal { .. } | DistributionShape::LogNormal { .. } => self.at(normal(rng)),
         }
     }
 
@@ -158,16 +160,21 @@ impl Spread {
     /// The value that stands `z` deviations from the middle.
     fn at(&self, z: f64) -> f64 {
         match self.shape {
-            Shape::Uniform => f64::midpoint(self.low, self.high),
-            Shape::Normal { middle, deviation } => (middle + deviation * z).clamp(self.low, self.high),
-            Shape::LogNormal { middle, deviation } => (middle + deviation * z).exp().clamp(self.low, self.high),
+            DistributionShape::Uniform => f64::midpoint(self.low, self.high),
+            DistributionShape::Normal { middle, deviation } => (middle + deviation * z).clamp(self.low, self.high),
+            DistributionShape::LogNormal { middle, deviation } => {
+                (middle + deviation * z).exp().clamp(self.low, self.high)
+            }
         }
     }
 
     fn placed(low: f64, high: f64, mean: f64, deviation: f64, is_normal: bool) -> Self {
         let spread = |middle: f64, deviation: f64| {
-            let shape =
-                if is_normal { Shape::Normal { middle, deviation } } else { Shape::LogNormal { middle, deviation } };
+            let shape = if is_normal {
+                DistributionShape::Normal { middle, deviation }
+            } else {
+                DistributionShape::LogNormal { middle, deviation }
+            };
             Self { low, high, shape }
         };
         let (deviation, ends) = if is_normal {

@@ -1,11 +1,11 @@
-//! The same requests at other times: faster or slower, fewer, at a steady rate or in bursts. `pace::closed` sends them from clients
-//! that wait for their answers.
+//! The same requests at other times: faster or slower, fewer, at a steady rate or in bursts. `pace::closed` sends them
+//! from clients that wait for their answers.
 //!
 //! Called by `cli::replay` and tests. Pure.
 
 pub mod closed;
 
-pub use closed::Closed;
+pub use closed::ClosedLoop;
 
 use crate::draw;
 use crate::{Request, TraceError, Workload};
@@ -35,7 +35,7 @@ impl Scaled {
     }
 
     fn outer(&self, at: Timestamp) -> Timestamp {
-        // Times that nobody scales stay as exact as they were.
+        // At the original speed, times stay exact to the nanosecond.
         if self.speed == 1.0 { at } else { Timestamp((at.0 as f64 / self.speed) as u64) }
     }
 
@@ -71,7 +71,8 @@ pub struct Limited {
     requests: Option<u64>,
     until: Option<Timestamp>,
     given: u64,
-    /// Numbers of requests that came too late, ascending. One for each conversation that was open then, so they stay few.
+    /// Numbers of requests that came too late, ascending. One for each conversation that was open then, so they stay
+    /// few.
     dropped: Vec<u64>,
     over: bool,
 }
@@ -144,7 +145,7 @@ pub struct Resampled {
     rate: f64,
     cv: f64,
     rng: PickRng,
-    /// Seconds.
+    /// Time of the last arrival, seconds.
     clock: f64,
 }
 
@@ -157,8 +158,8 @@ impl Resampled {
         Self::bursty(inner, rate, 1.0, seed)
     }
 
-    /// On the mean `rate` requests a second with gamma gaps, whose deviation is `cv` times their mean: 1 is the Poisson process, more
-    /// comes in bursts.
+    /// On the mean `rate` requests a second with gamma gaps, whose deviation is `cv` times their mean: 1 is the Poisson
+    /// process, more comes in bursts.
     ///
     /// # Errors
     /// When `rate` or `cv` is not above 0 and at most [`MAX_RATE`] or [`MAX_CV`].

@@ -5,57 +5,58 @@ use attache_types::clock::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Who says a part of a prompt.
+/// Author of a part of a prompt: the role of its chat message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum Speaker {
     /// The operator: system prompt, tools, documents.
     System,
-    /// The client.
+    /// The client, in a user message.
     User,
     /// The model, in an earlier turn.
     Assistant,
 }
 
-/// A part of a prompt. Neighbours with one role are one message.
+/// A part of a prompt. Neighbouring parts with one role form one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Part {
-    /// Who says it.
-    pub role: Role,
-    /// What it says.
+pub struct PromptPart {
+    /// Author of the text.
+    pub role: Speaker,
+    /// Name and length of the text.
     pub piece: Piece,
 }
 
 /// One request of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Its number, unique in the workload; all that is drawn for it follows from that. From 0, without gaps, in the order in which the
-    /// workload gives them out.
+    /// Its number, unique in the workload, which seeds all random draws for it. Numbers start at 0 and have no gaps, in
+    /// the order in which the workload returns requests.
     pub number: u64,
-    /// When it comes, from the start of the workload.
+    /// Arrival time, from the start of the workload.
     pub at: Timestamp,
     /// The prompt, at least one token.
-    pub prompt: Vec<Part>,
-    /// The answer: its name, by which later prompts may bring it back, and its length in tokens, at least 1.
+    pub prompt: Vec<PromptPart>,
+    /// The response: its name, by which later prompts can quote it, and its length in tokens, at least 1.
     pub answer: Piece,
-    /// The LoRA adapter that it asks for; the base model when `None`.
+    /// LoRA adapter of the request; the base model when `None`.
     pub adapter: Option<Arc<str>>,
-    /// The conversation that it belongs to.
+    /// Conversation of the request. Clients send it as a session.
     pub session: Option<u64>,
-    /// Whose it is.
+    /// Tenant of the request; `None` when the workload has no tenants.
     pub tenant: Option<Arc<str>>,
-    /// Its band where there are queues: more is more important, negative may be shed.
+    /// Priority band of flow control: larger values go first, negative ones may be shed.
     pub priority: i32,
 }
 
 impl Request {
-    /// Tokens of the prompt.
+    /// Length of the prompt, tokens.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
         self.prompt.iter().fold(0, |sum: u32, part| sum.saturating_add(part.piece.tokens))
     }
 }
 
-/// Headers that a client of a gateway sends with `request`: `x-session-id`, `user`, and the tenant under the name `tenant_header`.
+/// Headers that a client of a gateway sends with `request`: `x-session-id`, `user`, and the tenant under the name
+/// `tenant_header`.
 #[must_use]
 pub fn client_headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
     let mut headers = BTreeMap::new();
@@ -75,40 +76,41 @@ pub enum TraceError {
     /// The row with this number (from 1, as editors count lines) is wrong.
     #[error("row {row}: {message}")]
     Row {
-        /// Its number.
+        /// Row number, from 1.
         row: u64,
-        /// The field, what it holds, and what is allowed.
+        /// The field, its value, and what is allowed.
         message: String,
     },
     /// The file can't be read.
     #[error(transparent)]
     Read(#[from] std::io::Error),
-    /// The whole is wrong: no rows, an unknown format.
+    /// The whole file is wrong: it has no rows, or an unknown format.
     #[error("{0}")]
     Format(String),
 }
 
-/// Requests, in the order of time. Reading it to its end takes constant memory, but for what must be remembered of open conversations.
+/// A stream of requests in order of arrival. Reading it takes constant memory, plus the state of open conversations.
 pub trait Workload: Send {
-    /// The next request that comes by itself (open loop); `None` when there are no more. Never earlier than the one before it.
+    /// The next request of the open loop, never earlier than the one before it; `None` after the last one.
     ///
     /// # Errors
     /// What is wrong with the source.
     fn next(&mut self) -> Result<Option<Request>, TraceError>;
 
-    /// The answer to the request `number` has ended at `now`. What follows from that and only from that (closed loop: the next turn
-    /// after a pause, or the next conversation of a client), not before `now`.
+    /// The answer to the request `number` has ended at `now`. What follows from that and only from that (closed loop:
+    /// the next turn after a pause, or the next conversation of a client), not before `now`.
     fn ended(&mut self, _number: u64, _now: Timestamp) -> Option<Request> {
         None
     }
 
-    /// By which number the request `number`, whose end was not told yet, is compared with those of another run: equal for what is the same
-    /// in both. Requests of open loops have the same numbers in every run; those of closed ones are numbered in the order of asking.
+    /// The number by which the request `number` is compared across runs: equal for the same request of two runs. Called
+    /// before `ended`. Requests of open loops keep their number. Those of closed loops are numbered in the order in
+    /// which they arrive.
     fn pair(&self, number: u64) -> u64 {
         number
     }
 
-    /// How many requests there will be, when that is known.
+    /// Number of requests, when it is known in advance.
     fn total(&self) -> Option<u64> {
         None
     }

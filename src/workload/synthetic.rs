@@ -1,8 +1,9 @@
 //! Workloads that are made up: published benchmarks and the shapes of traffic that policies differ on.
 //!
-//! One file each, with its doc, its parameters and its requests, and one line in [`WORKLOADS`]. All that is random follows from the
-//! seed, and a request's texts and lengths follow from its number (in conversations: from the conversation's and the turn's), so that
-//! two runs with one seed ask the same, however fast they are answered. Called by `cli::replay` and tests. Pure.
+//! One file each, with its doc, its parameters and its requests, and one line in [`WORKLOADS`]. All that is random
+//! follows from the seed, and a request's texts and lengths follow from its number (in conversations: from the
+//! conversation's and the turn's), so that two runs with one seed ask the same, however fast they are answered. Called
+//! by `cli::replay` and tests. Pure.
 
 mod adapter_churn;
 mod agentic_code;
@@ -34,15 +35,15 @@ pub type Built = Result<Box<dyn Workload>, ParamError>;
 /// How a workload is known and made: one `pub const WORKLOAD` in its file, one line in [`WORKLOADS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
-    /// Kebab-case, unique.
+    /// Unique name in kebab case.
     pub name: &'static str,
     /// One sentence: what it asks.
     pub summary: &'static str,
-    /// Where it comes from.
+    /// Publication or data set that the numbers follow.
     pub source: &'static str,
     /// Whether requests wait for answers (conversations); else they come when they come.
     pub is_closed: bool,
-    /// What can be set.
+    /// Parameters with their defaults, as `--list` shows them.
     pub parameters: &'static [Parameter],
     /// Makes it from its parameters and a seed.
     pub build: fn(&Values<'_>, u64) -> Built,
@@ -77,7 +78,8 @@ pub fn workload(name: &str) -> Option<&'static Descriptor> {
 /// The workload that `spelling` stands for: its name, and behind a colon its parameters (`unique:qps=20,seconds=60`).
 ///
 /// # Errors
-/// When no workload is called so, a parameter is not one of its own, is given twice, or has a value that is not allowed.
+/// When no workload is called so, a parameter is not one of its own, is given twice, or has a value that is not
+/// allowed.
 pub fn build(spelling: &str, seed: u64) -> Built {
     let (name, parameters) = spelling.split_once(':').unwrap_or((spelling, ""));
     let Some(descriptor) = workload(name) else {

@@ -1,6 +1,7 @@
-//! Recorded workloads, read from files one row at a time: memory does not grow with the file, and what is wrong is named by its row.
+//! Recorded workloads, read from files one row at a time: memory does not grow with the file, and what is wrong is
+//! named by its row.
 //!
-//! | file | [`Format`] | prompts | source |
+//! | file | [`TraceFormat`] | prompts | source |
 //! |---|---|---|---|
 //! | [`mooncake`] | JSONL with `hash_ids` | by the ids of their blocks | Mooncake (FAST'25) |
 //! | [`azure`] | CSV `TIMESTAMP,ContextTokens,GeneratedTokens` | lengths only | Azure LLM inference traces 2023 and 2024 |
@@ -8,8 +9,8 @@
 //! | [`native`] | JSONL that begins with `{"format":"attache.trace.v1"}` | by the names of their parts | this project |
 //! | [`recording`] | JSONL that begins with `{"format":"attache.record.v1",…}` | by the keys of their blocks | `attache run --record` |
 //!
-//! The format is told from the first row. Prompts of which only the length is known share nothing with each other. Times of foreign
-//! traces count from their first row. Called by `cli::replay` and tests.
+//! The first row decides the format. Prompts of which only the length is known share nothing with each other. Times of
+//! foreign traces count from their first row. Called by `cli::replay` and tests.
 
 pub mod azure;
 pub mod burstgpt;
@@ -33,7 +34,7 @@ pub const MAX_TOKENS: u64 = 10_000_000;
 /// Read in pieces of 256 KiB: rows of long prompts fit several times.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// How traces are read.
+/// Settings for reading a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Tokens of the block that one of Mooncake's `hash_ids` stands for.
@@ -48,7 +49,7 @@ impl Default for Options {
 
 /// The formats that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum TraceFormat {
     /// See [`mooncake`].
     Mooncake,
     /// See [`azure`].
@@ -78,24 +79,24 @@ pub fn read(source: impl BufRead + Send + 'static, options: &Options) -> Result<
     let mut rows = Rows::new(Box::new(source));
     let Some((_, first)) = rows.next()? else { return Err(TraceError::Format("the trace is empty".to_owned())) };
     Ok(match format_of(first)? {
-        Format::Mooncake => {
+        TraceFormat::Mooncake => {
             rows.put_back();
             Box::new(Trace::new(rows, mooncake::Mooncake::new(options.block_tokens)?))
         }
-        Format::Azure => {
+        TraceFormat::Azure => {
             let azure = azure::Azure::new(first)?;
             Box::new(Trace::new(rows, azure))
         }
-        Format::BurstGpt => {
+        TraceFormat::BurstGpt => {
             let burstgpt = burstgpt::BurstGpt::new(first)?;
             Box::new(Trace::new(rows, burstgpt))
         }
-        Format::Native => Box::new(Trace::new(rows, native::Native)),
-        Format::Recording => Box::new(recording::Recording::new(rows)),
+        TraceFormat::Native => Box::new(Trace::new(rows, native::Native)),
+        TraceFormat::Recording => Box::new(recording::Recording::new(rows)),
     })
 }
 
-/// What tells the formats of JSON rows apart.
+/// Fields that distinguish the formats of JSON rows.
 #[derive(Deserialize)]
 struct Marks<'a> {
     #[serde(borrow)]
@@ -107,27 +108,29 @@ struct Marks<'a> {
 ///
 /// # Errors
 /// When it is none that is known.
-pub fn format_of(first: &str) -> Result<Format, TraceError> {
+pub fn format_of(first: &str) -> Result<TraceFormat, TraceError> {
     if first.trim_start().starts_with('{') {
         let marks: Option<Marks<'_>> = serde_json::from_str(first).ok();
         return match marks {
-            Some(Marks { format: Some(format), .. }) if native::is_header(format.get()) => Ok(Format::Native),
-            Some(Marks { format: Some(format), .. }) if recording::is_header(format.get()) => Ok(Format::Recording),
+            Some(Marks { format: Some(format), .. }) if native::is_header(format.get()) => Ok(TraceFormat::Native),
+            Some(Marks { format: Some(format), .. }) if recording::is_header(format.get()) => {
+                Ok(TraceFormat::Recording)
+            }
             Some(Marks { format: Some(format), .. }) => Err(TraceError::Format(format!(
                 "`format` is {}; \"{}\" and \"{}\" are allowed",
                 fields::shown(format.get()),
                 native::FORMAT,
                 attache_record::FORMAT
             ))),
-            Some(Marks { hash_ids: Some(_), .. }) => Ok(Format::Mooncake),
+            Some(Marks { hash_ids: Some(_), .. }) => Ok(TraceFormat::Mooncake),
             _ => Err(unknown(first)),
         };
     }
     let columns = fields::columns(first);
     if azure::is_header(&columns) {
-        Ok(Format::Azure)
+        Ok(TraceFormat::Azure)
     } else if burstgpt::is_header(&columns) {
-        Ok(Format::BurstGpt)
+        Ok(TraceFormat::BurstGpt)
     } else {
         Err(unknown(first))
     }
@@ -145,7 +148,7 @@ fn unknown(first: &str) -> TraceError {
 }
 
 /// One format: turns rows into requests.
-trait Rule: Send {
+trait RowParser: Send {
     /// Times count from the first row in place of from 0.
     const FROM_FIRST: bool;
 
@@ -165,13 +168,13 @@ struct Trace<R> {
     last: Timestamp,
 }
 
-impl<R: Rule> Trace<R> {
+impl<R: RowParser> Trace<R> {
     fn new(rows: Rows, rule: R) -> Self {
         Self { rows, rule, number: 0, first: None, last: Timestamp(0) }
     }
 }
 
-impl<R: Rule> Workload for Trace<R> {
+impl<R: RowParser> Workload for Trace<R> {
     fn next(&mut self) -> Result<Option<Request>, TraceError> {
         let Some((row, text)) = self.rows.next()? else {
             return match self.number {

@@ -11,7 +11,7 @@ use attache::loadgen::{LiveApi, LiveConfig, LiveOutcome, play};
 use attache::report::Observer;
 use attache::report::served::{Ending, Sample, Served};
 use attache::workload::Workload;
-use attache::workload::pace::Closed;
+use attache::workload::pace::ClosedLoop;
 use attache::workload::synthetic;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -105,7 +105,7 @@ async fn clients_that_wait_are_never_more_than_there_are() {
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let inner = workload("shared-prefix:groups=4,prompts=3,system=128,question=32,output=12,stages=30x1,cv=0");
-    let closed = Box::new(Closed::new(inner, 3, Duration::ZERO).unwrap());
+    let closed = Box::new(ClosedLoop::new(inner, 3, Duration::ZERO).unwrap());
     let config = through(&envoy);
     let done = CancellationToken::new();
     let looking = async {

@@ -2,7 +2,7 @@
 
 use crate::play::{BLOCK, ENGINES, NUM_BLOCKS, OneByOne, Pool, SCRAPE, SEED, Sums, conversations, request, text};
 use attache::clock::Timestamp;
-use attache::replay::world::{Change, TimedChange};
+use attache::replay::world::{FleetChange, TimedChange};
 use attache::report::served::Served;
 use attache::sim::content::mix;
 use attache::workload::synthetic;
@@ -59,7 +59,7 @@ fn a_new_process_is_thought_to_hold_nothing() {
     assert!(again.foretold > 49_000 && again.reported > 49_000, "as long as it is the old one: {again:?}");
     // As the last answer of the first round has come; a page tells of it before the next request.
     let last = &before.served[49];
-    pool.changes = vec![TimedChange { at: last.at.after(last.total), change: Change::Restart(0) }];
+    pool.changes = vec![TimedChange { at: last.at.after(last.total), change: FleetChange::Restart(0) }];
     let after = Sums::of(&pool.play("pipeline", &mut OneByOne::new(requests)).served[50..]);
     assert_eq!((after.requests, after.foretold, after.reported), (50, 0, 0));
 }
@@ -69,7 +69,7 @@ fn a_new_process_serves_again_as_foretold() {
     let mut workload = conversations(SPEED, 401);
     let at = std::iter::from_fn(|| workload.next().expect("the trace")).last().expect("requests").at;
     let mut pool = Pool::of_sizes(&[NUM_BLOCKS; 3]);
-    pool.changes = vec![TimedChange { at, change: Change::Restart(1) }];
+    pool.changes = vec![TimedChange { at, change: FleetChange::Restart(1) }];
     let played = pool.play("pipeline", &mut *conversations(SPEED, 800));
     // Until a page tells of the new process, it is thought to hold what the old one held.
     let told = |s: &&Served| s.endpoint == Some(1) && s.at > at.after(SCRAPE);
@@ -81,7 +81,7 @@ fn a_new_process_serves_again_as_foretold() {
 
 #[test]
 fn an_engine_with_half_the_room_it_tells_of_is_found_out() {
-    let pool = Pool { blocks_told: Some(4_000), ..Pool::of_sizes(&[2_000]) };
+    let pool = Pool { reported_blocks: Some(4_000), ..Pool::of_sizes(&[2_000]) };
     // 64 documents of 50 blocks: room for all in what it tells, for 40 of them in what it has. A few are asked for often.
     let ask = |i: u64| {
         let random = mix(i / 500 * 1_000 + i % 500);

@@ -10,7 +10,8 @@ use attache::pool::health::HealthPolicy;
 use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
-use attache::replay::world::{Hearing, Observer, TimedChange, World, WorldConfig, spec};
+use attache::replay::world::{SignalSettings, TimedChange, World, WorldConfig, spec};
+use attache::report::Observer;
 use attache::report::served::{Ending, Sample, Served};
 use attache::scheduling::{Choices, Scheduler, registry};
 use attache::sim::content::Piece;
@@ -18,7 +19,7 @@ use attache::sim::engine::EngineConfig;
 use attache::sim::latency::{DEFAULT_STEP_BASE, DEFAULT_WEIGHT_READ, LatencyModel};
 use attache::workload::pace::{Limited, Scaled};
 use attache::workload::trace;
-use attache::workload::{Part, Request, Role, TraceError, Workload};
+use attache::workload::{PromptPart, Request, Speaker, TraceError, Workload};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub(crate) fn text(seed: u32, length: u32) -> Piece {
 
 /// A request for an answer that no prompt quotes.
 pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32) -> Request {
-    let part = |piece: &Piece| Part { role: Role::User, piece: *piece };
+    let part = |piece: &Piece| PromptPart { role: Speaker::User, piece: *piece };
     Request {
         number,
         at,
@@ -102,7 +103,7 @@ pub(crate) struct Pool {
     pub(crate) engines: Vec<EngineConfig>,
     pub(crate) changes: Vec<TimedChange>,
     /// What the engines' pages say of their size.
-    pub(crate) blocks_told: Option<u32>,
+    pub(crate) reported_blocks: Option<u32>,
 }
 
 /// What came of a run.
@@ -141,7 +142,7 @@ impl Pool {
             latency: latency.clone(),
             ..EngineConfig::default()
         };
-        Self { engines: sizes.iter().map(engine).collect(), changes: Vec::new(), blocks_told: None }
+        Self { engines: sizes.iter().map(engine).collect(), changes: Vec::new(), reported_blocks: None }
     }
 
     /// Engines of these speeds, all equally large.
@@ -166,14 +167,14 @@ impl Pool {
                 tenant_share: 1.0,
                 tenant_header: None,
                 claim_life: DEFAULT_CLAIM_LIFE,
-                turns: None,
+                queues: None,
                 seed: SEED,
             },
             servers: self.engines.iter().cloned().enumerate().map(|(i, engine)| (spec(i), engine)).collect(),
-            hearing: Hearing {
+            signals: SignalSettings {
                 metrics_every: SCRAPE,
                 metrics_delay: Duration::ZERO,
-                blocks_told: self.blocks_told,
+                reported_blocks: self.reported_blocks,
                 discovery_delay: SCRAPE,
                 kv_events: None,
             },

@@ -13,9 +13,9 @@ pub(super) fn run(args: &ReplayArgs, recording: &Path) -> Result<bool, Failure> 
     let engine =
         plan::engine(base).context("--profile is the base of what is fitted, one kind of server without a number");
     let engine = engine.map_err(Failure::usage)?;
-    let heard = record::open(recording).and_then(|source| answers::hear(source, args.pool.as_deref()));
-    let heard = heard.with_context(|| recording.display().to_string()).map_err(Failure::usage)?;
-    let fitted = fit(&heard, &engine, base).with_context(|| recording.display().to_string()).map_err(Failure::usage)?;
+    let load = record::open(recording).and_then(|source| answers::read_responses(source, args.pool.as_deref()));
+    let load = load.with_context(|| recording.display().to_string()).map_err(Failure::usage)?;
+    let fitted = fit(&load, &engine, base).with_context(|| recording.display().to_string()).map_err(Failure::usage)?;
     print!("{fitted}");
     if let Some(out) = &args.profile_out {
         let text = file::write(&fitted.engine, &format!("{}:\n{fitted}", recording.display()));

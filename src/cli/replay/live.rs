@@ -9,7 +9,7 @@ use crate::report::Observer;
 use crate::report::assertion::Assertion;
 use crate::report::served::{Ending, Sample, Served};
 use crate::report::tally::{Tally, Targets};
-use crate::report::{Report, Run, ServerFacts};
+use crate::report::{Report, RunResult, ServerFacts};
 use crate::workload::Workload;
 use anyhow::Context;
 use clap::Args;
@@ -194,7 +194,7 @@ async fn play(
     speed: f64,
     workload: &mut dyn Workload,
     out: Option<&mut BufWriter<File>>,
-) -> Result<(Run, bool), LiveError> {
+) -> Result<(RunResult, bool), LiveError> {
     let flags = &args.live;
     let config = LiveConfig {
         api: flags.api,
@@ -236,7 +236,7 @@ async fn play(
     if speed != 1.0 {
         cell.insert("speed".to_owned(), speed.to_string());
     }
-    let run = Run {
+    let run = RunResult {
         policy: GATEWAY.to_owned(),
         workload: source.name(),
         cell,

@@ -16,18 +16,19 @@ use crate::config::units::{parse_duration, show_duration};
 use crate::config::{Overrides, Settings};
 use crate::pool::Roles;
 use crate::replay::front::FrontConfig;
-use crate::replay::turns::Turns;
-use crate::replay::world::{Change, Hearing, KvHearing, Observer, TimedChange, World, WorldConfig, spec};
+use crate::replay::queues::PoolQueues;
+use crate::replay::world::{FleetChange, KvEventSettings, SignalSettings, TimedChange, World, WorldConfig, spec};
+use crate::report::Observer;
 use crate::report::assertion::Assertion;
 use crate::report::served::{Queued, Sample, Served};
 use crate::report::table::TableStyle;
 use crate::report::tally::{Tally, Targets};
-use crate::report::{Report, Run, ServerFacts, html, markdown, svg, table};
+use crate::report::{Report, RunResult, ServerFacts, html, markdown, svg, table};
 use crate::scheduling::choice::ModelRule;
 use crate::scrape::slo_profiles;
 use crate::sim::engine::EngineConfig;
 use crate::workload::Workload;
-use crate::workload::pace::{Closed, Limited, Resampled, Scaled};
+use crate::workload::pace::{ClosedLoop, Limited, Resampled, Scaled};
 use crate::workload::{synthetic, trace};
 use anyhow::{Context, bail, ensure};
 pub(super) use args::ReplayArgs;
@@ -125,8 +126,8 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     let baseline = baseline(args, &names).map_err(Failure::usage)?;
     let sources = sources(args).map_err(Failure::usage)?;
     let changes = changes(args, &fleets).map_err(Failure::usage)?;
-    let hearing = hearing(args, &base).map_err(Failure::usage)?;
-    if hearing.kv_events.is_some() {
+    let signals = signals(args, &base).map_err(Failure::usage)?;
+    if signals.kv_events.is_some() {
         fleets.iter().try_for_each(|fleet| plan::block_size(fleet).map(drop)).map_err(Failure::usage)?;
     }
 
@@ -144,7 +145,7 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
     for (source, speed) in sources.iter().flat_map(|source| args.speed.iter().map(move |speed| (source, *speed))) {
         workload(args, source, speed).map_err(Failure::usage)?;
     }
-    let runs = play_all(args, &jobs, &hearing)?;
+    let runs = play_all(args, &jobs, &signals)?;
     let report = Report {
         runs,
         baseline,
@@ -242,24 +243,24 @@ fn changes(args: &ReplayArgs, fleets: &[Vec<Server>]) -> anyhow::Result<Vec<Time
     Ok(changes)
 }
 
-fn hearing(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Hearing> {
+fn signals(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<SignalSettings> {
     let kv_events = match &args.kv_events {
-        None => base.prefix.kv_events.as_ref().map(|_| KvHearing { delay: Duration::from_millis(10), loss: 0.0 }),
+        None => base.prefix.kv_events.as_ref().map(|_| KvEventSettings { delay: Duration::from_millis(10), loss: 0.0 }),
         Some(spelling) => {
             let (delay, loss) = spelling.split_once(',').unwrap_or((spelling, "0"));
             let delay = parse_duration(delay).map_err(|e| anyhow::anyhow!("--kv-events: {e}"))?;
             let loss: f64 = loss.trim().parse().ok().filter(|l| (0.0..1.0).contains(l)).with_context(|| {
                 format!("--kv-events: the part that is lost is `{loss}`; 0 to less than 1 is allowed")
             })?;
-            Some(KvHearing { delay, loss })
+            Some(KvEventSettings { delay, loss })
         }
     };
     let metrics_every = args.metrics_every.unwrap_or(base.scrape.interval);
     ensure!(!metrics_every.is_zero(), "--metrics-every is 0; a time is needed");
-    Ok(Hearing {
+    Ok(SignalSettings {
         metrics_every,
         metrics_delay: args.metrics_delay,
-        blocks_told: None,
+        reported_blocks: None,
         discovery_delay: args.discovery_delay,
         kv_events,
     })
@@ -285,7 +286,7 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
         }
     };
     if let Some(clients) = args.clients {
-        workload = Box::new(Closed::new(workload, clients, args.think)?);
+        workload = Box::new(ClosedLoop::new(workload, clients, args.think)?);
     } else if let Some(rate) = args.poisson {
         workload = Box::new(Resampled::poisson(workload, rate, args.seed)?);
     } else if let Some(bursty) = &args.bursty {
@@ -304,10 +305,10 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
 }
 
 /// A run, and warnings about settings that had no effect on it.
-type Played = (Run, BTreeSet<String>);
+type Played = (RunResult, BTreeSet<String>);
 
 /// Plays all jobs, several at a time; returns the runs in the order of the jobs.
-fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Vec<Run>, Failure> {
+fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], signals: &SignalSettings) -> Result<Vec<RunResult>, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.jobs.unwrap_or(cores).clamp(1, jobs.len().max(1));
     let bar = progress(args, jobs).map_err(Failure::usage)?;
@@ -318,7 +319,7 @@ fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Ve
             scope.spawn(|| {
                 loop {
                     let Some((i, job)) = waiting.lock().next() else { break };
-                    let run = play(args, job, hearing, &bar);
+                    let run = play(args, job, signals, &bar);
                     let named = |Failure(code, e)| {
                         Failure(code, e.context(format!("{}, {}", job.source.name(), job.policy.name)))
                     };
@@ -328,7 +329,7 @@ fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], hearing: &Hearing) -> Result<Ve
         }
     });
     bar.finish_and_clear();
-    let (runs, warnings): (Vec<Run>, Vec<_>) =
+    let (runs, warnings): (Vec<RunResult>, Vec<_>) =
         done.into_inner().into_values().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     for warning in warnings.into_iter().flatten().collect::<BTreeSet<_>>() {
         eprintln!("warning: {warning}");
@@ -390,7 +391,7 @@ impl Observer for Counting<'_> {
     }
 }
 
-fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) -> Result<Played, Failure> {
+fn play(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings, bar: &ProgressBar) -> Result<Played, Failure> {
     let clock = Clock::start();
     let began = clock.now();
     let pool = &job.policy.pool;
@@ -401,7 +402,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         scheduler,
         patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
-        block_size: match hearing.kv_events {
+        block_size: match signals.kv_events {
             // Events name blocks of the engines' size, whatever size the policy uses.
             Some(_) => plan::block_size(job.servers).map_err(Failure::usage)?,
             None => pool.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
@@ -410,7 +411,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
         tenant_share: pool.prefix.tenant_share,
         tenant_header: pool.prefix.tenant_header.clone(),
         claim_life: pool.prefix.claim_life,
-        turns: (pool.flow.clone().map(|flow| Turns::new(flow, args.seed)).transpose())
+        queues: (pool.flow.clone().map(|flow| PoolQueues::new(flow, args.seed)).transpose())
             .map_err(|e| unusable(e.into()))?,
         seed: args.seed,
     };
@@ -418,12 +419,14 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     let config = WorldConfig {
         front,
         servers: job.servers.iter().enumerate().map(|(i, s)| (s.spec(named(i)), engine(args, &s.engine))).collect(),
-        hearing: hearing.clone(),
+        signals: signals.clone(),
         changes: job.changes.to_vec(),
         seed: args.seed,
     };
-    let joining =
-        job.changes.iter().filter_map(|c| if let Change::Join(engine, _) = &c.change { Some(&**engine) } else { None });
+    let joining = job
+        .changes
+        .iter()
+        .filter_map(|c| if let FleetChange::Join(engine, _) = &c.change { Some(&**engine) } else { None });
     let fleet = config.servers.iter().map(|(spec, engine)| (spec.name.clone(), engine));
     let joining = (job.servers.len()..).map(|i| spec(i).name).zip(joining);
     let servers = fleet.chain(joining).map(|(name, engine)| facts(&name, engine)).collect();
@@ -441,7 +444,7 @@ fn play(args: &ReplayArgs, job: &Job<'_>, hearing: &Hearing, bar: &ProgressBar) 
     if args.speed.len() > 1 || job.speed != 1.0 {
         cell.insert("speed".to_owned(), job.speed.to_string());
     }
-    let run = Run {
+    let run = RunResult {
         policy: job.policy.name.clone(),
         workload: job.source.name(),
         cell,

@@ -8,7 +8,7 @@ use crate::disagg::Mode;
 use crate::disagg::policy::default_together;
 use crate::pool::{EndpointSpec, Roles};
 use crate::replay::legs::Patience;
-use crate::replay::world::{Change, TimedChange, with_role};
+use crate::replay::world::{FleetChange, TimedChange, with_role};
 use crate::scheduling::{Decider, SplitPolicy};
 use crate::sim::engine::EngineConfig;
 use crate::sim::profiles;
@@ -289,14 +289,14 @@ pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedCh
         number.with_context(|| format!("`{spelling}`: which server is not said; they are numbered from 0"))
     };
     let change = match what {
-        Some("lose") => Change::Lose(server()?),
-        Some("restart") => Change::Restart(server()?),
+        Some("lose") => FleetChange::Lose(server()?),
+        Some("restart") => FleetChange::Restart(server()?),
         Some("join") => {
             let Server { engine, role } = match which {
                 Some(profile) => one(profile)?,
                 None => fleet.first().context("there is no server to be like")?.clone(),
             };
-            Change::Join(Box::new(engine), role)
+            FleetChange::Join(Box::new(engine), role)
         }
         _ => bail!("`{spelling}`: {form}"),
     };
@@ -312,11 +312,11 @@ pub(super) fn possible(changes: &[TimedChange], servers: usize) -> anyhow::Resul
     for TimedChange { at, change } in changes {
         let at = || Duration::from_nanos(at.0);
         let which = match change {
-            Change::Join(..) => {
+            FleetChange::Join(..) => {
                 there += 1;
                 continue;
             }
-            Change::Lose(i) | Change::Restart(i) => *i,
+            FleetChange::Lose(i) | FleetChange::Restart(i) => *i,
         };
         ensure!(
             which < there,
@@ -324,7 +324,7 @@ pub(super) fn possible(changes: &[TimedChange], servers: usize) -> anyhow::Resul
             at()
         );
         ensure!(!gone.contains(&which), "--change after {:?}: server {which} was lost before", at());
-        if matches!(change, Change::Lose(_)) {
+        if matches!(change, FleetChange::Lose(_)) {
             gone.insert(which);
         }
     }
@@ -394,10 +394,12 @@ mod tests {
         let fleet = servers("8b-h100:decode", None).unwrap();
         let one = |text| change(text, &fleet).unwrap();
         assert_eq!(one("10m lose 3").at, Timestamp(600_000_000_000));
-        assert_eq!(one("10m lose 3").change, Change::Lose(3));
-        assert_eq!(one("0 restart 0").change, Change::Restart(0));
-        assert_eq!(one("1s join").change, Change::Join(Box::new(fleet[0].engine.clone()), Some("decode".into())));
-        assert!(matches!(one("1s join small-l40s").change, Change::Join(engine, None) if *engine != fleet[0].engine));
+        assert_eq!(one("10m lose 3").change, FleetChange::Lose(3));
+        assert_eq!(one("0 restart 0").change, FleetChange::Restart(0));
+        assert_eq!(one("1s join").change, FleetChange::Join(Box::new(fleet[0].engine.clone()), Some("decode".into())));
+        assert!(
+            matches!(one("1s join small-l40s").change, FleetChange::Join(engine, None) if *engine != fleet[0].engine)
+        );
         for bad in ["", "10m", "lose 3", "10m lose", "10m lose x", "10m explode 3", "10m lose 3 4", "1s join nobody"] {
             assert!(change(bad, &fleet).is_err(), "{bad}");
         }

@@ -1,7 +1,8 @@
-//! What a recording says of each answer: where it was made, when its first token and its end came, and of how many tokens it was.
+//! What a recording says of each answer: where it was made, when its first token and its end came, and of how many
+//! tokens it was.
 //!
-//! An answer tells enough when its first byte was its first token (it was streamed, and was good) and the server said how many tokens it
-//! has. All others are only known to have kept their server busy. Called by `cli::replay`; reads.
+//! An answer tells enough when its first byte was its first token (it was streamed, and was good) and the server said
+//! how many tokens it has. All others are only known to have kept their server busy. Called by `cli::replay`; reads.
 
 use crate::record::{Lines, RecordError};
 use attache_record::{Decided, Line};
@@ -10,18 +11,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::sync::Arc;
 
-/// One answer.
+/// One response of known length and times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// Which server made it.
+pub struct MeasuredResponse {
+    /// Number of the endpoint that served it.
     pub server: u32,
     /// When the request was sent there.
     pub decided: Timestamp,
-    /// Its first token.
+    /// Time of the first token.
     pub first: Timestamp,
-    /// Its last.
+    /// Time of the last token.
     pub end: Timestamp,
-    /// Tokens of the prompt.
+    /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
     /// Tokens of it that the server held: as it said, else as the picker thought.
     pub cached_tokens: u32,
@@ -31,22 +32,22 @@ pub struct Answer {
 
 /// A request of which it is not known what it cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Untold {
-    /// Where it went.
+pub struct UnmeasuredRequest {
+    /// Number of the endpoint that served it.
     pub server: u32,
     /// When it was sent there.
     pub decided: Timestamp,
-    /// When it was gone.
+    /// When its response ended, or its connection broke.
     pub end: Timestamp,
 }
 
 /// All of a recording, or of one pool in it.
 #[derive(Clone, Debug, Default)]
-pub struct Heard {
-    /// Answers that tell enough.
-    pub answers: Vec<Answer>,
-    /// The others.
-    pub untold: Vec<Untold>,
+pub struct RecordedLoad {
+    /// Responses of known length and times.
+    pub answers: Vec<MeasuredResponse>,
+    /// Requests of unknown cost.
+    pub unmeasured: Vec<UnmeasuredRequest>,
     /// Tokens in a block, as the servers said last.
     pub block_size: Option<u32>,
     /// Blocks of a server, as one said last.
@@ -54,7 +55,7 @@ pub struct Heard {
 }
 
 /// A request that has not ended.
-struct Open {
+struct OpenRequest {
     server: u32,
     decided: Timestamp,
     first: Option<Timestamp>,
@@ -65,8 +66,8 @@ struct Open {
 
 struct Listener<'a> {
     pool: Option<&'a str>,
-    heard: Heard,
-    open: HashMap<u64, Open>,
+    load: RecordedLoad,
+    open: HashMap<u64, OpenRequest>,
     servers: BTreeMap<(Arc<str>, u32), u32>,
     pools: HashMap<u32, Arc<str>>,
     now: Timestamp,
@@ -76,10 +77,10 @@ struct Listener<'a> {
 ///
 /// # Errors
 /// When it can't be read or a line is wrong.
-pub fn hear(source: impl BufRead, pool: Option<&str>) -> Result<Heard, RecordError> {
+pub fn read_responses(source: impl BufRead, pool: Option<&str>) -> Result<RecordedLoad, RecordError> {
     let mut listener = Listener {
         pool,
-        heard: Heard::default(),
+        load: RecordedLoad::default(),
         open: HashMap::new(),
         servers: BTreeMap::new(),
         pools: HashMap::new(),
@@ -89,9 +90,9 @@ pub fn hear(source: impl BufRead, pool: Option<&str>) -> Result<Heard, RecordErr
     while let Some((line, _)) = lines.line()? {
         listener.take_in(line);
     }
-    let Listener { mut heard, open, .. } = listener;
-    heard.untold.extend(open.into_values().map(|open| open.untold(Timestamp(u64::MAX))));
-    Ok(heard)
+    let Listener { mut load, open, .. } = listener;
+    load.unmeasured.extend(open.into_values().map(|open| open.unmeasured(Timestamp(u64::MAX))));
+    Ok(load)
 }
 
 impl Listener<'_> {
@@ -103,8 +104,8 @@ impl Listener<'_> {
             Line::Page { pool, metrics, .. } => {
                 let is_meant = |name: &Arc<str>| self.pool.is_none_or(|wanted| **name == *wanted);
                 if self.pools.get(&pool).is_some_and(is_meant) {
-                    self.heard.block_size = metrics.block_size.or(self.heard.block_size);
-                    self.heard.num_blocks = metrics.num_blocks.or(self.heard.num_blocks);
+                    self.load.block_size = metrics.block_size.or(self.load.block_size);
+                    self.load.num_blocks = metrics.num_blocks.or(self.load.num_blocks);
                 }
             }
             Line::Decide(decided) => self.decided(&decided),
@@ -112,7 +113,7 @@ impl Listener<'_> {
                 self.now = at;
                 // What it cost where it was first is not known; that it was there is.
                 if let Some(mut open) = self.open.remove(&r) {
-                    self.heard.untold.push(open.untold(at));
+                    self.load.unmeasured.push(open.unmeasured(at));
                     if let Some((pool, _)) = self.servers.iter().find(|(_, server)| **server == open.server) {
                         let pool = pool.0.clone();
                         (open.server, open.decided, open.matched) = (self.server(&pool, to.0), at, 0);
@@ -135,7 +136,7 @@ impl Listener<'_> {
                     Some((first, generated_tokens)) => {
                         let prompt_tokens = ended.prompt_tokens.and_then(count).unwrap_or(open.prompt_tokens);
                         let cached = ended.cached_tokens.and_then(count).unwrap_or(open.matched);
-                        self.heard.answers.push(Answer {
+                        self.load.answers.push(MeasuredResponse {
                             server: open.server,
                             decided: open.decided,
                             first,
@@ -146,12 +147,12 @@ impl Listener<'_> {
                             generated_tokens,
                         });
                     }
-                    None => self.heard.untold.push(open.untold(ended.at)),
+                    None => self.load.unmeasured.push(open.unmeasured(ended.at)),
                 }
             }
             Line::Drop { r } => {
                 if let Some(open) = self.open.remove(&r) {
-                    self.heard.untold.push(open.untold(self.now));
+                    self.load.unmeasured.push(open.unmeasured(self.now));
                 }
             }
             _ => {}
@@ -163,7 +164,7 @@ impl Listener<'_> {
         let Some(pick) = d.picks.first().filter(|_| self.pool.is_none_or(|pool| *d.pool == *pool)) else { return };
         let server = self.server(&d.pool, pick.0);
         let (streams, prompt_tokens, matched) = (d.streams, d.estimated, d.matched);
-        self.open.insert(d.r, Open { server, decided: d.at, first: None, streams, prompt_tokens, matched });
+        self.open.insert(d.r, OpenRequest { server, decided: d.at, first: None, streams, prompt_tokens, matched });
     }
 
     /// A number for a pool's endpoint.
@@ -173,8 +174,8 @@ impl Listener<'_> {
     }
 }
 
-impl Open {
-    fn untold(&self, end: Timestamp) -> Untold {
-        Untold { server: self.server, decided: self.decided, end }
+impl OpenRequest {
+    fn unmeasured(&self, end: Timestamp) -> UnmeasuredRequest {
+        UnmeasuredRequest { server: self.server, decided: self.decided, end }
     }
 }

@@ -1,17 +1,18 @@
 //! Weighted least squares with a few columns, which says what it can't tell. Called by [`super`]; pure arithmetic.
 //!
-//! Every row is divided by what was seen, so that short and long times count alike and a miss is a part of what was seen. A column is
-//! left at the value that it came with when it is nearly a sum of others that matter more, or when its estimate is less than nothing or
-//! no better than [`UNSURE`]; the others are then fitted beside it.
+//! Every row is divided by what was seen, so that short and long times count alike and a miss is a part of what was
+//! seen. A column is left at the value that it came with when it is nearly a sum of others that matter more, or when
+//! its estimate is less than nothing or no better than [`UNSURE`]; the others are then fitted beside it.
 
 /// Constants that are fitted together.
 pub(super) const COLUMNS: usize = 7;
-/// A column is told apart from those before it when this part of its length, at least, is not explained by them: the noise of real
-/// servers makes anything of less.
+/// A column is identified when this share of its length, at least, is not explained by the columns before it. The noise
+/// of real servers makes anything of less.
 const APART: f64 = 0.03;
 /// A standard error beyond this part of the estimate says nothing.
 const UNSURE: f64 = 0.25;
-/// A row that misses by so many times what rows miss in the median is not what the formula is about: a server that waited for something.
+/// A row that misses by so many times what rows miss in the median is not what the formula is about: a server that
+/// waited for something.
 const OUTLIER: f64 = 6.0;
 /// So often is it looked for those.
 const ROUNDS: usize = 3;
@@ -20,7 +21,7 @@ const CLOSE: f64 = 0.05;
 
 /// One time that was seen, seconds, and how often each constant is in it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct FitRow {
     pub(super) times: [f64; COLUMNS],
     pub(super) seen: f64,
 }
@@ -30,7 +31,7 @@ pub(super) struct Row {
 pub enum Estimate {
     /// Fitted, with its standard error as a part of it.
     Fitted {
-        /// Seconds.
+        /// Value of the constant, seconds.
         value: f64,
         /// 0..=[`UNSURE`].
         error: f64,
@@ -50,7 +51,7 @@ pub enum Why {
     Unsure,
 }
 
-/// What the rows say.
+/// Result of one fit.
 #[derive(Clone, Debug)]
 pub(super) struct Solution {
     pub(super) estimates: [Estimate; COLUMNS],
@@ -60,10 +61,11 @@ pub(super) struct Solution {
     pub(super) outliers: usize,
 }
 
-/// Fits all columns but those in `fixed`; those that can't be told have the value in `before`. The order of the columns is that in which they
-/// matter.
-pub(super) fn solve(rows: &[Row], before: &[f64; COLUMNS], fixed: [bool; COLUMNS]) -> Solution {
-    let scaled: Vec<Row> = rows.iter().map(|row| Row { times: row.times.map(|t| t / row.seen), seen: 1.0 }).collect();
+/// Fits all columns but those in `fixed`. Columns that the rows don't identify keep their value in `before`. The order
+/// of the columns is that in which they matter.
+pub(super) fn solve(rows: &[FitRow], before: &[f64; COLUMNS], fixed: [bool; COLUMNS]) -> Solution {
+    let scaled: Vec<FitRow> =
+        rows.iter().map(|row| FitRow { times: row.times.map(|t| t / row.seen), seen: 1.0 }).collect();
     let mut near = scaled.clone();
     // What is far off pulls the first fit towards itself.
     for _ in 0..ROUNDS {
@@ -100,11 +102,11 @@ fn dot(a: &[f64; COLUMNS], b: &[f64; COLUMNS]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn missed(rows: &[Row], values: &[f64; COLUMNS]) -> Vec<f64> {
+fn missed(rows: &[FitRow], values: &[f64; COLUMNS]) -> Vec<f64> {
     rows.iter().map(|row| (row.seen - dot(&row.times, values)).abs()).collect()
 }
 
-fn estimate(rows: &[Row], before: &[f64; COLUMNS], fixed: [bool; COLUMNS]) -> [Estimate; COLUMNS] {
+fn estimate(rows: &[FitRow], before: &[f64; COLUMNS], fixed: [bool; COLUMNS]) -> [Estimate; COLUMNS] {
     let mut kept: [Option<Why>; COLUMNS] = fixed.map(|fixed| fixed.then_some(Why::Unsure));
     loop {
         let fitted = least_squares(rows, before, &mut kept);
@@ -127,9 +129,9 @@ fn estimate(rows: &[Row], before: &[f64; COLUMNS], fixed: [bool; COLUMNS]) -> [E
     }
 }
 
-/// Value and standard error of every column that is not `kept`; those that can't be told apart are `kept` afterwards.
+/// Value and standard error of every column that is not `kept`. Columns that can't be identified are `kept` afterwards.
 #[expect(clippy::indexing_slicing, reason = "matrices of a fixed size")]
-fn least_squares(rows: &[Row], before: &[f64; COLUMNS], kept: &mut [Option<Why>; COLUMNS]) -> [(f64, f64); COLUMNS] {
+fn least_squares(rows: &[FitRow], before: &[f64; COLUMNS], kept: &mut [Option<Why>; COLUMNS]) -> [(f64, f64); COLUMNS] {
     let known = std::array::from_fn(|i| if kept[i].is_some() { before[i] } else { 0.0 });
     let (mut gram, mut right, mut square) = ([[0.0; COLUMNS]; COLUMNS], [0.0; COLUMNS], 0.0);
     for row in rows {
@@ -195,12 +197,12 @@ mod tests {
     use rand::RngExt;
 
     /// Rows of a formula whose constants are `truth`, which scatter by `noise`; `of` makes the columns of draws.
-    fn rows(truth: [f64; COLUMNS], noise: f64, of: impl Fn([f64; COLUMNS]) -> [f64; COLUMNS]) -> Vec<Row> {
+    fn rows(truth: [f64; COLUMNS], noise: f64, of: impl Fn([f64; COLUMNS]) -> [f64; COLUMNS]) -> Vec<FitRow> {
         let mut rng = for_request(7, 0);
         let mut draw = || rng.random_range(0.0..1.0_f64);
         let mut row = || {
             let times = of(std::array::from_fn(|_| draw()));
-            Row { times, seen: dot(&times, &truth) * (1.0 + noise * (draw() - 0.5)) }
+            FitRow { times, seen: dot(&times, &truth) * (1.0 + noise * (draw() - 0.5)) }
         };
         (0..500).map(|_| row()).collect()
     }

@@ -1,14 +1,15 @@
 //! Stretches of a server's time of which the work is known. Called by [`super`]; pure.
 //!
-//! An answer of `n` tokens goes on for `n - 1` steps behind its first. In each of them every other sequence that decodes there gets one
-//! token too; how many of its tokens fall into a part of its time is read off the pace of both. A prompt that fits into one step is computed
-//! in that which ends with its first token, a longer one since the prompt before it was done.
+//! An answer of `n` tokens goes on for `n - 1` steps behind its first. In each of them every other sequence that
+//! decodes there gets one token too; how many of its tokens fall into a part of its time is read off the pace of both.
+//! A prompt that fits into one step is computed in that which ends with its first token, a longer one since the prompt
+//! before it was done.
 //!
-//! A step that computes prompts for longer than it reads weights and contexts hides the reading; any other step hides the computing. Prompts
-//! whose first tokens come at one moment were computed in one step.
+//! A step that computes prompts for longer than it reads weights and contexts hides the reading; any other step hides
+//! the computing. Prompts whose first tokens come at one moment were computed in one step.
 
-use super::answers::{Answer, Heard};
-use super::solve::{COLUMNS, Row};
+use super::answers::{MeasuredResponse, RecordedLoad};
+use super::solve::{COLUMNS, FitRow};
 use super::{BESIDE, CONTEXT, DECODE, PAIR, PREFILL, STEP, WEIGHTS};
 use attache_sim::engine::EngineConfig;
 use attache_types::clock::Timestamp;
@@ -77,14 +78,15 @@ impl Busy {
 struct Prompts {
     /// When the first token came of the first of them.
     first: f64,
-    /// How many steps.
+    /// Number of steps in the stretch.
     steps: f64,
     computed: f64,
     pairs: f64,
 }
 
 impl Prompts {
-    /// Whether computing them takes longer than reading the weights and `context` tokens in each of their steps, with these constants.
+    /// Whether computing them takes longer than reading the weights and `context` tokens in each of their steps, with
+    /// these constants.
     fn outlast(&self, context: f64, costs: &[f64; COLUMNS]) -> bool {
         let [weights, _, prefill, per_context, _, pair, _] = costs;
         self.computed * prefill + self.pairs * pair > self.steps * (weights + context * per_context)
@@ -94,30 +96,30 @@ impl Prompts {
 /// What rows are made with.
 #[derive(Clone, Copy)]
 struct Setting<'c> {
-    /// Tokens in a step.
+    /// Token budget of a step.
     budget: f64,
     /// Two ends of steps that are nearer to each other than this, seconds, are one.
     grain: f64,
-    /// The constants by which steps are told apart.
+    /// Constants that decide whether a step computes or reads for longer.
     costs: &'c [f64; COLUMNS],
 }
 
-/// A row for each stretch; `costs` are the constants by which steps that compute are told from those that read.
-pub(super) fn rows(heard: &Heard, base: &EngineConfig, costs: &[f64; COLUMNS]) -> Vec<Row> {
-    let mut servers: Vec<u32> = heard.answers.iter().map(|answer| answer.server).collect();
+/// A row for each stretch. `costs` are the constants that separate steps bound by compute from steps bound by memory.
+pub(super) fn rows(load: &RecordedLoad, base: &EngineConfig, costs: &[f64; COLUMNS]) -> Vec<FitRow> {
+    let mut servers: Vec<u32> = load.answers.iter().map(|answer| answer.server).collect();
     servers.sort_unstable();
     servers.dedup();
-    let origin = heard.answers.iter().map(|answer| answer.decided).min().unwrap_or_default();
+    let origin = load.answers.iter().map(|answer| answer.decided).min().unwrap_or_default();
     let [weights, step, ..] = costs;
     let budget = f64::from(base.max_num_batched_tokens.max(1));
     let setting = Setting { budget, grain: (weights + step) / 2.0, costs };
-    servers.into_iter().flat_map(|server| rows_of(heard, server, origin, setting)).collect()
+    servers.into_iter().flat_map(|server| rows_of(load, server, origin, setting)).collect()
 }
 
-fn rows_of(heard: &Heard, server: u32, origin: Timestamp, setting: Setting<'_>) -> Vec<Row> {
+fn rows_of(load: &RecordedLoad, server: u32, origin: Timestamp, setting: Setting<'_>) -> Vec<FitRow> {
     let seconds = |at: Timestamp| at.since(origin).as_secs_f64();
     let budget = setting.budget;
-    let mut answers: Vec<&Answer> = heard.answers.iter().filter(|answer| answer.server == server).collect();
+    let mut answers: Vec<&MeasuredResponse> = load.answers.iter().filter(|answer| answer.server == server).collect();
     answers.sort_by_key(|answer| (answer.first, answer.decided));
     let (mut stays, mut last_first, mut last_end) = (Vec::<Stay>::with_capacity(answers.len()), 0.0_f64, 0.0_f64);
     for answer in answers {
@@ -137,17 +139,17 @@ fn rows_of(heard: &Heard, server: u32, origin: Timestamp, setting: Setting<'_>) 
         });
         last_first = first;
     }
-    let untold =
-        Busy::of(heard.untold.iter().filter(|u| u.server == server).map(|u| (seconds(u.decided), seconds(u.end))));
-    let is_told = |from: f64, until: f64| !untold.touches(from, until);
+    let unmeasured =
+        Busy::of(load.unmeasured.iter().filter(|u| u.server == server).map(|u| (seconds(u.decided), seconds(u.end))));
+    let is_measured = |from: f64, until: f64| !unmeasured.touches(from, until);
     let mut rows = Vec::new();
     for (i, stay) in stays.iter().enumerate() {
         let others = beside(&stays, i);
         let alone = others.clone().all(|other| other.decided >= stay.first || other.end <= stay.decided);
-        if alone && stay.first > stay.decided && is_told(stay.decided, stay.first) {
+        if alone && stay.first > stay.decided && is_measured(stay.decided, stay.first) {
             rows.push(prefill(stay, setting));
         }
-        if stay.steps >= f64::from(MIN_STEPS) && stay.end > stay.first && is_told(stay.first, stay.end) {
+        if stay.steps >= f64::from(MIN_STEPS) && stay.end > stay.first && is_measured(stay.first, stay.end) {
             rows.push(decode(stay, others, setting));
         }
     }
@@ -169,7 +171,7 @@ fn beside(stays: &[Stay], i: usize) -> impl Iterator<Item = &Stay> + Clone {
 }
 
 /// From the decision to the first token, of one that has the server for itself.
-fn prefill(stay: &Stay, setting: Setting<'_>) -> Row {
+fn prefill(stay: &Stay, setting: Setting<'_>) -> FitRow {
     let mut times = [0.0; COLUMNS];
     let prompts = stay.prompts(1.0, setting.budget);
     times[STEP] = prompts.steps;
@@ -180,11 +182,11 @@ fn prefill(stay: &Stay, setting: Setting<'_>) -> Row {
         times[WEIGHTS] = prompts.steps;
     }
     times[BESIDE] = 1.0;
-    Row { times, seen: stay.first - stay.decided }
+    FitRow { times, seen: stay.first - stay.decided }
 }
 
 /// From the first token to the end.
-fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Setting<'_>) -> Row {
+fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Setting<'_>) -> FitRow {
     let Setting { budget, grain, costs } = setting;
     let mut prompts: Vec<Prompts> = Vec::new();
     let mut sequences = stay.steps;
@@ -205,7 +207,7 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Sett
         if until > from {
             let (theirs, ours) = (other.said(from, until), stay.said(from, until));
             let both = (theirs + ours) / 2.0;
-            // Whoever is there all the time gets a token in each step.
+            // A sequence that decodes all the time gets a token in each step.
             let tokens = if from == stay.first && until == stay.end {
                 stay.steps
             } else if from == other.first && until == other.end {
@@ -233,7 +235,7 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Sett
     times[DECODE] = computes * sequences;
     times[WEIGHTS] = (1.0 - computes) * stay.steps;
     times[CONTEXT] = (1.0 - computes) * context;
-    Row { times, seen: stay.end - stay.first }
+    FitRow { times, seen: stay.end - stay.first }
 }
 
 /// The same, with those in one that were computed in one step.

@@ -1,6 +1,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use super::answers::{Answer, Untold, hear};
+use super::answers::{MeasuredResponse, UnmeasuredRequest, read_responses};
 use super::*;
 use crate::record::RecordError;
 use attache_record::{Decided, Ended, FORMAT, Header, Line};
@@ -53,8 +53,8 @@ fn answers_that_tell_enough_are_told_from_those_that_only_kept_a_server_busy() {
         end(4, 70, Some(3)),
         decide(5, "p", 80, true),
     ];
-    let heard = hear(recording(&lines).as_bytes(), Some("p")).unwrap();
-    let answer = |server, [decided, first, end]: [u64; 3], cached_tokens, generated_tokens| Answer {
+    let load = read_responses(recording(&lines).as_bytes(), Some("p")).unwrap();
+    let answer = |server, [decided, first, end]: [u64; 3], cached_tokens, generated_tokens| MeasuredResponse {
         server,
         decided: Timestamp(decided),
         first: Timestamp(first),
@@ -63,17 +63,17 @@ fn answers_that_tell_enough_are_told_from_those_that_only_kept_a_server_busy() {
         cached_tokens,
         generated_tokens,
     };
-    assert_eq!(heard.answers, [answer(0, [10, 20, 31], 32, 9), answer(1, [55, 60, 70], 0, 3)]);
-    let untold = |decided, end| Untold { server: 0, decided: Timestamp(decided), end: Timestamp(end) };
-    assert_eq!(heard.untold, [untold(11, 30), untold(40, 40), untold(50, 55), untold(80, u64::MAX)]);
-    assert_eq!(hear(recording(&lines).as_bytes(), None).unwrap().untold.len(), 5);
-    let error = hear("{\"format\":\"x\"}\n".as_bytes(), None).unwrap_err();
+    assert_eq!(load.answers, [answer(0, [10, 20, 31], 32, 9), answer(1, [55, 60, 70], 0, 3)]);
+    let unmeasured = |decided, end| UnmeasuredRequest { server: 0, decided: Timestamp(decided), end: Timestamp(end) };
+    assert_eq!(load.unmeasured, [unmeasured(11, 30), unmeasured(40, 40), unmeasured(50, 55), unmeasured(80, u64::MAX)]);
+    assert_eq!(read_responses(recording(&lines).as_bytes(), None).unwrap().unmeasured.len(), 5);
+    let error = read_responses("{\"format\":\"x\"}\n".as_bytes(), None).unwrap_err();
     assert!(matches!(error, RecordError::Line { line: 1, .. }), "{error}");
 }
 
 #[test]
 fn too_few_answers_and_answers_that_tell_nothing_are_refused() {
-    let answer = |i: u64| Answer {
+    let answer = |i: u64| MeasuredResponse {
         server: 0,
         decided: Timestamp(i * 1_000_000_000),
         first: Timestamp(i * 1_000_000_000),
@@ -83,7 +83,7 @@ fn too_few_answers_and_answers_that_tell_nothing_are_refused() {
         generated_tokens: 1,
     };
     let base = EngineConfig::default();
-    let heard = |n: u64| Heard { answers: (0..n).map(answer).collect(), ..Heard::default() };
-    assert_eq!(fit(&heard(49), &base, "b").unwrap_err(), FitError::Few { answers: 49, untold: 0 });
-    assert_eq!(fit(&heard(50), &base, "b").unwrap_err(), FitError::Nothing { answers: 50 });
+    let load = |n: u64| RecordedLoad { answers: (0..n).map(answer).collect(), ..RecordedLoad::default() };
+    assert_eq!(fit(&load(49), &base, "b").unwrap_err(), FitError::Few { answers: 49, unmeasured: 0 });
+    assert_eq!(fit(&load(50), &base, "b").unwrap_err(), FitError::Nothing { answers: 50 });
 }

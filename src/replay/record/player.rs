@@ -42,9 +42,9 @@ struct LivePool {
     stale_after: Duration,
 }
 
-/// One configuration.
+/// One recorded configuration with its pools.
 #[derive(Debug)]
-struct Live {
+struct RecordedConfig {
     settings: Settings,
     pools: BTreeMap<Arc<str>, LivePool>,
 }
@@ -53,7 +53,7 @@ type Trail = (Arc<dyn Strategy>, String, Box<Digest>);
 
 /// A request that has not ended.
 #[derive(Debug)]
-struct Open {
+struct OpenRequest {
     live: u32,
     pool: Arc<str>,
     /// `None` when it was refused here.
@@ -84,7 +84,7 @@ impl HeaderSource for Recorded<'_> {
 }
 
 /// What came of a decision here.
-struct Came {
+struct PlayedDecision {
     picks: Vec<Arc<Endpoint>>,
     reason: String,
     matched: u32,
@@ -94,19 +94,19 @@ struct Came {
 }
 
 #[derive(Debug)]
-pub(super) struct Player<'a> {
+pub(super) struct RecordingPlayer<'a> {
     other: Option<&'a Settings>,
     pools: BTreeMap<u32, PoolState>,
     /// The pool that has a name now.
     named: BTreeMap<Arc<str>, u32>,
-    lives: BTreeMap<u32, Live>,
-    open: HashMap<u64, Open>,
+    lives: BTreeMap<u32, RecordedConfig>,
+    open: HashMap<u64, OpenRequest>,
     summary: Summary,
 }
 
-impl<'a> Player<'a> {
+impl<'a> RecordingPlayer<'a> {
     pub(super) fn new(header: &Header, other: Option<&'a Settings>) -> Result<Self, RecordError> {
-        let first = Live { settings: settings(&header.settings, 1)?, pools: BTreeMap::new() };
+        let first = RecordedConfig { settings: settings(&header.settings, 1)?, pools: BTreeMap::new() };
         Ok(Self {
             other,
             pools: BTreeMap::new(),
@@ -256,7 +256,7 @@ impl<'a> Player<'a> {
         for pool in &settings.pools {
             pools.insert(pool.name.clone(), self.live_pool_of(&settings, &pool.name, line)?);
         }
-        self.lives.insert(live, Live { settings, pools });
+        self.lives.insert(live, RecordedConfig { settings, pools });
         Ok(())
     }
 
@@ -333,8 +333,8 @@ impl<'a> Player<'a> {
         }
         // What was refused has no end: it books nothing here either.
         if let Some(recorded) = d.picks.first() {
-            let Came { booking, trail, .. } = came;
-            let open = Open { live: d.live, pool: d.pool.clone(), booking, trail, recorded: *recorded };
+            let PlayedDecision { booking, trail, .. } = came;
+            let open = OpenRequest { live: d.live, pool: d.pool.clone(), booking, trail, recorded: *recorded };
             self.open.insert(d.r, open);
         }
         Ok(())
@@ -354,7 +354,13 @@ impl<'a> Player<'a> {
 }
 
 /// Decides as the live picker does, in the same order.
-fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing: &mut BTreeSet<String>) -> Came {
+fn decide(
+    pool: &LivePool,
+    state: &PoolState,
+    d: &Decided,
+    other: bool,
+    missing: &mut BTreeSet<String>,
+) -> PlayedDecision {
     let headers = Recorded { known: &d.headers, missed: RefCell::default() };
     let digests = Digests::replayed(d.digests.clone());
     let looked = d.prompt.as_ref();
@@ -378,7 +384,7 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
     };
     let refused = |reason: String| {
         let (booking, trail) = (None, None);
-        Came { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking, trail }
+        PlayedDecision { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking, trail }
     };
     let chosen = match pool.scheduler.choices.choose(&facts) {
         Ok(chosen) => chosen,
@@ -452,5 +458,5 @@ fn decide(pool: &LivePool, state: &PoolState, d: &Decided, other: bool, missing:
     };
     let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);
     let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
-    Came { picks, reason, matched, prompt_tokens, booking: Some(booking), trail }
+    PlayedDecision { picks, reason, matched, prompt_tokens, booking: Some(booking), trail }
 }

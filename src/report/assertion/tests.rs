@@ -3,7 +3,7 @@
 use super::*;
 use crate::json::SplitFigures;
 use crate::objective::ObjectiveFigures;
-use crate::served::{Ending, Fate, Queued, Served};
+use crate::served::{Ending, QueueOutcome, Queued, Served};
 use crate::tally::Tally;
 use crate::tests::report;
 use attache_scheduling::objective::{Objective, Slo};
@@ -67,7 +67,7 @@ fn not_understood() {
     }
 }
 
-fn outcomes(text: &str) -> Vec<Outcome> {
+fn outcomes(text: &str) -> Vec<AssertionResult> {
     let document = report().document();
     Assertion::parse(text, &document.policies()).unwrap().check(&document)
 }
@@ -105,7 +105,7 @@ fn a_figure_that_does_not_exist_holds_nothing() {
     document.runs.clear();
     assert_eq!(
         assertion.check(&document),
-        [Outcome { passed: false, line: "FAIL random:lost<1: there is no such run".to_owned() }]
+        [AssertionResult { passed: false, line: "FAIL random:lost<1: there is no such run".to_owned() }]
     );
 }
 
@@ -114,7 +114,7 @@ fn each_metric_is_found_by_a_name_of_its_own() {
     let mut report = report();
     let waited = std::time::Duration::from_secs(1);
     let at = attache_types::clock::Timestamp(0);
-    let queued = Queued { number: 0, at, priority: 0, tenant: None, waited, fate: Fate::Passed };
+    let queued = Queued { number: 0, at, priority: 0, tenant: None, waited, fate: QueueOutcome::Passed };
     report.runs.first_mut().unwrap().tally.queued(&queued);
     let mut document = report.document();
     let run = document.runs.first_mut().unwrap();

@@ -1,14 +1,14 @@
 //! Intervals that hold what they promise.
 
 use super::*;
-use crate::tally::batches::Times;
+use crate::tally::batches::RequestTimes;
 use proptest::prelude::*;
 use std::time::Duration;
 
 fn batches(times: &[f64]) -> Batches {
     let mut batches = Batches::default();
     for (number, seconds) in times.iter().enumerate() {
-        let times = Times { first_token: Some(Duration::from_secs_f64(*seconds)), ..Times::default() };
+        let times = RequestTimes { first_token: Some(Duration::from_secs_f64(*seconds)), ..RequestTimes::default() };
         batches.add(number as u64, times);
     }
     batches
@@ -36,7 +36,7 @@ fn equal_runs_show_no_difference() {
     let times: Vec<f64> = autoregressive(&mut rng, 0.9, 3_000).iter().map(|x| x.exp()).collect();
     let run = batches(&times);
     let change = compare(&run, &run, Quantity::FirstToken).unwrap();
-    assert_eq!((change.ratio, change.difference_seconds, change.verdict), (1.0, 0.0, Verdict::NotShown));
+    assert_eq!((change.ratio, change.difference_seconds, change.verdict), (1.0, 0.0, ComparisonVerdict::NotShown));
     assert_eq!(change.difference_interval_seconds, Some(Interval { low: 0.0, high: 0.0 }));
     assert_eq!(compare(&run, &run, Quantity::PerToken), None, "there is no such time");
 }
@@ -51,9 +51,9 @@ fn a_shift_is_found_through_noise_that_both_share() {
     let Interval { low, high } = change.difference_interval_seconds.unwrap();
     assert!(low < 0.05 && 0.05 < high, "{low} .. {high}");
     assert!(high - low < 0.002, "the noise of 1 s, which both share, is cancelled out: {low} .. {high}");
-    assert_eq!(change.verdict, Verdict::Worse);
+    assert_eq!(change.verdict, ComparisonVerdict::Worse);
     let back = compare(&batches(&base), &batches(&shifted), Quantity::FirstToken).unwrap();
-    assert_eq!(back.verdict, Verdict::Better);
+    assert_eq!(back.verdict, ComparisonVerdict::Better);
     assert!((back.difference_seconds + change.difference_seconds).abs() < 1e-9);
     let Interval { low, high } = back.ratio_interval.unwrap();
     assert!(low < back.ratio && back.ratio < high && high < 1.0);
@@ -61,7 +61,7 @@ fn a_shift_is_found_through_noise_that_both_share() {
     let mut elsewhere = shifted.clone();
     elsewhere.rotate_left(9_000);
     let loose = compare(&batches(&elsewhere), &batches(&base), Quantity::FirstToken).unwrap();
-    assert_eq!(loose.verdict, Verdict::NotShown);
+    assert_eq!(loose.verdict, ComparisonVerdict::NotShown);
 }
 
 #[test]
@@ -108,9 +108,9 @@ fn blocks_are_as_long_as_the_memory_of_the_series() {
 fn few_requests_have_a_ratio_but_no_verdict() {
     let change = compare(&batches(&[1.0; MIN_BATCHES - 1]), &batches(&[2.0; MIN_BATCHES - 1]), Quantity::FirstToken);
     let change = change.unwrap();
-    assert_eq!((change.ratio, change.ratio_interval, change.verdict), (0.5, None, Verdict::NotShown));
+    assert_eq!((change.ratio, change.ratio_interval, change.verdict), (0.5, None, ComparisonVerdict::NotShown));
     let enough = compare(&batches(&[1.0; MIN_BATCHES]), &batches(&[2.0; MIN_BATCHES]), Quantity::FirstToken).unwrap();
-    assert_eq!(enough.verdict, Verdict::Better);
+    assert_eq!(enough.verdict, ComparisonVerdict::Better);
     assert_eq!(compare(&Batches::default(), &batches(&[1.0]), Quantity::FirstToken), None);
 }
 
@@ -128,7 +128,7 @@ proptest! {
 #[test]
 fn a_run_that_answers_fewer_requests_is_not_called_better() {
     let endings = |refused, lost| EndingCounts { answered: 10_000 - refused - lost, refused, lost };
-    let change = |verdict| Change {
+    let change = |verdict| MeanChange {
         ratio: 0.5,
         ratio_interval: None,
         difference_seconds: -1.0,
@@ -140,9 +140,9 @@ fn a_run_that_answers_fewer_requests_is_not_called_better() {
     let of = |verdict, run, base| change(verdict).with_endings(run, base).verdict;
     let (none, many) = (endings(0, 0), endings(300, 20));
     for (verdict, fewer, more) in [
-        (Verdict::Better, Verdict::AnswersFewer, Verdict::Better),
-        (Verdict::NotShown, Verdict::AnswersFewer, Verdict::AnswersMore),
-        (Verdict::Worse, Verdict::Worse, Verdict::AnswersMore),
+        (ComparisonVerdict::Better, ComparisonVerdict::AnswersFewer, ComparisonVerdict::Better),
+        (ComparisonVerdict::NotShown, ComparisonVerdict::AnswersFewer, ComparisonVerdict::AnswersMore),
+        (ComparisonVerdict::Worse, ComparisonVerdict::Worse, ComparisonVerdict::AnswersMore),
     ] {
         assert_eq!((of(verdict, many, none), of(verdict, none, many)), (fewer, more));
         assert_eq!(of(verdict, many, many), verdict);

@@ -21,7 +21,7 @@ pub struct Aim {
 }
 
 impl Aim {
-    /// Of no requests yet.
+    /// An empty count for this objective.
     #[must_use]
     pub fn at(objective: Objective) -> Self {
         let slo = objective.slo;
@@ -52,14 +52,14 @@ impl Aim {
         }
     }
 
-    /// The objective.
+    /// The objective that requests are held against.
     #[must_use]
     pub fn objective(&self) -> Objective {
         self.objective
     }
 
-    /// Part of the requests that met the target for the first token, 0..=1. Requests that were refused or lost missed it. `None` without a target or
-    /// without requests.
+    /// Part of the requests that met the target for the first token, 0..=1. Requests that were refused or lost missed
+    /// it. `None` without a target or without requests.
     #[must_use]
     pub fn first_met(&self) -> Option<f64> {
         self.first.first_token.and_then(|_| share(self.first_met, self.requests))
@@ -83,7 +83,8 @@ impl Aim {
         Some(self.share_met()? >= self.objective.slo?.share)
     }
 
-    /// The mean of the time to the first token and the time of all further tokens, by their weights, seconds; `None` without answers.
+    /// The mean of the time to the first token and the time of all further tokens, by their weights, seconds; `None`
+    /// without answers.
     #[must_use]
     pub fn weighted_mean(&self) -> Option<f64> {
         let Objective { ttft, tpot, .. } = self.objective;

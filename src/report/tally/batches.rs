@@ -8,7 +8,7 @@ pub const MAX_BATCHES: usize = 1_024;
 /// How often, and how long in sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// How often.
+    /// Number of durations in the sum.
     pub count: u64,
     /// How long in sum, nanoseconds; saturates.
     pub nanos: u64,
@@ -27,9 +27,9 @@ impl Sum {
     }
 }
 
-/// Requests with consecutive numbers.
+/// One batch: requests with consecutive numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
+pub struct RequestBatch {
     /// Their times to the first token.
     pub first_token: Sum,
     /// Their times per output token.
@@ -40,21 +40,22 @@ pub struct Batch {
 
 /// What is known of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
-    /// To its first token.
+pub struct RequestTimes {
+    /// Time to first token (TTFT).
     pub first_token: Option<Duration>,
-    /// Per output token.
+    /// Time per output token (TPOT).
     pub per_token: Option<Duration>,
     /// To its end, when its answer came whole.
     pub total: Option<Duration>,
 }
 
-/// At most [`MAX_BATCHES`] batches of consecutive request numbers, all of one width, which doubles when they become too many. Batch `i`
-/// holds the numbers `i * width .. (i + 1) * width`, in each run alike, so that two runs of one workload can be compared batch by batch.
+/// At most [`MAX_BATCHES`] batches of consecutive request numbers, all of one width, which doubles when they become too
+/// many. Batch `i` holds the numbers `i * width .. (i + 1) * width`, in each run alike, so that two runs of one
+/// workload can be compared batch by batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batches {
     width: u64,
-    batches: Vec<Batch>,
+    batches: Vec<RequestBatch>,
 }
 
 impl Default for Batches {
@@ -65,13 +66,13 @@ impl Default for Batches {
 
 impl Batches {
     /// Adds what is known of a request that is compared by `number`.
-    pub fn add(&mut self, number: u64, times: Times) {
+    pub fn add(&mut self, number: u64, times: RequestTimes) {
         while number / self.width >= MAX_BATCHES as u64 {
             self.double();
         }
         let at = (number / self.width) as usize;
         if self.batches.len() <= at {
-            self.batches.resize(at + 1, Batch::default());
+            self.batches.resize(at + 1, RequestBatch::default());
         }
         if let Some(batch) = self.batches.get_mut(at) {
             batch.first_token.add(times.first_token);
@@ -86,7 +87,7 @@ impl Batches {
             .batches
             .chunks(2)
             .map(|pair| {
-                pair.iter().fold(Batch::default(), |mut sum, batch| {
+                pair.iter().fold(RequestBatch::default(), |mut sum, batch| {
                     sum.first_token.join(batch.first_token);
                     sum.per_token.join(batch.per_token);
                     sum.total.join(batch.total);
@@ -102,9 +103,9 @@ impl Batches {
         self.width
     }
 
-    /// The batches, by number.
+    /// Batches, by the number of their first request.
     #[must_use]
-    pub fn batches(&self) -> &[Batch] {
+    pub fn batches(&self) -> &[RequestBatch] {
         &self.batches
     }
 

@@ -3,9 +3,11 @@
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// The longest duration that is told apart, microseconds: ten hours, longer than any request is left waiting.
+/// Largest duration that is recorded, microseconds: ten hours, longer than any request waits. Longer ones count as
+/// this.
 pub const MAX_MICROS: u64 = 36_000_000_000;
-/// Significant decimal digits that are kept: a quantile is then right to a thousandth, finer than any two policies differ.
+/// Significant decimal digits that are kept: a quantile is then right to a thousandth, finer than any two policies
+/// differ.
 pub const DIGITS: u8 = 3;
 
 /// Durations from 1 us to 10 h, to three digits, with an exact mean. About 200 KiB, whatever their number.
@@ -38,7 +40,7 @@ impl Latency {
         self.nanos += time.as_nanos() * u128::from(times);
     }
 
-    /// How many.
+    /// Number of durations recorded.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.micros.len()

@@ -1,11 +1,11 @@
-//! What waiting for a turn came to. Called by [`super::Tally`]. Pure.
+//! Time that requests spent in queues, and requests that queues rejected. Called by [`super::Tally`]. Pure.
 
 use super::latency::Latency;
-use crate::served::{Fate, Queued};
+use crate::served::{QueueOutcome, Queued};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// 100 tenants in a band are told apart; the others beyond them are one, so that memory does not grow with a trace.
+/// 100 flows for each band. Further tenants are counted together, so that memory does not grow with a trace.
 pub const MAX_FLOWS: usize = 100;
 /// What those beyond them are called.
 pub const OTHERS: &str = "(others)";
@@ -14,13 +14,13 @@ pub const OTHERS: &str = "(others)";
 #[derive(Clone, Debug, Default)]
 pub struct Queueing {
     waited: Latency,
-    counts: Turns,
-    flows: BTreeMap<(i32, String), Turns>,
+    counts: FlowCounts,
+    flows: BTreeMap<(i32, String), FlowCounts>,
 }
 
 /// What came of the turns of some requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
+pub struct FlowCounts {
     /// Requests that were let through.
     pub passed: u64,
     /// Requests that an admitter turned away.
@@ -33,22 +33,22 @@ pub struct Turns {
     pub evicted: u64,
     /// How long those that were let through waited, all together.
     pub waited: Duration,
-    /// The longest of that.
+    /// Longest time in the queue of a dequeued request.
     pub longest: Duration,
 }
 
-impl Turns {
+impl FlowCounts {
     fn add(&mut self, queued: &Queued<'_>) {
         match queued.fate {
-            Fate::Passed => {
+            QueueOutcome::Passed => {
                 self.passed += 1;
                 self.waited += queued.waited;
                 self.longest = self.longest.max(queued.waited);
             }
-            Fate::Shed => self.shed += 1,
-            Fate::Full => self.full += 1,
-            Fate::Expired => self.expired += 1,
-            Fate::Evicted => self.evicted += 1,
+            QueueOutcome::Shed => self.shed += 1,
+            QueueOutcome::Full => self.full += 1,
+            QueueOutcome::Expired => self.expired += 1,
+            QueueOutcome::Evicted => self.evicted += 1,
         }
     }
 
@@ -60,9 +60,9 @@ impl Turns {
 }
 
 impl Queueing {
-    /// Counts one.
+    /// Counts one request that left the queue.
     pub fn add(&mut self, queued: &Queued<'_>) {
-        if queued.fate == Fate::Passed {
+        if queued.fate == QueueOutcome::Passed {
             self.waited.add(queued.waited);
         }
         self.counts.add(queued);
@@ -79,14 +79,14 @@ impl Queueing {
         &self.waited
     }
 
-    /// All of them.
+    /// Counts of all flows together.
     #[must_use]
-    pub fn counts(&self) -> Turns {
+    pub fn counts(&self) -> FlowCounts {
         self.counts
     }
 
     /// The same by priority and tenant, who is the empty name where the workload names none.
-    pub fn flows(&self) -> impl DoubleEndedIterator<Item = (i32, &str, Turns)> {
+    pub fn flows(&self) -> impl DoubleEndedIterator<Item = (i32, &str, FlowCounts)> {
         self.flows.iter().map(|((priority, tenant), turns)| (*priority, tenant.as_str(), *turns))
     }
 }

@@ -1,18 +1,18 @@
 //! How evenly something lies on the endpoints. Called by [`super::Tally`]. Pure.
 
-/// Three figures for one thing: no single one tells a lone hot endpoint from a general unevenness.
+/// Unevenness of load in three figures. No single figure separates one hot endpoint from general unevenness.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
+pub struct LoadSpread {
     /// The largest share by the mean one: 1 when even, the number of endpoints when one has it all.
     pub max_over_mean: f64,
     /// Standard deviation (of the whole, not of a sample) by mean: 0 when even.
     pub variation: f64,
-    /// Jain's index, `(sum x)^2 / (n * sum x^2)`: 1 when even, `1/n` when one has it all. Jain, Chiu, Hawe, "A Quantitative Measure
-    /// of Fairness", DEC-TR-301, 1984.
+    /// Jain's index, `(sum x)^2 / (n * sum x^2)`: 1 when even, `1/n` when one has it all. Jain, Chiu, Hawe, "A
+    /// Quantitative Measure of Fairness", DEC-TR-301, 1984.
     pub jain: f64,
 }
 
-impl Spread {
+impl LoadSpread {
     /// Of what each endpoint has; one that has nothing counts. `None` when none has any.
     #[must_use]
     pub fn of(loads: impl IntoIterator<Item = u64>) -> Option<Self> {

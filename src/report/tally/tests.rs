@@ -1,6 +1,6 @@
 //! Figures against exact ones, and joining that loses nothing.
 
-use super::batches::{Batches, MAX_BATCHES, Times};
+use super::batches::{Batches, MAX_BATCHES, RequestTimes};
 use super::latency::Latency;
 use super::timeline::{MAX_POINTS, Timeline};
 use super::*;
@@ -100,12 +100,12 @@ fn short_answers_have_gaps_but_no_time_per_output_token() {
 
 #[test]
 fn spread_of_known_loads() {
-    let even = Spread::of([5, 5, 5, 5]).unwrap();
+    let even = LoadSpread::of([5, 5, 5, 5]).unwrap();
     assert_eq!((even.max_over_mean, even.variation, even.jain), (1.0, 0.0, 1.0));
-    let one = Spread::of([8, 0, 0, 0]).unwrap();
+    let one = LoadSpread::of([8, 0, 0, 0]).unwrap();
     assert_eq!((one.max_over_mean, one.jain), (4.0, 0.25));
     assert!((one.variation - 3f64.sqrt()).abs() < 1e-12);
-    assert!(Spread::of([0, 0]).is_none() && Spread::of([]).is_none());
+    assert!(LoadSpread::of([0, 0]).is_none() && LoadSpread::of([]).is_none());
 }
 
 #[test]
@@ -151,7 +151,7 @@ proptest! {
         for (number, nanos, answered) in &requests {
             let time = Duration::from_nanos(*nanos);
             let per_token = answered.then_some(time);
-            batches.add(*number, Times { first_token: Some(time), per_token, total: Some(time * 2) });
+            batches.add(*number, RequestTimes { first_token: Some(time), per_token, total: Some(time * 2) });
         }
         let most = requests.iter().map(|r| r.0).max().unwrap();
         prop_assert!(batches.batches().len() <= MAX_BATCHES);
@@ -172,7 +172,7 @@ proptest! {
     fn the_order_of_requests_does_not_matter(numbers in prop::collection::vec(0u64..5_000, 1..200)) {
         let of = |numbers: &[u64]| {
             let mut batches = Batches::default();
-            let times = |n: u64| Times { first_token: Some(Duration::from_nanos(n * 7 + 1)), ..Times::default() };
+            let times = |n: u64| RequestTimes { first_token: Some(Duration::from_nanos(n * 7 + 1)), ..RequestTimes::default() };
             numbers.iter().for_each(|n| batches.add(*n, times(*n)));
             batches
         };

@@ -10,7 +10,7 @@ pub const MAX_POINTS: usize = 512;
 /// One endpoint over one stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stretch {
-    /// Samples.
+    /// Samples of this endpoint in this point.
     pub samples: u32,
     /// Sum over them of requests in its batch and in its queue.
     pub in_flight: u64,
@@ -46,19 +46,19 @@ impl Stretch {
 
 /// All endpoints over one stretch of time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Point {
+pub struct TimelinePoint {
     /// The first sample in it.
     pub from: Timestamp,
     /// The last sample in it.
     pub until: Timestamp,
-    /// Samples in it.
+    /// Samples that this point sums up.
     pub samples: u32,
     /// By the endpoint's position in the fleet.
     pub endpoints: Vec<Stretch>,
 }
 
-impl Point {
-    fn join(&mut self, other: &Point) {
+impl TimelinePoint {
+    fn join(&mut self, other: &TimelinePoint) {
         self.until = other.until;
         self.samples += other.samples;
         if self.endpoints.len() < other.endpoints.len() {
@@ -88,12 +88,13 @@ impl Point {
     }
 }
 
-/// At most [`MAX_POINTS`] points, each of equally many samples (the last may have fewer); when they are full, neighbours are joined.
+/// At most [`MAX_POINTS`] points, each of equally many samples (the last may have fewer); when they are full,
+/// neighbours are joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// Samples in a point.
+    /// Samples that one point sums up; doubles when the points run out.
     stride: u32,
-    points: Vec<Point>,
+    points: Vec<TimelinePoint>,
     /// The counters of the last sample, by endpoint.
     last: Vec<(u64, u64)>,
 }
@@ -111,7 +112,7 @@ impl Timeline {
             self.last.resize(samples.len(), (0, 0));
         }
         let endpoints = samples.iter().zip(&mut self.last).map(|(sample, last)| stretch(sample, last)).collect();
-        let point = Point { from: at, until: at, samples: 1, endpoints };
+        let point = TimelinePoint { from: at, until: at, samples: 1, endpoints };
         match self.points.last_mut() {
             Some(open) if open.samples < self.stride => open.join(&point),
             _ => {
@@ -136,7 +137,7 @@ impl Timeline {
 
     /// The points, in the order of time.
     #[must_use]
-    pub fn points(&self) -> &[Point] {
+    pub fn points(&self) -> &[TimelinePoint] {
         &self.points
     }
 }

@@ -1,10 +1,11 @@
-//! Keys and values that pass between servers: blocks that stay after their job has ended so that another server can read them, and
-//! jobs that receive a part of their prompt in place of computing it.
+//! Keys and values that pass between servers: blocks that stay after their job has ended so that another server can
+//! read them, and jobs that receive a part of their prompt in place of computing it.
 //!
-//! Owns who has blocks kept for how long, and who waits for a transfer. The engine calls it at the start of its steps; the wire, and
-//! who may read what, are the servers' affair. The behaviour is vLLM's NIXL connector: a prefill's blocks stay until they were read or
-//! their lease ends (`kv_lease_duration`, which heartbeats extend), and a request whose prompt comes from elsewhere takes its blocks
-//! when it is admitted and waits outside the batch (`WAITING_FOR_REMOTE_KVS`).
+//! Owns who has blocks kept for how long, and who waits for a transfer. The engine calls it at the start of its steps;
+//! the wire, and who may read what, are the servers' affair. The behaviour is vLLM's NIXL connector: a prefill's blocks
+//! stay until they were read or their lease ends (`kv_lease_duration`, which heartbeats extend), and a request whose
+//! prompt comes from elsewhere takes its blocks when it is admitted and waits outside the batch
+//! (`WAITING_FOR_REMOTE_KVS`).
 
 use super::{Engine, EngineEvent, JobId};
 use crate::kv::{BlockId, KvCache};
@@ -30,9 +31,9 @@ pub struct Handoff {
 pub struct Pinned<'a> {
     /// Tokens that are in them.
     pub tokens: u32,
-    /// The blocks, in order.
+    /// KV blocks in the order of the prompt.
     pub blocks: &'a [BlockId],
-    /// When the lease ends.
+    /// When the lease of the blocks ends.
     pub until: Timestamp,
 }
 
@@ -68,7 +69,7 @@ impl Pins {
         true
     }
 
-    /// Gives back what nobody has a lease on any more; how many there were.
+    /// Frees the blocks whose lease has ended, and returns the number of jobs that held them.
     fn expire(&mut self, now: Timestamp, kv: &mut KvCache) -> u64 {
         let mut expired = 0;
         while let Some((_, id)) = self.ends.first().copied().filter(|(until, _)| *until <= now) {
@@ -94,7 +95,7 @@ pub(super) struct Transfers {
     begun: u64,
     /// By the end of the transfer, and by its number where several end together.
     under_way: BTreeMap<(Timestamp, u64), u32>,
-    /// Those that have everything, in the order in which they came to.
+    /// Jobs with all their blocks, in the order in which the transfers ended.
     pub(super) ready: Vec<u32>,
 }
 
@@ -145,13 +146,14 @@ impl Engine {
         Some(Pinned { tokens: pin.tokens, blocks: &pin.table, until: pin.until })
     }
 
-    /// Jobs that have ended and whose blocks are kept, and the number of these blocks; one that two jobs share counts twice.
+    /// Jobs that have ended and whose blocks are kept, and the number of these blocks; one that two jobs share counts
+    /// twice.
     #[must_use]
     pub fn pins(&self) -> (usize, usize) {
         (self.pins.by_job.len(), self.pins.blocks)
     }
 
-    /// Gives back the blocks that are kept of a job: they were read, or nobody will. False when there are none any more.
+    /// Releases the blocks that are kept of a job, read or not. False when none are kept any more.
     pub fn release(&mut self, now: Timestamp, id: JobId) -> bool {
         self.expire(now);
         let released = self.pins.remove(id, &mut self.kv);
@@ -199,7 +201,8 @@ impl Engine {
         }
     }
 
-    /// The prompt up to `received` is in the blocks; its last token is computed all the same, as the answer starts from it.
+    /// The prompt up to `received` is in the blocks; its last token is computed all the same, as the answer starts from
+    /// it.
     fn take_over(&mut self, slot: u32, at: Timestamp, events: &mut Vec<EngineEvent>) {
         let sequence = &mut self.sequences[slot];
         let received = std::mem::take(&mut sequence.received);

@@ -1,5 +1,5 @@
-//! What goes into an engine and what comes out of it: jobs, refusals, events, reports. Part of the engine's public face; the engine
-//! makes the events, its owner the jobs.
+//! What goes into an engine and what comes out of it: jobs, refusals, events, reports. Part of the engine's public
+//! face; the engine makes the events, its owner the jobs.
 
 use super::handoff::Handoff;
 use crate::content::Piece;
@@ -16,13 +16,13 @@ pub struct JobId(pub u64);
 pub enum JobPrompt {
     /// Token ids; the answer is made of [`crate::tokenizer::answer_token`]s.
     Tokens(Vec<u32>),
-    /// Text that is known by name; no token is ever made. The answer is the text that [`Job::answer_seed`] names: a later prompt that
-    /// brings it back as a piece finds its blocks.
+    /// Text that is known by name; no token is ever made. The answer is the text that [`Job::answer_seed`] names: a
+    /// later prompt that brings it back as a piece finds its blocks.
     Pieces(Vec<Piece>),
 }
 
 impl JobPrompt {
-    /// Length in tokens.
+    /// Length of the prompt, tokens.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         match self {
@@ -32,10 +32,10 @@ impl JobPrompt {
     }
 }
 
-/// One sequence to generate.
+/// A request for one sequence.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Its number.
+    /// Id of the job, unique in the engine.
     pub id: JobId,
     /// What is to be read, at least one token.
     pub prompt: JobPrompt,
@@ -43,7 +43,7 @@ pub struct Job {
     pub max_tokens: u32,
     /// Tokens after which the model is done by itself; no such moment when `None`.
     pub stops_after: Option<u32>,
-    /// LoRA adapter.
+    /// LoRA adapter; the base model when `None`.
     pub lora: Option<Arc<str>>,
     /// Keeps this prompt's blocks apart from those of other salts.
     pub cache_salt: Option<Arc<str>>,
@@ -59,7 +59,7 @@ pub enum Refused {
     /// Prompt and at least one token of answer don't fit.
     #[error("prompt has {tokens} tokens, at most {limit} fit together with an answer")]
     TooLong {
-        /// Tokens of the prompt.
+        /// Length of the prompt, tokens.
         tokens: u32,
         /// Tokens that prompt and answer may have together.
         limit: u32,
@@ -67,39 +67,39 @@ pub enum Refused {
     /// As many jobs wait as may wait.
     #[error("{waiting} requests wait already, at most {limit} may")]
     QueueFull {
-        /// Jobs waiting.
+        /// Number of jobs in the waiting queue.
         waiting: usize,
-        /// Jobs that may wait.
+        /// Capacity of the waiting queue, jobs.
         limit: u32,
     },
-    /// A prompt without tokens.
+    /// The prompt has no tokens.
     #[error("prompt has no tokens, at least 1 is needed")]
     Empty,
 }
 
-/// How a job ended.
+/// Why a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model was done.
+    /// The response reached its own length.
     Stop,
     /// It reached its token limit.
     Length,
-    /// It was cancelled.
+    /// The job was cancelled, or the engine restarted.
     Abort,
 }
 
-/// What a job came to.
+/// Totals of a job that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobReport {
-    /// How it ended.
+    /// Why the job ended.
     pub reason: FinishReason,
-    /// Tokens of the prompt.
+    /// Length of the prompt, tokens.
     pub prompt_tokens: u32,
     /// Those of them that were found in the cache when it was first scheduled.
     pub cached_tokens: u32,
     /// Those of them that another server had computed and that came from there.
     pub received_tokens: u32,
-    /// Tokens generated.
+    /// Tokens that the job generated.
     pub generated_tokens: u32,
     /// Times it had to start over.
     pub preemptions: u32,
@@ -112,8 +112,8 @@ pub enum EngineEvent {
     FirstToken { job: JobId, at: Timestamp },
     /// A further token; only with [`EngineConfig::every_token`](super::EngineConfig::every_token).
     Token { job: JobId, at: Timestamp },
-    /// What another server had computed of the prompt ([`Handoff::received`]) is here, or nothing of it was needed; the job is about to
-    /// be read on, and the other server's blocks are free to go.
+    /// What another server had computed of the prompt ([`Handoff::received`]) is here, or nothing of it was needed; the
+    /// job is about to be read on, and the other server's blocks are free to go.
     Received { job: JobId, at: Timestamp },
     /// The blocks ran out and the job went back to the queue; what it said so far stands.
     Preempted { job: JobId, at: Timestamp },
@@ -124,16 +124,16 @@ pub enum EngineEvent {
 /// What the cache has stored and dropped in one step, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvBatch {
-    /// The end of the step: when an engine tells of it.
+    /// End of the step; engines publish events then.
     pub at: Timestamp,
-    /// At least one.
+    /// Changes of the cache, at least one.
     pub events: Vec<KvEvent>,
 }
 
 /// What the queues and the cache hold now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Jobs in the batch.
+    /// Jobs in the running batch.
     pub running: usize,
     /// Jobs in the queue, and those that wait for what they receive.
     pub waiting: usize,

@@ -1,4 +1,5 @@
-//! One job inside the engine: how far it is, the blocks that hold it, and the store of all of them. Private to the engine.
+//! One job inside the engine: how far it is, the blocks that hold it, and the store of all of them. Private to the
+//! engine.
 
 use crate::content::{Contents, Piece};
 use crate::engine::{FinishReason, Job, JobId, JobPrompt, JobReport};
@@ -13,7 +14,7 @@ use std::time::Duration;
 /// What the events of a job's blocks tell beyond their hashes; kept only where events are recorded.
 #[derive(Debug, Default)]
 struct Telling {
-    /// Of all full blocks.
+    /// Hashes of all full blocks.
     contents: Vec<u64>,
     /// The tokens of all of `contents` and maybe more; none where the prompt came in pieces.
     tokens: Option<Vec<u32>>,
@@ -29,7 +30,7 @@ enum Tail {
 
 /// What a sequence is made with, beside its job.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setting {
+pub(super) struct SequenceContext {
     pub(super) now: Timestamp,
     pub(super) root: BlockHash,
     /// Tokens in a block, at least 1.
@@ -47,7 +48,7 @@ pub(super) struct Sequence {
     pub(super) prompt_tokens: u32,
     /// Found in the cache at the first admission.
     pub(super) cached_tokens: u32,
-    /// That was.
+    /// The prefix cache was searched for the prompt.
     pub(super) looked_up: bool,
     /// Leading tokens of the prompt that another server has; 0 once they are here, or are to be computed after all.
     pub(super) received: u32,
@@ -55,13 +56,14 @@ pub(super) struct Sequence {
     pub(super) received_tokens: u32,
     /// How long its blocks stay after its end.
     pub(super) hold: Option<Duration>,
-    /// Tokens it will say.
+    /// Length of the response, tokens.
     pub(super) target: u32,
     /// Why it ends when it has said them.
     pub(super) ends_with: FinishReason,
     /// Tokens said; while it decodes, those before step `since`.
     pub(super) generated: u32,
-    /// Known tokens (prompt and answer so far) whose keys and values are in `table`; while it decodes, those before step `since`.
+    /// Known tokens (prompt and answer so far) whose keys and values are in `table`; while it decodes, those before
+    /// step `since`.
     pub(super) computed: u32,
     /// Tokens of the step that is under way, while it reads.
     pub(super) scheduled: u32,
@@ -77,7 +79,7 @@ pub(super) struct Sequence {
     pub(super) arrived: Timestamp,
     pub(super) admitted: Option<Timestamp>,
     pub(super) first_token: Option<Timestamp>,
-    /// While it doesn't decode.
+    /// Time of the last token; `None` before the first.
     pub(super) last_token: Option<Timestamp>,
     preemptions: u32,
     root: BlockHash,
@@ -91,7 +93,7 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// `chain` and `table` are empty; they only bring their memory.
-    fn new(job: Job, setting: Setting, chain: Vec<BlockHash>, table: Vec<BlockId>) -> Self {
+    fn new(job: Job, setting: SequenceContext, chain: Vec<BlockHash>, table: Vec<BlockId>) -> Self {
         let limit = job.max_tokens.min(setting.room);
         let (target, ends_with) = match job.stops_after {
             Some(stop) if stop <= limit => (stop, FinishReason::Stop),
@@ -199,8 +201,8 @@ impl Sequence {
         }
     }
 
-    /// Makes the blocks findable that are full with `computed` tokens computed. Before the step is over, as vLLM does: who comes in the
-    /// same step may share.
+    /// Makes the blocks findable that are full with `computed` tokens computed. Before the step is over, as vLLM does:
+    /// who comes in the same step may share.
     pub(super) fn seal(&mut self, kv: &mut KvCache, computed: u32, prefix_caching: bool) {
         let full = (computed / self.block_size) as usize;
         if prefix_caching && full > self.sealed {
@@ -267,7 +269,8 @@ impl Sequence {
         }
     }
 
-    /// Brings the chain to `full` blocks. An answer's blocks are named when they are needed, and the last of most answers never is.
+    /// Brings the chain to `full` blocks. An answer's blocks are named when they are needed, and the last of most
+    /// answers never is.
     fn spell(&mut self, full: usize) {
         while self.chain.len() < full {
             let tokens = match &mut self.tail {
@@ -304,8 +307,8 @@ impl Sequence {
     }
 }
 
-/// All sequences of an engine, each in a slot that it keeps until it is removed. Slots, and the memory in them, are used again.
-/// Indexed by slots that [`Sequences::add`] gave out.
+/// All sequences of an engine, each in a slot that it keeps until it is removed. Slots, and the memory in them, are
+/// used again. Indexed by slots that [`Sequences::add`] gave out.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     slots: Vec<Sequence>,
@@ -313,7 +316,7 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    pub(super) fn add(&mut self, job: Job, setting: Setting) -> u32 {
+    pub(super) fn add(&mut self, job: Job, setting: SequenceContext) -> u32 {
         if let Some(slot) = self.unused.pop() {
             let old = &mut self[slot];
             let mut chain = std::mem::take(&mut old.chain);

@@ -1,6 +1,6 @@
 //! What happens in a step: who is scheduled, who has to give way, who is admitted, who says a token, who ends.
 
-use super::batch::Seat;
+use super::batch::BatchSeat;
 use super::sequence::Sequence;
 use super::{Engine, EngineEvent, FinishReason, JobReport, KvBatch};
 use crate::latency::StepWork;
@@ -8,8 +8,9 @@ use crate::stats::EngineStats;
 use attache_types::clock::Timestamp;
 
 impl Engine {
-    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what has received its
-    /// prompt, then what waits, as long as there are tokens in the budget, seats in the batch and blocks in the cache.
+    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what
+    /// has received its prompt, then what waits, as long as there are tokens in the budget, seats in the batch and
+    /// blocks in the cache.
     pub(super) fn start_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
         self.looked = self.looked.max(at);
         self.expire(at);
@@ -34,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Gives a block to each of those who decode that begins one, and seals the block of each that fills one. True when a job had to
-    /// give way; nothing new is then admitted in this step.
+    /// Gives a block to each of those who decode that begins one, and seals the block of each that fills one. True when
+    /// a job had to give way; nothing new is then admitted in this step.
     fn schedule_decoding(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> bool {
         let mut preempted = false;
         let (begun, filled) = self.batch.due();
@@ -43,8 +44,8 @@ impl Engine {
         loop {
             let begins = self.batch.listed(begun, in_begun);
             let fills = self.batch.listed(filled, in_filled).filter(|_| filled != begun);
-            // In order of admission, as blocks are evicted in the order in which they are asked for. Who gives way stands behind, so the
-            // places before it stay.
+            // In order of admission, since blocks are evicted in the order in which they are requested. A preempted
+            // sequence stands behind, so the places before it stay.
             let seat = match (begins, fills) {
                 (Some(begins), Some(fills)) if fills < begins => fills,
                 (Some(begins), _) => begins,
@@ -94,7 +95,7 @@ impl Engine {
     }
 
     /// The one that was admitted last goes back to the head of the queue.
-    fn preempt_last(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> Option<Seat> {
+    fn preempt_last(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> Option<BatchSeat> {
         let seat = self.batch.last()?;
         let decoded = self.sequences[seat.slot].since.is_some();
         self.leave(seat);
@@ -116,7 +117,7 @@ impl Engine {
     }
 
     /// Takes a sequence out of the batch; it keeps its blocks.
-    pub(super) fn leave(&mut self, seat: Seat) {
+    pub(super) fn leave(&mut self, seat: BatchSeat) {
         let sequence = &mut self.sequences[seat.slot];
         sequence.catch_up(self.batch.step);
         sequence.since = None;
@@ -128,7 +129,8 @@ impl Engine {
         self.batch.len() < self.config.max_num_seqs.max(1) as usize
     }
 
-    /// Takes those into the batch whose prompt has come from elsewhere, in the order in which it came. False when one finds no room.
+    /// Takes those into the batch whose prompt has come from elsewhere, in the order in which it came. False when one
+    /// finds no room.
     fn admit_received(&mut self, at: Timestamp, budget: &mut u32, events: &mut Vec<EngineEvent>) -> bool {
         let mut index = 0;
         while *budget > 0 && self.has_seat() {
@@ -145,7 +147,8 @@ impl Engine {
                 self.join(slot, at, budget);
                 continue;
             }
-            // With nobody in the batch no block comes free by itself: those who hold some without going on must not wait for each other.
+            // With an empty batch, no running job frees blocks: sequences that hold blocks without going on must not
+            // wait for each other.
             let last = self.transfers.ready.last().copied().filter(|last| self.batch.is_empty() && *last != slot);
             let Some(last) = last else { return false };
             self.transfers.remove(last);
@@ -200,7 +203,8 @@ impl Engine {
         *budget -= tokens;
     }
 
-    /// Gives a sequence its cached blocks and those for what it receives or for its first chunk; false when there is no room.
+    /// Gives a sequence its cached blocks and those for what it receives or for its first chunk; false when there is no
+    /// room.
     fn place(&mut self, slot: u32, budget: u32) -> bool {
         let block_size = self.config.block_size.max(1);
         let sequence = &mut self.sequences[slot];
@@ -228,7 +232,7 @@ impl Engine {
         true
     }
 
-    /// Ends the step: whoever has all its known tokens computed says the next one.
+    /// Ends the step: sequences whose known tokens are all computed generate the next one.
     pub(super) fn complete_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
         let decoding = self.batch.decoding();
         if !decoding.is_empty() {
@@ -237,7 +241,7 @@ impl Engine {
             // Each of them said its last token when this step began.
             self.stats.inter_token.observe_all(at.since(self.step_began).as_secs_f64(), said);
             if self.config.every_token {
-                let token = |seat: &Seat| EngineEvent::Token { job: self.sequences[seat.slot].id, at };
+                let token = |seat: &BatchSeat| EngineEvent::Token { job: self.sequences[seat.slot].id, at };
                 events.extend(decoding.iter().map(token));
             }
         }
@@ -258,7 +262,8 @@ impl Engine {
         }
     }
 
-    /// Whoever has read all says a token and decodes from now on. Gives those that end with it.
+    /// Sequences that have read their whole prompt generate a token and decode from now on. Returns those that end with
+    /// it.
     fn complete_reading(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> Vec<u32> {
         let mut ended = Vec::new();
         while let Some(seat) = self.batch.reading.first().copied() {

@@ -4,9 +4,9 @@ use super::body::{SimBody, json_response};
 use super::error::ApiError;
 use super::legs::{Legs, Totals};
 use super::requests::AnthropicRequest;
-use super::stream::{EventSink, EventWriter, Usage};
+use super::stream::{EventSink, EventWriter, StreamUsage};
 use super::{Call, Generation, Server, Whole, quoted};
-use crate::answer::Answer;
+use crate::answer::GeneratedText;
 use crate::config::Quirks;
 use crate::engine::{FinishReason, JobReport};
 use http::{Response, StatusCode};
@@ -72,7 +72,7 @@ struct Tool {
     name: String,
 }
 
-fn stop_reason(answer: &Answer, report: &JobReport, calls: bool) -> &'static str {
+fn stop_reason(answer: &GeneratedText, report: &JobReport, calls: bool) -> &'static str {
     match report.reason {
         FinishReason::Length => "max_tokens",
         _ if calls => "tool_use",
@@ -82,7 +82,7 @@ fn stop_reason(answer: &Answer, report: &JobReport, calls: bool) -> &'static str
 }
 
 /// Anthropic counts apart what was read from the cache, what was put into it, and the rest.
-fn usage_json(usage: &Usage) -> Value {
+fn usage_json(usage: &StreamUsage) -> Value {
     json!({
         "input_tokens": usage.prompt.saturating_sub(usage.cached + usage.created),
         "output_tokens": usage.completion,
@@ -149,7 +149,7 @@ impl EventWriter for Events {
     fn finish(
         &mut self,
         _choice: usize,
-        answer: &Answer,
+        answer: &GeneratedText,
         report: &JobReport,
         totals: Option<&Totals>,
         out: &mut EventSink,

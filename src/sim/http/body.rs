@@ -15,10 +15,10 @@ use std::task::{Context, Poll, ready};
 const FILLER: &[u8] =
     b"# this page does not end, and what follows on it is the same again and again and again ........\n";
 
-/// A response body.
+/// Body of a response.
 #[derive(Debug)]
 pub(crate) enum SimBody {
-    /// Sent at once.
+    /// Bytes that are sent at once.
     Full(Option<Bytes>),
     /// Server-sent events while the engine works.
     Events(Box<EventStream>),
@@ -26,7 +26,7 @@ pub(crate) enum SimBody {
     Late(Late),
     /// This many bytes of filler.
     Filler { left: u64 },
-    /// Nothing, for ever.
+    /// No byte, and no end.
     Hang,
 }
 
@@ -86,12 +86,12 @@ pub(super) fn full_response(
     response
 }
 
-/// A JSON answer.
+/// A response with a JSON body.
 pub(super) fn json_response(status: StatusCode, body: &serde_json::Value) -> Response<SimBody> {
     full_response(status, Some("application/json"), body.to_string())
 }
 
-/// A stream of events.
+/// A response with an event stream.
 pub(super) fn event_response(stream: EventStream) -> Response<SimBody> {
     events(SimBody::Events(Box::new(stream)))
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 const BUSY: &str =
     "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.";
 
-/// An error answer.
+/// Status and body of a rejected request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
@@ -109,11 +109,11 @@ mod tests {
     #[test]
     fn a_wrong_type_is_422_and_everything_else_about_the_body_400() {
         #[derive(Debug, serde::Deserialize)]
-        struct Body {
+        struct ErrorBody {
             #[expect(dead_code, reason = "only read by serde")]
             n: u32,
         }
-        let status = |body: &str| ApiError::json(&serde_json::from_str::<Body>(body).unwrap_err()).status.as_u16();
+        let status = |body: &str| ApiError::json(&serde_json::from_str::<ErrorBody>(body).unwrap_err()).status.as_u16();
         assert_eq!(status("{"), 400);
         assert_eq!(status("{}"), 400);
         assert_eq!(status(r#"{"n":"1"}"#), 422);

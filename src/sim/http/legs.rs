@@ -3,13 +3,14 @@
 //! Called by every handler that generates. The register of the fleet and the parameters on the wire are in `sim::pd`.
 
 use super::error::ApiError;
-use super::stream::Usage;
+use super::stream::StreamUsage;
 use super::{Generation, Server};
 use crate::engine::{FinishReason, Handoff, JobId, JobReport};
 use crate::fault_board::FaultBoard;
 use crate::kv::{BlockHash, content_hash};
 use crate::pd::{
-    Claim, Connector, Counts, ExpiryClock, Kept, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer, Peers, Role,
+    BlockClaim, Connector, Counts, ExpiryClock, KeptBlocks, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer,
+    Peers, Role,
 };
 use crate::tokenizer::answer_token;
 use attache_types::clock::{Clock, Timestamp};
@@ -33,7 +34,7 @@ pub(super) struct Legs {
     disaggregated_params: Option<DisaggregatedParams>,
 }
 
-/// TensorRT-LLM's.
+/// Parameters of TensorRT-LLM.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct DisaggregatedParams {
@@ -69,16 +70,16 @@ pub(crate) struct Pd {
 
 /// Which part of its work a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Kind {
+enum LegKind {
     #[default]
     Whole,
     /// NIXL's prefill, which names its blocks.
     Prefill,
-    /// NIXL's decode.
+    /// NIXL's decode leg, with the blocks of its prefill.
     Decode,
     /// SGLang's prefill, which leaves its blocks in a room.
     Room(u64),
-    /// TensorRT-LLM's context request.
+    /// TensorRT-LLM's context request, the prefill leg.
     Context { id: u64, disagg_request_id: Option<u64> },
     /// With a storage that all servers share.
     Stored,
@@ -87,18 +88,18 @@ enum Kind {
 /// What a request's job is to do besides its work.
 #[derive(Debug, Default)]
 pub(super) struct Leg {
-    kind: Kind,
+    kind: LegKind,
     pub(super) handoff: Handoff,
-    pub(super) claim: Option<Claim>,
-    /// What the usage tells in place of the cached tokens: what the prefill had cached.
+    pub(super) claim: Option<BlockClaim>,
+    /// Cached tokens of the prefill, which the usage shows in place of those of the decode.
     cached: Option<u64>,
 }
 
 /// The end of an answer.
 #[derive(Debug)]
 pub(super) struct Totals {
-    pub(super) usage: Usage,
-    /// Null mostly.
+    pub(super) usage: StreamUsage,
+    /// Null except for prefill legs and kept conversations.
     pub(super) kv_transfer_params: Value,
     /// TensorRT-LLM's, for the first choice.
     pub(super) disaggregated_params: Option<Value>,
@@ -106,9 +107,9 @@ pub(super) struct Totals {
 
 /// What is needed to make the end of an answer.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct LegReply {
     pd: Arc<Pd>,
-    kind: Kind,
+    kind: LegKind,
     cached: Option<u64>,
     request_id: String,
     prompt: Vec<u32>,
@@ -126,8 +127,8 @@ pub(super) fn load_failed() -> ApiError {
 }
 
 impl Server {
-    /// What the job of a request has to do with other servers. Waits where a real server would: for the other leg, or to find out
-    /// that nobody is there.
+    /// What the job of a request has to do with other servers. Waits where a real server would: for the other leg, or
+    /// to find out that nobody is there.
     pub(super) async fn leg(&self, generation: &Generation) -> Result<Leg, ApiError> {
         let legs = &generation.legs;
         let leg = match self.pd.config.connector {
@@ -137,7 +138,7 @@ impl Server {
             Connector::SharedStorage => self.shared_storage(generation),
             Connector::None => Leg::default(),
         };
-        if leg.kind == Kind::Whole && leg.claim.is_none() {
+        if leg.kind == LegKind::Whole && leg.claim.is_none() {
             Counts::add(&self.pd.counts.whole);
         }
         Ok(leg)
@@ -152,14 +153,14 @@ impl Server {
         }
         let mut leg = Leg::default();
         if prefill {
-            leg.kind = Kind::Prefill;
+            leg.kind = LegKind::Prefill;
             leg.handoff.hold = Some(config.lease);
             self.begin_prefill().await;
             if !config.bidirectional {
                 return Ok(leg);
             }
         } else {
-            leg.kind = Kind::Decode;
+            leg.kind = LegKind::Decode;
             leg.handoff.hold = config.bidirectional.then_some(config.decoder_ttl);
             leg.cached = params.remote_prefill_cached_tokens;
             Counts::add(&pd.counts.decodes);
@@ -196,7 +197,7 @@ impl Server {
         self.pd.config.connector == Connector::Sglang && self.pd.role == Role::Decode
     }
 
-    /// Counts it; the request goes on where the policy says so.
+    /// Counts the error. The request goes on where the policy allows it.
     async fn load_failed(&self, error: LoadError) -> Result<(), ApiError> {
         let (counts, config) = (&self.pd.counts, &self.pd.config);
         tracing::warn!(?error, "KV blocks of a prompt can't be fetched");
@@ -235,7 +236,7 @@ impl Server {
         if role == Role::Prefill {
             self.begin_prefill().await;
             let handoff = Handoff { hold: Some(self.pd.config.bootstrap_timeout), received: 0 };
-            return Ok(Leg { kind: Kind::Room(room), handoff, ..Leg::default() });
+            return Ok(Leg { kind: LegKind::Room(room), handoff, ..Leg::default() });
         }
         Counts::add(&self.pd.counts.decodes);
         let aborted = legs.rid.as_deref().map(|rid| self.aborts.register(rid));
@@ -266,7 +267,7 @@ impl Server {
                 self.begin_prefill().await;
                 // The ids of these servers fit into what JSON readers with floats can tell apart.
                 let id = params.disagg_request_id.unwrap_or_else(|| self.unique() >> 12);
-                let kind = Kind::Context { id, disagg_request_id: params.disagg_request_id };
+                let kind = LegKind::Context { id, disagg_request_id: params.disagg_request_id };
                 let handoff = Handoff { hold: Some(self.pd.config.lease), received: 0 };
                 Ok(Leg { kind, handoff, ..Leg::default() })
             }
@@ -278,7 +279,7 @@ impl Server {
                     Some((peer, kept)) => self.take_over(peer, kept, String::new(), generation).await,
                     None => {
                         self.load_failed(LoadError::UnknownRequest).await?;
-                        Ok(Leg { kind: Kind::Decode, ..Leg::default() })
+                        Ok(Leg { kind: LegKind::Decode, ..Leg::default() })
                     }
                 }
             }
@@ -293,7 +294,7 @@ impl Server {
     async fn take_over(
         &self,
         peer: Arc<Peer>,
-        kept: Kept,
+        kept: KeptBlocks,
         request_id: String,
         generation: &Generation,
     ) -> Result<Leg, ApiError> {
@@ -301,17 +302,17 @@ impl Server {
         let there = kept.tokens.len();
         if peer.host.pinned(kept.job).is_none() {
             self.load_failed(LoadError::LeaseExpired).await?;
-            return Ok(Leg { kind: Kind::Decode, ..Leg::default() });
+            return Ok(Leg { kind: LegKind::Decode, ..Leg::default() });
         }
-        let claim = Claim::new(peer, kept, request_id, self.pd.counts.clone(), self.pd.config.load_failure);
+        let claim = BlockClaim::new(peer, kept, request_id, self.pd.counts.clone(), self.pd.config.load_failure);
         match claim.checked(prompt, generation.model.lora.as_deref(), there, false) {
             Ok(claim) => {
                 let handoff = Handoff { hold: None, received: claim.tokens() };
-                Ok(Leg { kind: Kind::Decode, handoff, claim: Some(claim), cached: None })
+                Ok(Leg { kind: LegKind::Decode, handoff, claim: Some(claim), cached: None })
             }
             Err(error) => {
                 self.load_failed(error).await?;
-                Ok(Leg { kind: Kind::Decode, ..Leg::default() })
+                Ok(Leg { kind: LegKind::Decode, ..Leg::default() })
             }
         }
     }
@@ -326,19 +327,19 @@ impl Server {
         let most = prompt.len().saturating_sub(1) / block_size.max(1) as usize;
         let blocks = chain(root, prompt, block_size).take(most).take_while(|hash| stored.contains(hash)).count();
         let received = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(block_size);
-        Leg { kind: Kind::Stored, handoff: Handoff { hold: None, received }, ..Leg::default() }
+        Leg { kind: LegKind::Stored, handoff: Handoff { hold: None, received }, ..Leg::default() }
     }
 
     /// The reply's part of a leg whose first job has this number.
-    pub(super) fn reply(&self, leg: &Leg, generation: &Generation, seed: u64, job: JobId) -> Reply {
+    pub(super) fn reply(&self, leg: &Leg, generation: &Generation, seed: u64, job: JobId) -> LegReply {
         let lora = generation.model.lora.clone();
-        Reply {
+        LegReply {
             pd: self.pd.clone(),
             kind: leg.kind,
             cached: leg.cached,
             // As vLLM: the answer's id with eight random digits.
             request_id: format!("{}-{:08x}", generation.request_id, self.unique() >> 32),
-            prompt: if leg.kind == Kind::Whole {
+            prompt: if leg.kind == LegKind::Whole {
                 Vec::new()
             } else {
                 generation.prompts.first().cloned().unwrap_or_default()
@@ -360,10 +361,10 @@ fn chain(root: BlockHash, prompt: &[u32], block_size: u32) -> impl Iterator<Item
     })
 }
 
-impl Reply {
-    /// The end of an answer whose jobs, `choices` for each prompt, came to these reports.
+impl LegReply {
+    /// The end of a response whose jobs, `choices` for each prompt, have these reports.
     pub(super) fn totals(&self, reports: &[JobReport], choices: usize, streams: bool) -> Totals {
-        let mut usage = Usage::of(reports, choices, self.block_size);
+        let mut usage = StreamUsage::of(reports, choices, self.block_size);
         if let Some(cached) = self.cached {
             usage.cached = cached;
         }
@@ -372,27 +373,27 @@ impl Reply {
         let Some(report) = reports.first().filter(|report| report.reason != FinishReason::Abort) else { return totals };
         let faults = self.pd.faults.current().prefill;
         match self.kind {
-            Kind::Whole => {}
+            LegKind::Whole => {}
             // A stream does not tell, and its blocks stay until the lease ends.
-            Kind::Prefill if streams || faults.no_params => {}
-            Kind::Prefill => {
+            LegKind::Prefill if streams || faults.no_params => {}
+            LegKind::Prefill => {
                 if let Some((remote, _)) = self.pd.own.keep(&self.request_id, self.kept(report)) {
                     let cached = report.cached_tokens + report.received_tokens;
                     totals.kv_transfer_params = remote.for_decode((report.generated_tokens == 1).then_some(cached));
                 }
             }
-            Kind::Decode if self.pd.config.bidirectional => {
+            LegKind::Decode if self.pd.config.bidirectional => {
                 if let Some((remote, left)) = self.pd.own.keep(&self.request_id, self.kept(report)) {
                     totals.kv_transfer_params = remote.for_prefill((self.pd.time() + left).as_secs_f64());
                 }
             }
-            Kind::Decode => {}
-            Kind::Room(_) if faults.no_params => {}
-            Kind::Room(room) => {
+            LegKind::Decode => {}
+            LegKind::Room(_) if faults.no_params => {}
+            LegKind::Room(room) => {
                 self.pd.peers.put_into_room(room, self.pd.own.clone(), self.kept(report));
             }
-            Kind::Context { .. } if faults.no_params => {}
-            Kind::Context { id, disagg_request_id } => {
+            LegKind::Context { .. } if faults.no_params => {}
+            LegKind::Context { id, disagg_request_id } => {
                 self.pd.peers.put_context(id, self.pd.own.clone(), self.kept(report));
                 totals.disaggregated_params = Some(json!({
                     "request_type": "context_only", "ctx_request_id": id, "disagg_request_id": disagg_request_id,
@@ -400,11 +401,11 @@ impl Reply {
                     "draft_tokens": null,
                 }));
             }
-            Kind::Stored => {
+            LegKind::Stored => {
                 self.pd.peers.stored.write().extend(chain(self.root, &self.prompt, self.block_size));
             }
         }
-        let prefilled = matches!(self.kind, Kind::Prefill | Kind::Room(_) | Kind::Context { .. });
+        let prefilled = matches!(self.kind, LegKind::Prefill | LegKind::Room(_) | LegKind::Context { .. });
         if prefilled && faults.die_after_reply {
             self.pd.die();
         }
@@ -412,10 +413,10 @@ impl Reply {
     }
 
     /// What is in the blocks of the first job: all but its last token.
-    fn kept(&self, report: &JobReport) -> Kept {
+    fn kept(&self, report: &JobReport) -> KeptBlocks {
         let answer = (0..report.generated_tokens.saturating_sub(1)).map(|index| answer_token(self.seed, index));
         let tokens = self.prompt.iter().copied().chain(answer).collect();
-        Kept { job: self.job, tokens, lora: self.lora.clone() }
+        KeptBlocks { job: self.job, tokens, lora: self.lora.clone() }
     }
 
     /// TensorRT-LLM's servers give a context request's prompt back in tokens.
@@ -425,7 +426,7 @@ impl Reply {
 
     /// SGLang's prefill answers when the other leg has everything, or never came.
     pub(super) async fn read_by_other(&self) {
-        if let Kind::Room(_) = self.kind {
+        if let LegKind::Room(_) = self.kind {
             while let Some(pinned) = self.pd.own.host.pinned(self.job) {
                 tokio::select! {
                     () = self.pd.own.released() => {}
@@ -444,7 +445,7 @@ impl Pd {
         nixl && (self.role != Role::Both || self.config.bidirectional || self.counts.legs().into_iter().any(asked))
     }
 
-    /// Now, by the clock by which it tells when it lets go of blocks.
+    /// The time by the clock in which the server gives expiry times.
     fn time(&self) -> Duration {
         let now = self.clock.now();
         match self.config.expiry_clock {
@@ -453,7 +454,7 @@ impl Pd {
         }
     }
 
-    /// As a process that crashes: nothing is kept, nobody answers, and a new one has another id.
+    /// Simulates a crash: no blocks are kept, open connections break, and the new process has another id.
     fn die(&self) {
         let mut faults = self.faults.current();
         faults.refuse = true;

@@ -18,7 +18,7 @@ mod responses;
 mod service;
 mod stream;
 
-use crate::answer::{Answer, AnswerLimits};
+use crate::answer::{AnswerLimits, GeneratedText};
 use crate::config::{MetricsStyle, ServerConfig};
 use crate::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt, JobReport};
 use crate::fault_board::FaultBoard;
@@ -36,7 +36,7 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use legs::{Legs, Pd, Reply, Totals};
+use legs::{LegReply, Legs, Pd, Totals};
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -53,7 +53,7 @@ const SERVER_HEADER: HeaderName = HeaderName::from_static("x-sim-server");
 const BODY_HEADER: HeaderName = HeaderName::from_static("x-sim-body-sha256");
 /// The data-parallel rank that a request is for, where the server has several.
 const RANK_HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// The one that answered.
+/// Response header with the rank that served the request.
 const SERVED_RANK_HEADER: HeaderName = HeaderName::from_static("x-sim-rank");
 /// Comes back as it was sent and becomes part of the answer's id.
 const REQUEST_ID_HEADER: HeaderName = HeaderName::from_static("x-request-id");
@@ -148,7 +148,7 @@ struct LoraAdapter {
     path: String,
 }
 
-/// One simulated server.
+/// One simulated server with its engines.
 #[derive(Debug)]
 pub(super) struct Server {
     port: u16,
@@ -156,7 +156,7 @@ pub(super) struct Server {
     started: SystemTime,
     config: ServerConfig,
     engine: EngineConfig,
-    /// Never empty.
+    /// Data-parallel ranks, at least one.
     ranks: Vec<Rank>,
     /// The engine whose turn it is among those that have as little to do.
     turn: AtomicU64,
@@ -184,15 +184,16 @@ struct Call {
 }
 
 impl Server {
-    /// `kv`: where the KV events of each engine go, if anywhere; `place`: where it stands in the fleet.
+    /// `kv`: outputs for the KV events of each engine; empty without events. `place`: position of the server in its
+    /// fleet.
     pub(super) fn new(
-        place: Place,
+        place: FleetPosition,
         clock: Clock,
         config: ServerConfig,
         faults: Arc<FaultBoard>,
         kv: Vec<Option<KvLink>>,
     ) -> Self {
-        let Place { address, host: reached_at, side_channel, role, peers } = place;
+        let FleetPosition { address, host: reached_at, side_channel, role, peers } = place;
         let mut kv = kv.into_iter();
         let rank = |(number, kv): (u16, Option<KvLink>)| {
             let output = config.kv_events.as_ref().zip(kv.as_ref()).map(|(kv_events, link)| KvOutput {
@@ -242,8 +243,9 @@ impl Server {
         self.ranks.iter().map(|rank| &rank.host)
     }
 
-    /// The engine that a request names, in vLLM's header, else for inference the one that has least to do, as vLLM counts: waiting requests four
-    /// times. Whatever is not about one engine gets the first. `None` for a server without engines.
+    /// The engine that a request names, in vLLM's header, else for inference the one that has least to do, as vLLM
+    /// counts: waiting requests four times. Whatever is not about one engine gets the first. `None` for a server
+    /// without engines.
     fn rank(&self, route: Route, headers: &HeaderMap) -> Result<Option<(usize, &Rank)>, ApiError> {
         let count = self.ranks.len();
         let named = headers.get(RANK_HEADER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
@@ -263,7 +265,7 @@ impl Server {
         }))
     }
 
-    /// Answers one request.
+    /// Responds to one HTTP request.
     pub(super) async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<SimBody> {
         let request_id = request.headers().get(REQUEST_ID_HEADER).cloned();
         let mut response = self.answer(request).await;
@@ -371,7 +373,7 @@ impl Server {
             tokio::time::sleep(delay).await;
         }
         match failure.and_then(|status| StatusCode::from_u16(status).ok()) {
-            Some(status) => Err(ApiError::new(status, "this request fails because /sim/faults says so")),
+            Some(status) => Err(ApiError::new(status, "this request fails as /sim/faults requests")),
             None => Ok(()),
         }
     }
@@ -394,13 +396,13 @@ impl Server {
     }
 
     /// Which model a request means.
-    fn model(&self, name: Option<&str>) -> Result<Model, ApiError> {
+    fn model(&self, name: Option<&str>) -> Result<ServedModel, ApiError> {
         let base = self.base_model();
         let Some(name) = name.filter(|name| !self.config.models.iter().any(|model| model == name)) else {
-            return Ok(Model { name: base.to_owned(), lora: None });
+            return Ok(ServedModel { name: base.to_owned(), lora: None });
         };
         match self.loras.read().iter().find(|lora| &*lora.name == name) {
-            Some(lora) => Ok(Model { name: name.to_owned(), lora: Some(lora.name.clone()) }),
+            Some(lora) => Ok(ServedModel { name: name.to_owned(), lora: Some(lora.name.clone()) }),
             None => Err(ApiError::unknown_model(name, &self.config.models.join(", "))),
         }
     }
@@ -417,7 +419,7 @@ impl Server {
         self.clock.wall(self.clock.now()).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
     }
 
-    /// An id nobody else has: the request's own where it has one, as vLLM does.
+    /// A unique id: the request's own where it has one, as in vLLM.
     fn id(&self, prefix: &str, call: &Call) -> String {
         match call.headers.get(REQUEST_ID_HEADER).and_then(|id| id.to_str().ok()) {
             Some(id) => format!("{prefix}-{id}"),
@@ -441,13 +443,13 @@ impl Server {
         let Generation { prompts, choices, model, limits, cache_salt, .. } = &generation;
         let cache_salt: Option<Arc<str>> = cache_salt.as_deref().map(Arc::from);
         let mut jobs = Vec::with_capacity(prompts.len() * *choices as usize);
-        let mut answers: Vec<Answer> = Vec::with_capacity(jobs.capacity());
+        let mut answers: Vec<GeneratedText> = Vec::with_capacity(jobs.capacity());
         for prompt in prompts {
             let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
             let room = self.engine.max_request_tokens().saturating_sub(length);
             for choice in 0..*choices {
-                let seed = Answer::seed(&self.engine.model, model.lora.as_deref(), prompt, choice);
-                let answer = Answer::plan(seed, limits, self.config.output_tokens, room);
+                let seed = GeneratedText::seed(&self.engine.model, model.lora.as_deref(), prompt, choice);
+                let answer = GeneratedText::plan(seed, limits, self.config.output_tokens, room);
                 jobs.push(Job {
                     id: JobId(0),
                     prompt: JobPrompt::Tokens(prompt.clone()),
@@ -472,8 +474,8 @@ impl Server {
         Ok(Started { subscription, answers, choices: *choices as usize, reply })
     }
 
-    /// Streams the answers; a full queue and a prompt that can't be fetched are errors inside a 200, as in vLLM, which promises the
-    /// status before it asks its engine.
+    /// Streams the answers; a full queue and a prompt that can't be fetched are errors inside a 200, as in vLLM, which
+    /// promises the status before it asks its engine.
     fn stream(
         &self,
         started: Result<Started, ApiError>,
@@ -502,39 +504,39 @@ impl LoraAdapter {
 
 /// The model of a request: the name that its answer carries, and the adapter.
 #[derive(Clone, Debug)]
-struct Model {
+struct ServedModel {
     name: String,
     lora: Option<Arc<str>>,
 }
 
-/// What to generate.
+/// A parsed request: what to generate, and where.
 struct Generation {
     prompts: Vec<Vec<u32>>,
     choices: u32,
-    model: Model,
+    model: ServedModel,
     limits: AnswerLimits,
     cache_salt: Option<String>,
     legs: Legs,
     /// What the request is called between servers, less the end.
     request_id: String,
-    /// The engine that generates.
+    /// Host of the engine that generates.
     host: Arc<EngineHost>,
 }
 
 /// What the engine has taken: one answer for every choice of every prompt.
 struct Started {
     subscription: Subscription,
-    answers: Vec<Answer>,
+    answers: Vec<GeneratedText>,
     choices: usize,
-    reply: Reply,
+    reply: LegReply,
 }
 
-/// Answers that are there.
+/// Responses that are complete.
 struct Whole {
-    answers: Vec<Answer>,
+    answers: Vec<GeneratedText>,
     reports: Vec<JobReport>,
     totals: Totals,
-    reply: Reply,
+    reply: LegReply,
 }
 
 impl Started {
@@ -551,20 +553,20 @@ impl Started {
     }
 }
 
-/// Where a server stands.
-pub(super) struct Place {
+/// Position of a server in its fleet.
+pub(super) struct FleetPosition {
     pub(super) address: SocketAddr,
     /// Address at which the others reach its blocks.
     pub(super) host: IpAddr,
     /// Port at which the others reach its blocks.
     pub(super) side_channel: u16,
     pub(super) role: Role,
-    /// The others.
+    /// All servers of the fleet.
     pub(super) peers: Arc<Peers>,
 }
 
 impl Call {
-    /// The body as JSON.
+    /// The body, parsed as JSON.
     fn json<'a, T: serde::Deserialize<'a>>(&'a self) -> Result<T, ApiError> {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         if content_type.is_some_and(|value| !value.trim_start().to_ascii_lowercase().starts_with("application/json")) {
@@ -582,7 +584,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A JSON string literal.
+/// Quotes and escapes a JSON string.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

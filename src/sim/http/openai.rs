@@ -4,9 +4,9 @@ use super::body::{SimBody, json_response, late_response};
 use super::error::ApiError;
 use super::legs::{Legs, Totals};
 use super::requests::OpenAiRequest;
-use super::stream::{EventSink, EventStream, EventWriter, Usage};
+use super::stream::{EventSink, EventStream, EventWriter, StreamUsage};
 use super::{Call, Generation, Server, Whole, quoted};
-use crate::answer::{Answer, AnswerLimits};
+use crate::answer::{AnswerLimits, GeneratedText};
 use crate::config::Quirks;
 use crate::engine::{FinishReason, JobReport};
 use crate::tokenizer::answer_token;
@@ -26,7 +26,7 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
     let limits = AnswerLimits { keeps_stop: is_astrai && chat && !request.stream.unwrap_or(false), ..limits };
     let tool = request.called_tool()?.filter(|_| chat);
     let prompts = if chat { vec![request.take_chat()?] } else { request.take_prompts()? };
-    let shape = Shape {
+    let shape = ChunkShape {
         chat,
         id: server.id(if chat { "chatcmpl" } else { "cmpl" }, call),
         created: server.unix_seconds(),
@@ -65,12 +65,12 @@ pub(super) async fn generate(server: &Arc<Server>, chat: bool, call: &Call) -> R
 
 /// What all parts of one answer carry.
 #[derive(Debug)]
-struct Shape {
+struct ChunkShape {
     chat: bool,
     id: String,
     created: u64,
     model: String,
-    /// The answer is told in tokens as well (`return_token_ids`).
+    /// The response also contains token ids (`return_token_ids`).
     token_ids: bool,
     /// The answer calls this tool.
     tool: Option<Tool>,
@@ -89,14 +89,14 @@ struct Tool {
 const ARGUMENTS: (&str, &str) = (r#"{"text":""#, r#""}"#);
 
 /// The tokens of an answer, when they are asked for.
-fn token_ids(asked: bool, answer: &Answer, report: &JobReport) -> Value {
+fn token_ids(asked: bool, answer: &GeneratedText, report: &JobReport) -> Value {
     match asked {
         true => (0..report.generated_tokens).map(|token| answer_token(answer.seed, token)).collect(),
         false => Value::Null,
     }
 }
 
-impl Shape {
+impl ChunkShape {
     fn whole(&self, whole: &Whole) -> Value {
         let Whole { answers, reports, totals, reply } = whole;
         let mut choices: Vec<Value> = answers
@@ -141,7 +141,7 @@ impl Shape {
         }
     }
 
-    fn choice(&self, index: usize, answer: &Answer, report: &JobReport) -> Value {
+    fn choice(&self, index: usize, answer: &GeneratedText, report: &JobReport) -> Value {
         let text = answer.whole(report.generated_tokens);
         let finish = self.finish(report);
         let (stop, token_ids) = (answer.stop_text(report), token_ids(self.token_ids, answer, report));
@@ -178,7 +178,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-pub(super) fn usage_json(usage: &Usage, chat: bool) -> Value {
+pub(super) fn usage_json(usage: &StreamUsage, chat: bool) -> Value {
     json!({
         "prompt_tokens": usage.prompt,
         "total_tokens": usage.prompt + usage.completion,
@@ -193,7 +193,7 @@ pub(super) fn usage_json(usage: &Usage, chat: bool) -> Value {
     })
 }
 
-/// When a stream tells its usage.
+/// When a stream reports its usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UsageIn {
     /// With the last finish reason: when the client says nothing about it.
@@ -206,10 +206,10 @@ enum UsageIn {
     Nowhere,
 }
 
-/// A stream of chunks.
+/// State of a stream of chunks.
 #[derive(Debug)]
 struct Chunks {
-    shape: Shape,
+    shape: ChunkShape,
     /// Everything before the choices of a chunk.
     head: String,
     /// The same for the chunks with tokens.
@@ -222,7 +222,7 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn new(shape: Shape, include_usage: Option<bool>, quirks: Quirks) -> Self {
+    fn new(shape: ChunkShape, include_usage: Option<bool>, quirks: Quirks) -> Self {
         let object = if shape.chat { "chat.completion.chunk" } else { "text_completion" };
         let head = |created: u64| {
             let (id, model) = (quoted(&shape.id), quoted(&shape.model));
@@ -296,7 +296,7 @@ impl EventWriter for Chunks {
     fn finish(
         &mut self,
         choice: usize,
-        answer: &Answer,
+        answer: &GeneratedText,
         report: &JobReport,
         totals: Option<&Totals>,
         out: &mut EventSink,
@@ -312,7 +312,7 @@ impl EventWriter for Chunks {
             let finish = self.shape.finish(report);
             let stop = answer.stop_text(report).map_or_else(|| "null".to_owned(), quoted);
             let content = if self.shape.chat { r#""delta":{}"# } else { r#""text":"""# };
-            // All at once; vLLM tells them with the text that they make.
+            // All at once; vLLM sends them with their text.
             let ids = match self.shape.token_ids {
                 true => format!(r#","token_ids":{}"#, token_ids(true, answer, report)),
                 false => String::new(),

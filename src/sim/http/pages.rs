@@ -36,7 +36,7 @@ pub(super) fn render(server: &Server) -> String {
     page.text
 }
 
-/// Prometheus text exposition.
+/// A page of Prometheus text exposition.
 #[derive(Default)]
 struct Page {
     text: String,
@@ -171,7 +171,11 @@ fn nixl(server: &Server, stats: &EngineStats, labels: &str, page: &mut Page) {
         ),
         ("vllm:external_prefix_cache_hits_total", "Tokens found there.", stats.received_tokens),
         ("vllm:nixl_num_failed_transfers_total", "Failed KV cache transfers.", counts.failures()),
-        ("vllm:nixl_num_kv_expired_reqs_total", "Requests whose KV expired; told by P.", stats.leases_expired),
+        (
+            "vllm:nixl_num_kv_expired_reqs_total",
+            "Requests whose KV expired, reported by the prefill server.",
+            stats.leases_expired,
+        ),
         ("vllm:nixl_num_notifications_after_expiry_total", "Reads that ended after that.", counts.lost()),
     ];
     for (name, help, value) in counters {

@@ -4,7 +4,7 @@ use super::body::{SimBody, json_response};
 use super::error::ApiError;
 use super::legs::Legs;
 use super::requests::{EmbeddingsRequest, OneOrMany, RerankRequest, ScoreRequest, encode};
-use super::{Call, Generation, Model, Server};
+use super::{Call, Generation, ServedModel, Server};
 use crate::answer::AnswerLimits;
 use crate::kv::content_hash;
 use http::{Response, StatusCode};
@@ -78,7 +78,7 @@ pub(super) async fn score(server: &Server, call: &Call) -> Result<Response<SimBo
 }
 
 /// Has the engine read the prompts; how many tokens they have together.
-async fn read(server: &Server, call: &Call, prompts: Vec<Vec<u32>>, model: Model) -> Result<u64, ApiError> {
+async fn read(server: &Server, call: &Call, prompts: Vec<Vec<u32>>, model: ServedModel) -> Result<u64, ApiError> {
     let limits = AnswerLimits { max_tokens: Some(0), ..AnswerLimits::default() };
     let generation = Generation {
         prompts,

@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use crate::answer::AnswerLimits;
-use crate::tokenizer::{self, Content, Turn};
+use crate::tokenizer::{self, ChatTurn, Content};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -108,17 +108,17 @@ pub(super) struct Message {
 }
 
 impl Message {
-    fn into_turn(self) -> Turn {
+    fn into_turn(self) -> ChatTurn {
         let mut content = self.content.map(MessageContent::into_content).unwrap_or_default();
         content.extend(self.tool_calls.map(|calls| Content::Text(calls.to_string())));
-        Turn { role: self.role, content }
+        ChatTurn { role: self.role, content }
     }
 }
 
 /// Tools stand before everything else, as in most templates.
-fn turns(tools: Option<&RawValue>, system: Option<MessageContent>, messages: Vec<Message>) -> Vec<Turn> {
-    let tools = tools.map(|tools| Turn::text("tools", tools.get()));
-    let system = system.map(|system| Turn { role: "system".to_owned(), content: system.into_content() });
+fn turns(tools: Option<&RawValue>, system: Option<MessageContent>, messages: Vec<Message>) -> Vec<ChatTurn> {
+    let tools = tools.map(|tools| ChatTurn::text("tools", tools.get()));
+    let system = system.map(|system| ChatTurn { role: "system".to_owned(), content: system.into_content() });
     tools.into_iter().chain(system).chain(messages.into_iter().map(Message::into_turn)).collect()
 }
 
@@ -193,7 +193,7 @@ impl OpenAiRequest {
         self.messages.is_some()
     }
 
-    /// Answers a prompt.
+    /// Number of choices for each prompt (`n`).
     pub(super) fn choices(&self) -> Result<u32, ApiError> {
         match self.n.unwrap_or(1) {
             n @ 1..=MAX_CHOICES => Ok(n),
@@ -287,15 +287,17 @@ struct ResponsesItem {
 }
 
 impl ResponsesRequest {
-    pub(super) fn take_turns(&mut self) -> Result<Vec<Turn>, ApiError> {
+    pub(super) fn take_turns(&mut self) -> Result<Vec<ChatTurn>, ApiError> {
         match self.input.take() {
-            Some(ResponsesInput::Text(text)) => Ok(vec![Turn::text("user", text)]),
+            Some(ResponsesInput::Text(text)) => Ok(vec![ChatTurn::text("user", text)]),
             Some(ResponsesInput::Items(items)) if !items.is_empty() => Ok(items
                 .into_iter()
                 .map(|item| match (item.role, item.content) {
-                    (Some(role), Some(content)) => Turn { role, content: content.into_content() },
+                    (Some(role), Some(content)) => ChatTurn { role, content: content.into_content() },
                     // Function calls and their results.
-                    (role, _) => Turn::text(role.as_deref().unwrap_or("tool"), Value::Object(item.rest).to_string()),
+                    (role, _) => {
+                        ChatTurn::text(role.as_deref().unwrap_or("tool"), Value::Object(item.rest).to_string())
+                    }
                 })
                 .collect()),
             _ => Err(ApiError::bad_request("Invalid request: input is required").param("input")),

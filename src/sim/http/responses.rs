@@ -6,9 +6,9 @@ use super::legs::{Legs, Totals};
 use super::requests::ResponsesRequest;
 use super::stream::{EventSink, EventWriter};
 use super::{Call, Generation, Server, Started, Whole};
-use crate::answer::Answer;
+use crate::answer::GeneratedText;
 use crate::engine::{FinishReason, JobReport};
-use crate::tokenizer::{Turn, render_chat};
+use crate::tokenizer::{ChatTurn, render_chat};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
@@ -19,12 +19,12 @@ const RESPONSES_KEPT: usize = 4_096;
 /// The conversations that `previous_response_id` can name.
 #[derive(Debug, Default)]
 pub(super) struct ResponseStore {
-    turns: HashMap<String, Vec<Turn>>,
+    turns: HashMap<String, Vec<ChatTurn>>,
     order: VecDeque<String>,
 }
 
 impl ResponseStore {
-    fn put(&mut self, id: String, turns: Vec<Turn>) {
+    fn put(&mut self, id: String, turns: Vec<ChatTurn>) {
         if self.order.len() >= RESPONSES_KEPT
             && let Some(oldest) = self.order.pop_front()
         {
@@ -46,11 +46,11 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
         })?,
         None => Vec::new(),
     };
-    let mut conversation: Vec<Turn> = history;
+    let mut conversation: Vec<ChatTurn> = history;
     conversation.extend(request.take_turns()?);
-    let system = request.instructions.as_deref().map(|text| Turn::text("system", text));
-    let rendered: Vec<Turn> = system.into_iter().chain(conversation.iter().cloned()).collect();
-    let shape = Shape {
+    let system = request.instructions.as_deref().map(|text| ChatTurn::text("system", text));
+    let rendered: Vec<ChatTurn> = system.into_iter().chain(conversation.iter().cloned()).collect();
+    let shape = ResponseShape {
         id: format!("resp_{:016x}", server.unique()),
         item: format!("msg_{:016x}", server.unique()),
         created: server.unix_seconds(),
@@ -71,8 +71,8 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
     };
     let started = server.start(generation).await;
     let store = request.store.unwrap_or(true);
-    // The answer is known before it is given, so a stream needs no way back here to be remembered. Its last token's count is not known
-    // yet (the room may end it), but what follows a cut answer is the same conversation.
+    // The answer is known before it is given, so a stream needs no way back here to be remembered. Its last token's
+    // count is not known yet (the room may end it), but what follows a cut answer is the same conversation.
     if request.stream.unwrap_or(false) {
         if let (Ok(started), true) = (&started, store) {
             remember(server, &shape, conversation, started);
@@ -91,16 +91,16 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
     Ok(json_response(StatusCode::OK, &body))
 }
 
-fn remember(server: &Server, shape: &Shape, mut conversation: Vec<Turn>, started: &Started) {
+fn remember(server: &Server, shape: &ResponseShape, mut conversation: Vec<ChatTurn>, started: &Started) {
     let Some(answer) = started.answers.first() else { return };
     let longest = answer.stops_after.unwrap_or(u32::MAX).min(shape.max_output_tokens.unwrap_or(u32::MAX));
-    conversation.push(Turn::text("assistant", answer.whole(longest.min(server.engine.max_request_tokens()))));
+    conversation.push(ChatTurn::text("assistant", answer.whole(longest.min(server.engine.max_request_tokens()))));
     server.responses.lock().put(shape.id.clone(), conversation);
 }
 
 /// What all events of one response carry.
 #[derive(Debug)]
-struct Shape {
+struct ResponseShape {
     id: String,
     item: String,
     created: u64,
@@ -110,7 +110,7 @@ struct Shape {
     max_output_tokens: Option<u32>,
 }
 
-impl Shape {
+impl ResponseShape {
     /// The response object: in progress while there is no `end`.
     fn response(&self, end: Option<(&str, FinishReason)>, totals: Option<&Totals>) -> Value {
         let usage = totals.map(|totals| &totals.usage);
@@ -153,13 +153,13 @@ fn part(text: &str) -> Value {
 
 #[derive(Debug)]
 struct Events {
-    shape: Shape,
+    shape: ResponseShape,
     text: String,
     sequence: u64,
 }
 
 impl Events {
-    /// One event, numbered.
+    /// Writes one event with its sequence number.
     fn emit(&mut self, kind: &str, mut data: Value, out: &mut EventSink) {
         data["type"] = Value::from(kind);
         data["sequence_number"] = Value::from(self.sequence);
@@ -195,7 +195,7 @@ impl EventWriter for Events {
     fn finish(
         &mut self,
         _choice: usize,
-        _answer: &Answer,
+        _answer: &GeneratedText,
         report: &JobReport,
         totals: Option<&Totals>,
         out: &mut EventSink,

@@ -132,7 +132,7 @@ fn user_input(message: impl Into<String>) -> ApiError {
     ApiError::bad_request(message).kind("InvalidUserInput")
 }
 
-/// GET tells the faults, POST replaces them all.
+/// GET returns the faults, POST replaces all of them.
 pub(super) fn faults(server: &Server, method: &Method, call: &Call) -> Result<Response<SimBody>, ApiError> {
     if *method == Method::POST {
         let faults =

@@ -2,12 +2,12 @@
 
 use super::Started;
 use super::error::ApiError;
-use super::legs::{Reply, Totals, load_failed};
-use crate::answer::Answer;
+use super::legs::{LegReply, Totals, load_failed};
+use crate::answer::GeneratedText;
 use crate::config::Quirks;
 use crate::engine::JobReport;
 use crate::faults::Faults;
-use crate::host::{News, Subscription, Update};
+use crate::host::{JobNews, Subscription, Update};
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::Frame;
@@ -20,7 +20,7 @@ const MAX_FRAME_BYTES: usize = 16 << 10;
 
 /// Tokens of a request, all its choices together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
+pub(super) struct StreamUsage {
     pub(super) prompt: u64,
     pub(super) cached: u64,
     /// Prompt tokens that were put into the cache: those of full blocks that were not there.
@@ -28,8 +28,9 @@ pub(super) struct Usage {
     pub(super) completion: u64,
 }
 
-impl Usage {
-    /// Adds up the reports of `choices` answers a prompt, prompt after prompt. A prompt counts once however many answers it has.
+impl StreamUsage {
+    /// Adds up the reports of `choices` answers a prompt, prompt after prompt. A prompt counts once however many
+    /// answers it has.
     pub(super) fn of(reports: &[JobReport], choices: usize, block_size: u32) -> Self {
         let mut usage = Self::default();
         for (index, report) in reports.iter().enumerate() {
@@ -47,7 +48,7 @@ impl Usage {
 
 /// How a kind of answer looks as events.
 pub(super) trait EventWriter: Send + std::fmt::Debug {
-    /// Before the first token.
+    /// Writes what precedes the first token.
     fn start(&mut self, out: &mut EventSink);
     /// `text` is never empty.
     fn token(&mut self, choice: usize, text: &str, out: &mut EventSink);
@@ -55,7 +56,7 @@ pub(super) trait EventWriter: Send + std::fmt::Debug {
     fn finish(
         &mut self,
         choice: usize,
-        answer: &Answer,
+        answer: &GeneratedText,
         report: &JobReport,
         totals: Option<&Totals>,
         out: &mut EventSink,
@@ -99,22 +100,22 @@ impl EventSink {
 pub(crate) struct EventStream {
     /// `None` when there is nothing to wait for.
     subscription: Option<Subscription>,
-    answers: Vec<Answer>,
+    answers: Vec<GeneratedText>,
     reports: Vec<Option<JobReport>>,
     said: Vec<u32>,
     choices_per_prompt: usize,
-    reply: Reply,
+    reply: LegReply,
     writer: Box<dyn EventWriter>,
     sink: EventSink,
     started: bool,
     tokens: u32,
     cut_after: Option<u32>,
     error_after: Option<u32>,
-    end: End,
+    end: StreamEnd,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum StreamEnd {
     Open,
     Done,
     /// The connection breaks: first what was written goes out, then the error.
@@ -139,7 +140,7 @@ impl EventStream {
             tokens: 0,
             cut_after: faults.cut_after_tokens,
             error_after: faults.error_after_tokens,
-            end: End::Open,
+            end: StreamEnd::Open,
         }
     }
 
@@ -151,15 +152,15 @@ impl EventStream {
     }
 
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        while self.end == End::Open && self.sink.text.len() < MAX_FRAME_BYTES {
+        while self.end == StreamEnd::Open && self.sink.text.len() < MAX_FRAME_BYTES {
             let Some(subscription) = self.subscription.as_mut() else { break };
             match subscription.poll_next(cx) {
                 Poll::Ready(Some(update)) => self.take(update),
-                Poll::Ready(None) => self.end = End::Done,
+                Poll::Ready(None) => self.end = StreamEnd::Done,
                 Poll::Pending => break,
             }
         }
-        if self.end != End::Open {
+        if self.end != StreamEnd::Open {
             // Cancels what a fault has left running.
             self.subscription = None;
         }
@@ -168,15 +169,15 @@ impl EventStream {
             return Poll::Ready(Some(Ok(Frame::data(Bytes::from(text)))));
         }
         match self.end {
-            End::Open => Poll::Pending,
-            End::Done => Poll::Ready(None),
-            End::Cut { flushed: false } => {
+            StreamEnd::Open => Poll::Pending,
+            StreamEnd::Done => Poll::Ready(None),
+            StreamEnd::Cut { flushed: false } => {
                 // hyper flushes what it has when a body is not ready, and drops it when a body fails.
-                self.end = End::Cut { flushed: true };
+                self.end = StreamEnd::Cut { flushed: true };
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
-            End::Cut { flushed: true } => {
+            StreamEnd::Cut { flushed: true } => {
                 Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "stream cut by a fault"))))
             }
         }
@@ -184,13 +185,13 @@ impl EventStream {
 
     fn take(&mut self, update: Update) {
         match update.news {
-            News::Received => return,
-            News::Lost => {
+            JobNews::Received => return,
+            JobNews::Lost => {
                 write_error(&load_failed(), false, &mut self.sink);
-                self.end = End::Done;
+                self.end = StreamEnd::Done;
                 return;
             }
-            News::Token | News::Finished(_) => {}
+            JobNews::Token | JobNews::Finished(_) => {}
         }
         if !self.started {
             self.started = true;
@@ -199,8 +200,8 @@ impl EventStream {
         let choice = update.choice;
         let Some(answer) = self.answers.get(choice) else { return };
         match update.news {
-            News::Received | News::Lost => {}
-            News::Token => {
+            JobNews::Received | JobNews::Lost => {}
+            JobNews::Token => {
                 if let Some(said) = self.said.get_mut(choice) {
                     let text = answer.text(*said);
                     *said += 1;
@@ -211,7 +212,7 @@ impl EventStream {
                 self.tokens += 1;
                 self.apply_faults();
             }
-            News::Finished(report) => {
+            JobNews::Finished(report) => {
                 if let Some(slot) = self.reports.get_mut(choice) {
                     *slot = Some(report);
                 }
@@ -224,14 +225,14 @@ impl EventStream {
 
     fn apply_faults(&mut self) {
         if self.cut_after.is_some_and(|limit| self.tokens >= limit) {
-            self.end = End::Cut { flushed: false };
+            self.end = StreamEnd::Cut { flushed: false };
         } else if self.error_after.is_some_and(|limit| self.tokens >= limit) {
             let error = ApiError::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "EngineCore encountered an issue. See stack trace (above) for the root cause.",
             );
             write_error(&error, false, &mut self.sink);
-            self.end = End::Done;
+            self.end = StreamEnd::Done;
         }
     }
 }

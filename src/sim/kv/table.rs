@@ -1,9 +1,9 @@
 //! Which block holds what: hashes to numbers of blocks, in a table of fixed size. Private to the cache.
 //!
-//! Open addressing with linear probing; a removal moves those behind it up, so nothing is left of what is gone. A slot is one word, the
-//! upper half of the hash and the block's number, and at most half of the slots are taken, so a question reads one line of memory nearly
-//! always. The whole hash stands in the block, and is read where the upper half agrees. A [`BlockHash`] is a hash already, of a
-//! simulator's own prompts: its upper bits are the place as they are.
+//! Open addressing with linear probing; a removal moves those behind it up, so nothing is left of what is gone. A slot
+//! is one word, the upper half of the hash and the block's number, and at most half of the slots are taken, so a
+//! question reads one line of memory nearly always. The whole hash is in the block, and is read where the upper half
+//! agrees. A [`BlockHash`] is a hash already, of a simulator's own prompts: its upper bits are the place as they are.
 
 use super::BlockHash;
 use prefetch_index::prefetch_index;
@@ -13,13 +13,13 @@ const EMPTY: u64 = u64::MAX;
 
 /// The table. Slots are indexed by places, which are all below `slots.len()`, a power of two.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct BlockTable {
     slots: Vec<u64>,
     /// Bits of a place, at most 32.
     bits: u32,
 }
 
-impl Table {
+impl BlockTable {
     /// Empty, with room for `blocks` blocks.
     pub(super) fn new(blocks: u32) -> Self {
         // Twice as many slots, but for sizes that no machine has.
@@ -79,7 +79,7 @@ impl Table {
         self.slots[hole] = EMPTY;
     }
 
-    /// Removes all.
+    /// Removes all entries.
     pub(super) fn clear(&mut self) {
         self.slots.fill(EMPTY);
     }
@@ -140,7 +140,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_holds_what_a_map_holds(steps in prop::collection::vec((0..60u8, any::<bool>()), 0..200)) {
-            let (mut table, mut map) = (Table::new(16), BTreeMap::<BlockHash, u32>::new());
+            let (mut table, mut map) = (BlockTable::new(16), BTreeMap::<BlockHash, u32>::new());
             let mut holds = [BlockHash(0); 16];
             for (pick, replaces) in steps {
                 let hash = hash(pick);
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn tables_of_any_size_can_be_made() {
         for blocks in [0, 1, 2, 3, 1_000] {
-            let mut table = Table::new(blocks);
+            let mut table = BlockTable::new(blocks);
             assert!(table.slots.len() as u32 >= (2 * blocks).max(2) && table.slots.len().is_power_of_two());
             (0..blocks).for_each(|id| table.insert(BlockHash(u64::MAX), id));
             assert_eq!(table.get(BlockHash(0), |_| true), None);

@@ -1,7 +1,7 @@
 //! An engine's batches in vLLM's bytes: names of blocks, sequence numbers, msgpack. Pure.
 //!
-//! A payload is `[seconds since the epoch, [events], data-parallel rank]`. Events are written in full, as vLLM 0.32.0 (maps) and
-//! 0.22.1 (arrays) do, which `tests.rs` compares byte for byte with what such servers have sent.
+//! A payload is `[seconds since the epoch, [events], data-parallel rank]`. Events are written in full, as vLLM 0.32.0
+//! (maps) and 0.22.1 (arrays) do, which `tests.rs` compares byte for byte with what such servers have sent.
 
 use super::{EventEncoding, HashForm, KvEventsConfig};
 use crate::engine::KvBatch;
@@ -29,9 +29,9 @@ pub struct KvFrame {
     pub process: u32,
     /// Its number in that life, from 0.
     pub sequence: u64,
-    /// The msgpack.
+    /// The message, encoded in msgpack.
     pub payload: Bytes,
-    /// When it was made.
+    /// When the batch was made.
     pub at: Timestamp,
 }
 
@@ -42,7 +42,7 @@ struct Adapter {
     path: String,
 }
 
-/// A block that the server has told of and not taken back.
+/// A block that is stored according to the published events.
 #[derive(Debug)]
 struct Named {
     digest: Digest,
@@ -65,7 +65,7 @@ pub struct KvEncoder {
     digests: Vec<Digest>,
 }
 
-/// What is told to lie in host memory, the oldest first.
+/// Blocks that are reported to lie in host memory, oldest first.
 #[derive(Debug)]
 struct Host {
     most: usize,
@@ -115,7 +115,8 @@ impl KvEncoder {
         }
     }
 
-    /// Takes note of an adapter and of where it was loaded from; the path of its first loading stays part of its blocks' names.
+    /// Takes note of an adapter and of where it was loaded from; the path of its first loading stays part of its
+    /// blocks' names.
     pub fn adapter(&mut self, name: &Arc<str>, path: &str) {
         if !self.adapters.iter().any(|adapter| adapter.name == *name) {
             self.adapters.push(Adapter { name: name.clone(), path: path.to_owned() });
@@ -393,7 +394,8 @@ mod msgpack {
         out.extend_from_slice(bytes);
     }
 
-    /// A length: inside the byte where `fixed` (the byte, the greatest length) allows it, or after the code for 1, 2 or 4 bytes.
+    /// A length: inside the byte where `fixed` (the byte, the greatest length) allows it, or after the code for 1, 2 or
+    /// 4 bytes.
     fn head(out: &mut Vec<u8>, length: usize, fixed: Option<(u8, usize)>, codes: [Option<u8>; 3]) {
         let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
         let [one, two, four] = codes;

@@ -1,8 +1,10 @@
-//! What an engine's cache stores and drops, told as vLLM tells it: frames on a ZMQ PUB socket, and a ROUTER socket that repeats them.
+//! Publishes what an engine's cache stores and drops, as vLLM does: frames on a ZMQ PUB socket, and a ROUTER socket
+//! that repeats them.
 //!
-//! [`encode`] turns an engine's batches into frames and is pure: whoever runs engines in virtual time can use it, or take the
-//! engine's own [`KvBatch`](crate::engine::KvBatch)es and spare the hashing. `publish` and `replay` are the sockets. Called by
-//! `sim::host` and `sim::fleet`; may import the pure part of `sim`, `clock`, and tokio and zeromq in the sockets.
+//! [`encode`] turns an engine's batches into frames and is pure: callers in virtual time can use it, or take the
+//! engine's own [`KvBatch`](crate::engine::KvBatch)es and spare the hashing. `publish` and `replay` are the sockets.
+//! Called by `sim::host` and `sim::fleet`; may import the pure part of `sim`, `clock`, and tokio and zeromq in the
+//! sockets.
 
 pub mod encode;
 #[cfg(feature = "zmq")]
@@ -16,18 +18,18 @@ use tokio::sync::{mpsc, oneshot};
 /// 10,000 batches can be repeated: vLLM's default.
 pub const DEFAULT_BUFFER_STEPS: usize = 10_000;
 
-/// Where events go.
+/// Socket address for KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outlet {
-    /// To whoever connects to this port of the server's address; of a fleet the first server's, the others follow. 0 lets the system
-    /// choose each.
+    /// Subscribers connect to this port of the server's address. In a fleet the first server has it, and the others
+    /// have the following ports. With 0 the system chooses each port.
     Bind {
-        /// The port.
+        /// Port of the first server.
         port: u16,
     },
     /// To this address, `tcp://…` or `ipc://…`, where one subscriber listens for all servers.
     Connect {
-        /// The address.
+        /// Address that the server connects to.
         address: String,
     },
 }
@@ -62,10 +64,10 @@ pub enum ReplayFormat {
     Legacy,
 }
 
-/// How a server tells what its cache holds.
+/// Configuration of a server's KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// Where to.
+    /// Where the events are published.
     pub outlet: Outlet,
     /// The port of the replay socket, for a fleet as in [`Outlet::Bind`]; no such socket when `None`.
     pub replay_port: Option<u16>,
@@ -83,7 +85,8 @@ pub struct KvEventsConfig {
     pub algorithm: Algorithm,
     /// `PYTHONHASHSEED`, or what stands for it.
     pub seed: String,
-    /// Blocks that are told to lie in host memory too, as vLLM's `OffloadingConnector` tells it: the latest so many. 0 without.
+    /// Number of blocks that are also reported to lie in host memory, latest first, as by vLLM's `OffloadingConnector`.
+    /// 0 for none.
     pub offload_blocks: usize,
 }
 
@@ -104,12 +107,12 @@ impl Default for KvEventsConfig {
     }
 }
 
-/// Where one server's events can be had, as `GET /kv_event_sources` tells.
+/// Addresses of one server's events, as `GET /kv_event_sources` shows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventSource {
     /// The publisher's address, or the one that it connects to.
     pub endpoint: String,
-    /// The replay socket's address.
+    /// Address of the replay socket.
     pub replay_endpoint: Option<String>,
     /// The first frame of every message.
     pub topic: String,
@@ -123,7 +126,7 @@ pub struct KvEventSource {
 pub(crate) struct Restart {
     /// Number of the process that begins; what earlier ones have not published is lost.
     pub(crate) process: u32,
-    /// Told when the new sockets are there.
+    /// Completed when the new sockets are open.
     pub(crate) done: oneshot::Sender<()>,
 }
 

@@ -1,10 +1,11 @@
-//! One server's publisher: frames from its engine, out on a PUB socket that binds or connects, with the faults that are asked for.
+//! One server's publisher: frames from its engine, out on a PUB socket that binds or connects, with the faults that are
+//! asked for.
 //!
-//! A restart closes the sockets and opens new ones on the same ports, as a new process would. A frame is kept for repetition before
-//! it is sent, so that whoever has missed it can ask for it at once. Called by `sim::fleet`.
+//! A restart closes the sockets and opens new ones on the same ports, as a new process would. A frame is kept for
+//! repetition before it is sent, so that a subscriber that missed it can request it at once. Called by `sim::fleet`.
 
 use super::encode::KvFrame;
-use super::replay::{self, Ring};
+use super::replay::{self, BatchRing};
 use super::{KvEventSource, KvEventsConfig, KvLink, Outlet, ReplayFormat, Restart};
 use crate::fault_board::FaultBoard;
 use crate::faults::Faults;
@@ -26,8 +27,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// 50 ms before trying again what has just failed: an address that can't be reached, a port that is not free yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// What to do next.
-enum Next {
+/// Next action of the publisher.
+enum NextAction {
     Publish(KvFrame),
     Restart(Restart),
 }
@@ -43,7 +44,7 @@ pub(crate) struct Publisher {
     publish_at: Option<Port>,
     replay_at: Option<Port>,
     replay_format: ReplayFormat,
-    ring: Arc<Mutex<Ring>>,
+    ring: Arc<Mutex<BatchRing>>,
     frames: mpsc::UnboundedReceiver<KvFrame>,
     restarts: mpsc::UnboundedReceiver<Restart>,
     /// Which life of the server it speaks for.
@@ -123,7 +124,8 @@ pub(crate) fn open(
         topic: topic.clone(),
         buffer_steps: config.buffer_steps,
     };
-    // Unbounded: an engine does not wait for its events, and the publisher takes them as fast as they come unless a fault holds it.
+    // Unbounded: an engine does not wait for its events, and the publisher takes them as fast as they come unless a
+    // fault holds it.
     let (frames_in, frames) = mpsc::unbounded_channel();
     let (restarts_in, restarts) = mpsc::unbounded_channel();
     let publisher = Publisher {
@@ -135,7 +137,7 @@ pub(crate) fn open(
         publish_at,
         replay_at,
         replay_format: config.replay_format,
-        ring: Arc::new(Mutex::new(Ring::new(config.buffer_steps))),
+        ring: Arc::new(Mutex::new(BatchRing::new(config.buffer_steps))),
         frames,
         restarts,
         process: 0,
@@ -193,8 +195,8 @@ impl Publisher {
         let Some(address) = self.connect.clone() else {
             loop {
                 match self.next().await {
-                    Next::Publish(frame) => self.send(socket, frame).await,
-                    Next::Restart(restart) => return restart,
+                    NextAction::Publish(frame) => self.send(socket, frame).await,
+                    NextAction::Restart(restart) => return restart,
                 }
             }
         };
@@ -210,8 +212,8 @@ impl Publisher {
                         Some(_) => {}
                     },
                     next = self.next() => match next {
-                        Next::Publish(frame) => self.send(socket, frame).await,
-                        Next::Restart(restart) => return restart,
+                        NextAction::Publish(frame) => self.send(socket, frame).await,
+                        NextAction::Restart(restart) => return restart,
                     },
                 }
             }
@@ -227,8 +229,8 @@ impl Publisher {
                     tokio::select! {
                         outcome = &mut connecting => break outcome,
                         next = self.next() => match next {
-                            Next::Publish(frame) => self.keep(&frame),
-                            Next::Restart(restart) => return Err(restart),
+                            NextAction::Publish(frame) => self.keep(&frame),
+                            NextAction::Restart(restart) => return Err(restart),
                         },
                     }
                 }
@@ -244,7 +246,7 @@ impl Publisher {
     }
 
     /// The next frame at its moment, or a restart. Loses nothing when it is dropped before it is done.
-    async fn next(&mut self) -> Next {
+    async fn next(&mut self) -> NextAction {
         loop {
             let fault = self.switched.borrow_and_update().kv_events;
             let process = self.process;
@@ -261,10 +263,10 @@ impl Publisher {
             };
             tokio::select! {
                 biased;
-                Some(restart) = self.restarts.recv() => return Next::Restart(restart),
+                Some(restart) = self.restarts.recv() => return NextAction::Restart(restart),
                 Ok(()) = self.switched.changed() => {}
                 () = moment => if let Some(head) = self.head.take() {
-                    return Next::Publish(head);
+                    return NextAction::Publish(head);
                 },
                 Some(frame) = self.frames.recv(), if self.head.is_none() => self.head = Some(frame),
             }

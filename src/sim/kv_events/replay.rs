@@ -1,4 +1,5 @@
-//! The replay socket: whoever names a sequence number gets the batches from there on, as far as they are still kept, and an end mark.
+//! The replay socket: a subscriber names a sequence number and receives the batches from there on, as far as they are
+//! kept, and an end mark.
 
 use super::ReplayFormat;
 use crate::fault_board::FaultBoard;
@@ -12,14 +13,14 @@ use zeromq::{RouterSocket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 /// The sequence number that ends a replay: -1 in eight bytes.
 const END: [u8; 8] = [0xFF; 8];
 
-/// The latest batches.
+/// The latest batches, for replay.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct BatchRing {
     most: usize,
     batches: VecDeque<(u64, Bytes)>,
 }
 
-impl Ring {
+impl BatchRing {
     pub(super) fn new(most: usize) -> Self {
         Self { most, batches: VecDeque::new() }
     }
@@ -44,7 +45,7 @@ impl Ring {
 /// Answers until it is dropped.
 pub(super) async fn serve(
     socket: &mut RouterSocket,
-    ring: Arc<Mutex<Ring>>,
+    ring: Arc<Mutex<BatchRing>>,
     faults: Arc<FaultBoard>,
     topic: Bytes,
     format: ReplayFormat,
@@ -59,8 +60,8 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        // The client's identity, an empty frame (a REQ socket sends it unasked), and the first number wanted. Anything else is
-        // ignored, as by vLLM.
+        // The client's identity, an empty frame (a REQ socket sends it unasked), and the first number wanted. Anything
+        // else is ignored, as by vLLM.
         let frames = request.into_vec();
         let [client, empty, start] = frames.as_slice() else { continue };
         let Ok(start) = <[u8; 8]>::try_from(&**start) else { continue };

@@ -1,4 +1,4 @@
-//! What a server counts of the split: shown at `/sim/pd`, for tests of whoever routes.
+//! Counters of prefill and decode legs, shown at `/sim/pd` for tests of routers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ pub(crate) enum LoadError {
     UnknownRequest,
     /// It did, until the lease ended.
     LeaseExpired,
-    /// It keeps other blocks.
+    /// The server keeps other blocks.
     UnknownBlocks,
     /// They hold other tokens than this prompt's.
     OtherTokens,
@@ -36,10 +36,10 @@ impl LoadError {
     ];
 }
 
-/// Totals since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Requests without parameters.
+    /// Requests without transfer parameters.
     pub(crate) whole: AtomicU64,
     pub(crate) prefills: AtomicU64,
     pub(crate) decodes: AtomicU64,
@@ -66,12 +66,12 @@ impl Counts {
         }
     }
 
-    /// By their names.
+    /// Failures by their names.
     pub(crate) fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
         LoadError::ALL.iter().zip(&self.failed).map(|((_, name), count)| (*name, count.load(Ordering::Relaxed)))
     }
 
-    /// All together.
+    /// Sum of all failures.
     pub(crate) fn failures(&self) -> u64 {
         self.failed().map(|(_, count)| count).sum()
     }
@@ -82,7 +82,7 @@ impl Counts {
         lost.map_or(0, |(_, (_, count))| count)
     }
 
-    /// By their names.
+    /// Legs by their names.
     pub(crate) fn legs(&self) -> [(&'static str, u64); 7] {
         [
             ("whole", &self.whole),

@@ -1,15 +1,16 @@
 //! Prefill and decode on different servers: what servers of one fleet keep for each other, and who may read it.
 //!
-//! Owns the settings (here), the parameters on the wire (`params`), the fleet's register of servers with what they keep (`peers`) and the
-//! counts that tests read (`counts`). Called by `sim::http`; may import the engine, `host` and `clock`. What a request's parameters mean
-//! for its answer is in `sim::http`'s `legs`.
+//! Owns the settings (here), the parameters on the wire (`params`), the fleet's register of servers with what they keep
+//! (`peers`) and the counts that tests read (`counts`). Called by `sim::http`; may import the engine, `host` and
+//! `clock`. What a request's parameters mean for its answer is in `sim::http`'s `legs`.
 //!
 //! # What is modelled
-//! NIXL as vLLM 0.32 has it on the wire: the prefill's reply names its blocks, the decode leg must name them back, exactly; the blocks
-//! stay under a lease, which the decode server's heartbeats extend from the moment on when it has the request, and are free when they
-//! were read or the decode's client has gone. Servers of one fleet know each other, all others are unknown. Two things differ: a wrong
-//! leg fails when it comes, not when it is scheduled, and the simulator looks at the tokens: a decode leg whose prompt is not what was
-//! prefilled fails, where a real server would answer nonsense.
+//! NIXL as vLLM 0.32 has it on the wire: the prefill's reply names its blocks, the decode leg must name them back,
+//! exactly; the blocks stay under a lease, which the decode server's heartbeats extend from the moment on when it has
+//! the request, and are free when they were read or the decode's client has gone. Servers of one fleet know each other,
+//! all others are unknown. Two things differ: a wrong leg fails when it comes, not when it is scheduled, and the
+//! simulator looks at the tokens: a decode leg whose prompt is not what was prefilled fails, where a real server would
+//! answer nonsense.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ mod peers;
 
 pub(super) use counts::{Counts, LoadError};
 pub(super) use params::KvTransferParams;
-pub(super) use peers::{Claim, Kept, Peer, Peers};
+pub(super) use peers::{BlockClaim, KeptBlocks, Peer, Peers};
 
 /// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next prefill.
 pub const DEFAULT_DECODER_TTL: Duration = Duration::from_secs(480);
@@ -28,20 +29,21 @@ pub const DEFAULT_BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(300);
 /// 5600: vLLM's side channel; the first server of a fleet has it, the others those that follow.
 pub const DEFAULT_SIDE_CHANNEL_PORT: u16 = 5_600;
 
-/// What a server is for. Any server does what it is asked; the role says what it should be asked, and `/sim/pd` counts the rest.
+/// What a server is for. Any server does what it is asked; the role says what it should be asked, and `/sim/pd` counts
+/// the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
     /// Whole requests, and either leg.
     #[default]
     Both,
-    /// Prefill legs.
+    /// Prefill legs only.
     Prefill,
     /// Decode legs and whole requests.
     Decode,
 }
 
 impl Role {
-    /// As it is spelled.
+    /// Spelling in flags and labels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -83,20 +85,20 @@ impl Connector {
 /// What becomes of a request whose prompt can't be fetched: vLLM's `kv_load_failure_policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LoadFailure {
-    /// It fails: vLLM's default.
+    /// The request fails, as by vLLM's default.
     #[default]
     Fail,
     /// Its prompt is computed here.
     Recompute,
 }
 
-/// The clock by which a decode server tells when it lets go of a conversation's blocks.
+/// The clock in which a decode server gives the expiry of a conversation's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExpiryClock {
     /// Seconds of a clock of its own, as vLLM 0.32: Python's `perf_counter`.
     #[default]
     Monotonic,
-    /// Unix time.
+    /// Seconds of the Unix clock.
     Unix,
 }
 
@@ -109,7 +111,7 @@ pub struct PdConfig {
     pub lease: Duration,
     /// Decode servers keep a conversation's blocks too, and prefill servers fetch them (`bidirectional_kv_xfer`).
     pub bidirectional: bool,
-    /// For how long.
+    /// How long a decode server keeps blocks.
     pub decoder_ttl: Duration,
     /// By which clock they tell the end of that.
     pub expiry_clock: ExpiryClock,

@@ -26,7 +26,7 @@ enum BlockIds {
     Flat(Vec<u32>),
 }
 
-/// Blocks of another server.
+/// Reference to KV blocks of another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub(crate) engine_id: String,
@@ -55,8 +55,8 @@ impl KvTransferParams {
 }
 
 impl Remote {
-    /// The reply of a prefill, for the decode leg. `cached`: prompt tokens that the prefill found in its cache; vLLM leaves it out after
-    /// more than one token.
+    /// The reply of a prefill, for the decode leg. `cached`: prompt tokens that the prefill found in its cache; vLLM
+    /// leaves it out after more than one token.
     pub(crate) fn for_decode(&self, cached: Option<u32>) -> Value {
         let mut params = self.common(true);
         params["remote_blocks_expiry_time"] = Value::Null;
@@ -66,7 +66,8 @@ impl Remote {
         params
     }
 
-    /// The reply of a decode, for the prefill of the conversation's next turn. `expires`: seconds of the server's [`ExpiryClock`](super::ExpiryClock).
+    /// The reply of a decode, for the prefill of the conversation's next turn. `expires`: seconds of the server's
+    /// [`ExpiryClock`](super::ExpiryClock).
     pub(crate) fn for_prefill(&self, expires: f64) -> Value {
         let mut params = self.common(false);
         params["remote_blocks_expiry_time"] = Value::from(expires);

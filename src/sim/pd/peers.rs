@@ -29,11 +29,11 @@ const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(1);
 pub(crate) struct Peers {
     by_engine: RwLock<HashMap<String, Arc<Peer>>>,
     /// SGLang's rooms: the prefill that is ready in each.
-    rooms: Mutex<HashMap<u64, (Arc<Peer>, Kept)>>,
+    rooms: Mutex<HashMap<u64, (Arc<Peer>, KeptBlocks)>>,
     /// Something happened in a room.
     rooms_changed: Notify,
-    /// TensorRT-LLM's context requests.
-    contexts: Mutex<HashMap<u64, (Arc<Peer>, Kept)>>,
+    /// Finished context requests of TensorRT-LLM.
+    contexts: Mutex<HashMap<u64, (Arc<Peer>, KeptBlocks)>>,
     /// Blocks in the shared storage.
     pub(crate) stored: RwLock<HashSet<BlockHash, RandomState>>,
 }
@@ -45,14 +45,14 @@ pub(crate) struct Peer {
     address: String,
     port: u16,
     engine_id: RwLock<String>,
-    kept: Mutex<HashMap<String, Kept>>,
+    kept: Mutex<HashMap<String, KeptBlocks>>,
     /// Something that was kept has been given back.
     given_back: Notify,
 }
 
 /// What a server keeps of one request.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptBlocks {
     pub(crate) job: JobId,
     /// What is in the blocks, and whose adapter made it.
     pub(crate) tokens: Arc<[u32]>,
@@ -74,7 +74,7 @@ impl Peers {
         peer
     }
 
-    /// A server began anew: nobody knows its old id, and it keeps nothing.
+    /// A server restarted: its old id is unknown from now on, and its blocks are gone.
     pub(crate) fn restarted(&self, peer: &Arc<Peer>) {
         let mut by_engine = self.by_engine.write();
         by_engine.remove(&peer.engine_id());
@@ -85,13 +85,13 @@ impl Peers {
     }
 
     /// Leaves what a server keeps in an SGLang room.
-    pub(crate) fn put_into_room(&self, room: u64, peer: Arc<Peer>, kept: Kept) {
+    pub(crate) fn put_into_room(&self, room: u64, peer: Arc<Peer>, kept: KeptBlocks) {
         put(&mut self.rooms.lock(), room, peer, kept);
         self.rooms_changed.notify_waiters();
     }
 
     /// Waits for what is left in a room.
-    pub(crate) async fn enter_room(&self, room: u64) -> (Arc<Peer>, Kept) {
+    pub(crate) async fn enter_room(&self, room: u64) -> (Arc<Peer>, KeptBlocks) {
         loop {
             let mut changed = pin!(self.rooms_changed.notified());
             // Before the look, so that no change falls between.
@@ -105,17 +105,17 @@ impl Peers {
     }
 
     /// Enters a TensorRT-LLM context request.
-    pub(crate) fn put_context(&self, id: u64, peer: Arc<Peer>, kept: Kept) {
+    pub(crate) fn put_context(&self, id: u64, peer: Arc<Peer>, kept: KeptBlocks) {
         put(&mut self.contexts.lock(), id, peer, kept);
     }
 
-    /// The context request of this id, which nobody finds after that.
-    pub(crate) fn take_context(&self, id: u64) -> Option<(Arc<Peer>, Kept)> {
+    /// Removes the context request of this id.
+    pub(crate) fn take_context(&self, id: u64) -> Option<(Arc<Peer>, KeptBlocks)> {
         self.contexts.lock().remove(&id)
     }
 
-    /// The right to read what a server keeps. `prompt` must begin with the tokens that are in there; `all`: with every one of them.
-    /// `counts` and `on_loss` are the reader's.
+    /// The right to read what a server keeps. `prompt` must begin with the tokens that are in there; `all`: with every
+    /// one of them. `counts` and `on_loss` are the reader's.
     pub(crate) fn claim(
         &self,
         counts: &Arc<Counts>,
@@ -124,7 +124,7 @@ impl Peers {
         prompt: &[u32],
         lora: Option<&str>,
         all: bool,
-    ) -> Result<Claim, LoadError> {
+    ) -> Result<BlockClaim, LoadError> {
         let peer = self.by_engine.read().get(&remote.engine_id).cloned().ok_or(LoadError::UnknownEngine)?;
         if peer.address != remote.host || peer.port != remote.port {
             return Err(LoadError::WrongAddress);
@@ -135,13 +135,14 @@ impl Peers {
             return Err(LoadError::UnknownBlocks);
         }
         let there = remote.num_tokens.map_or(kept.tokens.len(), |tokens| kept.tokens.len().min(tokens as usize));
-        // What is refused from here on is given back, as nobody will come for it again.
-        Claim::new(peer, kept, remote.request_id.clone(), counts.clone(), on_loss).checked(prompt, lora, there, all)
+        // Blocks are released from here on if the leg is rejected: no other leg will request them.
+        BlockClaim::new(peer, kept, remote.request_id.clone(), counts.clone(), on_loss)
+            .checked(prompt, lora, there, all)
     }
 }
 
 /// Forgets what is no longer kept when there is much.
-fn put(book: &mut HashMap<u64, (Arc<Peer>, Kept)>, key: u64, peer: Arc<Peer>, kept: Kept) {
+fn put(book: &mut HashMap<u64, (Arc<Peer>, KeptBlocks)>, key: u64, peer: Arc<Peer>, kept: KeptBlocks) {
     if book.len() >= KEPT_BEFORE_TIDYING {
         book.retain(|_, (peer, kept)| peer.host.pinned(kept.job).is_some());
     }
@@ -153,9 +154,9 @@ impl Peer {
         self.engine_id.read().clone()
     }
 
-    /// Enters a request whose job has ended and whose blocks stay; what to tell others of them, and when the lease ends. `None` when
-    /// nothing is kept.
-    pub(crate) fn keep(&self, request_id: &str, kept: Kept) -> Option<(Remote, Duration)> {
+    /// Enters a request whose job has ended and whose blocks stay; what to tell others of them, and when the lease
+    /// ends. `None` when nothing is kept.
+    pub(crate) fn keep(&self, request_id: &str, kept: KeptBlocks) -> Option<(Remote, Duration)> {
         let pinned = self.host.pinned(kept.job)?;
         let mut book = self.kept.lock();
         if book.len() >= KEPT_BEFORE_TIDYING {
@@ -186,11 +187,12 @@ impl Peer {
     }
 }
 
-/// The right to read blocks that another server keeps: its heartbeats hold the lease, and when it goes the blocks are free.
+/// The right to read blocks that another server keeps: its heartbeats hold the lease, and when it goes the blocks are
+/// free.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct BlockClaim {
     peer: Arc<Peer>,
-    kept: Kept,
+    kept: KeptBlocks,
     request_id: String,
     counts: Arc<Counts>,
     on_loss: LoadFailure,
@@ -198,11 +200,11 @@ pub(crate) struct Claim {
     open: bool,
 }
 
-impl Claim {
+impl BlockClaim {
     /// Must be called in a tokio runtime.
     pub(crate) fn new(
         peer: Arc<Peer>,
-        kept: Kept,
+        kept: KeptBlocks,
         request_id: String,
         counts: Arc<Counts>,
         on_loss: LoadFailure,
@@ -223,7 +225,8 @@ impl Claim {
         u32::try_from(self.kept.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// The claim, if the first `there` tokens in the blocks are those of the prompt, as far as it goes; `all`: and it goes that far.
+    /// The claim, if the first `there` tokens in the blocks are those of the prompt, as far as it goes; `all`: and it
+    /// goes that far.
     pub(crate) fn checked(
         mut self,
         prompt: &[u32],
@@ -247,7 +250,7 @@ impl Claim {
     }
 }
 
-impl RemoteBlocks for Claim {
+impl RemoteBlocks for BlockClaim {
     /// With the policy `recompute`, lost blocks don't fail the request. Computing them again costs no simulated time.
     fn finish_read(mut self: Box<Self>) -> bool {
         if self.close() {
@@ -262,7 +265,7 @@ impl RemoteBlocks for Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for BlockClaim {
     fn drop(&mut self) {
         self.heartbeats.abort();
         if self.open {

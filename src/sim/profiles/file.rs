@@ -1,8 +1,8 @@
 //! An engine's constants as a YAML file: what `attache replay --profile FILE.yaml` reads and `--fit-profile` writes.
 //!
-//! The keys are the fields of [`EngineConfig`] and [`LatencyModel`](crate::latency::LatencyModel) in the spelling of configurations;
-//! times have a unit (`6ms`, `40us`, `49ns`) and are kept to the nanosecond. `base` names the profile whose values hold where the file has
-//! none; without it none may be missing.
+//! The keys are the fields of [`EngineConfig`] and [`LatencyModel`](crate::latency::LatencyModel) in the spelling of
+//! configurations; times have a unit (`6ms`, `40us`, `49ns`) and are kept to the nanosecond. `base` names the profile
+//! whose values hold where the file has none; without it none may be missing.
 
 use super::{ProfileError, by_name};
 use crate::engine::EngineConfig;
@@ -19,32 +19,35 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 const BASE: &str = "base";
 
 /// A constant of the file.
-struct Field {
+struct ProfileField {
     name: &'static str,
-    kind: Kind,
+    kind: ValueKind,
 }
 
-enum Kind {
+enum ValueKind {
     Count(RangeInclusive<u32>, fn(&mut EngineConfig) -> &mut u32),
     Time(fn(&mut EngineConfig) -> &mut Duration),
 }
 
 /// All of them, in the order in which they are written.
-const FIELDS: &[Field] = &[
-    Field { name: "gpus", kind: Kind::Count(1..=1_024, |e| &mut e.gpus) },
-    Field { name: "blockSize", kind: Kind::Count(1..=65_536, |e| &mut e.block_size) },
-    Field { name: "numBlocks", kind: Kind::Count(1..=16_777_216, |e| &mut e.num_blocks) },
-    Field { name: "maxNumSeqs", kind: Kind::Count(1..=1_048_576, |e| &mut e.max_num_seqs) },
-    Field { name: "maxNumBatchedTokens", kind: Kind::Count(1..=16_777_216, |e| &mut e.max_num_batched_tokens) },
-    Field { name: "maxModelLen", kind: Kind::Count(2..=u32::MAX, |e| &mut e.max_model_len) },
-    Field { name: "stepBase", kind: Kind::Time(|e| &mut e.latency.step_base) },
-    Field { name: "weightRead", kind: Kind::Time(|e| &mut e.latency.weight_read) },
-    Field { name: "perPrefillToken", kind: Kind::Time(|e| &mut e.latency.per_prefill_token) },
-    Field { name: "perPrefillPair", kind: Kind::Time(|e| &mut e.latency.per_prefill_pair) },
-    Field { name: "perDecodeSequence", kind: Kind::Time(|e| &mut e.latency.per_decode_sequence) },
-    Field { name: "perContextToken", kind: Kind::Time(|e| &mut e.latency.per_context_token) },
-    Field { name: "transferSetup", kind: Kind::Time(|e| &mut e.latency.transfer_setup) },
-    Field { name: "perReceivedToken", kind: Kind::Time(|e| &mut e.latency.per_received_token) },
+const FIELDS: &[ProfileField] = &[
+    ProfileField { name: "gpus", kind: ValueKind::Count(1..=1_024, |e| &mut e.gpus) },
+    ProfileField { name: "blockSize", kind: ValueKind::Count(1..=65_536, |e| &mut e.block_size) },
+    ProfileField { name: "numBlocks", kind: ValueKind::Count(1..=16_777_216, |e| &mut e.num_blocks) },
+    ProfileField { name: "maxNumSeqs", kind: ValueKind::Count(1..=1_048_576, |e| &mut e.max_num_seqs) },
+    ProfileField {
+        name: "maxNumBatchedTokens",
+        kind: ValueKind::Count(1..=16_777_216, |e| &mut e.max_num_batched_tokens),
+    },
+    ProfileField { name: "maxModelLen", kind: ValueKind::Count(2..=u32::MAX, |e| &mut e.max_model_len) },
+    ProfileField { name: "stepBase", kind: ValueKind::Time(|e| &mut e.latency.step_base) },
+    ProfileField { name: "weightRead", kind: ValueKind::Time(|e| &mut e.latency.weight_read) },
+    ProfileField { name: "perPrefillToken", kind: ValueKind::Time(|e| &mut e.latency.per_prefill_token) },
+    ProfileField { name: "perPrefillPair", kind: ValueKind::Time(|e| &mut e.latency.per_prefill_pair) },
+    ProfileField { name: "perDecodeSequence", kind: ValueKind::Time(|e| &mut e.latency.per_decode_sequence) },
+    ProfileField { name: "perContextToken", kind: ValueKind::Time(|e| &mut e.latency.per_context_token) },
+    ProfileField { name: "transferSetup", kind: ValueKind::Time(|e| &mut e.latency.transfer_setup) },
+    ProfileField { name: "perReceivedToken", kind: ValueKind::Time(|e| &mut e.latency.per_received_token) },
 ];
 
 /// The engine that a file describes, at speed 1.
@@ -89,8 +92,8 @@ pub fn read(bytes: &[u8]) -> Result<EngineConfig, ProfileError> {
     if wrong.is_empty() { Ok(engine) } else { Err(ProfileError::File(wrong.join("; "))) }
 }
 
-/// The file of an engine, with `comment` before it, line by line. What is not a constant of a file (the model's name, adapters, speed) is
-/// not in it.
+/// The file of an engine, with `comment` before it, line by line. What is not a constant of a file (the model's name,
+/// adapters, speed) is not in it.
 #[must_use]
 pub fn write(engine: &EngineConfig, comment: &str) -> String {
     let mut text = String::new();
@@ -100,8 +103,8 @@ pub fn write(engine: &EngineConfig, comment: &str) -> String {
     let mut engine = engine.clone();
     for field in FIELDS {
         let _ = match &field.kind {
-            Kind::Count(_, of) => writeln!(text, "{}: {}", field.name, of(&mut engine)),
-            Kind::Time(of) => writeln!(text, "{}: {}", field.name, show(*of(&mut engine))),
+            ValueKind::Count(_, of) => writeln!(text, "{}: {}", field.name, of(&mut engine)),
+            ValueKind::Time(of) => writeln!(text, "{}: {}", field.name, show(*of(&mut engine))),
         };
     }
     text
@@ -126,17 +129,17 @@ fn named(node: &Node) -> Result<EngineConfig, String> {
     by_name(name).map_err(|error| wrong(format!("`{name}`: {error}")))
 }
 
-impl Field {
+impl ProfileField {
     fn set(&self, engine: &mut EngineConfig, value: &Value) -> Result<(), String> {
         match &self.kind {
-            Kind::Count(allowed, of) => {
+            ValueKind::Count(allowed, of) => {
                 let given = if let Value::Int(number) = value { u32::try_from(*number).ok() } else { None };
                 *of(engine) = given.filter(|number| allowed.contains(number)).ok_or_else(|| {
                     let (least, most) = (allowed.start(), allowed.end());
                     format!("{}; a whole number from {least} to {most} is allowed", value.describe())
                 })?;
             }
-            Kind::Time(of) => {
+            ValueKind::Time(of) => {
                 let given = match value {
                     Value::Text(text) => parse_duration(text).ok(),
                     Value::Int(0) => Some(Duration::ZERO),

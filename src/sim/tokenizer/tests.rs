@@ -24,13 +24,13 @@ fn every_word_of_an_answer_is_one_token_and_needs_no_escaping() {
 
 #[test]
 fn a_continued_conversation_keeps_the_tokens_of_its_past() {
-    let mut turns = vec![Turn::text("system", "You are helpful."), Turn::text("user", "Hi!")];
+    let mut turns = vec![ChatTurn::text("system", "You are helpful."), ChatTurn::text("user", "Hi!")];
     let asked = render_chat(&turns, true);
     let answer: Vec<u32> = (0..20).map(|i| answer_token(7, i)).collect();
     let text: String = (0..20).map(|i| answer_text(7, i)).collect();
     assert_eq!(decode(&answer), text);
-    turns.push(Turn::text("assistant", text));
-    turns.push(Turn::text("user", "And then?"));
+    turns.push(ChatTurn::text("assistant", text));
+    turns.push(ChatTurn::text("user", "And then?"));
     let continued = render_chat(&turns, true);
     let past: Vec<u32> = asked.into_iter().chain(answer).collect();
     assert_eq!(continued[..past.len()], past[..]);
@@ -38,7 +38,7 @@ fn a_continued_conversation_keeps_the_tokens_of_its_past() {
 
 #[test]
 fn media_differ_by_identity_only() {
-    let turn = |url: &str| Turn { role: "user".to_owned(), content: vec![Content::Media(url.to_owned())] };
+    let turn = |url: &str| ChatTurn { role: "user".to_owned(), content: vec![Content::Media(url.to_owned())] };
     assert_eq!(render_chat(&[turn("a")], false), render_chat(&[turn("a")], false));
     assert_ne!(render_chat(&[turn("a")], false), render_chat(&[turn("b")], false));
 }

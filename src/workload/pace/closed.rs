@@ -6,18 +6,19 @@ use attache_types::params::ParamError;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Requests that are read ahead while their conversations wait for an answer; so many fit into 100 MB. When a trace has one conversation
-/// longer than that, what follows is sent without waiting for its turn.
+/// Requests that are read ahead while their conversations wait for an answer; so many fit into 100 MB. When a trace has
+/// one conversation longer than that, what follows is sent without waiting for its turn.
 pub const MAX_WAITING: usize = 100_000;
 
 /// The requests of an open-loop workload, sent by clients in a closed loop. Their own times are not looked at.
 ///
-/// Requests of one session are sent one after the other, in their order, by the client that has the session. What would follow from the
-/// answers of the inner workload is not asked for: a workload that is a closed loop already must not be wrapped.
+/// Requests of one session are sent one after the other, in their order, by the client that has the session. What would
+/// follow from the answers of the inner workload is not asked for: a workload that is a closed loop already must not be
+/// wrapped.
 ///
-/// Answers come when the workload may fail to be read; the error is then kept for [`Workload::next`], so a driver asks that once more at
-/// the end.
-pub struct Closed {
+/// Answers come when the workload may fail to be read; the error is then kept for [`Workload::next`], so a driver asks
+/// that once more at the end.
+pub struct ClosedLoop {
     inner: Box<dyn Workload>,
     think: Duration,
     /// Clients that have not sent anything yet.
@@ -31,11 +32,11 @@ pub struct Closed {
     failed: Option<TraceError>,
 }
 
-impl Closed {
+impl ClosedLoop {
     /// This many clients, each of which thinks for `think` after an answer.
     ///
     /// # Errors
-    /// When there are none.
+    /// When `clients` is 0.
     pub fn new(inner: Box<dyn Workload>, clients: u32, think: Duration) -> Result<Self, ParamError> {
         if clients == 0 {
             return Err(ParamError::value("clients", clients, "a whole number from 1 is allowed"));
@@ -92,7 +93,7 @@ impl Closed {
     }
 }
 
-impl Workload for Closed {
+impl Workload for ClosedLoop {
     fn next(&mut self) -> Result<Option<Request>, TraceError> {
         if let Some(error) = self.failed.take() {
             self.fresh = 0;

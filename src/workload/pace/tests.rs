@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Part, Role};
+use crate::{PromptPart, Speaker};
 use attache_sim::content::Piece;
 use proptest::prelude::*;
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ struct List {
 }
 
 fn request(number: u64, at: f64, session: Option<u64>) -> Request {
-    let part = Part { role: Role::User, piece: Piece::new(number, 10) };
+    let part = PromptPart { role: Speaker::User, piece: Piece::new(number, 10) };
     let answer = Piece::new(1_000_000 + number, 5);
     Request { number, at: seconds(at), prompt: vec![part], answer, adapter: None, session, tenant: None, priority: 0 }
 }
@@ -145,8 +145,8 @@ fn resampling_keeps_requests_and_replaces_times() {
     assert!(Resampled::bursty(Box::new(list(&[])), 1.0, 101.0, 1).is_err());
 }
 
-/// Answers every request after a time that depends on its texts; gives the requests in the order in which they were sent, with the
-/// moments of their answers.
+/// Answers every request after a time that depends on its texts; gives the requests in the order in which they were
+/// sent, with the moments of their answers.
 fn served(workload: &mut dyn Workload, most: usize) -> Vec<(Request, Timestamp)> {
     let mut coming: BinaryHeap<Reverse<(Timestamp, u64)>> = BinaryHeap::new();
     let mut requests: HashMap<u64, Request> = HashMap::new();
@@ -182,7 +182,7 @@ fn served(workload: &mut dyn Workload, most: usize) -> Vec<(Request, Timestamp)>
 fn an_error_behind_the_first_requests_is_told_at_the_end() {
     let mut inner = list(&[0.0; 5]);
     inner.fails = true;
-    let mut closed = Closed::new(Box::new(inner), 2, Duration::from_secs(1)).unwrap();
+    let mut closed = ClosedLoop::new(Box::new(inner), 2, Duration::from_secs(1)).unwrap();
     let sent = served(&mut closed, 2);
     assert_eq!(sent.len(), 5);
     assert_eq!(closed.next().unwrap_err().to_string(), "broken");
@@ -191,13 +191,13 @@ fn an_error_behind_the_first_requests_is_told_at_the_end() {
 
 #[test]
 fn clients_think_after_their_answers() {
-    let mut closed = Closed::new(Box::new(list(&[5.0; 4])), 1, Duration::from_secs(3)).unwrap();
+    let mut closed = ClosedLoop::new(Box::new(list(&[5.0; 4])), 1, Duration::from_secs(3)).unwrap();
     let first = closed.next().unwrap().unwrap();
     assert_eq!((first.number, first.at), (0, Timestamp(0)), "the trace's own times are not looked at");
     assert!(closed.next().unwrap().is_none());
     assert_eq!(closed.ended(0, seconds(2.0)).unwrap().at, seconds(5.0));
     assert!(closed.ended(0, seconds(3.0)).is_none(), "one answer to a request");
-    let error = Closed::new(Box::new(list(&[])), 0, Duration::ZERO).err().unwrap().to_string();
+    let error = ClosedLoop::new(Box::new(list(&[])), 0, Duration::ZERO).err().unwrap().to_string();
     assert_eq!(error, "`clients` is 0; a whole number from 1 is allowed");
 }
 
@@ -211,7 +211,7 @@ proptest! {
         let all: Vec<Request> = sessions.iter().zip(0..).map(|(session, number)| request(number, 0.0, *session)).collect();
         let total = all.len();
         let list = List { requests: all.into_iter(), number: 0, turns: 0, think: Duration::ZERO, fails: false };
-        let mut closed = Closed::new(Box::new(list), clients, Duration::from_millis(think)).unwrap();
+        let mut closed = ClosedLoop::new(Box::new(list), clients, Duration::from_millis(think)).unwrap();
         let sent = served(&mut closed, clients as usize);
         let mut texts: Vec<u64> = sent.iter().map(|(request, _)| request.prompt[0].piece.name).collect();
         // Of one session: the next one is sent after the answer to the one before it, and in the order of the trace.

@@ -1,18 +1,19 @@
-//! `adapter-churn`: LoRA adapters that come and go. At any time most requests are to a few of them, and every few seconds others take their
-//! places. Who learned where an adapter is loaded has to learn again, and who spreads all adapters over all servers makes them swap.
+//! `adapter-churn`: LoRA adapters that come and go. At any time most requests are to a few of them, and every few
+//! seconds others take their places. Who learned where an adapter is loaded has to learn again, and who spreads all
+//! adapters over all servers makes them swap.
 //!
-//! Source: ours, after fleets with an adapter for each customer, who work at different hours. `lora-mix` has popularities that stay.
+//! Source: ours, after fleets with an adapter for each customer, who work at different hours. `lora-mix` has
+//! popularities that stay.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use attache_types::params::ParamError;
 use rand::RngExt;
 use std::sync::Arc;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "adapter-churn",
     summary: "Short prompts to 64 LoRA adapters, of which 12 have nine tenths of the requests; every 10 seconds three of them change.",
@@ -50,15 +51,15 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let arrivals = Arrivals::read(values, 0.0, seed)?;
     let duration = arrivals.duration();
     let names: Vec<Arc<str>> = (0..adapters).map(|i| format!("lora-{i}").into()).collect();
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
         let changes = (moment.progress * duration / every).floor() as u64;
         let oldest = changes * u64::from(change);
         let is_active = draw::unit(rng) < share;
         let adapter = if is_active { oldest + rng.random_range(0..u64::from(active)) } else { rng.random() };
         let adapter = adapter % u64::from(adapters);
-        let system = system(name(seed, Kind::System, adapter), system_tokens);
-        let question = user(name(seed, Kind::Prompt, moment.number), input.draw_whole(rng, 1));
-        let asked = Asked::new([system, question], output.draw_whole(rng, 1));
-        Asked { adapter: names.get(adapter as usize).cloned(), ..asked }
+        let system = system(name(seed, TextKind::System, adapter), system_tokens);
+        let question = user(name(seed, TextKind::Prompt, moment.number), input.draw_whole(rng, 1));
+        let asked = RequestContent::new([system, question], output.draw_whole(rng, 1));
+        RequestContent { adapter: names.get(adapter as usize).cloned(), ..asked }
     })))
 }

@@ -1,12 +1,13 @@
-//! `agentic-code`: coding agents. Large tools and instructions in common, the code of a repository for each session, many short turns
-//! with only a tool's run between them.
+//! `agentic-code`: coding agents. Large tools and instructions in common, the code of a repository for each session,
+//! many short turns with only a tool's run between them.
 //!
-//! The figures are those of llm-d's code generation study (dynamic system prompt of 3,000 to 100,000 tokens with mean 55,000; 2 to 20 turns
-//! with mean 6; 100 to 10,000 tokens in with mean 1,500; 50 to 4,000 out with mean 800; 10 to 100 sessions, of which 60 were the knee of its
-//! best policy), with the shared part and the input's deviation of `agentic_code_generation` and the tool latency of `guide_p2p_1`.
-//! Shapes and the other deviations are not published: lognormal for lengths, normal for turns and instructions.
-//! `agentic_code_generation` itself, which few caches can hold, has clients=40, dynamic=10000..990000~160000~233000,
-//! turns=normal:1..3000~540~500, output=50..10000~425~400 and context=1000000.
+//! The figures are those of llm-d's code generation study (dynamic system prompt of 3,000 to 100,000 tokens with mean
+//! 55,000; 2 to 20 turns with mean 6; 100 to 10,000 tokens in with mean 1,500; 50 to 4,000 out with mean 800; 10 to 100
+//! sessions, of which 60 were the knee of its best policy), with the shared part and the input's deviation of
+//! `agentic_code_generation` and the tool latency of `guide_p2p_1`. Shapes and the other deviations are not published:
+//! lognormal for lengths, normal for turns and instructions. `agentic_code_generation` itself, which few caches can
+//! hold, has clients=40, dynamic=10000..990000~160000~233000, turns=normal:1..3000~540~500, output=50..10000~425~400
+//! and context=1000000.
 
 use super::Descriptor;
 use super::conversations::{
@@ -14,7 +15,6 @@ use super::conversations::{
 };
 use super::parameters::Parameter;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "agentic-code",
     summary: "60 coding agents with 3,000 shared tokens of tools, 55,000 of their own, and 6 turns of 1,500.",

@@ -2,9 +2,9 @@
 
 use super::parameters::{Parameter, Values};
 use crate::draw;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use crate::pace::{MAX_CV, MAX_RATE, seconds};
-use crate::{Part, Request, Role, TraceError, Workload};
+use crate::{PromptPart, Request, Speaker, TraceError, Workload};
 use attache_sim::content::{Piece, mix};
 use attache_types::clock::Timestamp;
 use attache_types::params::ParamError;
@@ -46,12 +46,13 @@ pub(super) struct Arrivals {
     stage: usize,
     /// Seconds from the start to the beginning of the stage.
     begin: f64,
-    /// Seconds from there.
+    /// Time of the last arrival in the stage, seconds.
     clock: f64,
 }
 
 impl Arrivals {
-    /// As `stages` (`QPSxSECONDS`, `/` between them), `qps`, `seconds` and `cv` say, with `pause` seconds of silence between stages.
+    /// As `stages` (`QPSxSECONDS`, `/` between them), `qps`, `seconds` and `cv` say, with `pause` seconds of silence
+    /// between stages.
     pub(super) fn read(values: &Values<'_>, pause: f64, seed: u64) -> Result<Self, ParamError> {
         let stages = if values.text(QPS.name).is_empty() {
             if values.is_given(SECONDS.name) {
@@ -125,32 +126,32 @@ pub(super) struct Moment {
 }
 
 /// What a request asks for.
-pub(super) struct Asked {
-    pub(super) prompt: Vec<Part>,
+pub(super) struct RequestContent {
+    pub(super) prompt: Vec<PromptPart>,
     pub(super) answer_tokens: u32,
     pub(super) adapter: Option<Arc<str>>,
 }
 
-impl Asked {
+impl RequestContent {
     /// A prompt of these parts, without those that are empty, and the length of the answer.
-    pub(super) fn new(parts: impl IntoIterator<Item = Part>, answer_tokens: u32) -> Self {
+    pub(super) fn new(parts: impl IntoIterator<Item = PromptPart>, answer_tokens: u32) -> Self {
         let prompt = parts.into_iter().filter(|part| part.piece.tokens > 0).collect();
         Self { prompt, answer_tokens, adapter: None }
     }
 }
 
-/// What the operator says.
-pub(super) fn system(name: u64, tokens: u32) -> Part {
-    Part { role: Role::System, piece: Piece::new(name, tokens) }
+/// A system message with the text `name` of `tokens` tokens.
+pub(super) fn system(name: u64, tokens: u32) -> PromptPart {
+    PromptPart { role: Speaker::System, piece: Piece::new(name, tokens) }
 }
 
-/// What the client says.
-pub(super) fn user(name: u64, tokens: u32) -> Part {
-    Part { role: Role::User, piece: Piece::new(name, tokens) }
+/// A user message with the text `name` of `tokens` tokens.
+pub(super) fn user(name: u64, tokens: u32) -> PromptPart {
+    PromptPart { role: Speaker::User, piece: Piece::new(name, tokens) }
 }
 
 /// Requests at the moments of [`Arrivals`], each made from its number and a generator of its own.
-pub(super) struct Open<M> {
+pub(super) struct OpenLoop<M> {
     arrivals: Arrivals,
     duration: f64,
     total: Option<u64>,
@@ -159,21 +160,21 @@ pub(super) struct Open<M> {
     make: M,
 }
 
-impl<M: FnMut(Moment, &mut PickRng) -> Asked + Send> Open<M> {
+impl<M: FnMut(Moment, &mut PickRng) -> RequestContent + Send> OpenLoop<M> {
     pub(super) fn new(arrivals: Arrivals, seed: u64, make: M) -> Self {
         Self { duration: arrivals.duration(), total: arrivals.total(), arrivals, seed, number: 0, make }
     }
 }
 
-impl<M: FnMut(Moment, &mut PickRng) -> Asked + Send> Workload for Open<M> {
+impl<M: FnMut(Moment, &mut PickRng) -> RequestContent + Send> Workload for OpenLoop<M> {
     fn next(&mut self) -> Result<Option<Request>, TraceError> {
         let Some(at) = self.arrivals.next() else { return Ok(None) };
         let number = self.number;
         self.number += 1;
         let progress = (at.0 as f64 / 1e9 / self.duration).min(1.0);
         let mut rng = for_request(self.seed, number);
-        let Asked { prompt, answer_tokens, adapter } = (self.make)(Moment { number, progress }, &mut rng);
-        let answer = Piece::new(name(self.seed, Kind::Answer, number), answer_tokens);
+        let RequestContent { prompt, answer_tokens, adapter } = (self.make)(Moment { number, progress }, &mut rng);
+        let answer = Piece::new(name(self.seed, TextKind::Answer, number), answer_tokens);
         Ok(Some(Request { number, at, prompt, answer, adapter, session: None, tenant: None, priority: 0 }))
     }
 

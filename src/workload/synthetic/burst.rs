@@ -1,18 +1,18 @@
-//! `burst`: silence, then many equal prompts at once. The first answers come too late to tell who holds the prefix, and reported metrics
-//! are too old to tell who is busy: what a picker has not remembered of its own decisions, it does not know.
+//! `burst`: silence, then many equal prompts at once. The first answers come too late to tell who holds the prefix, and
+//! reported metrics are too old to tell who is busy: what a picker has not remembered of its own decisions, it does not
+//! know.
 //!
-//! Source: ours.
+//! Source: made for this project.
 
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use crate::pace::seconds;
 use crate::{Request, TraceError, Workload};
 use attache_sim::content::Piece;
 use attache_types::rng::{PickRng, for_request};
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "burst",
     summary: "Every 15 seconds 64 equal prompts within half a second, nothing in between.",
@@ -85,14 +85,14 @@ impl Workload for Burst {
         let offset = self.offsets.pop().unwrap_or(self.within);
         let number = self.number;
         self.number += 1;
-        let equal = super::arrivals::system(name(self.seed, Kind::System, burst), self.prompt);
-        let own = super::arrivals::user(name(self.seed, Kind::Prompt, number), self.question);
-        let asked = super::arrivals::Asked::new([equal, own], self.output);
+        let equal = super::arrivals::system(name(self.seed, TextKind::System, burst), self.prompt);
+        let own = super::arrivals::user(name(self.seed, TextKind::Prompt, number), self.question);
+        let asked = super::arrivals::RequestContent::new([equal, own], self.output);
         Ok(Some(Request {
             number,
             at: seconds(burst as f64 * self.every + offset),
             prompt: asked.prompt,
-            answer: Piece::new(name(self.seed, Kind::Answer, number), asked.answer_tokens),
+            answer: Piece::new(name(self.seed, TextKind::Answer, number), asked.answer_tokens),
             adapter: None,
             session: None,
             tenant: None,

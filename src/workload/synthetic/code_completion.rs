@@ -1,16 +1,16 @@
-//! `code-completion`: an editor asks for the next few tokens at every pause of a key. Prompts are a repository's summary, the file and the lines
-//! around the cursor; answers have some sixteen tokens. Files fit into the caches of all servers together, but not into those of each.
+//! `code-completion`: an editor asks for the next few tokens at every pause of a key. Prompts are a repository's
+//! summary, the file and the lines around the cursor; answers have some sixteen tokens. Files fit into the caches of
+//! all servers together, but not into those of each.
 //!
 //! Source: ours, after completion services, which quote the open file and answer within a few hundred milliseconds.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw::Zipf;
-use crate::names::{Kind, name, name_of_pair};
+use crate::names::{TextKind, name, name_of_pair};
 use rand::RngExt;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "code-completion",
     summary: "60 completions a second of 16 tokens, in 40 repositories with 20 files of 2,500 tokens each.",
@@ -41,14 +41,14 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let lines = values.spread("lines", 1.0..=MAX_TOKENS)?;
     let output = values.spread("output", 1.0..=MAX_TOKENS)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
         let repository = rng.random_range(0..u64::from(repositories));
         let rank = popularity.draw(rng) as u64;
         let parts = [
-            system(name(seed, Kind::System, repository), summary),
-            user(name_of_pair(seed, Kind::Document, repository, rank), file),
-            user(name(seed, Kind::Prompt, moment.number), lines.draw_whole(rng, 1)),
+            system(name(seed, TextKind::System, repository), summary),
+            user(name_of_pair(seed, TextKind::Document, repository, rank), file),
+            user(name(seed, TextKind::Prompt, moment.number), lines.draw_whole(rng, 1)),
         ];
-        Asked::new(parts, output.draw_whole(rng, 1))
+        RequestContent::new(parts, output.draw_whole(rng, 1))
     })))
 }

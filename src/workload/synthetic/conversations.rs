@@ -1,15 +1,15 @@
 //! Closed loop: clients that hold conversations, one after the other. Every turn quotes all that was said before it.
 //!
-//! A prompt is, in this order: a volatile head (if asked for), the instructions and tools that all conversations share, the instructions of
-//! this conversation, its earlier questions and answers, the new question. A conversation's texts, lengths and pauses follow from its
-//! number alone; which client holds it follows from who was free first.
+//! A prompt is, in this order: a volatile head (if asked for), the instructions and tools that all conversations share,
+//! the instructions of this conversation, its earlier questions and answers, the new question. A conversation's texts,
+//! lengths and pauses follow from its number alone; which client holds it follows from who was free first.
 
 use super::arrivals::{system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use crate::draw::Spread;
-use crate::names::{Kind, name, name_of_pair};
+use crate::names::{TextKind, name, name_of_pair};
 use crate::pace::seconds;
-use crate::{Part, Request, Role, TraceError, Workload};
+use crate::{PromptPart, Request, Speaker, TraceError, Workload};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
 use attache_types::params::ParamError;
@@ -22,7 +22,8 @@ const MAX_TURNS: f64 = 1_000_000.0;
 /// Tokens of a volatile head: Claude Code's billing header has some thirty.
 const VOLATILE_TOKENS: u32 = 32;
 
-// The parameters that all such workloads have. Where the default is empty, each puts the one of its source in its place.
+// The parameters that all such workloads have. Where the default is empty, each puts the one of its source in its
+// place.
 
 /// How long the clients take to begin.
 pub(super) const RAMP: Parameter =
@@ -39,11 +40,11 @@ pub(super) const SYSTEM: Parameter =
 /// What each has for itself.
 pub(super) const DYNAMIC: Parameter =
     Parameter { name: "dynamic", default: "", meaning: "tokens of each conversation's own instructions" };
-/// How long they are.
+/// Number of turns of a conversation.
 pub(super) const TURNS: Parameter = Parameter { name: "turns", default: "", meaning: "turns of a conversation" };
-/// How much is asked.
+/// Length of a user message, tokens.
 pub(super) const INPUT: Parameter = Parameter { name: "input", default: "", meaning: "tokens of a question" };
-/// How much is answered.
+/// Length of a response, tokens.
 pub(super) const OUTPUT: Parameter = Parameter { name: "output", default: "", meaning: "tokens of an answer" };
 /// How soon it goes on.
 pub(super) const THINK: Parameter =
@@ -59,10 +60,10 @@ pub(super) const VOLATILE: Parameter =
     Parameter { name: "volatile", default: "false", meaning: "begin every prompt with 32 tokens that nobody else has" };
 
 /// What the conversations of one workload are like.
-struct Shape {
+struct ConversationShape {
     clients: u64,
     requests: u64,
-    /// Conversations that may begin.
+    /// Conversations that may still begin.
     conversations: u64,
     /// Seconds over which the clients begin.
     ramp: f64,
@@ -71,7 +72,7 @@ struct Shape {
     turns: Spread,
     input: Spread,
     output: Spread,
-    /// Seconds.
+    /// Pause between a response and the next turn, seconds.
     think: Spread,
     context: u32,
     volatile: u32,
@@ -83,30 +84,31 @@ struct Conversation {
     turn: u64,
     turns: u64,
     /// All but the volatile head.
-    said: Vec<Part>,
+    said: Vec<PromptPart>,
     said_tokens: u32,
     answer: Piece,
     rng: PickRng,
 }
 
-/// The workload.
+/// Conversations of a closed or open loop, turn by turn.
 pub(super) struct Conversations {
-    shape: Shape,
+    shape: ConversationShape,
     seed: u64,
     /// Clients that have begun.
     clients: u64,
-    /// Conversations that have begun.
+    /// Conversations that have begun so far.
     conversations: u64,
-    /// Requests given.
+    /// Number of the next request.
     number: u64,
     /// By the number of the request that is on its way.
     open: HashMap<u64, Conversation>,
 }
 
 impl Conversations {
-    /// Reads `clients`, `requests`, `conversations`, `ramp`, `system`, `dynamic`, `turns`, `input`, `output`, `think`, `context` and `volatile`.
+    /// Reads `clients`, `requests`, `conversations`, `ramp`, `system`, `dynamic`, `turns`, `input`, `output`, `think`,
+    /// `context` and `volatile`.
     pub(super) fn read(values: &Values<'_>, seed: u64) -> Result<Self, ParamError> {
-        let shape = Shape {
+        let shape = ConversationShape {
             clients: values.whole("clients", 1..=1_000_000)?.into(),
             requests: values.whole("requests", 1..=1_000_000_000)?.into(),
             conversations: match values.whole("conversations", 0..=1_000_000_000)? {
@@ -146,10 +148,10 @@ impl Conversations {
         let room = shape.context.saturating_sub(shape.system).saturating_sub(shape.volatile).saturating_sub(turn);
         let dynamic = shape.dynamic.draw_whole(&mut rng, 0).min(room);
         let said = [
-            system(name(self.seed, Kind::System, 0), shape.system),
-            system(name(self.seed, Kind::Dynamic, number), dynamic),
+            system(name(self.seed, TextKind::System, 0), shape.system),
+            system(name(self.seed, TextKind::Dynamic, number), dynamic),
         ];
-        let said: Vec<Part> = said.into_iter().filter(|part| part.piece.tokens > 0).collect();
+        let said: Vec<PromptPart> = said.into_iter().filter(|part| part.piece.tokens > 0).collect();
         let turns = shape.turns.draw_whole(&mut rng, 1).into();
         let answer = Piece::new(0, 0);
         Some(Conversation { number, turn: 0, turns, said, said_tokens: shape.system + dynamic, answer, rng })
@@ -170,14 +172,14 @@ impl Conversations {
         }
         let request = self.number;
         self.number += 1;
-        let named = |kind: Kind| name_of_pair(self.seed, kind, conversation.number, conversation.turn);
-        conversation.said.push(user(named(Kind::Question), input));
-        conversation.answer = Piece::new(named(Kind::Answer), output);
+        let named = |kind: TextKind| name_of_pair(self.seed, kind, conversation.number, conversation.turn);
+        conversation.said.push(user(named(TextKind::Question), input));
+        conversation.answer = Piece::new(named(TextKind::Answer), output);
         conversation.said_tokens = conversation.said_tokens.saturating_add(input);
         conversation.turn += 1;
         let mut prompt = Vec::with_capacity(conversation.said.len() + 1);
         if self.shape.volatile > 0 {
-            prompt.push(system(name(self.seed, Kind::Volatile, request), self.shape.volatile));
+            prompt.push(system(name(self.seed, TextKind::Volatile, request), self.shape.volatile));
         }
         prompt.extend_from_slice(&conversation.said);
         let (answer, session) = (conversation.answer, Some(conversation.number));
@@ -210,7 +212,7 @@ impl Workload for Conversations {
     fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
         let mut conversation = self.open.remove(&number)?;
         let answer = conversation.answer;
-        conversation.said.push(Part { role: Role::Assistant, piece: answer });
+        conversation.said.push(PromptPart { role: Speaker::Assistant, piece: answer });
         conversation.said_tokens = conversation.said_tokens.saturating_add(answer.tokens);
         let think = self.shape.think.draw(&mut conversation.rng);
         self.ask(conversation, now.after(Duration::from_secs_f64(think)))
@@ -222,7 +224,7 @@ impl Workload for Conversations {
     }
 
     fn total(&self) -> Option<u64> {
-        let Shape { requests, conversations, system, volatile, .. } = self.shape;
+        let ConversationShape { requests, conversations, system, volatile, .. } = self.shape;
         if conversations == u64::MAX {
             return Some(requests);
         }

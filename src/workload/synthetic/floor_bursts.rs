@@ -1,13 +1,14 @@
-//! `floor-bursts`: a quiet floor of ordinary requests, and on top of it a burst now and then that shares a prefix. Between bursts every policy
-//! does well; in a burst those requests of the floor suffer whose servers take most of it. Prefixes of bursts come back.
+//! `floor-bursts`: a quiet floor of ordinary requests, and on top of it a burst now and then that shares a prefix.
+//! Between bursts every policy does well; in a burst those requests of the floor suffer whose servers take most of it.
+//! Prefixes of bursts come back.
 //!
 //! Source: ours. `burst` has equal prompts and nothing between them.
 
-use super::arrivals::{Asked, CV, SECONDS, system, user};
+use super::arrivals::{CV, RequestContent, SECONDS, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw::{self, Spread};
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use crate::pace::{MAX_CV, seconds};
 use crate::{Request, TraceError, Workload};
 use attache_sim::content::{Piece, mix};
@@ -17,7 +18,6 @@ use attache_types::rng::for_request;
 /// A million requests are 16 MB of moments.
 const MAX_REQUESTS: f64 = 1e6;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "floor-bursts",
     summary: "Four requests a second that share nothing, and every 20 seconds 48 within one that share a prefix.",
@@ -43,7 +43,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
 type Moment = (f64, Option<u64>);
 
 struct FloorBursts {
-    /// Ascending.
+    /// In ascending order of time.
     moments: std::iter::Enumerate<std::vec::IntoIter<Moment>>,
     total: u64,
     input: Spread,
@@ -101,17 +101,17 @@ impl Workload for FloorBursts {
         let Some((number, (at, prefix))) = self.moments.next() else { return Ok(None) };
         let number = number as u64;
         let mut rng = for_request(self.seed, number);
-        let own = |tokens| user(name(self.seed, Kind::Prompt, number), tokens);
+        let own = |tokens| user(name(self.seed, TextKind::Prompt, number), tokens);
         let parts = match prefix {
-            Some(prefix) => vec![system(name(self.seed, Kind::System, prefix), self.prefix), own(self.question)],
+            Some(prefix) => vec![system(name(self.seed, TextKind::System, prefix), self.prefix), own(self.question)],
             None => vec![own(self.input.draw_whole(&mut rng, 1))],
         };
-        let asked = Asked::new(parts, self.output.draw_whole(&mut rng, 1));
+        let asked = RequestContent::new(parts, self.output.draw_whole(&mut rng, 1));
         Ok(Some(Request {
             number,
             at: seconds(at),
             prompt: asked.prompt,
-            answer: Piece::new(name(self.seed, Kind::Answer, number), asked.answer_tokens),
+            answer: Piece::new(name(self.seed, TextKind::Answer, number), asked.answer_tokens),
             adapter: None,
             session: None,
             tenant: None,

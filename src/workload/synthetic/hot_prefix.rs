@@ -1,17 +1,18 @@
-//! `hot-prefix`: one of many prefixes becomes hot. At first all are asked for alike; then the share of one rises until it is most of the
-//! traffic. Who sends a prefix to one server only, overloads that server; who spreads it too soon, copies it everywhere.
+//! `hot-prefix`: one of many prefixes becomes hot. At first all are asked for alike; then the share of one rises until
+//! it is most of the traffic. Who sends a prefix to one server only, overloads that server; who spreads it too soon,
+//! copies it everywhere.
 //!
-//! Source: the hot key of Neutree's bounded-load hashing, whose bound fails on an idle fleet, and KubeAI #519 (a quarter of all requests
-//! with one prefix went to one of hundreds of servers). They name no figures; the figures here are ours.
+//! Source: the hot key of Neutree's bounded-load hashing, whose bound fails on an idle fleet, and KubeAI #519 (a
+//! quarter of all requests with one prefix went to one of hundreds of servers). They name no figures; the figures here
+//! are ours.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, system, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, system, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use rand::RngExt;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "hot-prefix",
     summary: "One of 200 prefixes rises from nothing to 80 % of all requests.",
@@ -56,12 +57,12 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let repeat = values.flag("repeat")?;
     let output = values.tokens("output", 1)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
         let is_hot = draw::unit(rng) < peak * moment.progress;
         // Key 0 is the hot one and nothing else.
         let key = if is_hot { 0 } else { rng.random_range(1..=u64::from(keys)) };
-        let system = system(name(seed, Kind::System, key), prefix);
+        let system = system(name(seed, TextKind::System, key), prefix);
         let asked = if repeat { key } else { moment.number };
-        Asked::new([system, user(name(seed, Kind::Prompt, asked), question)], output)
+        RequestContent::new([system, user(name(seed, TextKind::Prompt, asked), question)], output)
     })))
 }

@@ -1,9 +1,9 @@
-//! `interactive-chat`: people who chat with an assistant that has instructions in common and some of its own for each chat, and who think
-//! between two turns.
+//! `interactive-chat`: people who chat with an assistant that has instructions in common and some of its own for each
+//! chat, and who think between two turns.
 //!
-//! The figures are those of llm-d's profile of this name; where it gives a mean without a shape, the lengths and pauses are lognormal
-//! (the pauses with a deviation as large as the mean) and the turns normal with a deviation of 3. Its stages of 10 to 50 chats at a
-//! time, 300 requests each, are one stage of 50 here.
+//! The figures are those of llm-d's profile of this name; where it gives a mean without a shape, the lengths and pauses
+//! are lognormal (the pauses with a deviation as large as the mean) and the turns normal with a deviation of 3. Its
+//! stages of 10 to 50 chats at a time, 300 requests each, are one stage of 50 here.
 
 use super::Descriptor;
 use super::conversations::{
@@ -11,7 +11,6 @@ use super::conversations::{
 };
 use super::parameters::Parameter;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "interactive-chat",
     summary: "50 chats with 1,000 shared tokens of instructions, 4,000 of their own, and pauses of 45 seconds.",

@@ -1,15 +1,14 @@
-//! `long-short`: a few prompts of 100,000 tokens among many of 500. A short one behind a long one waits for seconds; who counts
-//! requests in place of tokens does not see it coming.
+//! `long-short`: a few prompts of 100,000 tokens among many of 500. A short one behind a long one waits for seconds;
+//! who counts requests in place of tokens does not see it coming.
 //!
 //! Source: ours, after the mix that llm-d's token load and context-length plugins are made for.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "long-short",
     summary: "One prompt in twenty has 100,000 tokens, the others 500; none shares anything.",
@@ -38,9 +37,9 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let short = values.spread("short", 1.0..=MAX_TOKENS)?;
     let output = values.spread("output", 1.0..=MAX_TOKENS)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
         let length = if draw::unit(rng) < share { &long } else { &short };
-        let prompt = user(name(seed, Kind::Prompt, moment.number), length.draw_whole(rng, 1));
-        Asked::new([prompt], output.draw_whole(rng, 1))
+        let prompt = user(name(seed, TextKind::Prompt, moment.number), length.draw_whole(rng, 1));
+        RequestContent::new([prompt], output.draw_whole(rng, 1))
     })))
 }

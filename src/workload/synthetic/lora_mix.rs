@@ -1,16 +1,15 @@
-//! `lora-mix`: many LoRA adapters, few of them popular, short prompts. A server holds only some adapters at a time, so who spreads an
-//! adapter over all servers makes them swap.
+//! `lora-mix`: many LoRA adapters, few of them popular, short prompts. A server holds only some adapters at a time, so
+//! who spreads an adapter over all servers makes them swap.
 //!
 //! Popularity follows Zipf's law, as S-LoRA and Punica assume in their measurements; the figures are ours.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw::Zipf;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use std::sync::Arc;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "lora-mix",
     summary: "Short prompts to 32 LoRA adapters, `lora-0` the most popular.",
@@ -40,14 +39,14 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let output = values.spread("output", 1.0..=MAX_TOKENS)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
     let names: Vec<Arc<str>> = (0..adapters).map(|i| format!("lora-{i}").into()).collect();
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
         let rank = popularity.draw(rng);
         let is_base = crate::draw::unit(rng) < base;
         // The base model's system prompt is one more.
         let key = if is_base { u64::from(adapters) } else { rank as u64 };
-        let system = system(name(seed, Kind::System, key), system_tokens);
-        let question = user(name(seed, Kind::Prompt, moment.number), input.draw_whole(rng, 1));
-        let asked = Asked::new([system, question], output.draw_whole(rng, 1));
-        Asked { adapter: names.get(rank).filter(|_| !is_base).cloned(), ..asked }
+        let system = system(name(seed, TextKind::System, key), system_tokens);
+        let question = user(name(seed, TextKind::Prompt, moment.number), input.draw_whole(rng, 1));
+        let asked = RequestContent::new([system, question], output.draw_whole(rng, 1));
+        RequestContent { adapter: names.get(rank).filter(|_| !is_base).cloned(), ..asked }
     })))
 }

@@ -1,14 +1,14 @@
 //! `multi-turn`: chats without instructions and without pauses, as KubeAI measures its prefix hash with.
 //!
-//! KubeAI asks 8,000 questions in 800 ShareGPT conversations of 16 messages or more, 800 at a time: 6,656,338 prompt tokens and 608,447
-//! answered ones, that is 832 and 76 a request. Ten turns of 89 tokens with answers of 76 have exactly that mean, since turn t quotes
-//! t - 1 of both. How the lengths are spread is not published; here they are lognormal with a deviation as large as the mean.
+//! KubeAI asks 8,000 questions in 800 ShareGPT conversations of 16 messages or more, 800 at a time: 6,656,338 prompt
+//! tokens and 608,447 answered ones, that is 832 and 76 a request. Ten turns of 89 tokens with answers of 76 have
+//! exactly that mean, since turn t quotes t - 1 of both. How the lengths are spread is not published; here they are
+//! lognormal with a deviation as large as the mean.
 
 use super::Descriptor;
 use super::conversations::{CONTEXT, Conversations, DYNAMIC, INPUT, OUTPUT, RAMP, SYSTEM, THINK, TURNS, VOLATILE};
 use super::parameters::Parameter;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "multi-turn",
     summary: "800 chats at a time, each turn quoting all before it, no pauses.",

@@ -53,13 +53,13 @@ impl<'a> Values<'a> {
         Ok(Self { workload, given })
     }
 
-    /// Whether it was set.
+    /// Whether the user set this parameter.
     #[must_use]
     pub fn is_given(&self, name: &str) -> bool {
         self.given.iter().any(|(key, _)| *key == name)
     }
 
-    /// As it is written.
+    /// The value as text, as the user or the default spells it.
     #[must_use]
     pub fn text(&self, name: &str) -> &str {
         let given = self.given.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
@@ -67,7 +67,7 @@ impl<'a> Values<'a> {
         given.unwrap_or_else(default)
     }
 
-    /// A whole number.
+    /// The value as an integer within `range`.
     ///
     /// # Errors
     /// When it is none, or out of range.
@@ -79,7 +79,7 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// A number.
+    /// The value as a finite number within `range`.
     ///
     /// # Errors
     /// When it is none, or out of range.
@@ -91,10 +91,10 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// Yes or no.
+    /// The value as `true` or `false`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// When the value is neither `true` nor `false`.
     pub fn flag(&self, name: &str) -> Result<bool, ParamError> {
         let got = self.text(name);
         got.parse().map_err(|_| ParamError::value(name, got, "true or false is allowed"))

@@ -1,17 +1,16 @@
-//! `retrieval`: questions behind documents that a search has found. Popular documents come back in many prompts, but in different orders, so that
-//! prompts with the same documents share only what stands before the first difference.
+//! `retrieval`: questions behind documents that a search has found. Popular documents come back in many prompts, but in
+//! different orders, so that prompts with the same documents share only what stands before the first difference.
 //!
-//! Source: retrieval-augmented generation as RAGCache (arXiv 2404.12457) describes it: a few documents a question, most requests to a few
-//! of them. The figures are ours.
+//! Source: retrieval-augmented generation as RAGCache (arXiv 2404.12457) describes it: a few documents a question, most
+//! requests to a few of them. The figures are ours.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};
 use super::{Built, Descriptor};
 use crate::draw::Zipf;
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 use attache_types::params::ParamError;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "retrieval",
     summary: "Questions behind 5 of 400 documents of 800 tokens, in the order in which a search ranks them.",
@@ -52,7 +51,7 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let question = values.spread("question", 1.0..=MAX_TOKENS)?;
     let output = values.spread("output", 1.0..=MAX_TOKENS)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
         let mut ranks: Vec<usize> = Vec::with_capacity(found);
         while ranks.len() < found {
             let rank = popularity.draw(rng);
@@ -63,10 +62,10 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
         if sorted {
             ranks.sort_unstable();
         }
-        let head = system(name(seed, Kind::System, 0), system_tokens);
-        let quoted = ranks.into_iter().map(|rank| user(name(seed, Kind::Document, rank as u64), document));
-        let asked = user(name(seed, Kind::Prompt, moment.number), question.draw_whole(rng, 1));
+        let head = system(name(seed, TextKind::System, 0), system_tokens);
+        let quoted = ranks.into_iter().map(|rank| user(name(seed, TextKind::Document, rank as u64), document));
+        let asked = user(name(seed, TextKind::Prompt, moment.number), question.draw_whole(rng, 1));
         let parts: Vec<_> = std::iter::once(head).chain(quoted).chain([asked]).collect();
-        Asked::new(parts, output.draw_whole(rng, 1))
+        RequestContent::new(parts, output.draw_whole(rng, 1))
     })))
 }

@@ -1,13 +1,15 @@
-//! `shared-prefix-ladder` and `shared-prefix`: groups of prompts with a system prompt in common, asked again and again at rising rates.
+//! `shared-prefix-ladder` and `shared-prefix`: groups of prompts with a system prompt in common, asked again and again
+//! at rising rates.
 //!
-//! Each group has one system prompt and several questions. All pairs are put into one random order, which repeats until the time is
-//! over, as the generator `shared_prefix` of inference-perf does. The ladder is what llm-d publishes its precise prefix routing
-//! with: 150 × 5 prompts of 6,000 + 1,200 tokens fill 73 % of the caches of eight servers, so who scatters the groups recomputes them.
+//! Each group has one system prompt and several questions. All pairs are put into one random order, which repeats until
+//! the time is over, as the generator `shared_prefix` of inference-perf does. The ladder is what llm-d publishes its
+//! precise prefix routing with: 150 × 5 prompts of 6,000 + 1,200 tokens fill 73 % of the caches of eight servers, so
+//! who scatters the groups recomputes them.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, STAGES, system, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, STAGES, system, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
-use crate::names::{Kind, name, name_of_pair};
+use crate::names::{TextKind, name, name_of_pair};
 use attache_types::rng::for_request;
 use rand::seq::SliceRandom;
 
@@ -68,9 +70,12 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let mut order: Vec<(u32, u32)> = (0..groups).flat_map(|group| (0..prompts).map(move |p| (group, p))).collect();
     order.shuffle(&mut for_request(seed, u64::MAX));
     let mut turns = order.into_iter().cycle();
-    Ok(Box::new(Open::new(arrivals, seed, move |_, _| {
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |_, _| {
         let (group, prompt) = turns.next().map_or((0, 0), |(group, prompt)| (u64::from(group), u64::from(prompt)));
-        let system = system(name(seed, Kind::System, group), system_tokens);
-        Asked::new([system, user(name_of_pair(seed, Kind::Question, group, prompt), question_tokens)], output)
+        let system = system(name(seed, TextKind::System, group), system_tokens);
+        RequestContent::new(
+            [system, user(name_of_pair(seed, TextKind::Question, group, prompt), question_tokens)],
+            output,
+        )
     })))
 }

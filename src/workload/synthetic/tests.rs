@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Part, Request, Role};
+use crate::{PromptPart, Request, Speaker};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
 use std::cmp::Reverse;
@@ -51,7 +51,7 @@ fn all(spelling: &str) -> Vec<Request> {
     played(&mut *built(spelling), usize::MAX, usize::MAX)
 }
 
-fn pieces(parts: &[Part]) -> Vec<Piece> {
+fn pieces(parts: &[PromptPart]) -> Vec<Piece> {
     parts.iter().map(|part| part.piece).collect()
 }
 
@@ -198,7 +198,7 @@ fn the_ladder_is_150_groups_of_5_in_one_random_order() {
     assert_eq!(cycle.iter().map(|(system, _)| system).collect::<HashSet<_>>().len(), 150);
     assert!(requests.iter().enumerate().all(|(i, r)| key(r) == cycle[i % 750]));
     assert!(requests.iter().all(|r| r.prompt_tokens() == 7_200 && r.answer.tokens == 1_000));
-    assert_eq!((requests[0].prompt[0].role, requests[0].prompt[1].role), (Role::System, Role::User));
+    assert_eq!((requests[0].prompt[0].role, requests[0].prompt[1].role), (Speaker::System, Speaker::User));
     let neighbours = cycle.windows(2).filter(|pair| pair[0].0 == pair[1].0).count();
     assert!(neighbours < 30, "groups are not asked one after the other: {neighbours}");
     // The stage of 60 a second is the last one.
@@ -237,14 +237,14 @@ fn a_turn_quotes_everything_before_it() {
             let quoted = &before.prompt[..];
             assert_eq!(&request.prompt[..quoted.len()], quoted);
             let [answer, question] = &request.prompt[quoted.len()..] else { panic!("{request:?}") };
-            assert_eq!((answer.role, answer.piece), (Role::Assistant, before.answer));
-            assert_eq!(question.role, Role::User);
+            assert_eq!((answer.role, answer.piece), (Speaker::Assistant, before.answer));
+            assert_eq!(question.role, Speaker::User);
             let pause = request.at.since(before.at);
             assert!(pause >= Duration::from_secs(5), "{pause:?}");
             turns += 1;
         } else {
-            let roles: Vec<Role> = request.prompt.iter().map(|part| part.role).collect();
-            assert_eq!(roles, [Role::System, Role::System, Role::User]);
+            let roles: Vec<Speaker> = request.prompt.iter().map(|part| part.role).collect();
+            assert_eq!(roles, [Speaker::System, Speaker::System, Speaker::User]);
         }
         assert_eq!(request.prompt[0], requests[0].prompt[0], "one shared part");
     }
@@ -340,7 +340,7 @@ fn profiles_have_the_published_means() {
 #[test]
 fn one_prefix_becomes_hot() {
     let requests = all("hot-prefix");
-    let hot = crate::names::name(42, crate::names::Kind::System, 0);
+    let hot = crate::names::name(42, crate::names::TextKind::System, 0);
     let share = |requests: &[Request]| mean(requests.iter().map(|r| f64::from(r.prompt[0].piece.name == hot)));
     let tenth = requests.len() / 10;
     let (first, last) = (share(&requests[..tenth]), share(&requests[requests.len() - tenth..]));

@@ -1,8 +1,10 @@
-//! `tool-agents`: agents that call tools. All share a long description of their tools; each turn brings a tool's output and is answered with
-//! the next call. Almost all of a prompt was there in the turn before, so who moves an agent to another server computes its history again.
+//! `tool-agents`: agents that call tools. All share a long description of their tools; each turn brings a tool's output
+//! and is answered with the next call. Almost all of a prompt was there in the turn before, so who moves an agent to
+//! another server computes its history again.
 //!
-//! Lengths follow the published shape of such traffic (long inputs that are mostly cached, short answers, pauses of a tool's run: Mooncake's
-//! `toolagent` trace has 8,600 tokens in and 182 out with 59 % to be cached). How they are spread is ours.
+//! Lengths follow the published shape of such traffic (long inputs that are mostly cached, short answers, pauses of a
+//! tool's run: Mooncake's `toolagent` trace has 8,600 tokens in and 182 out with 59 % to be cached). How they are
+//! spread is ours.
 
 use super::Descriptor;
 use super::conversations::{
@@ -10,7 +12,6 @@ use super::conversations::{
 };
 use super::parameters::Parameter;
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "tool-agents",
     summary: "128 agents with 12,000 shared tokens of tools, and 20 turns of tool output of 1,200.",

@@ -1,11 +1,11 @@
-//! `unique`: prompts that share nothing. Caches are of no use, so a policy can only win by balancing, and loses by looking for prefixes.
+//! `unique`: prompts that share nothing. Caches are of no use, so a policy can only win by balancing, and loses by
+//! looking for prefixes.
 
-use super::arrivals::{Arrivals, Asked, CV, Open, QPS, SECONDS, user};
+use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, user};
 use super::parameters::{Parameter, Values};
 use super::{Built, Descriptor};
-use crate::names::{Kind, name};
+use crate::names::{TextKind, name};
 
-/// Registry entry.
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "unique",
     summary: "Prompts of 5,000 tokens that share nothing, answers of 250.",
@@ -30,8 +30,8 @@ fn build(values: &Values<'_>, seed: u64) -> Built {
     let input = values.spread("input", 1.0..=super::parameters::MAX_TOKENS)?;
     let output = values.spread("output", 1.0..=super::parameters::MAX_TOKENS)?;
     let arrivals = Arrivals::read(values, 0.0, seed)?;
-    Ok(Box::new(Open::new(arrivals, seed, move |moment, rng| {
-        let prompt = user(name(seed, Kind::Prompt, moment.number), input.draw_whole(rng, 1));
-        Asked::new([prompt], output.draw_whole(rng, 1))
+    Ok(Box::new(OpenLoop::new(arrivals, seed, move |moment, rng| {
+        let prompt = user(name(seed, TextKind::Prompt, moment.number), input.draw_whole(rng, 1));
+        RequestContent::new([prompt], output.draw_whole(rng, 1))
     })))
 }

@@ -1,12 +1,14 @@
-//! The LLM inference traces of Azure's public data set, 2023 and 2024: CSV with the headings `TIMESTAMP,ContextTokens,GeneratedTokens`.
+//! The LLM inference traces of Azure's public data set, 2023 and 2024: CSV with the headings
+//! `TIMESTAMP,ContextTokens,GeneratedTokens`.
 //!
-//! Timestamps are dates with up to nanoseconds (`2023-11-16 18:17:03.9799600`, in 2024 with `+00:00` behind). What the prompts share is
-//! not known, so they share nothing. Source: Azure/AzurePublicDataset, `AzureLLMInferenceDataset2023.md` and `…2024.md`.
+//! Timestamps are dates with up to nanoseconds (`2023-11-16 18:17:03.9799600`, in 2024 with `+00:00` behind). What the
+//! prompts share is not known, so they share nothing. Source: Azure/AzurePublicDataset,
+//! `AzureLLMInferenceDataset2023.md` and `…2024.md`.
 
-use super::Rule;
+use super::RowParser;
 use super::fields::{columns, position, tokens, wrong};
-use crate::names::{Kind, name};
-use crate::{Part, Request, Role, TraceError};
+use crate::names::{TextKind, name};
+use crate::{PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
 
@@ -36,7 +38,7 @@ impl Azure {
     }
 }
 
-impl Rule for Azure {
+impl RowParser for Azure {
     const FROM_FIRST: bool = true;
 
     fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
@@ -50,8 +52,11 @@ impl Rule for Azure {
         Ok(Request {
             number,
             at,
-            prompt: vec![Part { role: Role::User, piece: Piece::new(name(0, Kind::Prompt, number), prompt) }],
-            answer: Piece::new(name(0, Kind::Answer, number), answer),
+            prompt: vec![PromptPart {
+                role: Speaker::User,
+                piece: Piece::new(name(0, TextKind::Prompt, number), prompt),
+            }],
+            answer: Piece::new(name(0, TextKind::Answer, number), answer),
             adapter: None,
             session: None,
             tenant: None,
@@ -60,7 +65,8 @@ impl Rule for Azure {
     }
 }
 
-/// Nanoseconds since 1970 of a date `2023-11-16 18:17:03.9799600+00:00`, where the fraction and the zone may be missing.
+/// Nanoseconds since 1970 of a date `2023-11-16 18:17:03.9799600+00:00`, where the fraction and the zone may be
+/// missing.
 fn date(text: &str) -> Option<Timestamp> {
     let (date, rest) = text.split_once([' ', 'T'])?;
     let (year, month_day) = date.split_once('-')?;

@@ -1,14 +1,15 @@
-//! BurstGPT: CSV with the headings `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`, in newer files also
-//! `Session ID` and `Elapsed time`.
+//! BurstGPT: CSV with the headings `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`, in newer
+//! files also `Session ID` and `Elapsed time`.
 //!
-//! Timestamps are seconds. What prompts share is known within a session only: the prompt begins with all that was asked and answered
-//! in it before. A prompt that is not longer than that can't hold it, so the session has begun anew and shares nothing. Rows with 0
-//! response tokens are requests that failed at the source; they are asked all the same, for one token. Source: HPMLL/BurstGPT.
+//! Timestamps are seconds. What prompts share is known within a session only: the prompt begins with all that was asked
+//! and answered in it before. A prompt that is not longer than that can't hold it, so the session has begun anew and
+//! shares nothing. Rows with 0 response tokens are requests that failed at the source; they are asked all the same, for
+//! one token. Source: HPMLL/BurstGPT.
 
-use super::Rule;
+use super::RowParser;
 use super::fields::{columns, position, time, tokens};
-use crate::names::{Kind, name};
-use crate::{Part, Request, Role, TraceError};
+use crate::names::{TextKind, name};
+use crate::{PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
 use std::collections::{HashMap, VecDeque};
 use xxhash_rust::xxh3::xxh3_64;
@@ -17,7 +18,8 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const HEADINGS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
 /// The column that may be there.
 const SESSION: &str = "Session ID";
-/// Sessions whose history is remembered; the one that began first is forgotten for a new one. Far more than are ever open at once.
+/// Sessions whose history is remembered; the one that began first is forgotten for a new one. Far more than are ever
+/// open at once.
 pub const MAX_SESSIONS: usize = 100_000;
 
 /// The rule of the format.
@@ -26,28 +28,31 @@ pub(super) struct BurstGpt {
     /// Where [`HEADINGS`] stand.
     at: [usize; 3],
     session: Option<usize>,
-    histories: HashMap<u64, Vec<Turn>>,
+    histories: HashMap<u64, Vec<PastTurn>>,
     /// The keys of `histories`, the oldest first.
     order: VecDeque<u64>,
 }
 
-/// What was said once.
+/// One exchange of a conversation: prompt and response.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct PastTurn {
     /// The number of the request, which names both texts.
     number: u64,
     asked: u32,
     answered: u32,
 }
 
-impl Turn {
-    fn parts(self) -> [Part; 2] {
-        let asked = Piece::new(name(0, Kind::Prompt, self.number), self.asked);
-        [Part { role: Role::User, piece: asked }, Part { role: Role::Assistant, piece: self.answer() }]
+impl PastTurn {
+    fn parts(self) -> [PromptPart; 2] {
+        let asked = Piece::new(name(0, TextKind::Prompt, self.number), self.asked);
+        [
+            PromptPart { role: Speaker::User, piece: asked },
+            PromptPart { role: Speaker::Assistant, piece: self.answer() },
+        ]
     }
 
     fn answer(self) -> Piece {
-        Piece::new(name(0, Kind::Answer, self.number), self.answered)
+        Piece::new(name(0, TextKind::Answer, self.number), self.answered)
     }
 }
 
@@ -69,7 +74,7 @@ impl BurstGpt {
     }
 
     /// The parts of a prompt of this length in a session, which goes on with them.
-    fn goes_on(&mut self, session: u64, prompt: u32, mut turn: Turn) -> Vec<Part> {
+    fn goes_on(&mut self, session: u64, prompt: u32, mut turn: PastTurn) -> Vec<PromptPart> {
         if !self.histories.contains_key(&session) {
             if self.order.len() >= MAX_SESSIONS
                 && let Some(oldest) = self.order.pop_front()
@@ -84,14 +89,14 @@ impl BurstGpt {
             Some(asked) if asked > 0 => turn.asked = asked,
             _ => history.clear(),
         }
-        let mut parts: Vec<Part> = history.iter().flat_map(|turn| turn.parts()).collect();
+        let mut parts: Vec<PromptPart> = history.iter().flat_map(|turn| turn.parts()).collect();
         parts.extend(turn.parts().into_iter().take(1));
         history.push(turn);
         parts
     }
 }
 
-impl Rule for BurstGpt {
+impl RowParser for BurstGpt {
     const FROM_FIRST: bool = true;
 
     fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
@@ -102,7 +107,7 @@ impl Rule for BurstGpt {
         let answered = tokens("Response tokens", answer, 0)?.max(1);
         let session = self.session.and_then(|at| columns.get(at)).filter(|id| !id.is_empty());
         let session = session.map(|id| id.parse().unwrap_or_else(|_| xxh3_64(id.as_bytes())));
-        let turn = Turn { number, asked: prompt, answered };
+        let turn = PastTurn { number, asked: prompt, answered };
         let prompt = match session {
             Some(session) => self.goes_on(session, prompt, turn),
             None => turn.parts().into_iter().take(1).collect(),

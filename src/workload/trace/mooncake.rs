@@ -1,14 +1,15 @@
 //! Mooncake's traces: one JSON object a row, prompts as the ids of their blocks.
 //!
-//! `{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2354]}`: milliseconds, tokens, tokens, and one
-//! id for each block of 512 tokens of the prompt, the last of which may be cut. Equal ids are equal tokens, and an id implies all
-//! that comes before it. Other fields are passed over. Source: Mooncake (FAST'25), `FAST25-release/traces` in kvcache-ai/Mooncake
-//! (conversation, toolagent and synthetic trace), and whoever writes the same fields.
+//! `{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2354]}`: milliseconds,
+//! tokens, tokens, and one id for each block of 512 tokens of the prompt, the last of which may be cut. Equal ids are
+//! equal tokens, and an id implies all that comes before it. Other fields are passed over. Source: Mooncake (FAST'25),
+//! `FAST25-release/traces` in kvcache-ai/Mooncake (conversation, toolagent and synthetic trace), and other traces with
+//! the same fields.
 
-use super::Rule;
+use super::RowParser;
 use super::fields::{shown, time, tokens, wrong};
-use crate::names::{Kind, name, name_of_block};
-use crate::{Part, Request, Role, TraceError};
+use crate::names::{TextKind, name, name_of_block};
+use crate::{PromptPart, Request, Speaker, TraceError};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
 use serde::Deserialize;
@@ -26,7 +27,7 @@ pub(super) struct Mooncake {
 
 /// The fields of a row, unread, so that an error can name the one that is wrong.
 #[derive(Deserialize)]
-struct Row<'a> {
+struct MooncakeRow<'a> {
     #[serde(borrow)]
     timestamp: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -51,7 +52,7 @@ impl Mooncake {
         Err(TraceError::Format(message))
     }
 
-    fn prompt(&self, ids: Option<&str>, input: u32) -> Result<Vec<Part>, String> {
+    fn prompt(&self, ids: Option<&str>, input: u32) -> Result<Vec<PromptPart>, String> {
         let read = ids.and_then(|ids| serde_json::from_str::<Vec<u64>>(ids).ok());
         let read = read.ok_or_else(|| wrong("hash_ids", ids, "a list of whole numbers"))?;
         if u64::from(input.div_ceil(self.block_tokens)) != read.len() as u64 {
@@ -66,27 +67,27 @@ impl Mooncake {
         let mut prompt = Vec::with_capacity(read.len());
         for id in read {
             // What everybody begins with can only be the operator's.
-            let role = if prompt.is_empty() { Role::System } else { Role::User };
+            let role = if prompt.is_empty() { Speaker::System } else { Speaker::User };
             let tokens = rest.min(self.block_tokens);
             rest -= tokens;
-            prompt.push(Part { role, piece: Piece::new(name_of_block(id), tokens) });
+            prompt.push(PromptPart { role, piece: Piece::new(name_of_block(id), tokens) });
         }
         Ok(prompt)
     }
 }
 
-impl Rule for Mooncake {
+impl RowParser for Mooncake {
     const FROM_FIRST: bool = true;
 
     fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
-        let Row { timestamp, input_length, output_length, hash_ids } =
+        let MooncakeRow { timestamp, input_length, output_length, hash_ids } =
             serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
         let at: Timestamp = time("timestamp", timestamp.map(RawValue::get), "milliseconds", 3)?;
         let input = tokens("input_length", input_length.map(RawValue::get), 1)?;
         // An answer that was broken off is still asked for.
         let output = tokens("output_length", output_length.map(RawValue::get), 0)?.max(1);
         let prompt = self.prompt(hash_ids.map(RawValue::get), input)?;
-        let answer = Piece::new(name(0, Kind::Answer, number), output);
+        let answer = Piece::new(name(0, TextKind::Answer, number), output);
         Ok(Request { number, at, prompt, answer, adapter: None, session: None, tenant: None, priority: 0 })
     }
 }

@@ -15,13 +15,13 @@
 //! | `session` | a whole number or text; may be missing |
 //! | `priority` | a whole number, 0 when it is missing |
 //!
-//! A name is a whole number below 2^64 or a text, which is turned into one by XXH3. Equal names are equal texts: a part is the
-//! tokens `from..from + tokens` of it, and `from` is 0 when it is missing. A later prompt that quotes an answer names it as the answer
-//! did. Fields that are not listed here are refused.
+//! A name is a whole number below 2^64 or a text, which is turned into one by XXH3. Equal names are equal texts: a part
+//! is the tokens `from..from + tokens` of it, and `from` is 0 when it is missing. A later prompt that quotes an answer
+//! names it as the answer did. Fields that are not listed here are refused.
 
 use super::fields::{shown, time, tokens, whole, wrong};
-use super::{MAX_TOKENS, Rule};
-use crate::{Part, Request, Role};
+use super::{MAX_TOKENS, RowParser};
+use crate::{PromptPart, Request, Speaker};
 use attache_sim::content::Piece;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -38,7 +38,7 @@ pub(super) struct Native;
 /// The fields of a row, unread, so that an error can name the one that is wrong.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row<'a> {
+struct NativeRow<'a> {
     #[serde(borrow)]
     at: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -60,11 +60,11 @@ pub(super) fn is_header(value: &str) -> bool {
     serde_json::from_str::<String>(value).is_ok_and(|format| format == FORMAT)
 }
 
-impl Rule for Native {
+impl RowParser for Native {
     const FROM_FIRST: bool = false;
 
     fn request(&mut self, row: &str, number: u64) -> Result<Request, String> {
-        let row: Row<'_> = serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
+        let row: NativeRow<'_> = serde_json::from_str(row).map_err(|e| format!("it is {}: {e}", shown(row)))?;
         let at = time("at", row.at.map(RawValue::get), "seconds", 0)?;
         let prompt = prompt(row.parts.map(RawValue::get))?;
         let answer = row.answer.map(RawValue::get);
@@ -90,7 +90,7 @@ impl Rule for Native {
     }
 }
 
-fn prompt(parts: Option<&str>) -> Result<Vec<Part>, String> {
+fn prompt(parts: Option<&str>) -> Result<Vec<PromptPart>, String> {
     let list_of_parts = parts.and_then(list).filter(|list| !list.is_empty());
     let Some(list_of_parts) = list_of_parts else {
         return Err(wrong("parts", parts, "a list of [role, name, tokens] with at least one"));
@@ -105,13 +105,13 @@ fn prompt(parts: Option<&str>) -> Result<Vec<Part>, String> {
             _ => return Err(wrong("parts", Some(part.get()), "[role, name, tokens] or [role, name, tokens, from]")),
         };
         let role = match role.get() {
-            "\"system\"" => Role::System,
-            "\"user\"" => Role::User,
-            "\"assistant\"" => Role::Assistant,
+            "\"system\"" => Speaker::System,
+            "\"user\"" => Speaker::User,
+            "\"assistant\"" => Speaker::Assistant,
             other => return Err(wrong("role", Some(other), "\"system\", \"user\" or \"assistant\"")),
         };
         sum += u64::from(piece.tokens);
-        prompt.push(Part { role, piece });
+        prompt.push(PromptPart { role, piece });
     }
     if sum > MAX_TOKENS {
         return Err(format!("`parts` has {sum} tokens; at most {MAX_TOKENS} are allowed"));
@@ -156,14 +156,15 @@ fn text(field: &str, got: Option<&RawValue>) -> Result<Option<Arc<str>>, String>
     }
 }
 
-/// Writes requests in this format. They must come in the order of time; their numbers are not written, for a reader counts again.
+/// Writes requests in this format. They must come in the order of time; their numbers are not written, for a reader
+/// counts again.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct TraceWriter<W> {
     out: W,
 }
 
-impl<W: Write> Writer<W> {
-    /// Writes the first row.
+impl<W: Write> TraceWriter<W> {
+    /// Writes the first row, which names the format.
     ///
     /// # Errors
     /// When `out` can't be written to.
@@ -172,7 +173,7 @@ impl<W: Write> Writer<W> {
         Ok(Self { out })
     }
 
-    /// Writes one request.
+    /// Writes one request as one row.
     ///
     /// # Errors
     /// When `out` can't be written to.
@@ -180,12 +181,12 @@ impl<W: Write> Writer<W> {
         let out = &mut self.out;
         let (seconds, nanoseconds) = (request.at.0 / 1_000_000_000, request.at.0 % 1_000_000_000);
         write!(out, "{{\"at\":{seconds}.{nanoseconds:09},\"parts\":[")?;
-        for (i, Part { role, piece: Piece { name, from, tokens } }) in request.prompt.iter().enumerate() {
+        for (i, PromptPart { role, piece: Piece { name, from, tokens } }) in request.prompt.iter().enumerate() {
             let comma = if i > 0 { "," } else { "" };
             let role = match role {
-                Role::System => "system",
-                Role::User => "user",
-                Role::Assistant => "assistant",
+                Speaker::System => "system",
+                Speaker::User => "user",
+                Speaker::Assistant => "assistant",
             };
             write!(out, "{comma}[\"{role}\",{name},{tokens}")?;
             write_from(out, *from)?;
@@ -208,7 +209,7 @@ impl<W: Write> Writer<W> {
         writeln!(out, "}}")
     }
 
-    /// What was written to.
+    /// Returns the writer, unflushed.
     pub fn into_inner(self) -> W {
         self.out
     }

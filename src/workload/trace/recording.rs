@@ -1,15 +1,15 @@
-//! The recording of a live run (`attache.record.v1`, see [`attache_record::line`]) as a workload: what came when, to be played under other
-//! policies.
+//! The recording of a live run (`attache.record.v1`, see [`attache_record::line`]) as a workload for other policies.
 //!
-//! A prompt is its blocks, named by their keys, and what is behind the last of them; where keys were not recorded (the strategy did not ask
-//! for them) it is a length that nobody shares. Blocks of text count as many tokens as they are meant to, not as many as servers said. An
-//! answer is as long as the server told, one token when it did not; that a later prompt brings it back is not told by a recording, so it is
-//! nothing but prompt there. Requests that were not understood, and those that were refused, are left out.
+//! A prompt consists of its blocks, named by their keys, and of the text behind the last block. Where keys were not
+//! recorded (the strategy did not need them), only its length is known, and it shares nothing with other prompts.
+//! Blocks of text count the tokens that the block size implies, not those that servers reported. A response has the
+//! length that the server reported, else one token. A recording does not say which prompts quote it. Unreadable and
+//! rejected requests are left out.
 
 use super::MAX_TOKENS;
 use super::rows::Rows;
-use crate::names::{Kind, name, name_of_block};
-use crate::{Part, Request, Role, TraceError, Workload};
+use crate::names::{TextKind, name, name_of_block};
+use crate::{PromptPart, Request, Speaker, TraceError, Workload};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
 use attache_record::{Decided, FORMAT, Line};
 use attache_sim::content::Piece;
@@ -28,13 +28,13 @@ pub(super) struct Recording {
     /// Tokens in a block, by pool.
     blocks: HashMap<Arc<str>, u32>,
     /// Requests in the order of their decisions, until the answer of the first is known.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, PendingRequest>,
     first: Option<Timestamp>,
     last: Timestamp,
     number: u64,
 }
 
-struct Waiting {
+struct PendingRequest {
     request: Request,
     ended: bool,
 }
@@ -68,7 +68,7 @@ impl Recording {
             }
             Line::Decide(decided) if decided.readable && !decided.picks.is_empty() => {
                 let request = self.request(&decided);
-                self.waiting.insert(decided.r, Waiting { request, ended: false });
+                self.waiting.insert(decided.r, PendingRequest { request, ended: false });
             }
             Line::End(ended) => {
                 if let Some(waiting) = self.waiting.get_mut(&ended.r) {
@@ -93,19 +93,19 @@ impl Recording {
         // Threads decide in another order than they look at the clock, by microseconds.
         self.last = self.last.max(Timestamp(0).after(decided.at.since(first)));
         let block = self.blocks.get(&decided.pool).copied().unwrap_or(1);
-        let user = |piece| Part { role: Role::User, piece };
+        let user = |piece| PromptPart { role: Speaker::User, piece };
         let keys = decided.prompt.iter().flat_map(|looked| &looked.keys);
-        let mut prompt: Vec<Part> = keys.map(|key| user(Piece::new(name_of_block(key.0), block))).collect();
+        let mut prompt: Vec<PromptPart> = keys.map(|key| user(Piece::new(name_of_block(key.0), block))).collect();
         let blocks = u32::try_from(prompt.len()).unwrap_or(u32::MAX).saturating_mul(block);
         let rest = decided.estimated.saturating_sub(blocks);
         if rest > 0 || prompt.is_empty() {
-            prompt.push(user(Piece::new(name(0, Kind::Prompt, number), rest.max(1))));
+            prompt.push(user(Piece::new(name(0, TextKind::Prompt, number), rest.max(1))));
         }
         Request {
             number,
             at: self.last,
             prompt,
-            answer: Piece::new(name(0, Kind::Answer, number), 1),
+            answer: Piece::new(name(0, TextKind::Answer, number), 1),
             adapter: None,
             session: None,
             tenant: decided.prompt.as_ref().and_then(|looked| looked.tenant.as_deref()).map(Into::into),

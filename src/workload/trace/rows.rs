@@ -38,7 +38,7 @@ impl Rows {
                 }
                 self.row += 1;
                 if taken > MAX_ROW_BYTES && !self.line.ends_with(b"\n") {
-                    // What follows is read as rows of its own if the reader goes on; nobody does after an error.
+                    // A reader that goes on reads the rest as rows of their own. No caller does so after an error.
                     return Err(self.wrong(format!("it has more than {MAX_ROW_BYTES} bytes")));
                 }
                 if self.row == 1 && self.line.starts_with(b"\xEF\xBB\xBF") {

@@ -1,6 +1,6 @@
 use super::*;
-use crate::names::{Kind, name, name_of_block};
-use crate::{Part, Role};
+use crate::names::{TextKind, name, name_of_block};
+use crate::{PromptPart, Speaker};
 use attache_sim::content::Piece;
 use proptest::prelude::*;
 use std::collections::HashSet;
@@ -50,11 +50,11 @@ fn mooncake_is_read_whole() {
 fn a_mooncake_prompt_is_its_blocks_the_last_one_cut() {
     let row = r#"{"timestamp": 27.5, "input_length": 1030, "output_length": 0, "hash_ids": [0, 7, 18446744073709551615], "type": "x"}"#;
     let requests = parsed(format!("{row}\n{}", row.replace("27.5", "30"))).unwrap();
-    let part = |role, id, tokens| Part { role, piece: Piece::new(name_of_block(id), tokens) };
-    let prompt = [part(Role::System, 0, 512), part(Role::User, 7, 512), part(Role::User, u64::MAX, 6)];
+    let part = |role, id, tokens| PromptPart { role, piece: Piece::new(name_of_block(id), tokens) };
+    let prompt = [part(Speaker::System, 0, 512), part(Speaker::User, 7, 512), part(Speaker::User, u64::MAX, 6)];
     assert_eq!(requests[0].prompt, prompt);
     assert_eq!(requests[1].prompt, prompt);
-    assert_eq!(requests[0].answer, Piece::new(name(0, Kind::Answer, 0), 1), "an answer has a token at least");
+    assert_eq!(requests[0].answer, Piece::new(name(0, TextKind::Answer, 0), 1), "an answer has a token at least");
     assert_eq!(seconds(&requests), [0.0, 0.0025], "times count from the first row");
 }
 
@@ -101,13 +101,13 @@ fn burstgpt_sessions_quote_their_history() {
         [Some(7), Some(8), Some(7), None, Some(7), Some(7)]
     );
     let shape = |r: &Request| r.prompt.iter().map(|p| (p.role, p.piece.tokens)).collect::<Vec<_>>();
-    assert_eq!(shape(&requests[2]), [(Role::User, 100), (Role::Assistant, 50), (Role::User, 40)]);
+    assert_eq!(shape(&requests[2]), [(Speaker::User, 100), (Speaker::Assistant, 50), (Speaker::User, 40)]);
     assert_eq!(requests[2].prompt[0], requests[0].prompt[0]);
     assert_eq!(requests[2].prompt[1].piece, requests[0].answer);
     assert_eq!(requests[4].prompt[..3], requests[2].prompt[..]);
     assert_eq!(requests[4].prompt[3].piece, requests[2].answer);
     // 80 tokens can't hold the 340 that were said.
-    assert_eq!(shape(&requests[5]), [(Role::User, 80)]);
+    assert_eq!(shape(&requests[5]), [(Speaker::User, 80)]);
     assert_ne!(requests[5].prompt[0].piece.name, requests[0].prompt[0].piece.name);
 }
 
@@ -119,7 +119,7 @@ fn the_native_format_is_read() {
     let (first, second) = (&requests[0], &requests[1]);
     assert_eq!(first.prompt[..2], second.prompt[..2]);
     assert_eq!(first.prompt[1].piece, Piece::new(17, 1200));
-    assert_eq!(second.prompt[2], Part { role: Role::Assistant, piece: first.answer });
+    assert_eq!(second.prompt[2], PromptPart { role: Speaker::Assistant, piece: first.answer });
     assert_eq!(second.prompt[3].piece.from, 100);
     assert_eq!(second.answer, Piece { name: 99, from: 5, tokens: 7 });
     assert_eq!(
@@ -298,14 +298,14 @@ fn piece() -> impl Strategy<Value = Piece> {
 prop_compose! {
     fn request()(
         gap in 0_u64..10_000_000_000,
-        prompt in prop::collection::vec((prop::sample::select(vec![Role::System, Role::User, Role::Assistant]), piece()), 1..8),
+        prompt in prop::collection::vec((prop::sample::select(vec![Speaker::System, Speaker::User, Speaker::Assistant]), piece()), 1..8),
         answer in piece(),
         adapter in prop::option::of("\\PC{0,12}"),
         session in prop::option::of(any::<u64>()),
         tenant in prop::option::of("[\\x00-\\x7f\u{2028}é\"\\\\]{0,8}"),
         priority in prop_oneof![Just(0), any::<i32>()],
     ) -> Request {
-        let prompt = prompt.into_iter().map(|(role, piece)| Part { role, piece }).collect();
+        let prompt = prompt.into_iter().map(|(role, piece)| PromptPart { role, piece }).collect();
         let (adapter, tenant) = (adapter.map(Into::into), tenant.map(Into::into));
         Request { number: 0, at: Timestamp(gap), prompt, answer, adapter, session, tenant, priority }
     }
@@ -315,7 +315,7 @@ proptest! {
     #[test]
     fn what_is_written_is_read_again(mut requests in prop::collection::vec(request(), 1..20)) {
         let mut at = 0;
-        let mut writer = native::Writer::new(Vec::new()).unwrap();
+        let mut writer = native::TraceWriter::new(Vec::new()).unwrap();
         for (request, number) in requests.iter_mut().zip(0..) {
             at += request.at.0;
             request.at = Timestamp(at);

@@ -1,5 +1,5 @@
-//! The engine once more, the plain way: every step visits every sequence, every question to the cache looks at all blocks. It has nothing
-//! of the real one but what a step costs and what blocks are called.
+//! The engine once more, the plain way: every step visits every sequence, every question to the cache looks at all
+//! blocks. It has nothing of the real one but what a step costs and what blocks are called.
 
 use super::*;
 use crate::content::Contents;

@@ -1,16 +1,16 @@
-//! Requests that wait for their turn before they are decided. Called by [`super::World`]; pure.
+//! Requests in the queues of flow control, before their decision. Called by [`super::World`]; pure.
 
 use super::World;
-use crate::queue::Due;
-use crate::turns::{self, Asked};
+use crate::queue::SimEvent;
+use crate::queues::{self, EnqueueResult};
 use attache_flow::Left;
-use attache_report::served::{Ending, Fate, Queued};
+use attache_report::served::{Ending, QueueOutcome, Queued};
 use attache_types::clock::Timestamp;
 use attache_workload::Request;
 use std::sync::Arc;
 
 impl World<'_> {
-    /// A request comes.
+    /// A request arrives: it is decided, queued or rejected.
     pub(super) fn arrive(&mut self, request: Request) {
         let now = request.at;
         self.outcome.requests += 1;
@@ -19,13 +19,13 @@ impl World<'_> {
         // They were there before it.
         self.leave(left, now);
         match asked {
-            Asked::Goes(None) => self.decide(request, None, now),
-            Asked::Goes(passage) => {
-                self.tell(&request, Fate::Passed, now);
+            EnqueueResult::Goes(None) => self.decide(request, None, now),
+            EnqueueResult::Goes(passage) => {
+                self.tell(&request, QueueOutcome::Passed, now);
                 self.decide(request, passage, now);
             }
-            Asked::Waits(until) => until.into_iter().for_each(|until| self.queue.push(until, Due::Turn)),
-            Asked::Refused(fate) => {
+            EnqueueResult::Waits(until) => until.into_iter().for_each(|until| self.queue.push(until, SimEvent::Turn)),
+            EnqueueResult::Refused(fate) => {
                 self.tell(&request, fate, now);
                 self.end_early(&request, None, Ending::Refused, now);
             }
@@ -37,7 +37,7 @@ impl World<'_> {
         self.servers.first().map_or_else(|| Arc::from(""), |s| s.engine.config().model.clone())
     }
 
-    fn tell(&mut self, request: &Request, fate: Fate, now: Timestamp) {
+    fn tell(&mut self, request: &Request, fate: QueueOutcome, now: Timestamp) {
         let (number, at, priority) = (request.number, request.at, request.priority);
         let (tenant, waited) = (request.tenant.as_deref(), now.since(at));
         self.observer.queued(&Queued { number, at, priority, tenant, waited, fate });
@@ -47,7 +47,7 @@ impl World<'_> {
     pub(super) fn freed(&mut self, at: Timestamp) {
         if !self.front.is_idle() && self.turn != Some(at) {
             self.turn = Some(at);
-            self.queue.push(at, Due::Turn);
+            self.queue.push(at, SimEvent::Turn);
         }
     }
 
@@ -59,10 +59,10 @@ impl World<'_> {
         self.leave(left, now);
     }
 
-    /// These wait no longer.
+    /// Ends requests that left the queue without a decision.
     fn leave(&mut self, left: Vec<Left<Request>>, now: Timestamp) {
         for left in left {
-            let (request, fate, passage) = turns::told(left);
+            let (request, fate, passage) = queues::why_left(left);
             self.tell(&request, fate, now);
             match passage {
                 Some(_) => self.decide(request, passage, now),

@@ -1,14 +1,14 @@
-//! The queues before the pool: who goes on, who waits, and whose turn has come, in virtual time.
+//! The queues of a pool with flow control, in virtual time.
 //!
-//! What `picker::queues` is to the exchange, without its lock and its channels: [`FlowControl`] decides for both, what it is told of a request
-//! is [`Asking`]'s, and it hears of the same events, but for the tokens of answers under way: flows are charged for those when the answer has ended,
-//! so those with long ones come off better here than live. Called by [`super::world`]; pure.
+//! The counterpart of `picker::queues` without lock and channels. [`FlowControl`] decides for both, from the same
+//! facts ([`Asking`]) and events. One difference: generated tokens are charged to a flow at the end of a response, not
+//! while it streams. Flows with long responses therefore get more than in production. Called by [`super::world`]; pure.
 
 use super::front::{Front, Sent, facts, keys};
 use attache_flow::saturation::View;
 use attache_flow::{Asking, Cause, FlowControl, Left, Passage, PoolFlow, Verdict, Way, asking};
 use attache_protocol::Usage;
-use attache_report::served::Fate;
+use attache_report::served::QueueOutcome;
 use attache_scheduling::PickContext;
 use attache_sim::content::Contents;
 use attache_types::clock::Timestamp;
@@ -23,13 +23,13 @@ const BYTES_PER_TOKEN: u64 = 4;
 
 /// The queues of a pool.
 #[derive(Debug)]
-pub struct Turns {
+pub struct PoolQueues {
     flow: PoolFlow,
     control: FlowControl<Request>,
     rng: PickRng,
 }
 
-impl Turns {
+impl PoolQueues {
     /// Empty ones, as `flow` says; `seed` is that of all that is drawn.
     ///
     /// # Errors
@@ -39,28 +39,28 @@ impl Turns {
     }
 }
 
-/// What comes of asking for a turn.
+/// Outcome of a request that arrives at a queue.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum EnqueueResult {
     /// It goes on; booked as under way where there are queues.
     Goes(Option<Passage>),
     /// It waits until its turn comes, and no longer than to this moment if there is one.
     Waits(Option<Timestamp>),
-    /// It is turned away.
-    Refused(Fate),
+    /// The queue rejects it.
+    Refused(QueueOutcome),
 }
 
 impl Front {
-    /// Whether nobody waits.
+    /// Whether no request is queued.
     pub(super) fn is_idle(&self) -> bool {
-        self.turns.as_ref().is_none_or(|turns| turns.control.is_empty())
+        self.queues.as_ref().is_none_or(|queues| queues.control.is_empty())
     }
 
     /// Asks for a turn for `request`. `left` gets those whose waiting this has ended.
-    pub(super) fn ask(&mut self, request: &Request, base: &str, left: &mut Vec<Left<Request>>) -> Asked {
+    pub(super) fn ask(&mut self, request: &Request, base: &str, left: &mut Vec<Left<Request>>) -> EnqueueResult {
         let now = request.at;
         let headers = self.headers_of(request);
-        let Some(turns) = &mut self.turns else { return Asked::Goes(None) };
+        let Some(queues) = &mut self.queues else { return EnqueueResult::Goes(None) };
         let view = View {
             pool: &self.snapshot,
             health: self.config.scheduler.health(),
@@ -73,12 +73,12 @@ impl Front {
         let split = self.config.scheduler.split();
         let name = chosen.as_ref().map_or("", |chosen| &chosen.choice.name);
         let way = Way::of(split, name, split.is_some(), facts.prompt_tokens);
-        if !turns.flow.admits(&facts, &view, &mut turns.rng) {
-            return Asked::Refused(Fate::Shed);
+        if !queues.flow.admits(&facts, &view, &mut queues.rng) {
+            return EnqueueResult::Refused(QueueOutcome::Shed);
         }
-        if !turns.flow.settings.queue {
-            let is_shed = turns.flow.sheds(facts.priority, way, &view);
-            return if is_shed { Asked::Refused(Fate::Shed) } else { Asked::Goes(None) };
+        if !queues.flow.settings.queue {
+            let is_shed = queues.flow.sheds(facts.priority, way, &view);
+            return if is_shed { EnqueueResult::Refused(QueueOutcome::Shed) } else { EnqueueResult::Goes(None) };
         }
         // As the exchange: only what the strategy looks up is known.
         let strategy = chosen.as_ref().map(|chosen| &chosen.choice.strategy);
@@ -88,7 +88,7 @@ impl Front {
             let keys = keys(request, &mut Contents::new(self.config.block_size));
             self.cache.lookup(&mut &keys[..], now)
         });
-        let ttl = turns.flow.ttl(&self.snapshot, facts.priority);
+        let ttl = queues.flow.ttl(&self.snapshot, facts.priority);
         let asking = Asking {
             facts: &facts,
             flow: request.tenant.as_deref(),
@@ -100,18 +100,18 @@ impl Front {
             spare,
             unvouched: false,
         };
-        let (arrival, room) = (asking.arrival(&view), turns.flow.gauge(&view));
-        turns.control.pool_serves(asking::serves(&self.snapshot), now);
-        match turns.control.enqueue(&arrival, |_| request.clone(), &room, now, &mut turns.rng, left) {
-            Verdict::Dispatch(passage) => Asked::Goes(Some(passage)),
-            Verdict::Parked(_) => Asked::Waits(ttl.map(|ttl| now.after(ttl))),
-            Verdict::Rejected(refusal) => Asked::Refused(fate(refusal.cause)),
+        let (arrival, room) = (asking.arrival(&view), queues.flow.gauge(&view));
+        queues.control.pool_serves(asking::serves(&self.snapshot), now);
+        match queues.control.enqueue(&arrival, |_| request.clone(), &room, now, &mut queues.rng, left) {
+            Verdict::Dispatch(passage) => EnqueueResult::Goes(Some(passage)),
+            Verdict::Parked(_) => EnqueueResult::Waits(ttl.map(|ttl| now.after(ttl))),
+            Verdict::Rejected(refusal) => EnqueueResult::Refused(fate(refusal.cause)),
         }
     }
 
     /// The pool may have more room than before, or somebody has waited for as long as it may.
     pub(super) fn freed(&mut self, now: Timestamp, left: &mut Vec<Left<Request>>) {
-        let Some(turns) = self.turns.as_mut().filter(|turns| !turns.control.is_empty()) else { return };
+        let Some(queues) = self.queues.as_mut().filter(|queues| !queues.control.is_empty()) else { return };
         let view = View {
             pool: &self.snapshot,
             health: self.config.scheduler.health(),
@@ -119,38 +119,38 @@ impl Front {
             stale_after: self.config.stale_after,
             now,
         };
-        turns.control.pool_serves(asking::serves(&self.snapshot), now);
-        turns.control.freed(&turns.flow.gauge(&view), now, &mut turns.rng, left);
+        queues.control.pool_serves(asking::serves(&self.snapshot), now);
+        queues.control.freed(&queues.flow.gauge(&view), now, &mut queues.rng, left);
     }
 
     /// A request that was let through is in the books.
     pub(super) fn landed(&mut self, sent: &mut Sent) {
-        if let (Some(turns), Some(passage)) = (&mut self.turns, &mut sent.passage) {
-            turns.control.landed(passage);
+        if let (Some(queues), Some(passage)) = (&mut self.queues, &mut sent.passage) {
+            queues.control.landed(passage);
         }
     }
 
     /// A request that was let through has ended, or was never sent.
     pub(super) fn gave_back(&mut self, passage: Option<Passage>, usage: &Usage, now: Timestamp) {
-        let (Some(turns), Some(mut passage)) = (&mut self.turns, passage) else { return };
+        let (Some(queues), Some(mut passage)) = (&mut self.queues, passage) else { return };
         let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-        turns.control.answered(&mut passage, usage.completion_tokens.map_or(0, tokens), now);
-        turns.control.ended(passage, usage.prompt_tokens.map(tokens), now);
+        queues.control.answered(&mut passage, usage.completion_tokens.map_or(0, tokens), now);
+        queues.control.ended(passage, usage.prompt_tokens.map(tokens), now);
     }
 }
 
-fn fate(cause: Cause) -> Fate {
+fn fate(cause: Cause) -> QueueOutcome {
     match cause {
-        Cause::BandFull | Cause::Full | Cause::SharedFull => Fate::Full,
-        Cause::Expired => Fate::Expired,
-        Cause::Evicted | Cause::Preempted => Fate::Evicted,
+        Cause::BandFull | Cause::Full | Cause::SharedFull => QueueOutcome::Full,
+        Cause::Expired => QueueOutcome::Expired,
+        Cause::Evicted | Cause::Preempted => QueueOutcome::Evicted,
     }
 }
 
 /// Who has left the queue, and whether it goes on.
-pub(super) fn told(left: Left<Request>) -> (Request, Fate, Option<Passage>) {
+pub(super) fn why_left(left: Left<Request>) -> (Request, QueueOutcome, Option<Passage>) {
     match left {
-        Left::Dispatched(_, request, passage) => (request, Fate::Passed, Some(passage)),
+        Left::Dispatched(_, request, passage) => (request, QueueOutcome::Passed, Some(passage)),
         Left::Refused(_, request, refusal) => (request, fate(refusal.cause), None),
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::front::FrontConfig;
 use crate::legs::Patience;
-use crate::world::{Change, Hearing, KvHearing, Observer, TimedChange, WorldConfig, spec};
+use crate::world::{FleetChange, KvEventSettings, Observer, SignalSettings, TimedChange, WorldConfig, spec};
 use attache_pool::health::HealthPolicy;
 use attache_report::served::{Sample, Served};
 use attache_scheduling::{Choices, Scheduler, registry};
@@ -38,19 +38,19 @@ fn world<'w>(workload: &'w mut Nothing, observer: &'w mut Nothing) -> World<'w> 
         tenant_share: 1.0,
         tenant_header: None,
         claim_life: Duration::from_secs(30),
-        turns: None,
+        queues: None,
         seed: 1,
     };
-    let hearing = Hearing {
+    let signals = SignalSettings {
         metrics_every: Duration::from_secs(3_600),
         metrics_delay: Duration::ZERO,
-        blocks_told: None,
+        reported_blocks: None,
         discovery_delay: Duration::ZERO,
-        kv_events: Some(KvHearing { delay: DELAY, loss: 0.0 }),
+        kv_events: Some(KvEventSettings { delay: DELAY, loss: 0.0 }),
     };
-    let changes = vec![TimedChange { at: seconds(1.0), change: Change::Restart(0) }];
+    let changes = vec![TimedChange { at: seconds(1.0), change: FleetChange::Restart(0) }];
     let servers = vec![(spec(0), EngineConfig::default())];
-    World::new(WorldConfig { front, servers, hearing, changes, seed: 1 }, workload, observer)
+    World::new(WorldConfig { front, servers, signals, changes, seed: 1 }, workload, observer)
 }
 
 fn seconds(seconds: f64) -> Timestamp {
@@ -95,11 +95,11 @@ fn who_has_lost_a_batch_is_not_believed_until_the_replay_is_there() {
     play(world, seconds(0.1));
     assert_eq!(believed(world), (Trust::Exact, 4));
     // All of the next is lost, and nobody knows.
-    world.hearing.kv_events = Some(KvHearing { delay: DELAY, loss: 0.999_999 });
+    world.signals.kv_events = Some(KvEventSettings { delay: DELAY, loss: 0.999_999 });
     ask(world, 2, seconds(0.2));
     play(world, seconds(0.3));
     assert_eq!(believed(world), (Trust::Exact, 4));
-    world.hearing.kv_events = Some(KvHearing { delay: DELAY, loss: 0.0 });
+    world.signals.kv_events = Some(KvEventSettings { delay: DELAY, loss: 0.0 });
     ask(world, 3, seconds(0.4));
     let step = |world: &World<'_>| world.queue.next_at().unwrap();
     while believed(world).0 == Trust::Exact {

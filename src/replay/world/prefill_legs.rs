@@ -1,14 +1,14 @@
-//! Requests that two servers share: the prefill's leg on one, the transfer, and what becomes of it when a server dies in between.
+//! Requests with prefill and decode on different servers: prefill leg, KV transfer, and servers that die in between.
 //!
-//! A leg is a job of one token whose blocks the prefill server keeps under a lease; its answer takes [`LEG_DELAY`] to the picker; the
-//! decode server receives what it lacks, and the blocks are free to go when it has. Blocks that are gone before that (their server
-//! died, or the lease was over) make the decode server compute the prompt itself, as vLLM does with `kv_load_failure_policy: recompute`.
-//! Called by [`super::World`]; pure.
+//! A prefill leg is a job of one token. Its server keeps the blocks under a lease, and its response takes [`LEG_DELAY`]
+//! to the picker. The decode server receives the blocks that it lacks, and then the prefill server releases them. When
+//! the blocks are gone before that (their server died, or the lease ended), the decode server computes the prompt
+//! itself, as vLLM does with `kv_load_failure_policy: recompute`. Called by [`super::World`]; pure.
 
-use super::{Flying, Origin, World};
+use super::{InFlight, PromptOrigin, World};
 use crate::front::Sent;
-use crate::legs::{Came, Legs};
-use crate::queue::Due;
+use crate::legs::{PrefillLegs, PrefillProgress};
+use crate::queue::SimEvent;
 use attache_disagg::Failure;
 use attache_disagg::attempts::Attempt;
 use attache_pool::Endpoint;
@@ -19,66 +19,66 @@ use attache_types::clock::Timestamp;
 use attache_workload::Request;
 use std::time::Duration;
 
-/// 1 ms: a leg's answer within a data centre, and the picker that reads it. Everything else that goes over the network is free here, for
-/// whole and for split requests alike.
+/// 1 ms for the response of a leg within a data centre. All other network traffic takes no time, for whole and split
+/// requests alike.
 const LEG_DELAY: Duration = Duration::from_millis(1);
 
-/// Numbers of legs begin here: those of requests stay below.
+/// First job id of prefill legs; ids of requests are smaller.
 const LEGS: u64 = 1 << 62;
-/// More tries than any request has.
+/// Bound of attempts per request; disaggregation makes fewer.
 const TRIES: u64 = 16;
 
-/// A request whose prompt is being computed.
+/// A request whose prefill runs on another server.
 #[derive(Debug)]
-pub(super) struct Parted {
+pub(super) struct PendingPrefill {
     request: Request,
     sent: Sent,
-    legs: Legs,
+    legs: PrefillLegs,
 }
 
-/// The job of a try.
+/// Job id of an attempt.
 fn leg_id(number: u64, attempt: Attempt) -> JobId {
     JobId(LEGS | (number * TRIES + attempt as u64))
 }
 
-/// The request and the try of a leg's job; `None` for the job of a request.
+/// Request number and attempt of a leg's job; `None` for the job of a request.
 fn leg_of(job: JobId) -> Option<(u64, Attempt)> {
     let leg = job.0.checked_sub(LEGS)?;
     Some((leg / TRIES, usize::try_from(leg % TRIES).ok()?))
 }
 
 impl World<'_> {
-    /// Begins to have the prompt of a request computed.
-    pub(super) fn part(&mut self, request: Request, sent: Sent, legs: Legs, now: Timestamp) {
+    /// Begins the prefill of a request.
+    pub(super) fn part(&mut self, request: Request, sent: Sent, legs: PrefillLegs, now: Timestamp) {
         let number = request.number;
-        self.parted.insert(number, Parted { request, sent, legs });
-        self.follow(number, Came::Ask(0), now);
+        self.prefills.insert(number, PendingPrefill { request, sent, legs });
+        self.follow(number, PrefillProgress::Ask(0), now);
     }
 
-    /// Does what follows from what a request has come to.
-    fn follow(&mut self, number: u64, mut came: Came, now: Timestamp) {
-        while let Came::Ask(attempt) = came {
+    /// Acts on the progress of a prefill.
+    fn follow(&mut self, number: u64, mut came: PrefillProgress, now: Timestamp) {
+        while let PrefillProgress::Ask(attempt) = came {
             came = match self.ask(number, attempt, now) {
-                Ok(()) => Came::Waiting,
+                Ok(()) => PrefillProgress::Waiting,
                 Err(failure) => self.judged(number, |front, legs| front.failed(legs, attempt, failure, now)),
             };
         }
         let goes_on = match came {
-            Came::Computed => return,
-            Came::Waiting | Came::Ask(_) => {
-                let late = self.parted.get(&number).map(|parted| parted.legs.prefilling.deadline());
+            PrefillProgress::Computed => return,
+            PrefillProgress::Waiting | PrefillProgress::Ask(_) => {
+                let late = self.prefills.get(&number).map(|prefills| prefills.legs.prefilling.deadline());
                 if let Some(late) = late.filter(|at| *at > now) {
-                    self.queue.push(late, Due::Late(number));
+                    self.queue.push(late, SimEvent::Late(number));
                 }
                 return;
             }
-            Came::Local => true,
-            Came::Refused => false,
+            PrefillProgress::Local => true,
+            PrefillProgress::Refused => false,
         };
-        match self.parted.remove(&number) {
-            Some(parted) if goes_on => self.go_on(parted, None, Origin::FellBack, now),
-            // Not the decode server's fault.
-            Some(Parted { request, sent, .. }) => {
+        match self.prefills.remove(&number) {
+            Some(prefills) if goes_on => self.go_on(prefills, None, PromptOrigin::FellBack, now),
+            // The decode server is not to blame.
+            Some(PendingPrefill { request, sent, .. }) => {
                 self.front.unsent(sent, now);
                 self.refuse(&request, None, now);
             }
@@ -86,9 +86,9 @@ impl World<'_> {
         }
     }
 
-    /// Sends a request to its decode server; `prefill` has computed the prompt, if anybody has.
-    fn go_on(&mut self, parted: Parted, prefill: Option<&Endpoint>, origin: Origin, now: Timestamp) {
-        let Parted { request, mut sent, mut legs } = parted;
+    /// Sends a request to its decode server. `prefill` is the server that computed the prompt; `None` when none did.
+    fn go_on(&mut self, prefills: PendingPrefill, prefill: Option<&Endpoint>, origin: PromptOrigin, now: Timestamp) {
+        let PendingPrefill { request, mut sent, mut legs } = prefills;
         let base = self.base();
         match self.front.dispatch(&request, &base, &mut sent, &mut legs, prefill, now) {
             Ok(()) => self.submit(request, sent, origin, now),
@@ -99,46 +99,50 @@ impl World<'_> {
         }
     }
 
-    fn judged(&mut self, number: u64, judge: impl FnOnce(&super::Front, &mut Legs) -> Came) -> Came {
-        let Some(parted) = self.parted.get_mut(&number) else { return Came::Waiting };
-        judge(&self.front, &mut parted.legs)
+    fn judged(
+        &mut self,
+        number: u64,
+        judge: impl FnOnce(&super::Front, &mut PrefillLegs) -> PrefillProgress,
+    ) -> PrefillProgress {
+        let Some(prefills) = self.prefills.get_mut(&number) else { return PrefillProgress::Waiting };
+        judge(&self.front, &mut prefills.legs)
     }
 
-    /// Asks the server of a try.
+    /// Sends the prefill leg of an attempt.
     fn ask(&mut self, number: u64, attempt: Attempt, now: Timestamp) -> Result<(), Failure> {
-        let server = self.parted.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).map(|server| server.id);
+        let server = self.prefills.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).map(|server| server.id);
         let place = server.and_then(|id| self.places.get(&id)).copied().ok_or(Failure::Refused)?;
         self.advance(place, now);
         let server = self.servers.get_mut(place).filter(|s| s.alive).ok_or(Failure::Refused)?;
-        let parted = self.parted.get(&number).ok_or(Failure::Unusable)?;
+        let prefills = self.prefills.get(&number).ok_or(Failure::Unusable)?;
         let job = Job {
             id: leg_id(number, attempt),
             max_tokens: 1,
             handoff: Handoff { hold: Some(DEFAULT_LEASE), received: 0 },
-            ..job(&parted.request)
+            ..job(&prefills.request)
         };
         server.engine.submit(now, job).map_err(|_| Failure::Status(400))?;
         self.schedule(place);
         Ok(())
     }
 
-    /// A job has ended; true when it was a leg.
+    /// A job has ended. True when it was a prefill leg.
     pub(super) fn finish_leg(&mut self, job: JobId, at: Timestamp, report: JobReport) -> bool {
         let Some((number, attempt)) = leg_of(job) else { return false };
         if report.reason == FinishReason::Abort {
             let came = self.judged(number, |front, legs| front.failed(legs, attempt, Failure::Broken, at));
-            if came != Came::Waiting {
+            if came != PrefillProgress::Waiting {
                 self.follow(number, came, at);
             }
         } else {
-            self.queue.push(at.after(LEG_DELAY), Due::Reply(number, attempt, report));
+            self.queue.push(at.after(LEG_DELAY), SimEvent::Reply(number, attempt, report));
         }
         true
     }
 
-    /// The answer to a leg is back.
+    /// The response of a leg has arrived at the picker.
     pub(super) fn reply(&mut self, number: u64, attempt: Attempt, report: JobReport, now: Timestamp) {
-        let server = self.parted.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).cloned();
+        let server = self.prefills.get(&number).and_then(|p| p.legs.prefilling.server(attempt)).cloned();
         let place = server.as_ref().and_then(|server| self.places.get(&server.id)).copied();
         let usage = Usage {
             prompt_tokens: Some(report.prompt_tokens.into()),
@@ -147,32 +151,32 @@ impl World<'_> {
         };
         let came = self.judged(number, |front, legs| front.computed(legs, attempt, &usage, now));
         let job = leg_id(number, attempt);
-        if came != Came::Computed {
-            // Nobody waits for it any more: what it pins is given back.
+        if came != PrefillProgress::Computed {
+            // The request has gone on without this leg: its blocks are released.
             (0..self.servers.len()).for_each(|i| self.release(i, job, now));
             return;
         }
-        let Some(mut parted) = self.parted.remove(&number) else { return };
-        parted.sent.foretold = parted.legs.foretold;
-        let origin = place.map_or(Origin::FellBack, |server| Origin::Server {
+        let Some(mut prefills) = self.prefills.remove(&number) else { return };
+        prefills.sent.foretold = prefills.legs.foretold;
+        let origin = place.map_or(PromptOrigin::FellBack, |server| PromptOrigin::Server {
             server,
             job,
             cached_tokens: report.cached_tokens,
             pinned: true,
         });
-        self.go_on(parted, server.as_deref(), origin, now);
+        self.go_on(prefills, server.as_deref(), origin, now);
     }
 
-    /// A request has waited long for its prompt.
+    /// A prefill has reached its deadline.
     pub(super) fn late(&mut self, number: u64, now: Timestamp) {
-        let due = |parted: &Parted| parted.legs.prefilling.deadline() <= now;
-        if self.parted.get(&number).is_some_and(due) {
+        let due = |prefills: &PendingPrefill| prefills.legs.prefilling.deadline() <= now;
+        if self.prefills.get(&number).is_some_and(due) {
             let came = self.judged(number, |front, legs| front.late(legs, now));
             self.follow(number, came, now);
         }
     }
 
-    /// What a server keeps of a job is free to go.
+    /// Releases the blocks that a server keeps for a job.
     pub(super) fn release(&mut self, i: usize, job: JobId, now: Timestamp) {
         if self.servers.get(i).is_some_and(|s| s.engine.pinned(now, job).is_some()) {
             self.advance(i, now);
@@ -183,26 +187,27 @@ impl World<'_> {
         }
     }
 
-    /// A decode server has what it lacked of a prompt.
+    /// A decode server has received the blocks of a prompt.
     pub(super) fn received(&mut self, job: JobId, at: Timestamp) {
-        if let Some(Flying { origin: Origin::Server { server, job, pinned, .. }, .. }) = self.flying.get_mut(&job.0) {
+        if let Some(InFlight { origin: PromptOrigin::Server { server, job, pinned, .. }, .. }) =
+            self.flying.get_mut(&job.0)
+        {
             *pinned = false;
-            self.queue.push(at, Due::Release(*server, *job));
+            self.queue.push(at, SimEvent::Release(*server, *job));
         }
     }
 
-    /// What `server` kept is gone: who was to receive it computes its prompt itself.
+    /// The blocks that `server` kept are gone: decode servers that wait for them compute the prompts themselves.
     pub(super) fn forsake(&mut self, server: usize, now: Timestamp) {
-        let waits =
-            |flying: &Flying| matches!(flying.origin, Origin::Server { server: s, pinned: true, .. } if s == server);
+        let waits = |flying: &InFlight| matches!(flying.origin, PromptOrigin::Server { server: s, pinned: true, .. } if s == server);
         let mut numbers: Vec<u64> = self.flying.iter().filter(|(_, f)| waits(f)).map(|(n, _)| *n).collect();
         numbers.sort_unstable();
         for number in numbers {
             let Some(place) = self.flying.get(&number).map(|flying| flying.server) else { continue };
             self.advance(place, now);
-            // It may have received everything, or died, up to now.
+            // Until now it may have received all blocks, or died.
             let Some(flying) = self.flying.get_mut(&number).filter(|f| waits(f)) else { continue };
-            flying.origin = Origin::FellBack;
+            flying.origin = PromptOrigin::FellBack;
             let job = job(&flying.request);
             let Some(server) = self.servers.get_mut(place) else { continue };
             server.engine.cancel(now, job.id, &mut Vec::new());
@@ -213,14 +218,14 @@ impl World<'_> {
     }
 
     /// Whether what is to be received is still kept.
-    pub(super) fn holds(&self, origin: &Origin, now: Timestamp) -> bool {
-        let Origin::Server { server, job, .. } = origin else { return false };
+    pub(super) fn holds(&self, origin: &PromptOrigin, now: Timestamp) -> bool {
+        let PromptOrigin::Server { server, job, .. } = origin else { return false };
         self.servers.get(*server).is_some_and(|s| s.alive && s.engine.pinned(now, *job).is_some())
     }
 
     /// What passed between the servers of a request that has ended.
-    pub(super) fn handover(&self, flying: &Flying, report: &JobReport) -> Option<Handover> {
-        let Origin::Server { server, .. } = flying.origin else { return None };
+    pub(super) fn handover(&self, flying: &InFlight, report: &JobReport) -> Option<Handover> {
+        let PromptOrigin::Server { server, .. } = flying.origin else { return None };
         let tokens = report.received_tokens;
         let engine = self.servers.get(flying.server).map(|s| s.engine.config());
         let transfer = engine.filter(|_| tokens > 0).map_or(Duration::ZERO, |e| e.latency.transfer(tokens));
@@ -228,13 +233,14 @@ impl World<'_> {
     }
 
     /// Sends a request to the server that answers it.
-    pub(super) fn submit(&mut self, request: Request, sent: Sent, origin: Origin, now: Timestamp) {
+    pub(super) fn submit(&mut self, request: Request, sent: Sent, origin: PromptOrigin, now: Timestamp) {
         let Some(i) = self.places.get(&sent.booking.endpoint().id).copied() else {
             return self.refuse(&request, Some(sent), now);
         };
         self.advance(i, now);
-        let origin = if self.holds(&origin, now) || origin == Origin::Own { origin } else { Origin::FellBack };
-        let received = if matches!(origin, Origin::Server { .. }) { request.prompt_tokens() } else { 0 };
+        let origin =
+            if self.holds(&origin, now) || origin == PromptOrigin::Own { origin } else { PromptOrigin::FellBack };
+        let received = if matches!(origin, PromptOrigin::Server { .. }) { request.prompt_tokens() } else { 0 };
         let Some(server) = self.servers.get_mut(i) else { return };
         if !server.alive {
             self.front.lost(sent, true, now);
@@ -244,7 +250,7 @@ impl World<'_> {
         if server.engine.submit(now, job).is_err() {
             return self.refuse(&request, Some(sent), now);
         }
-        self.flying.insert(request.number, Flying { request, sent, server: i, first_token: None, origin });
+        self.flying.insert(request.number, InFlight { request, sent, server: i, first_token: None, origin });
         self.schedule(i);
     }
 }
