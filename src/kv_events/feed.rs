@@ -1,4 +1,4 @@
-//! The feed of one pool: a lane for every engine that discovery knows, as long as it knows it.
+//! The feed of one pool: a lane for every engine of the pool's current endpoints.
 
 use super::apply::Applier;
 use super::central::{Central, Inbox, Inboxes};
@@ -12,7 +12,7 @@ use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, Published, SnapshotStore};
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::index::PrefixIndex;
 use attache_prefix::key::KeySpace;
-use attache_prefix::residents::{Cache, Resident, Residents, Table};
+use attache_prefix::residents::{Cache, Resident, ResidentTable, Residents};
 use attache_prefix::trust::TrustCell;
 use attache_types::clock::Clock;
 use attache_types::ids::EndpointId;
@@ -23,39 +23,39 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// An endpoint whose lanes run.
+/// An endpoint with running lanes.
 #[derive(Debug)]
 struct Followed {
     address: SocketAddr,
     ports: Ports,
     resident: Resident,
     inboxes: Vec<Inbox>,
-    /// When its process has started, for its lanes: Unix time, seconds.
+    /// Start time of the endpoint's process for its lanes: Unix time, seconds.
     started: watch::Sender<Option<f64>>,
     stop: CancellationToken,
 }
 
-/// Where an endpoint's rank 0 publishes and replays.
+/// The ports where an endpoint's rank 0 publishes and replays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ports {
     events: Option<u16>,
     replay: Option<u16>,
 }
 
-/// Where what is heard goes.
+/// Where the feed writes events.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// Who holds which block.
+    /// The prefix index of the pool.
     pub index: Arc<PrefixIndex>,
-    /// Which holders belong to whom, and how far they are believed.
+    /// The endpoints' holders in the index, with their trust states.
     pub residents: Arc<Residents>,
-    /// How blocks become keys.
+    /// The key space in which blocks are hashed.
     pub keys: KeySpace,
-    /// Tokens in a block. Engines with other blocks are not believed.
+    /// Number of tokens in a block. Events with other block sizes are not used.
     pub block_size: Arc<BlockSize>,
 }
 
-/// Brings the KV events of one pool into its index.
+/// Reads the KV events of one pool into its index.
 #[derive(Debug)]
 pub struct Feed {
     index: Arc<PrefixIndex>,
@@ -74,7 +74,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// A feed for the pool whose snapshots are in `store`; `published` tells of new ones. What it hears goes to `to`.
+    /// Creates a feed for the pool with the snapshots in `store`; `published` signals new ones.
+    /// Events are written to `to`.
     #[must_use]
     pub fn new(
         to: Destination,
@@ -111,23 +112,23 @@ impl Feed {
         }
     }
 
-    /// The same, and the pool's writer hears through `events` of caches that engines have cleared.
+    /// Returns the feed with a channel to the pool's writer, to which it reports cleared caches.
     #[must_use]
     pub fn telling(mut self, events: mpsc::Sender<PoolEvent>) -> Self {
         self.shared.events = Some(events);
         self
     }
 
-    /// What it counts.
+    /// Returns the feed's counters.
     #[must_use]
     pub fn stats(&self) -> Arc<KvEventStats> {
         self.shared.stats.clone()
     }
 
-    /// Where engines connect; `None` when we connect to them.
+    /// Returns the address where engines connect; `None` when Attaché connects to them.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the system does not report the address.
     pub fn central_address(&self) -> io::Result<Option<SocketAddr>> {
         match &self.subscription.source {
             Source::Endpoints { .. } => Ok(None),
@@ -135,7 +136,7 @@ impl Feed {
         }
     }
 
-    /// Follows the pool until `shutdown`, or until its writer is gone. Holders go with their lanes.
+    /// Follows the pool until `shutdown`, or until its writer has ended. Holders are removed with their lanes.
     pub async fn run(mut self, shutdown: CancellationToken) {
         // Lanes end with the feed, however it ends.
         let stop = shutdown.child_token();
@@ -158,10 +159,10 @@ impl Feed {
         while let Some(Ok(())) = shutdown.run_until_cancelled(self.published.changed()).await {
             self.follow(&stop);
         }
-        self.residents.publish(Table::default());
+        self.residents.publish(ResidentTable::default());
     }
 
-    /// Brings the lanes in line with the current snapshot.
+    /// Starts and stops lanes according to the current snapshot.
     fn follow(&mut self, stop: &CancellationToken) {
         let published = *self.published.borrow_and_update();
         let snapshot = self.shared.store.load_full();
@@ -171,7 +172,7 @@ impl Feed {
         self.read_pages(&snapshot);
     }
 
-    /// Takes from the pages of metrics what events do not tell, or not yet.
+    /// Reads values from scraped metrics that events do not contain, or not yet.
     fn read_pages(&self, snapshot: &PoolSnapshot) {
         for state in &snapshot.endpoints {
             let Some(metrics) = state.metrics() else { continue };

@@ -11,7 +11,7 @@ use super::prefix::PoolPrefix;
 use attache_disagg::{Mode, Transfer};
 use attache_pool::health::Availability;
 use attache_pool::{Endpoint, EndpointState, PoolSnapshot, Roles};
-use attache_prefix::carried::{Carry, Turn};
+use attache_prefix::carried::{Carry, KeptTurn};
 use attache_protocol::answer::AnswerFormat;
 use attache_protocol::transfer::Finish;
 use attache_protocol::{Api, TransferScanner};
@@ -145,7 +145,7 @@ impl Conversation {
         }
         self.tokens.truncate(kept);
         let life = transfer.life(self.ttl, self.prefix.clock.wall(now));
-        let turn = Turn { endpoint, root: self.root, tokens: &self.tokens, until: now.after(life) };
+        let turn = KeptTurn { endpoint, root: self.root, tokens: &self.tokens, until: now.after(life) };
         self.prefix.cache.carried().keep(&turn, Bytes::copy_from_slice(params), now);
     }
 

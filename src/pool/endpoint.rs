@@ -1,4 +1,4 @@
-//! One model server: what discovery says of it, and what the picker keeps beside it.
+//! One model server: its specification from discovery, and the live state that Attaché keeps for it.
 
 use super::health::EndpointHealth;
 use super::ledger::EndpointLedger;
@@ -13,44 +13,44 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Endpoints in the order in which they should be tried.
+/// Endpoints in the order in which Envoy should try them.
 pub type Picks = SmallVec<[Arc<Endpoint>; 4]>;
 
-/// The serving engine, which decides the names of its metrics.
+/// The serving engine of an endpoint, which determines the names of its metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
-    /// vLLM, and servers that speak its metric names (`attache sim`, llm-d's simulator).
+    /// vLLM, and servers with its metric names (`attache sim`, llm-d's simulator).
     #[default]
     Vllm,
     /// SGLang, started with `--enable-metrics`.
     Sglang,
-    /// TensorRT-LLM's own `trtllm-serve`.
+    /// TensorRT-LLM with its own `trtllm-serve`.
     TrtllmServe,
     /// Triton with the TensorRT-LLM backend.
     #[serde(rename = "triton-tensorrt-llm")]
     Triton,
-    /// xLLM.
+    /// xLLM with its own metric names.
     Xllm,
-    /// AstrAI, which tells its load as JSON at `/stats`.
+    /// AstrAI, which reports its load as JSON at `/stats`.
     Astrai,
-    /// A server without metrics that we know: never scraped, the ledger alone decides.
+    /// A server without known metrics: never scraped, so the ledger alone shows its load.
     None,
 }
 
-/// Where most servers have their metrics.
+/// The metrics path of most servers.
 pub const DEFAULT_METRICS_PATH: &str = "/metrics";
-/// Where AstrAI tells its load.
+/// The path of AstrAI's load report.
 pub const ASTRAI_STATS_PATH: &str = "/stats";
 
-/// Where an endpoint's metrics are read.
+/// Where Attaché scrapes an endpoint's metrics.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct MetricsSource {
-    /// `http` or `https`.
+    /// URL scheme: `http` or `https`.
     pub scheme: Arc<str>,
-    /// The port, when it isn't the serving port.
+    /// The metrics port, if it differs from the serving port.
     pub port: Option<u16>,
-    /// The path. [`DEFAULT_METRICS_PATH`] of an AstrAI server stands for [`ASTRAI_STATS_PATH`].
+    /// The metrics path. For an AstrAI server, [`DEFAULT_METRICS_PATH`] stands for [`ASTRAI_STATS_PATH`].
     pub path: Arc<str>,
 }
 
@@ -60,27 +60,27 @@ impl Default for MetricsSource {
     }
 }
 
-/// What discovery says about one endpoint.
+/// Specification of one endpoint, from discovery.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct EndpointSpec {
-    /// The name people know it by (a pod's name, or the address).
+    /// Display name: the pod's name, or the address.
     pub name: Arc<str>,
-    /// What tells it from another endpoint that had the same address before it: a pod's UID where there is one.
+    /// Distinguishes endpoints that had the same address one after the other: the pod's UID, if there is one.
     pub uid: Option<Arc<str>>,
-    /// Where Envoy sends requests.
+    /// The address to which Envoy sends requests.
     pub address: SocketAddr,
-    /// Labels as discovery gives them.
+    /// The endpoint's labels from discovery.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
-    /// Decides the metric names.
+    /// The serving engine, which determines the metric names.
     pub engine: Engine,
-    /// Where the metrics are.
+    /// Where the metrics are scraped.
     pub metrics: MetricsSource,
-    /// Gets nothing new: running requests end, then it goes.
+    /// Whether the endpoint is draining: it gets no new requests, and it leaves when its running requests have ended.
     pub draining: bool,
 }
 
 impl EndpointSpec {
-    /// An endpoint of which only the address is known.
+    /// An endpoint of which only the address is known; all else has default values.
     #[must_use]
     pub fn at(address: SocketAddr) -> Self {
         Self {
@@ -94,49 +94,49 @@ impl EndpointSpec {
         }
     }
 
-    /// The URL that is scraped; `None` for an engine without metrics.
+    /// Returns the URL to scrape; `None` for an engine without metrics.
     #[must_use]
     pub fn metrics_url(&self) -> Option<String> {
         if self.engine == Engine::None {
             return None;
         }
         let host = SocketAddr::new(self.address.ip(), self.metrics.port.unwrap_or(self.address.port()));
-        // AstrAI has no page at the path that is everybody else's.
+        // AstrAI has no metrics at the default path of other engines.
         let is_default = *self.metrics.path == *DEFAULT_METRICS_PATH;
         let path = if self.engine == Engine::Astrai && is_default { ASTRAI_STATS_PATH } else { &*self.metrics.path };
         Some(format!("{}://{host}{path}", self.metrics.scheme))
     }
 }
 
-/// What the picker keeps of an endpoint. Every decision reads it of every endpoint, so it lies in one piece: the ledger and the health share
-/// the first cache line, the speed follows.
+/// Live state of an endpoint. Every decision reads it for every endpoint, so it is contiguous: ledger and health share
+/// the first cache line, and the speed follows.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Live {
-    /// What was sent there and has not ended.
+    /// Requests in flight to the endpoint.
     pub ledger: EndpointLedger,
-    /// What became of what was sent there.
+    /// Outcomes of the endpoint's requests, and its ejection.
     pub health: EndpointHealth,
-    /// How fast it has shown to be.
+    /// The endpoint's learned speed.
     pub speed: EndpointSpeed,
-    /// What was sent to its data-parallel ranks and has not ended.
+    /// Requests in flight to each data-parallel rank.
     pub ranks: Ranks,
 }
 
-/// One endpoint of a pool, shared by all snapshots that hold it.
+/// One endpoint of a pool, shared by all snapshots that contain it.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Its number in the pool.
+    /// Number of the endpoint in its pool; never reused.
     pub id: EndpointId,
-    /// What discovery says.
+    /// The specification from discovery.
     pub spec: Arc<EndpointSpec>,
-    /// `ip:port` as Envoy wants it, IPv6 in brackets.
+    /// The address as `ip:port` for Envoy, IPv6 in brackets.
     pub authority: Arc<str>,
-    /// What it is there for, by its labels.
+    /// Roles of the endpoint, from its labels.
     pub roles: Roles,
-    /// Where it stands, by its labels.
+    /// Location of the endpoint (host, rack, zone, region), from its labels.
     pub place: Place,
-    /// What the picker keeps of it. Survives a change of the spec.
+    /// The live state, which survives a change of the specification.
     pub live: Arc<Live>,
 }
 
@@ -150,13 +150,13 @@ impl Deref for Endpoint {
 }
 
 impl Endpoint {
-    /// A new endpoint with an empty ledger, alone in its pool.
+    /// Creates an endpoint with an empty ledger in a pool of its own.
     #[must_use]
     pub fn new(id: EndpointId, spec: impl Into<Arc<EndpointSpec>>) -> Self {
         Self::in_pool(id, spec, &Arc::default())
     }
 
-    /// A new endpoint with an empty ledger, thought to be as fast as its pool.
+    /// Creates an endpoint with an empty ledger; its initial speed is the pool's.
     #[must_use]
     pub fn in_pool(id: EndpointId, spec: impl Into<Arc<EndpointSpec>>, pool: &Arc<PoolSpeed>) -> Self {
         let spec = spec.into();
@@ -175,13 +175,13 @@ impl Endpoint {
         }
     }
 
-    /// Whether AIBrix's label says that it does both stages of a request on its own.
+    /// Whether AIBrix's label marks the server as one that does both prefill and decode itself.
     #[must_use]
     pub fn is_combined(&self) -> bool {
         self.spec.labels.get(COMBINED_LABEL).is_some_and(|value| &**value == "true")
     }
 
-    /// The same endpoint with a new spec.
+    /// Returns the endpoint with a new specification and the same live state.
     #[must_use]
     pub fn respecified(&self, spec: Arc<EndpointSpec>) -> Self {
         let authority = spec.address.to_string().into();

@@ -1,17 +1,20 @@
-//! Passive health: the outcomes of the requests that were sent to an endpoint.
+//! Passive health of an endpoint: the outcomes of the requests that it served.
 //!
-//! Consecutive failures eject an endpoint for a while that doubles with each ejection in a row; then it is half open: one request at
-//! a time probes it, and the first success lets the others back in, slowly at first. A success is proof of life whenever it comes, so
-//! a straggler's success ends an ejection too; a straggler's failure says nothing new.
+//! Consecutive failures eject an endpoint for a time that doubles with each consecutive ejection. Then it is half open:
+//! one request at a time probes it. The first success ends the ejection, and a slow start limits its load at first. Any
+//! success proves that the endpoint works, so a success of a request from before the ejection ends it too. A failure of
+//! such a request changes nothing.
 //!
 //! | outcome | a client can cause it | ejects |
 //! |---|---|---|
-//! | [`Outcome::ConnectFailure`] | no | at once, two in a row |
-//! | [`Outcome::Failure`] | rarely, by a prefill that is late or breaks off | at once, five in a row, and never more than a share of the pool |
-//! | [`Outcome::ErrorResponse`] | yes, by what it asks for | five in a row of one API, after a period without success ([`errors`]), and never more than a share of the pool |
+//! | [`Outcome::ConnectFailure`] | no | at once, after two in a row |
+//! | [`Outcome::Failure`] | rarely, by a prefill that is late or breaks off | at once, after five in a row, see below |
+//! | [`Outcome::ErrorResponse`] | yes, by the request's content | after five of one API and a period ([`errors`]), see below |
 //!
-//! All that decisions read is atomics that are read with `now`, so an ejection acts at once, without a new snapshot; what must happen
-//! once (an ejection, the departure of a probe) is settled by compare-and-swap.
+//! The last two eject only up to a share of the pool.
+//!
+//! Decisions read atomics together with the current time, so an ejection takes effect at once, without a new snapshot.
+//! Changes that must happen once (an ejection, the start of a probe) use compare-and-swap.
 
 use attache_protocol::Api;
 use attache_types::clock::Timestamp;
@@ -23,45 +26,49 @@ mod errors;
 
 pub use errors::ClientSlot;
 
-/// Envoy's own outlier detection ejects after five 5xx in a row.
+/// Default of [`HealthPolicy::consecutive_failures`]: five, as for 5xx responses in Envoy's outlier detection.
 pub const DEFAULT_CONSECUTIVE_FAILURES: u32 = 5;
-/// A refused connection says more than a 5xx: two in a row suffice.
+/// Default of [`HealthPolicy::consecutive_connect_failures`]: a refused connection is stronger evidence than
+/// a 5xx, so two suffice.
 pub const DEFAULT_CONSECUTIVE_CONNECT_FAILURES: u32 = 2;
-/// First ejection; a model server that restarts needs longer, and gets it by doubling.
+/// Default length of the first ejection, 5 s. A restart of a model server takes longer, which doubling covers.
 pub const DEFAULT_EJECTION: Duration = Duration::from_secs(5);
-/// Doubling stops here.
+/// Default length of the longest ejection, 5 min.
 pub const DEFAULT_MAX_EJECTION: Duration = Duration::from_secs(300);
-/// A server that came back gets its full share after this long.
+/// Default length of the slow start: after 10 s, a returned server gets its full load.
 pub const DEFAULT_SLOW_START: Duration = Duration::from_secs(10);
-/// As long as the first ejection: a server to which honest clients send anything succeeds at least once in this period.
+/// Default error period, 5 s: as long as the first ejection. A working server has at least one success in this time,
+/// unless only one client uses it.
 pub const DEFAULT_ERROR_PERIOD: Duration = Duration::from_secs(5);
-/// Envoy's default is 10, for clusters of many hosts. Pools of model servers are small: half of them must be able to fail on their own, and
-/// the other half must remain whatever clients do.
+/// Default largest share of ejected endpoints, in percent. Envoy's default is 10, for clusters of many hosts. Pools of
+/// model servers are small: half of them may fail on their own, and the other half must stay whatever clients send.
 pub const DEFAULT_MAX_EJECTION_PERCENT: u32 = 50;
 
-/// When to eject, for how long, and how to let back in.
+/// When an endpoint is ejected, for how long, and how it returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
-    /// Failures in a row that eject; 0 turns ejection off.
+    /// Number of consecutive failures that eject an endpoint; 0 disables ejection.
     pub consecutive_failures: u32,
-    /// Connect failures in a row that eject; 0 counts them like any failure.
+    /// Number of consecutive connect failures that eject an endpoint; 0 counts them like other failures.
     pub consecutive_connect_failures: u32,
     /// Length of the first ejection.
     pub ejection: Duration,
-    /// Longest ejection.
+    /// Length of the longest ejection.
     pub max_ejection: Duration,
-    /// How long a returned endpoint is favoured less.
+    /// Time after an ejection in which the endpoint's load counts higher.
     pub slow_start: Duration,
-    /// How long error responses to one client must go on, without a success of the endpoint, before they eject it. Divided by the number of
-    /// clients that receive them, up to `consecutive_failures`. 0 ejects at the last of `consecutive_failures`.
+    /// How long error responses to one client must continue, without a success of the endpoint, before they eject it.
+    /// The time is divided by the number of clients that receive them, up to `consecutive_failures`. 0 ejects at the
+    /// last of `consecutive_failures` error responses.
     pub error_period: Duration,
-    /// Largest share of the endpoints with the same roles that may be ejected when error responses eject one more, percent. One endpoint may
-    /// always be. An endpoint that can't be reached is ejected whatever this says: no client can cause that.
+    /// Largest share, in percent, of the endpoints with the same roles that error responses may eject; one endpoint may
+    /// always be ejected. Connect failures eject regardless of it, since no client can cause them.
     pub max_ejection_percent: u32,
 }
 
 impl HealthPolicy {
-    /// Whether error responses may eject one endpoint of `total` with the same roles, of which `away` are ejected.
+    /// Whether error responses may eject one more endpoint, if `away` of the `total` endpoints with
+    /// the same roles are ejected.
     #[must_use]
     pub fn may_eject(&self, away: usize, total: usize) -> bool {
         away == 0 || (away + 1).saturating_mul(100) <= total.saturating_mul(self.max_ejection_percent as usize)
@@ -82,23 +89,24 @@ impl Default for HealthPolicy {
     }
 }
 
-/// How a request ended for the endpoint that it was sent to.
+/// How a request ended, as seen by the endpoint that served it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The endpoint responded, and not with an error of its own.
+    /// The endpoint responded without an error of its own.
     Success,
-    /// The endpoint failed, whatever was asked of it: a prefill server that breaks off or is late, a simulated endpoint, a 5xx of an old
-    /// recording.
+    /// The endpoint failed independently of the request's content: a prefill worker that breaks off or is late, a
+    /// simulated failure, a 5xx of an old recording.
     Failure,
-    /// The endpoint could not be reached.
+    /// Envoy or Attaché could not connect to the endpoint.
     ConnectFailure,
-    /// The endpoint was reached, and its response is a 5xx or did not come. The request may be the cause.
+    /// The endpoint was reached, and it responded with a 5xx or not at all. The request's content may be the cause.
     ErrorResponse,
 }
 
 impl Outcome {
-    /// The outcome of a response with this status; `None` for 501 and 505, which say what a server does not implement.
+    /// Returns the outcome of a response with this status. `None` for 501 and 505, which only name
+    /// features that a server lacks.
     #[must_use]
     pub fn of_status(status: u16) -> Option<Self> {
         match status {
@@ -109,14 +117,14 @@ impl Outcome {
     }
 }
 
-/// An outcome, and of what kind of request.
+/// The outcome of a request, with its API and client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// The outcome.
+    /// How the request ended.
     pub outcome: Outcome,
-    /// The request's API.
+    /// The API of the request.
     pub api: Api,
-    /// The request's client.
+    /// The client of the request.
     pub client: ClientSlot,
 }
 
@@ -126,44 +134,45 @@ impl From<Outcome> for Observation {
     }
 }
 
-/// What an observation changed.
+/// The effect of an observation on the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The endpoint keeps its standing, or has come back.
+    /// The endpoint's state is unchanged, or its ejection has ended.
     Kept,
-    /// This observation ejected it.
+    /// This observation ejected the endpoint.
     Ejected,
-    /// It would be ejected, but [`HealthPolicy::max_ejection_percent`] of its peers are.
+    /// The endpoint was not ejected, because [`HealthPolicy::max_ejection_percent`] of its peers are.
     Capped,
 }
 
-/// What a decision may do with an endpoint.
+/// How a decision may use an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Availability {
-    /// Use it.
+    /// Use it without restriction.
     Open,
-    /// It came back a moment ago: count its load this many percent higher (0..=300).
+    /// Use it, but count its load this many percent higher (0..=300), since it has just returned.
     SlowStart(u32),
-    /// One probe may go there, if [`EndpointHealth::claim_probe`] grants it.
+    /// Send one probe, if [`EndpointHealth::claim_probe`] grants it.
     HalfOpen,
-    /// Leave it alone.
+    /// Send no requests, it is ejected.
     Ejected,
 }
 
-/// Marks in `away_until` that a probe is out.
+/// Flag in `away_until`: a probe is in flight.
 const PROBE_OUT: u64 = 1;
-/// Half open, with no probe out: a moment in the past.
+/// Value of `away_until` for half open without a probe: a time in the past.
 const HALF_OPEN: u64 = 2;
 
-/// The passive health of one endpoint.
+/// Passive health of one endpoint.
 #[derive(Debug, Default)]
 pub struct EndpointHealth {
-    /// Until when it is left alone, nanoseconds with the lowest bit cleared; 0 when it is in use. While a probe is out: until when
-    /// that is waited for, with the lowest bit ([`PROBE_OUT`]) set. One word, so that every change of state is one swap.
+    /// End of the ejection in nanoseconds, lowest bit cleared; 0 when the endpoint is in use. While a probe is in
+    /// flight: until when its result is awaited, with the lowest bit ([`PROBE_OUT`]) set. It is one word, so that a
+    /// change of state is one swap.
     away_until: AtomicU64,
-    /// When it came back from an ejection; 0 when it was never away.
+    /// Time of the return from an ejection; 0 when the endpoint was never ejected.
     recovered_at: AtomicU64,
-    /// What decisions don't read.
+    /// State that decisions do not read.
     record: Box<Record>,
 }
 
@@ -184,12 +193,12 @@ impl Record {
 }
 
 impl EndpointHealth {
-    /// What may be done with the endpoint at `now`.
+    /// Returns how a decision may use the endpoint at `now`.
     #[inline]
     #[must_use]
     pub fn availability(&self, now: Timestamp, policy: &HealthPolicy) -> Availability {
         let (away_until, recovered) = (self.away_until.load(Relaxed), self.recovered_at.load(Relaxed));
-        // Most were never away.
+        // Most endpoints were never ejected.
         if away_until | recovered == 0 {
             Availability::Open
         } else {
@@ -211,24 +220,25 @@ impl EndpointHealth {
         Availability::Open
     }
 
-    /// Asks to send a request to an endpoint that [`Self::availability`] called half open. Of those who ask at the same time one is
-    /// told true: its request is the probe, and what becomes of it decides. The others look elsewhere.
+    /// Asks to send the probe to an endpoint that [`Self::availability`] reported as half open. Of several concurrent
+    /// callers, one gets true; its request is the probe. The others must pick another endpoint.
     #[must_use]
     pub fn claim_probe(&self, now: Timestamp, policy: &HealthPolicy) -> bool {
         let away_until = self.away_until.load(Relaxed);
         if away_until == 0 {
-            return true; // another probe has come back well in between: it is open
+            return true; // another probe has succeeded meanwhile
         }
-        // A probe that never reports (its client left) must not keep the endpoint away for ever: it is waited for so long.
+        // A client may disconnect before its probe has a result. The probe is awaited only for this long, so that the
+        // endpoint can be probed again.
         let deadline = now.after(policy.max_ejection).0 | PROBE_OUT;
         now.0 >= away_until && self.away_until.compare_exchange(away_until, deadline, Relaxed, Relaxed).is_ok()
     }
 
-    /// The probe ended without telling anything (its client left): another may go.
+    /// Records that the probe ended without a result, because its client disconnected. Another probe may start.
     pub fn probe_lost(&self) {
         let away_until = self.away_until.load(Relaxed);
         if away_until & PROBE_OUT != 0 {
-            // Lost to another change of state: then that one counts.
+            // On failure another thread has changed the state, which then stands.
             let _ = self.away_until.compare_exchange(away_until, HALF_OPEN, Relaxed, Relaxed);
         }
     }
@@ -239,12 +249,14 @@ impl EndpointHealth {
         matches!(self.availability(now, policy), Availability::Ejected | Availability::HalfOpen)
     }
 
-    /// [`Self::observe`] where no share limits ejections. Returns true when this outcome ejected the endpoint.
+    /// As [`Self::observe`], without a limit on the share of ejected endpoints. Returns true when
+    /// this outcome ejected the endpoint.
     pub fn record(&self, outcome: impl Into<Observation>, now: Timestamp, policy: &HealthPolicy) -> bool {
         self.observe(outcome.into(), now, policy, || true) == Verdict::Ejected
     }
 
-    /// Takes in the outcome of a request. `may_eject` says whether error responses may eject one more of the endpoint's peers.
+    /// Records the outcome of a request. `may_eject` returns whether error responses may eject one
+    /// more of the endpoint's peers.
     pub fn observe(
         &self,
         observation: Observation,
@@ -262,7 +274,7 @@ impl EndpointHealth {
         }
         let away_until = self.away_until.load(Relaxed);
         if away_until & PROBE_OUT == 0 && now.0 < away_until {
-            return Verdict::Kept; // a straggler that was sent before the ejection
+            return Verdict::Kept; // the request was sent before the ejection
         }
         let probe_failed = away_until != 0;
         let record = &*self.record;
@@ -275,7 +287,7 @@ impl EndpointHealth {
         };
         if outcome == Outcome::ErrorResponse {
             if probe_failed {
-                // One client's probes must not keep the endpoint away for longer and longer.
+                // Probes of a single client must not lengthen the ejection again and again.
                 return self.eject(away_until, record.errors.probed_by(client), now, policy);
             }
             return match record.errors.failed(api, client, now, policy) {
@@ -292,7 +304,8 @@ impl EndpointHealth {
         if !ejects {
             return Verdict::Kept;
         }
-        // A late or broken prefill may be the request's fault. Only a server that can't be reached is ejected whatever the share.
+        // A late or interrupted prefill may be the fault of the request. Only unreachable servers
+        // are ejected beyond the share.
         if outcome == Outcome::Failure && !probe_failed && !may_eject() {
             return Verdict::Capped;
         }
@@ -309,8 +322,8 @@ impl EndpointHealth {
         }
     }
 
-    /// Begins an ejection in place of the state `before`, twice as long as the one before if it is `longer`. [`Verdict::Kept`] when another
-    /// outcome was faster.
+    /// Starts an ejection if the state still is `before`; if `longer`, it takes twice as long as the previous one.
+    /// Returns [`Verdict::Kept`] when another outcome changed the state first.
     fn eject(&self, before: u64, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
         let ejections = self.record.ejections.load(Relaxed);
         let doublings = if longer { ejections } else { ejections.saturating_sub(1) }.min(16);
@@ -327,7 +340,7 @@ impl EndpointHealth {
         Verdict::Ejected
     }
 
-    /// Forgets failures and ejections: the server's process is a new one. A slow start that is under way goes on.
+    /// Clears failures and ejections after a restart of the server's process. A slow start in progress continues.
     pub fn reset(&self) {
         self.record.clear_failures();
         self.record.errors.clear();

@@ -1,7 +1,8 @@
-//! The ledger: what this picker has sent to an endpoint and has not seen end.
+//! The ledger: requests that this Attaché process has sent to an endpoint and that have not ended.
 //!
-//! It is exact and immediate where scraped metrics are late, so a herd can't form between two scrapes. A [`Ticket`] books on
-//! creation and releases on Drop, so a stream that dies in any way can't leak load.
+//! It is exact and immediate, while scraped metrics are late, so a burst between two scrapes does not go to
+//! one endpoint. A [`Ticket`] adds a request on creation and removes it on Drop, so a stream that ends in any
+//! way cannot leave load behind.
 
 use super::endpoint::Endpoint;
 use super::metrics::{EndpointMetrics, Reported};
@@ -9,10 +10,10 @@ use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Shares are counted in billionths, so that what is booked and released comes out at 0.
+/// Unit of shares, a billionth: integer sums return to exactly 0.
 const SHARE: f64 = 1e9;
 
-/// What is booked on one endpoint. All counters are changed by [`Ticket`] alone.
+/// Requests in flight on one endpoint. Only [`Ticket`]s change the counters.
 #[derive(Debug, Default)]
 pub struct EndpointLedger {
     in_flight: AtomicU32,
@@ -23,41 +24,42 @@ pub struct EndpointLedger {
 }
 
 impl EndpointLedger {
-    /// Requests that were sent and have not ended.
+    /// Returns the number of requests that were sent and have not ended.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Relaxed)
     }
 
-    /// Prompt tokens of the requests that have not answered with a first byte yet.
+    /// Returns the prompt tokens of the requests without a first response byte.
     #[must_use]
     pub fn prefill_tokens(&self) -> u64 {
         self.prefill_tokens.load(Relaxed)
     }
 
-    /// Requests ever booked.
+    /// Returns the number of requests ever sent.
     #[must_use]
     pub fn routed(&self) -> u64 {
         self.routed.load(Relaxed)
     }
 
-    /// When a request was last booked; 0 before the first.
+    /// Returns when a request was last sent; 0 before the first.
     #[must_use]
     pub fn last_used(&self) -> Timestamp {
         Timestamp(self.last_used.load(Relaxed))
     }
 
-    /// The part of the endpoint that requests on it take, by the profile of its deployment: 1 is all of it.
+    /// Returns the part of the endpoint that its requests use according to the SLO profile of its deployment;
+    /// 1 is all of it.
     #[must_use]
     pub fn utilization(&self) -> f64 {
         self.shares.load(Relaxed) as f64 / SHARE
     }
 
-    /// The requests on the endpoint as well as they can be known.
+    /// Returns the best estimate of the requests on the endpoint.
     ///
-    /// A fresh page says what the server holds, from us and from others; the ledger says what has changed since that page was read:
-    /// `max(in_flight, waiting + running + in_flight − in_flight_at_scrape)`, which is `in_flight` and the others. Without a fresh page the
-    /// ledger alone decides.
+    /// Fresh metrics show the load of all clients at the time of the scrape, and the ledger shows what has
+    /// changed since: `max(in_flight, waiting + running + in_flight − in_flight_at_scrape)`. Without fresh
+    /// metrics, only the ledger counts.
     #[inline]
     #[must_use]
     pub fn requests(&self, fresh: Option<&Reported>) -> u32 {
@@ -65,13 +67,13 @@ impl EndpointLedger {
     }
 }
 
-/// [`EndpointLedger::requests`], by a page of `endpoint`.
+/// As [`EndpointLedger::requests`], for the metrics of `endpoint`.
 #[must_use]
 pub fn requests(endpoint: &Endpoint, fresh: Option<&EndpointMetrics>) -> u32 {
     endpoint.ledger.requests(fresh.map(EndpointMetrics::reported).as_ref())
 }
 
-/// One request's booking on one endpoint.
+/// One request in flight on one endpoint.
 #[derive(Debug)]
 pub struct Ticket {
     endpoint: Arc<Endpoint>,
@@ -81,7 +83,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Books a request with `prompt_tokens` still to prefill.
+    /// Adds a request with `prompt_tokens` tokens to prefill.
     #[must_use]
     pub fn book(endpoint: Arc<Endpoint>, prompt_tokens: u32) -> Self {
         endpoint.ledger.in_flight.fetch_add(1, Relaxed);
@@ -90,7 +92,7 @@ impl Ticket {
         Self { endpoint, prompt_tokens, prefilling: true, share: 0 }
     }
 
-    /// The request takes such a part of the endpoint until it ends. Said once.
+    /// Sets the part of the endpoint that the request uses until it ends. Call it at most once.
     #[must_use]
     pub fn sharing(mut self, share: f64) -> Self {
         #[expect(
@@ -104,20 +106,20 @@ impl Ticket {
         self
     }
 
-    /// The request is sent at `now`.
+    /// Sets the time at which the request is sent.
     #[must_use]
     pub fn used_at(self, now: Timestamp) -> Self {
         self.endpoint.ledger.last_used.fetch_max(now.0, Relaxed);
         self
     }
 
-    /// The endpoint that is booked.
+    /// The endpoint of the request.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
 
-    /// The endpoint computes `prompt_tokens` after all, which were to come from elsewhere.
+    /// Adds `prompt_tokens` that this endpoint computes after all, instead of receiving them from another one.
     pub fn prefills(&mut self, prompt_tokens: u32) {
         if self.prefilling {
             self.endpoint.ledger.prefill_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
@@ -125,14 +127,14 @@ impl Ticket {
         }
     }
 
-    /// The first byte of the answer has come: the prompt is computed.
+    /// Records the first byte of the response: the prompt is computed.
     pub fn first_byte(&mut self) {
         if std::mem::take(&mut self.prefilling) {
             self.endpoint.ledger.prefill_tokens.fetch_sub(u64::from(self.prompt_tokens), Relaxed);
         }
     }
 
-    /// Envoy served the request elsewhere (a retry walked down the fallback list): the booking follows.
+    /// Moves the request to the endpoint that Envoy used instead, as after a retry.
     pub fn move_to(&mut self, endpoint: Arc<Endpoint>) {
         if endpoint.id == self.endpoint.id {
             return;
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_books_and_releases() {
+    fn ticket_adds_and_removes_its_request() {
         let e = endpoint(0);
         let mut ticket = Ticket::book(e.clone(), 100);
         assert_eq!((e.ledger.in_flight(), e.ledger.prefill_tokens()), (1, 100));
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_follows_the_served_endpoint() {
+    fn ticket_moves_to_the_served_endpoint() {
         let (a, b) = (endpoint(0), endpoint(1));
         let mut ticket = Ticket::book(a.clone(), 7);
         ticket.move_to(b.clone());
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_given_back() {
+    fn shares_return_to_zero() {
         let (a, b) = (endpoint(0), endpoint(1));
         let mut one = Ticket::book(a.clone(), 0).sharing(0.1);
         let two = Ticket::book(a.clone(), 0).sharing(0.7);
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledger_corrects_a_fresh_page_and_stands_alone_without_one() {
+    fn ledger_corrects_fresh_metrics_and_counts_alone_without_them() {
         let e = endpoint(0);
         let page = |in_flight_at_scrape| EndpointMetrics {
             waiting: 3,
@@ -216,13 +218,13 @@ mod tests {
         };
         let _one = Ticket::book(e.clone(), 0);
         let _two = Ticket::book(e.clone(), 0);
-        // All that we sent came after the page was read.
+        // Our requests were all sent after the scrape.
         assert_eq!(requests(&e, Some(&page(0))), 9);
-        // The page already holds both.
+        // The scrape includes both of our requests.
         assert_eq!(requests(&e, Some(&page(2))), 7);
-        // The page held five of ours, three have ended since.
+        // The scrape included five of our requests, of which three have ended since.
         assert_eq!(requests(&e, Some(&page(5))), 4);
-        // What we know to be there is there, whatever the page says.
+        // Our own requests in flight count even if the scrape missed them.
         assert_eq!(requests(&e, Some(&page(9))), 2);
         assert_eq!(requests(&e, None), 2);
     }

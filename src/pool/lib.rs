@@ -1,12 +1,12 @@
 //! The model servers of a pool: identity, reported metrics, requests in flight, health and learned speed.
 //!
-//! One [`PoolSnapshot`] per pool holds identity, metrics and flags in a single `Arc` with a generation. One task writes it
-//! ([`writer::PoolWriter`] holds the rules), and readers take no lock. What the picker itself causes is kept beside it in
-//! atomics that every snapshot shares. Only pools with ranks take a lock for what is in flight on each rank.
+//! One [`PoolSnapshot`] per pool holds identity, metrics and flags in a single `Arc` with a generation. One task writes
+//! it ([`writer::PoolWriter`] holds the rules), and readers take no lock. What the picker itself causes is kept beside
+//! it in atomics that every snapshot shares. Only pools with ranks take a lock for what is in flight on each rank.
 //!
-//! **Owns** [`snapshot`], [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]).
-//! **Called by** `scheduling` and `ext_proc` for each request, and by the feeds, which send [`PoolEvent`]s.
-//! **Must not** do I/O, ask for the time, or choose an endpoint.
+//! **Owns** [`snapshot`], [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]). **Called
+//! by** `scheduling` and `ext_proc` for each request, and by the feeds, which send [`PoolEvent`]s. **Must not** do I/O,
+//! ask for the time, or choose an endpoint.
 //!
 //! Read first: `snapshot.rs`, `ledger.rs`, `health.rs`.
 

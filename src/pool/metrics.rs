@@ -1,13 +1,13 @@
-//! What a model server reports about itself.
+//! Scraped metrics of a model server, independent of its engine.
 
 use super::rates::{Counters, Rates};
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
-/// The LoRA adapters of a server, as its metrics tell.
+/// The LoRA adapters of a server, from its metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct LoraState {
-    /// Adapters that fit in GPU memory at once; 0 when the server does not say.
+    /// Number of adapters that fit in GPU memory at once; 0 when the server does not report it.
     pub max: u32,
     /// Adapters with a running request.
     pub running: Vec<Arc<str>>,
@@ -16,8 +16,8 @@ pub struct LoraState {
 }
 
 impl LoraState {
-    /// Whether `model` is an adapter that would have to be loaded first. A name that no adapter of the server has been seen with may be the
-    /// base model's, so only a server whose slots are all taken by others is known to lack it.
+    /// Whether `model` is an adapter that the server would have to load first. An unknown name may be the base model's,
+    /// so only a server whose slots are all used by other adapters is known to lack it.
     #[must_use]
     pub fn lacks(&self, model: &str) -> bool {
         let loaded = self.running.iter().chain(&self.waiting).any(|name| **name == *model);
@@ -25,50 +25,52 @@ impl LoraState {
     }
 }
 
-/// One scrape of one endpoint, series of several engines on one page already added up.
+/// Metrics of one scrape of one endpoint, summed over its engines.
 #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct EndpointMetrics {
-    /// When the page was read.
+    /// Time of the scrape.
     pub scraped_at: Timestamp,
-    /// Requests waiting for a slot, all engines of the page together.
+    /// Number of waiting requests, all engines together.
     pub waiting: u32,
-    /// Requests in the batch, all engines of the page together.
+    /// Number of requests in the batch, all engines together.
     pub running: u32,
-    /// Requests waiting and running on each data-parallel engine of the page, by its number; empty where there is one, or they are not told apart.
+    /// Waiting and running requests of each data-parallel engine, by its number; empty with one engine, or if the
+    /// metrics do not distinguish engines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<u32>,
-    /// KV cache in use, 0..=1; the fullest engine of the page.
+    /// Usage of the KV cache in GPU memory, 0..=1; of several engines, the highest.
     pub kv_usage: f32,
-    /// KV cache in host memory in use, 0..=1; the fullest engine of the page. vLLM's V0 engine only.
+    /// Usage of the KV cache in host memory, 0..=1; of several engines, the highest. Only vLLM's V0 engine reports it.
     pub cpu_cache_usage: Option<f32>,
-    /// Part of the time in which the GPU computed; the busiest of the page.
+    /// Part of the time in which the GPU was computing, 0..=1; of several GPUs, the highest.
     pub gpu_busy: Option<f64>,
-    /// How much of the engine is in use, in its own measure; the busiest of the page. xLLM only.
+    /// The engine's own measure of its utilization; of several engines, the highest. Only xLLM reports it.
     pub engine_utilization: Option<f64>,
-    /// Adapters, when the server reports them.
+    /// The LoRA adapters, when the server reports them.
     pub lora: Option<LoraState>,
-    /// Tokens in a KV block.
+    /// Number of tokens in a KV block.
     pub block_size: Option<u32>,
-    /// KV blocks of the server, all engines of the page together.
+    /// Number of KV blocks of the server, all engines together.
     pub num_blocks: Option<u32>,
-    /// Unix time at which the server's process started, seconds: a greater one than before is a restart.
+    /// Unix time at which the server's process started, in seconds. A greater value than before means a restart.
     pub process_start: Option<f64>,
     /// Prompt tokens looked up in the prefix cache since the process started.
     pub prefix_queries: Option<f64>,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache since the process started.
     pub prefix_hits: Option<f64>,
-    /// What the server has counted since its process started.
+    /// Counters of the server since its process started.
     pub counters: Counters,
-    /// What it did in the last minute or so.
+    /// Rates of the server over roughly the last minute.
     pub rates: Rates,
-    /// What our own ledger held in flight when the page was asked for: the reported load already contains these.
+    /// Requests that our ledger had in flight when the scrape started; the scraped load includes them.
     pub in_flight_at_scrape: u32,
-    /// The same of each data-parallel engine, as far as we have chosen them.
+    /// Requests that we had in flight on each data-parallel engine when the scrape started, as far
+    /// as we chose the engine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks_at_scrape: Vec<u32>,
 }
 
-/// The figures of a page that every decision reads, small enough to lie with the endpoint's other figures.
+/// The metrics that every decision reads, small enough to be stored next to the endpoint's live state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reported {
     /// As [`EndpointMetrics::scraped_at`].
@@ -79,18 +81,19 @@ pub struct Reported {
     pub running: u32,
     /// As [`EndpointMetrics::kv_usage`].
     pub kv_usage: f32,
-    /// Requests there that our own ledger does not hold: `waiting + running − in_flight_at_scrape`, at least 0.
+    /// Number of requests on the server that our ledger does not have: `waiting + running
+    /// − in_flight_at_scrape`, at least 0.
     pub others: u32,
-    /// Tokens that the server's KV cache has room for, that of all its engines; 0 when it does not say.
+    /// Capacity of the server's KV cache in tokens, all engines together; 0 when unknown.
     pub cache_tokens: u32,
-    /// Data-parallel engines of the page, each with a cache of its own.
+    /// Number of data-parallel engines, each with its own cache.
     pub engines: u32,
-    /// [`EndpointMetrics::lora`] is there.
+    /// Whether [`EndpointMetrics::lora`] is set.
     pub has_adapters: bool,
 }
 
 impl EndpointMetrics {
-    /// The figures that every decision reads.
+    /// Returns the metrics that every decision reads.
     #[must_use]
     pub fn reported(&self) -> Reported {
         Reported {

@@ -1,38 +1,39 @@
-//! What the servers of a pool say that they serve: their answers to `GET /v1/models`, and the union of them.
+//! The models that the servers of a pool list at `GET /v1/models`, and the union of these lists.
 //!
-//! Written by `scrape::models`, read by the router when a client asks for the list. Pure.
+//! Written by `scrape::models`, read by the router when a client requests the list. No I/O.
 
 use arc_swap::{ArcSwap, Guard};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Models that are read of one server at most: a base model with a thousand adapters is on record, a hundred thousand are not.
+/// Most models that are read from one server. A base model with a thousand adapters occurs in practice,
+/// a hundred thousand do not.
 pub const MAX_MODELS: usize = 4_096;
 
-/// What is said of a model, in OpenAI's words (`id`, `object`, `created`, `owned_by`) and whatever the server adds to them.
+/// Description of a model in OpenAI's fields (`id`, `object`, `created`, `owned_by`) and those that the server adds.
 pub type ModelEntry = Map<String, Value>;
 
-/// A list of models, by their ids.
+/// A list of models, sorted by id.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelList(BTreeMap<String, ModelEntry>);
 
-/// An answer that is no list of models.
+/// The reason for which a response is not a valid list of models.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelListError {
-    /// Not JSON.
+    /// The response is not valid JSON.
     #[error("the list of models is not JSON: {0}")]
     Json(String),
-    /// JSON of another shape.
-    #[error("the answer has no list `data`")]
+    /// The JSON has no array `data`.
+    #[error("the response has no list `data`")]
     NoData,
-    /// Longer than is read.
+    /// The list exceeds [`MAX_MODELS`].
     #[error("the server lists {0} models, {MAX_MODELS} are read")]
     TooMany(usize),
 }
 
 impl ModelList {
-    /// Reads a server's answer. Elements without an `id` are passed over.
+    /// Parses a server's response. Elements without an `id` are skipped.
     ///
     /// # Errors
     /// See [`ModelListError`].
@@ -52,7 +53,7 @@ impl ModelList {
         Ok(Self(entries.collect()))
     }
 
-    /// Adds the models of `other` that are not here yet.
+    /// Adds the models of `other` that this list does not have.
     pub fn merge(&mut self, other: &Self) {
         for (id, entry) in &other.0 {
             if !self.0.contains_key(id) {
@@ -61,8 +62,9 @@ impl ModelList {
         }
     }
 
-    /// Adds a model that clients know by another name than servers, with what is known of its targets: the first of them that is here. A name
-    /// that is here already is what it was renamed from, so it becomes the target's.
+    /// Adds a model under a name that only clients use. It copies the description of the first target that
+    /// `served` has. If the list has the name already, the existing entry describes the model before its rename,
+    /// so it becomes the target's.
     pub fn alias<'a>(&mut self, name: &str, targets: impl IntoIterator<Item = &'a str>, served: &Self) {
         let known = targets.into_iter().find_map(|target| served.0.get(target)).cloned();
         let mut entry = known.unwrap_or_else(|| {
@@ -73,35 +75,35 @@ impl ModelList {
         self.0.insert(name.to_owned(), entry);
     }
 
-    /// Leaves only the models whose ids are wanted.
+    /// Keeps only the models for whose ids `wanted` returns true.
     pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
         self.0.retain(|id, _| wanted(id));
     }
 
-    /// The model of this id.
+    /// Returns the description of the model with this id.
     #[must_use]
     pub fn get(&self, id: &str) -> Option<&ModelEntry> {
         self.0.get(id)
     }
 
-    /// The ids.
+    /// Returns the ids of all models.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// Nothing is known.
+    /// Whether the list has no models.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// Returns the number of models.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// As OpenAI's API answers, by id.
+    /// Returns the list in the format of OpenAI's API, sorted by id.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let data = self.0.values().cloned().map(Value::Object).collect();
@@ -111,18 +113,18 @@ impl ModelList {
     }
 }
 
-/// The union of now, replaced as a whole.
+/// The current union of a pool's lists, replaced as a whole.
 #[derive(Debug, Default)]
 pub struct ModelStore(ArcSwap<ModelList>);
 
 impl ModelStore {
-    /// The union of now.
+    /// Returns the current union.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<ModelList>> {
         self.0.load()
     }
 
-    /// Replaces it.
+    /// Replaces the union.
     pub fn store(&self, list: ModelList) {
         self.0.store(Arc::new(list));
     }
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_no_lists_are_told_apart() {
+    fn responses_that_are_no_lists_are_distinguished() {
         assert!(matches!(ModelList::read(b"<html>"), Err(ModelListError::Json(_))));
         for other in ["{}", "[]", r#"{"data":{}}"#, r#"{"error":"no"}"#, "null"] {
             assert_eq!(ModelList::read(other.as_bytes()), Err(ModelListError::NoData), "{other}");
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_union_has_each_id_once_in_order_and_the_first_to_say_so_has_the_word() {
+    fn union_has_each_id_once_and_the_first_description() {
         let mut union = list(&[("b", "first"), ("c", "first")]);
         union.merge(&list(&[("c", "second"), ("a", "second")]));
         let data = json!([{"id": "a", "owned_by": "second"}, {"id": "b", "owned_by": "first"}, {"id": "c", "owned_by": "first"}]);
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_tells_what_is_known_of_its_target() {
+    fn alias_has_the_description_of_its_target() {
         let served = list(&[("llama", "meta"), ("gpt", "openai")]);
         let mut shown = served.clone();
         shown.alias("fast", ["absent", "llama"], &served);

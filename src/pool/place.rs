@@ -1,4 +1,4 @@
-//! Where a server stands, and how near two of them are: the host, rack, zone and region that its labels name.
+//! Location of a server by host, rack, zone and region labels, and the topology level that two servers share.
 
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -7,61 +7,61 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Kubernetes' label for a node's name.
 pub const DEFAULT_HOST_LABEL: &str = "kubernetes.io/hostname";
-/// The label by which clouds and batch schedulers mark racks, by convention.
+/// The label for a rack that clouds and batch schedulers use by convention.
 pub const DEFAULT_RACK_LABEL: &str = "topology.kubernetes.io/rack";
 /// Kubernetes' label for a zone.
 pub const DEFAULT_ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Kubernetes' label for a region.
 pub const DEFAULT_REGION_LABEL: &str = "topology.kubernetes.io/region";
 
-/// The tightest place that two servers share. Later is nearer.
+/// The narrowest topology level that two servers share. Later variants are nearer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Nearness {
-    /// The same region.
+    /// Both servers are in the same region.
     Region,
-    /// The same zone, and so the same region.
+    /// Both servers are in the same zone, and so in the same region.
     Zone,
-    /// The same rack.
+    /// Both servers are in the same rack.
     Rack,
-    /// The same host.
+    /// Both servers are on the same host.
     Host,
 }
 
 impl Nearness {
-    /// All, the nearest first.
+    /// All levels, the nearest first.
     pub const ALL: [Self; 4] = [Self::Host, Self::Rack, Self::Zone, Self::Region];
 }
 
-/// Where something stands. Names are kept as hashes: places are only compared, many times for a decision.
+/// Location of a server. Names are stored as hashes, since a decision only compares them, many times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// As [`Nearness::ALL`]; 0 is a name that nobody has told, which matches nothing.
+    /// Hashes of the names in the order of [`Nearness::ALL`]; 0 is an unknown name, which matches nothing.
     names: [u64; 4],
 }
 
 impl Place {
-    /// A place by its names, those of [`Nearness::ALL`]; an empty one says nothing.
+    /// A location from its names in the order of [`Nearness::ALL`]; an empty name is unknown.
     #[must_use]
     pub fn named(names: [&str; 4]) -> Self {
         Self { names: names.map(|name| if name.is_empty() { 0 } else { xxh3_64(name.as_bytes()) }) }
     }
 
-    /// Where an endpoint with these labels stands.
+    /// The location of an endpoint with these labels.
     #[must_use]
     pub fn of_labels(labels: &BTreeMap<Arc<str>, Arc<str>>) -> Self {
         let label = |name: &str| labels.get(name).map_or("", |value| &**value);
         Self::named([DEFAULT_HOST_LABEL, DEFAULT_RACK_LABEL, DEFAULT_ZONE_LABEL, DEFAULT_REGION_LABEL].map(label))
     }
 
-    /// Whether anything is known of it.
+    /// Whether any level of the location is known.
     #[must_use]
     pub fn is_known(self) -> bool {
         self != Self::default()
     }
 
-    /// The tightest place that both share. Names that lie in different wider places are different things, though they read alike: every zone
-    /// may have a rack `r1`.
+    /// Returns the narrowest level that both share. Equal names in different wider locations do not match, since every
+    /// zone may have a rack `r1`.
     #[must_use]
     pub fn nearness(self, other: Place) -> Option<Nearness> {
         let levels = Nearness::ALL.into_iter().zip(self.names.into_iter().zip(other.names)).rev();
@@ -70,10 +70,10 @@ impl Place {
     }
 }
 
-/// The places of several servers.
+/// The locations of several servers.
 #[derive(Debug, Default)]
 pub struct Places {
-    /// As in [`Place`]; in order.
+    /// Hashes of the names by level, as in [`Place`]; sorted.
     names: [SmallVec<[u64; 16]>; 4],
 }
 
@@ -94,7 +94,8 @@ impl FromIterator<Place> for Places {
 }
 
 impl Places {
-    /// How near any of them may be to `place`, the nearest first. Costs no look at each of them, and so does not say that wider names are alike.
+    /// Returns the levels that any of the servers may share with `place`, the nearest first. It does not look at each
+    /// server, and so does not check that wider names match too.
     pub fn nearnesses(&self, place: Place) -> impl Iterator<Item = Nearness> {
         let levels = Nearness::ALL.into_iter().zip(self.names.iter().zip(place.names));
         levels.filter(|(_, (names, name))| names.binary_search(name).is_ok()).map(|(nearness, _)| nearness)
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tightest_place_that_two_share_counts() {
+    fn narrowest_shared_level_counts() {
         let place = |labels: &[(&str, &str)]| {
             Place::of_labels(&labels.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
         };
@@ -131,17 +132,17 @@ mod tests {
     }
 
     #[test]
-    fn a_place_without_names_is_not_known() {
+    fn location_without_names_is_unknown() {
         assert!(Place::named(["", "", "z1", ""]).is_known() && !Place::named([""; 4]).is_known());
     }
 
     #[test]
-    fn how_near_any_of_several_may_be() {
+    fn nearest_possible_levels_of_several_servers() {
         let all: Places =
             [["h1", "r1", "z1", ""], ["h2", "r2", "z1", ""], [""; 4]].map(Place::named).into_iter().collect();
         let near = |names| all.nearnesses(Place::named(names)).collect::<Vec<_>>();
         assert_eq!(near(["h3", "r2", "z1", "g1"]), [Nearness::Rack, Nearness::Zone]);
         assert_eq!(near(["", "", "z2", ""]), []);
-        assert_eq!(near([""; 4]), [], "nothing is known of it");
+        assert_eq!(near([""; 4]), [], "its location is unknown");
     }
 }

@@ -1,9 +1,9 @@
-//! Which data-parallel rank of an endpoint serves a request, where several stand behind one port and their events or their page tell them
-//! apart: each has a cache of its own, and the server's own balancer does not look into it.
+//! Picks the data-parallel rank of an endpoint for a request, where KV events or metrics distinguish several ranks
+//! behind one port. Each rank has its own cache, which the server's own load balancer ignores.
 //!
-//! The rank that holds most of the prompt, the one with fewer requests among equals; one that is [`MAX_AHEAD`] requests ahead of
-//! the least loaded gets none, whatever it holds. Requests are ours that are under way and those of others, which are what a page has more than
-//! there were of ours when it was asked for: what has begun or ended of ours since counts at once. Asked by `ext_proc`. Pure.
+//! The rank that holds most of the prompt wins; among equals, the one with fewer requests. A rank that is [`MAX_AHEAD`]
+//! requests ahead of the least loaded one gets none. Requests are our own in flight, plus those of other clients: the
+//! scraped number minus our own at the time of the scrape. Called by `ext_proc`. No I/O.
 
 use super::endpoint::{Endpoint, Live};
 use super::metrics::EndpointMetrics;
@@ -11,27 +11,27 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// 16 requests: AIBrix's spread between decode servers from which on the prefix no longer counts
-/// (`AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD`).
+/// Largest lead of a rank in requests, 16: AIBrix ignores the prefix from this spread
+/// between decode workers on (`AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD`).
 pub const MAX_AHEAD: u32 = 16;
 
 type Counts = SmallVec<[u32; 8]>;
 
-/// Requests of ours that are under way on each rank of one endpoint.
+/// Our requests in flight on each rank of one endpoint.
 #[derive(Debug, Default)]
 pub struct Ranks {
     under_way: Mutex<Counts>,
 }
 
 impl Ranks {
-    /// Of each rank, by its number; empty when there are none.
+    /// Returns the requests in flight by rank; empty when there are none.
     #[must_use]
     pub fn under_way(&self) -> Vec<u32> {
         self.under_way.lock().to_vec()
     }
 }
 
-/// A request on its rank; over on Drop.
+/// A request in flight on its rank, until Drop.
 #[derive(Debug)]
 pub struct RankBooking {
     endpoint: Arc<Live>,
@@ -39,8 +39,8 @@ pub struct RankBooking {
 }
 
 impl RankBooking {
-    /// Chooses a rank of `endpoint`; `depths` says how much of the prompt each holds, the `page` how many requests each had. Either may tell of
-    /// no ranks, or of one that stands for all. `None` when there is nothing to choose.
+    /// Picks a rank of `endpoint`. `depths` is how much of the prompt each rank holds, `page` the scraped number of
+    /// requests on each. Either may have no ranks, or one for all. Returns `None` when there is no choice.
     #[must_use]
     pub fn choose(endpoint: &Endpoint, depths: &[u32], page: Option<&EndpointMetrics>) -> Option<Self> {
         let depths = if depths.len() < 2 { &[] } else { depths };
@@ -48,7 +48,7 @@ impl RankBooking {
         if ranks < 2 {
             return None;
         }
-        // A page of other ranks tells nothing of these.
+        // Metrics with another number of ranks are ignored.
         let page = page.filter(|page| page.ranks.len() == ranks);
         let of = |counts: &[u32], rank: usize| counts.get(rank).copied().unwrap_or(0);
         let others =
@@ -65,7 +65,7 @@ impl RankBooking {
         Some(Self { endpoint: endpoint.live.clone(), rank })
     }
 
-    /// The rank, from 0.
+    /// Returns the rank, counted from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
@@ -95,7 +95,7 @@ mod tests {
         Endpoint::new(EndpointId(1), EndpointSpec::at(([10, 0, 0, 1], 8000).into()))
     }
 
-    /// A page that was asked for just now.
+    /// Metrics that were scraped just now.
     fn page(server: &Endpoint, ranks: &[u32]) -> EndpointMetrics {
         let ranks_at_scrape = server.ranks.under_way();
         EndpointMetrics { ranks: ranks.to_vec(), ranks_at_scrape, ..EndpointMetrics::default() }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins_until_its_rank_is_far_ahead() {
+    fn longest_prefix_wins_until_its_rank_is_far_ahead() {
         let server = server();
         let mut held = many(&server, MAX_AHEAD, &[3, 9, 9], None);
         assert_eq!(server.ranks.under_way(), [0, 8, 8]);
@@ -115,11 +115,11 @@ mod tests {
         assert_eq!(counts.iter().sum::<u32>(), 3 * MAX_AHEAD);
         assert!(counts[1] <= counts[0] + MAX_AHEAD && counts[0] > 0, "{counts:?}");
         held.clear();
-        assert!(server.ranks.under_way().is_empty(), "nothing is left behind");
+        assert!(server.ranks.under_way().is_empty(), "no request is in flight");
     }
 
     #[test]
-    fn without_a_prefix_the_ranks_take_turns() {
+    fn without_a_prefix_the_ranks_alternate() {
         let server = server();
         let held = many(&server, 8, &[0; 4], None);
         assert_eq!(server.ranks.under_way(), [2, 2, 2, 2]);
@@ -129,33 +129,33 @@ mod tests {
     }
 
     #[test]
-    fn what_the_page_tells_counts_too() {
+    fn scraped_requests_of_other_clients_count() {
         let server = server();
         let rank = |depths: &[u32], reported: &[u32]| {
             RankBooking::choose(&server, depths, Some(&page(&server, reported))).map(|booking| booking.rank())
         };
         assert_eq!((rank(&[], &[3, 0, 2]), rank(&[0; 3], &[3, 0, 2])), (Some(1), Some(1)));
-        assert_eq!(rank(&[7], &[3, 0, 2]), Some(1), "events of all ranks as one tell nothing of each");
+        assert_eq!(rank(&[7], &[3, 0, 2]), Some(1), "events that do not distinguish ranks are ignored");
         assert_eq!(rank(&[], &[4]), None);
-        // Others send requests as well: to the one that holds the prompt more than it should have.
+        // Other clients send requests as well: more than allowed to the rank that holds the prompt.
         assert_eq!(rank(&[9, 0], &[MAX_AHEAD, 0]), Some(1));
         assert_eq!(rank(&[9, 0], &[MAX_AHEAD - 1, 0]), Some(0));
-        assert_eq!(rank(&[9, 0], &[MAX_AHEAD, 0, 0]), Some(0), "a page of other ranks");
-        // Of ours the page may not know yet.
+        assert_eq!(rank(&[9, 0], &[MAX_AHEAD, 0, 0]), Some(0), "metrics with another number of ranks");
+        // The scrape may have missed our own requests.
         let held = many(&server, 4, &[], Some(&page(&server, &[0, 0])));
         assert_eq!(server.ranks.under_way(), [2, 2]);
-        // The next has them, and one of others.
+        // The next scrape has them, and one of another client.
         assert_eq!(rank(&[], &[3, 2]), Some(1));
         drop(held);
         let _held = many(&server, 4, &[], Some(&page(&server, &[20, 20])));
-        assert_eq!(server.ranks.under_way(), [2, 2], "what others do hides nothing of ours");
+        assert_eq!(server.ranks.under_way(), [2, 2], "requests of other clients do not hide ours");
     }
 
     #[test]
-    fn what_has_ended_since_the_page_came_counts_no_longer() {
+    fn requests_that_ended_since_the_scrape_do_not_count() {
         let server = server();
         let first: u32 = 18;
-        // Nobody is booked between the page and what ends; then all of them, and some of them.
+        // No request is added between the scrape and the end of all, or of some, of our requests.
         for left in [0, 2] {
             let mut held = many(&server, 20, &[9, 0], None);
             assert_eq!(server.ranks.under_way(), [first, 2]);
@@ -163,14 +163,14 @@ mod tests {
             held.retain(|booking| booking.rank() == 1);
             held.truncate(left);
             let next: Vec<usize> = many(&server, 2, &[], Some(&told)).iter().map(RankBooking::rank).collect();
-            assert_eq!(next[0], 0, "{left}: the first has nothing to do, the second has one of others");
+            assert_eq!(next[0], 0, "{left}: the first is idle, the second has a request of another client");
         }
     }
 
     proptest! {
-        /// However requests come and go, no rank that was booked was too far ahead, and the counts are those of the bookings.
+        /// For any order of requests, no picked rank was too far ahead, and the counts equal the requests in flight.
         #[test]
-        fn counts_are_those_of_the_bookings(
+        fn counts_equal_the_requests_in_flight(
             steps in proptest::collection::vec((any::<bool>(), proptest::collection::vec(0u32..4, 2..6), 0usize..40), 1..120),
         ) {
             let (server, mut held) = (server(), Vec::new());

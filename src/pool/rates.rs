@@ -1,56 +1,57 @@
-//! What a server did lately: rates and means over about a minute, from the counters of its pages.
+//! Rates and means of a server over about a minute, from the counters in its scraped metrics.
 //!
-//! A server counts since its process started, so the means of its histograms stand still after some hours, whatever happens now.
-//! [`RateWindow`] keeps what the counters said some time ago and makes [`Rates`] of what has been added since. One window an endpoint,
-//! kept by `scrape::feed`; strategies read the result in [`super::EndpointMetrics::rates`].
+//! Counters run since the process started, so means of whole histograms hardly change after some hours. [`RateWindow`]
+//! keeps earlier counter values, and computes [`Rates`] from the increments since. `scrape::feed` keeps a window for
+//! each endpoint; strategies read the result in [`super::EndpointMetrics::rates`].
 
 use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A minute: long enough that a few requests make a mean, short enough to follow the load. AIBrix's drain rate has the same.
+/// Length of the window, one minute: long enough for a mean of a few requests, short enough to follow the load.
+/// AIBrix's drain rate has the same.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// A window shorter than this says nothing: a single request would decide.
+/// Shortest window with a result, 10 s; in a shorter one, a single request would dominate.
 pub const MIN_WINDOW: Duration = Duration::from_secs(10);
-/// A window longer than this (after an outage) says nothing of the present.
+/// Longest window with a result, 3 min. A longer one, as after an outage, does not describe the present.
 pub const MAX_WINDOW: Duration = Duration::from_secs(180);
-/// Counters are kept at most this often: 14 times a window at most.
+/// Shortest time between two stored scrapes, 5 s: a window has at most 14 of them.
 pub const SPACING: Duration = Duration::from_secs(5);
 
-/// Histograms of which the sum and the count are read.
+/// Histograms whose sum and count are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Histogram {
-    /// Seconds a request waited.
+    /// Time that a request waited in the queue, in seconds.
     Queue,
-    /// Seconds from its first scheduling to its first token.
+    /// Time from the first scheduling of a request to its first token, in seconds.
     Prefill,
-    /// Seconds from its first token to its last.
+    /// Time from the first token of a request to its last, in seconds.
     Decode,
-    /// Seconds from arrival to the first token.
+    /// Time from the arrival of a request to its first token, in seconds.
     FirstToken,
-    /// Seconds from arrival to the end.
+    /// Time from the arrival of a request to its end, in seconds.
     Latency,
-    /// Prompt tokens a request.
+    /// Length of a request's prompt, in tokens.
     PromptTokens,
-    /// Generated tokens a request.
+    /// Length of a request's response, in tokens.
     GenerationTokens,
 }
 
 const HISTOGRAMS: usize = 7;
 const COUNTERS: usize = 3 + 2 * HISTOGRAMS;
 
-/// What grows as long as a server's process lives.
+/// Counters that grow as long as a server's process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
-    /// Tokens computed or found in the cache for prompts.
+    /// Prompt tokens that were computed or found in the cache.
     PromptTokens,
-    /// Tokens generated.
+    /// Tokens that were generated.
     GenerationTokens,
-    /// Requests that ended well.
+    /// Requests that ended without an error.
     Finished,
-    /// The sum of a histogram.
+    /// Sum of the values in a histogram.
     Sum(Histogram),
-    /// How many values a histogram has taken.
+    /// Number of values in a histogram.
     Count(Histogram),
 }
 
@@ -66,25 +67,25 @@ impl Counter {
     }
 }
 
-/// Counters of one page, or what was added to them between two; `None` where the server has no such counter.
+/// Counters of one scrape, or their increments between two; `None` where the server lacks a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Counters([Option<f64>; COUNTERS]);
 
 impl Counters {
-    /// One counter.
+    /// Returns the value of a counter.
     #[must_use]
     pub fn get(&self, counter: Counter) -> Option<f64> {
         self.0.get(counter.index()).copied().flatten()
     }
 
-    /// Says what a counter stands at.
+    /// Sets the value of a counter.
     pub fn set(&mut self, counter: Counter, value: f64) {
         if let Some(slot) = self.0.get_mut(counter.index()) {
             *slot = Some(value);
         }
     }
 
-    /// What was added since `earlier`; `None` when a counter fell, so that the two don't belong together.
+    /// Returns the increments since `earlier`; `None` when a counter decreased, as after a restart.
     fn since(&self, earlier: &Self) -> Option<Self> {
         let mut added = Self::default();
         for (slot, (now, before)) in added.0.iter_mut().zip(self.0.iter().zip(&earlier.0)) {
@@ -96,7 +97,7 @@ impl Counters {
         Some(added)
     }
 
-    /// The mean of the values that `histogram` holds.
+    /// Returns the mean of the values in `histogram`.
     fn mean(&self, histogram: Histogram) -> Option<f64> {
         self.ratio(Counter::Sum(histogram), Counter::Count(histogram))
     }
@@ -107,26 +108,26 @@ impl Counters {
     }
 }
 
-/// Means over requests; `None` without a request, or when the server does not report what is needed.
+/// Means over requests; `None` without a request, or when the server does not report the values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Means {
-    /// Waiting, seconds.
+    /// Time in the queue, in seconds.
     pub queue_seconds: Option<f64>,
-    /// From the first scheduling to the first token, seconds.
+    /// Time from the first scheduling to the first token, in seconds.
     pub prefill_seconds: Option<f64>,
-    /// From the first token to the last, seconds.
+    /// Time from the first token to the last, in seconds.
     pub decode_seconds: Option<f64>,
-    /// Prompt length, tokens.
+    /// Length of the prompt, in tokens.
     pub prompt_tokens: Option<f64>,
-    /// Answer length, tokens.
+    /// Length of the response, in tokens.
     pub generation_tokens: Option<f64>,
 }
 
 impl Means {
-    /// The means of the requests that `counters` count: all since the process started, or those of a window.
+    /// Returns the means of the requests in `counters`: all since the process started, or those of a window.
     ///
-    /// Servers without histograms of the phases (SGLang) report the time to the first token and to the end; the phases follow from
-    /// these. Lengths without histograms follow from the token counters.
+    /// For servers without histograms of the phases (SGLang), the phases are derived from the times to the first token
+    /// and to the end. For servers without histograms of lengths, the lengths are derived from the token counters.
     #[must_use]
     pub fn of(counters: &Counters) -> Self {
         let queue_seconds = counters.mean(Histogram::Queue);
@@ -148,16 +149,17 @@ impl Means {
     }
 }
 
-/// What a server did in the last minute or so; all `None` in the first [`MIN_WINDOW`] after its start or ours.
+/// Rates over roughly the last minute. All are `None` in the first [`MIN_WINDOW`] after the start of
+/// the server or of Attaché.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Rates {
-    /// Prompt tokens a second.
+    /// Prompt tokens per second.
     pub prompt_tokens: Option<f64>,
-    /// Generated tokens a second.
+    /// Generated tokens per second.
     pub generation_tokens: Option<f64>,
-    /// Requests that ended well a second: the drain rate.
+    /// Requests per second that ended without an error: the drain rate.
     pub finished: Option<f64>,
-    /// Means of the requests that ended.
+    /// Means of the requests that ended in the window.
     pub means: Means,
 }
 
@@ -174,16 +176,16 @@ impl Rates {
     }
 }
 
-/// The counters of one endpoint over about a minute.
+/// Counters of one endpoint over about a minute.
 #[derive(Debug, Default)]
 pub struct RateWindow {
-    /// Oldest first, at least [`SPACING`] apart, all but the first younger than [`WINDOW`].
+    /// The oldest first, at least [`SPACING`] apart, all but the first younger than [`WINDOW`].
     kept: VecDeque<(Timestamp, Counters)>,
 }
 
 impl RateWindow {
-    /// Takes in a page that was read at `at`; the rates up to it. When a counter fell the window starts anew: another process counts. So
-    /// several processes that answer in turn behind one port have no rates.
+    /// Adds a scrape at time `at` and returns the rates until then. When a counter has decreased, another process
+    /// counts, and the window starts again. Several processes that alternate behind one port therefore have no rates.
     pub fn observe(&mut self, at: Timestamp, counters: &Counters) -> Rates {
         let is_second_old =
             |kept: &VecDeque<(Timestamp, Counters)>| kept.get(1).is_some_and(|s| at.since(s.0) >= WINDOW);
@@ -205,7 +207,7 @@ impl RateWindow {
             .unwrap_or_default()
     }
 
-    /// Forgets everything: the server is another one.
+    /// Clears the window, when the endpoint has another server process.
     pub fn reset(&mut self) {
         self.kept.clear();
     }

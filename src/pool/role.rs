@@ -1,23 +1,23 @@
-//! What an endpoint is there for: the encoding of media, the prefill of prompts, the answers themselves.
+//! Roles of an endpoint: encoding media, prefill, decode.
 //!
-//! Read from its labels: llm-d's `llm-d.ai/role`, else AIBrix's `role-name`. An endpoint without either does everything on its own and is
-//! never given a prompt whose answer another server makes, as in llm-d. Of AIBrix's servers over several machines only the first one
-//! (`pod-group-index` 0) speaks HTTP; the others are there for nothing.
+//! They are read from labels: llm-d's `llm-d.ai/role`, else AIBrix's `role-name`. An endpoint without either serves
+//! whole requests and is never used as a prefill worker for another server, as in llm-d. Of an AIBrix server on several
+//! machines, only the first one (`pod-group-index` 0) serves HTTP; the others have no role.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// llm-d's label.
+/// llm-d's label for roles.
 pub const ROLE_LABEL: &str = "llm-d.ai/role";
-/// AIBrix's label.
+/// AIBrix's label for roles.
 pub const AIBRIX_ROLE_LABEL: &str = "role-name";
-/// Which machine of a server of several machines it is.
+/// AIBrix's label for the number of a machine in a server of several machines.
 pub const AIBRIX_GROUP_INDEX_LABEL: &str = "stormservice.orchestration.aibrix.ai/pod-group-index";
-/// AIBrix's label of a server that does both stages on its own, with the value `true`.
+/// AIBrix's label of a server that does both prefill and decode itself, with the value `true`.
 pub const COMBINED_LABEL: &str = "combined";
 
-/// The words that [`ROLE_LABEL`] may have, and what each is there for.
+/// The values of [`ROLE_LABEL`] and the roles that they stand for.
 const WORDS: &[(&str, Roles)] = &[
     ("decode", Roles::DECODE),
     ("prefill", Roles::PREFILL),
@@ -34,20 +34,20 @@ const WORDS: &[(&str, Roles)] = &[
 pub struct Roles(u8);
 
 impl Roles {
-    /// None: it gets nothing.
+    /// No role: the endpoint gets no requests.
     pub const NONE: Self = Self(0);
-    /// Turns images and sounds into embeddings.
+    /// Encodes images and audio into embeddings.
     pub const ENCODE: Self = Self(1);
-    /// Computes prompts whose answers other servers make.
+    /// Computes prompts (prefill) for other servers.
     pub const PREFILL: Self = Self(2);
-    /// Makes answers, of prompts that it computes itself or receives.
+    /// Generates responses (decode) from prompts that it computes itself or receives.
     pub const DECODE: Self = Self(4);
 
-    /// See [`Roles::kind`].
+    /// Number of kinds that [`Roles::kind`] returns.
     pub const KINDS: usize = 3;
 
-    /// Servers of different kinds are busy each on its own: 0 for those that serve whole requests and make answers, 1 for those that compute
-    /// prompts for others, 2 for those that do both.
+    /// Returns the kind of a server, since load is measured for each kind separately: 0 for servers of whole requests
+    /// and for decode workers, 1 for prefill workers, 2 for servers with both roles.
     #[must_use]
     pub const fn kind(self) -> usize {
         match (self.has(Self::PREFILL), self.has(Self::DECODE)) {
@@ -57,32 +57,32 @@ impl Roles {
         }
     }
 
-    /// What either is there for.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `roles` are among them.
+    /// Whether the set contains all of `roles`.
     #[must_use]
     pub const fn has(self, roles: Self) -> bool {
         self.0 & roles.0 == roles.0
     }
 
-    /// What a role label's word means; `None` for a word that nobody knows.
+    /// Returns the roles of a value of [`ROLE_LABEL`]; `None` for an unknown value.
     #[must_use]
     pub fn of_word(word: &str) -> Option<Self> {
         WORDS.iter().find(|(name, _)| *name == word).map(|(_, roles)| *roles)
     }
 
-    /// All words, for messages.
+    /// All values of [`ROLE_LABEL`], for messages.
     #[must_use]
     pub fn words() -> Vec<&'static str> {
         WORDS.iter().map(|(word, _)| *word).collect()
     }
 
-    /// The roles of an endpoint with these labels. A word that nobody knows is no role at all: what such a server is for, it is not
-    /// for everything.
+    /// Returns the roles of an endpoint with these labels. An unknown value means no role, since such a server
+    /// is not for whole requests.
     #[must_use]
     pub fn of_labels(labels: &BTreeMap<Arc<str>, Arc<str>>) -> Self {
         let label = |name: &str| labels.get(name).map(|value| &**value);
@@ -94,7 +94,7 @@ impl Roles {
         }
         match label(AIBRIX_ROLE_LABEL) {
             Some("prefill") => Self::PREFILL,
-            // Other roles of a StormService are names of the operator's own.
+            // Operators choose other role names of a StormService freely.
             _ => Self::DECODE,
         }
     }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_say_what_an_endpoint_is_there_for() {
+    fn labels_determine_roles() {
         for (labels, roles) in [
             (&[][..], "decode"),
             (&[(ROLE_LABEL, "decode")], "decode"),

@@ -1,44 +1,45 @@
-//! What a deployment of servers can do within its service-level objectives (SLO), measured beforehand: AIBrix's profiles.
+//! SLO profiles: what a deployment can serve within its service-level objectives, measured beforehand. AIBrix's format.
 //!
 //! A profile is a JSON object, as AIBrix's GPU optimizer (`gen_profile.py`) writes it:
 //!
 //! ```json
 //! {"gpu": "llama-a100",
-//!  "indexes": [[4, 8], [128, 256]],            tokens: of answers (rows), of prompts (columns)
+//!  "indexes": [[4, 8], [128, 256]],            tokens: of responses (rows), of prompts (columns)
 //!  "tputs": [[9.0, 5.0], [7.0, 0.0]],          requests a second that still meet the objectives; 0 where none does
 //!  "e2e":   [[0.3, 0.4], [0.5, 0.9]],          seconds from the request to the last token at that rate
-//!  "ttft":  [[0.1, 0.2], [0.1, 0.2]],          seconds to the first token; may be missing, as `slos` may
-//!  "slos":  {"ttft": 1.0}}                     seconds; `tpot`, `ttft`, `tpat`, `e2e`: what is 0 or missing is no objective
+//!  "ttft":  [[0.1, 0.2], [0.1, 0.2]],          seconds to the first token; optional, as are `slos`
+//!  "slos":  {"ttft": 1.0}}                     seconds; `tpot`, `ttft`, `tpat`, `e2e`; 0 or missing is no objective
 //! ```
 //!
-//! A file's profile is of the deployment that `gpu` names, whatever the model. One that stands in Redis is of the model and the deployment that its
-//! key names, `aibrix:profile_{model}_{deployment}`. Other fields are for people. Whoever reads profiles publishes them, those of files in a
-//! [`SloProfiles`], those of Redis in [`RedisProfiles`]; the strategies of the `slo` family read both in a [`SloProfiles`]. Source: AIBrix v0.4.
+//! A profile in a file applies to the deployment that `gpu` names, for any model. A profile in Redis applies to the
+//! model and the deployment in its key, `aibrix:profile_{model}_{deployment}`. Other fields are ignored. The reader of
+//! files publishes their profiles in [`SloProfiles`], the reader of Redis in [`RedisProfiles`]; strategies of the `slo`
+//! family read both through [`SloProfiles`]. Source: AIBrix v0.4.
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use serde::Deserialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// 1 MiB, the largest profile that is read: one of 256 by 256 lengths.
+/// Largest profile that is read, 1 MiB: one of 256 by 256 lengths.
 pub const MAX_PROFILE_BYTES: u64 = 1 << 20;
-/// What the key of a profile in Redis begins with, as AIBrix writes it; a model, an underscore and a deployment follow.
+/// Prefix of a profile's key in Redis, as AIBrix writes it; a model, an underscore and a deployment follow.
 pub const REDIS_KEY_PREFIX: &str = "aibrix:profile_";
-/// 256 lengths on an axis are far more than anybody measures.
+/// Most lengths on an axis, far more than are measured in practice.
 const MAX_LENGTHS: usize = 256;
 
-/// Why a text is no profile.
+/// The reason for which a text is not a valid profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// It is no JSON object of that shape.
-    #[error("it is no profile: {0}")]
+    /// The text is not JSON of this form.
+    #[error("not a valid profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// A field does not fit the others.
+    /// The value of a field is invalid or does not fit the other fields.
     #[error("`{field}` {wrong}")]
     Field {
-        /// Its name.
+        /// Name of the invalid field.
         field: &'static str,
-        /// What is wrong with it, and what is allowed.
+        /// The problem, and the allowed values.
         wrong: String,
     },
 }
@@ -47,38 +48,38 @@ fn wrong(field: &'static str, wrong: impl Into<String>) -> ProfileError {
     ProfileError::Field { field, wrong: wrong.into() }
 }
 
-/// Objectives, seconds; `None` where there is none.
+/// Objectives in seconds; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Objectives {
-    /// For each token after the first.
+    /// Time per output token after the first.
     pub tpot: Option<f64>,
-    /// To the first token.
+    /// Time to the first token.
     pub ttft: Option<f64>,
-    /// From the request to the last token, for each token of prompt and answer.
+    /// Time per token of prompt and response, from the request to the last token.
     pub tpat: Option<f64>,
-    /// From the request to the last token.
+    /// Time from the request to the last token.
     pub e2e: Option<f64>,
 }
 
-/// A cell of a profile's tables.
+/// A cell of a profile's tables: one length of response and of prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
     row: usize,
     column: usize,
 }
 
-/// One deployment's profile.
+/// The profile of one deployment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// The deployment that it names.
+    /// The deployment named in the profile.
     pub deployment: String,
-    /// The model and the deployment that its key in Redis names, with an underscore between them; either may hold others.
+    /// The model and the deployment from the key in Redis, joined by an underscore; both may contain underscores.
     key: Option<String>,
-    /// Logarithms (base 2) of the lengths of answers and of prompts, ascending.
+    /// Base-2 logarithms of the lengths of responses and of prompts, ascending.
     lengths: [Vec<f64>; 2],
-    /// Requests a second.
+    /// Requests per second that meet the objectives, by cell.
     rates: Vec<Vec<f64>>,
-    /// Seconds.
+    /// Seconds from the request to the last token at that rate, by cell.
     e2e: Vec<Vec<f64>>,
     ttft: Option<Vec<Vec<f64>>>,
     objectives: Objectives,
@@ -120,10 +121,10 @@ fn table(
 }
 
 impl Profile {
-    /// Reads a profile.
+    /// Parses a profile.
     ///
     /// # Errors
-    /// As [`ProfileError`].
+    /// [`ProfileError`] for invalid JSON, fields or values.
     pub fn parse(bytes: &[u8]) -> Result<Self, ProfileError> {
         let File { gpu, indexes, tputs, e2e, ttft, slos } = serde_json::from_slice(bytes)?;
         for lengths in &indexes {
@@ -153,21 +154,22 @@ impl Profile {
         })
     }
 
-    /// Reads a profile that stands in Redis under [`REDIS_KEY_PREFIX`] and `key`.
+    /// Parses a profile from Redis that has the key [`REDIS_KEY_PREFIX`] followed by `key`.
     ///
     /// # Errors
-    /// As [`ProfileError`].
+    /// [`ProfileError`] for invalid JSON, fields or values.
     pub fn parse_keyed(key: &str, bytes: &[u8]) -> Result<Self, ProfileError> {
         Ok(Self { key: Some(key.to_owned()), ..Self::parse(bytes)? })
     }
 
-    /// What follows [`REDIS_KEY_PREFIX`] in its key, where it has one.
+    /// Returns the part of its key after [`REDIS_KEY_PREFIX`], if it has a key.
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 
-    /// The deployment of which it is for requests of `model`, as far as its key tells; `None` when it is of another model.
+    /// Returns the deployment for requests of `model` according to the key; `None` when the
+    /// profile is for another model.
     fn deployment_of(&self, model: &str) -> Option<&str> {
         match &self.key {
             Some(key) => key.strip_prefix(model)?.strip_prefix('_'),
@@ -175,8 +177,8 @@ impl Profile {
         }
     }
 
-    /// The cell of requests with so many tokens of answer and prompt: on each axis the nearest length, by its logarithm; what lies beyond an end
-    /// counts as the end.
+    /// Returns the cell for requests with these numbers of tokens: on each axis the nearest length by its logarithm.
+    /// Values beyond an end count as the end.
     #[must_use]
     pub fn cell(&self, answer: u32, prompt: u32) -> Cell {
         let [rows, columns] = &self.lengths;
@@ -187,7 +189,8 @@ impl Profile {
         table.get(cell.row)?.get(cell.column).copied()
     }
 
-    /// By how much requests of these lengths meet the objective; `None` when there is none, or it was not measured.
+    /// Returns how many seconds requests of these lengths have left before the most urgent objective; negative if they
+    /// miss it. `None` without an objective or a measurement.
     #[must_use]
     pub fn spare(&self, answer: u32, prompt: u32) -> Option<f64> {
         let cell = self.cell(answer, prompt);
@@ -205,8 +208,9 @@ impl Profile {
         Some(target - expected)
     }
 
-    /// The part of one server that a request of these lengths takes while it runs, by Little's law: at the greatest rate that meets the objectives
-    /// `rate · time` run at once, and together they are 1. `None` where no rate meets them.
+    /// Returns the part of a server that a request of these lengths uses while it runs. By Little's law, `rate ·
+    /// time` requests run at once at the highest rate that meets the objectives, and together they use 1. `None`
+    /// where no rate meets them.
     #[must_use]
     pub fn consumption(&self, answer: u32, prompt: u32) -> Option<f64> {
         let cell = self.cell(answer, prompt);
@@ -225,13 +229,13 @@ fn nearest(lengths: &[f64], tokens: u32) -> usize {
     }
 }
 
-/// Where the profiles of one Redis are published, for all strategies that read them.
+/// The published profiles of one Redis, for all strategies that read them.
 pub type RedisProfiles = ArcSwap<Vec<Profile>>;
 
-/// Where profiles of files are published, and those of Redis are found: whoever follows them writes, strategies read.
+/// Where strategies find profiles: those of files, which a follower publishes here, and those of a Redis.
 #[derive(Debug, Default)]
 pub struct SloProfiles {
-    /// Where they come from.
+    /// The files or directories that hold profiles.
     paths: Vec<String>,
     reads_redis: bool,
     of_files: ArcSwap<Vec<Profile>>,
@@ -240,49 +244,49 @@ pub struct SloProfiles {
 }
 
 impl SloProfiles {
-    /// Profiles that stand in files, and in Redis too if `reads_redis`. None has been read.
+    /// For profiles in files, and in Redis too if `reads_redis`. Initially without any profile.
     #[must_use]
     pub fn new(paths: Vec<String>, reads_redis: bool) -> Self {
         Self { paths, reads_redis, ..Self::default() }
     }
 
-    /// The files.
+    /// Returns the paths of the files.
     #[must_use]
     pub fn paths(&self) -> &[String] {
         &self.paths
     }
 
-    /// Whether those in Redis are wanted.
+    /// Whether profiles in Redis are used.
     #[must_use]
     pub fn reads_redis(&self) -> bool {
         self.reads_redis
     }
 
-    /// The profiles of now.
+    /// Returns the current profiles.
     #[must_use]
     pub fn load(&self) -> Profiles {
         let of_redis = self.of_redis.load().as_ref().map(|published| published.load_full());
         Profiles { of_redis: of_redis.unwrap_or_default(), of_files: self.of_files.load_full() }
     }
 
-    /// Replaces those of files.
+    /// Replaces the profiles of files.
     pub fn publish(&self, profiles: Vec<Profile>) {
         self.of_files.store(Arc::new(profiles));
     }
 
-    /// Reads those of Redis there from now on.
+    /// Sets where the profiles of Redis are published.
     pub fn read_there(&self, published: Arc<RedisProfiles>) {
         self.of_redis.store(Some(published));
     }
 
-    /// Whether the caller is the one to follow the files; true once.
+    /// Returns true once: to the caller that must follow the files.
     #[must_use]
     pub fn follow(&self) -> bool {
         !self.followed.swap(true, Relaxed)
     }
 }
 
-/// The profiles of one moment.
+/// The profiles at one moment.
 #[derive(Clone, Debug)]
 pub struct Profiles {
     of_redis: Arc<Vec<Profile>>,
@@ -290,14 +294,14 @@ pub struct Profiles {
 }
 
 impl Profiles {
-    /// Those of files.
+    /// Returns the profiles of files.
     #[must_use]
     pub fn of_files(&self) -> &[Profile] {
         &self.of_files
     }
 
-    /// The profile of a deployment for requests of `model`, one of Redis before one of a file. Where no deployment is known it is the only profile
-    /// that there is for the model.
+    /// Returns the profile of a deployment for requests of `model`; one in Redis precedes one in a file. If the
+    /// deployment is unknown, returns the only profile for the model, if there is just one.
     #[must_use]
     pub fn find(&self, model: &str, deployment: Option<&str>) -> Option<&Profile> {
         find(&self.of_redis, model, deployment).or_else(|| find(&self.of_files, model, deployment))

@@ -1,21 +1,24 @@
-//! How fast an endpoint is, learned from its answers: how long a request would wait there for its first token, and how long a token takes.
+//! Speed of an endpoint, learned from its responses: the time to the first token that a request would have, and the
+//! time per further token.
 //!
 //! ```text
-//! seconds to the first token = c · [1, kilotokens to compute first (others' and its own), mega-pairs of attention among them,
-//!                                   requests that decode, requests that wait for something else, requests in a full cache, adapter to load]
-//! seconds a further token    = d · [1, requests that decode, kilotokens being prefilled]
+//! seconds to the first token = c · [1, kilotokens to compute first (others' and its own), mega-pairs of attention,
+//!                                   requests that decode, requests that wait for something else,
+//!                                   requests in a full cache, adapter to load]
+//! seconds per further token  = d · [1, requests that decode, kilotokens being prefilled]
 //! ```
 //!
-//! `c` and `d` are fitted online, for the pool as a whole, by [`fit`]: they are never negative, forget, and begin with a mid-size model on
-//! a current accelerator. How many times slower or faster than its pool an endpoint is, is its own [`ratio`], believed as far as it is
-//! significant. So a pool may be of any mix of hardware, equal servers stay equal, and nobody calibrates anything.
+//! [`fit`] fits `c` and `d` online for the pool as a whole. They are never negative, forget old observations, and start
+//! with values of a mid-size model on a current accelerator. Each endpoint has its own [`ratio`] to the pool's speed,
+//! applied as far as it is statistically significant. A pool may therefore mix hardware, equal servers stay equal, and
+//! no calibration is needed.
 //!
-//! What is on its way is counted from the moment of the decision by a [`Reservation`], which ends with the first token, so that a herd
-//! can't form between two pages of metrics. Answers that come whole don't tell when their first token was: those reservations drain at
-//! the endpoint's own speed.
+//! A [`Reservation`] counts a request from the decision to its first token, so that a burst between two scrapes does
+//! not go to one endpoint. Responses that arrive whole do not show when their first token was computed: their
+//! reservations drain at the endpoint's own speed.
 //!
-//! Called by `scheduling` (predictions) and by the exchange (what came of them). Source: the features of llm-d's latency predictor, for
-//! which it runs gradient-boosted trees in a sidecar; Dynamo's prefill and decode load.
+//! Called by `scheduling` (predictions) and by `ext_proc` (observations). Sources: the features of llm-d's latency
+//! predictor, which uses gradient-boosted trees in a sidecar; Dynamo's prefill and decode load.
 
 mod clearing;
 mod demand;
@@ -47,58 +50,59 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 pub use transfer::{TransferSpeed, Transfers};
 
-/// Features of the time to the first token.
+/// Number of features of the time to the first token.
 const FIRST: usize = 7;
-/// Features of the time between tokens.
+/// Number of features of the time between tokens.
 const NEXT: usize = 3;
 
-/// What a pool is thought of before it has answered anything: 20 ms for the way and the scheduler, 25,000 prompt tokens a second, 1 ns a pair
-/// of tokens (an 8B model on one H100), 0.2 ms for each request that decodes, 50 ms for each that waits, 100 ms for each in a full cache,
-/// 200 ms to load an adapter.
+/// Coefficients before any response: 20 ms for network and scheduler, 25,000 prompt tokens a second, 1 ns per pair of
+/// tokens (an 8B model on one H100), 0.2 ms per decoding request, 50 ms per waiting request, 100 ms per request in a
+/// full cache, 200 ms to load an adapter.
 const DEFAULT_FIRST: [f64; FIRST] = [0.02, 0.04, 0.001, 0.000_2, 0.05, 0.1, 0.2];
-/// The size of each feature that makes it count.
+/// Typical size of each feature, which scales the weight of its prior.
 const SCALE_FIRST: [f64; FIRST] = [1.0, 2.0, 10.0, 10.0, 1.0, 1.0, 0.3];
-/// 8 ms a token alone, 0.05 ms more for each other, 1 ms more for each thousand tokens that are prefilled beside.
+/// Coefficients before any response: 8 ms per token alone, 0.05 ms for each other request, 1 ms for
+/// each thousand tokens prefilled meanwhile.
 const DEFAULT_NEXT: [f64; NEXT] = [0.008, 0.000_05, 0.001];
 const SCALE_NEXT: [f64; NEXT] = [1.0, 10.0, 2.0];
-/// 30 s: what an endpoint showed counts half when it has answered nothing for so long. Without it one that was slow while it warmed up
-/// would never be asked again.
+/// Half-life of an endpoint's ratio without new responses, 30 s. Without it, a server that was slow while it warmed up
+/// would never be used again.
 const HALF_LIFE: f64 = 30.0;
-/// 1 s: what was shown less than this ago counts whole (it would count 98 %), and need not be worked out.
+/// Responses less than 1 s old count fully instead of 98 %, which saves the computation.
 const YOUNG: f64 = HALF_LIFE / 30.0;
-/// Half: predictions for an endpoint that has answered nothing may be that far off.
+/// Relative error of predictions for an endpoint without responses.
 const UNKNOWN_ERROR: f64 = 0.5;
-/// The usual error of an endpoint's predictions is a mean of some 20 answers.
+/// Weight of one response in an endpoint's usual prediction error: a mean of some 20 responses.
 const ERROR_RATE: f64 = 0.05;
-/// The mean ratio of a pool's endpoints, and the length of a usual answer, are means of some 100 answers.
+/// Weight of one response in the pool's mean ratio and mean response length: means of some 100 responses.
 const CENTRE_RATE: f64 = 0.01;
-/// A cache this full admits nobody before somebody ends.
+/// KV cache usage from which on a server admits no request before another one ends.
 const FULL_CACHE: f32 = 0.95;
 
-/// The speed of a pool as a whole, and how much it has to do.
+/// The speed of a pool as a whole, and its load.
 #[derive(Debug)]
 pub struct PoolSpeed {
     first: Mutex<Shape<FIRST>>,
     next: Mutex<Shape<NEXT>>,
-    /// The coefficients, as readers take them, and what its endpoints have in common beside them.
+    /// The coefficients, and the mean ratio of all endpoints to them, for readers.
     published: (Published<FIRST>, Published<NEXT>),
     centres: Factors,
-    /// The coefficients come from answers.
+    /// Whether the coefficients have learned from responses.
     learned: AtomicBool,
-    /// By [`Roles::kind`].
+    /// Load by [`Roles::kind`].
     demand: [Mutex<Demand>; Roles::KINDS],
     transfer: TransferSpeed,
     pace: Pace,
-    /// Tokens of a usual answer; f32 bits.
+    /// Mean length of a response in tokens; bits of an `f32`.
     answer_tokens: AtomicU32,
     lengths: Mutex<Lengths>,
 }
 
-/// What the times of a pool's answers follow from.
+/// The model of one of the two times.
 #[derive(Debug)]
 struct Shape<const N: usize> {
     fit: Fit<N>,
-    /// The mean logarithm of what endpoints are slower than the fit: what all have in common is the pool's.
+    /// Mean logarithm of the endpoints' ratios to the fit. What all endpoints have in common belongs to the pool.
     centre: f64,
 }
 
@@ -107,11 +111,12 @@ impl<const N: usize> Shape<N> {
         Self { fit: Fit::new(prior), centre: 0.0 }
     }
 
-    /// Takes in an answer of an endpoint, whose ratio follows it.
+    /// Adds a response of an endpoint and updates the endpoint's ratio.
     fn observe(&mut self, ratio: &mut Ratio, features: &[f64; N], seconds: f64, prior: &[f64; N], scale: &[f64; N]) {
         let relative = ratio.ln() - self.centre;
         ratio.observe(seconds, self.fit.predict(features));
-        // Were the server as fast as the others: endpoints of one pool differ in scale, not in shape.
+        // The observation is scaled as if the server were as fast as the others: endpoints of one pool
+        // differ by a factor only.
         self.fit.observe(features, seconds / relative.exp(), prior, scale);
         self.centre += (ratio.ln() - self.centre) * CENTRE_RATE;
     }
@@ -138,7 +143,7 @@ impl Default for PoolSpeed {
 }
 
 impl PoolSpeed {
-    /// How long KV caches take from server to server.
+    /// Returns the learned times of KV cache transfers between servers.
     #[must_use]
     pub fn transfer(&self) -> &TransferSpeed {
         &self.transfer
@@ -150,13 +155,13 @@ impl PoolSpeed {
         }
     }
 
-    /// Tokens of a usual answer; 0 before the first.
+    /// Returns the mean length of a response in tokens; 0 before the first.
     #[must_use]
     pub fn answer_tokens(&self) -> f64 {
         f64::from(f32::from_bits(self.answer_tokens.load(Relaxed)))
     }
 
-    /// Tokens of the answer to a prompt of so many tokens, by what was seen of such; 1 where nothing was.
+    /// Returns the expected response length for a prompt of this many tokens; 1 without observations.
     #[must_use]
     pub fn expected_answer(&self, prompt_tokens: u32) -> u32 {
         self.lengths.lock().expected(prompt_tokens)
@@ -167,19 +172,19 @@ impl PoolSpeed {
         self.lengths.lock().ended(prompt_tokens, tokens, now);
         let usual = self.answer_tokens();
         let next = if usual == 0.0 { tokens as f64 } else { usual + (tokens as f64 - usual) * CENTRE_RATE };
-        // Of two answers at one moment one may be forgotten.
+        // Of two concurrent responses, one may be lost.
         self.answer_tokens.store((next as f32).to_bits(), Relaxed);
     }
 
-    /// What was sent of late to the servers of one [`Roles::kind`].
+    /// Returns the recent load of the servers of one [`Roles::kind`].
     #[must_use]
     pub fn demand(&self, kind: usize, now: Timestamp) -> Rates {
         self.demand.get(kind).map_or_else(Rates::default, |demand| demand.lock().rates(now))
     }
 }
 
-/// Coefficients that are read at every decision and written at every answer; f32 bits. A reader may see some from before a change and some
-/// from after it.
+/// Coefficients that every decision reads and every response writes; bits of `f32`s. A reader may see some from before
+/// a change and some from after it.
 #[derive(Debug)]
 struct Published<const N: usize>([AtomicU32; N]);
 
@@ -202,7 +207,7 @@ impl<const N: usize> Published<N> {
     }
 }
 
-/// How many times slower than the pool's fit, before the first token and after it; f32 bits, 0 for 1.
+/// Ratios to the pool's fit, for the first token and for further tokens; bits of `f32`s, 0 for a ratio of 1.
 #[derive(Debug, Default)]
 struct Factors([AtomicU32; 2]);
 
@@ -226,57 +231,57 @@ impl Factors {
     }
 }
 
-/// What one request would have an endpoint compute.
+/// The work of one request on an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Tokens of its prompt.
+    /// Length of the prompt in tokens.
     pub prompt_tokens: u32,
-    /// Those of them that are not cached there.
+    /// Tokens of the prompt that are not cached on the endpoint.
     pub uncached_tokens: u32,
-    /// It needs an adapter that is not loaded there.
+    /// Whether the request needs an adapter that is not loaded there.
     pub adapter_cold: bool,
 }
 
 impl Work {
-    /// The same when another server has computed the prompt.
+    /// Returns the work that remains when another server has computed the prompt.
     #[must_use]
     pub fn received(self) -> Self {
         Self { uncached_tokens: 0, ..self }
     }
 
-    /// Pairs of a token to be computed and a token that it looks at, millions.
+    /// Attention pairs of a token to compute and a token before it, in millions.
     fn mega_pairs(self) -> f64 {
         let (all, new) = (f64::from(self.prompt_tokens), f64::from(self.uncached_tokens.min(self.prompt_tokens)));
         new * (all - new / 2.0) / 1e6
     }
 }
 
-/// What stands before a request that comes now.
+/// The load of an endpoint ahead of a new request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Prompt tokens that are still to be computed, thousands.
+    /// Prompt tokens still to compute, in thousands.
     pub kilotokens: f64,
-    /// Pairs of tokens that come with them, millions.
+    /// Attention pairs of these tokens, in millions.
     pub mega_pairs: f64,
-    /// Seconds that both take.
+    /// Seconds that the computation of these prompts takes.
     pub prefill_seconds: f64,
-    /// Requests that decode.
+    /// Number of requests that decode.
     pub decoding: f64,
-    /// Requests that wait for their first token: ours, whose tokens are in `kilotokens`, and other pickers'. Each costs something of its
-    /// own where seats, adapters' slots or blocks are short.
+    /// Number of requests that wait for their first token: ours, whose tokens are in `kilotokens`, and those of other
+    /// clients. Each adds to the wait where sequence slots, adapter slots or blocks are scarce.
     pub waiting: f64,
-    /// Requests that wait in a cache without room, this one included; 0 while there is room.
+    /// Number of requests that wait for capacity in a full cache, this one included; 0 while the cache has capacity.
     pub crowded: f64,
 }
 
-/// What one endpoint's answers have shown.
+/// What the responses of one endpoint have shown.
 #[derive(Debug)]
 struct Own {
-    /// How many times slower than the pool it is, before the first token and after it.
+    /// Ratios to the pool, for the first token and for further tokens.
     ratios: [Ratio; 2],
-    /// By how much predictions of its first tokens, and of its further tokens, were off, as a part of what was predicted.
+    /// Relative errors of predictions of first tokens and of further tokens.
     errors: [f64; 2],
-    /// The prompts that it computed last.
+    /// The prompts of the engine step in progress.
     step: Step,
 }
 
@@ -286,24 +291,26 @@ impl Default for Own {
     }
 }
 
-/// What is known of one endpoint's speed, and what is on its way there.
+/// Learned speed of one endpoint, and its requests in flight.
 #[derive(Debug, Default)]
 pub struct EndpointSpeed {
     pool: Arc<PoolSpeed>,
     own: Mutex<Option<Own>>,
-    /// Its ratios, as readers take them.
+    /// The endpoint's ratios, for readers.
     slower: Factors,
-    /// When it last showed anything; 0 when it never has.
+    /// Time of the last observation; 0 before the first.
     answered: AtomicU64,
-    /// Requests whose first token will be seen.
+    /// Requests whose first token Attaché will observe.
     pending: Pending,
-    /// Thousands of tokens of those whose first token won't be seen (f32 bits), and when that was so (ms): they drain.
+    /// Kilotokens of requests whose first token Attaché will not observe (bits of an `f32`), and the time of
+    /// that value (ms). They drain.
     unseen: AtomicU64,
-    /// How many requests those were then (f32 bits): they go as their tokens do.
+    /// Number of these requests at that time (bits of an `f32`); it drains with their tokens.
     unseen_requests: AtomicU32,
 }
 
-/// `usual · (own / usual)^counts`, without its logarithm: exact at both ends and nearly so between (Padé's approximation of first order).
+/// Approximates `usual · (own / usual)^counts` without a logarithm: exact at both ends and
+/// close between them (first-order Padé).
 fn between(usual: f32, own: f32, counts: f64) -> f64 {
     let (usual, own, less) = (f64::from(usual), f64::from(own), 1.0 - counts);
     usual * ((1.0 + counts) * own + less * usual) / (less * own + (1.0 + counts) * usual)
@@ -314,7 +321,7 @@ fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
 }
 
 impl EndpointSpeed {
-    /// An endpoint of a pool.
+    /// The speed of a new endpoint of a pool.
     #[must_use]
     pub fn of(pool: Arc<PoolSpeed>) -> Self {
         Self { pool, ..Self::default() }
@@ -326,7 +333,8 @@ impl EndpointSpeed {
         (first.get().map(|c| c * before), next.get().map(|c| c * after))
     }
 
-    /// How many times slower than the pool's fit it is, the nearer to what is usual the longer ago it showed anything.
+    /// Returns the endpoint's ratios to the pool's fit. They approach the pool's mean with the
+    /// time since the last observation.
     fn slower(&self, now: Timestamp) -> [f64; 2] {
         let (own, usual) = (self.slower.get(), self.pool.centres.get());
         let answered = self.answered.load(Relaxed);
@@ -343,19 +351,20 @@ impl EndpointSpeed {
         [between(usual_before, before, counts), between(usual_after, after, counts)]
     }
 
-    /// The whole pool's.
+    /// Returns the speed of the whole pool.
     #[must_use]
     pub fn pool(&self) -> &PoolSpeed {
         &self.pool
     }
 
-    /// Requests whose first token is awaited and will be seen.
+    /// Returns the number of requests whose first token Attaché awaits.
     #[must_use]
     pub fn pending(&self) -> u32 {
         self.pending.count()
     }
 
-    /// Requests whose first token is awaited: those of which it will be seen, and as many of the others as are thought not to be computed by now.
+    /// Returns the number of requests without a first token: those whose first token Attaché awaits, and the estimated
+    /// number of others that are not computed yet.
     #[must_use]
     pub fn awaited(&self, now: Timestamp) -> f64 {
         let (c, _) = self.coefficients(now);
@@ -368,7 +377,8 @@ impl EndpointSpeed {
         if kilotokens > 0.0 { requests * self.drained(c, now) / f64::from(kilotokens) } else { 0.0 }
     }
 
-    /// Seconds until the next of those whose first token won't be seen is thought to be computed; `None` when none is left.
+    /// Returns the seconds until the next request without an observable first token is estimated to be computed;
+    /// `None` when none is left.
     #[must_use]
     pub fn computes_in(&self, now: Timestamp) -> Option<f64> {
         let (c @ [_, per_kilotoken, ..], _) = self.coefficients(now);
@@ -376,20 +386,20 @@ impl EndpointSpeed {
         (left > 0.0).then(|| left * per_kilotoken / self.unseen_requests(&c, now).max(1.0))
     }
 
-    /// A new process: what the old one showed is void.
+    /// Clears what was learned, after a restart of the server's process.
     pub fn reset(&self) {
         *self.own.lock() = None;
         self.slower.reset();
         self.answered.store(0, Relaxed);
     }
 
-    /// Seconds that `kilotokens` of prompt take to compute here, when there are no other costs.
+    /// Seconds to compute `kilotokens` of prompt here, without other costs.
     fn prefill_seconds(c: &[f64; FIRST], kilotokens: f64, mega_pairs: f64) -> f64 {
         let [_, per_kilotoken, per_mega_pair, ..] = c;
         kilotokens * per_kilotoken + mega_pairs * per_mega_pair
     }
 
-    /// What stands before a request that comes `now`, and what it can expect. `ledger` and `fresh` are the endpoint's own.
+    /// Returns the load ahead of a new request, and the prediction for it. `ledger` and `fresh` are the endpoint's own.
     #[must_use]
     pub fn forecast(
         &self,
@@ -414,7 +424,7 @@ impl EndpointSpeed {
         let pending = left.count;
         let (mut kilotokens, mut mega_pairs) = (left.tokens as f64 / 1e3, left.kilopairs as f64 / 1e3);
         if pending > 0 {
-            // The first of them has been worked on since then, and has not come to its end.
+            // The first prompt has been computed in part, and is not complete.
             let worked = now.since(left.since).as_secs_f64() / f64::from(self.pool.pace.get());
             let head =
                 Self::prefill_seconds(c, f64::from(left.head.tokens) / 1e3, f64::from(left.head.kilopairs) / 1e3);
@@ -438,7 +448,8 @@ impl EndpointSpeed {
         }
     }
 
-    /// A request is on its way whose first token won't be seen. A race between two decisions loses one of them at worst, which drains anyway.
+    /// Adds a request whose first token Attaché will not observe. Two concurrent decisions may lose one of
+    /// them, which would drain anyway.
     #[expect(clippy::cast_possible_truncation, reason = "requests, and thousands of tokens, in f32")]
     fn push_unseen(&self, c: &[f64; FIRST], tokens: u32, now: Timestamp) {
         let requests = self.unseen_requests(c, now) + 1.0;
@@ -447,7 +458,7 @@ impl EndpointSpeed {
         self.unseen_requests.store((requests as f32).to_bits(), Relaxed);
     }
 
-    /// Thousands of tokens of answers that come whole and have not been computed by now.
+    /// Returns the kilotokens of requests without an observable first token that are not computed yet.
     fn drained(&self, c: &[f64; FIRST], now: Timestamp) -> f64 {
         let packed = self.unseen.load(Relaxed);
         let (kilotokens, at) = unpack(packed);
@@ -459,25 +470,25 @@ impl EndpointSpeed {
         (f64::from(kilotokens) - seconds / per_kilotoken.max(1e-6)).max(0.0)
     }
 
-    /// Whether any answer of this endpoint or of its pool has been learned from.
+    /// Whether this endpoint or its pool has learned from any response.
     #[must_use]
     pub fn is_learned(&self) -> bool {
         self.pool.learned.load(Relaxed)
     }
 
-    /// When an answer was last learned from here; `None` before the first.
+    /// Returns the time of the last response that was learned from; `None` before the first.
     #[must_use]
     pub fn last_answer(&self) -> Option<Timestamp> {
         Some(Timestamp(self.answered.load(Relaxed))).filter(|at| at.0 > 0)
     }
 
-    /// By how much predictions are usually off, as a part of themselves: of a first token, and of further tokens.
+    /// Returns the usual relative errors of predictions of a first token and of further tokens.
     #[must_use]
     pub fn errors(&self) -> [f64; 2] {
         self.own.lock().as_ref().map_or([UNKNOWN_ERROR; 2], |own| own.errors)
     }
 
-    /// What was learned here; `None` before the first answer.
+    /// Returns what was learned about the endpoint; `None` before the first response.
     #[must_use]
     pub fn learned(&self) -> Option<Learned> {
         let [error, _] = self.own.lock().as_ref()?.errors;
@@ -490,7 +501,7 @@ impl EndpointSpeed {
         })
     }
 
-    /// A prompt has been computed, and was the first for so long.
+    /// Records that a prompt has been computed, and how long it was the first in the queue.
     fn computed(&self, prompt: pending::Prompt, time: Duration, now: Timestamp) {
         let (c, _) = self.coefficients(now);
         let thought = Self::prefill_seconds(&c, f64::from(prompt.tokens) / 1e3, f64::from(prompt.kilopairs) / 1e3);
@@ -528,9 +539,9 @@ impl EndpointSpeed {
     }
 }
 
-/// Something that was predicted to take `predicted` seconds took `seconds`.
+/// Records that a time predicted as `predicted` seconds was `seconds`.
 fn observe_error(error: &mut f64, predicted: f64, seconds: f64) {
-    // What is far out moves the usual error by no more than three times itself.
+    // An outlier changes the usual error by at most three times its value.
     let off = ((seconds - predicted) / predicted.max(seconds * 0.1)).abs();
     *error += (off.min(3.0 * error.max(0.1)) - *error) * ERROR_RATE;
 }
@@ -547,25 +558,26 @@ fn first_features(load: &Load, work: Work) -> [f64; FIRST] {
     ]
 }
 
-/// What an endpoint has shown, for people.
+/// What was learned about an endpoint, for display.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Learned {
-    /// Prompt tokens that it computes in a second, attention apart.
+    /// Prompt tokens computed per second, without attention.
     pub prefill_tokens_per_second: f64,
-    /// Seconds for each token of a request that is alone.
+    /// Seconds per token of a request that runs alone.
     pub seconds_per_token: f64,
-    /// By how much predictions of the first token are usually off, as a part of what was predicted.
+    /// Usual relative error of predictions of the first token.
     pub first_token_error: f64,
 }
 
-/// What a request can expect of an endpoint.
+/// Predicted times of a request on an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// Seconds to the first token.
     pub first_token: f64,
     /// Seconds for each further token.
     pub per_token: f64,
-    /// Seconds of `first_token` that this request's own prompt takes to compute: nobody else's tokens come in that time.
+    /// Seconds of `first_token` in which this request's own prompt is computed; other requests get
+    /// no tokens in that time.
     pub own_prefill: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The rules by which a pool changes. One task owns a [`PoolWriter`], feeds it events and publishes what comes out.
+//! The rules by which a pool changes. One task owns a [`PoolWriter`], passes events to it and publishes its snapshots.
 
 use super::endpoint::{Endpoint, EndpointSpec};
 use super::metrics::EndpointMetrics;
@@ -14,20 +14,22 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize)]
 pub struct SourceId(pub u32);
 
-/// What a feed tells the writer.
+/// An event that a feed sends to the writer.
 #[derive(Debug)]
 pub enum PoolEvent {
-    /// These are all the endpoints that a source knows now. An address that two sources name belongs to the lower-numbered one.
+    /// The complete list of a source's endpoints. An address that several sources name
+    /// belongs to the lowest-numbered one.
     Endpoints { source: SourceId, endpoints: Vec<Arc<EndpointSpec>> },
-    /// A source is no more; its endpoints go with it.
+    /// A source was removed, together with its endpoints.
     SourceGone { source: SourceId },
-    /// A page was read.
+    /// An endpoint was scraped.
     Scraped { id: EndpointId, metrics: Arc<EndpointMetrics> },
-    /// The server's process is a new one: what was learned about the old one is void.
+    /// The server's process was restarted: everything learned about the old one is discarded.
     Restarted { id: EndpointId },
-    /// The server has cleared its cache, and goes on.
+    /// The server has cleared its cache and keeps running.
     CacheCleared { id: EndpointId },
-    /// The configuration names these sources now: the pool is complete once they have spoken, and what others said goes.
+    /// The configuration names these sources now. The pool is complete once all have reported; endpoints
+    /// of other sources are removed.
     Expect { sources: Vec<SourceId> },
 }
 
@@ -37,11 +39,11 @@ pub struct PoolWriter {
     expected_sources: Vec<SourceId>,
     sources: BTreeMap<SourceId, Vec<Arc<EndpointSpec>>>,
     endpoints: Vec<EndpointState>,
-    /// Where in `endpoints` an id stands.
+    /// Position of each id in `endpoints`.
     positions: AHashMap<EndpointId, usize>,
     /// Endpoints that have left or lost their cache since the last snapshot.
     lost: Vec<EndpointId>,
-    /// What new endpoints are thought of.
+    /// The pool's speed, from which new endpoints start.
     speed: Arc<PoolSpeed>,
     next_id: u32,
     generation: u64,
@@ -50,7 +52,7 @@ pub struct PoolWriter {
 }
 
 impl PoolWriter {
-    /// A writer for a pool that is complete once all `expected_sources` have spoken.
+    /// A writer for a pool that is complete once all `expected_sources` have reported.
     #[must_use]
     pub fn new(expected_sources: Vec<SourceId>) -> Self {
         Self {
@@ -67,7 +69,7 @@ impl PoolWriter {
         }
     }
 
-    /// Takes in one event.
+    /// Applies one event.
     pub fn apply(&mut self, event: PoolEvent) {
         match event {
             PoolEvent::Endpoints { source, endpoints } => {
@@ -104,7 +106,7 @@ impl PoolWriter {
         }
     }
 
-    /// Changes what counts as complete, when the configuration names other sources.
+    /// Changes the sources that a complete pool must have heard from, and removes all others.
     pub fn expect(&mut self, expected_sources: Vec<SourceId>) {
         let gone: Vec<SourceId> = self.sources.keys().copied().filter(|s| !expected_sources.contains(s)).collect();
         self.expected_sources = expected_sources;
@@ -114,7 +116,7 @@ impl PoolWriter {
         self.reconcile();
     }
 
-    /// The next snapshot, if anything has changed since the last one.
+    /// Returns the next snapshot, if anything has changed since the last one.
     pub fn snapshot(&mut self) -> Option<PoolSnapshot> {
         if !std::mem::take(&mut self.dirty) {
             return None;
@@ -125,7 +127,7 @@ impl PoolWriter {
         Some(PoolSnapshot::new(self.generation, synced, self.endpoints.clone()).after_loss(lost))
     }
 
-    /// What to tell those who follow the pool about the snapshot that was made last.
+    /// Returns what followers of the pool receive about the last snapshot.
     #[must_use]
     pub fn published(&self) -> Published {
         Published { generation: self.generation, membership: self.membership }
@@ -135,8 +137,8 @@ impl PoolWriter {
         self.positions.get(&id).and_then(|at| self.endpoints.get_mut(*at))
     }
 
-    /// Brings the endpoints in line with what the sources say. An endpoint keeps its id, ledger and health as long as address and
-    /// UID stay; another UID at the same address is another endpoint.
+    /// Updates the endpoints to the sources' lists. An endpoint keeps its id, ledger and health as long as its address
+    /// and UID are unchanged; another UID at the same address is another endpoint.
     fn reconcile(&mut self) {
         let mut known: AHashMap<SocketAddr, EndpointState> =
             std::mem::take(&mut self.endpoints).into_iter().map(|s| (s.endpoint.spec.address, s)).collect();
@@ -159,7 +161,7 @@ impl PoolWriter {
         let before = std::mem::take(&mut self.positions);
         self.positions = self.endpoints.iter().map(|s| s.endpoint.id).zip(0..).collect();
         self.lost.extend(before.into_keys().filter(|id| !self.positions.contains_key(id)));
-        // The snapshot that is made next carries the change.
+        // The next snapshot contains the change.
         self.membership = self.generation + 1;
         self.dirty = true;
     }

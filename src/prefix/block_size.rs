@@ -1,5 +1,5 @@
-//! How many tokens a pool's blocks have. Keys of blocks of different sizes never meet, so all who make keys share one [`BlockSize`]: prompts
-//! are cut by it, and what engines tell of blocks of another size is not taken in.
+//! Number of tokens in a block of a pool. Keys of blocks of different sizes never match, so everything that makes keys
+//! shares one [`BlockSize`]: prompts are divided by it, and KV events with blocks of another size are rejected.
 
 use super::index::HolderId;
 use ahash::{AHashMap, AHashSet};
@@ -11,58 +11,62 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Tokens in a block: those that the configuration names; or those that most endpoints of the pool have, each by its events or, as long as it
-/// has told of no block, by its page of metrics. A page that the events of its own endpoint contradict, as that of vLLM with context parallelism,
-/// says nothing for others either. While some have the size in force, another takes its place only with two more and a tenth of all more:
-/// each change costs what is known of blocks.
+/// Tokens in a block: the configured number, or else the size that most endpoints of the pool report.
+///
+/// An endpoint reports its size by KV events. Until its first event with blocks, its scraped metrics count. When
+/// events of an endpoint contradict its own metrics, as in vLLM with context parallelism, metrics with that value are
+/// ignored for other endpoints too.
+///
+/// A change makes all known blocks useless. While any endpoint has the current size, another size therefore replaces it
+/// only with a lead of two endpoints and of a tenth of all endpoints.
 #[derive(Debug)]
 pub struct BlockSize {
     tokens: AtomicU32,
     is_given: bool,
-    endpoints: Mutex<AHashMap<EndpointId, Told>>,
+    endpoints: Mutex<AHashMap<EndpointId, ReportedSizes>>,
 }
 
-/// What one endpoint says of its blocks.
+/// The block sizes that one endpoint has reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Told {
+struct ReportedSizes {
     page: Option<u32>,
-    /// By cache, the first that has told before the others.
+    /// Sizes from KV events, by cache; the cache that reported first comes first.
     events: SmallVec<[(HolderId, u32); 1]>,
 }
 
 impl BlockSize {
-    /// The size that the configuration asks for, whatever engines say.
+    /// A fixed size from the configuration, which reports of endpoints do not change.
     #[must_use]
     pub fn given(tokens: u32) -> Self {
         Self { tokens: AtomicU32::new(tokens), is_given: true, endpoints: Mutex::default() }
     }
 
-    /// The size of the engines' blocks; `until_known` before they have told.
+    /// A size that follows the endpoints' reports; `until_known` is used before the first report.
     #[must_use]
     pub fn of_engines(until_known: u32) -> Self {
         Self { tokens: AtomicU32::new(until_known), is_given: false, endpoints: Mutex::default() }
     }
 
-    /// Tokens in a block.
+    /// Returns the number of tokens in a block.
     #[must_use]
     pub fn get(&self) -> u32 {
         self.tokens.load(Relaxed)
     }
 
-    /// The same as a number that prompts can be cut by.
+    /// Returns the number of tokens in a block, at least 1, for code that divides by it.
     #[must_use]
     pub fn at_least_one(&self) -> NonZeroUsize {
         NonZeroUsize::new(self.get() as usize).unwrap_or(NonZeroUsize::MIN)
     }
 
-    /// Whether the configuration names it.
+    /// Whether the configuration sets the size.
     #[must_use]
     pub fn is_given(&self) -> bool {
         self.is_given
     }
 
-    /// These are the pool's endpoints, with the size that the page of each names. One whose page names none just now keeps what it named
-    /// before; the pages of endpoints that are not among them are forgotten.
+    /// Records the block size in the scraped metrics of each endpoint of the pool. `None` keeps the endpoint's previous
+    /// value. Metrics of endpoints that are not in the list are forgotten.
     pub fn pages(&self, endpoints: impl Iterator<Item = (EndpointId, Option<u32>)> + Clone) {
         let mut known = self.endpoints.lock();
         let (mut is_news, mut of_pool) = (false, 0);
@@ -83,7 +87,8 @@ impl BlockSize {
         }
     }
 
-    /// The events of one of an endpoint's caches have blocks of `tokens`, which counts until [`BlockSize::forget`].
+    /// Records that KV events of one cache of an endpoint have blocks of `tokens`
+    /// tokens. This counts until [`BlockSize::forget`].
     pub fn tell(&self, endpoint: EndpointId, cache: HolderId, tokens: u32) {
         let mut known = self.endpoints.lock();
         let told = known.entry(endpoint).or_default();
@@ -94,7 +99,7 @@ impl BlockSize {
         self.elect(&mut known);
     }
 
-    /// What the events of a cache have told counts no longer.
+    /// Forgets the block size that the events of a cache reported.
     pub fn forget(&self, endpoint: EndpointId, cache: HolderId) {
         let mut known = self.endpoints.lock();
         if let Some(told) = known.get_mut(&endpoint) {
@@ -103,19 +108,19 @@ impl BlockSize {
         self.elect(&mut known);
     }
 
-    fn elect(&self, known: &mut AHashMap<EndpointId, Told>) {
-        known.retain(|_, told| *told != Told::default());
+    fn elect(&self, known: &mut AHashMap<EndpointId, ReportedSizes>) {
+        known.retain(|_, told| *told != ReportedSizes::default());
         if self.is_given {
             return;
         }
-        let untrue: AHashSet<u32> = known.values().filter_map(Told::untrue_page).collect();
+        let untrue: AHashSet<u32> = known.values().filter_map(ReportedSizes::untrue_page).collect();
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
         for size in known.values().filter_map(|told| told.size(&untrue)) {
             *counts.entry(size).or_default() += 1;
         }
         let all: usize = counts.values().sum();
         let have_it = counts.get(&self.get()).copied().unwrap_or(0);
-        // Of as many it is the smallest.
+        // Of sizes with equally many endpoints, the smallest wins.
         if let Some((size, most)) = counts.into_iter().max_by_key(|(size, endpoints)| (*endpoints, Reverse(*size)))
             && (have_it == 0 || (most > have_it + 1 && 10 * (most - have_it) > all))
         {
@@ -124,12 +129,12 @@ impl BlockSize {
     }
 }
 
-impl Told {
+impl ReportedSizes {
     fn events(&self) -> Option<u32> {
         self.events.first().map(|(_, size)| *size)
     }
 
-    /// What its page names, if its events contradict that.
+    /// The size in the scraped metrics, if the endpoint's events contradict it.
     fn untrue_page(&self) -> Option<u32> {
         self.page.filter(|page| self.events().is_some_and(|size| size != *page))
     }
@@ -157,70 +162,70 @@ mod tests {
     }
 
     #[test]
-    fn what_the_configuration_names_stays() {
+    fn configured_size_never_changes() {
         let size = BlockSize::given(16);
         assert_eq!((pages(&size, &[32, 32]), told(&size, 0, 32)), (16, 16));
     }
 
     #[test]
-    fn one_engines_events_do_not_outweigh_the_pages_of_most() {
+    fn events_of_one_endpoint_do_not_outweigh_the_metrics_of_most() {
         let size = BlockSize::of_engines(16);
         assert_eq!(pages(&size, &[64, 32, 32, 32]), 32);
         assert_eq!(told(&size, 0, 64), 32, "one of four");
         assert_eq!((told(&size, 1, 32), told(&size, 2, 64)), (32, 32), "two of four");
-        assert_eq!(told(&size, 3, 64), 64, "three of four: their events count before their pages");
-        assert_eq!(pages(&size, &[64, 32, 32, 32]), 64, "which say the same as before");
+        assert_eq!(told(&size, 3, 64), 64, "three of four: their events precede their metrics");
+        assert_eq!(pages(&size, &[64, 32, 32, 32]), 64, "whose metrics are unchanged");
         size.forget(EndpointId(2), CACHE);
         size.forget(EndpointId(3), CACHE);
-        assert_eq!((told(&size, 0, 32), size.get()), (32, 32), "nobody has it any more");
+        assert_eq!((told(&size, 0, 32), size.get()), (32, 32), "no endpoint has it any more");
     }
 
     #[test]
-    fn a_page_that_events_contradict_says_nothing_for_those_that_have_not_told() {
+    fn metrics_that_events_contradict_are_ignored_for_other_endpoints() {
         let size = BlockSize::of_engines(8);
         assert_eq!(pages(&size, &[16; 10]), 16);
-        assert_eq!(told(&size, 0, 32), 32, "context parallelism: as large on two ranks together");
+        assert_eq!(told(&size, 0, 32), 32, "context parallelism: one size for two ranks together");
         assert_eq!(pages(&size, &[16; 10]), 32);
         assert_eq!((told(&size, 1, 32), told(&size, 2, 16), told(&size, 3, 16)), (32, 32, 32));
         assert_eq!((told(&size, 4, 16), told(&size, 5, 16)), (32, 16), "the events of most");
         let mixed = BlockSize::of_engines(8);
-        assert_eq!((pages(&mixed, &[16, 16, 64, 64, 64]), told(&mixed, 0, 32)), (64, 64), "other pages count");
+        assert_eq!((pages(&mixed, &[16, 16, 64, 64, 64]), told(&mixed, 0, 32)), (64, 64), "other metrics count");
         mixed.forget(EndpointId(0), CACHE);
-        assert_eq!(pages(&mixed, &[16, 16, 16, 16, 64]), 16, "and so does that one again");
+        assert_eq!(pages(&mixed, &[16, 16, 16, 16, 64]), 16, "and so do the ignored ones again");
     }
 
     #[test]
-    fn it_changes_where_another_leads_clearly() {
+    fn size_changes_when_another_leads_clearly() {
         for in_force in [16, 32] {
             for order in [[16, 16, 32, 32], [32, 16, 32, 16]] {
                 assert_eq!(pages(&BlockSize::of_engines(in_force), &order), in_force, "as many");
             }
         }
         let size = BlockSize::of_engines(8);
-        assert_eq!(pages(&size, &[64, 32]), 32, "the smallest where none of them is in force");
+        assert_eq!(pages(&size, &[64, 32]), 32, "the smallest, as none of them is the current one");
         assert_eq!(pages(&size, &[64, 32, 64]), 32, "one more");
         assert_eq!(pages(&size, &[64, 32, 64, 64]), 64, "two more");
-        assert_eq!(pages(&size, &[64, 32, 64, 32, 32]), 64, "back it goes as late");
-        assert_eq!(pages(&size, &[32, 32, 32, 32, 32]), 32, "nobody has it");
+        assert_eq!(pages(&size, &[64, 32, 64, 32, 32]), 64, "the change back needs the same lead");
+        assert_eq!(pages(&size, &[32, 32, 32, 32, 32]), 32, "no endpoint has it");
         let parted = |of_64: usize| -> Vec<u32> { (0..40).map(|i| if i < of_64 { 64 } else { 32 }).collect() };
         assert_eq!([20, 21, 22].map(|of_64| pages(&size, &parted(of_64))), [32; 3], "a tenth, not more");
         assert_eq!([23, 18, 17].map(|of_64| pages(&size, &parted(of_64))), [64, 64, 32]);
     }
 
     #[test]
-    fn a_page_that_names_none_for_once_changes_nothing_and_an_endpoint_that_is_gone_does() {
+    fn missing_metric_keeps_the_size_and_a_leaving_endpoint_changes_it() {
         let size = BlockSize::of_engines(8);
         assert_eq!(pages(&size, &[32, 32, 16]), 32);
         assert_eq!(pages(&size, &[0, 0, 16]), 32);
         size.pages([(EndpointId(2), None)].into_iter());
         assert_eq!(size.get(), 16);
         size.pages(std::iter::empty());
-        assert_eq!(size.get(), 16, "until somebody says otherwise");
-        assert!(size.endpoints.lock().is_empty(), "nothing is left behind");
+        assert_eq!(size.get(), 16, "until an endpoint reports another one");
+        assert!(size.endpoints.lock().is_empty(), "the table is empty");
     }
 
     #[test]
-    fn the_ranks_of_an_endpoint_count_as_one() {
+    fn ranks_of_an_endpoint_count_as_one() {
         let size = BlockSize::of_engines(8);
         assert_eq!(pages(&size, &[16, 16, 32]), 16);
         for rank in 0..8 {
@@ -232,9 +237,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes, no size leads clearly before the one in force, and that changes for no other.
+        /// After any sequence of reports, no size leads clearly over the current one, and the size changes only
+        /// to one that leads clearly.
         #[test]
-        fn it_is_the_size_of_most(steps in proptest::collection::vec((0u32..4, 0u32..5, 0u32..4), 1..60)) {
+        fn size_is_that_of_most_endpoints(steps in proptest::collection::vec((0u32..4, 0u32..5, 0u32..4), 1..60)) {
             let size = BlockSize::of_engines(1);
             let (mut named, mut told) = ([0; 5], [0; 5]);
             for (what, at, tokens) in steps {

@@ -1,11 +1,12 @@
-//! A table by endpoint that is read many times for each time it is made.
+//! A table indexed by endpoint, for data that is read far more often than it is built.
 
 use attache_types::ids::EndpointId;
 
-/// Values by endpoint. Ids are given out in order, so those of one pool lie close together and a place in a list does for a hash.
+/// Values by endpoint. Ids are assigned in ascending order, so the ids of one pool are close together and an
+/// array index replaces a hash.
 #[derive(Clone, Debug)]
 pub struct ByEndpoint<T> {
-    /// The id of the first place.
+    /// The endpoint id of the first array element.
     first: u32,
     places: Vec<Option<T>>,
 }
@@ -17,19 +18,19 @@ impl<T> Default for ByEndpoint<T> {
 }
 
 impl<T> ByEndpoint<T> {
-    /// The value of an endpoint.
+    /// Returns the value of an endpoint.
     #[inline]
     #[must_use]
     pub fn get(&self, id: &EndpointId) -> Option<&T> {
         self.places.get(id.0.checked_sub(self.first)? as usize)?.as_ref()
     }
 
-    /// All values.
+    /// Returns all values, in the order of endpoint ids.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.places.iter().flatten()
     }
 
-    /// All endpoints with their values.
+    /// Returns all endpoints with their values, in the order of ids.
     pub fn iter(&self) -> impl Iterator<Item = (EndpointId, &T)> {
         let id = |place: usize| EndpointId(self.first.saturating_add(u32::try_from(place).unwrap_or(u32::MAX)));
         self.places.iter().enumerate().filter_map(move |(place, value)| Some((id(place), value.as_ref()?)))
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_went_in_is_found_and_nothing_else() {
+    fn inserted_values_are_found_and_no_others() {
         let ids = [9, 7, 1_000_012, 1_000_000];
         for ids in [&ids[..2], &ids[2..], &[], &[3]] {
             let table: ByEndpoint<u32> = ids.iter().map(|id| (EndpointId(*id), id * 2)).collect();

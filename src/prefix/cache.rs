@@ -1,7 +1,9 @@
-//! What a pool's servers hold of a prompt: the index, the claims of what is on its way, and how well both foretell what servers report.
+//! Prefix cache of one pool: the index, the speculative entries of prompts in flight, and how accurate
+//! predictions of cached tokens are.
 //!
-//! Asked by the decision, told by what came of it: a claim when the endpoint is named, a record when its answer begins, a correction
-//! when the answer's usage tells how much was really cached.
+//! A decision looks prompts up. The booking adds a speculative entry when Attaché picks an endpoint,
+//! records the prompt's blocks when the response begins, and corrects the estimates when the response's
+//! usage reports the cached tokens.
 
 mod capacity;
 mod found;
@@ -29,66 +31,69 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// 256 MiB: about eight million blocks, those of 300 servers with 27,000 each.
+/// Default memory of the index, 256 MiB: about eight million blocks, for example 300 servers with 27,000 blocks each.
 pub const DEFAULT_MAX_BYTES: u64 = 256 << 20;
-/// A quarter: what four tenants have stays where a flood of another one fills the rest. Who is alone has all.
+/// Default share of one tenant: a quarter. Entries of four tenants survive a flood of requests of another tenant. A
+/// single tenant may use all memory.
 pub const DEFAULT_TENANT_SHARE: f32 = 0.25;
-/// 2 min, LocalAI's half-life of a cached block's weight.
+/// Time after which a cached block's weight is halved: 2 min, as in LocalAI.
 pub const DEFAULT_HALF_LIFE: Duration = Duration::from_secs(120);
-/// 4 bytes of text to a token until answers have told better.
+/// Bytes of text in a token until responses have been measured.
 pub const DEFAULT_BYTES_PER_TOKEN: f64 = 4.0;
-/// 4 bytes of text stand for a token in the size of a block of text.
+/// Bytes of text that count as one token in the configured size of a text block.
 pub const CHARACTERS_PER_TOKEN: u32 = 4;
-/// Shorter texts say nothing about bytes per token: what the template adds outweighs them.
+/// Shorter prompts, in bytes, are not measured: the chat template's own text would outweigh theirs.
 const LEAST_MEASURED_BYTES: u64 = 256;
-/// Prompts of fewer blocks say nothing about tokens per block: where the last one ends is not known.
+/// Prompts with fewer blocks are not measured, since the length of their last block is unknown.
 const LEAST_MEASURED_BLOCKS: usize = 8;
-/// A token that was foretold and not there takes two off the room for guesses: dozens of wrong prompts settle it, one does not upset it.
+/// A predicted token that was not cached lowers the estimated capacity by two tokens: dozens of wrong prompts correct
+/// it, a single one has little effect.
 const CAPACITY_GAIN: f64 = 2.0;
-/// One answer moves it by a tenth at most.
+/// Largest change of the capacity's estimated part by one response: a tenth.
 const CAPACITY_STEP: f64 = 0.1;
 
-/// What a block holds.
+/// Content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockUnit {
-    /// This many token ids.
+    /// Number of token ids in a block.
     Tokens(u32),
-    /// This many bytes of text.
+    /// Number of bytes of text in a block.
     Bytes(u32),
 }
 
-/// How a pool's cache knowledge is kept.
+/// Settings of a pool's prefix cache.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct CacheConfig {
-    /// What a block holds.
+    /// Content and size of a block.
     pub unit: BlockUnit,
-    /// Bytes of the index.
+    /// Memory limit of the index, in bytes.
     pub max_bytes: u64,
-    /// Part of what engines' own words leave of it that one tenant's guesses keep where all of it is used up.
+    /// Share of one tenant, 0..=1: part of the memory that engines' exact entries leave free. When memory is exhausted,
+    /// a tenant keeps estimated entries up to this share.
     pub tenant_share: f32,
-    /// How long a claim counts.
+    /// Time after which a speculative entry whose prefill has not finished is ignored.
     pub claim_life: Duration,
-    /// Of all hashes.
+    /// Seed of all hash functions.
     pub seed: u64,
 }
 
-/// Totals since the start.
+/// Counters since the start of the process.
 #[derive(Debug, Default)]
 pub struct CacheStats {
-    /// Prompts looked up.
+    /// Number of prompts that were looked up.
     pub lookups: AtomicU64,
-    /// Tokens of these prompts.
+    /// Sum of the prompts' lengths, in tokens.
     pub prompt_tokens: AtomicU64,
-    /// Tokens that the picked endpoint was thought to hold.
+    /// Sum of the tokens that the picked endpoints were expected to have cached.
     pub matched_tokens: AtomicU64,
-    /// Of the answers that told how much was cached: tokens that were thought to be.
+    /// Tokens expected to be cached, of responses that reported the number of cached tokens.
     pub foretold_tokens: AtomicU64,
-    /// And those that were.
+    /// Tokens that these responses reported as cached.
     pub reported_tokens: AtomicU64,
 }
 
-/// What a pool's servers hold.
+/// Prefix cache of one pool.
 #[derive(Debug)]
 pub struct PrefixCache {
     index: Arc<PrefixIndex>,
@@ -97,17 +102,18 @@ pub struct PrefixCache {
     residents: Arc<Residents>,
     claims: Claims,
     carried: Carried,
-    /// Blocks hold text.
+    /// Whether blocks hold text instead of token ids.
     is_text: bool,
     block_size: Arc<BlockSize>,
     bytes_per_token: Average,
-    /// Tokens of the engine in a block whose keys are of our own making, as a multiple of those that its size stands for.
+    /// Engine tokens in a block that Attaché hashed from its own tokens or text, as a multiple
+    /// of the block's nominal size.
     own_tokens: Average,
     servers: Mutex<AHashMap<EndpointId, Server>>,
     stats: CacheStats,
 }
 
-/// Who believed blocks belong to, and how many there may be.
+/// Holder of an endpoint's estimated blocks, and how many it may have.
 #[derive(Clone, Debug)]
 struct Guess {
     holder: HolderId,
@@ -116,17 +122,17 @@ struct Guess {
 
 type Guesses = ByEndpoint<Guess>;
 
-/// What guesses about one server rest on.
+/// State of the estimates about one server.
 #[derive(Debug)]
 struct Server {
     guess: Guess,
-    /// Tokens that its cache has room for; 0 when it has not said.
+    /// Capacity of the server's KV cache in tokens; 0 while unknown.
     room: u64,
-    /// Part of them that guesses may fill, learned from what answers report.
+    /// Part of the capacity that estimated blocks may fill, learned from reported cached tokens.
     trust: f64,
 }
 
-/// A prompt on its way to an endpoint; it is over on Drop.
+/// Speculative entry of a prompt that is in flight to an endpoint. Drop ends it.
 #[derive(Debug)]
 pub struct Coming {
     claim: Claim,
@@ -134,7 +140,7 @@ pub struct Coming {
 }
 
 impl PrefixCache {
-    /// Knows nothing yet.
+    /// An empty cache.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
         let (is_text, block_size) = match config.unit {
@@ -163,69 +169,70 @@ impl PrefixCache {
         }
     }
 
-    /// The same with blocks as large as the engines': those of the configuration until they have told.
+    /// Returns the cache with a block size that follows the engines' reports; the configured size is
+    /// used before the first report.
     #[must_use]
     pub fn of_engines_blocks(self) -> Self {
         Self { block_size: Arc::new(BlockSize::of_engines(self.block_size.get())), ..self }
     }
 
-    /// The same with no more than so many blocks in the index.
+    /// Returns the cache with a limit on the number of blocks in the index; `None` is no limit.
     #[must_use]
     pub fn with_max_blocks(self, blocks: Option<u64>) -> Self {
         self.index.set_max_blocks(blocks);
         self
     }
 
-    /// The index, for the feed of KV events.
+    /// The index, which KV events update.
     #[must_use]
     pub fn index(&self) -> &Arc<PrefixIndex> {
         &self.index
     }
 
-    /// Which of its caches belong to whom, for the feed of KV events.
+    /// Which KV caches belong to which endpoint, as the KV event subscriptions publish it.
     #[must_use]
     pub fn residents(&self) -> &Arc<Residents> {
         &self.residents
     }
 
-    /// How keys are made.
+    /// The key space in which block keys of this pool are hashed.
     #[must_use]
     pub fn space(&self) -> KeySpace {
         self.space
     }
 
-    /// Tokens in a block, for what makes keys and for the feed of KV events.
+    /// Number of tokens in a block, shared with everything that makes keys and with the KV event subscriptions.
     #[must_use]
     pub fn block_size(&self) -> &Arc<BlockSize> {
         &self.block_size
     }
 
-    /// What a block holds.
+    /// Returns the content and the current size of a block.
     #[must_use]
     pub fn unit(&self) -> BlockUnit {
         let tokens = self.block_size.get();
         if self.is_text { BlockUnit::Bytes(tokens * CHARACTERS_PER_TOKEN) } else { BlockUnit::Tokens(tokens) }
     }
 
-    /// Totals.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn stats(&self) -> &CacheStats {
         &self.stats
     }
 
-    /// Beginnings of prompts that are on their way or in use.
+    /// Speculative entries of prompts that are in flight.
     #[must_use]
     pub fn claims(&self) -> &Claims {
         &self.claims
     }
 
-    /// What decode servers keep of conversations for other servers.
+    /// KV blocks of conversations that decode workers keep for a following request.
     #[must_use]
     pub fn carried(&self) -> &Carried {
         &self.carried
     }
 
-    /// Tokens of the engine in a block of its own text: what answers have taught where blocks hold text.
+    /// Returns the engine tokens in one block. Where blocks hold text, responses have measured it.
     #[must_use]
     pub fn tokens_per_block(&self) -> f64 {
         match self.unit() {
@@ -234,13 +241,13 @@ impl PrefixCache {
         }
     }
 
-    /// Tokens of the engine in a block whose keys are of our own making.
+    /// Engine tokens in a block that Attaché hashed from its own tokens or text.
     fn own_block_tokens(&self) -> f64 {
         nominal(self.unit()) * self.own_tokens.get()
     }
 
-    /// Blocks that `endpoint` has taken in, as its engine tells or as was learned, each counted half as much after every
-    /// [`DEFAULT_HALF_LIFE`]. O(1).
+    /// Returns the number of blocks that `endpoint` has stored, exact or estimated; each counts
+    /// half after every [`DEFAULT_HALF_LIFE`]. O(1).
     #[must_use]
     pub fn weight(&self, endpoint: EndpointId, now: Timestamp) -> f64 {
         let (guesses, residents) = (self.guesses.load(), self.residents.load());
@@ -249,7 +256,7 @@ impl PrefixCache {
         guesses.get(&endpoint).map_or(0.0, |guess| self.index.weight(guess.holder, now)).max(told)
     }
 
-    /// Finds out who holds how much of a prompt. Makes no more keys than can matter.
+    /// Looks up how much of a prompt each endpoint holds. Makes only as many keys as the result needs.
     pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> Found {
         let (guesses, residents) = (self.guesses.load(), self.residents.load());
         Found {
@@ -265,15 +272,16 @@ impl PrefixCache {
         }
     }
 
-    /// A prompt of so many tokens goes to an endpoint that is thought to hold so many of them.
+    /// Counts a decision: the prompt's tokens, and those that the picked endpoint is expected to have cached.
     pub fn decided(&self, prompt_tokens: u32, matched_tokens: u32) {
         self.stats.lookups.fetch_add(1, Relaxed);
         self.stats.prompt_tokens.fetch_add(u64::from(prompt_tokens), Relaxed);
         self.stats.matched_tokens.fetch_add(u64::from(matched_tokens), Relaxed);
     }
 
-    /// A prompt is on its way to `endpoint`, where it will use what is held of it and take room for what is not: what is held counts as used from
-    /// now on, so that it is not what gives way to the others that wait there.
+    /// Adds a speculative entry for a prompt in flight to `endpoint`, and reserves capacity for the blocks that
+    /// it will add. Blocks of the prompt that the endpoint holds count as used now, so that other prompts in
+    /// flight do not evict them.
     #[must_use]
     pub fn claim(&self, endpoint: EndpointId, lesson: &Lesson, now: Timestamp) -> Coming {
         let claim = self.claims.claim(endpoint, &lesson.keys, now);
@@ -291,23 +299,24 @@ impl PrefixCache {
         Coming { claim, room }
     }
 
-    /// Whether what `endpoint` holds is learned from what is routed there; else its engine tells.
+    /// Whether the blocks of `endpoint` are estimated from routed requests instead of reported by its engine.
     #[must_use]
     pub fn learns(&self, endpoint: EndpointId) -> bool {
         !self.residents.load().get(&endpoint).is_some_and(Resident::is_exact)
     }
 
-    /// `endpoint` has computed these blocks: the prompt's, when its answer has begun; with the answer's, when it has ended.
+    /// Records that `endpoint` has computed these blocks: the prompt's when the response begins, the response's
+    /// too when it has ended.
     pub fn record(&self, endpoint: EndpointId, keys: &[BlockKey], tenant: Option<&str>, now: Timestamp) {
         let guesses = self.guesses.load();
         if let Some(guess) = guesses.get(&endpoint) {
-            // The index first gets back the room that was kept for them.
+            // The index first gets back the capacity that was reserved for them.
             self.tell_capacity(guess);
             self.index.record(guess.holder, keys, tenant_id(tenant), now);
         }
     }
 
-    /// Tokens of a prompt that `endpoint` is believed to hold now, without what is on its way.
+    /// Returns the tokens of a prompt that `endpoint` is estimated to hold now, without prompts in flight.
     #[must_use]
     pub fn believed(&self, endpoint: EndpointId, keys: &[BlockKey], own_keys: bool) -> u32 {
         let guesses = self.guesses.load();
@@ -316,7 +325,9 @@ impl PrefixCache {
         (f64::from(blocks) * if own_keys { self.own_block_tokens() } else { nominal(self.unit()) }) as u32
     }
 
-    /// An answer told what its prompt cost, of which so much was foretold at the decision, and believed still when it began. `bytes` of the prompt's text are 0 when something else is in it.
+    /// Corrects the estimates by a response's usage. `foretold` is the number of cached tokens expected at the
+    /// decision, `believed` the number expected when the response began. `bytes` is the prompt's length in text, 0 when
+    /// it also has other content.
     pub fn correct(
         &self,
         endpoint: EndpointId,
@@ -325,7 +336,7 @@ impl PrefixCache {
         cached: Option<u64>,
         bytes: u64,
     ) {
-        // What is thought of the prompt's length now, and of what is held of it with the same error.
+        // Cached tokens are predicted with the same relative error as the prompt's length.
         let estimated = bytes as f64 / self.bytes_per_token.get();
         if let (Some(tokens @ 1..), LEAST_MEASURED_BYTES..) = (prompt, bytes) {
             self.bytes_per_token.learn((bytes as f64 / tokens as f64).clamp(0.5, 16.0));
@@ -335,7 +346,7 @@ impl PrefixCache {
         self.stats.foretold_tokens.fetch_add(foretold, Relaxed);
         self.stats.reported_tokens.fetch_add(cached, Relaxed);
         if self.learns(endpoint) {
-            // A prompt whose tokens are longer than others' is not a server that has evicted something.
+            // Longer tokens than usual explain a lower report; the server need not have evicted anything.
             let error = match (self.unit(), prompt) {
                 (BlockUnit::Bytes(_), Some(prompt)) if estimated > 0.0 => (prompt as f64 / estimated).min(1.0),
                 _ => 1.0,
@@ -344,7 +355,8 @@ impl PrefixCache {
         }
     }
 
-    /// An answer told how many tokens a prompt has that is of so many full blocks, whose keys are of our own making.
+    /// Records the number of tokens that a response reports for a prompt of `blocks` full blocks, whose keys Attaché
+    /// made from its own tokens or text.
     pub fn measured(&self, blocks: usize, prompt_tokens: u64) {
         if blocks >= LEAST_MEASURED_BLOCKS {
             // On average the prompt ends in the middle of a block.
@@ -353,7 +365,8 @@ impl PrefixCache {
         }
     }
 
-    /// What of `held` tokens saves work: engines compute the last token of every prompt themselves, and with it its whole block.
+    /// Returns the part of `held` tokens that saves work: engines always compute the last token of a prompt, and
+    /// with it its whole block.
     fn usable(&self, held: u64, prompt: Option<u64>) -> u64 {
         match (self.unit(), prompt) {
             (BlockUnit::Tokens(n @ 1..), Some(prompt)) => {
@@ -364,9 +377,9 @@ impl PrefixCache {
         }
     }
 
-    /// A server that held less than believed has evicted what we thought it kept: guesses get less room. One that held more gives it back.
-    /// The room follows the error in tokens, so a server that has half the room it says is found out by its long prompts, however many
-    /// short ones it answers as foretold.
+    /// Adjusts the server's capacity for estimated blocks. A server that cached less than expected has evicted blocks:
+    /// its capacity shrinks. One that cached more gets it back. The change follows the error in tokens, so that errors
+    /// in long prompts outweigh many correct short ones.
     fn learn_capacity(&self, endpoint: EndpointId, believed: f64, cached: f64) {
         let slack = 0.05 * believed + 2.0 * self.tokens_per_block();
         let error = cached - believed;
@@ -396,7 +409,8 @@ impl PrefixCache {
         }
     }
 
-    /// Brings the caches in line with the pool: endpoints come and go, restart with an empty cache, and say how much they have room for.
+    /// Updates the cache after a change of the pool: adds and removes endpoints, clears those that restarted, and
+    /// applies the capacities that their metrics report.
     pub fn reconcile(&self, snapshot: &PoolSnapshot) {
         let mut servers = self.servers.lock();
         let mut come = false;
@@ -412,7 +426,7 @@ impl PrefixCache {
                 server.trust = 1.0;
             }
             let Some(metrics) = state.metrics() else { continue };
-            // Servers name the adapters that they are busy with; what they have named once stays an adapter when it rests.
+            // Metrics list busy adapters only; a name that was listed once stays known.
             let adapters = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
             adapters.for_each(|name| self.residents.learn_adapter(name));
             if let (Some(size), Some(blocks)) = (metrics.block_size, metrics.num_blocks) {
@@ -424,7 +438,7 @@ impl PrefixCache {
             self.carried.forget(|endpoint| snapshot.lost.contains(&endpoint));
         }
         let mut gone: SmallVec<[EndpointId; 8]> = SmallVec::new();
-        // Each endpoint has its server by now: with as many of both, nobody has gone.
+        // Every endpoint of the snapshot has a server here, so equal counts mean that none has left.
         if servers.len() > snapshot.endpoints.len() {
             let there: AHashSet<EndpointId> = snapshot.endpoints.iter().map(|s| s.endpoint.id).collect();
             gone.extend(servers.keys().copied().filter(|id| !there.contains(id)));
@@ -443,14 +457,15 @@ impl PrefixCache {
 }
 
 impl Coming {
-    /// The endpoint has computed it: what it takes is no longer ahead, as [`PrefixCache::record`] will tell, and it stays as long as the answer takes.
+    /// Marks the prompt as computed: its reserved capacity is released, because [`PrefixCache::record`] counts the
+    /// blocks. The speculative entry stays until the response has ended.
     pub fn arrived(&mut self) {
         self.claim.arrived();
         self.room = None;
     }
 }
 
-/// Tokens in a block before anything was measured; where keys are those of engines, always.
+/// Nominal tokens of a block, used before anything was measured. For keys of engine tokens it is exact.
 fn nominal(unit: BlockUnit) -> f64 {
     match unit {
         BlockUnit::Tokens(n) => f64::from(n),
@@ -458,7 +473,7 @@ fn nominal(unit: BlockUnit) -> f64 {
     }
 }
 
-/// Tenants are told apart by 32 bits of a hash: two that meet share a share.
+/// Identifies a tenant by 32 bits of a hash. Two tenants with the same hash share one share.
 fn tenant_id(tenant: Option<&str>) -> TenantId {
     TenantId(tenant.map_or(0, |t| xxhash_rust::xxh3::xxh3_64(t.as_bytes()) as u32 | 1))
 }

@@ -1,15 +1,16 @@
-//! What decode servers keep of conversations for the prefill of the next turn (vLLM's `bidirectional_kv_xfer`): who has which tokens, and
-//! the words by which another server fetches them.
+//! KV blocks of conversations that decode workers keep for the prefill of the next turn (vLLM's
+//! `bidirectional_kv_xfer`): which server has which tokens, and the parameters with which another server fetches them.
 //!
-//! Whoever fetches such blocks lays them under its own prompt by position and compares no token, so an entry is given only to a prompt
-//! that begins with the very tokens that were computed, all of them, under the same [`Root`](super::Root): a chain of hashes finds the
-//! entry, the ids behind the last whole link are compared as they are, and a SHA-256 of all of them settles it. No client names its conversation, and nobody finds what was
-//! computed under another `cache_salt` or adapter.
+//! The fetching server puts such blocks under its own prompt by position and compares no tokens. An entry is therefore
+//! given only to a prompt that begins with exactly the computed tokens under the same [`Root`](super::Root). A chain of
+//! hashes finds the entry, the token ids after the last complete link are compared, and a SHA-256 digest of all tokens
+//! confirms it. Requests do not name their conversation, and blocks of another `cache_salt` or adapter are never found.
 //!
-//! An entry is given once: the server frees its blocks when they were read. It goes when its time is over, when its server is gone or has
-//! started anew, and, oldest first, when there are too many.
+//! An entry is given once, because the server frees its blocks when they were read. It is removed when it expires, when
+//! its server leaves or restarts, and, oldest first, when there are too many.
 //!
-//! Owned by a [`PrefixCache`](super::cache::PrefixCache), filled and asked by `ext_proc`. Pure: moments come in as arguments.
+//! Each [`PrefixCache`](super::cache::PrefixCache) owns one table; `ext_proc` fills and queries it.
+//! No I/O: times are arguments.
 
 use ahash::AHashMap;
 use attache_types::clock::Timestamp;
@@ -22,44 +23,44 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// 16,384 conversations: at 480 s each, 34 answers a second that nobody went on from.
+/// Default limit of entries: 16,384 conversations, or 34 unused responses a second that are kept for 480 s each.
 pub const DEFAULT_MAX_CARRIED: usize = 16_384;
-/// 64 MiB: what names the blocks of a conversation of 10,000 tokens takes some 4 KiB.
+/// Default limit of memory, 64 MiB. The parameters of a conversation of 10,000 tokens take about 4 KiB.
 pub const DEFAULT_MAX_CARRIED_BYTES: usize = 64 << 20;
 
-/// 64 tokens: vLLM computes fewer anew in place of fetching them.
+/// Fewest tokens worth an entry, 64: vLLM recomputes fewer instead of fetching them.
 pub const LEAST_CARRIED: usize = 64;
-/// 8 entries whose whole links are the same: more of them are one conversation told over and over, of which the latest will do.
+/// Most entries with the same complete links. More of them are one repeated conversation, of which the latest suffice.
 const MOST_ALIKE: usize = 8;
-/// Tokens to a link of the chain: at most 15 ids are kept as they are.
+/// Tokens in a link of the hash chain; an entry stores up to 15 remaining ids as they are.
 const LINK: usize = 16;
-/// What an entry takes beside its words.
+/// Memory of an entry besides its parameters, in bytes.
 const ENTRY_BYTES: usize = 256;
 
-/// Tokens of a conversation that a server keeps.
+/// Tokens of a conversation that a decode worker keeps.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
-    /// Who keeps them.
+pub struct KeptTurn<'a> {
+    /// The decode worker that keeps the tokens.
     pub endpoint: EndpointId,
-    /// What separates their cache from others ([`KeySpace::root`](super::KeySpace::root)).
+    /// Hash of what separates caches: adapter, salt and tenant ([`KeySpace::root`](super::KeySpace::root)).
     pub root: u64,
-    /// All of them, from the first of the conversation on.
+    /// All tokens of the conversation, from the first one on.
     pub tokens: &'a [u32],
-    /// The moment from which on they are not asked for.
+    /// Expiry: the entry is not used from this moment on.
     pub until: Timestamp,
 }
 
-/// An entry that fits a prompt; it may be gone when it is wanted.
+/// An entry that matches a prompt. Another request may take it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carry {
-    /// Who keeps the tokens.
+    /// The decode worker that keeps the tokens.
     pub endpoint: EndpointId,
-    /// How many of the prompt's first tokens that are.
+    /// Number of the prompt's first tokens that the entry holds.
     pub tokens: u32,
     number: u64,
 }
 
-/// The entries of a pool.
+/// The entries of one pool.
 #[derive(Debug)]
 pub struct Carried {
     seed: u64,
@@ -67,91 +68,91 @@ pub struct Carried {
     most_bytes: usize,
     wanted: AtomicBool,
     stats: CarriedStats,
-    table: Mutex<Table>,
+    table: Mutex<CarriedTable>,
 }
 
-/// What came of the entries so far.
+/// Counters of a pool's entries since the start.
 #[derive(Debug, Default)]
 pub struct CarriedStats {
-    /// Turns that servers keep, as they told.
+    /// Number of responses whose tokens a decode worker kept.
     pub kept: AtomicU64,
-    /// Turns whose words were given to a prefill server.
+    /// Number of entries that were given to a prefill worker.
     pub given: AtomicU64,
-    /// Tokens of those.
+    /// Tokens of the entries that were given to a prefill worker.
     pub given_tokens: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    /// By age.
-    entries: BTreeMap<u64, Entry>,
-    /// The entries whose whole links come to this.
+struct CarriedTable {
+    /// Entries by their number, the oldest first.
+    entries: BTreeMap<u64, CarriedEntry>,
+    /// Numbers of the entries by the hash of their complete links.
     by_chain: AHashMap<u128, SmallVec<[u64; 1]>>,
     bytes: usize,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CarriedEntry {
     endpoint: EndpointId,
     chain: u128,
-    /// The ids behind the last whole link.
+    /// The token ids after the last complete link.
     rest: SmallVec<[u32; LINK]>,
     tokens: u32,
-    /// Of all tokens.
+    /// SHA-256 of the root and all tokens.
     digest: [u8; 32],
     params: Bytes,
     until: Timestamp,
 }
 
 impl Carried {
-    /// None yet; at most `most` entries in `most_bytes`. Equal seeds give equal tables.
+    /// An empty table of at most `most` entries in `most_bytes` bytes. Equal seeds give equal tables.
     #[must_use]
     pub fn new(most: usize, most_bytes: usize, seed: u64) -> Self {
         let (wanted, stats, table) = (AtomicBool::new(false), CarriedStats::default(), Mutex::default());
         Self { seed, most, most_bytes, wanted, stats, table }
     }
 
-    /// What came of the entries so far.
+    /// Returns the counters since the start.
     #[must_use]
     pub fn stats(&self) -> &CarriedStats {
         &self.stats
     }
 
-    /// Whether a server of the pool has told of such tokens: only then prompts need be known to the last token.
+    /// Whether a server of the pool has reported kept tokens. Only then must prompts be known to the last token.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Relaxed)
     }
 
-    /// A server has told of such tokens.
+    /// Records that a server of the pool has reported kept tokens.
     pub fn want(&self) {
         self.wanted.store(true, Relaxed);
     }
 
-    /// A server keeps `turn`, to be fetched by `params`.
-    pub fn keep(&self, turn: &Turn<'_>, params: Bytes, now: Timestamp) {
+    /// Records that a server keeps the tokens of `turn`, which `params` let another server fetch.
+    pub fn keep(&self, turn: &KeptTurn<'_>, params: Bytes, now: Timestamp) {
         let Ok(tokens) = u32::try_from(turn.tokens.len()) else { return };
         let (links, rest) = turn.tokens.as_chunks::<LINK>();
         let chain = links.iter().fold(u128::from(turn.root), |chain, link| self.link(chain, link));
         let rest = SmallVec::from_slice(rest);
         let digest = digest(turn.root, turn.tokens);
-        let entry = Entry { endpoint: turn.endpoint, chain, rest, tokens, digest, params, until: turn.until };
+        let entry = CarriedEntry { endpoint: turn.endpoint, chain, rest, tokens, digest, params, until: turn.until };
         if turn.tokens.len() < LEAST_CARRIED || turn.until <= now || entry.bytes() > self.most_bytes || self.most == 0 {
             return;
         }
         self.stats.kept.fetch_add(1, Relaxed);
         let mut table = self.table.lock();
         table.put(entry);
-        // Those whose time is over stand in front, more or less: they all live equally long.
+        // All entries live equally long, so expired ones are roughly the oldest.
         while table.entries.len() > self.most || table.bytes > self.most_bytes || table.oldest_is_over(now) {
             let Some(oldest) = table.entries.keys().next().copied() else { break };
             table.take(oldest);
         }
     }
 
-    /// The entry that holds most of the prompt of these `tokens`, all of it and no other tokens, of a server that `serves`. One that leaves
-    /// nothing to compute is of no use: the last token of a prompt is always computed.
+    /// Finds the entry that covers most of the prompt: all its tokens must match, its server must satisfy `serves`, and
+    /// at least one prompt token must remain, since engines always compute the last one.
     #[must_use]
     pub fn find(
         &self,
@@ -165,7 +166,7 @@ impl Carried {
         }
         let mut chain = u128::from(root);
         let links = tokens.as_chunks::<LINK>().0.iter();
-        // Not under the lock.
+        // Hashed before taking the lock.
         let chains: Vec<u128> = links
             .map(|link| {
                 chain = self.link(chain, link);
@@ -184,7 +185,7 @@ impl Carried {
         same.then_some(carry)
     }
 
-    /// The words of an entry, which nobody else gets then; `None` when somebody else has them or its time is over.
+    /// Takes an entry out and returns its parameters; `None` when another request took it or it has expired.
     #[must_use]
     pub fn take(&self, carry: &Carry, now: Timestamp) -> Option<Bytes> {
         let entry = self.table.lock().take(carry.number).filter(|entry| entry.until > now)?;
@@ -193,7 +194,7 @@ impl Carried {
         Some(entry.params)
     }
 
-    /// What these endpoints kept is gone.
+    /// Removes the entries of the endpoints for which `gone` returns true.
     pub fn forget(&self, gone: impl Fn(EndpointId) -> bool) {
         let mut table = self.table.lock();
         let numbers: Vec<u64> =
@@ -201,19 +202,19 @@ impl Carried {
         numbers.into_iter().for_each(|number| drop(table.take(number)));
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.lock().entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that the entries take, as they are counted against the bound.
+    /// Returns the memory of the entries, in bytes, as it counts towards the limit.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.table.lock().bytes
@@ -228,8 +229,8 @@ impl Carried {
     }
 }
 
-impl Table {
-    fn put(&mut self, entry: Entry) {
+impl CarriedTable {
+    fn put(&mut self, entry: CarriedEntry) {
         let number = self.next;
         self.next += 1;
         self.bytes += entry.bytes();
@@ -244,7 +245,7 @@ impl Table {
         }
     }
 
-    fn take(&mut self, number: u64) -> Option<Entry> {
+    fn take(&mut self, number: u64) -> Option<CarriedEntry> {
         let entry = self.entries.remove(&number)?;
         self.bytes -= entry.bytes();
         if let Some(here) = self.by_chain.get_mut(&entry.chain) {
@@ -260,7 +261,8 @@ impl Table {
         self.entries.first_key_value().is_some_and(|(_, oldest)| oldest.until <= now)
     }
 
-    /// The longest entry behind whose links the prompt goes on with `behind`, the latest of equals.
+    /// Returns the longest entry after whose complete links the prompt continues with `behind`; of
+    /// equally long ones, the latest.
     fn fitting(
         &self,
         chain: u128,
@@ -278,12 +280,12 @@ impl Table {
     }
 }
 
-/// What nobody makes for other tokens.
+/// A digest that a client cannot reproduce with other tokens.
 fn digest(root: u64, tokens: &[u32]) -> [u8; 32] {
     Sha256::new().chain_update(root.to_ne_bytes()).chain_update(bytemuck::cast_slice(tokens)).finalize().into()
 }
 
-impl Entry {
+impl CarriedEntry {
     fn bytes(&self) -> usize {
         ENTRY_BYTES + self.params.len()
     }
@@ -311,7 +313,7 @@ mod tests {
     }
 
     fn keep(carried: &Carried, endpoint: EndpointId, root: u64, tokens: &[u32], until: u64, words: &str) {
-        let turn = Turn { endpoint, root, tokens, until: at(until) };
+        let turn = KeptTurn { endpoint, root, tokens, until: at(until) };
         carried.keep(&turn, Bytes::from(words.to_owned()), at(0));
     }
 
@@ -320,27 +322,27 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_begins_with_all_of_the_tokens_finds_them_and_no_other_does() {
+    fn prompt_that_begins_with_all_tokens_finds_them() {
         for length in [64, 79, 80, 81, 96, 205] {
             let carried = carried();
             let all = ids(300);
             keep(&carried, A, 9, &all[..length], 100, "{}");
             let tokens = u32::try_from(length).unwrap();
             assert_eq!(found(&carried, 9, &all), Some((A, tokens)));
-            assert_eq!(found(&carried, 9, &all[..=length]), Some((A, tokens)), "one more is enough");
+            assert_eq!(found(&carried, 9, &all[..=length]), Some((A, tokens)), "one more token is enough");
             assert_eq!(found(&carried, 9, &all[..length]), None, "nothing would be left to compute");
-            assert_eq!(found(&carried, 9, &all[..length - 1]), None, "a history that was cut");
+            assert_eq!(found(&carried, 9, &all[..length - 1]), None, "a shortened history");
             assert_eq!(found(&carried, 8, &all), None, "another salt or adapter");
             for edited in [0, length / 2, length - 1] {
                 let mut prompt = all.clone();
                 prompt[edited] += 1;
-                assert_eq!(found(&carried, 9, &prompt), None, "token {edited} of {length} is another");
+                assert_eq!(found(&carried, 9, &prompt), None, "token {edited} of {length} differs");
             }
         }
     }
 
     #[test]
-    fn the_longest_turn_is_found_and_each_is_given_once() {
+    fn longest_entry_is_found_and_each_is_given_once() {
         let carried = carried();
         let all = ids(300);
         keep(&carried, A, 9, &all[..140], 100, "first");
@@ -356,11 +358,11 @@ mod tests {
         take(142, "second");
         take(140, "first");
         assert_eq!((carried.len(), carried.bytes(), found(&carried, 9, &all)), (0, 0, None));
-        assert!(carried.table.lock().by_chain.is_empty(), "nothing is left behind");
+        assert!(carried.table.lock().by_chain.is_empty(), "the index by hash is empty");
     }
 
     #[test]
-    fn what_is_over_is_neither_found_nor_given() {
+    fn expired_entry_is_neither_found_nor_given() {
         let carried = carried();
         let all = ids(100);
         keep(&carried, A, 9, &all[..70], 10, "{}");
@@ -368,13 +370,13 @@ mod tests {
         assert_eq!(carried.find(9, &all, at(10), |_| true), None);
         assert_eq!(carried.take(&carry, at(10)), None);
         keep(&carried, A, 9, &all[..70], 0, "{}");
-        assert!(carried.is_empty(), "what is over when it comes is not kept");
+        assert!(carried.is_empty(), "an entry that has expired on arrival is not kept");
         keep(&carried, A, 9, &all[..LEAST_CARRIED - 1], 100, "{}");
-        assert!(carried.is_empty(), "what nobody would fetch is not kept");
+        assert!(carried.is_empty(), "an entry with too few tokens is not kept");
     }
 
     #[test]
-    fn servers_that_are_gone_and_servers_that_do_not_serve() {
+    fn entries_of_servers_that_left_or_do_not_serve_are_not_found() {
         let carried = carried();
         let all = ids(100);
         keep(&carried, A, 9, &all[..80], 100, "a");
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_there_are_too_many_or_too_much() {
+    fn oldest_entries_go_when_a_limit_is_exceeded() {
         let all = ids(100);
         let few = Carried::new(2, 1 << 20, 7);
         (70..74u32).for_each(|length| keep(&few, A, 9, &all[..length as usize], 100, "{}"));
@@ -397,11 +399,11 @@ mod tests {
         (70..74u32).for_each(|length| keep(&small, A, 9, &all[..length as usize], 100, &words));
         assert_eq!((small.len(), found(&small, 9, &all[..71])), (3, None));
         keep(&small, A, 9, &all, 100, &"x".repeat(4_000));
-        assert_eq!(small.len(), 3, "one that has no room costs the others nothing");
+        assert_eq!(small.len(), 3, "an entry over the limit evicts no others");
     }
 
     #[test]
-    fn one_conversation_told_over_and_over_takes_no_more_than_a_few_entries() {
+    fn repeated_conversation_keeps_a_few_entries() {
         let carried = carried();
         let all = ids(100);
         (0..1_000).for_each(|_| keep(&carried, A, 9, &all[..90], 100, "{}"));
@@ -410,29 +412,29 @@ mod tests {
     }
 
     #[test]
-    fn those_whose_time_is_over_make_room() {
+    fn expired_entries_are_evicted_first() {
         let carried = carried();
         let all = ids(100);
         (1..=50u64).for_each(|number| keep(&carried, A, number, &all, number, "{}"));
-        let turn = Turn { endpoint: A, root: 99, tokens: &all, until: at(100) };
+        let turn = KeptTurn { endpoint: A, root: 99, tokens: &all, until: at(100) };
         carried.keep(&turn, Bytes::from_static(b"{}"), at(40));
         assert_eq!(carried.len(), 11);
     }
 
     proptest! {
-        /// Against a list of all turns: the longest that the prompt begins with, and all bounds hold.
+        /// Compares with a plain list of turns: the longest matching prefix is found, and all limits hold.
         #[test]
-        fn what_is_found_is_what_a_list_would_find(
+        fn result_equals_a_search_of_all_entries(
             turns in proptest::collection::vec((0u64..2, proptest::collection::vec(0u32..2, 1..40)), 1..30),
             (root, prompt) in (0u64..2, proptest::collection::vec(0u32..2, 1..60)),
             from in 0usize..30,
         ) {
             let carried = Carried::new(20, 1 << 20, 3);
-            // They begin alike, with as much as is worth keeping.
+            // All turns share a prefix that is long enough to be kept.
             let whole = |tokens: &[u32]| [&[7; LEAST_CARRIED][..], tokens].concat();
             let turns: Vec<_> = turns.iter().map(|(root, tokens)| (*root, whole(tokens))).collect();
             turns.iter().for_each(|(root, tokens)| keep(&carried, A, *root, tokens, 100, "{}"));
-            // Half of the prompts go on from a turn.
+            // Half of the prompts continue one of the turns.
             let prompt = match turns.get(from) {
                 Some((_, tokens)) => tokens.iter().chain(&prompt).copied().collect(),
                 None => whole(&prompt),

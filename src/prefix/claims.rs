@@ -1,9 +1,9 @@
-//! What was routed and is not answered to its end yet: a burst of equal prompts must land together before anybody has cached the first, and
-//! what an engine works with it does not evict.
+//! Speculative entries: prompts that were routed and whose responses have not ended. A burst of equal prompts must go
+//! to one endpoint before any of them is cached, and engines do not evict blocks that they use.
 //!
-//! A claim says "this prompt is on its way to that endpoint, or in use there" at the depths 1, 2, 4, 8, … blocks and at its whole length, so it
-//! costs O(log blocks) however long the prompt is. It goes with its guard: when the answer has ended, or when the request has failed. A claim whose
-//! answer does not begin for long (its prefill hangs) says nothing any more.
+//! A claim records that a prompt is in flight to an endpoint. It has entries at the depths 1, 2, 4, 8, … blocks and at
+//! the prompt's full length: O(log blocks) memory. Its guard removes it when the response has ended or the request has
+//! failed. A claim is ignored when its response has not begun within its lifetime, as when a prefill hangs.
 
 use super::key::{BlockKey, BlockKeys};
 use ahash::RandomState;
@@ -14,70 +14,71 @@ use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 30 s: longer than the prefill of a prompt of 100,000 tokens behind a full queue, shorter than a server takes to come back.
+/// Default lifetime of a claim, 30 s: longer than the prefill of 100,000 tokens behind a full queue, shorter than
+/// the restart of a server.
 pub const DEFAULT_CLAIM_LIFE: Duration = Duration::from_secs(30);
 
-/// Blocks asked for at first; doubled as long as there are claims.
+/// Number of keys requested first; doubled as long as claims are found.
 const FIRST_LOOK: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Claimed {
     endpoint: EndpointId,
     requests: u32,
-    /// Those of them that the endpoint works with: they do not get old.
+    /// Number of claims whose prompt the endpoint has computed; they do not expire.
     arrived: u32,
     latest: Timestamp,
 }
 
-type Table = DashMap<u64, SmallVec<[Claimed; 1]>, RandomState>;
+type ClaimTable = DashMap<u64, SmallVec<[Claimed; 1]>, RandomState>;
 
 /// All claims of a pool.
 #[derive(Debug)]
 pub struct Claims {
-    table: Arc<Table>,
+    table: Arc<ClaimTable>,
     life: Duration,
     seed: u64,
 }
 
-/// One request's claim; ends on Drop.
+/// The claim of one request; Drop removes it.
 #[derive(Debug)]
 pub struct Claim {
-    table: Arc<Table>,
+    table: Arc<ClaimTable>,
     endpoint: EndpointId,
     points: SmallVec<[u64; 16]>,
     arrived: bool,
 }
 
-/// How deep the claims of each endpoint go, in blocks. As large as there are claimants, whatever their ids are: these are never given out
-/// again, so that in a long life those of one pool lie far apart.
+/// Depth of the claims of each endpoint, in blocks. Its size follows the number of endpoints with claims, not their
+/// ids: ids are never reused, so ids of one pool can be far apart.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimedDepths {
-    /// Id and depth, at the id's place or in the next free one behind it; 0 deep where there is none. A power of two of them, of which half
-    /// are free at least.
+    /// Hash table with linear probing: endpoint id and depth; depth 0 marks a free slot. Its length is a power of two,
+    /// and at least half of it is free.
     places: SmallVec<[(u32, u32); 8]>,
     claimants: usize,
     deepest: u32,
 }
 
 impl ClaimedDepths {
-    /// How deep the claims of an endpoint go; 0 when it has none.
+    /// Returns the depth of an endpoint's claims in blocks; 0 when it has none.
     #[inline]
     #[must_use]
     pub fn get(&self, endpoint: EndpointId) -> u32 {
         self.places.get(self.place(endpoint.0)).map_or(0, |(_, depth)| *depth)
     }
 
-    /// How deep the deepest claim goes.
+    /// Returns the depth of the deepest claim, in blocks.
     #[must_use]
     pub fn deepest(&self) -> u32 {
         self.deepest
     }
 
-    /// Where an id is, or would be.
+    /// The slot of an id, or the free slot where it would go.
     #[inline]
     fn place(&self, id: u32) -> usize {
         let last = self.places.len().wrapping_sub(1);
-        // Fibonacci hashing: ids in a row lie far from each other, and so do those of several rows.
+        // Fibonacci hashing spreads ids that follow each other.
         let mut at = ((u64::from(id.wrapping_mul(0x9E37_79B9)) * self.places.len() as u64) >> 32) as usize;
         while self.places.get(at).is_some_and(|(there, depth)| *depth > 0 && *there != id) {
             at = (at + 1) & last;
@@ -85,7 +86,8 @@ impl ClaimedDepths {
         at
     }
 
-    /// Takes in who has claims that are `depth` deep and not deeper than those taken in before, `most` at most.
+    /// Adds the endpoints that have claims of `depth` blocks and were not added at a greater
+    /// depth before; at most `most`.
     fn add(&mut self, depth: u32, most: usize, endpoints: impl Iterator<Item = EndpointId>) {
         for endpoint in endpoints {
             if self.get(endpoint) > 0 {
@@ -111,14 +113,14 @@ impl ClaimedDepths {
 }
 
 impl Claims {
-    /// None yet; each lives for `life`. Equal seeds give equal tables.
+    /// An empty table whose claims live for `life`. Equal seeds give equal tables.
     #[must_use]
     pub fn new(life: Duration, seed: u64) -> Self {
         let hasher = RandomState::with_seeds(seed, seed.rotate_left(17), !seed, seed ^ 0xC1A1_4D5E);
         Self { table: Arc::new(DashMap::with_hasher(hasher)), life, seed }
     }
 
-    /// Says that a prompt with these first blocks is on its way to `endpoint`, until Drop.
+    /// Claims these first blocks of a prompt for `endpoint` until the guard is dropped.
     #[must_use]
     pub fn claim(&self, endpoint: EndpointId, keys: &[BlockKey], now: Timestamp) -> Claim {
         let mut points = SmallVec::new();
@@ -142,11 +144,11 @@ impl Claims {
         Claim { table: self.table.clone(), endpoint, points, arrived: false }
     }
 
-    /// How deep the living claims on the beginning of this prompt go. Asks for no more keys than there are claims for.
+    /// Returns how deep live claims match this prompt. Requests no more keys than claims can match.
     #[must_use]
     pub fn lookup<K: BlockKeys>(&self, keys: &mut K, now: Timestamp) -> ClaimedDepths {
         let mut out = ClaimedDepths::default();
-        // The deepest first: whoever has claims there has them at all points before it.
+        // The deepest first: an endpoint that has claims there has them at all points before it.
         for (point, depth) in self.points(keys).into_iter().rev() {
             let Some(here) = self.table.get(&point).filter(|here| here.len() > out.claimants) else { continue };
             let living = here.iter().filter(|c| c.arrived > 0 || now.since(c.latest) <= self.life);
@@ -155,7 +157,7 @@ impl Claims {
         out
     }
 
-    /// The points of this prompt that somebody claims, with their depths.
+    /// The points of this prompt that have claims, with their depths.
     fn points<K: BlockKeys>(&self, keys: &mut K) -> SmallVec<[(u64, u32); 16]> {
         let mut points = SmallVec::new();
         let mut chain = self.seed;
@@ -175,7 +177,8 @@ impl Claims {
                 if self.table.contains_key(&chain) {
                     points.push((chain, u32::try_from(depth).unwrap_or(u32::MAX)));
                 } else if depth.is_power_of_two() {
-                    // A shorter prompt's claim at its whole length is no reason to stop at the next power of two, but the one before is.
+                    // A claim at a shorter prompt's full length does not end the search at the next power of two; one
+                    // at a power of two does.
                     return points;
                 }
             }
@@ -186,13 +189,13 @@ impl Claims {
         }
     }
 
-    /// Points in the table; 0 when nothing is on its way or in use.
+    /// Returns the number of claimed points; 0 when no prompt is in flight.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether nothing is on its way or in use.
+    /// Whether no prompt is in flight.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
@@ -200,7 +203,7 @@ impl Claims {
 }
 
 impl Claim {
-    /// The endpoint works with the prompt: the claim gets old no more.
+    /// Marks the prompt as computed: the claim no longer expires.
     pub fn arrived(&mut self) {
         if std::mem::replace(&mut self.arrived, true) {
             return;
@@ -230,8 +233,8 @@ impl Drop for Claim {
     }
 }
 
-/// Adds one more key, the one at `depth`, to the identity of a beginning. Keys are hashes already; this only has to keep their order, and the
-/// sums do not wait for each other's multiplications.
+/// Adds the key at `depth` to the hash of a prefix. Keys are hashes already, so this only has to encode their order.
+/// The multiplications do not depend on each other.
 fn step(chain: u64, depth: usize, key: BlockKey) -> u64 {
     chain.wrapping_add((key.0 ^ 0x9E37_79B9_7F4A_7C15).wrapping_mul(2 * depth as u64 + 1))
 }
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_prompt_is_found_at_its_whole_length_until_the_claim_ends() {
+    fn equal_prompt_matches_its_whole_length_until_the_claim_ends() {
         let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
         let keys = prompt(100, 1);
         let first = claims.claim(A, &keys, NOW);
@@ -264,13 +267,13 @@ mod tests {
         assert_eq!(found(&claims, &keys, NOW), [(A, 100), (B, 100)]);
         drop(first);
         drop(third);
-        assert_eq!(found(&claims, &keys, NOW), [(A, 100)], "the second request is still on its way");
+        assert_eq!(found(&claims, &keys, NOW), [(A, 100)], "the second request is still in flight");
         drop(second);
-        assert_eq!((found(&claims, &keys, NOW), claims.len()), (vec![], 0), "nothing is left behind");
+        assert_eq!((found(&claims, &keys, NOW), claims.len()), (vec![], 0), "the table is empty");
     }
 
     #[test]
-    fn a_common_beginning_is_found_at_the_power_of_two_below_it() {
+    fn common_prefix_matches_at_the_power_of_two_below_it() {
         let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
         let keys = prompt(100, 1);
         let _claim = claims.claim(A, &keys, NOW);
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_claim_says_nothing() {
+    fn expired_claim_is_ignored() {
         let claims = Claims::new(Duration::from_secs(2), 7);
         let keys = prompt(10, 1);
         let _claim = claims.claim(A, &keys, NOW);
@@ -292,10 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_endpoints_with_one_system_prompt_each_have_their_own_depth() {
+    fn thousand_endpoints_with_one_system_prompt_have_their_own_depths() {
         let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
         let keys = prompt(600, 1);
-        // From the middle outwards, and one of them far off.
+        // Ids alternate around a middle, and one is far away.
         let ids = (0..1_000).map(|i| if i % 2 == 0 { 5_000 + i } else { 5_000 - i }).chain([20_000]);
         let shared = |id: u32| 1usize << (id % 10);
         let _held: Vec<_> = ids
@@ -305,7 +308,7 @@ mod tests {
                 claims.claim(EndpointId(id), &own, NOW.after(Duration::from_secs(40)))
             })
             .collect();
-        // Those that hang longer than a claim lives hide none.
+        // Expired claims of hanging prefills hide none of the live ones.
         let _hung: Vec<_> = (0..500).map(|i| claims.claim(EndpointId(5_000 + 2 * i), &keys, NOW)).collect();
         let found = claims.lookup(&mut keys.as_slice(), NOW.after(Duration::from_secs(40)));
         for id in ids {
@@ -316,10 +319,10 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_that_came_and_went_make_no_room_for_themselves() {
+    fn endpoints_that_left_take_no_slots() {
         let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
         let keys = prompt(600, 1);
-        // One that has been there for ever, and pools that were replaced again and again since.
+        // One endpoint that was there from the start, and pools that were replaced again and again.
         let ids: Vec<u32> = (0..8).map(|i| i * 400_000_000).chain([u32::MAX]).collect();
         let _held: Vec<_> = ids.iter().map(|id| claims.claim(EndpointId(*id), &keys, NOW)).collect();
         let found = claims.lookup(&mut keys.as_slice(), NOW);
@@ -328,9 +331,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever claims is found, whoever else asks has nothing, and no more room is taken than four times as many.
+        /// Endpoints with claims are found, others have depth 0, and the table has at most four slots for each of them.
         #[test]
-        fn depths_are_those_of_the_deepest_claim(
+        fn depth_is_that_of_the_deepest_claim(
             ids in prop::collection::btree_map(prop_oneof![0u32..40, (0u32..40).prop_map(|i| i << 26), any::<u32>()], 1u32..5, 0..80),
             others in prop::collection::vec(any::<u32>(), 20),
         ) {
@@ -347,7 +350,7 @@ mod tests {
         }
     }
 
-    /// Keys that count how far they were asked for.
+    /// Keys that count how many of them were requested.
     struct Counted<'a>(&'a [BlockKey], usize);
 
     impl BlockKeys for Counted<'_> {
@@ -358,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_prompt_is_not_hashed_to_its_end() {
+    fn lookup_without_claims_requests_few_keys() {
         let claims = Claims::new(DEFAULT_CLAIM_LIFE, 7);
         let cold = prompt(1_000, 1);
         let mut keys = Counted(&cold, 0);
         assert_eq!(claims.lookup(&mut keys, NOW).deepest(), 0);
-        assert_eq!(keys.1, FIRST_LOOK, "the first point is nobody's");
+        assert_eq!(keys.1, FIRST_LOOK, "the first point has no claim");
         let _other = claims.claim(A, &prompt(1_000, 2), NOW);
         assert_eq!(claims.lookup(&mut keys, NOW).deepest(), 0);
         assert_eq!(keys.1, FIRST_LOOK);

@@ -1,50 +1,52 @@
-//! Our own identity of a block: what its tokens are, under the root that its cache is separated by.
+//! Attaché's own identity of a block: a hash of its content, under the root that separates caches.
 //!
-//! A key says what stands in one block; the index follows keys from the root, so a block is found only behind the blocks before it
-//! and keys need no chaining. The first block's key also holds the [`Root`], so that caches which an engine keeps apart never meet.
+//! A key covers the content of one block. The index follows keys from the root and finds a block only behind its
+//! predecessors, so keys need no chaining. The first block's key also includes the [`Root`], so that caches which an
+//! engine keeps apart never match.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-/// What stands in one block of a prompt; the first block's also tells under which [`Root`].
+/// Hash of the content of one block of a prompt. That of the first block also includes the [`Root`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct BlockKey(pub u64);
 
-/// An engine's own name for a block and everything before it, as its KV events tell (the last 8 bytes, big-endian, of a digest).
+/// An engine's own hash of a block and all blocks before it, from its KV events: the last 8
+/// bytes of a digest, big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct EngineHash(pub u64);
 
-/// What separates the caches of one engine. Fields that are `None` or empty separate nothing.
+/// The attributes that separate the caches of one engine. `None` and empty mean no separation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Root<'a> {
     /// The LoRA adapter, or the model where a pool serves several.
     pub name: &'a str,
-    /// The request's `cache_salt`.
+    /// The request's `cache_salt` field.
     pub cache_salt: Option<&'a str>,
-    /// Who asks, where tenants must not find each other's prefixes.
+    /// The tenant, where tenants must not find each other's prefixes.
     pub tenant: Option<&'a str>,
 }
 
-/// How keys are made: equal spaces give equal keys to equal content.
+/// Makes keys. Equal spaces give equal keys for equal content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeySpace {
     seed: u64,
 }
 
 impl KeySpace {
-    /// A space of its own for each `seed`.
+    /// A key space; different seeds give unrelated keys.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// The root's part in the first block's key.
+    /// Returns the root's part of the first block's key.
     #[must_use]
     pub fn root(self, root: &Root<'_>) -> u64 {
         let mut hasher = Xxh3::with_seed(self.seed);
         for field in [Some(root.name), root.cache_salt, root.tenant] {
-            // Length first, so that no two roots run into each other; absent and empty are the same.
+            // The length comes first, so that different roots never hash the same bytes. Absent and empty are the same.
             let field = field.unwrap_or_default();
             hasher.update(&(field.len() as u64).to_le_bytes());
             hasher.update(field.as_bytes());
@@ -52,29 +54,30 @@ impl KeySpace {
         hasher.digest()
     }
 
-    /// The key of the first block, which holds `content` (token ids as little-endian bytes, or text).
+    /// Returns the key of the first block, which holds `content` (token ids as little-endian bytes, or text).
     #[must_use]
     pub fn first(self, root: u64, content: &[u8]) -> BlockKey {
         BlockKey(xxh3_64_with_seed(content, self.seed ^ root))
     }
 
-    /// The key of any later block.
+    /// Returns the key of any later block.
     #[must_use]
     #[inline]
     pub fn next(self, content: &[u8]) -> BlockKey {
         BlockKey(xxh3_64_with_seed(content, self.seed))
     }
 
-    /// The key of a block that also holds something which is no token: an image by its hash and its place in the block.
+    /// Returns the key of a block that also holds something other than tokens, such as an image by its hash and
+    /// its position in the block.
     #[must_use]
     pub fn with_extra(self, key: BlockKey, extra: &[u8]) -> BlockKey {
         BlockKey(xxh3_64_with_seed(extra, key.0))
     }
 }
 
-/// The keys of a prompt, made as far as they are asked for.
+/// The keys of a prompt, computed only as far as they are requested.
 pub trait BlockKeys {
-    /// The keys made so far, at least `n` of them unless the prompt has fewer.
+    /// Returns the keys computed so far: at least `n`, unless the prompt has fewer.
     fn upto(&mut self, n: usize) -> &[BlockKey];
 }
 

@@ -1,7 +1,8 @@
-//! What a routed prompt teaches about the caches: a claim until its answer has ended, a record when its answer begins, a correction when the
-//! answer tells how much was cached, and the answer itself, which the next turn will begin with.
+//! What a routed prompt changes in the prefix cache: a speculative entry until its response has ended, a record when
+//! the response begins, a correction when the usage reports cached tokens, and a record of the response itself, which
+//! the next turn will repeat.
 //!
-//! Owned by a `scheduling::Booking`; made of what the look-up before the decision found. Pure.
+//! Owned by a `scheduling::Booking`; made from the lookup before the decision. No I/O.
 
 use super::cache::{Coming, PrefixCache};
 use super::key::BlockKey;
@@ -10,42 +11,43 @@ use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
-/// What is known of a prompt when the decision has been made.
+/// State of a prompt at the decision, from which the prefix cache is updated later.
 #[derive(Clone, Debug, Default)]
 pub struct Lesson {
-    /// All blocks of the prompt, when what the endpoint holds is learned; else as many as were asked for.
+    /// All block keys of the prompt when the endpoint's blocks are estimated; otherwise
+    /// those that the lookup requested.
     pub keys: Vec<BlockKey>,
-    /// Whether `keys` are all.
+    /// Whether `keys` holds all keys of the prompt.
     pub whole: bool,
-    /// Who asked.
+    /// The tenant of the request.
     pub tenant: Option<String>,
-    /// Blocks of the prompt that the picked endpoint is believed to hold and will use, where all are known.
+    /// Blocks of the prompt that the picked endpoint is expected to hold and use, where `keys` is complete.
     pub held: u32,
-    /// Blocks of the prompt that it will have to find room for, where that is learned.
+    /// Blocks of the prompt that the picked endpoint will have to store, where its blocks are estimated.
     pub fresh: u32,
-    /// Tokens that the picked endpoint was thought to hold.
+    /// Tokens of the prompt that the picked endpoint was expected to have cached.
     pub foretold: u32,
-    /// Bytes of the prompt's text, where nothing else is in the prompt.
+    /// Length of the prompt's text in bytes; 0 when it has other content too.
     pub text_bytes: u64,
-    /// Whether the keys are of our own making, so that what a block is in tokens must be measured.
+    /// Whether Attaché made the keys from its own tokens or text, so that a block's engine tokens must be measured.
     pub own_keys: bool,
-    /// Whether what the answer says of cached tokens tells what the server holds.
+    /// Whether the response's count of cached tokens reflects what the server holds.
     pub tells_cached: bool,
 }
 
-/// One prompt's teaching, from the decision to the end of its answer.
+/// The updates of one prompt, from the decision to the end of its response.
 #[derive(Debug)]
 pub struct Learning {
     cache: Arc<PrefixCache>,
     lesson: Lesson,
     claim: Option<Coming>,
     recorded: bool,
-    /// What of the foretold tokens was still believed to be held when the answer began.
+    /// Expected cached tokens that were still estimated to be there when the response began.
     believed: u32,
 }
 
 impl Learning {
-    /// The prompt is on its way to `endpoint`.
+    /// Adds the speculative entry of a prompt that is in flight to `endpoint`.
     #[must_use]
     pub fn begin(cache: Arc<PrefixCache>, lesson: Lesson, endpoint: EndpointId, now: Timestamp) -> Self {
         let claim = (!lesson.keys.is_empty()).then(|| cache.claim(endpoint, &lesson, now));
@@ -53,13 +55,13 @@ impl Learning {
         Self { cache, lesson, claim, recorded: false, believed }
     }
 
-    /// Whether all of the prompt's blocks are known, so that those of the answer can follow.
+    /// Whether all blocks of the prompt are known, so that those of the response can follow.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.lesson.whole
     }
 
-    /// Envoy served the request elsewhere.
+    /// Moves the speculative entry to the endpoint that Envoy used instead of the picked one.
     pub fn move_to(&mut self, endpoint: EndpointId, now: Timestamp) {
         (self.lesson.foretold, self.believed) = (0, 0);
         if self.claim.take().is_some() {
@@ -69,15 +71,15 @@ impl Learning {
         }
     }
 
-    /// The answer begins: when it is a good one, `endpoint` has computed the prompt. The claim stays to the end all the same: an engine
-    /// evicts nothing that it works with, however much else it has taken in since.
+    /// Records the begin of the response. A `good` one means that `endpoint` has computed the prompt. The speculative
+    /// entry stays until the end, since an engine does not evict blocks that it uses.
     pub fn first_byte(&mut self, good: bool, endpoint: EndpointId, now: Timestamp) {
         match &mut self.claim {
             Some(claim) if good => claim.arrived(),
             _ => self.claim = None,
         }
         if good && self.lesson.whole {
-            // What others have pushed out while it waited there says nothing of the server's room.
+            // Blocks that other prompts evicted while this one waited do not count against the server's capacity.
             if self.lesson.tells_cached && self.believed > 0 {
                 self.believed =
                     self.believed.min(self.cache.believed(endpoint, &self.lesson.keys, self.lesson.own_keys));
@@ -87,7 +89,8 @@ impl Learning {
         }
     }
 
-    /// The answer has ended. `extend` adds the keys of the answer to those of the prompt, where it came whole; false when it can't.
+    /// Records the end of the response. `extend` appends the keys of a complete response to those of the prompt; it
+    /// returns false when it cannot.
     pub fn end(
         mut self,
         usage: &Usage,

@@ -1,13 +1,12 @@
-//! Which endpoint holds which beginning of a prompt in its KV cache.
+//! Which endpoint holds which prefix of a prompt in its KV cache.
 //!
-//! Blocks of a prompt become [`BlockKey`]s. The index knows which endpoint holds them: from engines' KV events (exact) or
-//! from the requests that were routed there (approximate).
+//! Blocks of a prompt become [`BlockKey`]s. The index knows which endpoint holds them: from engines' KV events (exact)
+//! or from the requests that were routed there (approximate).
 //!
-//! **Owns** block keys ([`key`]), the [`index`], speculative entries ([`claims`]), the cache of one pool ([`cache`]) and
-//! decoding of KV events ([`wire`]).
-//! **Called by** `ext_proc` for each request, by `kv_events` for each event, and by `replay`.
-//! **Must not** do I/O, ask for the time, or read request bodies. The index uses atomics from `atomics.rs` only, since
-//! `tests/interleavings` replaces them.
+//! **Owns** block keys ([`key`]), the [`index`], speculative entries ([`claims`]), the cache of one pool ([`cache`])
+//! and decoding of KV events ([`wire`]). **Called by** `ext_proc` for each request, by `kv_events` for each event, and
+//! by `replay`. **Must not** do I/O, ask for the time, or read request bodies. The index uses atomics from `atomics.rs`
+//! only, since `tests/interleavings` replaces them.
 //!
 //! Read first: `key.rs`, `index/mod.rs`, `cache.rs`.
 

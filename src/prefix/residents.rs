@@ -1,4 +1,4 @@
-//! Which KV caches stand behind which endpoint, as engines' own events tell: what requests look up.
+//! The KV caches of each endpoint whose engine publishes KV events. Lookups read this table.
 
 use super::by_endpoint::ByEndpoint;
 use super::index::HolderId;
@@ -11,33 +11,33 @@ use std::sync::Arc;
 /// One KV cache of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// Its number in the index.
+    /// The cache's number in the index.
     pub holder: HolderId,
-    /// Whether what the index says of it may be believed.
+    /// Whether the index's entries for this cache can be trusted.
     pub trust: Arc<TrustCell>,
 }
 
 /// The KV caches of one endpoint, one for each data-parallel rank in order.
 #[derive(Clone, Debug, Default)]
 pub struct Resident {
-    /// The caches.
+    /// The caches, in the order of ranks.
     pub caches: SmallVec<[Cache; 1]>,
 }
 
 impl Resident {
-    /// Whether all of the endpoint's caches are known exactly.
+    /// Whether the index knows exactly what all caches of the endpoint hold.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         !self.caches.is_empty() && self.caches.iter().all(|c| c.trust.get() == Trust::Exact)
     }
 
-    /// Whether what is known of all of the endpoint's caches is held.
+    /// Whether everything that the index has of the endpoint's caches is really there.
     #[must_use]
     pub fn is_certain(&self) -> bool {
         !self.caches.is_empty() && self.caches.iter().all(|c| c.trust.get().is_certain())
     }
 
-    /// The first state that is not exact, or exact.
+    /// Returns the first state that is not exact, or exact.
     #[must_use]
     pub fn trust(&self) -> Trust {
         let mut states = self.caches.iter().map(|c| c.trust.get());
@@ -49,28 +49,28 @@ impl Resident {
     }
 }
 
-/// The endpoints of a pool with their caches: one writer, any number of readers, none of whom waits.
+/// The endpoints of a pool with their caches: one writer, any number of readers that never block.
 #[derive(Debug, Default)]
 pub struct Residents {
-    table: ArcSwap<Table>,
+    table: ArcSwap<ResidentTable>,
     adapters: ArcSwap<AHashSet<Box<str>>>,
 }
 
-/// The endpoints of one moment.
-pub type Table = ByEndpoint<Resident>;
+/// The endpoints at one moment.
+pub type ResidentTable = ByEndpoint<Resident>;
 
 impl Residents {
-    /// The endpoints of now, for the length of one decision.
-    pub fn load(&self) -> Guard<Arc<Table>> {
+    /// Returns the current endpoints, for the duration of one decision.
+    pub fn load(&self) -> Guard<Arc<ResidentTable>> {
         self.table.load()
     }
 
-    /// Replaces the endpoints.
-    pub fn publish(&self, residents: Table) {
+    /// Replaces all endpoints at once.
+    pub fn publish(&self, residents: ResidentTable) {
         self.table.store(Arc::new(residents));
     }
 
-    /// An engine has told of blocks under this LoRA adapter.
+    /// Records the name of a LoRA adapter under which an engine has blocks.
     pub fn learn_adapter(&self, name: &str) {
         if !self.is_adapter(name) {
             self.adapters.rcu(|known| {
@@ -81,7 +81,7 @@ impl Residents {
         }
     }
 
-    /// Whether an engine has told of blocks under a LoRA adapter of this name.
+    /// Whether an engine has reported a LoRA adapter of this name.
     #[must_use]
     pub fn is_adapter(&self, name: &str) -> bool {
         self.adapters.load().contains(name)

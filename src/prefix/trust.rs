@@ -1,48 +1,48 @@
-//! How far the index's word about one KV cache may be believed.
+//! How far the index's entries for one KV cache can be trusted.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// What the picker may make of what the index says about a holder.
+/// How a decision may use the index's entries for a holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Nothing was heard yet.
+    /// No event was received yet.
     #[default]
     Unknown,
-    /// What was missed is being fetched.
+    /// Missed events are being fetched.
     Syncing,
-    /// Every event was heard since the engine started, or since it cleared its cache.
+    /// All events were received since the engine started, or since it cleared its cache.
     Exact,
-    /// Every event was heard as far back as the engine can replay, or since events were lost and as much is known again as before: what is
-    /// known is held, but what it has held for longer is not known. What was learned by routing is added. Only a cleared cache, another
-    /// process or a replay from the beginning makes it exact: how much is known says nothing about what is not.
+    /// All events were received as far back as the engine can replay, or since events were lost and the index has
+    /// refilled. What the index has is really held; older blocks may be missing, so estimated blocks are added. Only a
+    /// cleared cache, another process or a replay from the first event makes it exact.
     Incomplete,
-    /// Events were lost: what is known may be much less than what is held. Approximate routing takes over.
+    /// Events were lost, so the index may lack most of what is held. Routing uses estimates instead.
     Suspect(Doubt),
 }
 
-/// Why a holder is not believed.
+/// The reason for which a holder is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
-    /// The connection is broken, or is new and has carried nothing that shows what was missed.
+    /// The connection is broken, or it is new and no message has shown yet what was missed.
     Interrupted,
-    /// The engine had published before we came, and has no replay.
+    /// The engine had published events before Attaché connected, and it has no replay.
     JoinedLate,
-    /// Events are missing, and there is no replay.
+    /// Events are missing, and the engine has no replay.
     Gap,
-    /// Events are missing, and the replay does not answer.
+    /// Events are missing, and the replay request failed.
     ReplayFailed,
-    /// An event could not be read.
+    /// An event could not be decoded.
     Undecodable,
-    /// Its blocks are not of the pool's size.
+    /// The events' blocks do not have the pool's block size.
     BlockSize,
 }
 
 impl Doubt {
-    /// All of them.
+    /// All reasons, in the order of their labels.
     pub const ALL: [Doubt; 6] =
         [Doubt::Interrupted, Doubt::JoinedLate, Doubt::Gap, Doubt::ReplayFailed, Doubt::Undecodable, Doubt::BlockSize];
 
-    /// The name in logs and labels.
+    /// Returns the reason's name in logs and labels.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -57,13 +57,13 @@ impl Doubt {
 }
 
 impl Trust {
-    /// Whether what is known of the holder is held.
+    /// Whether everything that the index has of the holder is really held.
     #[must_use]
     pub fn is_certain(self) -> bool {
         matches!(self, Trust::Exact | Trust::Incomplete)
     }
 
-    /// The name in logs and labels; a doubt goes by its own.
+    /// Returns the state's name in logs and labels; a suspect state has the name of its reason.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -103,13 +103,13 @@ impl Trust {
 pub struct TrustCell(AtomicU8);
 
 impl TrustCell {
-    /// The state of now.
+    /// Returns the current state.
     #[must_use]
     pub fn get(&self) -> Trust {
         Trust::from_bits(self.0.load(Relaxed))
     }
 
-    /// Changes it; what it was before.
+    /// Changes the state and returns the previous one.
     pub fn set(&self, trust: Trust) -> Trust {
         Trust::from_bits(self.0.swap(trust.to_bits(), Relaxed))
     }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_keeps_every_state() {
+    fn cell_keeps_every_state() {
         let cell = TrustCell::default();
         let mut before = cell.get();
         assert_eq!(before, Trust::Unknown);

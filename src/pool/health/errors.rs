@@ -1,13 +1,16 @@
-//! Error responses of one endpoint, which a request can cause: a prompt that crashes a worker, an API that the model does not serve.
+//! Error responses of one endpoint that a request can cause: a prompt that crashes a worker, an API that the model does
+//! not serve.
 //!
-//! A run is the error responses of one API since its last success. A run ejects the endpoint when all of these hold:
+//! A run is the error responses of one API since its last success. A run ejects the endpoint when both conditions hold:
 //!
 //! - It has as many error responses as [`HealthPolicy::consecutive_failures`].
-//! - For a period, the endpoint had no success in any API but the list of models. The period is [`HealthPolicy::error_period`] divided by the
-//!   number of clients in the run, at most by `consecutive_failures`: one client that fails is likely the cause, five are not.
+//! - For a period, the endpoint had no success in any API but the list of models. The period is
+//!   [`HealthPolicy::error_period`] divided by the number of clients in the run, at most by `consecutive_failures`: a
+//!   single failing client is likely the cause itself, five are not.
 //!
-//! So error responses of one client never eject an endpoint that serves another client in the meantime, and clients that invent identities
-//! gain a factor of five at most. Lists of models are no proof: a server whose model has failed still responds to them.
+//! Error responses of one client therefore never eject an endpoint that serves another client meanwhile. Clients that
+//! invent identities gain at most a factor of five. Lists of models prove nothing: a server whose model has failed
+//! still returns them.
 
 use super::HealthPolicy;
 use attache_protocol::Api;
@@ -15,10 +18,10 @@ use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Clients that a run tells apart, as far as their hashes differ. More than any period is divided by.
+/// Number of clients that a run distinguishes by their hashes, more than any period is divided by.
 const CLIENT_SLOTS: u64 = 64;
 
-/// A client, as one of 64 slots: enough to tell whether several clients receive error responses.
+/// A client, as one of 64 slots: enough to distinguish one failing client from several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(transparent)]
 pub struct ClientSlot(u8);
@@ -36,12 +39,12 @@ impl ClientSlot {
     }
 }
 
-/// The runs of one endpoint, of different APIs.
+/// The runs of one endpoint, one for each API.
 #[derive(Debug, Default)]
 pub(super) struct ErrorRuns {
-    /// A bit for each API that has a run, so that a success need not lock.
+    /// One bit for each API that has a run, so that a success of another API takes no lock.
     failing: AtomicU32,
-    /// The last success in any API but the list of models, nanoseconds.
+    /// Time of the last success in any API but the list of models, in nanoseconds.
     proven_at: AtomicU64,
     /// The clients whose probes have failed since the endpoint was ejected.
     probed_by: AtomicU64,
@@ -53,12 +56,12 @@ struct Run {
     api: Api,
     began: Timestamp,
     failures: u32,
-    /// A bit for each slot.
+    /// One bit for each client slot.
     clients: u64,
 }
 
 impl ErrorRuns {
-    /// Adds an error response to the run of its API; true when that run ejects.
+    /// Adds an error response to the run of its API. Returns true when that run ejects the endpoint.
     pub(super) fn failed(&self, api: Api, client: ClientSlot, now: Timestamp, policy: &HealthPolicy) -> bool {
         let mut runs = self.runs.lock();
         let at = runs.iter().position(|run| run.api == api).unwrap_or_else(|| {
@@ -74,12 +77,12 @@ impl ErrorRuns {
         run.failures >= policy.consecutive_failures && now.since(since) >= policy.error_period / clients
     }
 
-    /// A probe of this client has failed; true when none of its probes had, of this ejection.
+    /// Records a failed probe of this client. Returns true for the client's first failed probe of this ejection.
     pub(super) fn probed_by(&self, client: ClientSlot) -> bool {
         self.probed_by.fetch_or(client.bit(), Relaxed) & client.bit() == 0
     }
 
-    /// A success ends the run of its API.
+    /// Ends the run of an API after a success.
     pub(super) fn succeeded(&self, api: Api, now: Timestamp) {
         if api != Api::Models {
             self.proven_at.store(now.0, Relaxed);
@@ -91,7 +94,7 @@ impl ErrorRuns {
         }
     }
 
-    /// Forgets all runs, and the probes of an ejection that has ended.
+    /// Clears all runs, and the probes of an ejection that has ended.
     pub(super) fn clear(&self) {
         self.runs.lock().clear();
         self.failing.store(0, Relaxed);

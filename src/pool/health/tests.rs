@@ -17,11 +17,11 @@ fn fail(health: &EndpointHealth, times: u32, now: Timestamp) -> Vec<bool> {
 }
 
 #[test]
-fn five_failures_in_a_row_eject() {
+fn five_consecutive_failures_eject() {
     let health = EndpointHealth::default();
     assert_eq!(fail(&health, 4, at(0.0)), [false; 4]);
     assert!(!health.record(Outcome::Success, at(0.0), &policy()));
-    assert_eq!(fail(&health, 4, at(0.0)), [false; 4], "a success starts the count again");
+    assert_eq!(fail(&health, 4, at(0.0)), [false; 4], "a success resets the count");
     assert_eq!(health.availability(at(0.0), &policy()), Availability::Open);
     assert_eq!(fail(&health, 1, at(0.0)), [true]);
     assert_eq!(health.availability(at(4.9), &policy()), Availability::Ejected);
@@ -29,18 +29,18 @@ fn five_failures_in_a_row_eject() {
 }
 
 #[test]
-fn two_connect_failures_in_a_row_eject() {
+fn two_consecutive_connect_failures_eject() {
     let health = EndpointHealth::default();
     let p = policy();
     assert!(!health.record(Outcome::ConnectFailure, at(0.0), &p));
-    assert!(!health.record(Outcome::Failure, at(0.0), &p), "an answer with a 5xx is a connection");
+    assert!(!health.record(Outcome::Failure, at(0.0), &p), "a 5xx response proves a connection");
     assert!(!health.record(Outcome::ConnectFailure, at(0.0), &p));
     assert!(health.record(Outcome::ConnectFailure, at(0.0), &p));
     assert_eq!(health.availability(at(0.1), &p), Availability::Ejected);
 }
 
 #[test]
-fn zero_turns_a_rule_off() {
+fn zero_disables_a_rule() {
     let off = HealthPolicy { consecutive_failures: 0, ..policy() };
     let health = EndpointHealth::default();
     for _ in 0..20 {
@@ -48,7 +48,7 @@ fn zero_turns_a_rule_off() {
     }
     assert_eq!(health.availability(at(0.0), &off), Availability::Open);
     fail(&health, 5, at(0.0));
-    assert_eq!(health.availability(at(0.0), &off), Availability::Open, "turned off while it was away");
+    assert_eq!(health.availability(at(0.0), &off), Availability::Open, "disabled during the ejection");
 
     let no_connect_rule = HealthPolicy { consecutive_connect_failures: 0, ..policy() };
     let health = EndpointHealth::default();
@@ -58,7 +58,7 @@ fn zero_turns_a_rule_off() {
 }
 
 #[test]
-fn ejections_in_a_row_double_up_to_the_longest() {
+fn consecutive_ejections_double_up_to_the_longest() {
     let health = EndpointHealth::default();
     fail(&health, 5, at(0.0));
     let mut now = at(0.0);
@@ -81,13 +81,13 @@ fn ejections_in_a_row_double_up_to_the_longest() {
 }
 
 #[test]
-fn one_probe_at_a_time_and_a_success_brings_it_back_slowly() {
+fn one_probe_at_a_time_and_a_success_starts_slowly() {
     let health = EndpointHealth::default();
     fail(&health, 5, at(0.0));
     assert!(!health.claim_probe(at(1.0), &policy()), "still ejected");
     assert!(health.claim_probe(at(6.0), &policy()));
     assert!(!health.claim_probe(at(6.0), &policy()));
-    assert_eq!(health.availability(at(7.0), &policy()), Availability::Ejected, "a probe is out");
+    assert_eq!(health.availability(at(7.0), &policy()), Availability::Ejected, "a probe is in flight");
     health.probe_lost();
     assert_eq!(health.availability(at(7.0), &policy()), Availability::HalfOpen);
     assert!(health.claim_probe(at(7.0), &policy()));
@@ -96,13 +96,13 @@ fn one_probe_at_a_time_and_a_success_brings_it_back_slowly() {
         assert_eq!(health.availability(at(10.0 + after), &policy()), Availability::SlowStart(percent), "{after} s");
     }
     assert_eq!(health.availability(at(20.0), &policy()), Availability::Open);
-    assert!(health.claim_probe(at(20.0), &policy()), "nothing to claim: it is open");
+    assert!(health.claim_probe(at(20.0), &policy()), "nothing to claim, since it is open");
     let at_once = HealthPolicy { slow_start: Duration::ZERO, ..policy() };
     assert_eq!(health.availability(at(10.0), &at_once), Availability::Open);
 }
 
 #[test]
-fn a_probe_that_never_reports_is_given_up() {
+fn probe_without_a_result_expires() {
     let health = EndpointHealth::default();
     fail(&health, 5, at(0.0));
     assert!(health.claim_probe(at(5.0), &policy()));
@@ -112,7 +112,7 @@ fn a_probe_that_never_reports_is_given_up() {
 }
 
 #[test]
-fn stragglers_do_not_lengthen_an_ejection_but_may_end_it() {
+fn late_outcomes_do_not_lengthen_an_ejection_but_may_end_it() {
     let health = EndpointHealth::default();
     fail(&health, 5, at(0.0));
     assert_eq!(fail(&health, 20, at(1.0)), [false; 20]);
@@ -123,7 +123,7 @@ fn stragglers_do_not_lengthen_an_ejection_but_may_end_it() {
 }
 
 #[test]
-fn a_lost_probe_of_an_endpoint_that_is_not_probed_changes_nothing() {
+fn lost_probe_of_an_endpoint_without_probe_changes_nothing() {
     let health = EndpointHealth::default();
     health.probe_lost();
     assert_eq!(health.availability(at(0.0), &policy()), Availability::Open);
@@ -133,7 +133,7 @@ fn a_lost_probe_of_an_endpoint_that_is_not_probed_changes_nothing() {
 }
 
 #[test]
-fn a_new_process_starts_without_a_record() {
+fn restart_clears_the_record() {
     let health = EndpointHealth::default();
     fail(&health, 5, at(0.0));
     fail(&health, 1, at(5.0));
@@ -144,7 +144,7 @@ fn a_new_process_starts_without_a_record() {
 }
 
 #[test]
-fn of_many_threads_one_gets_the_probe_and_one_failure_ejects_once() {
+fn one_of_many_threads_gets_the_probe_and_one_failure_ejects_once() {
     for round in 0..200 {
         let health = EndpointHealth::default();
         fail(&health, 5, at(0.0));
@@ -190,10 +190,10 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Step)>> {
 }
 
 proptest! {
-    /// Whatever happens, an endpoint can be probed again after the longest ejection; a success always brings it back; a probe is granted
-    /// only to a half-open endpoint and not twice.
+    /// After any sequence of outcomes, an endpoint can be probed after the longest ejection; a success always ends an
+    /// ejection; a probe is granted only to a half-open endpoint, and only once.
     #[test]
-    fn no_sequence_of_outcomes_keeps_an_endpoint_away_for_ever(steps in steps()) {
+    fn any_sequence_of_outcomes_leaves_a_way_back(steps in steps()) {
         let health = EndpointHealth::default();
         let policy = policy();
         let mut now = at(0.0);
@@ -235,11 +235,12 @@ fn success(api: Api) -> Observation {
     Observation { outcome: Outcome::Success, api, client: ClientSlot::default() }
 }
 
-/// The second, after the first error response, at which error responses to so many clients eject; `None` when none of 10 s does.
+/// The second after the first error response at which error responses to this many clients eject; `None` when those
+/// of 10 s do not.
 fn ejected_after(clients: usize) -> Option<f64> {
     let health = EndpointHealth::default();
     let mut different: Vec<Observation> = Vec::new();
-    // Names that share a slot are one client.
+    // Names with the same slot count as one client.
     for name in 0..1_000 {
         let next = error(Api::ChatCompletions, &name.to_string());
         if different.len() < clients && !different.contains(&next) {
@@ -251,13 +252,13 @@ fn ejected_after(clients: usize) -> Option<f64> {
 }
 
 #[test]
-fn error_responses_eject_the_sooner_the_more_clients_receive_them() {
+fn more_failing_clients_eject_sooner() {
     assert_eq!([1, 2, 5].map(ejected_after), [Some(5.0), Some(2.5), Some(1.0)]);
-    assert_eq!(ejected_after(60), Some(1.0), "no sooner than for five");
+    assert_eq!(ejected_after(60), Some(1.0), "not sooner than with five clients");
 }
 
 #[test]
-fn a_success_of_any_api_but_the_list_of_models_prevents_ejection() {
+fn success_of_any_api_but_the_list_of_models_prevents_ejection() {
     for (api, prevents) in
         [(Api::ChatCompletions, true), (Api::Embeddings, true), (Api::Other, true), (Api::Models, false)]
     {
@@ -269,7 +270,7 @@ fn a_success_of_any_api_but_the_list_of_models_prevents_ejection() {
             if tenth % 9 == 0 {
                 health.record(success(api), now, &policy());
             }
-            // Successes of other kinds of requests would end the ejection.
+            // A success of another kind of request would end the ejection.
             if ejected {
                 break;
             }
@@ -279,7 +280,7 @@ fn a_success_of_any_api_but_the_list_of_models_prevents_ejection() {
 }
 
 #[test]
-fn statuses_that_say_what_is_not_implemented_say_nothing_of_health() {
+fn statuses_for_unimplemented_features_do_not_count() {
     let outcomes = [200, 404, 429, 500, 501, 502, 503, 504, 505, 507].map(Outcome::of_status);
     let (ok, error) = (Some(Outcome::Success), Some(Outcome::ErrorResponse));
     assert_eq!(outcomes, [ok, ok, ok, error, None, error, error, error, None, error]);
@@ -304,28 +305,28 @@ fn probes_of_one_client_do_not_lengthen_an_ejection() {
 }
 
 #[test]
-fn error_responses_eject_only_where_the_share_allows_it() {
+fn error_responses_eject_only_up_to_the_share() {
     let health = EndpointHealth::default();
     let at_once = HealthPolicy { error_period: Duration::ZERO, ..policy() };
     let observe = |allowed| health.observe(error(Api::ChatCompletions, "a"), at(0.0), &at_once, || allowed);
     let verdicts = [false, false, false, false, false, false, true].map(observe);
     assert_eq!(verdicts[..4], [Verdict::Kept; 4]);
     assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Capped, Verdict::Ejected]);
-    // So do prefills that are late or break off.
+    // Late and interrupted prefills are limited in the same way.
     let health = EndpointHealth::default();
     let late = |allowed| health.observe(Outcome::Failure.into(), at(0.0), &policy(), || allowed);
     let verdicts = [false, false, false, false, false, true].map(late);
     assert_eq!(verdicts[4..], [Verdict::Capped, Verdict::Ejected]);
-    // What can't be reached is not asked for.
+    // For an unreachable server, the limit is not consulted.
     let health = EndpointHealth::default();
     let unreachable = || health.observe(Outcome::ConnectFailure.into(), at(0.0), &policy(), || unreachable!());
     assert_eq!([unreachable(), unreachable()], [Verdict::Kept, Verdict::Ejected]);
 }
 
 #[test]
-fn the_share_is_of_the_pool_and_one_endpoint_at_least() {
+fn share_counts_the_pool_and_allows_one_endpoint() {
     let may = |percent, away, total| HealthPolicy { max_ejection_percent: percent, ..policy() }.may_eject(away, total);
     assert!(may(50, 0, 1) && may(50, 0, 2) && may(50, 1, 4) && may(10, 0, 4) && may(0, 0, 4));
     assert!(!may(50, 1, 2) && !may(50, 1, 3) && !may(50, 2, 4) && !may(10, 1, 4));
-    assert!(may(100, 3, 4), "100 turns it off");
+    assert!(may(100, 3, 4), "100 % disables the limit");
 }

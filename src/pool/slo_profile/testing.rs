@@ -1,10 +1,10 @@
-//! Profiles for tests, here and in crates that decide by them.
+//! Profiles for tests, in this crate and in crates that decide by them.
 
 use super::Profile;
 use serde_json::{Value, json};
 
-/// A profile of AIBrix's shape: answers of 4 to 512 tokens, prompts of 128 to 2,048, an objective of 5 s for the whole; answers of 512 tokens meet
-/// it at no rate.
+/// A profile in AIBrix's format: responses of 4 to 512 tokens, prompts of 128 to 2,048, an end-to-end objective of 5 s.
+/// Responses of 512 tokens meet it at no rate.
 #[must_use]
 pub fn simulated(deployment: &str) -> Value {
     let (answers, prompts) = ([4, 8, 16, 32, 64, 128, 256, 512], [128, 256, 512, 1024, 2048]);
@@ -23,7 +23,7 @@ pub fn simulated(deployment: &str) -> Value {
     })
 }
 
-/// Reads a profile that [`simulated`] made.
+/// Parses a profile that [`simulated`] made.
 ///
 /// # Panics
 /// When it is not a profile.

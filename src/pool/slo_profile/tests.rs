@@ -1,21 +1,21 @@
-//! Profiles as AIBrix writes them.
+//! Profiles in the format that AIBrix writes.
 
 use super::testing::{profile, simulated};
 use super::*;
 use serde_json::{Value, json};
 
 #[test]
-fn lengths_are_found_by_their_logarithms() {
+fn lengths_match_by_their_logarithms() {
     let profile = profile(&simulated("a100"));
     assert_eq!(profile.lengths[0], [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
     assert_eq!(profile.lengths[1], [7.0, 8.0, 9.0, 10.0, 11.0]);
     for (answer, prompt, row, column) in [
-        // AIBrix: what lies beyond an end counts as the end.
+        // AIBrix: values beyond an end count as the end.
         (0, 2_049, 0, 4),
         (4, 128, 0, 0),
         (512, 2_048, 7, 4),
         (100_000, 1, 7, 0),
-        // 2^2.5 is the middle.
+        // 2^2.5 is halfway between two lengths.
         (5, 180, 0, 0),
         (6, 182, 1, 1),
     ] {
@@ -24,7 +24,7 @@ fn lengths_are_found_by_their_logarithms() {
 }
 
 #[test]
-fn the_most_urgent_objective_counts() {
+fn most_urgent_objective_counts() {
     let with = |slos: Value| {
         let mut value = simulated("a100");
         value["ttft"] = json!(vec![vec![0.1; 5]; 8]);
@@ -47,7 +47,7 @@ fn the_most_urgent_objective_counts() {
 }
 
 #[test]
-fn a_request_takes_its_part_of_all_that_run_at_once() {
+fn request_uses_its_part_of_the_concurrent_requests() {
     let profile = profile(&simulated("a100"));
     // 4 at once wherever a rate meets the objective.
     assert!((profile.consumption(64, 1_024).unwrap() - 0.25).abs() < 1e-12);
@@ -55,7 +55,7 @@ fn a_request_takes_its_part_of_all_that_run_at_once() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn invalid_field_is_named() {
     let broken = |change: fn(&mut Value)| {
         let mut value = simulated("a100");
         change(&mut value);
@@ -70,7 +70,7 @@ fn what_does_not_fit_is_named() {
         (broken(|v| v["e2e"][2][1] = json!(-1.0)), "e2e"),
         (broken(|v| v["ttft"] = json!([[1.0]])), "ttft"),
         (broken(|v| v["gpu"] = Value::Null), "expected a string"),
-        (Profile::parse(b"[").unwrap_err().to_string(), "no profile"),
+        (Profile::parse(b"[").unwrap_err().to_string(), "not a valid profile"),
     ] {
         assert!(error.contains(word), "{word}: {error}");
     }
@@ -90,13 +90,13 @@ fn profiles_are_found_by_model_and_deployment() {
     for (model, deployment, expected) in [
         ("llama", Some("a100"), Some("llama_a100")),
         ("llama_7b", Some("a100"), Some("llama_7b_a100")),
-        // Both halves may hold underscores, and both have to fit.
+        // Both parts may contain underscores, and both must match.
         ("llama", Some("7b_a100"), Some("llama_7b_a100")),
         ("llama", Some("l40s"), Some("llama_l40s")),
         ("llama_7b", Some("l40s"), None),
         ("qwen", Some("a100"), Some("file")),
         ("qwen", Some("named"), None),
-        // Where no deployment is known, there must be no choice.
+        // Without a known deployment, the profile must be the only candidate.
         ("llama", None, Some("file")),
         ("llama_7b", None, Some("llama_7b_a100")),
         ("qwen", None, Some("file")),

@@ -1,44 +1,46 @@
-//! When an endpoint will serve a request in time, if nothing else is sent there meanwhile.
+//! When an endpoint will be able to serve a request in time, if nothing else is sent to it.
 //!
-//! What stands before the request goes in two stages, and in each of them the two predictions change in a straight line:
+//! The load ahead of the request ends in two stages, and the two predictions change linearly in each of them:
 //!
 //! ```text
-//! prompts   until the last of those that wait there has its first token: as long as that is predicted to take
-//! answers   until all of them have ended: the tokens of a usual answer, in a batch of all of them
-//! then      nothing is left
+//! prompts     until the last waiting request has its first token, after the predicted time
+//! responses   until all of them have ended: the tokens of a usual response, in one batch
+//! then        the endpoint is idle
 //! ```
 //!
-//! So the least wait is where the later of two straight lines falls below its bound. Nobody is thought to be gone before the last of its stage
-//! is: which prompt is computed first is not known here, and what was refused with a wait is to be admitted after it.
+//! The shortest wait is where the later of two straight lines falls below its bound. All requests of a stage count
+//! until its end, because the order in which prompts are computed is unknown here, and a request that was rejected with
+//! a retry time must be admitted after that time.
 
 use super::{EndpointSpeed, Load, NEXT, Work, dot, first_features};
 use crate::ledger::EndpointLedger;
 use crate::metrics::Reported;
 use attache_types::clock::Timestamp;
 
-/// What a request asks for, seconds; infinite where it does not.
+/// Objectives of a request in seconds; infinite where it has none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// To the first token.
+    /// Objective for the first token.
     pub first_token: f64,
-    /// For each token after it.
+    /// Objective for each further token.
     pub per_token: f64,
 }
 
-/// When an endpoint will serve a request within its bounds.
+/// When an endpoint can serve a request within its objectives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fits {
-    /// After so many seconds; 0 is now.
+    /// After this many seconds; 0 is now.
     In(f64),
-    /// Not even when it has nothing else to do, which is after so many seconds.
+    /// Not even when it is idle, which it is after this many seconds.
     Never(f64),
 }
 
-/// A moment of the two predictions.
+/// The two predictions at one time: first token and further tokens.
 type Moment = [f64; 2];
 
 impl EndpointSpeed {
-    /// When `work` will be served within `bounds`, if nothing else comes. `ledger` and `fresh` are the endpoint's own.
+    /// Returns when `work` can be served within `bounds`, if nothing else is sent. `ledger` and
+    /// `fresh` are the endpoint's own.
     #[must_use]
     pub fn fits(
         &self,
@@ -70,12 +72,12 @@ impl EndpointSpeed {
     }
 }
 
-/// What the time of a token follows from for one more request on an endpoint that has `load`.
+/// Features of the time per token for one more request on an endpoint with `load`.
 pub(super) fn next_features(load: &Load) -> [f64; NEXT] {
     [1.0, load.decoding + 1.0, load.kilotokens]
 }
 
-/// The least part, 0..=1, of the way between two moments at which both predictions are within `bounds`.
+/// Returns the smallest fraction, 0..=1, of the way between two times at which both predictions are within `bounds`.
 fn first_met(from: Moment, to: Moment, bounds: Bounds) -> Option<f64> {
     let (mut begins, mut ends) = (0.0f64, 1.0f64);
     for ((from, to), bound) in from.into_iter().zip(to).zip([bounds.first_token, bounds.per_token]) {
@@ -100,14 +102,14 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_later_of_two_lines_decides() {
+    fn later_of_two_lines_decides() {
         let within = |first_token, per_token| Bounds { first_token, per_token };
         for (from, to, bounds, expected) in [
             ([1.0, 1.0], [0.0, 0.0], within(2.0, 2.0), Some(0.0)),
             ([1.0, 1.0], [0.0, 0.0], within(0.25, 2.0), Some(0.75)),
             ([1.0, 1.0], [0.0, 0.0], within(0.75, 0.5), Some(0.5)),
             ([1.0, 1.0], [0.5, 0.0], within(0.25, 2.0), None),
-            // One falls below its bound when the other has risen above its own.
+            // One prediction falls below its bound after the other has risen above its own.
             ([1.0, 0.0], [0.0, 1.0], within(0.25, 0.5), None),
             ([1.0, 0.0], [0.0, 1.0], within(0.5, 0.75), Some(0.5)),
             ([1.0, 1.0], [1.0, 1.0], within(1.0, f64::INFINITY), Some(0.0)),
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_endpoint_fits_now_or_never() {
+    fn idle_endpoint_fits_now_or_never() {
         let (endpoint, now) = (endpoint(), Timestamp(1_000_000_000));
         let bounds = |first_token| Bounds { first_token, per_token: f64::INFINITY };
         assert_eq!(fits(&endpoint, 1_000, bounds(10.0), now), Fits::In(0.0));
@@ -139,9 +141,9 @@ mod tests {
     }
 
     proptest! {
-        /// A server that is as fast as predicted: what is said to fit after a while fits then, and not before.
+        /// On a server that is as fast as predicted, a request fits after the predicted wait and not earlier.
         #[test]
-        fn what_is_said_to_fit_later_fits_then(
+        fn request_fits_after_the_predicted_wait(
             before in prop::collection::vec(100u32..50_000, 1..8), tokens in 100u32..20_000, share in 0.0..1.0f64,
         ) {
             let (endpoint, begun) = (endpoint(), Timestamp(1_000_000_000));
@@ -158,7 +160,8 @@ mod tests {
             let bound = idle + 0.05 + (loaded - idle) * share;
             let bounds = Bounds { first_token: bound, per_token: f64::INFINITY };
             let Fits::In(seconds) = fits(&endpoint, tokens, bounds, begun) else { panic!("an idle one fits") };
-            // The prompts are computed one after the other, each in its time; what a request costs beside that is done with its own.
+            // The prompts are computed one after the other, each in its time; other costs of a request
+            // occur with its own prompt.
             let then = begun.after(Duration::from_secs_f64(seconds + 1e-6));
             let (c, _) = endpoint.speed.coefficients(begun);
             let mut done = begun;

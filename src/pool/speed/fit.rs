@@ -1,28 +1,29 @@
-//! A line through what was measured: weighted least squares that forgets, holds on to a prior, takes no outlier at its word and knows no
-//! negative coefficient. Called by [`super`] alone.
+//! Online linear regression: weighted least squares with forgetting, a prior, bounded influence of outliers, and no
+//! negative coefficients. Called by [`super`] alone.
 
-/// An observation weighs half when 100 others have come after it: a minute or two of traffic on a busy server, so that a change of load or
-/// hardware is learned and noise is not.
+/// Factor by which an observation's weight decreases with each later one; 100 of them halve it. That is a minute or two
+/// of traffic on a busy server: a change of load or hardware is learned, noise is not.
 const DEFAULT_FORGETTING: f64 = 0.993_1;
-/// What an endpoint has shown counts as much as what the whole pool has shown once it rests on 12 observations.
+/// Weight of the prior: as much as 12 observations.
 const PRIOR_OBSERVATIONS: f64 = 12.0;
-/// Beyond 1.5 times the usual error an observation pulls no harder than at it (Huber).
+/// Observations with more than 1.5 times the usual error have no more influence than at that error (Huber).
 const HUBER: f64 = 1.5;
-/// The usual error is never thought smaller than a tenth of what is predicted: with less, noise of the clock would look like an outlier.
+/// Lower bound of the usual relative error, a tenth. With less, noise of the clock would look like an outlier.
 const SMALLEST_ERROR: f64 = 0.1;
-/// The usual error is the mean of some 20 observations: one that is wild counts as one, a change that stays is soon usual.
+/// Weight of one observation in the usual error, a mean of some 20: a single outlier counts once, a
+/// lasting change soon becomes usual.
 const ERROR_RATE: f64 = 0.05;
-/// Sweeps of coordinate descent for one observation. The coefficients start where the last observation left them, so a few are enough.
+/// Sweeps of coordinate descent per observation. A few suffice, since the coefficients start from the previous ones.
 const SWEEPS: usize = 4;
 
-/// The coefficients and the sums that they follow from.
+/// The coefficients and the sums from which they are computed.
 #[derive(Clone, Debug)]
 pub(super) struct Fit<const N: usize> {
     coefficients: [f64; N],
-    /// Weighted sums of products of features, and of features with what was measured.
+    /// Weighted sums of products of features, and of features with measurements.
     products: [[f64; N]; N],
     measured: [f64; N],
-    /// Observations, the forgotten ones counted less.
+    /// Number of observations, with forgotten ones counted less.
     count: f64,
     /// The usual relative error.
     error: f64,
@@ -43,30 +44,30 @@ impl<const N: usize> Fit<N> {
         self.count > 0.0
     }
 
-    /// What `features` should take, by what is known.
+    /// Returns the prediction for `features`.
     pub(super) fn predict(&self, features: &[f64; N]) -> f64 {
         self.coefficients.iter().zip(features).map(|(c, x)| c * x).sum()
     }
 
-    /// What was observed counts this much less, 0 to 1.
+    /// Multiplies the weight of all observations by `keep`, 0 to 1.
     pub(super) fn fade(&mut self, keep: f64) {
         self.products.iter_mut().flatten().chain(&mut self.measured).for_each(|sum| *sum *= keep);
         self.count *= keep;
     }
 
-    /// Takes in that `features` took `seconds`. Coefficients that the observations leave open stay near `prior`, of which each is held as if
-    /// [`PRIOR_OBSERVATIONS`] had been made with features of the size `scale`.
+    /// Adds the observation that `features` took `seconds`. Coefficients that observations do not determine stay near
+    /// `prior`; each is held as by [`PRIOR_OBSERVATIONS`] with features of the size `scale`.
     pub(super) fn observe(&mut self, features: &[f64; N], seconds: f64, prior: &[f64; N], scale: &[f64; N]) {
         if !seconds.is_finite() || seconds <= 0.0 || features.iter().any(|x| !x.is_finite()) {
             return;
         }
         let predicted = self.predict(features).max(1e-6);
-        // Errors grow with what is predicted, so they are compared in parts of it.
+        // Errors grow with the predicted value, so relative errors are compared.
         let unit = predicted.max(seconds * 0.1);
         let off = ((seconds - predicted) / unit).abs();
         let bound = HUBER * self.error.max(SMALLEST_ERROR);
         let weight = if off > bound { bound / off } else { 1.0 } / (unit * unit);
-        // What is far out moves the usual error by no more than the bound either.
+        // An outlier changes the usual error by a limited amount too.
         self.error += (off.min(2.0 * bound) - self.error) * ERROR_RATE.max(1.0 / (self.count + 2.0));
         for (row, (products, measured)) in self.products.iter_mut().zip(&mut self.measured).enumerate() {
             let x = features.get(row).copied().unwrap_or_default() * weight;
@@ -80,7 +81,7 @@ impl<const N: usize> Fit<N> {
         self.solve(prior, scale);
     }
 
-    /// Minimises the weighted squares plus the distance from the prior, over coefficients that are not negative.
+    /// Minimises the weighted squares plus the distance from the prior over non-negative coefficients.
     fn solve(&mut self, prior: &[f64; N], scale: &[f64; N]) {
         for _ in 0..SWEEPS {
             for row in 0..N {

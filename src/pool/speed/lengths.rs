@@ -1,21 +1,22 @@
-//! How long answers are, by how long their prompts were: what of a pool's answers has been seen to end, the longer ago the less.
+//! Distribution of response lengths by prompt length, from a pool's recent responses.
 //!
-//! Lengths count by their logarithm, so that a table of a few dozen numbers holds all of them. Source: AIBrix's output predictor, which keeps the
-//! same table for each model over a moving window and draws from it, anew each time that it is asked; here it is the mean, so that all that is
-//! worked out about a request rests on the same length.
+//! Lengths are counted by their logarithm, so a small table holds all of them. Source: AIBrix's output predictor, which
+//! keeps the same table for each model over a moving window and draws a random length for each query. Here it is the
+//! mean, so that all predictions for a request use the same length.
 
 use attache_types::clock::Timestamp;
 
-/// Lengths from 1 to 2^20 tokens of prompt.
+/// Buckets of prompt lengths from 1 to 2^20 tokens.
 const PROMPTS: usize = 21;
-/// Lengths from 1 to 4,096 tokens of answer, AIBrix's bound: what is longer counts as that.
+/// Buckets of response lengths from 1 to 4,096 tokens, AIBrix's limit; longer ones count as the last.
 const ANSWERS: usize = 13;
-/// 120 s: long enough for a few answers of each length, short enough to follow a day's traffic.
+/// Half-life of a response, 120 s: long enough for a few responses of each length, short enough
+/// to follow a day's traffic.
 const HALF_LIFE: f64 = 120.0;
-/// Less than a tenth of an answer says nothing.
+/// Smallest weight with a result, a tenth of a response.
 const LEAST: f32 = 0.1;
 
-/// Answers by length.
+/// Weighted number of responses by length of prompt and response.
 #[derive(Debug)]
 pub(super) struct Lengths {
     counts: [[f32; ANSWERS]; PROMPTS],
@@ -34,7 +35,7 @@ fn bucket(tokens: u64, most: usize) -> usize {
 }
 
 impl Lengths {
-    /// An answer of so many tokens to such a prompt has ended.
+    /// Adds a response of this many tokens to such a prompt.
     #[expect(clippy::cast_possible_truncation, reason = "0 to 1")]
     pub(super) fn ended(&mut self, prompt: u32, answer: u64, now: Timestamp) {
         let keep = (-now.since(self.at).as_secs_f64() / HALF_LIFE).exp2() as f32;
@@ -46,7 +47,8 @@ impl Lengths {
         }
     }
 
-    /// Tokens of the answer to such a prompt, in the geometric mean of those that were seen; 1 where none was, as AIBrix has it.
+    /// Returns the geometric mean of the response lengths for such prompts, in tokens; 1
+    /// without observations, as in AIBrix.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 4,096")]
     pub(super) fn expected(&self, prompt: u32) -> u32 {
         let Some(row) = self.counts.get(bucket(u64::from(prompt), PROMPTS)) else { return 1 };
@@ -65,22 +67,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_as_long_as_those_to_prompts_of_that_length() {
+    fn expected_length_is_that_of_similar_prompts() {
         let mut lengths = Lengths::default();
-        assert_eq!(lengths.expected(2_048), 1, "nothing was seen");
+        assert_eq!(lengths.expected(2_048), 1, "no response was observed");
         let at = |s: u64| Timestamp(s * 1_000_000_000);
         for _ in 0..10 {
             lengths.ended(2_048, 512, at(1));
             lengths.ended(128, 16, at(1));
         }
         assert_eq!([lengths.expected(2_048), lengths.expected(1_900), lengths.expected(128)], [512, 512, 16]);
-        assert_eq!(lengths.expected(16_384), 1, "of no such prompt");
+        assert_eq!(lengths.expected(16_384), 1, "no such prompt was observed");
         lengths.ended(0, 1_000_000, at(1));
-        assert_eq!(lengths.expected(1), 4_096, "the longest that is told apart");
+        assert_eq!(lengths.expected(1), 4_096, "the longest bucket");
     }
 
     #[test]
-    fn what_was_long_ago_is_forgotten() {
+    fn old_responses_are_forgotten() {
         let mut lengths = Lengths::default();
         let at = |s: u64| Timestamp(s * 1_000_000_000);
         (0..10).for_each(|_| lengths.ended(1_024, 16, at(1)));

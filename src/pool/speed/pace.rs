@@ -1,25 +1,25 @@
-//! How many times as long as its tokens are thought to take a prompt takes, from when it is the first of its endpoint until its first token.
-//! Called by [`super`] alone.
+//! The pace of a pool: actual time of a prompt, from when it is the first of its endpoint until its first token,
+//! divided by the predicted time of its tokens. Called by [`super`] alone.
 //!
-//! Of the prompts that come out of one step of an engine the first was it for all of the step, and the others for no time: they count together.
-//! A step of few tokens tells little, since most of its time is its own.
+//! Prompts that leave one engine step count together: the first one waited for the whole step, the others for no time.
+//! A step of few tokens has little weight, since most of its time is fixed cost.
 
 use super::{pack, unpack};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The pace is a mean of some 20 steps,
+/// Weight of one step in the pace: a mean of some 20 steps.
 const RATE: f64 = 0.05;
-/// whose tokens take 50 ms or more; one that is half as long counts a quarter.
+/// Seconds of predicted work from which on a step has full weight; one of half the length has a quarter of it.
 const WHOLE_SECONDS: f64 = 0.05;
-/// Prompts take so many times as long as their tokens are thought to, or as much less, and no more: beyond that it was something else.
+/// Limit of the pace and of its inverse; beyond it, something else must have delayed the prompts.
 pub(super) const FARTHEST: f32 = 4.0;
-/// 2 ms: who was the first for less came out of the same step as the one before.
+/// A prompt that was the first for less than 2 ms left in the same step as the one before.
 const SAME_STEP: f64 = 0.002;
 
-/// That of a pool.
+/// The pace of a pool.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Seconds that passed in steps, and those that their tokens are thought to take, of late: two f32.
+    /// Weighted sums of the actual and the predicted seconds of recent steps: two `f32`s.
     sums: AtomicU64,
 }
 
@@ -35,13 +35,13 @@ impl Pace {
         (passed / f32::from_bits(thought)).clamp(1.0 / FARTHEST, FARTHEST)
     }
 
-    /// A step has ended.
+    /// Adds a step that has ended.
     #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
     pub(super) fn observe(&self, step: Step) {
         let counts = (step.thought / WHOLE_SECONDS).min(1.0).powi(2);
         let (passed, thought) = unpack(self.sums.load(Relaxed));
         let sum = |before: f32, more: f64| (f64::from(before) * (1.0 - RATE * counts) + more * counts) as f32;
-        // Of two that end at one moment one may be forgotten.
+        // Of two steps that end at the same moment, one may be lost.
         self.sums.store(pack(sum(passed, step.passed), sum(f32::from_bits(thought), step.thought).to_bits()), Relaxed);
     }
 }
@@ -49,14 +49,15 @@ impl Pace {
 /// Prompts that were computed in one step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Step {
-    /// Seconds that their tokens are thought to take.
+    /// Predicted seconds of their tokens.
     pub(super) thought: f64,
-    /// Seconds that it took.
+    /// Actual seconds of the step.
     pub(super) passed: f64,
 }
 
 impl Step {
-    /// A prompt of so many seconds has been computed, and was the first for `time` of them. The step before this one, if this begins another.
+    /// Adds a prompt with `thought` predicted seconds that was the first for `time` seconds. If it begins a new
+    /// step, returns the previous one.
     pub(super) fn computed(&mut self, thought: f64, time: f64) -> Option<Self> {
         if time >= SAME_STEP {
             return Some(std::mem::replace(self, Self { thought, passed: time }));
@@ -71,7 +72,7 @@ impl Step {
 mod tests {
     use super::*;
 
-    /// Steps of so many equal prompts each.
+    /// Steps of this many equal prompts each.
     fn steps(pace: &Pace, count: usize, prompts: usize, thought: f64, time: f64) {
         let mut step = Step::default();
         for i in 0..=count * prompts {
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_next_to_no_tokens_say_next_to_nothing() {
+    fn steps_with_few_tokens_have_little_weight() {
         let pace = Pace::default();
         steps(&pace, 1_000, 1, 0.000_1, 0.02);
         assert_near(&pace, 1.0, 0.06);
@@ -107,8 +108,8 @@ mod tests {
     }
 
     #[test]
-    fn who_is_first_of_a_step_does_not_matter() {
-        // A cached prompt and a long one leave each step, in one order or the other.
+    fn order_of_prompts_in_a_step_does_not_matter() {
+        // A cached prompt and a long one leave each step, in either order.
         for order in [[0.000_1, 0.1], [0.1, 0.000_1]] {
             let (pace, mut step) = (Pace::default(), Step::default());
             for _ in 0..200 {
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_so_far_and_comes_back() {
+    fn pace_is_limited_and_recovers() {
         let pace = Pace::default();
         steps(&pace, 200, 1, 0.1, 60.0);
         assert_near(&pace, FARTHEST, 1e-6);

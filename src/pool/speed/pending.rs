@@ -1,6 +1,8 @@
-//! The prompts that an endpoint still has to compute, in the order in which it does that. Called by [`super`] alone.
+//! The prompts that an endpoint still has to compute, in the order in which it computes
+//! them. Called by [`super`] alone.
 //!
-//! Written once when a request is sent and once when its first token comes; read, without waiting, by every decision.
+//! It is written once when a request is sent and once when its first token arrives. Every
+//! decision reads it without blocking.
 
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
@@ -8,16 +10,16 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What one prompt is to compute.
+/// The work of one prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Prompt {
-    /// Tokens.
+    /// Number of tokens to compute.
     pub(super) tokens: u32,
-    /// Thousands of pairs of a token to be computed and one that it looks at.
+    /// Attention pairs of a token to compute and a token before it, in thousands.
     pub(super) kilopairs: u32,
 }
 
-/// The queue.
+/// The queue of prompts of one endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     count: AtomicU32,
@@ -25,7 +27,7 @@ pub(super) struct Pending {
     kilopairs: AtomicU64,
     /// The prompt that is computed first, as one word.
     head: AtomicU64,
-    /// When that began.
+    /// Time at which its computation began.
     since: AtomicU64,
     order: Mutex<Order>,
 }
@@ -36,23 +38,23 @@ struct Order {
     next: u64,
 }
 
-/// What is left to compute.
+/// Sums over the prompts in the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
-    /// Requests.
+    /// Number of requests.
     pub(super) count: u32,
-    /// Tokens of them all.
+    /// Tokens of all prompts.
     pub(super) tokens: u64,
-    /// Thousands of pairs of them all.
+    /// Attention pairs of all prompts, in thousands.
     pub(super) kilopairs: u64,
-    /// The first of them.
+    /// The first prompt in the queue.
     pub(super) head: Prompt,
-    /// When it began to be computed.
+    /// Time at which the computation of the first prompt began.
     pub(super) since: Timestamp,
 }
 
 impl Pending {
-    /// Adds a prompt; the name by which it is taken out.
+    /// Adds a prompt. Returns the key by which it is removed.
     pub(super) fn push(&self, prompt: Prompt, now: Timestamp) -> u64 {
         let mut order = self.order.lock();
         let name = order.next;
@@ -67,10 +69,10 @@ impl Pending {
         name
     }
 
-    /// Takes a prompt out: it is computed, or nobody wants it any more. What it was, and for how long it was the first.
+    /// Removes a prompt that was computed or is no longer needed. Returns it, and how long it was the first.
     pub(super) fn remove(&self, name: u64, now: Timestamp) -> Option<(Prompt, Duration)> {
         let mut order = self.order.lock();
-        // Nearly always the first.
+        // Nearly always the first one.
         let at = order.prompts.iter().position(|(n, _)| *n == name)?;
         let (_, prompt) = order.prompts.remove(at)?;
         self.count.fetch_sub(1, Relaxed);
@@ -89,12 +91,12 @@ impl Pending {
         self.since.store(now.0, Relaxed);
     }
 
-    /// Requests in it.
+    /// Returns the number of requests.
     pub(super) fn count(&self) -> u32 {
         self.count.load(Relaxed)
     }
 
-    /// All of it. What is read while somebody writes may be a prompt off.
+    /// Returns the sums. A read during a write may be off by one prompt.
     pub(super) fn left(&self) -> Left {
         let head = self.head.load(Relaxed);
         #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
@@ -115,25 +117,29 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_head_is_whoever_came_first_of_those_who_are_left() {
+    fn head_is_the_oldest_remaining_prompt() {
         let pending = Pending::default();
         let prompt = |tokens| Prompt { tokens, kilopairs: tokens * 2 };
         let names: Vec<u64> = (1..=3).map(|i| pending.push(prompt(i), Timestamp(u64::from(i)))).collect();
         assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)));
         assert_eq!(pending.remove(names[1], Timestamp(5)), Some((prompt(2), Duration::ZERO)));
-        assert_eq!((pending.left().head, pending.left().since), (prompt(1), Timestamp(1)), "who gave up was not first");
+        assert_eq!(
+            (pending.left().head, pending.left().since),
+            (prompt(1), Timestamp(1)),
+            "the removed prompt was not the first"
+        );
         assert_eq!(pending.remove(names[0], Timestamp(7)), Some((prompt(1), Duration::from_nanos(6))));
         let left = Left { count: 1, tokens: 3, kilopairs: 6, head: prompt(3), since: Timestamp(7) };
         assert_eq!(pending.left(), left);
         assert_eq!(pending.remove(names[0], Timestamp(8)), None);
-        assert_eq!(pending.left(), left, "once is enough");
+        assert_eq!(pending.left(), left, "a second removal has no effect");
         assert_eq!(pending.remove(names[2], Timestamp(9)), Some((prompt(3), Duration::from_nanos(2))));
         assert_eq!(pending.left(), Left { since: Timestamp(9), ..Left::default() });
     }
 
     proptest! {
         #[test]
-        fn sums_are_those_of_the_queue(steps in prop::collection::vec((any::<bool>(), 0u32..1_000, any::<prop::sample::Index>()), 0..100)) {
+        fn sums_equal_those_of_the_queue(steps in prop::collection::vec((any::<bool>(), 0u32..1_000, any::<prop::sample::Index>()), 0..100)) {
             let pending = Pending::default();
             let mut model: Vec<(u64, u32)> = Vec::new();
             for (push, tokens, which) in steps {

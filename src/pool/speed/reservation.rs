@@ -1,4 +1,4 @@
-//! A request on its way to an endpoint: what is expected of it counts from the decision on, and what came of it teaches.
+//! A request in flight to an endpoint: it counts from the decision on, and its times are learned.
 
 use super::pending::Prompt;
 use super::{EndpointSpeed, FIRST, Work, dot, first_features};
@@ -8,7 +8,7 @@ use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Features and what was predicted from them.
+/// Features of the two times at the decision.
 #[derive(Clone, Copy, Debug)]
 struct Expectation {
     first: [f64; FIRST],
@@ -16,33 +16,33 @@ struct Expectation {
     kilotokens: f64,
 }
 
-/// A request on its way to an endpoint, from the decision to its end.
+/// A request in flight to an endpoint, from the decision to its end.
 #[derive(Debug)]
 pub struct Reservation {
     endpoint: Arc<Endpoint>,
     work: Work,
     expectation: Expectation,
     began: Timestamp,
-    /// Its name in the endpoint's `pending`, while it stands there.
+    /// Its key in the endpoint's `pending`, while its first token is awaited.
     pending: Option<u64>,
     first_token: Option<Timestamp>,
-    /// Its prompt is computed elsewhere.
+    /// Set if another server computes the prompt.
     arriving: Option<Arriving>,
 }
 
 /// A prompt that another server computes.
 #[derive(Clone, Copy, Debug)]
 struct Arriving {
-    /// Tokens that have to be transferred.
+    /// Number of tokens to transfer.
     tokens: u32,
-    /// How near the server is that computes it.
+    /// Topology level that the other server shares.
     near: Option<Nearness>,
-    /// Seconds from the beginning to the first token, without the transfer.
+    /// Predicted seconds from the decision to the first token, without the transfer.
     expected: f64,
 }
 
 impl Reservation {
-    /// Counts `work` on `endpoint` from `now` on. `streams` says that its first token will be seen.
+    /// Counts `work` on `endpoint` from `now` on. `streams` means that Attaché will observe its first token.
     #[must_use]
     pub fn begin(
         endpoint: Arc<Endpoint>,
@@ -70,8 +70,9 @@ impl Reservation {
         Self { endpoint, work, expectation, began: now, pending, first_token: None, arriving: None }
     }
 
-    /// Counts a request on `endpoint` whose prompt arrives from elsewhere, as `near` as that, and whose first token the decision expected in `expected` seconds,
-    /// the transfer of what is not there apart: what it takes longer than that teaches what a transfer costs, and nothing else.
+    /// Counts a request whose prompt arrives from a server that is as `near` as given. `expected` is the predicted
+    /// time to the first token in seconds, without the transfer. Any time beyond it is learned as transfer time,
+    /// and nothing else is learned.
     #[must_use]
     pub fn arriving(
         endpoint: Arc<Endpoint>,
@@ -87,14 +88,15 @@ impl Reservation {
         reservation
     }
 
-    /// Seconds to the first token, as predicted when it began.
+    /// Returns the predicted seconds from the decision to the first token.
     #[must_use]
     pub fn expected(&self) -> f64 {
         let before = self.arriving.map_or(0.0, |arriving| arriving.expected);
         before.max(dot(&self.endpoint.speed.coefficients(self.began).0, &self.expectation.first))
     }
 
-    /// The first token came `now`. `tells` says that it was seen as it came, of an answer that is good.
+    /// Records that the first token arrived at `now`. `tells` means that it was observed as it
+    /// arrived, in a successful response.
     pub fn first_token(&mut self, tells: bool, now: Timestamp) {
         if let Some((prompt, time)) = self.release(now)
             && tells
@@ -113,9 +115,9 @@ impl Reservation {
         }
     }
 
-    /// The answer ended `now` after `tokens` tokens.
+    /// Records that the response ended at `now` after `tokens` tokens.
     pub fn ended(&mut self, tokens: Option<u64>, now: Timestamp) {
-        // Of a few tokens the time between two is mostly chance.
+        // With few tokens, the time between them is mostly chance.
         tokens.iter().for_each(|tokens| self.endpoint.speed.pool.answered(self.work.prompt_tokens, *tokens, now));
         let (Some(first), Some(tokens @ 8..)) = (self.first_token.take(), tokens) else { return };
         let seconds = now.since(first).as_secs_f64() / (tokens - 1) as f64;
@@ -123,7 +125,7 @@ impl Reservation {
         self.endpoint.speed.observe_next(&features, seconds, now);
     }
 
-    /// It was served elsewhere.
+    /// Moves the request to the endpoint that Envoy used instead.
     pub fn move_to(&mut self, endpoint: Arc<Endpoint>, now: Timestamp) {
         let streams = self.release(now).is_some();
         *self = Self::begin(endpoint, None, self.work, streams, now);
@@ -133,7 +135,7 @@ impl Reservation {
         EndpointSpeed::prefill_seconds(c, f64::from(work.uncached_tokens) / 1e3, work.mega_pairs())
     }
 
-    /// Counts it no longer; `None` when it did not count, else its prompt and for how long that was the first.
+    /// Stops counting the request. Returns its prompt and how long that was the first; `None` when it did not count.
     fn release(&mut self, now: Timestamp) -> Option<(Prompt, Duration)> {
         self.pending.take().and_then(|name| self.endpoint.speed.pending.remove(name, now))
     }
@@ -141,7 +143,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // Nobody says when it was given up: whoever comes next is thought to have been worked on since it was sent.
+        // The time of the disconnect is unknown: the next prompt counts as worked on since it was sent.
         self.release(self.began);
     }
 }

@@ -32,18 +32,18 @@ fn load(endpoint: &Endpoint, now: Timestamp) -> Load {
 }
 
 #[test]
-fn before_any_answer_less_to_compute_is_sooner_and_all_are_equal() {
+fn before_any_response_endpoints_are_equal_and_less_work_is_sooner() {
     let pool = Arc::default();
     let (a, b) = (endpoint(&pool, 0), endpoint(&pool, 1));
     assert_eq!(predicted(&a, 0, 4_000), predicted(&b, 0, 4_000));
     assert!(predicted(&a, 0, 1_000) < predicted(&a, 0, 4_000));
     let _on_a = Reservation::begin(a.clone(), None, work(2_000), true, at(0));
-    assert!(predicted(&b, 0, 4_000) < predicted(&a, 0, 4_000), "at once, no page needed");
-    assert!(predicted(&a, 0, 4_000) < predicted(&b, 0, 9_000), "a cached prefix may be worth the wait");
+    assert!(predicted(&b, 0, 4_000) < predicted(&a, 0, 4_000), "at once, without a scrape");
+    assert!(predicted(&a, 0, 4_000) < predicted(&b, 0, 9_000), "a cached prefix may outweigh a queue");
 }
 
 #[test]
-fn each_endpoint_shows_its_own_speed() {
+fn each_endpoint_learns_its_own_speed() {
     let pool = Arc::default();
     let (fast, slow, new) = (endpoint(&pool, 0), endpoint(&pool, 1), endpoint(&pool, 2));
     for i in 0..100 {
@@ -59,18 +59,18 @@ fn each_endpoint_shows_its_own_speed() {
         assert!((predicted / seconds - 1.0).abs() < 0.35, "{tokens} tokens: {predicted:.3} s for {seconds} s");
     }
     let stranger = predicted(&new, 990_500, 4_000);
-    assert!((0.21..1.61).contains(&stranger), "a newcomer is thought to be as the pool is: {stranger}");
+    assert!((0.21..1.61).contains(&stranger), "a new endpoint starts with the pool's speed: {stranger}");
     assert!(
         slow.speed.learned().unwrap().prefill_tokens_per_second
             < fast.speed.learned().unwrap().prefill_tokens_per_second / 4.0
     );
     slow.speed.reset();
     assert_eq!(slow.speed.learned(), None);
-    assert_eq!(predicted(&slow, 990_500, 4_000), stranger, "a new process is a newcomer");
+    assert_eq!(predicted(&slow, 990_500, 4_000), stranger, "a restarted process starts with the pool's speed");
 }
 
 #[test]
-fn one_wild_answer_changes_little() {
+fn outlier_changes_little() {
     let pool = Arc::default();
     let e = endpoint(&pool, 0);
     for i in 0..60 {
@@ -83,7 +83,7 @@ fn one_wild_answer_changes_little() {
 }
 
 #[test]
-fn an_endpoint_that_was_slow_once_is_asked_again() {
+fn endpoint_that_was_slow_once_is_used_again() {
     let pool = Arc::default();
     let (busy, warming) = (endpoint(&pool, 0), endpoint(&pool, 1));
     for i in 0..3 {
@@ -100,7 +100,7 @@ fn an_endpoint_that_was_slow_once_is_asked_again() {
 }
 
 #[test]
-fn a_slowdown_that_stays_is_learned() {
+fn lasting_slowdown_is_learned() {
     let pool = Arc::default();
     let e = endpoint(&pool, 0);
     for i in 0..300 {
@@ -114,20 +114,20 @@ fn a_slowdown_that_stays_is_learned() {
 }
 
 #[test]
-fn a_reservation_counts_until_the_first_token_and_is_never_leaked() {
+fn reservation_counts_until_the_first_token_and_never_leaks() {
     let pool = Arc::default();
     let (a, b) = (endpoint(&pool, 0), endpoint(&pool, 1));
     let tokens = |e: &Endpoint, ms| load(e, at(ms)).kilotokens;
     let mut one = Reservation::begin(a.clone(), None, work(8_000), true, at(0));
     let two = Reservation::begin(a.clone(), None, work(8_000), true, at(0));
     assert_eq!(tokens(&a, 0), 16.0);
-    assert!(tokens(&a, 100) < 16.0, "it is being worked on");
-    assert_eq!(tokens(&a, 60_000), 8.0, "but no more than one of two can be done without a first token");
+    assert!(tokens(&a, 100) < 16.0, "its computation has begun");
+    assert_eq!(tokens(&a, 60_000), 8.0, "at most one of two can be computed without a first token");
     one.first_token(true, at(300));
     assert_eq!(tokens(&a, 300), 8.0);
     one.first_token(true, at(300));
     drop(two);
-    assert_eq!(tokens(&a, 300), 0.0, "an aborted stream lets go");
+    assert_eq!(tokens(&a, 300), 0.0, "an aborted stream is removed");
     let mut moved = Reservation::begin(a.clone(), None, work(1_000), true, at(400));
     moved.move_to(b.clone(), at(410));
     assert_eq!((tokens(&a, 410), tokens(&b, 410)), (0.0, 1.0));
@@ -136,7 +136,7 @@ fn a_reservation_counts_until_the_first_token_and_is_never_leaked() {
 }
 
 #[test]
-fn prompts_whose_first_token_nobody_sees_drain() {
+fn prompts_without_an_observable_first_token_drain() {
     let pool = Arc::default();
     let e = endpoint(&pool, 0);
     let tokens = |ms| load(&e, at(ms)).kilotokens;
@@ -146,17 +146,17 @@ fn prompts_whose_first_token_nobody_sees_drain() {
     assert!(early < 5.0 && early > 1.0, "{early}");
     assert_eq!(late, 0.0);
     drop(whole);
-    assert_eq!(e.speed.learned(), None, "nothing is learned from it");
+    assert_eq!(e.speed.learned(), None, "nothing was learned from it");
 }
 
 #[test]
-fn the_time_between_tokens_is_learned_from_long_answers() {
+fn time_between_tokens_is_learned_from_long_responses() {
     let pool = Arc::default();
     let e = endpoint(&pool, 0);
     for i in 0..200 {
         let mut one = Reservation::begin(e.clone(), None, work(100), true, at(i * 10_000));
         one.first_token(true, at(i * 10_000 + 30));
-        // 25 ms a token.
+        // The time per token is 25 ms.
         one.ended(Some(101), at(i * 10_000 + 30 + 2_500));
     }
     let per_token = e.speed.forecast(&e.ledger, None, work(100), at(2_000_000)).1.per_token;
@@ -164,9 +164,9 @@ fn the_time_between_tokens_is_learned_from_long_answers() {
 }
 
 proptest! {
-    /// Whatever is measured, predictions stay finite and not negative, and more work is never sooner.
+    /// For any observations, predictions are finite and not negative, and more work is never sooner.
     #[test]
-    fn predictions_stay_sane(
+    fn predictions_of_any_history_are_finite_and_monotonic(
         answers in prop::collection::vec((0u32..200_000, 0u64..100_000, 0u64..5_000, any::<bool>()), 0..60),
         small in 0u32..50_000, more in 0u32..50_000,
     ) {
@@ -194,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn how_much_there_is_to_do_is_told_by_what_was_sent() {
+fn load_is_measured_by_what_was_sent() {
     let pool: Arc<PoolSpeed> = Arc::default();
     let e = endpoint(&pool, 0);
     assert_eq!(pool.demand(0, at(0)), Rates::default());
@@ -203,7 +203,7 @@ fn how_much_there_is_to_do_is_told_by_what_was_sent() {
         drop(Reservation::begin(e.clone(), None, work(10_000), true, at(second * 1_000)));
         if second == 30 {
             let early = pool.demand(0, at(30_900));
-            assert!((0.4..0.5).contains(&early.seconds), "no need to wait for the half-life: {early:?}");
+            assert!((0.4..0.5).contains(&early.seconds), "known before the half-life has passed: {early:?}");
             assert!((0.9..1.1).contains(&early.requests), "{early:?}");
         }
     }
@@ -214,11 +214,11 @@ fn how_much_there_is_to_do_is_told_by_what_was_sent() {
 }
 
 #[test]
-fn what_all_endpoints_have_in_common_is_the_pools() {
+fn factor_that_all_endpoints_share_belongs_to_the_pool() {
     let pool = Arc::default();
     let all: Vec<_> = (0..4).map(|i| endpoint(&pool, i)).collect();
     for i in 0..400u32 {
-        // 4 times slower than thought at first, every one of them.
+        // All endpoints are 4 times slower than initially assumed.
         let tokens = 500 + i % 7 * 900;
         answer(&all[(i % 4) as usize], u64::from(i) * 2_000, tokens, 80 + u64::from(tokens) * 4 / 25);
     }
@@ -228,7 +228,7 @@ fn what_all_endpoints_have_in_common_is_the_pools() {
 }
 
 #[test]
-fn what_an_endpoint_showed_counts_less_with_time_and_a_restart_voids_both_ratios() {
+fn ratios_age_and_a_restart_clears_both() {
     let pool = Arc::default();
     let (slow, usual) = (endpoint(&pool, 0), endpoint(&pool, 1));
     for i in 0..100 {
@@ -247,11 +247,11 @@ fn what_an_endpoint_showed_counts_less_with_time_and_a_restart_voids_both_ratios
     slow.speed.reset();
     answer(&slow, 2_000_000, 2_000, 100);
     let [_, after] = slow.speed.slower(at(2_000_100));
-    assert!(after < 1.5, "the old process took four times as long for a token: {after}");
+    assert!(after < 1.5, "only the old process was four times slower: {after}");
 }
 
 #[test]
-fn a_prompt_is_not_done_before_its_time_when_steps_take_longer_than_its_tokens() {
+fn prompt_is_not_done_early_when_steps_take_longer_than_its_tokens() {
     let pool: Arc<PoolSpeed> = Arc::default();
     let one = endpoint(&pool, 0);
     let left = |seconds: f64| {
@@ -260,17 +260,17 @@ fn a_prompt_is_not_done_before_its_time_when_steps_take_longer_than_its_tokens()
     };
     let _first = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
     let own = left(0.0);
-    assert!((left(own / 2.0) - own / 2.0).abs() < 0.01 * own && left(own) < 0.01 * own, "nothing was seen yet");
+    assert!((left(own / 2.0) - own / 2.0).abs() < 0.01 * own && left(own) < 0.01 * own, "no pace was learned yet");
     let step = Step { thought: 0.1, passed: 0.2 };
     (0..200).for_each(|_| pool.pace.observe(step));
     assert!((left(own) - own / 2.0).abs() < 0.03 * own && left(2.2 * own) < 0.03 * own);
 }
 
 #[test]
-fn the_pace_is_learned_from_the_first_of_a_queue() {
+fn pace_is_learned_from_the_first_of_a_queue() {
     let pool: Arc<PoolSpeed> = Arc::default();
     let one = endpoint(&pool, 0);
-    // A server that is never without: each takes 200 ms from the one before it, and is sent 20 ms before that.
+    // A server that is always busy: each prompt takes 200 ms and is sent 20 ms before the one ahead of it ends.
     let mut running = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
     for i in 1..300 {
         let next = Reservation::begin(one.clone(), None, work(2_500), true, at(i * 200 - 20));
@@ -280,7 +280,7 @@ fn the_pace_is_learned_from_the_first_of_a_queue() {
     let (c, _) = one.speed.coefficients(at(60_000));
     let takes = EndpointSpeed::prefill_seconds(&c, 2.5, work(2_500).mega_pairs()) * f64::from(pool.pace.get());
     assert!((takes / 0.2 - 1.0).abs() < 0.1, "{takes}");
-    // Who is given up says nothing of the pace.
+    // A cancelled request does not change the pace.
     let before = pool.pace.get();
     drop(running);
     assert!((pool.pace.get() - before).abs() < 1e-6);
@@ -288,13 +288,13 @@ fn the_pace_is_learned_from_the_first_of_a_queue() {
 
 proptest! {
     #[test]
-    fn ageing_goes_from_its_own_to_what_is_usual(usual in 0.2f32..5.0, own in 0.2f32..5.0, counts in 0.0f64..1.0) {
+    fn ageing_moves_from_the_own_ratio_to_the_usual_one(usual in 0.2f32..5.0, own in 0.2f32..5.0, counts in 0.0f64..1.0) {
         let (usual64, own64) = (f64::from(usual), f64::from(own));
         prop_assert!((between(usual, own, 1.0) - own64).abs() < 1e-9);
         prop_assert!((between(usual, own, 0.0) - usual64).abs() < 1e-9);
         let aged = between(usual, own, counts);
         prop_assert!(aged >= usual64.min(own64) - 1e-9 && aged <= usual64.max(own64) + 1e-9);
-        // As slow a server as another is fast ages as far.
+        // A slow server and an equally fast one age by the same factor.
         prop_assert!((aged * between(1.0 / usual, 1.0 / own, counts) - 1.0).abs() < 1e-5);
     }
 }

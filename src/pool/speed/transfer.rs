@@ -1,16 +1,18 @@
-//! How long a prompt's KV cache takes from the server that computed it to the one that goes on from it.
+//! Time of a KV cache transfer from the server that computed a prompt to the one that continues it.
 //!
 //! ```text
-//! seconds of a transfer = t · [1, kilotokens that the decode server lacks]
+//! seconds of a transfer = t · [1, kilotokens that the decode worker lacks]
 //! ```
 //!
-//! Learned by [`Fit`] from what a decode server's first token took longer than its queue, as the decision saw it, would have it: what others
-//! were given there while the prompt was computed elsewhere is part of what a transfer costs. How far observations
-//! are off says how well the mean is known, and that much a request's two ways must differ before a pool changes from one to the
-//! other: below it, the difference is chance. A pool that sends nothing from server to server learns nothing of it either, so what was learned
-//! is believed less the longer that is ago, and a network that was slow for a while is tried again. Servers whose labels say where they stand
-//! are told apart by how near they are: a link within a rack and one between zones are learned on their own, from what the next nearer one has
-//! shown on. Called by the exchange (what came of it) and by `scheduling` (predictions).
+//! [`Fit`] learns it from the time to a decode worker's first token, minus the predicted time of its queue. The cost of
+//! a transfer therefore includes delays by requests that the worker received during the prefill. The spread of the
+//! observations shows how well the mean is known; a pool switches between whole and split requests only if the two
+//! costs differ by more than that.
+//!
+//! A pool without transfers learns nothing, so what was learned fades with time, and a network that was slow is tried
+//! again. Each topology level between servers has its own times: a link within a rack is learned separately from one
+//! between zones, starting from the values of the next nearer level. Called by `ext_proc` (observations) and by
+//! `scheduling` (predictions).
 
 use super::fit::Fit;
 use super::{Published, dot};
@@ -19,33 +21,33 @@ use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// What a pool is thought of before anything was transferred: 2 ms to ask for it and 4 ms for each thousand tokens (128 KiB a token, an
-/// 8B model, at 32 GB/s). Rather too fast than too slow: a transfer that is never tried is never learned.
+/// Coefficients before any transfer: 2 ms for the request, and 4 ms per thousand tokens (128 KiB per token, an 8B
+/// model, at 32 GB/s). They are optimistic, because a transfer that is never tried is never learned.
 const DEFAULT_TRANSFER: [f64; 2] = [0.002, 0.004];
-/// The size of each feature that makes it count.
+/// Typical size of each feature, which scales the weight of its prior.
 const SCALE_TRANSFER: [f64; 2] = [1.0, 2.0];
-/// The usual error is the mean of some 20 transfers.
+/// Weight of one transfer in the usual error, a mean of some 20.
 const ERROR_RATE: f64 = 0.05;
-/// No transfer is faster than this, seconds; what was measured as less is the error of a prediction.
+/// Shortest time of a transfer in seconds; smaller measurements are errors of the prediction.
 const LEAST: f64 = 1e-4;
-/// 60 s: one transfer in some minutes is what it costs to see whether a network has become faster.
+/// Half-life of what was learned, 60 s: a transfer every few minutes detects that a network has become faster.
 const HALF_LIFE: f64 = 60.0;
 
-/// What a pool's transfers have shown.
+/// Learned transfer times of a pool.
 #[derive(Debug, Default)]
 pub struct TransferSpeed {
-    /// Those between servers that are as near as [`Nearness::ALL`] says, and those between servers that share nothing or say nothing.
+    /// One link for each level of [`Nearness::ALL`], and one for servers that share none or have no labels.
     links: [Link; LINKS],
 }
 
 const LINKS: usize = Nearness::ALL.len() + 1;
 
-/// Where servers as `near` as that stand among the links.
+/// Index of the link between servers that are as `near` as given.
 fn position(near: Option<Nearness>) -> usize {
     near.and_then(|near| Nearness::ALL.iter().position(|n| *n == near)).unwrap_or(LINKS - 1)
 }
 
-/// What transfers take, as far as is known at one moment.
+/// Expected transfer times at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfers {
     links: [[f64; 2]; LINKS],
@@ -58,7 +60,8 @@ impl Default for Transfers {
 }
 
 impl Transfers {
-    /// Seconds that `tokens` tokens are expected to take between servers as `near` as that; 0 for none, which nobody asks for.
+    /// Returns the expected seconds to transfer `tokens` tokens between servers that are as `near` as
+    /// given; 0 for no tokens.
     #[must_use]
     pub fn seconds(&self, tokens: u32, near: Option<Nearness>) -> f64 {
         self.links.get(position(near)).map_or(0.0, |link| seconds(link, tokens))
@@ -69,16 +72,16 @@ fn seconds(link: &[f64; 2], tokens: u32) -> f64 {
     if tokens == 0 { 0.0 } else { dot(link, &features(tokens)) }
 }
 
-/// Transfers between servers of one nearness.
+/// Transfers between servers of one topology level.
 #[derive(Debug)]
 struct Link {
     fit: Mutex<(Fit<2>, f64)>,
     published: Published<2>,
-    /// Seconds by which the mean of the last transfers may be off; f32 bits.
+    /// Standard error of the mean transfer time in seconds; bits of an `f32`.
     uncertainty: AtomicU32,
-    /// When the last one was observed; 0 when none was.
+    /// Time of the last transfer; 0 before the first.
     latest: AtomicU64,
-    /// The last request that could go either way was split.
+    /// Whether the last request with a choice was split.
     splits: AtomicBool,
 }
 
@@ -101,12 +104,12 @@ fn features(tokens: u32) -> [f64; 2] {
 }
 
 impl Link {
-    /// How much of what was learned is believed still, 0 to 1.
+    /// Weight of what was learned, 0 to 1.
     fn believed(&self, now: Timestamp) -> f64 {
         (-now.since(Timestamp(self.latest.load(Relaxed))).as_secs_f64() / HALF_LIFE).exp2()
     }
 
-    /// `nearer` is what transfers between nearer servers are expected to take.
+    /// Adds a transfer; `nearer` is the expectation for the next nearer level.
     #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
     fn observe(&self, tokens: u32, seconds: f64, nearer: &[f64; 2], now: Timestamp) {
         let mut guard = self.fit.lock();
@@ -122,7 +125,7 @@ impl Link {
         *error += (off - *error) * ERROR_RATE;
         fit.observe(&features, seconds.max(LEAST), nearer, &SCALE_TRANSFER);
         self.published.set(fit.coefficients());
-        // The standard error of a mean that forgets at this rate.
+        // The standard error of a mean with this rate of forgetting.
         let uncertainty = *error * (ERROR_RATE / (2.0 - ERROR_RATE)).sqrt();
         self.uncertainty.store((uncertainty as f32).to_bits(), Relaxed);
         self.latest.fetch_max(now.0, Relaxed);
@@ -134,7 +137,7 @@ impl TransferSpeed {
         self.links.get(position(near))
     }
 
-    /// What transfers are expected to take. What is not known of servers is thought to be as with nearer ones.
+    /// Returns the expected transfer times. A level without observations takes the values of the next nearer one.
     #[must_use]
     pub fn expected(&self, now: Timestamp) -> Transfers {
         let mut expected = Transfers::default();
@@ -149,9 +152,9 @@ impl TransferSpeed {
         expected
     }
 
-    /// `tokens` tokens took `seconds` between servers as `near` as that, or less than nothing when the decode server was faster than expected.
-    /// The few transfers that a link has shown count beside what nearer ones have: held to what a pool is thought of at first, a far link of a
-    /// slow network would seem faster than a near one.
+    /// Adds an observation: `tokens` tokens took `seconds`, negative if the decode worker was faster than predicted.
+    /// The first observations of a link are combined with the next nearer level's values. The pool's initial values
+    /// would make a far link of a slow network look faster than a near one.
     pub fn observe(&self, tokens: u32, near: Option<Nearness>, seconds: f64, now: Timestamp) {
         if tokens > 0
             && seconds.is_finite()
@@ -163,8 +166,8 @@ impl TransferSpeed {
         }
     }
 
-    /// Whether a request is split that costs `whole` seconds in one place and `split` in two, which are as `near` as that. Nothing is remembered
-    /// of a `preview`.
+    /// Whether to split a request that costs `whole` seconds on one server and `split` seconds on two, which are as
+    /// `near` as given. A `preview` changes no state.
     pub fn decides(&self, whole: f64, split: f64, near: Option<Nearness>, now: Timestamp, preview: bool) -> bool {
         let Some(link) = self.link(near) else { return false };
         let margin = f64::from(f32::from_bits(link.uncertainty.load(Relaxed))) * link.believed(now);
@@ -185,7 +188,7 @@ mod tests {
     const NOW: Timestamp = Timestamp(7_000_000_000);
 
     #[test]
-    fn a_slow_network_is_learned() {
+    fn slow_network_is_learned() {
         let speed = TransferSpeed::default();
         assert!((speed.expected(NOW).seconds(1_000, None) - 0.006).abs() < 1e-6);
         assert_eq!(speed.expected(NOW).seconds(0, None), 0.0);
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn near_and_far_servers_are_told_apart() {
+    fn topology_levels_are_learned_separately() {
         use Nearness::{Host, Rack, Region, Zone};
         let speed = TransferSpeed::default();
         for i in 0..100 {
@@ -209,13 +212,13 @@ mod tests {
         let seconds = |near| speed.expected(now).seconds(1_000, near);
         let ([rack, region], host) = ([Some(Rack), Some(Region)].map(seconds), seconds(Some(Host)));
         assert!((0.009..0.011).contains(&rack) && (0.15..0.21).contains(&region), "{rack} {region}");
-        assert!((host - 0.006).abs() < 1e-9, "nothing is known of it: {host}");
-        // Not thought to be faster than what is nearer.
+        assert!((host - 0.006).abs() < 1e-9, "it has no observations: {host}");
+        // A level without observations is not expected to be faster than a nearer one.
         assert!((seconds(Some(Zone)) - rack).abs() < 1e-6 && (seconds(None) - region).abs() < 1e-3);
     }
 
     #[test]
-    fn a_far_link_of_a_slow_network_is_not_thought_faster_than_a_near_one() {
+    fn far_link_of_a_slow_network_is_not_expected_to_be_faster() {
         use Nearness::{Rack, Zone};
         for takes in [0.200, 0.300] {
             let speed = TransferSpeed::default();
@@ -232,22 +235,22 @@ mod tests {
     }
 
     #[test]
-    fn a_way_is_tried_again_by_what_was_done_on_it() {
+    fn each_link_remembers_its_last_decision() {
         use Nearness::{Host, Zone};
         let speed = TransferSpeed::default();
         for near in [Host, Zone] {
             (0..200).for_each(|i| speed.observe(1_000, Some(near), if i % 2 == 0 { 0.010 } else { 0.050 }, NOW));
         }
         let decides = |near, split| speed.decides(0.100, split, Some(near), NOW, false);
-        assert!(decides(Host, 0.080) && decides(Host, 0.101), "it was split before");
-        assert!(!decides(Zone, 0.099), "nothing was split on this way");
-        assert!(decides(Host, 0.101), "what was decided of another way changes nothing");
+        assert!(decides(Host, 0.080) && decides(Host, 0.101), "the last request was split");
+        assert!(!decides(Zone, 0.099), "no request was split on this link");
+        assert!(decides(Host, 0.101), "decisions about another link do not matter");
     }
 
     #[test]
-    fn a_difference_within_the_uncertainty_changes_nothing() {
+    fn difference_within_the_uncertainty_changes_nothing() {
         let speed = TransferSpeed::default();
-        // Transfers that take 10 or 50 ms by chance: the mean of the last of them is known to some 3 ms.
+        // Transfers take 10 or 50 ms by chance, so their mean is known to some 3 ms.
         for i in 0..200 {
             speed.observe(1_000, None, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
         }
@@ -259,9 +262,9 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_was_slow_is_tried_again_now_and_then() {
+    fn network_that_was_slow_is_tried_again() {
         let speed = TransferSpeed::default();
-        // One request in ten seconds, which takes 100 ms in one place, and 20 ms and the transfer in two.
+        // One request in ten seconds, which takes 100 ms on one server, or 20 ms plus the transfer on two.
         let split = |hours: std::ops::Range<u64>, takes: f64| {
             let splits = (hours.start * 360..hours.end * 360).filter(|i| {
                 let now = NOW.after(Duration::from_secs(10 * i));
@@ -274,7 +277,7 @@ mod tests {
             splits.count()
         };
         assert_eq!(split(0..1, 0.018), 360);
-        // A link that hangs: seconds for what takes milliseconds. That is first taken for chance.
+        // A link hangs: seconds instead of milliseconds. At first this looks like chance.
         let hangs = (split(1..2, 8.0), split(2..3, 8.0));
         assert!(hangs.0 < 60 && (2..25).contains(&hangs.1), "{hangs:?}");
         let heals = (split(3..4, 0.018), split(4..5, 0.018));
@@ -282,22 +285,22 @@ mod tests {
     }
 
     #[test]
-    fn a_preview_changes_nothing() {
+    fn preview_changes_nothing() {
         let speed = TransferSpeed::default();
         for i in 0..200 {
             speed.observe(1_000, None, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
         }
         assert!(speed.decides(0.100, 0.080, None, NOW, true));
-        assert!(!speed.decides(0.100, 0.101, None, NOW, false), "as if nobody had asked");
+        assert!(!speed.decides(0.100, 0.101, None, NOW, false), "as if there had been no preview");
     }
 
     #[test]
-    fn what_is_no_number_teaches_nothing() {
+    fn invalid_numbers_are_ignored() {
         let speed = TransferSpeed::default();
         speed.observe(1_000, None, f64::NAN, NOW);
         speed.observe(0, None, 7.0, NOW);
         assert!((speed.expected(NOW).seconds(1_000, None) - 0.006).abs() < 1e-6);
-        // Faster than nothing is the prediction's error.
+        // A negative time is the prediction's error.
         speed.observe(1_000, None, -3.0, NOW);
         assert!(speed.expected(NOW).seconds(1_000, None) >= 0.0);
     }

@@ -30,17 +30,17 @@ fn page(waiting: u32) -> Arc<EndpointMetrics> {
 }
 
 #[test]
-fn ids_are_never_given_twice() {
+fn ids_are_never_reused() {
     let mut w = PoolWriter::new(vec![A]);
     assert_eq!(ids(&say(&mut w, A, &[spec(1), spec(2)])), [(0, 1), (1, 2)]);
     assert_eq!(ids(&say(&mut w, A, &[spec(2)])), [(1, 2)]);
-    assert_eq!(ids(&say(&mut w, A, &[spec(2), spec(1)])), [(1, 2), (2, 1)], "back, but another one");
+    assert_eq!(ids(&say(&mut w, A, &[spec(2), spec(1)])), [(1, 2), (2, 1)], "it is back with another id");
     assert_eq!(ids(&say(&mut w, A, &[])), []);
     assert_eq!(ids(&say(&mut w, A, &[spec(9)])), [(3, 9)]);
 }
 
 #[test]
-fn ledger_health_and_metrics_survive_a_new_spec() {
+fn ledger_health_and_metrics_survive_a_new_specification() {
     let mut w = PoolWriter::new(vec![A]);
     let before = say(&mut w, A, &[spec(1)]);
     let endpoint = before.endpoints[0].endpoint.clone();
@@ -57,28 +57,28 @@ fn ledger_health_and_metrics_survive_a_new_spec() {
     assert_eq!((state.endpoint.ledger.in_flight(), state.metrics().unwrap().waiting), (1, 5));
     assert_eq!(state.endpoint.health.availability(Timestamp(1), &policy), Availability::Ejected);
     drop(ticket);
-    assert_eq!(state.endpoint.ledger.in_flight(), 0, "a ticket of the old spec releases on the new one");
+    assert_eq!(state.endpoint.ledger.in_flight(), 0, "a ticket from before the change is released");
 
     let other_engine = EndpointSpec { engine: Engine::Sglang, ..spec(1) };
-    assert_eq!(say(&mut w, A, &[other_engine]).endpoints[0].metrics(), None, "another engine's page says nothing");
+    assert_eq!(say(&mut w, A, &[other_engine]).endpoints[0].metrics(), None, "metrics of another engine are discarded");
 }
 
 #[test]
-fn another_uid_at_the_same_address_is_another_endpoint() {
+fn other_uid_at_the_same_address_is_another_endpoint() {
     let mut w = PoolWriter::new(vec![A]);
     let old = say(&mut w, A, &[pod(1, "x")]).endpoints[0].endpoint.clone();
     let _ticket = Ticket::book(old.clone(), 0);
     let new = say(&mut w, A, &[pod(1, "y")]).endpoints[0].endpoint.clone();
     assert_ne!(old.id, new.id);
     assert_eq!((old.ledger.in_flight(), new.ledger.in_flight()), (1, 0));
-    // A page of the old one that is still under way reaches nobody.
+    // A late scrape of the old endpoint has no effect.
     w.apply(PoolEvent::Scraped { id: old.id, metrics: page(5) });
     w.apply(PoolEvent::Restarted { id: old.id });
     assert!(w.snapshot().is_none());
 }
 
 #[test]
-fn an_address_belongs_to_the_lower_source_and_to_the_first_who_names_it() {
+fn address_belongs_to_the_lowest_source_and_its_first_entry() {
     let mut w = PoolWriter::new(vec![A, B]);
     let from = |name: &str| EndpointSpec { name: name.into(), ..spec(1) };
     say(&mut w, B, &[from("b"), from("b again"), spec(2)]);
@@ -91,22 +91,22 @@ fn an_address_belongs_to_the_lower_source_and_to_the_first_who_names_it() {
 }
 
 #[test]
-fn complete_once_every_expected_source_has_spoken() {
+fn pool_is_complete_once_every_expected_source_has_reported() {
     let mut w = PoolWriter::new(vec![A, B]);
-    assert!(!w.snapshot().unwrap().synced, "there is a first snapshot before anyone has spoken");
-    assert!(w.snapshot().is_none(), "and no second one without news");
+    assert!(!w.snapshot().unwrap().synced, "the first snapshot precedes all reports");
+    assert!(w.snapshot().is_none(), "and no second one without a change");
     assert!(!say(&mut w, A, &[spec(1)]).synced);
-    assert!(say(&mut w, B, &[]).synced, "nothing is an answer too");
+    assert!(say(&mut w, B, &[]).synced, "an empty list is a report");
     assert!(PoolWriter::new(vec![]).snapshot().unwrap().synced);
 
     let mut w = PoolWriter::new(vec![A, B]);
     say(&mut w, A, &[spec(1)]);
     w.apply(PoolEvent::SourceGone { source: B });
-    assert!(w.snapshot().unwrap().synced, "one that is gone is not waited for");
+    assert!(w.snapshot().unwrap().synced, "a removed source is not awaited");
 }
 
 #[test]
-fn lost_endpoints_are_named_once() {
+fn lost_endpoints_are_listed_once() {
     let mut w = PoolWriter::new(vec![A]);
     let first = say(&mut w, A, &[pod(1, "x"), spec(2), spec(3)]);
     assert_eq!(first.lost.len(), 0);
@@ -115,8 +115,12 @@ fn lost_endpoints_are_named_once() {
     assert_eq!(*w.snapshot().unwrap().lost, [EndpointId(1)], "its model server restarted");
     w.apply(PoolEvent::CacheCleared { id: EndpointId(2) });
     let cleared = w.snapshot().unwrap();
-    assert_eq!((&*cleared.lost, cleared.endpoints[2].metrics().is_some()), (&[EndpointId(2)][..], true), "it goes on");
-    // Another pod at the same address, and one that is gone.
+    assert_eq!(
+        (&*cleared.lost, cleared.endpoints[2].metrics().is_some()),
+        (&[EndpointId(2)][..], true),
+        "it keeps running"
+    );
+    // Another pod at the same address, and an endpoint that left.
     let mut lost = say(&mut w, A, &[pod(1, "y"), spec(2)]).lost.to_vec();
     lost.sort_unstable();
     assert_eq!(lost, [EndpointId(0), EndpointId(2)]);
@@ -124,7 +128,7 @@ fn lost_endpoints_are_named_once() {
 }
 
 #[test]
-fn a_new_configuration_drops_the_sources_that_it_does_not_name() {
+fn new_configuration_removes_sources_that_it_does_not_name() {
     let mut w = PoolWriter::new(vec![A]);
     say(&mut w, A, &[spec(1)]);
     w.apply(PoolEvent::Expect { sources: vec![A, B] });
@@ -136,7 +140,7 @@ fn a_new_configuration_drops_the_sources_that_it_does_not_name() {
 }
 
 #[test]
-fn a_restart_clears_health_and_metrics() {
+fn restart_clears_health_and_metrics() {
     let mut w = PoolWriter::new(vec![A]);
     let endpoint = say(&mut w, A, &[spec(1)]).endpoints[0].endpoint.clone();
     let policy = HealthPolicy::default();
@@ -150,7 +154,7 @@ fn a_restart_clears_health_and_metrics() {
 }
 
 #[test]
-fn membership_follows_discovery_and_not_pages() {
+fn membership_follows_discovery_and_not_scrapes() {
     let mut w = PoolWriter::new(vec![A]);
     assert_eq!(w.published(), Published { generation: 0, membership: 1 });
     let id = say(&mut w, A, &[spec(1)]).endpoints[0].endpoint.id;
@@ -183,9 +187,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// After any events: ids ascend and name one identity for ever, addresses are unique, every address that a source names is there.
+    /// After any events: ids ascend and always stand for one identity, addresses are unique, and every address that
+    /// a source names is there.
     #[test]
-    fn snapshots_hold_together_whatever_the_feeds_say(steps in steps()) {
+    fn snapshots_are_consistent_after_any_events(steps in steps()) {
         let mut w = PoolWriter::new(vec![A, B, SourceId(2)]);
         let mut said: BTreeMap<SourceId, Vec<EndpointSpec>> = BTreeMap::new();
         let mut identities = BTreeMap::new();

@@ -1,24 +1,24 @@
-//! How many believed blocks lie on one server, and what prompts on their way there will fill.
+//! Capacity of one server for estimated blocks, and the part of it that prompts in flight will fill.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Guesses keep at least a tenth of what a server says it has room for, however wrong they turn out.
+/// Smallest part of a server's reported capacity that estimated blocks may fill, however wrong they are.
 pub(super) const LEAST_CAPACITY: f64 = 0.1;
 
-/// Blocks that are believed to lie on one server.
+/// Block counts of one server.
 #[derive(Debug, Default)]
 pub(super) struct Capacity {
-    /// That it has room for; 0 when it has not said.
+    /// Capacity for estimated blocks; 0 while unknown.
     blocks: AtomicU32,
-    /// That prompts on their way there will fill. What they will push out is forgotten when they are sent: whoever comes behind them
-    /// will not find it any more.
+    /// Blocks that prompts in flight will add. The index evicts for them when the prompts are sent, since later prompts
+    /// will not find the evicted blocks.
     coming: AtomicU32,
-    /// That the index was last told.
+    /// Capacity that the index was last given.
     told: AtomicU32,
 }
 
-/// Room that a prompt on its way will fill, until Drop.
+/// Capacity reserved for a prompt in flight, until Drop.
 #[derive(Debug)]
 pub(super) struct Reserved {
     capacity: Arc<Capacity>,
@@ -26,18 +26,19 @@ pub(super) struct Reserved {
 }
 
 impl Capacity {
-    /// The server has room for so many.
+    /// Sets the capacity, in blocks.
     pub(super) fn set(&self, blocks: u32) {
         self.blocks.store(blocks, Relaxed);
     }
 
-    /// Keeps room for so many.
+    /// Reserves capacity for this many blocks.
     pub(super) fn reserve(self: Arc<Self>, blocks: u32) -> Reserved {
         self.coming.fetch_add(blocks, Relaxed);
         Reserved { capacity: self, blocks }
     }
 
-    /// What the index is to be told now. A change of less than 2 % is not worth the writer's lock.
+    /// Returns the capacity that the index should be given now. A change of less than 2 % is
+    /// not worth the writer's lock.
     pub(super) fn news(&self) -> Option<u32> {
         let all = self.blocks.load(Relaxed);
         let least = (f64::from(all) * LEAST_CAPACITY) as u32;

@@ -1,11 +1,12 @@
-//! What a look-up has found of one prompt: who holds how much, by what is told, learned and on its way.
+//! Result of one prompt's lookup: how much of it each endpoint holds, by KV events, by estimates
+//! and by prompts in flight.
 
 use super::Guesses;
 use crate::claims::ClaimedDepths;
 use crate::index::{Depth, Kept};
 use crate::key::BlockKey;
 use crate::learning::Lesson;
-use crate::residents::{Resident, Table};
+use crate::residents::{Resident, ResidentTable};
 use arc_swap::Guard;
 use attache_pool::place::Place;
 use attache_protocol::Prompt;
@@ -13,49 +14,51 @@ use attache_types::ids::EndpointId;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// What one prompt meets in a pool, for the length of one decision.
+/// Lookup result of one prompt, for the duration of one decision.
 #[derive(Debug)]
 pub struct Found {
-    // Guards: to count who reads a table would have all threads write to one place.
+    // Guards instead of clones of the `Arc`s: a shared reference count would have all threads write to one cache line.
     pub(super) guesses: Guard<Arc<Guesses>>,
-    pub(super) residents: Guard<Arc<Table>>,
+    pub(super) residents: Guard<Arc<ResidentTable>>,
     pub(super) matches: Kept,
     pub(super) claimed: ClaimedDepths,
-    /// Tokens that a decode server keeps, where it stands, and who can fetch them.
+    /// Tokens that a decode worker keeps, the worker's topology, and the endpoints that can fetch them.
     pub(super) carried: Option<(u32, Place, Arc<[EndpointId]>)>,
     pub(super) tokens_per_block: f64,
     pub(super) own_block_tokens: f64,
     pub(super) bytes_per_token: f64,
-    /// The keys are not those of engines' events: only what was learned can be compared with them.
+    /// Attaché made the keys from its own tokens or text, so they match estimated blocks only, not engines' events.
     pub(super) own_keys: bool,
 }
 
 impl Found {
-    /// The same for a prompt whose keys are of our own making when `own` is true: what engines tell says nothing about it.
+    /// Returns the result with `own` set: whether Attaché made the keys itself, so that
+    /// engines' events cannot match them.
     #[must_use]
     pub fn of_own_keys(self, own: bool) -> Self {
         Self { own_keys: own, ..self }
     }
 
-    /// Notes that a decode server, which stands at `place`, keeps the prompt's first `tokens` for `by` to fetch.
+    /// Notes that a decode worker at `place` keeps the prompt's first `tokens`, which the endpoints `by` can fetch.
     pub fn carry(&mut self, tokens: u32, place: Place, by: Arc<[EndpointId]>) {
         self.carried = Some((tokens, place, by));
     }
 
-    /// Tokens of the prompt's beginning that `by` can fetch from a decode server, and where that stands.
+    /// Returns how many of the prompt's first tokens `by` can fetch from a decode worker, and that worker's topology.
     #[must_use]
     pub fn carried(&self, by: EndpointId) -> (u32, Place) {
         let carried = self.carried.as_ref().filter(|(_, _, servers)| servers.contains(&by));
         carried.map(|(tokens, place, _)| (*tokens, *place)).unwrap_or_default()
     }
 
-    /// Whether the prompt's keys are of our own making.
+    /// Whether Attaché made the prompt's keys from its own tokens or text.
     #[must_use]
     pub fn has_own_keys(&self) -> bool {
         self.own_keys
     }
 
-    /// What `endpoint` holds, in blocks: what its engine tells, or else what was learned, and what is on its way there.
+    /// Returns how many blocks of the prompt `endpoint` holds, including prompts in flight: as its engine
+    /// reports, or else as estimated.
     #[inline]
     #[must_use]
     pub fn depth(&self, endpoint: EndpointId) -> Depth {
@@ -67,7 +70,7 @@ impl Found {
         depth
     }
 
-    /// As [`Found::depth`], without what is on its way.
+    /// As [`Found::depth`], without prompts in flight.
     #[inline]
     #[must_use]
     pub fn held(&self, endpoint: EndpointId) -> Depth {
@@ -82,12 +85,12 @@ impl Found {
         self.guesses.get(&endpoint).map(|guess| self.matches.depth(guess.holder)).unwrap_or_default()
     }
 
-    /// As [`Found::held`], of an endpoint whose engine tells.
+    /// As [`Found::held`], for an endpoint whose engine publishes KV events.
     fn told(&self, resident: &Resident, endpoint: EndpointId) -> Depth {
         if !resident.is_certain() {
             return self.guessed(endpoint);
         }
-        // The server itself chooses the rank; one that balances well chooses the one that holds most.
+        // The server itself picks the rank. A good balancer picks the one that holds most.
         let depths = resident.caches.iter().map(|cache| self.matches.depth(cache.holder));
         let told = depths.max_by_key(|depth| depth.any).unwrap_or_default();
         if resident.is_exact() {
@@ -96,7 +99,8 @@ impl Found {
         [told, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()
     }
 
-    /// What each data-parallel rank of `endpoint` holds, in blocks; empty when they are not told apart.
+    /// Returns the blocks of the prompt that each data-parallel rank of `endpoint` holds; empty
+    /// when ranks are not known.
     #[must_use]
     pub fn ranks(&self, endpoint: EndpointId) -> SmallVec<[u32; 8]> {
         let Some(resident) = self.residents.get(&endpoint) else { return SmallVec::new() };
@@ -104,31 +108,32 @@ impl Found {
         resident.caches.iter().map(|cache| if says { self.matches.depth(cache.holder).any } else { 0 }).collect()
     }
 
-    /// Blocks of the prompt's beginning that other requests use at `endpoint`, or will, at most. Claims are at powers of two, so what two prompts
-    /// share goes less than twice as deep as what is seen of it.
+    /// Returns an upper bound of the prompt's first blocks that requests in flight use at `endpoint`. Claims exist at
+    /// powers of two, so a common prefix is less than twice as long as the claim that it matches.
     #[must_use]
     pub fn in_use(&self, endpoint: EndpointId) -> u32 {
         self.claimed.get(endpoint).saturating_mul(2)
     }
 
-    /// Whether what `endpoint` holds is its engine's own word alone.
+    /// Whether what `endpoint` holds comes from its engine's events alone.
     #[must_use]
     pub fn is_exact(&self, endpoint: EndpointId) -> bool {
         !self.own_keys && self.residents.get(&endpoint).is_some_and(Resident::is_exact)
     }
 
-    /// What a prompt of these `keys` teaches when it goes to `endpoint`; `whole` says that they are all of its keys.
+    /// Returns the cache update for the case that this prompt goes to `endpoint`. `whole` means that
+    /// `keys` holds all its keys.
     #[must_use]
     pub fn lesson(&self, endpoint: EndpointId, keys: Vec<BlockKey>, whole: bool) -> Lesson {
         let held = self.held(endpoint).any;
-        // What engines tell does not become a guess by being asked for.
+        // Blocks that the engine reports must not become estimated blocks.
         let learned = self.guessed(endpoint).any;
         let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
         Lesson {
             keys,
             whole,
             held: learned.min(held).min(blocks),
-            // What others are bringing there has its room already.
+            // Prompts in flight have reserved capacity for their blocks already.
             fresh: blocks.saturating_sub(held.max(self.claimed.get(endpoint))),
             foretold: self.tokens(held),
             own_keys: self.own_keys,
@@ -137,8 +142,8 @@ impl Found {
         }
     }
 
-    /// The length of `prompt` in the tokens that [`Found::tokens`] gives; never less than what somebody holds of it, so that an estimate
-    /// that is too low does not make one who holds more look like one who holds less.
+    /// Returns the length of `prompt` in the tokens of [`Found::tokens`], at least as many as any endpoint holds of it.
+    /// Otherwise an estimate that is too low would hide differences between endpoints that hold much.
     #[must_use]
     pub fn prompt_tokens(&self, prompt: &Prompt<'_>) -> u32 {
         let text = prompt.text_bytes as f64 / self.bytes_per_token;
@@ -147,7 +152,7 @@ impl Found {
         u32::try_from(total).unwrap_or(u32::MAX).max(known)
     }
 
-    /// Blocks in tokens.
+    /// Converts blocks to tokens.
     #[must_use]
     pub fn tokens(&self, blocks: u32) -> u32 {
         let tokens = if self.own_keys { self.own_block_tokens } else { self.tokens_per_block };

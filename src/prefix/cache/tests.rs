@@ -1,5 +1,5 @@
 use super::*;
-use crate::carried::Turn;
+use crate::carried::KeptTurn;
 use crate::index::{StoredBlock, Tier};
 use crate::key::EngineHash;
 use crate::learning::Learning;
@@ -52,7 +52,7 @@ fn held(cache: &PrefixCache, keys: &[BlockKey], endpoint: u32) -> u32 {
 }
 
 #[test]
-fn a_lookup_writes_nowhere_that_other_threads_read() {
+fn lookup_writes_no_shared_memory() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None)]));
     let guesses = cache.guesses.load_full();
@@ -63,7 +63,7 @@ fn a_lookup_writes_nowhere_that_other_threads_read() {
 }
 
 #[test]
-fn what_a_cache_has_taken_in_weighs_half_after_a_half_life() {
+fn weight_halves_after_each_half_life() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None), (2, None)]));
     cache.record(EndpointId(1), &prompt(100, 1), None, NOW);
@@ -78,14 +78,14 @@ fn what_a_cache_has_taken_in_weighs_half_after_a_half_life() {
 }
 
 #[test]
-fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
+fn recorded_blocks_are_found_until_endpoint_leaves_or_restarts() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     let keys = prompt(10, 1);
     cache.record(EndpointId(1), &keys, None, NOW);
     cache.record(EndpointId(2), &keys[..4], None, NOW);
     cache.record(EndpointId(3), &keys, None, NOW);
-    assert_eq!([1, 2, 3].map(|e| held(&cache, &keys, e)), [10, 4, 0], "a stranger is not learned about");
+    assert_eq!([1, 2, 3].map(|e| held(&cache, &keys, e)), [10, 4, 0], "an endpoint outside the pool is ignored");
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     assert_eq!(held(&cache, &keys, 1), 10, "nothing has changed");
     cache.reconcile(&snapshot(&[(1, started(2.0)), (2, None)]).after_loss(vec![EndpointId(1)]));
@@ -95,7 +95,7 @@ fn what_is_recorded_is_found_until_the_endpoint_goes_or_restarts() {
 }
 
 #[test]
-fn an_adapter_stays_one_when_no_server_is_busy_with_it() {
+fn adapter_name_stays_known_when_no_server_is_busy_with_it() {
     let cache = cache(BlockUnit::Tokens(16));
     let busy_with = |running: &[&str], waiting: &[&str]| {
         let [running, waiting] = [running, waiting].map(|names| names.iter().map(|n| Arc::from(*n)).collect());
@@ -109,7 +109,7 @@ fn an_adapter_stays_one_when_no_server_is_busy_with_it() {
 }
 
 #[test]
-fn an_engines_own_word_counts_while_it_can_be_believed() {
+fn engine_events_are_used_while_trusted() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None)]));
     let keys = prompt(10, 1);
@@ -118,7 +118,7 @@ fn an_engines_own_word_counts_while_it_can_be_believed() {
     let holder = cache.index().add_holder();
     let resident = Resident { caches: [Cache { holder, trust: trust.clone() }].into_iter().collect() };
     cache.residents().publish([(EndpointId(1), resident)].into_iter().collect());
-    assert!(cache.learns(EndpointId(1)), "nothing was heard yet");
+    assert!(cache.learns(EndpointId(1)), "no event was received yet");
     trust.set(Trust::Exact);
     assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (0, false));
     let own = cache.lookup(&mut &*keys, NOW).of_own_keys(true);
@@ -127,11 +127,11 @@ fn an_engines_own_word_counts_while_it_can_be_believed() {
         (0u64..).zip(&keys[..4]).map(|(i, key)| StoredBlock { hash: EngineHash(i), key: *key }).collect();
     cache.index().store(holder, Tier::Gpu, None, &told).unwrap();
     trust.set(Trust::Incomplete);
-    assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (10, true), "what it held before is learned");
+    assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (10, true), "its blocks are estimated");
     let others = prompt(3, 2);
     let other = [StoredBlock { hash: EngineHash(99), key: others[0] }];
     cache.index().store(holder, Tier::Gpu, None, &other).unwrap();
-    assert_eq!(held(&cache, &others, 1), 1, "what it tells counts beside that");
+    assert_eq!(held(&cache, &others, 1), 1, "its events count as well");
     trust.set(Trust::Exact);
     assert_eq!((held(&cache, &keys, 1), held(&cache, &others, 1)), (4, 1));
     trust.set(Trust::Suspect(Doubt::Gap));
@@ -139,22 +139,26 @@ fn an_engines_own_word_counts_while_it_can_be_believed() {
 }
 
 #[test]
-fn bytes_per_token_and_capacity_follow_what_answers_report() {
+fn bytes_per_token_and_capacity_follow_reported_tokens() {
     let cache = cache(BlockUnit::Bytes(64));
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     assert!((cache.tokens_per_block() - 16.0).abs() < 1e-9);
     cache.correct(EndpointId(1), [0; 2], Some(1_000), None, 2_000);
     cache.measured(31, 1_008);
     cache.measured(2, 1_000);
-    assert!((cache.tokens_per_block() - 32.0).abs() < 0.1, "one answer tells: {}", cache.tokens_per_block());
+    assert!((cache.tokens_per_block() - 32.0).abs() < 0.1, "one response suffices: {}", cache.tokens_per_block());
     let own = cache.lookup(&mut &[][..], NOW).of_own_keys(true);
-    assert_eq!((own.tokens(10), cache.lookup(&mut &[][..], NOW).tokens(10)), (320, 160), "ids are what they are");
+    assert_eq!(
+        (own.tokens(10), cache.lookup(&mut &[][..], NOW).tokens(10)),
+        (320, 160),
+        "token ids need no measurement"
+    );
     assert_eq!(own.prompt_tokens(&Prompt { text_bytes: 4_000, count: 1, ..Prompt::default() }), 2_000);
     let trust = |cache: &PrefixCache| cache.servers.lock()[&EndpointId(1)].trust;
     cache.correct(EndpointId(1), [1_000; 2], Some(1_000), Some(990), 2_000);
     assert!((trust(&cache) - 1.0).abs() < 1e-9);
     for _ in 0..10 {
-        // A prompt of longer tokens: everything was there, and foretold too high.
+        // A prompt with longer tokens: everything was cached, but the expected number was too high.
         cache.correct(EndpointId(1), [1_000; 2], Some(500), Some(496), 2_000);
     }
     assert!((trust(&cache) - 1.0).abs() < 1e-9, "{}", trust(&cache));
@@ -171,7 +175,7 @@ fn bytes_per_token_and_capacity_follow_what_answers_report() {
 }
 
 #[test]
-fn what_prompts_on_their_way_will_push_out_is_forgotten_before_they_arrive() {
+fn blocks_that_prompts_in_flight_will_evict_are_forgotten_at_once() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     let (old, newer) = (prompt(40, 1), prompt(60, 2));
@@ -184,15 +188,15 @@ fn what_prompts_on_their_way_will_push_out_is_forgotten_before_they_arrive() {
     let mut claim = cache.claim(EndpointId(1), &lesson(&coming, 30), NOW);
     claim.arrived();
     cache.record(EndpointId(1), &coming, None, NOW.after(Duration::from_secs(2)));
-    assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30], "it has its own place");
-    // What an endpoint holds of a prompt takes no more room, and one that tells no size has room for all.
+    assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30], "its capacity was reserved");
+    // Blocks that the endpoint holds already take no capacity, and an endpoint of unknown capacity has no limit.
     let _again = cache.claim(EndpointId(1), &lesson(&coming, 0), NOW);
     let _elsewhere = cache.claim(EndpointId(2), &lesson(&coming, 30), NOW);
     assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30]);
 }
 
 #[test]
-fn what_a_waiting_prompt_will_use_does_not_give_way_to_what_others_bring() {
+fn blocks_that_a_waiting_prompt_will_use_are_not_evicted() {
     let cache = Arc::new(cache(BlockUnit::Tokens(16)));
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     let at = |seconds| NOW.after(Duration::from_secs(seconds));
@@ -208,16 +212,16 @@ fn what_a_waiting_prompt_will_use_does_not_give_way_to_what_others_bring() {
     let (held_again, fresh_again, _again) = send(3, at(3));
     let (_, _, _third) = send(4, at(4));
     assert_eq!((held_first, fresh_first), (40, 10));
-    assert_eq!((held_again, fresh_again), (40, 0), "what the first one brings takes no more room");
+    assert_eq!((held_again, fresh_again), (40, 0), "the first prompt has reserved capacity for them");
     assert_eq!(
         [&head, &other].map(|keys| held(&cache, keys, 1)),
         [40, 40],
-        "20 of 100 blocks come, and the head is in use"
+        "20 of 100 blocks are in flight, and the first ones are in use"
     );
 }
 
 #[test]
-fn what_is_in_use_is_held_however_much_comes() {
+fn blocks_in_use_count_as_held_despite_evictions() {
     let cache = Arc::new(cache(BlockUnit::Tokens(16)));
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     let (keys, before) = (prompt(40, 1), prompt(40, 2));
@@ -229,20 +233,20 @@ fn what_is_in_use_is_held_however_much_comes() {
     running.first_byte(true, EndpointId(1), NOW);
     refused.first_byte(false, EndpointId(1), NOW);
     cache.record(EndpointId(1), &prompt(90, 3), None, NOW.after(Duration::from_secs(1)));
-    // Longer than a prompt on its way counts.
+    // Longer than the lifetime of a claim.
     let late = NOW.after(Duration::from_secs(300));
     let depth = |keys: &[BlockKey]| cache.lookup(&mut &*keys, late).depth(EndpointId(1)).any;
-    assert_eq!((depth(&keys), held(&cache, &keys, 1)), (40, 10), "10 of 100 blocks are left for it by the books");
-    assert_eq!(depth(&before), 0, "nobody works with what was refused");
+    assert_eq!((depth(&keys), held(&cache, &keys, 1)), (40, 10), "the capacity leaves 10 of 100 blocks for it");
+    assert_eq!(depth(&before), 0, "a refused prompt has no claim");
     running.end(&Usage::default(), |_| false, EndpointId(1), NOW);
     assert_eq!(depth(&keys), 10);
 }
 
 #[test]
-fn what_others_push_out_while_a_prompt_waits_says_nothing_of_the_servers_room() {
+fn blocks_evicted_while_a_prompt_waits_do_not_lower_capacity() {
     let trust = |cache: &PrefixCache| cache.servers.lock()[&EndpointId(1)].trust;
     let usage = |cached| Usage { prompt_tokens: Some(80 * 16 + 1), cached_tokens: Some(cached), ..Usage::default() };
-    // Of 80 blocks that were foretold the others leave 20, or all.
+    // Of 80 expected blocks, other prompts leave 20, or all.
     for (others, cached, falls) in [(80, 20 * 16, false), (80, 0, true), (10, 20 * 16, true)] {
         let cache = Arc::new(cache(BlockUnit::Tokens(16)));
         cache.reconcile(&snapshot(&[(1, started(1.0))]));
@@ -259,7 +263,7 @@ fn what_others_push_out_while_a_prompt_waits_says_nothing_of_the_servers_room() 
 }
 
 #[test]
-fn a_prompt_is_no_shorter_than_what_is_held_of_it() {
+fn prompt_is_at_least_as_long_as_its_deepest_match() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None), (2, None)]));
     let keys = prompt(20, 1);
@@ -278,26 +282,26 @@ fn a_prompt_is_no_shorter_than_what_is_held_of_it() {
 }
 
 #[test]
-fn engines_compute_the_block_of_the_last_token_themselves() {
+fn last_block_of_a_prompt_is_always_computed() {
     let cache = cache(BlockUnit::Tokens(16));
     let foretold = |held, prompt| {
         let before = cache.stats().foretold_tokens.load(Relaxed);
         cache.correct(EndpointId(1), [held; 2], prompt, Some(0), 0);
         cache.stats().foretold_tokens.load(Relaxed) - before
     };
-    assert_eq!(foretold(192, Some(192)), 176, "a prompt of whole blocks");
+    assert_eq!(foretold(192, Some(192)), 176, "a prompt of complete blocks");
     assert_eq!([foretold(192, Some(193)), foretold(192, None), foretold(16, Some(1_000))], [192, 192, 16]);
     assert_eq!([foretold(16, Some(16)), foretold(16, Some(0))], [0, 0]);
 }
 
 #[test]
-fn what_a_server_keeps_for_others_goes_when_it_starts_anew_or_is_gone() {
+fn kept_conversations_go_when_their_server_restarts_or_leaves() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, started(1.0)), (3, None)]));
     let tokens: Vec<u32> = (0..100).collect();
     for id in 1..4 {
         let turn =
-            Turn { endpoint: EndpointId(id), root: u64::from(id), tokens: &tokens[..80], until: Timestamp(1_000) };
+            KeptTurn { endpoint: EndpointId(id), root: u64::from(id), tokens: &tokens[..80], until: Timestamp(1_000) };
         cache.carried().keep(&turn, bytes::Bytes::from_static(b"{}"), Timestamp(0));
     }
     let kept = || {
@@ -312,7 +316,7 @@ fn what_a_server_keeps_for_others_goes_when_it_starts_anew_or_is_gone() {
 }
 
 #[test]
-fn blocks_are_as_large_as_the_engines_where_none_are_asked_for() {
+fn block_size_follows_engines_unless_configured() {
     let cache = cache(BlockUnit::Tokens(16)).of_engines_blocks();
     let keys: Vec<BlockKey> = (1..4).map(BlockKey).collect();
     assert_eq!((cache.unit(), cache.lookup(&mut keys.as_slice(), NOW).tokens(3)), (BlockUnit::Tokens(16), 48));
@@ -321,15 +325,15 @@ fn blocks_are_as_large_as_the_engines_where_none_are_asked_for() {
     assert_eq!((cache.unit(), cache.lookup(&mut keys.as_slice(), NOW).tokens(3)), (BlockUnit::Tokens(32), 96));
     let text = self::cache(BlockUnit::Bytes(64)).of_engines_blocks();
     text.block_size().pages(page());
-    assert_eq!(text.unit(), BlockUnit::Bytes(128), "text stands for as many tokens");
+    assert_eq!(text.unit(), BlockUnit::Bytes(128), "text blocks stand for as many tokens");
 }
 
 #[test]
-fn what_was_measured_of_blocks_of_our_own_holds_for_blocks_of_another_size() {
+fn measured_tokens_per_block_apply_to_other_block_sizes() {
     let cache = cache(BlockUnit::Tokens(16)).of_engines_blocks();
     cache.measured(31, 1_008);
     let own = |cache: &PrefixCache| cache.lookup(&mut &[][..], NOW).of_own_keys(true).tokens(10);
-    assert_eq!(own(&cache), 320, "text of two tokens for one");
+    assert_eq!(own(&cache), 320, "two engine tokens for each nominal one");
     cache.block_size().pages([(EndpointId(1), Some(256))].into_iter());
     assert_eq!(own(&cache), 5_120);
     cache.measured(31, 16_128);

@@ -1,55 +1,55 @@
-//! One memory for the whole index: words in one stretch whose addresses never move, given out by a buddy allocator.
+//! The memory of the index: one range of words whose addresses never change, managed by a buddy allocator.
 //!
-//! Readers hold the [`Arena`] and may load any word at any time, also of memory that has been given to someone else since: what they
-//! read counts only after the version of the run that led there has been checked. The writer alone holds the [`Space`], which takes
-//! the stretch into use chunk by chunk. Everything that grows with the index lives here, so that memory freed by one part serves any
-//! other and one number bounds it all.
+//! Readers hold the [`Arena`] and may load any word at any time, including memory that was reused since. What they read
+//! is valid only after they have checked the version of the run that led to it. Only the writer holds the [`Space`],
+//! which allocates chunk by chunk. All parts of the index that grow live here, so memory that one part frees serves any
+//! other, and one limit covers everything.
 
 use super::memory::Memory;
 use crate::atomics::{AtomicU64, Ordering::Relaxed};
 use prefetch_index::prefetch_index;
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
-/// Number of a word; 0 is no word.
+/// Index of a word in the arena; 0 means none.
 pub(super) type Addr = u32;
 
-/// Words of a cache line.
+/// Words in a cache line.
 pub(super) const LINE: u32 = 8;
-/// Words of a page.
+/// Words in a page.
 pub(super) const PAGE: u32 = 256;
-/// A page's lines.
+/// The cache lines of a page.
 type Lines = [Line; (PAGE / LINE) as usize];
 
-/// The smallest and the largest chunk in words: 16 KiB and 4 MiB.
+/// Smallest and largest chunk in words: 16 KiB and 4 MiB.
 const CHUNK_WORDS: (usize, usize) = (1 << 11, 1 << 19);
-/// A budget is cut into about so many chunks.
+/// Approximate number of chunks that the memory limit is divided into.
 const CHUNKS: usize = 1024;
 
-/// A cache line of words.
+/// The words of one cache line.
 #[repr(C, align(64))]
 #[derive(Debug, FromBytes, IntoBytes, KnownLayout)]
 pub(super) struct Line(pub(super) [AtomicU64; LINE as usize]);
 
-/// What stands where there is no memory: always zeros.
+/// Read in place of addresses outside the memory; always zero.
 static NOWHERE: Line = Line([const { AtomicU64::new(0) }; LINE as usize]);
 
-/// The words, readable by all.
+/// The words of the arena, readable by all threads.
 #[derive(Debug)]
 pub(super) struct Arena {
     memory: Memory,
-    /// How many there may be.
+    /// Limit of the number of chunks.
     chunks: usize,
-    /// A chunk has 2^shift words.
+    /// Logarithm to base 2 of the words in a chunk.
     shift: u32,
     refused: usize,
 }
 
 impl Arena {
-    /// Room for at most `bytes`, none of it taken yet; less where the system does not give so much.
+    /// Reserves address space for at most `bytes` without allocating it; less where the system refuses.
     pub(super) fn new(bytes: usize) -> Self {
         let words = (bytes / 8 / CHUNKS).next_power_of_two().clamp(CHUNK_WORDS.0, CHUNK_WORDS.1);
         let shift = words.trailing_zeros();
-        // A chunk's bits in `Space::starts` are part of its price; addresses end at 2^32 words.
+        // A chunk's bits in `Space::starts` count towards its size. Addresses end at 2^32 words.
         let chunks = (bytes / (words * 8 + words / 16)).min(1 << (32 - shift));
         let wanted = chunks * words / LINE as usize;
         let memory = Memory::reserve(wanted);
@@ -57,57 +57,57 @@ impl Arena {
         Self { memory, chunks: given * LINE as usize / words, shift, refused: (wanted - given) * size_of::<Line>() }
     }
 
-    /// Bytes that the system did not give.
+    /// Returns the bytes that the system refused.
     pub(super) fn refused(&self) -> usize {
         self.refused
     }
 
-    /// The line that `addr` lies in.
+    /// The cache line that contains `addr`.
     #[inline]
     pub(super) fn line(&self, addr: Addr) -> &Line {
         self.memory.lines().get((addr / LINE) as usize).unwrap_or(&NOWHERE)
     }
 
-    /// The lines from the one that `addr` lies in.
+    /// All cache lines from the one that contains `addr`.
     #[inline]
     pub(super) fn lines(&self, addr: Addr) -> &[Line] {
         self.memory.lines().get((addr / LINE) as usize..).unwrap_or_default()
     }
 
-    /// The lines of the page that `addr` lies in.
+    /// The cache lines of the page that contains `addr`.
     #[inline]
     pub(super) fn page(&self, addr: Addr) -> Option<&Lines> {
         self.memory.lines().as_chunks().0.get((addr / PAGE) as usize)
     }
 
-    /// Asks for the line that `addr` lies in, so that it is in the cache when it is read.
+    /// Prefetches the cache line that contains `addr`.
     #[inline]
     pub(super) fn prefetch(&self, addr: Addr) {
         prefetch_index(self.lines(addr), 0);
     }
 
-    /// One word.
+    /// The word at `addr`.
     #[inline]
     pub(super) fn word(&self, addr: Addr) -> &AtomicU64 {
         self.line(addr).word(addr)
     }
 
-    /// Loads a word, with no order to others.
+    /// Loads a word with relaxed ordering.
     #[inline]
     pub(super) fn load(&self, addr: Addr) -> u64 {
         self.word(addr).load(Relaxed)
     }
 
-    /// Stores a word, with no order to others.
+    /// Stores a word with relaxed ordering.
     #[inline]
     pub(super) fn store(&self, addr: Addr, value: u64) {
         self.word(addr).store(value, Relaxed);
     }
 
-    /// Copies the beginning of an extent to another one, which is larger.
+    /// Copies the first `words` words of an extent to a larger one.
     pub(super) fn copy(&self, from: Addr, to: Addr, words: u32) {
         if words < LINE {
-            // An extent that is smaller than a line may begin within one.
+            // An extent smaller than a cache line may begin inside one.
             return (0..words).for_each(|word| self.store(to + word, self.load(from + word)));
         }
         let lines = self.lines(to).iter().zip(self.lines(from)).take(words.div_ceil(LINE) as usize);
@@ -118,13 +118,13 @@ impl Arena {
         }
     }
 
-    /// The low half of a word.
+    /// Loads the low half of a word.
     #[inline]
     pub(super) fn low(&self, addr: Addr) -> u32 {
         low(self.load(addr))
     }
 
-    /// The high half of a word.
+    /// Loads the high half of a word.
     #[inline]
     pub(super) fn high(&self, addr: Addr) -> u32 {
         high(self.load(addr))
@@ -142,53 +142,53 @@ impl Arena {
 }
 
 impl Line {
-    /// The word of this line that `addr` names.
+    /// The word of this line that `addr` selects.
     #[inline]
     pub(super) fn word(&self, addr: Addr) -> &AtomicU64 {
         &self.0[(addr % LINE) as usize]
     }
 }
 
-/// The low half.
+/// The low 32 bits.
 #[inline]
 pub(super) fn low(word: u64) -> u32 {
     (word & 0xffff_ffff) as u32
 }
 
-/// The high half.
+/// The high 32 bits.
 #[inline]
 pub(super) fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// Two halves in a word.
+/// A word from its low and its high half.
 #[inline]
 pub(super) fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// How many words an extent has: two, doubled so many times.
+/// Size class of an extent: it has 2 · 2^order words.
 pub(super) type Order = u32;
 
-/// The order of an extent that `words` words fit in.
+/// The order of the smallest extent with at least `words` words.
 pub(super) fn order_for(words: u32) -> Order {
     words.max(2).next_power_of_two().trailing_zeros() - 1
 }
 
-/// Words of an extent.
+/// Number of words in an extent of this order.
 pub(super) fn words_of(order: Order) -> u32 {
     2 << order
 }
 
 const ORDERS: usize = 20;
 
-/// The writer's ledger of the arena: who may use which words. Buddies: an extent lies at a multiple of its size.
+/// The writer's allocator state. Extents are buddies: each lies at a multiple of its size.
 ///
-/// A free extent holds its neighbours in the list of its order in its first word, and its order in the second.
+/// A free extent stores its neighbours in its order's list in its first word, and its order in the second.
 #[derive(Debug)]
 pub(super) struct Space {
     heads: [Addr; ORDERS],
-    /// One bit for every two words: a free extent begins here.
+    /// One bit for every two words: set where a free extent begins.
     starts: Vec<Box<[u64]>>,
     free: usize,
     shift: u32,
@@ -196,7 +196,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The ledger of an empty arena.
+    /// The allocator of an empty arena.
     pub(super) fn new(arena: &Arena) -> Self {
         Self {
             heads: [0; ORDERS],
@@ -207,28 +207,28 @@ impl Space {
         }
     }
 
-    /// Bytes that the ledger takes before any chunk.
+    /// Bytes that the allocator takes before any chunk is allocated.
     pub(super) fn fixed_bytes(arena: &Arena) -> usize {
         arena.chunks * size_of::<Box<[u64]>>()
     }
 
-    /// Bytes of the chunks that have been taken, ledger included.
+    /// Bytes of the allocated chunks, including the allocator's bits.
     pub(super) fn bytes(&self) -> usize {
         let words = 1 << self.shift;
         self.starts.len() * (words * 8 + words / 16)
     }
 
-    /// Bytes of the arena's chunks that have been taken.
+    /// Bytes of the arena in allocated chunks.
     pub(super) fn mapped(&self) -> usize {
         (self.starts.len() << self.shift) * 8
     }
 
-    /// Words that could still be given out, in pieces of any size.
+    /// Words that can still be allocated, in pieces of any size.
     pub(super) fn room(&self) -> usize {
         self.free + ((self.max_chunks - self.starts.len()) << self.shift)
     }
 
-    /// An extent with anything in it; `None` when there is no room.
+    /// Allocates an extent with undefined content; `None` when there is no memory.
     pub(super) fn alloc(&mut self, arena: &Arena, order: Order) -> Option<Addr> {
         let wanted = order as usize;
         if wanted >= self.shift as usize {
@@ -249,7 +249,7 @@ impl Space {
         Some(addr)
     }
 
-    /// Gives an extent back.
+    /// Frees an extent and merges it with free buddies.
     pub(super) fn free(&mut self, arena: &Arena, addr: Addr, order: Order) {
         let (mut addr, mut at) = (addr, order as usize);
         while at + 1 < self.shift as usize {
@@ -264,7 +264,7 @@ impl Space {
         self.link(arena, addr, at);
     }
 
-    /// Makes an extent smaller where it lies.
+    /// Shrinks an extent in place.
     pub(super) fn shrink(&mut self, arena: &Arena, addr: Addr, from: Order, to: Order) {
         for order in to..from {
             self.free(arena, addr + words_of(order), order);
@@ -282,7 +282,7 @@ impl Space {
             self.link(arena, (at << self.shift) as Addr, self.shift as usize - 1);
             return true;
         }
-        // The first line stays empty, so that no extent lies at address 0.
+        // The first line stays unused, so that no extent has address 0.
         for order in 2..self.shift - 1 {
             self.link(arena, words_of(order), order as usize);
         }

@@ -1,11 +1,12 @@
-//! Which run hangs where: buckets of runs, chained through their headers, by (parent, offset, first key).
+//! Hash table of child runs: buckets of runs, chained through their headers, by (parent, offset, first key).
 //!
-//! Linear hashing: each new run adds one bucket by splitting one, so there is no rehash and a chain has one run on average.
-//! Readers walk a chain without a lock. A run that they pass must not have changed meanwhile and must belong to their bucket, so
-//! that a header which was reused can't lead them astray; "nothing hangs here" counts only if no bucket was split meanwhile.
+//! Linear hashing: each new run adds a bucket by splitting one, so the table never rehashes and a chain has one
+//! run on average. Readers follow a chain without a lock. They check that each run on the way was unchanged and
+//! belongs to their bucket, so that a reused header cannot mislead them. The result "no child" is valid only if
+//! no bucket was split meanwhile.
 
 use super::arena::{Addr, Arena, Space, low, order_for};
-use super::run::{FREE, Place, Run, Shape, pack_place};
+use super::run::{FREE, Run, RunPosition, RunShape, pack_place};
 use crate::atomics::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -13,46 +14,46 @@ use crate::atomics::{
 };
 use crate::key::BlockKey;
 
-/// Buckets of a page.
+/// Buckets in a page.
 const PAGE: u32 = 128;
-/// A chain longer than this is taken for one that was changed under the reader.
+/// Readers treat a longer chain as one that changed while they followed it.
 const MAX_CHAIN: usize = 1 << 16;
 
-/// What a reader finds.
+/// Result of a reader's search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// This run, at this version; its tags lie at `tags` if nothing has changed.
+pub(super) enum ChildSearch {
+    /// A run at this version. Its tags are at `tags` if the version is unchanged.
     Run { run: Addr, version: u64, tags: Addr },
-    /// Nothing hangs there.
+    /// No run with this key is attached there.
     Nothing,
-    /// The writer came between.
+    /// The writer changed the chain meanwhile; the reader must retry.
     Again,
 }
 
-/// The table.
+/// Hash table of child runs.
 #[derive(Debug)]
 pub(super) struct Children {
-    /// Pages of [`Bucket`]s.
+    /// Addresses of the pages of [`Bucket`]s.
     pages: Box<[AtomicU32]>,
-    /// Number of buckets; the top bit while one is being split.
+    /// Number of buckets; the top bit is set while one is being split.
     buckets: AtomicU64,
     seed: [u64; 2],
 }
 
 const SPLITTING: u64 = 1 << 63;
 
-/// A bucket, in a word: its first run, where that run's tags lie, and marks of all runs in its chain, so that most keys that nothing
-/// hangs by are told without a look at the chain's headers.
+/// A bucket as one word: its first run, the address of that run's tags, and marks of all runs in its chain. The marks
+/// exclude most keys without a child before any header is read.
 #[derive(Clone, Copy)]
 struct Bucket(u64);
 
 impl Bucket {
     fn new(run: Addr, tags: Addr, marks: u64) -> Self {
-        // Headers lie at multiples of 8 words, extents at multiples of 2.
+        // Headers are at multiples of 8 words, extents at multiples of 2.
         Self(u64::from(run / 8) | u64::from(tags / 2) << 29 | marks << 60)
     }
 
-    /// The one of four marks that a run with this hash has.
+    /// The mark of a run with this hash, one of four bits.
     #[inline]
     fn mark(hash: u64) -> u64 {
         1 << (hash >> 62)
@@ -64,7 +65,7 @@ impl Bucket {
         low(self.0 & 0x1fff_ffff) * 8
     }
 
-    /// Where the first run's tags lie.
+    /// The address of the first run's tags.
     #[inline]
     fn tags(self) -> Addr {
         low(self.0 >> 29 & 0x7fff_ffff) * 2
@@ -76,14 +77,14 @@ impl Bucket {
     }
 }
 
-/// Mixes by a multiplication of which both halves count.
+/// Hashes two words by a 128-bit multiplication and combines both halves.
 #[inline]
 pub(super) fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// A number that depends on all of another one's bits (the finaliser of SplitMix64), to make secrets of one seed.
+/// Derives a secret from a seed so that it depends on all of its bits (the finaliser of SplitMix64).
 pub(super) fn spread(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -92,7 +93,7 @@ pub(super) fn spread(seed: u64) -> u64 {
 }
 
 impl Children {
-    /// No buckets yet; as many as an arena of `bytes` can need.
+    /// An empty table, with pages for as many buckets as an arena of `bytes` bytes can need.
     pub(super) fn new(bytes: usize, seed: u64) -> Self {
         let pages = (bytes / (80 * PAGE as usize)).max(1) + 1;
         Self {
@@ -124,9 +125,9 @@ impl Children {
         self.pages.get((bucket / PAGE) as usize).map_or(0, |p| p.load(Relaxed)) + bucket % PAGE
     }
 
-    /// What hangs at `place` with this first key. May be called by anyone at any time.
+    /// Finds the child attached at `run` and `offset` with this first key. Any thread may call it at any time.
     #[inline]
-    pub(super) fn find(&self, arena: &Arena, run: Addr, offset: u32, key: BlockKey) -> Found {
+    pub(super) fn find(&self, arena: &Arena, run: Addr, offset: u32, key: BlockKey) -> ChildSearch {
         let place = pack_place(run, offset);
         let buckets = self.buckets.load(Acquire);
         let hash = self.hash(place, key);
@@ -141,7 +142,11 @@ impl Children {
             let (its_place, its_key) = (run.place_word(), run.key());
             if its_place == place && its_key == key {
                 let tags = if hint == 0 { run.tags() } else { hint };
-                return if version.is_multiple_of(2) { Found::Run { run: at, version, tags } } else { Found::Again };
+                return if version.is_multiple_of(2) {
+                    ChildSearch::Run { run: at, version, tags }
+                } else {
+                    ChildSearch::Again
+                };
             }
             let next = run.next();
             fence(Acquire);
@@ -151,12 +156,16 @@ impl Children {
                 Self::bucket(its_hash, buckets & !SPLITTING) != bucket
             };
             if strayed || !version.is_multiple_of(2) || !run.is_still(version) || passed > MAX_CHAIN {
-                return Found::Again;
+                return ChildSearch::Again;
             }
             (at, hint) = (next, 0);
         }
         fence(Acquire);
-        if buckets & SPLITTING != 0 || self.buckets.load(Relaxed) != buckets { Found::Again } else { Found::Nothing }
+        if buckets & SPLITTING != 0 || self.buckets.load(Relaxed) != buckets {
+            ChildSearch::Again
+        } else {
+            ChildSearch::Nothing
+        }
     }
 
     fn hash_of(&self, run: Run<'_>) -> u64 {
@@ -167,9 +176,9 @@ impl Children {
         self.slot(Self::bucket(self.hash_of(run), self.buckets.load(Relaxed)))
     }
 
-    /// Makes a filled header findable. The writer's.
+    /// Makes a filled header visible to readers. Writer only.
     ///
-    /// Returns false, and does nothing, when there is no bucket at all and no room for one.
+    /// Returns false, and does nothing, when there is no bucket and no memory for one.
     pub(super) fn insert(&self, arena: &Arena, space: &mut Space, runs: usize, run: Addr) -> bool {
         while (self.buckets.load(Relaxed) as usize) < runs && self.split(arena, space) {}
         if self.buckets.load(Relaxed) == 0 {
@@ -183,7 +192,7 @@ impl Children {
         true
     }
 
-    /// Makes a header unfindable. The writer's.
+    /// Removes a header from its chain. Writer only.
     pub(super) fn remove(&self, arena: &Arena, run: Addr) {
         let slot = self.slot_of(Run::at(arena, run));
         let mut head = Bucket(arena.load(slot)).run();
@@ -204,7 +213,7 @@ impl Children {
         Self::set_head(arena, slot, head, marks);
     }
 
-    /// A run's tags have moved. The writer's.
+    /// Updates the address of a run's tags. Writer only.
     pub(super) fn moved(&self, arena: &Arena, run: Addr) {
         let slot = self.slot_of(Run::at(arena, run));
         let head = Bucket(arena.load(slot));
@@ -218,7 +227,7 @@ impl Children {
         arena.word(slot).store(Bucket::new(run, tags, marks).0, Release);
     }
 
-    /// One bucket more, if there is room for it.
+    /// Adds a bucket, if there is memory for it.
     fn split(&self, arena: &Arena, space: &mut Space) -> bool {
         let buckets = self.buckets.load(Relaxed);
         let new = low(buckets);
@@ -254,16 +263,16 @@ impl Children {
         true
     }
 
-    /// What hangs somewhere in a run of this shape, as the writer asks.
+    /// The writer's search for a child of a run of this shape.
     #[inline]
-    pub(super) fn find_still(&self, arena: &Arena, shape: Shape, place: Place, key: BlockKey) -> Option<Addr> {
-        // Most blocks go behind the last one of their run, where nothing hangs.
+    pub(super) fn find_still(&self, arena: &Arena, shape: RunShape, place: RunPosition, key: BlockKey) -> Option<Addr> {
+        // Most blocks follow the last block of their run, which has no children.
         if !shape.may_fork_at(place.offset) {
             return None;
         }
         match self.find(arena, place.run, place.offset, key) {
-            Found::Run { run, .. } => Some(run),
-            Found::Nothing | Found::Again => None,
+            ChildSearch::Run { run, .. } => Some(run),
+            ChildSearch::Nothing | ChildSearch::Again => None,
         }
     }
 }

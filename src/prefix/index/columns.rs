@@ -1,5 +1,5 @@
-//! Columns and how they are emptied: a holder that is cleared gets a new column at once, the old one is swept bit by bit by the
-//! writes that follow, and is given out again when it is clean.
+//! Columns and their reuse. A holder that is cleared gets a new column at once. Later writes sweep the old column run
+//! by run, and it is reused when no run has it any more.
 
 use super::arena::Addr;
 use super::cover::{Column, bit, set_bit};
@@ -11,32 +11,32 @@ use crate::atomics::{
     fence,
 };
 
-/// Headers and guesses that a write looks at for each column that is being swept.
+/// Headers and segments that one write sweeps for each retired column.
 const SWEEP_STEP: usize = 32;
-/// Names that a write looks at while some may lead nowhere, and how many a page is taken for.
+/// Names that one write checks while some may be dead, and how many of them a page counts for.
 const PURGE_STEP: usize = 256;
 const PAGE_STEP: usize = 128;
-/// So many names may lead nowhere before somebody looks for them.
+/// Fewest dead names that start a search for them.
 const FEW_NAMES: usize = 1024;
 
-/// Which columns are in use, and which are being swept.
+/// The columns in use and those that are being swept.
 #[derive(Debug)]
 pub(super) struct Columns {
-    /// Those that a holder has.
+    /// Columns that belong to a holder.
     pub(super) live: Vec<u64>,
-    /// Those that a holder has or that are not clean yet.
+    /// Columns that belong to a holder or are not swept yet.
     used: Vec<u64>,
-    /// The slot of each live column's holder.
+    /// The holder's slot of each live column.
     slots: Vec<usize>,
     max: u32,
-    /// Retired, with the most recent of the guesses they had.
+    /// Retired columns that the next pass will sweep, each with the newest of its segments of estimated blocks.
     waiting: Vec<(Column, Addr)>,
     sweeping: Vec<(Column, Addr)>,
-    /// Headers looked at in this pass.
+    /// Headers that this pass has swept.
     cursor: usize,
-    /// The next page of names to look through for names that lead nowhere, and how often the end is to be reached.
+    /// The next page of names to check for dead ones, and the number of passes left.
     purge: (usize, u8),
-    /// Names that were left when all had been looked through.
+    /// Number of names that remained after the last complete pass.
     names_left: usize,
 }
 
@@ -88,7 +88,7 @@ impl Columns {
 }
 
 impl Shared {
-    /// Gives a column to a holder, or to nobody. The writer's.
+    /// Assigns a column to a holder, or to none. Writer only.
     fn set_owner(&self, column: Column, holder: u32) {
         let Some(owners) = self.owners.get(usize::from(column) / 64) else { return };
         let version = self.owners_version.load(Relaxed);
@@ -100,7 +100,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// A clean column for a holder; sweeps one now if there is no other.
+    /// Takes a clean column for a holder; sweeps one now if none is clean.
     pub(super) fn take_column(&mut self, sh: &Shared, slot: usize, holder: u32) -> Option<Column> {
         let mut column = self.columns.take(slot);
         if column.is_none() && self.columns.any_retired() {
@@ -116,14 +116,14 @@ impl Writer {
         column
     }
 
-    /// Nobody has this column any more; readers pass over it from now on.
+    /// Retires a column: readers skip it from now on.
     pub(super) fn retire(&mut self, sh: &Shared, column: Column, newest_guess: Addr) {
         sh.set_owner(column, NOBODY);
         set_bit(&mut self.columns.live, column, false);
         self.columns.waiting.push((column, newest_guess));
     }
 
-    /// A piece of the work that retired columns have left; more of it with a write of many blocks.
+    /// Sweeps a part of the retired columns; larger writes sweep more.
     pub(super) fn sweep_some(&mut self, sh: &Shared, blocks: usize) {
         if self.columns.any_retired() {
             let columns = self.columns.waiting.len() + self.columns.sweeping.len();
@@ -135,8 +135,9 @@ impl Writer {
         }
     }
 
-    /// Whether names that lead nowhere have piled up, as they do where holders call a block by different names: the common one outlives its
-    /// holder for the sake of others, who then know nothing of it. A block has one common name, or, by turns, a few.
+    /// Whether dead names have accumulated. This happens where holders name a block differently: the common
+    /// name outlives its holder for the sake of others, who use their own names. A block has one common name,
+    /// or a few over time.
     fn has_dead_names(&self) -> bool {
         let expected = self.stats.blocks.max(self.columns.names_left);
         self.names.len() > FEW_NAMES + expected + expected / 4
@@ -183,11 +184,11 @@ impl Writer {
             keep
         });
         self.aside -= freed;
-        // What is left of this round, and a whole one.
+        // The rest of this pass, and a complete one.
         self.columns.purge.1 = 2;
     }
 
-    /// Takes retired columns out of one run.
+    /// Removes retired columns from one run.
     pub(super) fn clean(&mut self, sh: &Shared, run: Addr) {
         let header = Run::at(&sh.arena, run);
         if header.is_free() || run == sh.root {

@@ -1,40 +1,42 @@
-//! Who holds how much of a run: bits for the columns that hold all of it, cutoffs for those that hold its beginning.
+//! Coverage: how much of a run each column holds. Bits mark columns that hold all of it, cutoffs those
+//! that hold its first blocks.
 //!
-//! A column is a holder's place in every bitset. The first 64 columns of GPU memory and of guesses stand in the run's header; all
-//! else stands in one extent beside it: a head word, the bitsets of the planes that have one, the partial holders sorted by column.
+//! A column is a holder's position in every bitset. The run's header has the bits of the first 64 columns for GPU
+//! memory and for estimates. All else is in one extent beside it: a head word, the bitsets of the planes that have one,
+//! and the partial holders sorted by column.
 
 use super::arena::{Addr, Arena, LINE, Line, Order, Space, high, low, order_for, words_of};
 use super::run::Run;
 use super::table::NoRoom;
 use crate::atomics::Ordering::Relaxed;
 
-/// A holder's place in bitsets.
+/// A holder's position in bitsets.
 pub(super) type Column = u16;
 
-/// What a column's coverage is about: the three tiers, then what is only believed, then [`REACH`].
+/// What a coverage is about: one of the three tiers, the estimates, or one of the planes from [`REACH`] on.
 pub(super) type Plane = usize;
 pub(super) const GPU: Plane = 0;
 pub(super) const GUESS: Plane = 3;
-/// The first of three: how far the planes of a level reach together, where that is further than any of them alone (GPU memory has
-/// the beginning of a run, the host's has the rest).
+/// First of three planes with the combined length of a level's planes, where that exceeds each of them: GPU memory has
+/// the first blocks of a run, for example, and host memory the rest.
 pub(super) const REACH: Plane = 4;
 const PLANES: usize = 7;
-/// Planes that engines tell of.
+/// Planes that KV events report: one per tier.
 pub(super) const ENGINE: [Plane; 3] = [0, 1, 2];
-/// Planes of blocks.
+/// Planes whose blocks are counted: the tiers and the estimates.
 pub(super) const TOLD: [Plane; 4] = [0, 1, 2, 3];
-/// The planes of each depth, from the strictest to the loosest, as bits.
+/// The planes of each depth as bits, from GPU memory alone to any tier.
 pub(super) const LEVELS: [u8; 3] = [0b001_1001, 0b011_1011, 0b111_1111];
 
-/// Columns that there may be at most; 16 bits stand in a partial holder.
+/// Limit of the number of columns; a partial holder stores a column in 16 bits.
 pub(super) const MAX_COLUMNS: u32 = 8192;
 
-/// A partial holder: column, plane and how many blocks it has from the run's start.
+/// A partial holder: column, plane and number of blocks from the run's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Partial(pub(super) u32);
 
 impl Partial {
-    /// Behind all others: no column has this number.
+    /// Sorts behind all others; no column has this number.
     const NONE: Self = Self(u32::MAX);
 
     fn new(column: Column, plane: Plane, cutoff: u32) -> Self {
@@ -61,7 +63,7 @@ impl Partial {
     }
 }
 
-/// The extent beside a header, as readers see it.
+/// The coverage extent beside a header, as readers see it.
 #[derive(Clone, Copy)]
 pub(super) struct Beside<'a> {
     lines: &'a [Line],
@@ -69,7 +71,7 @@ pub(super) struct Beside<'a> {
     pub(super) words: usize,
     planes: u8,
     order: Order,
-    /// Words of all bitsets, which the partial holders stand behind.
+    /// Words of all bitsets; the partial holders follow them.
     bits: usize,
     pub(super) partials: usize,
 }
@@ -86,7 +88,7 @@ impl<'a> Beside<'a> {
             planes,
             bits: planes.count_ones() as usize * words,
             order: ((head >> 24) & 0xff) as Order,
-            // A torn head must not make a reader wander.
+            // A reader must not leave the extent when it sees a half-written head.
             partials: ((head >> 32) as usize).min(PLANES * MAX_COLUMNS as usize),
         }
     }
@@ -97,7 +99,7 @@ impl<'a> Beside<'a> {
         self.lines.get(at / LINE as usize).map_or(0, |l| l.0[at % LINE as usize].load(Relaxed))
     }
 
-    /// Columns 64·`word`… that hold the whole run on a plane, as far as this extent says.
+    /// The columns 64·`word`… that hold the whole run on a plane, as far as this extent knows.
     #[inline]
     pub(super) fn full(&self, plane: Plane, word: usize) -> u64 {
         if self.planes & (1 << plane) == 0 || word >= self.words {
@@ -107,27 +109,27 @@ impl<'a> Beside<'a> {
         self.get(rank * self.words + word)
     }
 
-    /// Columns 64·`word`… that hold the whole run on one of several planes.
+    /// The columns 64·`word`… that hold the whole run on at least one of several planes.
     #[inline]
     pub(super) fn full_on(&self, planes: u8, word: usize) -> u64 {
         Bits(u64::from(planes & self.planes)).fold(0, |full, plane| full | self.full(plane, word))
     }
 
-    /// The partial holder number `index`.
+    /// Returns the partial holder at position `index`.
     #[inline]
     pub(super) fn partial(&self, index: usize) -> Partial {
         let word = self.get(self.bits + index / 2);
         Partial(if index.is_multiple_of(2) { low(word) } else { high(word) })
     }
 
-    /// Words of a bitset of all columns that this extent tells of.
+    /// Words of a bitset that has all columns of this extent.
     pub(super) fn all_words(&self) -> usize {
         let last = self.partials.checked_sub(1).map(|last| self.partial(last));
         let words = self.words.max(last.map_or(0, |p| usize::from(p.column()) / 64 + 1));
         words.min(MAX_COLUMNS as usize / 64)
     }
 
-    /// The partial holders on some planes, column by column.
+    /// Iterates over the partial holders on some planes, grouped by column.
     #[inline]
     pub(super) fn partials(&self, planes: u8) -> Partials<'_> {
         let mut partials = Partials { beside: self, planes, index: 0, next: Partial::NONE };
@@ -150,7 +152,7 @@ impl Partials<'_> {
         self.next = if self.index < self.beside.partials { self.beside.partial(self.index) } else { Partial::NONE };
     }
 
-    /// The next column, if it is one of the 64 of `word`, and the most that it has on any of the planes.
+    /// Returns the next column if it is one of the 64 of `word`, with the most blocks that it has on any of the planes.
     #[inline]
     pub(super) fn next_in(&mut self, word: usize) -> Option<(Column, u32)> {
         let column = self.next.column();
@@ -169,7 +171,7 @@ impl Partials<'_> {
     }
 }
 
-/// The coverage of one run, unpacked for the writer. Reused from run to run.
+/// The coverage of one run, unpacked for the writer. Reused for each run.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
     full: [Vec<u64>; PLANES],
@@ -178,7 +180,7 @@ pub(super) struct Cover {
 }
 
 impl Cover {
-    /// Reads the coverage of `run`, without the columns that are not `live`.
+    /// Reads the coverage of `run`, without columns that are not in `live`.
     pub(super) fn read(&mut self, arena: &Arena, run: Run<'_>, live: &[u64]) {
         self.partials.clear();
         self.len = run.shape().len;
@@ -207,7 +209,7 @@ impl Cover {
         }
     }
 
-    /// How many blocks of the run a column has on a plane, from its start.
+    /// Returns how many blocks of the run a column has on a plane, from its start.
     pub(super) fn cutoff(&self, plane: Plane, column: Column) -> u32 {
         if self.full.get(plane).is_some_and(|f| bit(f, column)) {
             return self.len;
@@ -236,7 +238,7 @@ impl Cover {
         }
     }
 
-    /// The run has become longer or shorter: everyone keeps what they had of it, as far as it is still there.
+    /// Changes the run's length. Columns keep the blocks that still exist.
     pub(super) fn resize(&mut self, len: u32) {
         let old = std::mem::replace(&mut self.len, len);
         if len < old {
@@ -260,7 +262,7 @@ impl Cover {
         words.iter().enumerate().flat_map(|(i, w)| Bits(*w).map(move |b| (64 * i + b) as Column)).collect()
     }
 
-    /// All that is held: column, plane, cutoff.
+    /// Iterates over all coverage as (column, plane, cutoff).
     pub(super) fn all(&self) -> impl Iterator<Item = (Column, Plane, u32)> + '_ {
         let full = self.full.iter().enumerate().flat_map(move |(plane, words)| {
             words
@@ -271,7 +273,7 @@ impl Cover {
         full.chain(self.partials.iter().map(|p| (p.column(), p.plane(), p.cutoff())))
     }
 
-    /// The deepest that anyone holds on one of `planes`, but for `except`.
+    /// Returns the largest cutoff on any of `planes`, without the column and plane in `except`.
     pub(super) fn deepest(&self, planes: &[Plane], except: Option<(Column, Plane)>) -> u32 {
         let wanted = |c: Column, p: Plane| planes.contains(&p) && Some((c, p)) != except;
         for plane in planes {
@@ -288,7 +290,7 @@ impl Cover {
         partials.map(|p| p.cutoff()).max().unwrap_or(0)
     }
 
-    /// Whether anyone but `column` holds all of the run.
+    /// Whether a column other than `column` holds all of the run.
     pub(super) fn is_full_for_others(&self, column: Column) -> bool {
         self.full.iter().any(|words| {
             words
@@ -324,7 +326,7 @@ impl Cover {
                     space.free(arena, old, old_order);
                 }
             } else if order + 1 < old_order {
-                // Where it lies: what is forgotten must not need room.
+                // Shrinks in place, since removing entries must not need memory.
                 space.shrink(arena, old, old_order, order);
             } else {
                 order = old_order;
@@ -357,7 +359,7 @@ impl Cover {
     }
 }
 
-/// Gives the extent of a run's coverage back. The caller has opened the run.
+/// Frees the extent of a run's coverage. The caller has opened the run.
 pub(super) fn drop_beside(arena: &Arena, space: &mut Space, run: Run<'_>) {
     if run.cover() != 0 {
         let order = Beside::at(arena, run.cover()).order;
@@ -365,12 +367,12 @@ pub(super) fn drop_beside(arena: &Arena, space: &mut Space, run: Run<'_>) {
     }
 }
 
-/// Words of the extent beside a run.
+/// Words of the coverage extent beside a run.
 pub(super) fn beside_words(arena: &Arena, run: Run<'_>) -> u32 {
     if run.cover() == 0 { 0 } else { words_of(Beside::at(arena, run.cover()).order) }
 }
 
-/// The bits of a word, lowest first.
+/// Iterates over the set bits of a word, lowest first.
 #[derive(Clone, Copy)]
 pub(super) struct Bits(pub(super) u64);
 
@@ -394,7 +396,7 @@ pub(super) fn bit(words: &[u64], column: Column) -> bool {
     words.get(usize::from(column) / 64).is_some_and(|w| w >> (column % 64) & 1 != 0)
 }
 
-/// Puts a column in a bitset, or takes it out.
+/// Adds a column to a bitset, or removes it.
 pub(super) fn set_bit(words: &mut Vec<u64>, column: Column, on: bool) {
     let word = usize::from(column) / 64;
     if word >= words.len() {

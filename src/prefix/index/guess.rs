@@ -1,48 +1,50 @@
-//! What is only believed: prompts that were routed to a holder, the least recently used of them forgotten first.
+//! Estimated blocks: prompts that were routed to a holder, evicted least recently used first.
 //!
-//! Two orders are kept. For each holder, segments of runs by their last use: a prompt touches the beginning of a run, so a run is
-//! cut into segments by age, and the oldest segment of a holder is always the tail of something. For each tenant, and for all
-//! together, the runs that its prompts have made: these pay for the budget. Where that is used up, who has most of those that have more
-//! than their share ([`super::tenants`]) gives way; within their shares, tenants are not told apart. A prompt touches its deepest run first,
-//! so that a tail always goes before its head.
+//! Two orders are kept. For each holder, segments of runs by their last use: a prompt touches the first blocks
+//! of a run, so a run is divided into segments by age, and the oldest segment of a holder is always a tail. For
+//! each tenant, and for all together, the runs that its prompts have made; these count towards the memory limit.
+//! When memory is exhausted, the tenant that is furthest over its share ([`super::tenants`]) loses runs first.
+//! Among tenants within their shares, only age counts. A prompt touches its deepest run first, so that a tail is
+//! always evicted before its head.
 //!
-//! Nodes lie in the arena, four words each. A segment: run and column; from and to; previous and next; the next deeper segment of
-//! its run and the moment of use. A run's node: run and the tenant that pays; previous and next of all; previous and next of the tenant;
-//! bytes, and another tenant that uses it or the same again.
+//! Nodes are in the arena, four words each. A segment: run and column; first and last block; previous and next
+//! segment of the holder; next deeper segment of its run and time of use. A run's node: run and the tenant that
+//! is billed; previous and next of all; previous and next of the tenant; bytes, and another tenant that uses
+//! it, or the same tenant.
 
 use super::arena::{Addr, order_for, pair};
 use super::cover::{Column, GUESS};
 use super::list::{Ends, List, push, unlink};
-use super::run::{GUESSED, MAX_RUN, Place, Run, same_tags};
-use super::table::{NoRoom, Table};
+use super::run::{GUESSED, MAX_RUN, Run, RunPosition, same_tags};
+use super::table::{NoRoom, WordTable};
 use super::tenants::{OF_TENANT, Tenants};
-use super::writer::{Claim, Writer};
+use super::writer::{HolderPlane, Writer};
 use super::{Shared, TenantId};
 use crate::key::BlockKey;
 use attache_types::clock::Timestamp;
 
 const NODE_WORDS: u32 = 4;
-/// Bytes that a segment and its entry in the table cost.
+/// Bytes of a segment and its entry in the table.
 const SEGMENT_BYTES: u32 = 56;
-/// Bytes that a run's node, its entry in the table and its bucket cost.
+/// Bytes of a run's node, its entry in the table and its bucket.
 const RUN_BYTES: u32 = 64;
-/// In the table's keys, the column of a run's node.
+/// Column in the table's key that stands for a run's node.
 const NODE: Column = Column::MAX;
-/// Moments of use are kept in units of 2^24 ns, about 17 ms.
+/// Times of use have a unit of 2^24 ns, about 17 ms.
 const MOMENT_SHIFT: u32 = 24;
-/// Runs that are passed on at most before one is forgotten: nobody else writes as long as that takes.
+/// Most runs that change their tenant before one is evicted. It limits how long the writer holds the lock.
 const PASSED_AT_ONCE: u32 = 32;
 
-/// The lists.
+/// The lists of segments and runs.
 #[derive(Debug)]
 pub(super) struct Guesses {
-    /// (run, column) to the column's newest segment of it; (run, [`NODE`]) to the run's node.
-    pub(super) table: Table,
+    /// Maps (run, column) to the column's newest segment of the run, and (run, [`NODE`]) to the run's node.
+    pub(super) table: WordTable,
     all: Ends,
     pub(super) tenants: Tenants,
-    /// The runs of the prompt at hand, and how much of each: not to be evicted.
+    /// The runs of the prompt that is being recorded, with the number of matching blocks. They are not evicted.
     path: Vec<(Addr, u32)>,
-    /// A run that is being taken up, or 0: not to be evicted.
+    /// A run whose blocks are being added, or 0; it is not evicted.
     pub(super) pinned: Addr,
 }
 
@@ -54,14 +56,14 @@ const OF_HOLDER: List = List(2);
 const OF_ALL: List = List(1);
 
 impl Guesses {
-    /// `part` of what guesses can have is a tenant's share.
-    pub(super) fn new(table: Table, part: f64) -> Self {
+    /// Empty lists; each tenant's share is `part` of the memory available to estimates.
+    pub(super) fn new(table: WordTable, part: f64) -> Self {
         Self { table, all: Ends::default(), tenants: Tenants::new(part), path: Vec::new(), pinned: 0 }
     }
 }
 
 impl Writer {
-    /// A holder has served a prompt. Returns how many of its blocks are new to it.
+    /// Records that a holder has served a prompt. Returns how many of its blocks are new to the holder.
     pub(super) fn record(
         &mut self,
         sh: &Shared,
@@ -76,7 +78,7 @@ impl Writer {
         if keys.is_empty() || !self.admit(sh, tenant) {
             return 0;
         }
-        let claim = Claim { plane: GUESS, column };
+        let claim = HolderPlane { plane: GUESS, column };
         self.guesses.pinned = 0;
         self.guesses.tenants.recording = Some((tenant, u64::from(RUN_BYTES + SEGMENT_BYTES)));
         let known = self.walk(sh, keys);
@@ -86,7 +88,7 @@ impl Writer {
             new.0 += self.grow_path(sh, slot, claim, rest, tenant);
         }
         let moment = (now.0 >> MOMENT_SHIFT).min(u64::from(u32::MAX)) as u32;
-        // On the path until that is done: what makes room for it must not take it.
+        // The run stays on the path meanwhile, so that freeing memory does not evict it.
         while let Some((run, matched)) = self.guesses.path.last().copied() {
             if self.touch(sh, slot, column, (run, matched), moment).is_err() {
                 self.forget(sh, run, column);
@@ -101,10 +103,10 @@ impl Writer {
         new.0
     }
 
-    /// Puts the runs that hold the prompt on the path. Returns how many blocks of it they have.
+    /// Collects the runs that match the prompt in the path. Returns how many blocks they match.
     fn walk(&mut self, sh: &Shared, keys: &[BlockKey]) -> usize {
         self.guesses.path.clear();
-        let (mut at, mut done) = (Place { run: sh.root, offset: 0 }, 0);
+        let (mut at, mut done) = (RunPosition { run: sh.root, offset: 0 }, 0);
         while let Some(key) = keys.get(done)
             && let Some(run) = sh.children.find_still(&sh.arena, Run::at(&sh.arena, at.run).shape(), at, *key)
         {
@@ -117,13 +119,13 @@ impl Writer {
             }
             self.guesses.path.push((run, same));
             done += same as usize;
-            at = Place { run, offset: same };
+            at = RunPosition { run, offset: same };
         }
         done
     }
 
-    /// Holds what is on the path. Returns how many blocks were new, and whether there was room for all.
-    fn hold_path(&mut self, sh: &Shared, slot: usize, claim: Claim) -> (u32, bool) {
+    /// Adds the holder to the runs on the path. Returns how many blocks were new to it, and whether memory sufficed.
+    fn hold_path(&mut self, sh: &Shared, slot: usize, claim: HolderPlane) -> (u32, bool) {
         let mut new = 0;
         for i in 0..self.guesses.path.len() {
             let Some((run, matched)) = self.guesses.path.get(i).copied() else { break };
@@ -144,8 +146,8 @@ impl Writer {
         (new, true)
     }
 
-    /// Adds the blocks that nobody has. Returns how many.
-    fn grow_path(&mut self, sh: &Shared, slot: usize, claim: Claim, keys: &[BlockKey], tenant: TenantId) -> u32 {
+    /// Adds runs for blocks that no run has. Returns how many.
+    fn grow_path(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, keys: &[BlockKey], tenant: TenantId) -> u32 {
         let mut rest = keys;
         let mut new = 0;
         while !rest.is_empty() {
@@ -172,10 +174,16 @@ impl Writer {
         new
     }
 
-    fn grow_once(&mut self, sh: &Shared, claim: Claim, keys: &[BlockKey], tenant: TenantId) -> Result<u32, NoRoom> {
+    fn grow_once(
+        &mut self,
+        sh: &Shared,
+        claim: HolderPlane,
+        keys: &[BlockKey],
+        tenant: TenantId,
+    ) -> Result<u32, NoRoom> {
         let at = match self.guesses.path.last() {
-            Some((run, offset)) => Place { run: *run, offset: *offset },
-            None => Place { run: sh.root, offset: 0 },
+            Some((run, offset)) => RunPosition { run: *run, offset: *offset },
+            None => RunPosition { run: sh.root, offset: 0 },
         };
         let pays = self.guesses.table.get(&sh.arena, key(at.run, NODE));
         let is_own = pays.is_some_and(|node| sh.arena.high(node as Addr) == tenant.0);
@@ -196,7 +204,7 @@ impl Writer {
         Ok(keys.len() as u32)
     }
 
-    /// A column's guesses of a run are dropped, segments and all.
+    /// Drops a column's estimated blocks of a run, including all segments.
     fn forget(&mut self, sh: &Shared, run: Addr, column: Column) {
         let slot = self.columns.slot(column);
         let mut segment = self.guesses.table.remove(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
@@ -206,7 +214,7 @@ impl Writer {
             self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
             segment = deeper;
         }
-        let had = self.drop_range(sh, run, Claim { plane: GUESS, column }, (0, MAX_RUN));
+        let had = self.drop_range(sh, run, HolderPlane { plane: GUESS, column }, (0, MAX_RUN));
         self.count(slot, GUESS, 0, had);
     }
 
@@ -218,7 +226,7 @@ impl Writer {
         }
     }
 
-    /// The first `matched` blocks of a run are now a holder's most recently used.
+    /// Marks the first `matched` blocks of a run as the holder's most recently used.
     fn touch(
         &mut self,
         sh: &Shared,
@@ -271,7 +279,8 @@ impl Writer {
         Ok(())
     }
 
-    /// A run is now its tenant's most recently used. If nobody pays for it yet, `tenant` does; else it is noted as one who uses it too.
+    /// Marks a run as its tenant's most recently used. A run without a tenant is billed to `tenant`; otherwise `tenant`
+    /// is noted as another user of it.
     fn touch_run(&mut self, sh: &Shared, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
         if let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) {
             let node = node as Addr;
@@ -280,7 +289,7 @@ impl Writer {
             push(sh, OF_ALL, &mut self.guesses.all, node);
             self.remove_run(sh, owner, node);
             self.add_run(sh, owner, node);
-            // One that has more than its share itself could not take it over.
+            // A tenant over its share could not take the run over.
             if tenant != owner && self.bytes_of(sh, tenant) <= self.share() {
                 sh.arena.set_high(node + 3, tenant.0);
             }
@@ -301,7 +310,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Brings the bill for a run up to date.
+    /// Updates the bill of a run's tenant to the run's current size.
     fn charge(&mut self, sh: &Shared, run: Addr) {
         let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) else { return };
         let node = node as Addr;
@@ -313,7 +322,7 @@ impl Writer {
         self.bill(sh, TenantId(sh.arena.high(node)), before, bytes);
     }
 
-    /// Has another tenant pay for a run that it uses too, if that stays within its share with it.
+    /// Bills a run to another tenant that uses it, if that tenant stays within its share.
     fn pass_on(&mut self, sh: &Shared, node: Addr) -> bool {
         let (owner, user) = (TenantId(sh.arena.high(node)), TenantId(sh.arena.high(node + 3)));
         let bytes = sh.arena.low(node + 3);
@@ -329,7 +338,7 @@ impl Writer {
         true
     }
 
-    /// Nobody is believed to have a run any more.
+    /// Removes the node of a run that has no estimated holder any more.
     pub(super) fn forget_node(&mut self, sh: &Shared, run: Addr) {
         Run::at(&sh.arena, run).clear_flags(GUESSED);
         let Some(node) = self.guesses.table.remove(&sh.arena, key(run, NODE)) else { return };
@@ -342,7 +351,7 @@ impl Writer {
         self.forget_tenant(sh, owner);
     }
 
-    /// Forgets the guesses of one run, on all holders.
+    /// Evicts the estimated blocks of one run from all holders.
     fn evict(&mut self, sh: &Shared, node: Addr) -> u32 {
         let run = sh.arena.low(node);
         self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
@@ -366,7 +375,8 @@ impl Writer {
         run == self.guesses.pinned || self.guesses.path.iter().any(|(r, _)| *r == run)
     }
 
-    /// The first node that may go, from the oldest of a list on: a prompt that comes back after long may itself be the oldest.
+    /// Returns the first node from the oldest on that is not in use. The prompt being recorded
+    /// may itself be the oldest.
     fn oldest_unused(&self, sh: &Shared, list: List, oldest: Addr) -> Option<Addr> {
         let mut node = oldest;
         while node != 0 && self.is_in_use(sh.arena.low(node)) {
@@ -375,12 +385,15 @@ impl Writer {
         (node != 0).then_some(node)
     }
 
-    /// Forgets the least recently used run: of who has most of those that have more than their share, or else of all. False when there
-    /// is none that may go, as where a prompt that takes its tenant over its share would cost others of theirs. What another tenant uses too, and
-    /// has room for in its share, is that one's from then on, up to [`PASSED_AT_ONCE`].
+    /// Evicts the least recently used run of the tenant that is furthest over its share, or else of all
+    /// tenants. A run that another tenant uses, and whose share has capacity for it, is billed to that tenant
+    /// instead, up to [`PASSED_AT_ONCE`] times.
+    ///
+    /// Returns false when no run may be evicted, for example when a prompt that takes its tenant over its share
+    /// would evict other tenants' runs.
     pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
         if std::mem::take(&mut self.is_aside_short) {
-            // Guesses take nothing of that.
+            // Estimated blocks use none of the memory outside the arena.
             return false;
         }
         let greedy = self.oldest_of_greediest(sh);
@@ -395,12 +408,13 @@ impl Writer {
         true
     }
 
-    /// Forgets guesses until the index has no more blocks than it may have, or none is left that may go.
+    /// Evicts estimated blocks until the index has no more than its maximum of blocks, or none may be evicted.
     pub(super) fn keep_max_blocks(&mut self, sh: &Shared) {
         while self.max_blocks.is_some_and(|most| self.stats.blocks as u64 > most) && self.make_room(sh) {}
     }
 
-    /// The oldest unused run of the tenant that is furthest over its share and has one. Those before it are passed on.
+    /// Returns the oldest unused run of the tenant that is furthest over its share and has one. Runs
+    /// before it change their tenant.
     fn oldest_of_greediest(&mut self, sh: &Shared) -> Option<Addr> {
         let mut left = PASSED_AT_ONCE;
         for tenant in self.greedy(sh) {
@@ -416,7 +430,7 @@ impl Writer {
         None
     }
 
-    /// Forgets a holder's oldest guesses until it has no more than its capacity.
+    /// Evicts a holder's oldest estimated blocks until it is within its capacity.
     pub(super) fn keep_capacity(&mut self, sh: &Shared, slot: usize) {
         while let Some(holder) = self.holders.get(slot)
             && let Some(over) = holder.blocks[GUESS].checked_sub(holder.capacity)
@@ -428,7 +442,7 @@ impl Writer {
         }
     }
 
-    /// Takes up to `blocks` blocks off a holder's oldest segment. Returns how many.
+    /// Removes up to `blocks` blocks from the end of a holder's oldest segment. Returns how many.
     fn shorten_oldest(&mut self, sh: &Shared, slot: usize, segment: Addr, blocks: u32) -> u32 {
         let (run, column) = (sh.arena.low(segment), sh.arena.high(segment) as Column);
         let (from, to) = (sh.arena.low(segment + 1), sh.arena.high(segment + 1));
@@ -440,13 +454,13 @@ impl Writer {
         } else {
             sh.arena.set_high(segment + 1, left);
         }
-        let had = self.drop_range(sh, run, Claim { plane: GUESS, column }, (left, MAX_RUN));
+        let had = self.drop_range(sh, run, HolderPlane { plane: GUESS, column }, (left, MAX_RUN));
         self.count(slot, GUESS, 0, had);
         self.charge(sh, run);
         had
     }
 
-    /// Takes the deepest segment of a run out of the column's chain.
+    /// Removes the deepest segment of a run from the column's chain.
     fn cut_chain(&mut self, sh: &Shared, run: Addr, column: Column, segment: Addr) {
         let first = self.guesses.table.get(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
         if first == segment {
@@ -462,7 +476,7 @@ impl Writer {
         }
     }
 
-    /// Frees one guess of a column that nobody has any more. Returns the next.
+    /// Frees one segment of a retired column. Returns the next one.
     pub(super) fn drop_retired_guess(&mut self, sh: &Shared, column: Column, segment: Addr) -> Addr {
         let next = sh.arena.high(segment + OF_HOLDER.0);
         let run = sh.arena.low(segment);

@@ -1,18 +1,18 @@
-//! The holders: who has which column, how many blocks on which tier, and what is kept aside for one alone.
+//! The holders: their columns, their block counts on each tier, and data that belongs to one holder alone.
 
 use super::HolderId;
 use super::arena::Addr;
 use super::cover::{Column, TOLD};
-use super::table::Table;
+use super::table::WordTable;
 use std::collections::VecDeque;
 
-/// What one holder has for itself.
+/// Data of one holder alone.
 #[derive(Debug)]
 pub(super) struct Aside {
-    /// Its names for blocks that others call otherwise.
-    pub(super) names: Table,
+    /// The holder's names for blocks whose common name is different.
+    pub(super) names: WordTable,
     /// Copies beyond the first, by (run, block, plane).
-    pub(super) copies: Table,
+    pub(super) copies: WordTable,
 }
 
 #[derive(Debug, Default)]
@@ -22,9 +22,9 @@ pub(super) struct Holder {
     pub(super) column: Option<Column>,
     pub(super) blocks: [u32; TOLD.len()],
     pub(super) aside: Option<Box<Aside>>,
-    /// Most of its guesses at once.
+    /// Limit of its estimated blocks.
     pub(super) capacity: u32,
-    /// Its guesses, the most recently used first.
+    /// Its segments of estimated blocks, the most recently used first.
     pub(super) newest: Addr,
     pub(super) oldest: Addr,
 }
@@ -32,7 +32,7 @@ pub(super) struct Holder {
 #[derive(Debug)]
 pub(super) struct Holders {
     all: Vec<Holder>,
-    /// Slots to be given out again, the longest unused first.
+    /// Slots for reuse; the longest unused comes first.
     free: VecDeque<usize>,
     max: usize,
 }
@@ -47,7 +47,7 @@ impl Holders {
         max as usize * (size_of::<Holder>() + size_of::<usize>())
     }
 
-    /// A slot and the name of its new holder.
+    /// Adds a holder; returns its slot and its id.
     pub(super) fn add(&mut self) -> Option<(usize, HolderId)> {
         let slot = if self.all.len() < self.max {
             self.all.push(Holder::default());
@@ -65,14 +65,14 @@ impl Holders {
         let Some(holder) = self.all.get_mut(slot) else { return };
         holder.present = false;
         holder.column = None;
-        // A slot whose generations are used up is not used again.
+        // A slot whose generations are used up is not reused.
         if let Some(next) = holder.generation.checked_add(1) {
             holder.generation = next;
             self.free.push_back(slot);
         }
     }
 
-    /// The slot of a holder that is still there.
+    /// Returns the slot of a holder that still exists.
     pub(super) fn slot(&self, holder: HolderId) -> Option<usize> {
         let slot = holder.slot();
         let found = self.all.get(slot)?;

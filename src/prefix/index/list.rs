@@ -1,25 +1,26 @@
-//! Lists whose nodes lie in the arena: a word of each holds the one before it and the one behind it, 0 where there is none.
+//! Doubly linked lists of nodes in the arena. One word of each node holds the previous and the next node,
+//! 0 where there is none.
 
 use super::Shared;
 use super::arena::{Addr, high, low, pair};
 
-/// Where a list begins and ends.
+/// The first and the last node of a list.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ends {
     pub(super) newest: Addr,
     pub(super) oldest: Addr,
 }
 
-/// Which word of a node links it to its neighbours.
+/// Selects the word of a node that links it to its neighbours.
 #[derive(Clone, Copy)]
 pub(super) struct List(pub(super) u32);
 
-/// Puts a node before all others.
+/// Inserts a node at the front.
 pub(super) fn push(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
     insert(sh, list, ends, node, ends.newest);
 }
 
-/// Puts a node before `next`, which is 0 behind the last.
+/// Inserts a node before `next`; 0 appends it at the end.
 pub(super) fn insert(sh: &Shared, list: List, ends: &mut Ends, node: Addr, next: Addr) {
     let previous = if next == 0 { ends.oldest } else { sh.arena.low(next + list.0) };
     sh.arena.store(node + list.0, pair(previous, next));
@@ -35,7 +36,7 @@ pub(super) fn insert(sh: &Shared, list: List, ends: &mut Ends, node: Addr, next:
     }
 }
 
-/// Takes a node out.
+/// Removes a node from the list.
 pub(super) fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
     let links = sh.arena.load(node + list.0);
     let (previous, next) = (low(links), high(links));

@@ -1,11 +1,12 @@
-//! The reader: one walk down the runs for all holders, without a lock and without a write that another thread could see.
+//! The reader: one walk down the runs for all holders, without a lock and without writes that other threads see.
 //!
-//! Each run that the walk passes is noted with its version, as is that of the columns' holders; at the end all versions must still be
-//! the same, so the answer was true as a whole at one moment between start and end. Otherwise the walk is made anew.
+//! The walk records the version of each run that it visits and the version of the columns' owners. At the end
+//! all versions must be unchanged, so the result as a whole was true at one moment between start and end.
+//! Otherwise the walk is repeated.
 
 use super::Shared;
 use super::arena::Addr;
-use super::children::Found;
+use super::children::ChildSearch;
 use super::cover::{Beside, Bits, LEVELS};
 use super::matches::Matches;
 use super::run::{Run, same_tags};
@@ -15,32 +16,32 @@ use crate::atomics::{
 };
 use crate::key::BlockKeys;
 
-/// Keys asked for at first; then twice as many as before, up to [`MAX_AHEAD`] at once.
+/// Keys requested first; each later request doubles the number, by up to [`MAX_AHEAD`] at once.
 const FIRST_KEYS: usize = 64;
 const MAX_AHEAD: usize = 512;
 
-/// Walks that the writer may spoil before the reader takes its lock.
+/// Walks that a writer may invalidate before the reader takes the writer's lock.
 pub(super) const TRIES: usize = 32;
 
-/// Who has had everything so far, for one depth.
+/// The columns that have held every block so far, for one depth.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Alive {
     first: u64,
     rest: Vec<u64>,
 }
 
-/// What a walk needs besides its result; kept so that nothing is allocated.
+/// Buffers of a walk, reused so that a lookup does not allocate.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scratch {
     passed: Vec<(Addr, u64)>,
     alive: [Alive; 3],
 }
 
-/// A run as the walk sees it.
+/// One run of a walk.
 struct Step<'a> {
     run: Run<'a>,
     beside: Option<Beside<'a>>,
-    /// Blocks before the run, and blocks of it that the prompt has.
+    /// Blocks before the run, and blocks of the run that match the prompt.
     base: u32,
     matched: u32,
 }
@@ -50,10 +51,10 @@ impl Alive {
         self.first == 0 && self.rest.iter().all(|w| *w == 0)
     }
 
-    /// Takes out who does not hold the matched part of a run; tells of them and of how much of the prompt they have.
+    /// Removes the columns that do not hold the matched part of a run, and records how much of the prompt they hold.
     #[inline]
     fn narrow<const N: usize>(&mut self, step: &Step<'_>, level: usize, finds: &mut Finds<'_>) {
-        // These two are of every level, and all there is for columns that only the header tells of.
+        // These two planes belong to every level, and the header has no others.
         let full = step.run.gpu() | step.run.guess();
         if let Some(beside) = &step.beside {
             self.narrow_wide::<N>(step, beside, full, level, finds);
@@ -88,7 +89,7 @@ impl Alive {
         let words = std::iter::once(&mut self.first).chain(&mut self.rest);
         for (i, alive) in words.enumerate() {
             let full = beside.full_on(planes, i) | if i == 0 { in_header } else { 0 };
-            // Those that do not hold all of it; they have nothing of it unless they turn up among the partial holders.
+            // Columns that do not hold the whole run hold none of it, unless they are partial holders.
             let mut gone = *alive & !full;
             *alive &= full;
             while let Some((column, cutoff)) = partials.next_in(i) {
@@ -109,7 +110,7 @@ impl Alive {
         }
     }
 
-    /// Tells of all who are left.
+    /// Records `depth` for all remaining columns.
     fn leave_all<const N: usize>(&self, level: usize, depth: u32, finds: &mut Finds<'_>) {
         finds.leave::<N>(level, 0, self.first, depth);
         for (i, word) in self.rest.iter().enumerate() {
@@ -119,7 +120,7 @@ impl Alive {
 }
 
 impl Shared {
-    /// One walk. False when the writer came between.
+    /// Does one walk. Returns false when the writer changed something meanwhile.
     pub(super) fn walk<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
         let version = self.owners_version.load(Acquire);
         if !version.is_multiple_of(2) {
@@ -129,7 +130,8 @@ impl Shared {
         let is_whole = if self.tiers.load(Relaxed) {
             self.walk_levels::<3, K>(keys, out)
         } else {
-            // Whoever has seen a block on another tier also sees the flag, as the walk ends with an acquire fence.
+            // A reader that has seen a block on another tier also sees the flag, since the walk
+            // ends with an acquire fence.
             self.walk_levels::<1, K>(keys, out) && !self.tiers.load(Relaxed)
         };
         let is_still = self.owners_version.load(Relaxed) == version;
@@ -149,9 +151,9 @@ impl Shared {
         let mut next = self.child(keys, (self.root, 0), base, asked);
         loop {
             let (child, version, tags) = match next {
-                Found::Run { run, version, tags } => (run, version, tags),
-                Found::Nothing => break,
-                Found::Again => return false,
+                ChildSearch::Run { run, version, tags } => (run, version, tags),
+                ChildSearch::Nothing => break,
+                ChildSearch::Again => return false,
             };
             let run = Run::at(&self.arena, child);
             let cover = run.cover();
@@ -160,11 +162,11 @@ impl Shared {
             if matched == 0 || run.tags() != tags {
                 return false;
             }
-            // What comes next is on its way while this run's holders are looked at.
+            // Prefetches the next run while this run's holders are processed.
             next = if run.shape().may_fork_at(matched) {
                 self.child(keys, (child, matched), base + matched, asked)
             } else {
-                Found::Nothing
+                ChildSearch::Nothing
             };
             let beside = (cover != 0).then(|| Beside::at(&self.arena, cover));
             let step = Step { run, beside, base, matched };
@@ -189,16 +191,16 @@ impl Shared {
         is_whole
     }
 
-    /// The run that hangs at a place and goes on with the prompt's block number `base`.
+    /// Finds the child at a position that continues with the prompt's block `base`.
     #[inline]
-    fn child<K: BlockKeys>(&self, keys: &mut K, at: (Addr, u32), base: u32, asked: usize) -> Found {
+    fn child<K: BlockKeys>(&self, keys: &mut K, at: (Addr, u32), base: u32, asked: usize) -> ChildSearch {
         match keys.upto(asked.max(base as usize + 1)).get(base as usize) {
             Some(key) => self.children.find(&self.arena, at.0, at.1, *key),
-            None => Found::Nothing,
+            None => ChildSearch::Nothing,
         }
     }
 
-    /// How many blocks of a run stand in the prompt from `base` on; asks for keys as far as they go on being the same.
+    /// Counts the blocks of a run that match the prompt from `base` on; requests keys only as far as they match.
     #[inline]
     fn matched<K: BlockKeys>(&self, keys: &mut K, base: u32, tags: Addr, run: Run<'_>, asked: &mut usize) -> u32 {
         let len = run.shape().len as usize;
@@ -224,17 +226,17 @@ impl Shared {
     }
 }
 
-/// Where what is found goes.
+/// Receives the results of a walk.
 struct Finds<'a> {
     found: &'a mut [u64],
     depths: &'a mut [[u32; 64]],
     stricter: &'a mut [[[u32; 64]; 2]],
-    /// There are more columns than at the walk's start: the result has no room for them.
+    /// Columns were added since the walk began, and the result has no space for them.
     has_missed: bool,
 }
 
 impl Finds<'_> {
-    /// Up to 64 columns go no further on a level. On the last of them, all is known of them.
+    /// Records that up to 64 columns end at `depth` on a level. The last level completes their results.
     #[inline]
     fn leave<const N: usize>(&mut self, level: usize, word: usize, columns: u64, depth: u32) {
         if columns == 0 {
@@ -257,7 +259,7 @@ impl Finds<'_> {
         }
     }
 
-    /// A column goes no further on a level.
+    /// Records that one column ends at `depth` on a level.
     #[inline]
     fn leave_one<const N: usize>(&mut self, level: usize, column: usize, depth: u32) {
         self.leave::<N>(level, column / 64, 1 << (column % 64), depth);

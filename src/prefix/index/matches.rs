@@ -1,4 +1,4 @@
-//! What a lookup has found.
+//! The result of a lookup.
 
 use super::cover::Bits;
 use super::lookup::Scratch;
@@ -7,66 +7,66 @@ use crate::atomics::Ordering::Relaxed;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 
-/// Indexes that a thread keeps a result for. An index whose place another one takes has to copy its owners again.
+/// Number of indexes for which a thread keeps a result. Indexes that share a slot must copy their owners again.
 const KEPT: usize = 8;
 
 thread_local! {
-    /// Results that nobody needs, each at the place of its index: some kilobytes for hundreds of columns, 150 KiB for the most that there can be.
-    /// Boxed, so that a look-up moves a pointer in and out and not the whole.
+    /// Unused results, each in the slot of its index: some kilobytes for hundreds of columns, 150 KiB at most. They are
+    /// boxed, so that a lookup moves a pointer and not the whole.
     static RESULTS: [Cell<Option<Box<Matches>>>; KEPT] = Default::default();
 }
 
-/// How much of a prompt one holder has, in blocks from the start, without a hole.
+/// How much of a prompt one holder has: blocks from the start without a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// In GPU memory (or, in approximate mode, believed to be).
+    /// Blocks in GPU memory; for estimated entries, those expected to be there.
     pub gpu: u32,
-    /// In GPU or host memory.
+    /// Blocks in GPU memory or host memory.
     pub cpu: u32,
-    /// Anywhere.
+    /// Blocks on any tier.
     pub any: u32,
 }
 
-/// One holder and what it has.
+/// One holder with its part of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
-    /// Who.
+    /// The cache that holds the blocks.
     pub holder: HolderId,
-    /// How much.
+    /// How many blocks it holds.
     pub depth: Depth,
 }
 
-/// What a lookup found, by column, 64 of them together. Reuse it: its buffers stay.
+/// Result of a lookup by column, in groups of 64. Reuse it: its buffers stay allocated.
 #[derive(Clone, Debug, Default)]
 pub struct Matches {
-    /// The columns that hold anything.
+    /// The columns that hold at least one block.
     pub(super) found: Vec<u64>,
-    /// How much those have: anywhere, if there are tiers, else in GPU memory.
+    /// Their depths: on any tier if the index has several, else in GPU memory.
     pub(super) depths: Vec<[u32; 64]>,
-    /// If there are tiers, how much they have in GPU memory, and there or in host memory.
+    /// If the index has several tiers: their depths in GPU memory, and in GPU or host memory.
     pub(super) stricter: Vec<[[u32; 64]; 2]>,
     pub(super) scratch: Scratch,
     pub(super) has_tiers: bool,
     pub(super) owners: Owners,
 }
 
-/// Whose each column is, copied from an index when it has changed there.
+/// The holder of each column, copied from an index when it has changed there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Owners {
     /// The identity of the index, or 0.
     of: u64,
     version: u64,
-    /// By column.
+    /// The holder of each column.
     holders: Vec<[u32; 64]>,
-    /// The columns that are somebody's.
+    /// The columns that have a holder.
     live: Vec<u64>,
-    /// By a holder's slot.
+    /// The column of each holder's slot.
     columns: Vec<u16>,
 }
 
 impl Owners {
-    /// Copies the owners of an index, if they are not those of this version already. They may be torn unless it is still the same
-    /// afterwards: else [`Self::forget`] them.
+    /// Copies the owners of an index, unless they have this version already. The copy may be torn: if the index's
+    /// version has changed afterwards, call [`Self::forget`].
     pub(super) fn follow(&mut self, sh: &Shared, version: u64) {
         if self.version == version && self.of == sh.identity {
             return;
@@ -95,15 +95,15 @@ impl Owners {
         self.version = version;
     }
 
-    /// What was copied may be torn.
+    /// Discards a copy that may be torn.
     pub(super) fn forget(&mut self) {
-        // Those that are read are even.
+        // Versions of valid copies are even, so this one never matches.
         self.version = u64::MAX;
     }
 }
 
 impl Matches {
-    /// Empties it and makes room for all columns that have owners.
+    /// Clears the result and reserves space for all columns that have owners.
     pub(super) fn start(&mut self, has_tiers: bool) {
         let words = self.owners.holders.len();
         self.found.clear();
@@ -116,7 +116,7 @@ impl Matches {
         self.has_tiers = has_tiers;
     }
 
-    /// Leaves out columns that are nobody's.
+    /// Removes columns that have no holder.
     pub(super) fn finish(&mut self) {
         for (found, live) in self.found.iter_mut().zip(&self.owners.live) {
             *found &= live;
@@ -132,7 +132,7 @@ impl Matches {
         }
     }
 
-    /// What `holder` has; zeros when nothing.
+    /// Returns what `holder` has of the prompt; zeros for nothing.
     #[inline]
     #[must_use]
     pub fn depth(&self, holder: HolderId) -> Depth {
@@ -146,13 +146,13 @@ impl Matches {
         }
     }
 
-    /// The deepest match of any holder, in blocks.
+    /// Returns the deepest match of any holder, in blocks.
     #[must_use]
     pub fn deepest(&self) -> u32 {
         self.iter().map(|m| m.depth.any).max().unwrap_or(0)
     }
 
-    /// All who hold anything of the prompt, in no order.
+    /// Iterates over all holders with at least one block of the prompt, in no order.
     pub fn iter(&self) -> impl Iterator<Item = Match> + '_ {
         self.found.iter().zip(&self.owners.holders).enumerate().flat_map(move |(word, (found, holders))| {
             Bits(*found).map(move |bit| Match { holder: HolderId(holders[bit % 64]), depth: self.depth_at(word, bit) })
@@ -160,20 +160,22 @@ impl Matches {
     }
 }
 
-/// A result that its thread keeps when it is dropped, so that the next look-up in the same index finds its buffers and who owns which column.
+/// A result that returns to its thread on Drop, so that the next lookup in the same index finds its buffers
+/// and the owners of columns.
 #[derive(Debug)]
 pub struct Kept(
-    /// Gone only in the drop.
+    /// `None` only during the drop.
     Option<Box<Matches>>,
 );
 
-/// Where the result of an index is kept.
+/// The slot where the result of an index is kept.
 fn place(results: &[Cell<Option<Box<Matches>>>; KEPT], identity: u64) -> &Cell<Option<Box<Matches>>> {
     &results[identity as usize % KEPT]
 }
 
 impl Kept {
-    /// The one that this thread has kept for an index, or a new one. What another index has left is let go: its buffers may be far larger.
+    /// Takes this thread's result for an index, or creates one. A result of another index is dropped, since its
+    /// buffers may be far larger.
     pub(super) fn of(identity: u64) -> Self {
         let kept = RESULTS.try_with(|results| place(results, identity).take()).ok().flatten();
         Self(Some(kept.filter(|kept| kept.owners.of == identity).unwrap_or_default()))
@@ -194,14 +196,14 @@ impl Deref for Kept {
 
     #[inline]
     fn deref(&self) -> &Matches {
-        self.0.as_ref().expect("only the drop takes it")
+        self.0.as_ref().expect("set until the drop")
     }
 }
 
 impl DerefMut for Kept {
     #[inline]
     fn deref_mut(&mut self) -> &mut Matches {
-        self.0.as_mut().expect("only the drop takes it")
+        self.0.as_mut().expect("set until the drop")
     }
 }
 
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_keeps_its_results_by_index() {
+    fn each_thread_keeps_one_result_per_index() {
         let indexes = [index(1 << 20), index(1 << 20)];
         let prompt: Vec<_> = (0..5).map(key).collect();
         let holders = indexes.each_ref().map(|index| index.add_holder());
@@ -230,12 +232,12 @@ mod tests {
         let version = |which: usize| indexes[which].shared.owners_version.load(Relaxed);
         assert_eq!([0, 1].map(|which| kept(&indexes[which])), [0, 1].map(|which| Some(version(which))));
         indexes[0].remove_holder(holders[0]);
-        assert_eq!([0, 1].map(find), [0, 4], "what was kept is of before");
+        assert_eq!([0, 1].map(find), [0, 4], "the kept result is refreshed");
         assert_eq!(kept(&indexes[0]), Some(version(0)));
     }
 
     #[test]
-    fn results_of_one_time_are_apart() {
+    fn concurrent_results_are_independent() {
         let index = index(1 << 20);
         let holder = index.add_holder();
         let (long, short): (Vec<_>, Vec<_>) = ((0..9).map(key).collect(), (0..3).map(key).collect());

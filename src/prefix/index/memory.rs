@@ -1,7 +1,7 @@
-//! Memory for an index: reserved as a whole and given by the system page by page, when it is first written to.
+//! Memory of an index: reserved as a whole, and allocated by the system page by page on the first write.
 //!
-//! One stretch, so that an address leads to its line without a table between them, and in huge pages where the system has them: a look-up goes
-//! to places that nothing tells beforehand, and with pages of 4 KiB most of them are in none of the processor's tables of pages.
+//! It is one range, so that an address leads to its cache line without a table, in huge pages where the system has
+//! them. Lookups access unpredictable addresses; with pages of 4 KiB, most of them would miss the TLB.
 
 use super::arena::Line;
 use memmap2::{MmapMut, MmapOptions};
@@ -9,7 +9,7 @@ use self_cell::{MutBorrow, self_cell};
 use std::{fmt, io};
 use zerocopy::FromBytes;
 
-/// 2 MiB: a huge page. The first so many bytes are in small pages, so that an index with little in it takes little.
+/// A huge page: 2 MiB. This many bytes at the start stay in small pages, so that a small index takes little memory.
 const SMALL: usize = 2 << 20;
 
 type Lines<'a> = &'a [Line];
@@ -22,16 +22,16 @@ self_cell!(
     }
 );
 
-/// Lines, all zeros at first.
+/// Cache lines, initially all zero.
 pub(super) struct Memory(Option<Mapping>);
 
 impl Memory {
-    /// So many lines, or half as many as often as the system refuses.
+    /// Reserves `lines` cache lines; halves the number each time the system refuses.
     pub(super) fn reserve(lines: usize) -> Self {
         Self::reserve_with(lines, |bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon())
     }
 
-    /// The same from `map`, which is asked for bytes.
+    /// Reserves with `map`, which receives a number of bytes.
     fn reserve_with(lines: usize, map: impl FnMut(usize) -> io::Result<MmapMut>) -> Self {
         let halves = std::iter::successors(Some(lines), |lines| Some(lines / 2)).take_while(|lines| *lines > 0);
         let sizes = halves.filter_map(|lines| lines.checked_mul(size_of::<Line>()));
@@ -39,7 +39,7 @@ impl Memory {
         Self(mapping.map(|mapping| {
             advise(&mapping);
             Mapping::new(MutBorrow::new(mapping), |mapping| {
-                // A mapping begins where a page does, and has whole lines.
+                // A mapping begins at a page boundary and has whole lines.
                 <[Line]>::mut_from_bytes(mapping.borrow_mut()).map_or(&[], |lines| &*lines)
             })
         }))
@@ -54,8 +54,9 @@ impl Memory {
     }
 }
 
-/// Asks for huge pages. Without them all is as it was, only slower. Where a system has larger pages than 4 KiB its huge ones are larger too:
-/// on ARM with pages of 64 KiB they have 512 MiB, and an index takes up to so much more than is in it, which nothing here can tell beforehand.
+/// Requests huge pages; without them the index is only slower. Systems with larger pages have larger huge pages
+/// too: 512 MiB on ARM with pages of 64 KiB. An index can then take up to that much more than its content, which
+/// cannot be known in advance.
 fn advise(mapping: &MmapMut) {
     #[cfg(target_os = "linux")]
     if let Some(rest) = mapping.len().checked_sub(SMALL).filter(|rest| *rest > 0) {
@@ -75,7 +76,7 @@ mod tests {
     use crate::atomics::Ordering::Relaxed;
 
     #[test]
-    fn memory_is_zeros_and_keeps_what_is_written() {
+    fn memory_is_zero_and_keeps_writes() {
         let memory = Memory::reserve(1 << 17);
         assert_eq!(memory.lines().len(), 1 << 17);
         for at in [0, 70_000, (1 << 17) - 1] {
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_system_refuses_there_is_less() {
+    fn refused_memory_makes_the_index_smaller() {
         let mut asked = Vec::new();
         let memory = Memory::reserve_with(1 << 12, |bytes| {
             asked.push(bytes);

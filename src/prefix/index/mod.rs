@@ -1,18 +1,19 @@
-//! Who holds which block: a run-compressed trie with one writer and any number of readers that never wait for it.
+//! The index of which KV cache holds which block: a run-compressed trie with one writer, for which readers never wait.
 //!
-//! | room | what is in it |
+//! | module | content |
 //! |---|---|
-//! | [`memory`], [`arena`] | the one memory, its chunks and its buddy allocator |
-//! | [`run`], [`cover`], [`ranges`] | a stretch of blocks: header, tags; who holds how much of it, holes included |
-//! | [`children`] | which run hangs where |
-//! | [`lookup`], [`matches`] | the readers' walk, its result |
-//! | [`writer`], [`store`], [`guess`] | runs made and freed; what engines tell; what is only believed |
-//! | [`tenants`], [`list`] | who pays for what is believed; lists in the arena |
-//! | [`table`], [`page`], [`holders`], [`columns`] | the writer's map, its pages; who there is; columns and how they are swept |
-//! | [`weight`] | how much each holder took in lately |
+//! | [`memory`], [`arena`] | the memory range, its chunks and its buddy allocator |
+//! | [`run`], [`cover`], [`ranges`] | a sequence of blocks; how much of it each holder has, gaps included |
+//! | [`children`] | hash table of child runs |
+//! | [`lookup`], [`matches`] | the readers' walk and its result |
+//! | [`writer`], [`store`], [`guess`] | runs added and freed; blocks that engines report; estimated blocks |
+//! | [`tenants`], [`list`] | the tenants' bills for estimated blocks; linked lists in the arena |
+//! | [`table`], [`page`], [`holders`], [`columns`] | the writer's hash map; holders; columns and their reuse |
+//! | [`weight`] | decayed count of the blocks that each holder stored |
 //!
-//! Blocks are known by 32 bits of their keys inside a run and by all 64 where a run begins: two contents are taken for each other
-//! with a chance of 2^-32 where they part. Readers check versions instead of taking locks; see [`lookup`].
+//! Inside a run, a block is identified by 32 bits of its key; where a run begins, by all 64. Two contents are confused
+//! with a probability of 2^-32 at the block where they diverge. Readers check versions instead of taking locks; see
+//! [`lookup`].
 
 mod arena;
 mod children;
@@ -45,12 +46,12 @@ use cover::{Column, MAX_COLUMNS};
 use guess::Guesses;
 use holders::Holders;
 use std::time::Duration;
-use table::Table;
+use table::WordTable;
 use weight::Weights;
-use writer::{Claim, Writer};
+use writer::{HolderPlane, Writer};
 
-/// One KV cache: an endpoint, or one data-parallel rank of it. Given out by [`PrefixIndex::add_holder`], and not again for another
-/// one before 65,536 others have had its place.
+/// One KV cache: an endpoint, or one data-parallel rank of it. [`PrefixIndex::add_holder`] assigns it. The same value
+/// is not assigned again before its slot was reused 65,536 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HolderId(pub u32);
 
@@ -60,109 +61,110 @@ impl HolderId {
     }
 }
 
-/// Who pays for approximate entries.
+/// The tenant that estimated entries are billed to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(pub u32);
 
-/// Where a block lies.
+/// The memory that holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// The accelerator's own memory.
     Gpu,
-    /// The host's memory.
+    /// The memory of the host.
     Cpu,
-    /// Anything slower.
+    /// Anything slower, such as disks and remote stores.
     Disk,
 }
 
-/// How large an index may get, and how it forgets.
+/// Memory limit and eviction settings of an index.
 #[derive(Clone, Debug)]
 pub struct IndexConfig {
-    /// Bytes of all its structures together.
+    /// Memory limit of all structures together, in bytes.
     pub budget_bytes: usize,
-    /// Part of what approximate entries can have, which is what engines' own leave of the budget, that those of one tenant keep where all of it
-    /// is used up, [`LEAST_SHARE`]..=1.
+    /// Share of one tenant, [`LEAST_SHARE`]..=1: part of the memory that engines' entries leave for estimated ones.
+    /// When memory is exhausted, a tenant keeps estimated entries up to this share.
     pub tenant_share: f32,
-    /// After this time a block counts half in [`PrefixIndex::weight`].
+    /// Time after which a block counts half in [`PrefixIndex::weight`].
     pub half_life: Duration,
-    /// Of its hash tables. Secret: whoever knows it can make lookups slow.
+    /// Seed of the hash tables. Keep it secret: a client that knows it can slow lookups down.
     pub seed: u64,
 }
 
 /// A block that an engine has stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredBlock {
-    /// The engine's name for it.
+    /// The engine's own hash of the block.
     pub hash: EngineHash,
-    /// Its content.
+    /// Attaché's hash of the block's content.
     pub key: BlockKey,
 }
 
-/// A block was stored behind one that the index does not know.
+/// A block was stored behind a parent that the index does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the parent block is not in the index")]
 pub struct UnknownParent;
 
-/// How many blocks a holder has.
+/// Number of blocks that a holder has, by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Blocks {
-    /// In GPU memory.
+    /// Blocks in GPU memory.
     pub gpu: u32,
-    /// In host memory.
+    /// Blocks in host memory.
     pub cpu: u32,
-    /// On anything slower.
+    /// Blocks on slower tiers.
     pub disk: u32,
-    /// Believed to be in GPU memory.
+    /// Estimated blocks in GPU memory.
     pub guessed: u32,
 }
 
-/// What an index has and has done.
+/// Size and counters of an index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes that its structures take.
+    /// Bytes that the structures take.
     pub bytes: usize,
-    /// Bytes that they may take.
+    /// The memory limit in bytes.
     pub budget_bytes: usize,
-    /// Those of `bytes` that are mapped and not allocated. They come in huge pages where the system has them, so that it may have given up to one
-    /// such page more.
+    /// Part of `bytes` that is mapped memory. In huge pages, the system may have allocated up to one such page more.
     pub mapped_bytes: usize,
-    /// Bytes of these that nothing stands in at the moment.
+    /// Part of the mapped bytes that is free.
     pub free_bytes: usize,
-    /// Runs of blocks.
+    /// Number of runs of blocks.
     pub runs: usize,
-    /// Blocks, each counted once however many hold it.
+    /// Number of blocks; a block counts once however many hold it.
     pub blocks: usize,
-    /// Engines' names for blocks.
+    /// Number of engines' names for blocks.
     pub names: usize,
-    /// Holders.
+    /// Number of holders.
     pub holders: usize,
-    /// Believed blocks forgotten because a holder has no room for more.
+    /// Estimated blocks evicted because their holder's capacity was exceeded.
     pub evicted_for_capacity: u64,
-    /// Believed blocks forgotten because the budget was used up and their tenant had more than its share, while others' were older.
+    /// Estimated blocks evicted because memory was exhausted and their tenant was over its share, while
+    /// other tenants' blocks were older.
     pub evicted_for_tenant: u64,
-    /// Believed blocks forgotten because the budget was used up and none were older.
+    /// Estimated blocks evicted because memory was exhausted and none were older.
     pub evicted_for_budget: u64,
-    /// Blocks that found no room.
+    /// Blocks that were not stored for lack of memory.
     pub refused_blocks: u64,
 }
 
-/// No tenant's share is smaller: those that have half of it, which are looked through for who gives way, are no more than two hundred.
+/// Smallest share of a tenant. It limits the tenants with at least half a share, which an
+/// eviction searches, to two hundred.
 pub const LEAST_SHARE: f32 = 0.01;
 
-/// No holder has this column.
+/// Owner of columns without a holder.
 const NOBODY: u32 = u32::MAX;
 
-/// What readers see.
+/// The part of the index that readers see.
 #[derive(Debug)]
 struct Shared {
     arena: Arena,
     children: Children,
-    /// The holder of each column, 64 of them to a word of a bitset, and a version that is odd while one of them changes.
+    /// The holder of each column, in groups of 64, and a version that is odd while one of them changes.
     owners: Box<[[AtomicU32; 64]]>,
     owners_version: AtomicU64,
-    /// Of this index alone: what copies of the owners are known by.
+    /// Unique identity of this index, by which copies of its owners are recognised.
     identity: u64,
-    /// Columns that were ever given out.
+    /// Number of columns that were ever assigned.
     columns: AtomicU32,
     weights: Weights,
     /// Whether any block was ever stored outside GPU memory.
@@ -171,7 +173,7 @@ struct Shared {
     seed: u64,
 }
 
-/// The index.
+/// The index of one pool.
 #[derive(Debug)]
 pub struct PrefixIndex {
     shared: Shared,
@@ -181,13 +183,14 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// An empty one. Where the system refuses to reserve its budget it has a smaller one, which [`Self::stats`] tells.
+    /// An empty index. Where the system refuses the memory limit, the index has a
+    /// smaller one, which [`Self::stats`] reports.
     #[must_use]
     pub fn new(config: IndexConfig) -> Self {
         let budget = config.budget_bytes;
         let max_columns = (budget / 4096).clamp(64, MAX_COLUMNS as usize) as u32;
         let slots = max_columns as usize;
-        // What grows outside the arena gets a slice of its own.
+        // Structures outside the arena have a part of the limit of their own.
         let aside = budget / 32;
         let owners = slots.div_ceil(64);
         let fixed = owners * size_of::<[AtomicU32; 64]>()
@@ -196,10 +199,10 @@ impl PrefixIndex {
             + Holders::fixed_bytes(max_columns);
         let children = Children::new(budget, spread(config.seed));
         let fixed = fixed + children.fixed_bytes() + size_of::<Self>();
-        // Of which the tables' directories, which double, may take this much each.
+        // The directories of the two tables double in size; each may take this much of it.
         let directory = aside / 6;
-        let names = Table::new(directory, spread(config.seed ^ 1));
-        let guesses = Table::new(directory, spread(config.seed ^ 2));
+        let names = WordTable::new(directory, spread(config.seed ^ 1));
+        let guesses = WordTable::new(directory, spread(config.seed ^ 2));
         let left = budget.saturating_sub(aside + fixed);
         let arena = Arena::new(left.saturating_sub(left / 64));
         let budget_bytes = budget - arena.refused();
@@ -230,8 +233,8 @@ impl PrefixIndex {
         Self { shared, writer: Mutex::new(writer), fixed_bytes: fixed, budget_bytes }
     }
 
-    /// Takes in a new KV cache. Where 8,192 of them (fewer in a small budget) are there already, the name given out stands for
-    /// one that never holds anything.
+    /// Adds a KV cache. When the limit is reached (8,192, fewer with a small memory limit), the returned id stands for
+    /// a holder that never has any block.
     #[must_use]
     pub fn add_holder(&self) -> HolderId {
         let mut writer = self.writer.lock();
@@ -244,7 +247,7 @@ impl PrefixIndex {
         holder
     }
 
-    /// Forgets a KV cache for good. Its blocks are hidden at once; their memory comes back with the writes that follow.
+    /// Removes a KV cache. Readers skip its blocks at once; later writes free their memory.
     pub fn remove_holder(&self, holder: HolderId) {
         let mut writer = self.writer.lock();
         let Some(slot) = writer.holders.slot(holder) else { return };
@@ -253,7 +256,7 @@ impl PrefixIndex {
         writer.sweep_some(&self.shared, 0);
     }
 
-    /// Forgets all that a KV cache holds, like [`Self::remove_holder`], but the holder stays.
+    /// Removes all blocks of a KV cache, like [`Self::remove_holder`], but keeps the holder.
     pub fn clear(&self, holder: HolderId) {
         let mut writer = self.writer.lock();
         let Some(slot) = writer.holders.slot(holder) else { return };
@@ -277,11 +280,10 @@ impl PrefixIndex {
         self.shared.weights.clear(slot);
     }
 
-    /// An engine has stored `blocks`, each behind the one before it, the first behind `parent`. What the holder has already is
-    /// another copy of it. Blocks that find no room are counted and left out.
-    ///
+    /// Stores `blocks` that an engine reported, each behind the one before it, the first behind `parent`. A block that
+    /// the holder has already counts as another copy. Blocks for which there is no memory are counted and skipped.
     /// # Errors
-    /// When `parent` is named and no holder has told of it.
+    /// [`UnknownParent`] when no holder has reported `parent`.
     pub fn store(
         &self,
         holder: HolderId,
@@ -294,38 +296,39 @@ impl PrefixIndex {
         if tier != Tier::Gpu {
             self.shared.tiers.store(true, Release);
         }
-        let claim = Claim { plane: tier as usize, column };
+        let claim = HolderPlane { plane: tier as usize, column };
         let new = writer.store(&self.shared, slot, claim, parent, blocks)?;
         self.shared.weights.add(slot, new);
         writer.sweep_some(&self.shared, blocks.len());
         Ok(())
     }
 
-    /// An engine has blocks on `tier` too, and says only how it calls them. Takes names up to the first of a block that the holder has
-    /// on no tier; how many those are.
+    /// Stores blocks on another `tier` for which the engine reports only its names. Stops at the first block that the
+    /// holder has on no tier; returns the number of names before it.
     pub fn copy(&self, holder: HolderId, tier: Tier, names: impl IntoIterator<Item = EngineHash>) -> usize {
         let mut writer = self.writer.lock();
         let Some((slot, column)) = Self::place(&writer, holder) else { return 0 };
         if tier != Tier::Gpu {
             self.shared.tiers.store(true, Release);
         }
-        let (known, new) = writer.copy(&self.shared, slot, Claim { plane: tier as usize, column }, names);
+        let (known, new) = writer.copy(&self.shared, slot, HolderPlane { plane: tier as usize, column }, names);
         self.shared.weights.add(slot, new);
         writer.sweep_some(&self.shared, known);
         known
     }
 
-    /// An engine has dropped blocks: one copy of each. Names that it has not told of, or not for this tier, are passed over.
+    /// Removes one copy of each block that an engine has dropped. Names that it has not reported, or not
+    /// for this tier, are ignored.
     pub fn remove(&self, holder: HolderId, tier: Tier, hashes: &[EngineHash]) {
         let mut writer = self.writer.lock();
         let Some((slot, column)) = Self::place(&writer, holder) else { return };
         let before = writer.total(slot);
-        let dropped = writer.remove(&self.shared, slot, Claim { plane: tier as usize, column }, hashes);
+        let dropped = writer.remove(&self.shared, slot, HolderPlane { plane: tier as usize, column }, hashes);
         self.shared.weights.cut(slot, dropped, before);
         writer.sweep_some(&self.shared, hashes.len());
     }
 
-    /// A holder has served a prompt: its blocks are now believed to lie there, as the most recently used.
+    /// Records that a holder has served a prompt: its blocks become the most recently used estimated blocks.
     pub fn record(&self, holder: HolderId, keys: &[BlockKey], tenant: TenantId, now: Timestamp) {
         self.shared.weights.see(now);
         let mut writer = self.writer.lock();
@@ -338,14 +341,14 @@ impl PrefixIndex {
         writer.sweep_some(&self.shared, keys.len());
     }
 
-    /// Blocks that the index may have, beside the bound on its bytes. When a prompt is recorded, guesses above it are dropped, the least
-    /// recently used first; what engines tell stays.
+    /// Limits the number of blocks besides the memory limit. Recording a prompt evicts the least recently used
+    /// estimated blocks above the limit; blocks that engines report stay.
     pub fn set_max_blocks(&self, blocks: Option<u64>) {
         self.writer.lock().max_blocks = blocks;
     }
 
-    /// Blocks that a holder's GPU memory has room for: more guesses than that are dropped, the least recently used first, tails
-    /// first. Without it there is no such bound.
+    /// Sets the capacity of a holder's GPU memory in blocks. The least recently used estimated blocks beyond it are
+    /// evicted, tails first. Without a call there is no such limit.
     pub fn set_capacity(&self, holder: HolderId, blocks: u32) {
         let mut writer = self.writer.lock();
         let Some(slot) = writer.holders.slot(holder) else { return };
@@ -357,8 +360,8 @@ impl PrefixIndex {
         self.shared.weights.cut(slot, before.saturating_sub(writer.total(slot)), before);
     }
 
-    /// Finds how much of a prompt each holder has, in one walk that stops when nobody has more. Keys are asked for as far as they
-    /// matter. Takes no lock, unless the writer has come between some dozens of times.
+    /// Finds how much of a prompt each holder has, in one walk that stops when no holder has more. Requests only the
+    /// keys that matter. Takes no lock, unless writers have interrupted it dozens of times.
     pub fn lookup<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) {
         for _ in 0..lookup::TRIES {
             if self.shared.walk(keys, out) {
@@ -370,7 +373,7 @@ impl PrefixIndex {
         self.shared.walk(keys, out);
     }
 
-    /// As [`Self::lookup`], into a result that this thread keeps for the next one.
+    /// As [`Self::lookup`], into a result that this thread keeps for the next lookup.
     #[must_use]
     pub fn find<K: BlockKeys>(&self, keys: &mut K) -> Kept {
         let mut found = Kept::of(self.shared.identity);
@@ -378,15 +381,16 @@ impl PrefixIndex {
         found
     }
 
-    /// Blocks that a holder has, each counted half as much after every half-life. O(1), no lock.
+    /// Returns the number of blocks that a holder has, each counted half after every half-life. O(1), no lock.
     ///
-    /// Stored blocks count from the latest moment that the index has been told of; dropped ones take an average part with them.
+    /// Stored blocks count from the latest time that any caller has passed in. Dropped blocks take an average part
+    /// of the weight with them.
     #[must_use]
     pub fn weight(&self, holder: HolderId, now: Timestamp) -> f64 {
         self.shared.weights.get(holder.slot(), now)
     }
 
-    /// How many blocks a holder has on each tier. Copies count once.
+    /// Returns how many blocks a holder has on each tier. Copies count once.
     #[must_use]
     pub fn blocks(&self, holder: HolderId) -> Blocks {
         let writer = self.writer.lock();
@@ -395,15 +399,16 @@ impl PrefixIndex {
         Blocks { gpu, cpu, disk, guessed }
     }
 
-    /// The engine's names of the blocks that a holder has on `tier`, in no order. Looks at every name there is: not for the road.
+    /// Returns the engine's names of the blocks that a holder has on `tier`, in no order. It scans all names, so
+    /// requests must not call it.
     #[must_use]
     pub fn held(&self, holder: HolderId, tier: Tier) -> Vec<EngineHash> {
         let mut writer = self.writer.lock();
         let Some((slot, column)) = Self::place(&writer, holder) else { return Vec::new() };
-        writer.names_of(&self.shared, slot, Claim { plane: tier as usize, column })
+        writer.names_of(&self.shared, slot, HolderPlane { plane: tier as usize, column })
     }
 
-    /// What the index has and has done.
+    /// Returns the size and the counters of the index.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let writer = self.writer.lock();

@@ -1,9 +1,9 @@
-//! Which blocks of a run a column has: ranges in order, with holes between them.
+//! Ranges of a run's blocks that a column has, in order, with gaps between them.
 
-/// From block to block, the second excluded.
+/// First block and the one after the last.
 pub(super) type Range = (u32, u32);
 
-/// Blocks from the run's start.
+/// Number of blocks from the run's start without a gap.
 pub(super) fn cutoff_of(ranges: &[Range]) -> u32 {
     match ranges {
         [(0, to), ..] => *to,
@@ -11,12 +11,12 @@ pub(super) fn cutoff_of(ranges: &[Range]) -> u32 {
     }
 }
 
-/// Blocks in all.
+/// Total number of blocks in the ranges.
 pub(super) fn total(ranges: &[Range]) -> u32 {
     ranges.iter().map(|(a, b)| b - a).sum()
 }
 
-/// Puts a range in; what touches becomes one.
+/// Adds a range and merges it with those that touch it.
 pub(super) fn join(ranges: &mut Vec<Range>, (mut from, mut to): Range) {
     ranges.retain(|(a, b)| {
         let apart = *b < from || to < *a;
@@ -29,7 +29,7 @@ pub(super) fn join(ranges: &mut Vec<Range>, (mut from, mut to): Range) {
     ranges.insert(at, (from, to));
 }
 
-/// Takes a range out.
+/// Removes a range of blocks.
 pub(super) fn cut(ranges: &mut Vec<Range>, (from, to): Range) {
     if let Some(at) = ranges.iter().position(|(a, b)| *a < from && to < *b)
         && let Some((_, b)) = ranges.get_mut(at)

@@ -1,7 +1,8 @@
-//! A run: a stretch of blocks, one behind the other, without a fork. Its header is one cache line that stays a header for ever.
+//! A run: a sequence of blocks without a branch. Its header is one cache line, whose memory is
+//! only ever reused for headers.
 //!
-//! The version is a seqlock: odd while the writer changes what readers see of the run. The first block's whole key stands in the
-//! header, the low halves of all keys stand in the run's tags. Other runs hang at any offset, so a fork never splits a run.
+//! The version is a seqlock: odd while the writer changes what readers see. The header has the first block's whole key,
+//! the run's tags have the low halves of all keys. Other runs attach at any offset, so a branch never splits a run.
 
 use super::arena::{Addr, Arena, LINE, Line, Order, high, low, pair};
 use crate::atomics::{
@@ -11,10 +12,10 @@ use crate::atomics::{
 };
 use crate::key::BlockKey;
 
-/// Blocks that a run has at most; longer stretches go on in a child.
+/// Most blocks of a run; longer sequences continue in a child.
 pub(super) const MAX_RUN: u32 = 2048;
 
-/// Bits of a generation.
+/// Bits of a header's generation.
 pub(super) const GENERATION_BITS: u32 = 23;
 
 const VERSION: usize = 0;
@@ -26,38 +27,38 @@ const GPU: usize = 5;
 const GUESS: usize = 6;
 const LINKS: usize = 7;
 
-/// No run hangs here: what a free header says of its parent.
+/// Parent word of a free header.
 pub(super) const FREE: u64 = u64::MAX;
 
-/// The run may not get longer: names of blocks that it has lost may still point behind its end.
+/// The run must not grow: names of its removed blocks may still point behind its end.
 pub(super) const FROZEN: u8 = 1;
-/// Blocks of the run have names that are not erased when their holder drops them.
+/// Blocks of the run have names that stay when their holder drops the blocks.
 pub(super) const ALIASED: u8 = 2;
-/// Some holder has blocks behind a hole.
+/// At least one holder has blocks behind a gap.
 pub(super) const BEHIND: u8 = 4;
-/// The run has a node in the lists of guesses.
+/// The run has a node in the lists of estimated blocks.
 pub(super) const GUESSED: u8 = 8;
 
-/// Where a run hangs: behind `offset` blocks of `run`.
+/// Where a run is attached: behind `offset` blocks of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RunPosition {
     pub(super) run: Addr,
     pub(super) offset: u32,
 }
 
-/// Length, flags and the like, as one word.
+/// Length, flags, tag order, branches and generation, packed in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct RunShape {
     pub(super) len: u32,
-    /// Of the extent of its tags.
+    /// Size class of the extent with its tags.
     pub(super) order: Order,
     pub(super) flags: u8,
-    /// A bit for each offset (modulo 16) that something may hang at.
+    /// A bit for each offset (modulo 16) where children may be attached.
     pub(super) forks: u16,
     pub(super) generation: u32,
 }
 
-impl Shape {
+impl RunShape {
     fn pack(self) -> u64 {
         u64::from(self.len)
             | u64::from(self.order) << 12
@@ -83,7 +84,7 @@ impl Shape {
     }
 }
 
-/// A header.
+/// The header of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a>(&'a Line);
 
@@ -102,19 +103,20 @@ impl<'a> Run<'a> {
         self.0.0[word].store(value, Relaxed);
     }
 
-    /// The version, before anything else is read.
+    /// Returns the version, with acquire ordering, before anything else is read.
     #[inline]
     pub(super) fn version(self) -> u64 {
         self.0.0[VERSION].load(Acquire)
     }
 
-    /// Whether nothing that was read since [`Self::version`] may have changed. The caller has put an acquire fence before.
+    /// Whether nothing that was read since [`Self::version`] can have changed. The caller has
+    /// placed an acquire fence before.
     #[inline]
     pub(super) fn is_still(self, version: u64) -> bool {
         self.get(VERSION) == version
     }
 
-    /// The writer begins to change what readers see.
+    /// Begins a change of what readers see. Writer only.
     pub(super) fn open(self) {
         let version = self.get(VERSION);
         debug_assert!(version.is_multiple_of(2), "a run is opened once");
@@ -122,7 +124,7 @@ impl<'a> Run<'a> {
         fence(Release);
     }
 
-    /// The change is complete.
+    /// Ends the change. Writer only.
     pub(super) fn close(self) {
         self.0.0[VERSION].store(self.get(VERSION).wrapping_add(1), Release);
     }
@@ -132,28 +134,28 @@ impl<'a> Run<'a> {
         BlockKey(self.get(KEY))
     }
 
-    /// Where it hangs, as [`pack_place`] packs it.
+    /// Where the run is attached, as [`pack_place`] packs it.
     #[inline]
     pub(super) fn place_word(self) -> u64 {
         let word = self.get(PARENT);
         if word == FREE { FREE } else { word & 0xffff_ffff_ffff }
     }
 
-    pub(super) fn place(self) -> Place {
+    pub(super) fn place(self) -> RunPosition {
         let word = self.get(PARENT);
-        Place { run: low(word), offset: high(word) & 0xffff }
+        RunPosition { run: low(word), offset: high(word) & 0xffff }
     }
 
     pub(super) fn is_free(self) -> bool {
         self.get(PARENT) == FREE
     }
 
-    /// No child hangs further behind than this.
+    /// Largest offset at which a child may be attached.
     pub(super) fn last_fork(self) -> u32 {
         high(self.get(PARENT)) >> 16
     }
 
-    /// How many of its blocks have to stay because something hangs behind them.
+    /// Number of its blocks that must stay because children are attached behind them.
     pub(super) fn needed(self) -> u32 {
         if self.children() > 0 { self.last_fork() } else { 0 }
     }
@@ -179,35 +181,35 @@ impl<'a> Run<'a> {
     }
 
     #[inline]
-    pub(super) fn shape(self) -> Shape {
-        Shape::unpack(self.get(SHAPE))
+    pub(super) fn shape(self) -> RunShape {
+        RunShape::unpack(self.get(SHAPE))
     }
 
-    pub(super) fn set_shape(self, shape: Shape) {
+    pub(super) fn set_shape(self, shape: RunShape) {
         self.set(SHAPE, shape.pack());
     }
 
     pub(super) fn set_flags(self, flags: u8) {
         let shape = self.shape();
-        self.set_shape(Shape { flags: shape.flags | flags, ..shape });
+        self.set_shape(RunShape { flags: shape.flags | flags, ..shape });
     }
 
     pub(super) fn clear_flags(self, flags: u8) {
         let shape = self.shape();
-        self.set_shape(Shape { flags: shape.flags & !flags, ..shape });
+        self.set_shape(RunShape { flags: shape.flags & !flags, ..shape });
     }
 
     pub(super) fn has(self, flags: u8) -> bool {
         self.shape().flags & flags != 0
     }
 
-    /// Which of the first 64 columns hold all of it: in GPU memory.
+    /// The columns among the first 64 that hold the whole run in GPU memory.
     #[inline]
     pub(super) fn gpu(self) -> u64 {
         self.get(GPU)
     }
 
-    /// Which of the first 64 columns hold all of it: believed.
+    /// The columns among the first 64 that are estimated to hold the whole run.
     #[inline]
     pub(super) fn guess(self) -> u64 {
         self.get(GUESS)
@@ -221,7 +223,7 @@ impl<'a> Run<'a> {
         self.set(GUESS, columns);
     }
 
-    /// The next in its bucket, or in the list of free headers.
+    /// The next run in its bucket, or in the list of free headers.
     #[inline]
     pub(super) fn next(self) -> Addr {
         low(self.get(LINKS))
@@ -240,41 +242,41 @@ impl<'a> Run<'a> {
     }
 
     /// Fills a free header. The caller has opened it.
-    pub(super) fn fill(self, place: Place, key: BlockKey, tags: Addr, len: u32, order: Order) {
+    pub(super) fn fill(self, place: RunPosition, key: BlockKey, tags: Addr, len: u32, order: Order) {
         let generation = self.shape().generation;
         self.set(KEY, key.0);
         self.set(PARENT, pack_place(place.run, place.offset));
         self.set_extents(tags, 0);
-        self.set_shape(Shape { len, order, flags: 0, forks: 0, generation });
+        self.set_shape(RunShape { len, order, flags: 0, forks: 0, generation });
         self.set_gpu(0);
         self.set_guess(0);
         self.set(LINKS, 0);
     }
 
-    /// Empties a header: nothing hangs here, nothing holds it. The caller has opened it.
+    /// Clears a header: no parent, no holders. The caller has opened it.
     pub(super) fn vacate(self) {
         let generation = (self.shape().generation + 1) & ((1 << GENERATION_BITS) - 1);
         self.set(PARENT, FREE);
         self.set_extents(0, 0);
-        self.set_shape(Shape { len: 0, order: 0, flags: 0, forks: 0, generation });
+        self.set_shape(RunShape { len: 0, order: 0, flags: 0, forks: 0, generation });
         self.set_gpu(0);
         self.set_guess(0);
     }
 }
 
-/// A place as one word.
+/// A position as one word.
 #[inline]
 pub(super) fn pack_place(run: Addr, offset: u32) -> u64 {
     pair(run, offset & 0xffff)
 }
 
-/// Two keys' tags as they stand in one word.
+/// The tags of two keys as one word.
 #[inline]
 pub(super) fn pack_tags(first: BlockKey, second: BlockKey) -> u64 {
     (first.0 & 0xffff_ffff) | second.0 << 32
 }
 
-/// How many of `keys` stand in the tags at `tags` from the block `from` on.
+/// Counts how many of `keys` match the tags at `tags` from block `from` on.
 #[inline]
 pub(super) fn same_tags(arena: &Arena, tags: Addr, from: u32, keys: &[BlockKey]) -> usize {
     let mut at = tags + from / 2;
@@ -286,7 +288,7 @@ pub(super) fn same_tags(arena: &Arena, tags: Addr, from: u32, keys: &[BlockKey])
         }
     }
     let mut lines = arena.lines(at).iter();
-    // To the end of a line, then whole lines, then what is left.
+    // To the end of a line, then whole lines, then the rest.
     let first = (at % LINE) as usize;
     if first > 0 {
         let words = lines.next().and_then(|l| l.0.get(first..)).unwrap_or_default();
@@ -310,7 +312,7 @@ pub(super) fn same_tags(arena: &Arena, tags: Addr, from: u32, keys: &[BlockKey])
     same + lines.next().map_or(0, |line| same_words(&line.0, last))
 }
 
-/// How many of `keys` stand in these words, two in each.
+/// Counts how many of `keys` match these words, two in each.
 #[inline]
 fn same_words(words: &[AtomicU64], keys: &[BlockKey]) -> usize {
     let (pairs, last) = keys.as_chunks::<2>();

@@ -1,20 +1,20 @@
-//! What engines tell: blocks stored, blocks dropped, and the names they use for them.
+//! Blocks that engines report: stored, removed, and the engines' names for them.
 
 use super::arena::Addr;
 use super::cover::{Column, Cover, ENGINE, Plane};
 use super::holders::Aside;
 use super::ranges::Range;
-use super::run::{ALIASED, BEHIND, MAX_RUN, Place, Run, same_tags};
-use super::table::{BATCH, NoRoom, Spot, Spots, Table};
-use super::writer::{ASIDE_ENTRY, Claim, Writer};
+use super::run::{ALIASED, BEHIND, MAX_RUN, Run, RunPosition, same_tags};
+use super::table::{BATCH, NoRoom, Spot, Spots, WordTable};
+use super::writer::{ASIDE_ENTRY, HolderPlane, Writer};
 use super::{EngineHash, Shared, StoredBlock, UnknownParent};
 use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
-/// Bytes that the directories of a holder's own tables may take outside the arena, each.
+/// Bytes outside the arena for each directory of a holder's own tables.
 const OWN_BYTES: usize = 64 << 10;
 
-/// A block's place as the value of a name: run, generation, offset. The highest bit stays free.
+/// The value of a name: run, generation and offset of its block. The highest bit stays free.
 fn pack(run: Addr, generation: u32, offset: u32) -> u64 {
     debug_assert!(offset < MAX_RUN);
     u64::from(run / 8) << 34 | u64::from(generation) << 11 | u64::from(offset)
@@ -24,14 +24,14 @@ fn unpack(value: u64) -> (Addr, u32, u32) {
     (((value >> 34) as Addr) * 8, (value >> 11) as u32 & 0x7f_ffff, value as u32 & 0x7ff)
 }
 
-/// Where a name leads, if the run is still the one that was named and has the block.
-fn resolve(sh: &Shared, value: u64) -> Option<Place> {
+/// Returns the block of a name, if its run still has the same generation and the block.
+fn resolve(sh: &Shared, value: u64) -> Option<RunPosition> {
     let (run, generation, offset) = unpack(value);
     let shape = Run::at(&sh.arena, run).shape();
-    (shape.generation == generation && offset < shape.len).then_some(Place { run, offset })
+    (shape.generation == generation && offset < shape.len).then_some(RunPosition { run, offset })
 }
 
-/// Whether some engine has the block that a name leads to.
+/// Whether at least one engine has reported the block and not dropped it.
 pub(super) fn is_held(
     sh: &Shared,
     behind: &BTreeMap<(Addr, Column, u8), Vec<Range>>,
@@ -55,7 +55,7 @@ pub(super) fn is_held(
             .any(|(_, ranges)| ranges.iter().any(|(a, b)| *a <= place.offset && place.offset < *b))
 }
 
-fn copy_key(place: Place, plane: Plane) -> u64 {
+fn copy_key(place: RunPosition, plane: Plane) -> u64 {
     u64::from(place.run) << 14 | u64::from(place.offset) << 2 | plane as u64
 }
 
@@ -64,12 +64,12 @@ impl Writer {
         self.holders.get(slot).and_then(|h| h.aside.as_deref())
     }
 
-    /// Puts an entry in one of a holder's own tables.
+    /// Inserts an entry in one of a holder's own tables.
     fn set_own(
         &mut self,
         sh: &Shared,
         slot: usize,
-        which: fn(&mut Aside) -> &mut Table,
+        which: fn(&mut Aside) -> &mut WordTable,
         key: u64,
         value: u64,
     ) -> Result<(), NoRoom> {
@@ -84,14 +84,14 @@ impl Writer {
                     return Err(NoRoom);
                 }
                 self.aside += bytes;
-                let tables = Aside { names: Table::new(OWN_BYTES, seed), copies: Table::new(OWN_BYTES, seed) };
+                let tables = Aside { names: WordTable::new(OWN_BYTES, seed), copies: WordTable::new(OWN_BYTES, seed) };
                 empty.insert(Box::new(tables))
             }
         };
         which(aside).set(&sh.arena, &mut self.space, key, value)
     }
 
-    /// Gives back what a holder has for itself.
+    /// Frees a holder's own tables.
     pub(super) fn drop_own(&mut self, sh: &Shared, slot: usize) {
         let Some(mut aside) = self.holders.get_mut(slot).and_then(|h| h.aside.take()) else { return };
         aside.names.release(&sh.arena, &mut self.space);
@@ -99,8 +99,9 @@ impl Writer {
         self.aside -= ASIDE_BYTES;
     }
 
-    /// Where a holder's name leads: its own meaning first, then the common one, then any other holder's.
-    fn parent(&mut self, sh: &Shared, slot: usize, hash: EngineHash) -> Option<Place> {
+    /// Returns the block that a holder's name stands for: the holder's own name first, then the common
+    /// one, then any other holder's.
+    fn parent(&mut self, sh: &Shared, slot: usize, hash: EngineHash) -> Option<RunPosition> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
         if let Some(place) = own.and_then(|value| self.told(sh, value)) {
             return Some(place);
@@ -113,28 +114,28 @@ impl Writer {
         others.into_iter().find_map(|value| self.told(sh, value))
     }
 
-    /// Where a name leads, if any engine has told of that block and not dropped it.
+    /// Returns the block of a name, if at least one engine holds it.
     #[inline]
-    fn told(&mut self, sh: &Shared, value: u64) -> Option<Place> {
+    fn told(&mut self, sh: &Shared, value: u64) -> Option<RunPosition> {
         let place = resolve(sh, value)?;
         self.anyone_holds(sh, place.run, place.offset).then_some(place)
     }
 
-    /// An engine has stored blocks. Returns how many of them are new to the holder.
+    /// Stores blocks that an engine reported. Returns how many of them are new to the holder.
     pub(super) fn store(
         &mut self,
         sh: &Shared,
         slot: usize,
-        claim: Claim,
+        claim: HolderPlane,
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
     ) -> Result<u32, UnknownParent> {
         let mut spots = self.spots(sh, blocks);
         let mut at = match parent {
-            None => Place { run: sh.root, offset: 0 },
+            None => RunPosition { run: sh.root, offset: 0 },
             Some(hash) => {
                 let place = self.parent(sh, slot, hash).ok_or(UnknownParent)?;
-                Place { offset: place.offset + 1, ..place }
+                RunPosition { offset: place.offset + 1, ..place }
             }
         };
         let mut rest = blocks;
@@ -148,7 +149,7 @@ impl Writer {
                 at.offset += done.0;
                 done
             } else if let Some(child) = sh.children.find_still(&sh.arena, shape, at, first.key) {
-                at = Place { run: child, offset: 0 };
+                at = RunPosition { run: child, offset: 0 };
                 continue;
             } else {
                 self.add(sh, slot, claim, &mut at, (rest, &spots))
@@ -166,13 +167,13 @@ impl Writer {
         Ok(new)
     }
 
-    /// Where the names of the first blocks belong.
+    /// The table positions of the first blocks' names.
     #[inline]
     fn spots<'a>(&self, sh: &'a Shared, blocks: &[StoredBlock]) -> Spots<'a> {
         self.names.spots(&sh.arena, blocks.iter().map(|b| b.hash.0))
     }
 
-    fn same_blocks(&self, sh: &Shared, at: Place, blocks: &[StoredBlock]) -> usize {
+    fn same_blocks(&self, sh: &Shared, at: RunPosition, blocks: &[StoredBlock]) -> usize {
         let run = Run::at(&sh.arena, at.run);
         let most = (run.shape().len - at.offset) as usize;
         let mut keys = [BlockKey(0); 64];
@@ -191,13 +192,14 @@ impl Writer {
         same
     }
 
-    /// A holder takes up blocks that are in the index. Returns how many were taken and how many of these it did not have.
+    /// Adds a holder to blocks that are in the index. Returns how many of them it covers, and how many of
+    /// these were new to it.
     fn take_up(
         &mut self,
         sh: &Shared,
         slot: usize,
-        claim: Claim,
-        at: Place,
+        claim: HolderPlane,
+        at: RunPosition,
         (blocks, spots): (&[StoredBlock], &Spots<'_>),
     ) -> (u32, u32) {
         let header = Run::at(&sh.arena, at.run);
@@ -210,8 +212,8 @@ impl Writer {
             self.cover.read(&sh.arena, header, &self.columns.live);
             named = self.cover.deepest(&ENGINE, None);
         }
-        // Blocks up to `named` have names already; whoever calls them otherwise keeps its names for itself. One name that leads
-        // where it should tells of all before it, as an engine's name of a block also stands for the blocks before.
+        // Blocks before `named` have common names; a holder that uses other names keeps them in its own table. If the
+        // last name matches, all before it do, because an engine's name of a block covers the blocks before it.
         let expected = pack(at.run, generation, end - 1);
         let agrees = named >= end
             && flags & (BEHIND | ALIASED) == 0
@@ -233,10 +235,10 @@ impl Writer {
         let Ok(new) = held else { return (0, 0) };
         self.count(slot, claim.plane, new, 0);
         for offset in again {
-            let key = copy_key(Place { run: at.run, offset }, claim.plane);
+            let key = copy_key(RunPosition { run: at.run, offset }, claim.plane);
             let copies = self.own(slot).and_then(|a| a.copies.get(&sh.arena, key)).unwrap_or(0);
             if self.set_own(sh, slot, |a| &mut a.copies, key, copies + 1).is_err() {
-                // Without room for the count, the block is forgotten with its first removal: that is all.
+                // Without memory for the count of copies, the first removal drops the block. That does no harm.
                 self.is_aside_short = false;
             }
         }
@@ -252,13 +254,13 @@ impl Writer {
         (blocks.len() as u32, new)
     }
 
-    /// Names blocks of a run from `at` on, of which the first have their spots; those below `named` have names already. Returns how
-    /// many found no room.
+    /// Names the blocks of a run from `at` on, whose first table positions are known. Blocks before `named` have names
+    /// already. Returns how many names found no memory.
     fn name<'a>(
         &mut self,
         sh: &'a Shared,
         slot: usize,
-        at: Place,
+        at: RunPosition,
         (blocks, spots): (&[StoredBlock], &Spots<'a>),
         named: u32,
     ) -> u32 {
@@ -299,7 +301,7 @@ impl Writer {
         is_named: bool,
     ) -> Result<(), NoRoom> {
         let taken = if is_named {
-            Some(Table::find(name.0, name.1).map_or(0, |found| found.value))
+            Some(WordTable::find(name.0, name.1).map_or(0, |found| found.value))
         } else {
             let Self { names, space, behind, columns, .. } = self;
             let live = columns.live.as_slice();
@@ -316,13 +318,14 @@ impl Writer {
         }
     }
 
-    /// Adds blocks that are not in the index behind `at`, as far as one run goes. Returns twice how many.
+    /// Adds blocks that are not in the index behind `at`, as many as fit in one run. Returns the number of
+    /// processed and of added blocks.
     fn add(
         &mut self,
         sh: &Shared,
         slot: usize,
-        claim: Claim,
-        at: &mut Place,
+        claim: HolderPlane,
+        at: &mut RunPosition,
         (blocks, spots): (&[StoredBlock], &Spots<'_>),
     ) -> (u32, u32) {
         let mut most = blocks.len().min(MAX_RUN as usize);
@@ -332,7 +335,7 @@ impl Writer {
             let done = match self.extend(sh, *at, keys.clone(), claim) {
                 Ok(Some(more)) => Ok(more),
                 Ok(None) => self.hang(sh, *at, keys, claim).map(|run| {
-                    *at = Place { run, offset: 0 };
+                    *at = RunPosition { run, offset: 0 };
                     part.len() as u32
                 }),
                 Err(no_room) => Err(no_room),
@@ -340,7 +343,7 @@ impl Writer {
             match done {
                 Ok(done) => break done,
                 Err(NoRoom) if self.make_room(sh) => {}
-                // Memory may be in pieces.
+                // The free memory may be fragmented, so shorter runs are tried.
                 Err(NoRoom) if most > 64 => most /= 2,
                 Err(NoRoom) => return (0, 0),
             }
@@ -351,27 +354,27 @@ impl Writer {
         if unnamed > 0 {
             let lost = self.drop_range(sh, at.run, claim, (at.offset - unnamed, at.offset));
             self.count(slot, claim.plane, 0, lost);
-            // The rest would find no room either.
+            // The rest would find no memory either.
             self.stats.refused_blocks += (blocks.len() as u32 - added + lost) as u64;
             return (blocks.len() as u32, added - lost);
         }
         (added, added)
     }
 
-    /// An engine has blocks on another tier too. Returns how many names are of blocks that the holder has, up to the first that is not,
-    /// and how many of these blocks are new to it there.
+    /// Stores blocks on another tier by their names. Returns the number of names up to the first block that the holder
+    /// does not have, and how many of these blocks are new on this tier.
     pub(super) fn copy(
         &mut self,
         sh: &Shared,
         slot: usize,
-        claim: Claim,
+        claim: HolderPlane,
         names: impl IntoIterator<Item = EngineHash>,
     ) -> (usize, u32) {
         let (mut known, mut new) = (0, 0);
         for hash in names {
             let Some(at) = self.held_by(sh, slot, claim.column, hash) else { break };
             known += 1;
-            // Of a block that is in the index the name alone is looked at.
+            // For a block in the index, only the name is used.
             let block = [StoredBlock { hash, key: BlockKey(0) }];
             let spots = self.spots(sh, &block);
             let (taken, more) = self.take_up(sh, slot, claim, at, (&block, &spots));
@@ -381,18 +384,18 @@ impl Writer {
         (known, new)
     }
 
-    /// Where a holder's name leads, if it has that block on any tier.
-    fn held_by(&mut self, sh: &Shared, slot: usize, column: Column, hash: EngineHash) -> Option<Place> {
+    /// Returns the block of a holder's name, if the holder has it on any tier.
+    fn held_by(&mut self, sh: &Shared, slot: usize, column: Column, hash: EngineHash) -> Option<RunPosition> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
         let common = self.names.get(&sh.arena, hash.0);
         let places = [own, common].into_iter().flatten().filter_map(|value| resolve(sh, value));
         places
             .into_iter()
-            .find(|at| ENGINE.into_iter().any(|plane| self.holds(sh, at.run, at.offset, Claim { plane, column })))
+            .find(|at| ENGINE.into_iter().any(|plane| self.holds(sh, at.run, at.offset, HolderPlane { plane, column })))
     }
 
-    /// An engine has dropped blocks. Returns how many the holder had.
-    pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: Claim, hashes: &[EngineHash]) -> u32 {
+    /// Removes blocks that an engine has dropped. Returns how many the holder had.
+    pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, hashes: &[EngineHash]) -> u32 {
         let mut dropped = 0;
         let mut pending: Option<Pending> = None;
         let has_aside = self.own(slot).is_some();
@@ -404,7 +407,8 @@ impl Writer {
             let mut at = 0;
             loop {
                 if let Some(p) = pending.as_mut().filter(|p| !has_aside && p.from > p.others) {
-                    // Tails first, one behind the other: what the holder has of the run is known, and nobody else has it.
+                    // Consecutive blocks from the tail on, which no other holder has: their
+                    // common names are removed together.
                     let hashes = part.iter().skip(at).take((p.from - p.others) as usize).map(|hash| hash.0);
                     let removed = self.names.remove_falling(&spots, at, hashes, p.value - 1);
                     (p.from, p.value) = (p.from - removed as u32, p.value - removed as u64);
@@ -412,7 +416,7 @@ impl Writer {
                 }
                 let Some(hash) = part.get(at) else { break };
                 at += 1;
-                let common = Table::find(self.names.prepared(&sh.arena, &spots, at - 1, hash.0), hash.0);
+                let common = WordTable::find(self.names.prepared(&sh.arena, &spots, at - 1, hash.0), hash.0);
                 let value = common.map(|found| found.value);
                 let Some((place, is_own)) = self.named_and_held(sh, slot, claim, (*hash, value), &pending) else {
                     continue;
@@ -444,8 +448,8 @@ impl Writer {
         dropped + self.flush(sh, slot, claim, pending)
     }
 
-    /// How far anyone else, or the holder on another tier, has blocks of a run.
-    fn others(&mut self, sh: &Shared, run: Addr, claim: Claim) -> u32 {
+    /// Returns how many blocks of a run other columns hold, or this holder on another tier.
+    fn others(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> u32 {
         let header = Run::at(&sh.arena, run);
         let live = self.columns.live.first().copied().unwrap_or(0);
         let own =
@@ -454,7 +458,7 @@ impl Writer {
             return if header.gpu() & live & !own != 0 { header.shape().len } else { 0 };
         }
         if header.has(BEHIND) {
-            // Between the holes of others, names stay that lead nowhere.
+            // In the gaps of other holders, dead names remain.
             header.set_flags(ALIASED);
         }
         self.cover.read(&sh.arena, header, &self.columns.live);
@@ -464,16 +468,16 @@ impl Writer {
         others.max(behind.flat_map(|(_, r)| r.iter().map(|r| r.1)).max().unwrap_or(0))
     }
 
-    /// The block that a name stands for, by the holder's own meaning if it has one and else by the common one, if the holder has it on
-    /// the tier; and whether it is by its own.
+    /// Returns the block of a name if the holder has it on the tier, and whether the name is the holder's own. The
+    /// holder's own name precedes the common one.
     fn named_and_held(
         &mut self,
         sh: &Shared,
         slot: usize,
-        claim: Claim,
+        claim: HolderPlane,
         (hash, common): (EngineHash, Option<u64>),
         pending: &Option<Pending>,
-    ) -> Option<(Place, bool)> {
+    ) -> Option<(RunPosition, bool)> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0)).and_then(|v| resolve(sh, v));
         let is_own = own.is_some();
         let place = own.or_else(|| common.and_then(|v| resolve(sh, v)))?;
@@ -481,8 +485,8 @@ impl Writer {
         (!is_pending && self.holds(sh, place.run, place.offset, claim)).then_some((place, is_own))
     }
 
-    /// A copy of the block goes; true if it was not the last.
-    fn drop_copy(&mut self, sh: &Shared, slot: usize, claim: Claim, place: Place) -> bool {
+    /// Removes one copy of the block; returns true if others remain.
+    fn drop_copy(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, place: RunPosition) -> bool {
         let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut()) else { return false };
         let key = copy_key(place, claim.plane);
         match aside.copies.get(&sh.arena, key) {
@@ -492,11 +496,11 @@ impl Writer {
         }
     }
 
-    /// A holder's own name goes when it has the block on no other tier.
-    fn forget_own_name(&mut self, sh: &Shared, slot: usize, place: Place, claim: Claim, hash: EngineHash) {
-        let elsewhere = ENGINE
-            .into_iter()
-            .any(|plane| plane != claim.plane && self.holds(sh, place.run, place.offset, Claim { plane, ..claim }));
+    /// Removes a holder's own name, unless it has the block on another tier.
+    fn forget_own_name(&mut self, sh: &Shared, slot: usize, place: RunPosition, claim: HolderPlane, hash: EngineHash) {
+        let elsewhere = ENGINE.into_iter().any(|plane| {
+            plane != claim.plane && self.holds(sh, place.run, place.offset, HolderPlane { plane, ..claim })
+        });
         if let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut())
             && !elsewhere
         {
@@ -504,15 +508,15 @@ impl Writer {
         }
     }
 
-    fn flush(&mut self, sh: &Shared, slot: usize, claim: Claim, pending: Option<Pending>) -> u32 {
+    fn flush(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, pending: Option<Pending>) -> u32 {
         let Some(p) = pending else { return 0 };
         let dropped = self.drop_range(sh, p.run, claim, (p.from, p.to));
         self.count(slot, claim.plane, 0, dropped);
         dropped
     }
 
-    /// The names of the blocks that a holder has on a tier.
-    pub(super) fn names_of(&mut self, sh: &Shared, slot: usize, claim: Claim) -> Vec<EngineHash> {
+    /// Returns the names of the blocks that a holder has on a tier.
+    pub(super) fn names_of(&mut self, sh: &Shared, slot: usize, claim: HolderPlane) -> Vec<EngineHash> {
         let own = self.own(slot).map(|a| a.names.iter(&sh.arena).collect::<Vec<_>>()).unwrap_or_default();
         let common: Vec<(u64, u64)> = self.names.iter(&sh.arena).collect();
         let is_mine = |w: &mut Self, value: u64| {
@@ -527,7 +531,7 @@ impl Writer {
             }
         }
         for (hash, value) in common {
-            // A block that it calls otherwise is not its own by the common name.
+            // A block with an own name is not counted again under its common name.
             if is_mine(self, value).is_some_and(|v| !by_own_name.contains(&v)) {
                 found.push(EngineHash(hash));
             }
@@ -538,16 +542,16 @@ impl Writer {
     }
 }
 
-/// What a holder's own tables are taken to cost outside the arena.
+/// Memory charged for a holder's own tables outside the arena, in bytes.
 const ASIDE_BYTES: usize = size_of::<Aside>() + ASIDE_ENTRY;
 
-/// Blocks of one run that are to be dropped together.
+/// Blocks of one run that are removed together.
 struct Pending {
     run: Addr,
     from: u32,
     to: u32,
-    /// Blocks below this are held by others too: their names stay.
+    /// Blocks below this are held by others too, so their names stay.
     others: u32,
-    /// What the name of the block at `from` stands for.
+    /// The value of the name of the block at `from`.
     value: u64,
 }

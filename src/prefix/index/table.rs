@@ -1,54 +1,55 @@
-//! A map from words to words that only the writer uses: names of blocks, copies, guesses. Extendible hashing in the arena.
+//! A hash map from words to words for the writer alone: names of blocks, copies, estimates.
+//! Extendible hashing in the arena.
 //!
-//! A key's hash leads through a directory to a [`Page`]. A page in which an entry would come to lie too far from its line is split in
-//! two: the table grows a page at a time, so that no growth takes long or needs memory beside the arena's. Keys are mixed with a
-//! secret: whoever may choose them can't choose where they land.
+//! A key's hash selects a [`Page`] through a directory. A page in which an entry would be too far from its line is
+//! split in two: the table grows page by page, so no growth takes long or needs memory outside the arena. A secret seed
+//! is mixed in, so that clients that choose keys cannot choose their positions.
 
 use super::arena::{Addr, Arena, PAGE, Space, order_for};
 use super::children::{fold, spread};
 use super::page::{Page, SLOTS};
 
-pub(super) use super::page::Found;
+pub(super) use super::page::PageEntry;
 
-/// Two neighbours that hold no more than this together become one page.
+/// Two neighbouring pages with at most this many entries together are merged.
 const FEW: usize = SLOTS as usize / 2;
-/// How many keys are prepared together, while those before them are worked on.
+/// Number of keys that are prefetched together.
 pub(super) const BATCH: usize = 16;
 
-/// There is no room left.
+/// No memory is left within the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoRoom;
 
-/// The map.
+/// A hash map in the arena.
 #[derive(Debug)]
-pub(super) struct Table {
-    /// By the first bits of a hash, the page; a page that was not split as often as others stands here several times.
+pub(super) struct WordTable {
+    /// Pages by the first bits of a hash. A page that was split less often than others appears several times.
     directory: Vec<Addr>,
-    /// How many bits these are.
+    /// Number of hash bits that the directory uses.
     bits: u32,
     max_bits: u32,
     pages: usize,
     seed: [u64; 2],
     len: usize,
-    /// How often a page was added or given back: until then a key's page stays its page.
+    /// Number of pages added or freed so far. While it is unchanged, a key's page is unchanged.
     changes: u64,
 }
 
-/// Where a key belongs.
+/// The position of a key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spot<'a> {
     hash: u64,
     page: Option<Page<'a>>,
 }
 
-/// Where up to [`BATCH`] keys belong, worked out while their lines were on the way to the cache.
+/// The positions of up to [`BATCH`] keys, whose cache lines are being prefetched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spots<'a> {
     spots: [Spot<'a>; BATCH],
     changes: u64,
 }
 
-impl Table {
+impl WordTable {
     /// An empty map whose directory takes at most `bytes` outside the arena.
     pub(super) fn new(bytes: usize, seed: u64) -> Self {
         let max_bits = (bytes / size_of::<Addr>()).max(1).ilog2();
@@ -63,7 +64,7 @@ impl Table {
         }
     }
 
-    /// Entries.
+    /// Number of entries.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -73,7 +74,7 @@ impl Table {
         self.directory.capacity() * size_of::<Addr>()
     }
 
-    /// Whether the pages have room for several times what is in them.
+    /// Whether less than a quarter of the slots are used.
     pub(super) fn is_sparse(&self) -> bool {
         self.pages > 8 && self.len * 4 < self.pages * SLOTS as usize
     }
@@ -85,18 +86,18 @@ impl Table {
 
     #[inline]
     fn entry(&self, hash: u64) -> usize {
-        // Two shifts, as there may be no bits at all.
+        // Two shifts, because `bits` may be 0.
         (hash >> 1 >> (63 - self.bits)) as usize
     }
 
-    /// Where a key belongs.
+    /// Computes the position of a key.
     #[inline]
     fn spot<'a>(&self, arena: &'a Arena, key: u64) -> Spot<'a> {
         let hash = self.hash(key);
         Spot { hash, page: self.directory.get(self.entry(hash)).and_then(|page| Page::at(arena, *page)) }
     }
 
-    /// Where the first [`BATCH`] keys belong; asks for their lines, so that they are in the cache when the keys are looked for.
+    /// Computes the positions of the first [`BATCH`] keys and prefetches their cache lines.
     #[inline]
     pub(super) fn spots<'a>(&self, arena: &'a Arena, keys: impl Iterator<Item = u64>) -> Spots<'a> {
         let mut spots = [Spot::default(); BATCH];
@@ -109,7 +110,7 @@ impl Table {
         Spots { spots, changes: self.changes }
     }
 
-    /// Where the key number `i` of those prepared belongs, which is `key`.
+    /// Returns the position of `key`, which is number `i` of the prepared keys.
     #[inline]
     pub(super) fn prepared<'a>(&self, arena: &'a Arena, spots: &Spots<'a>, i: usize, key: u64) -> Spot<'a> {
         match spots.spots.get(i) {
@@ -118,24 +119,24 @@ impl Table {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(super) fn get(&self, arena: &Arena, key: u64) -> Option<u64> {
         Self::find(self.spot(arena, key), key).map(|found| found.value)
     }
 
-    /// The entry of a key.
+    /// Returns the entry at the position of a key.
     #[inline]
-    pub(super) fn find(spot: Spot<'_>, key: u64) -> Option<Found<'_>> {
+    pub(super) fn find(spot: Spot<'_>, key: u64) -> Option<PageEntry<'_>> {
         spot.page?.find(spot.hash, key)
     }
 
-    /// Puts a value other than 0 in, over the one that was there.
+    /// Inserts or replaces a value, which must not be 0.
     pub(super) fn set(&mut self, arena: &Arena, space: &mut Space, key: u64, value: u64) -> Result<(), NoRoom> {
         self.claim(arena, space, (self.spot(arena, key), key), value, |_| true).map(|_| ())
     }
 
-    /// Puts a value in for a key where there is none, or where `stale` says of the one that is there that it counts no
-    /// more. Returns the value that stays in its way.
+    /// Inserts a value where the key has none, or where `stale` returns true for the existing one. Returns the
+    /// existing value if it stays.
     #[inline]
     pub(super) fn claim<'a>(
         &mut self,
@@ -160,8 +161,8 @@ impl Table {
         Ok(None)
     }
 
-    /// Puts in keys that are not there, the first of which is number `from` of those prepared: with `value` and, from key to key, one
-    /// more. Returns how many were put in; what is another's to decide or needs memory ends it.
+    /// Inserts new keys, the first of which is number `from` of the prepared keys, with the values `value`, `value` + 1
+    /// and so on. Stops at a key that exists or needs memory; returns how many were inserted.
     pub(super) fn put_rising(
         &mut self,
         spots: &Spots<'_>,
@@ -181,8 +182,8 @@ impl Table {
         put as usize
     }
 
-    /// Takes out keys, the first of which is number `from` of those prepared: as long as the first has `value` and, from key to key, one
-    /// less. Returns how many.
+    /// Removes keys, the first of which is number `from` of the prepared keys, as long as their values are `value`,
+    /// `value` - 1 and so on. Returns how many were removed.
     pub(super) fn remove_falling(
         &mut self,
         spots: &Spots<'_>,
@@ -202,16 +203,16 @@ impl Table {
         removed as usize
     }
 
-    /// Takes a key out.
+    /// Removes a key and returns its value.
     pub(super) fn remove(&mut self, arena: &Arena, key: u64) -> Option<u64> {
         let found = Self::find(self.spot(arena, key), key)?;
         self.remove_found(found);
         Some(found.value)
     }
 
-    /// Takes out what was found, if nothing has been changed since.
+    /// Removes an entry that was found, if nothing has changed since.
     #[inline]
-    pub(super) fn remove_found(&mut self, found: Found<'_>) {
+    pub(super) fn remove_found(&mut self, found: PageEntry<'_>) {
         found.remove(|key| self.hash(key));
         self.len -= 1;
     }
@@ -232,7 +233,7 @@ impl Table {
         self.changes += 1;
     }
 
-    /// The entries of the directory that lead to the same page as `entry`.
+    /// The directory entries that lead to the same page as `entry`.
     fn range(&self, entry: usize) -> std::ops::Range<usize> {
         let page = self.directory.get(entry);
         let mut width = 1;
@@ -248,7 +249,7 @@ impl Table {
         start..start + width
     }
 
-    /// Splits the page that a hash leads to, or makes the first one.
+    /// Splits the page that a hash selects, or allocates the first page.
     #[cold]
     fn split(&mut self, arena: &Arena, space: &mut Space, hash: u64) -> Result<(), NoRoom> {
         if self.directory.is_empty() {
@@ -279,7 +280,7 @@ impl Table {
         Ok(())
     }
 
-    /// Puts entries in again whose pages were rebuilt.
+    /// Inserts the entries of a split page again.
     fn put_back(&mut self, arena: &Arena, space: &mut Space, entries: Vec<(u64, u64)>) {
         self.len -= entries.len();
         for (key, value) in entries {
@@ -288,14 +289,14 @@ impl Table {
                 self.len += 1;
                 continue;
             }
-            // What lay near its line with more beside it lies near with less; should it once not, its page is split again, and only
-            // if there is no room for that it is lost.
+            // An entry that was near its line in a fuller page is near it in an emptier one. In the exceptional case
+            // its page is split again; without memory for that, the entry is lost.
             let _ = self.set(arena, space, key, value);
         }
     }
 
-    /// Drops the entries of a page that `keep` does not want, and the page if its neighbour has room for the rest. Returns the
-    /// directory's entry of the next page.
+    /// Drops the entries of a page whose value `keep` rejects, and merges the page with its neighbour if both fit in
+    /// one. Returns the directory entry of the next page.
     pub(super) fn retain_page(
         &mut self,
         arena: &Arena,
@@ -305,7 +306,8 @@ impl Table {
     ) -> Option<usize> {
         let range = self.range(entry.min(self.directory.len().checked_sub(1)?));
         let addr = self.directory.get(range.start).copied()?;
-        // One by one, as what stays then lies no further from its line than before; put in anew, in another order, it might.
+        // One by one, so that remaining entries never move away from their lines. Reinserting them in
+        // another order could do that.
         let lost: Vec<u64> = Page::at(arena, addr)?.entries().filter(|(_, value)| !keep(*value)).map(|e| e.0).collect();
         for key in lost {
             self.remove(arena, key);
@@ -314,7 +316,7 @@ impl Table {
         (range.end < self.directory.len()).then_some(range.end)
     }
 
-    /// Makes one page of two neighbours that hold little.
+    /// Merges two neighbouring pages with few entries.
     fn merge(&mut self, arena: &Arena, space: &mut Space, range: &std::ops::Range<usize>, page: Addr) {
         let other = self.range(range.start ^ range.len());
         if range.len() == self.directory.len() || other.len() != range.len() {
@@ -327,7 +329,7 @@ impl Table {
         }
         let moved = |(key, value)| to.put(self.hash(key), key, value);
         if !from.entries().all(moved) {
-            // They would lie too close together: those that have gone over are taken out again.
+            // The entries do not fit in one page: those that were moved are removed again.
             for (key, _) in from.entries() {
                 to.find(self.hash(key), key).into_iter().for_each(|found| found.remove(|key| self.hash(key)));
             }
@@ -339,7 +341,7 @@ impl Table {
         self.free_page(arena, space, emptied);
     }
 
-    /// Gives everything back.
+    /// Frees all pages.
     pub(super) fn release(&mut self, arena: &Arena, space: &mut Space) {
         let mut directory = std::mem::take(&mut self.directory);
         directory.dedup();
@@ -347,7 +349,7 @@ impl Table {
         (self.bits, self.len) = (0, 0);
     }
 
-    /// All entries, in no order.
+    /// Iterates over all entries, in no order.
     pub(super) fn iter<'a>(&'a self, arena: &'a Arena) -> impl Iterator<Item = (u64, u64)> + 'a {
         let new = |i: &usize| *i == 0 || self.directory.get(*i) != self.directory.get(*i - 1);
         let pages = (0..self.directory.len()).filter(new).filter_map(|i| Page::at(arena, *self.directory.get(i)?));

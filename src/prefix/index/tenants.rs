@@ -1,12 +1,13 @@
-//! Who pays for guesses: what each tenant has, and which of them have more than their share.
+//! Bills of tenants for estimated blocks, and which tenants are over their share.
 //!
-//! A share is a part of what guesses can have: of what is billed for them and of what nothing stands in. What engines have told takes room
-//! that no tenant has a part of, so shares get smaller with it, and larger again. Who has more than its share is found without looking at
-//! all tenants, as each is in the list of its class: those that have 2^n bytes and less than twice as many. A few hundred at most have half
-//! a share.
+//! A share is a part of the memory available to estimates: what is billed plus what is free. Blocks that engines
+//! report belong to no tenant, so shares shrink when these grow. Tenants are in lists by class: those with 2^n bytes
+//! and less than twice as many. A tenant over its share is therefore found without scanning all tenants; a few hundred
+//! at most have half a share.
 //!
-//! A tenant's node lies in the arena, four words: bytes; its newest and oldest run; previous and next of its class; its name, and the newest
-//! of the runs that were passed on to it and that nobody has used since, or 0. These are its oldest runs.
+//! A tenant's node in the arena has four words: bytes; its newest and oldest run; previous and next of its
+//! class; its id, and the newest run that was passed on to it from another tenant and not used since, or 0.
+//! Passed runs are its oldest ones.
 
 use super::arena::Addr;
 use super::arena::{high, low, order_for, pair};
@@ -17,20 +18,21 @@ use std::cmp::Reverse;
 
 const WORDS: u32 = 4;
 const OF_CLASS: List = List(2);
-/// Links of a run's node.
+/// The links of a run's node in its tenant's list.
 pub(super) const OF_TENANT: List = List(2);
-/// A bill is less than 2^47 bytes: the arena has no more words than its addresses.
+/// A bill is less than 2^47 bytes, since the arena has at most 2^32 words.
 const CLASSES: usize = 48;
 
-/// The bills.
+/// The bills of all tenants.
 #[derive(Debug)]
 pub(super) struct Tenants {
-    /// A tenant's share, as a part of what guesses can have.
+    /// A tenant's share, as a part of the memory available to estimates.
     part: f64,
-    /// Bytes of all tenants.
+    /// Bytes billed to all tenants.
     billed: u64,
     classes: [Ends; CLASSES],
-    /// Whose the prompt at hand is, and how many bytes it is about to take: stays a tenant, even if all that it had goes to make room.
+    /// The tenant of the prompt that is being recorded, and the bytes that it is about to take. The tenant stays even
+    /// if all its runs are evicted meanwhile.
     pub(super) recording: Option<(TenantId, u64)>,
 }
 
@@ -57,29 +59,29 @@ impl Writer {
         self.guesses.table.get(&sh.arena, key(tenant)).map(|node| node as Addr)
     }
 
-    /// What is billed to a tenant.
+    /// Returns the bytes billed to a tenant.
     pub(super) fn bytes_of(&self, sh: &Shared, tenant: TenantId) -> u64 {
         self.tenant(sh, tenant).map_or(0, |node| sh.arena.load(node))
     }
 
-    /// The same with what the prompt at hand is about to take.
+    /// Returns the bytes billed to a tenant, including the prompt that is being recorded.
     pub(super) fn due(&self, sh: &Shared, tenant: TenantId) -> u64 {
         let coming = self.guesses.tenants.recording.filter(|(recording, _)| *recording == tenant);
         self.bytes_of(sh, tenant) + coming.map_or(0, |(_, bytes)| bytes)
     }
 
-    /// Bytes that a tenant keeps where no more are free.
+    /// Returns the bytes that a tenant keeps when memory is exhausted.
     pub(super) fn share(&self) -> u64 {
         let Tenants { part, billed, .. } = &self.guesses.tenants;
         ((billed + 8 * self.space.room() as u64) as f64 * part) as u64
     }
 
-    /// Whether the prompt at hand takes its tenant over its share.
+    /// Whether the prompt that is being recorded takes its tenant over its share.
     pub(super) fn is_greedy(&self, sh: &Shared) -> bool {
         self.guesses.tenants.recording.is_some_and(|(tenant, _)| self.due(sh, tenant) > self.share())
     }
 
-    /// The tenants that have more than their share, with what the prompt at hand is about to take; who has most first.
+    /// Returns the tenants over their share, including the prompt that is being recorded; the largest bill first.
     pub(super) fn greedy(&self, sh: &Shared) -> Vec<TenantId> {
         let (share, tenants) = (self.share(), &self.guesses.tenants);
         let recording = tenants.recording.and_then(|(tenant, _)| self.tenant(sh, tenant));
@@ -99,12 +101,12 @@ impl Writer {
         greedy.into_iter().map(|(_, node)| name(sh, node)).collect()
     }
 
-    /// A tenant's least recently used run, or 0.
+    /// Returns a tenant's least recently used run, or 0.
     pub(super) fn oldest_run(&self, sh: &Shared, tenant: TenantId) -> Addr {
         self.tenant(sh, tenant).map_or(0, |node| runs(sh, node).oldest)
     }
 
-    /// Whether a tenant is known, or there is room for one more, or room is made for it.
+    /// Adds a tenant if necessary, evicting runs to get memory for it. Returns false when that fails.
     pub(super) fn admit(&mut self, sh: &Shared, tenant: TenantId) -> bool {
         while !self.add_tenant(sh, tenant) {
             if !self.make_room(sh) {
@@ -114,7 +116,7 @@ impl Writer {
         true
     }
 
-    /// Whether a tenant is known, or there is room for one more.
+    /// Adds a tenant if necessary. Returns false when there is no memory for it.
     pub(super) fn add_tenant(&mut self, sh: &Shared, tenant: TenantId) -> bool {
         if self.tenant(sh, tenant).is_some() {
             return true;
@@ -131,7 +133,7 @@ impl Writer {
         true
     }
 
-    /// A tenant without runs goes.
+    /// Removes a tenant that has no runs.
     pub(super) fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
         if self.guesses.tenants.recording.is_none_or(|(recording, _)| recording != tenant)
             && let Some(node) = self.tenant(sh, tenant)
@@ -143,7 +145,7 @@ impl Writer {
         }
     }
 
-    /// A run is now a tenant's most recently used.
+    /// Makes a run the most recently used of a tenant.
     pub(super) fn add_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {
             push(sh, OF_TENANT, ends, run);
@@ -151,8 +153,8 @@ impl Writer {
         });
     }
 
-    /// A run is passed on to a tenant: older than what that has used itself, which would give way to it otherwise, and newer than what was
-    /// passed on before.
+    /// Passes a run on to a tenant: older than the tenant's own runs, so that it does not displace them, and newer
+    /// than those passed on before.
     pub(super) fn add_passed_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {
             insert(sh, OF_TENANT, ends, run, passed);
@@ -160,7 +162,7 @@ impl Writer {
         });
     }
 
-    /// A run is none of a tenant's any more.
+    /// Removes a run from a tenant's list.
     pub(super) fn remove_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {
             unlink(sh, OF_TENANT, ends, run);
@@ -168,7 +170,7 @@ impl Writer {
         });
     }
 
-    /// Changes a tenant's list of runs; `change` is given, and returns, the newest of those that were passed on.
+    /// Changes a tenant's list of runs. `change` receives and returns the newest of the runs that were passed on.
     fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends, Addr) -> Addr) {
         if let Some(node) = self.tenant(sh, tenant) {
             let mut ends = runs(sh, node);
@@ -178,7 +180,7 @@ impl Writer {
         }
     }
 
-    /// A run for which a tenant paid so much costs so much now.
+    /// Changes the bill of a run from `before` to `now` bytes.
     pub(super) fn bill(&mut self, sh: &Shared, tenant: TenantId, before: u32, now: u32) {
         let Some(node) = self.tenant(sh, tenant) else { return };
         let had = sh.arena.load(node);
@@ -197,7 +199,7 @@ fn name(sh: &Shared, node: Addr) -> TenantId {
     TenantId(sh.arena.low(node + 3))
 }
 
-/// A tenant's runs.
+/// The list of a tenant's runs.
 fn runs(sh: &Shared, node: Addr) -> Ends {
     let links = sh.arena.load(node + 1);
     Ends { newest: low(links), oldest: high(links) }
@@ -205,7 +207,7 @@ fn runs(sh: &Shared, node: Addr) -> Ends {
 
 #[cfg(test)]
 impl Writer {
-    /// Panics where the bills are not those of the runs, or a tenant is not in its class.
+    /// Panics where a bill differs from the sum of its runs, or a tenant is not in its class.
     pub(super) fn check_bills(&self, sh: &Shared) {
         let Tenants { billed, classes, recording, .. } = &self.guesses.tenants;
         assert!(recording.is_none());

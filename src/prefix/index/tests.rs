@@ -1,4 +1,4 @@
-//! The index against its model, under threads, and under attack.
+//! The index against its model, with threads, and with hostile input.
 
 mod bounds;
 mod histories;
@@ -18,12 +18,12 @@ pub(super) fn index_with_share(budget_bytes: usize, tenant_share: f32) -> Prefix
     PrefixIndex::new(IndexConfig { budget_bytes, tenant_share, half_life: Duration::from_secs(60), seed: 42 })
 }
 
-/// A key for each number.
+/// Returns a key for each number.
 pub(super) fn key(n: u64) -> BlockKey {
     BlockKey(xxh3_64_with_seed(&n.to_le_bytes(), 7))
 }
 
-/// Names as an engine chains them.
+/// Names blocks by a chained hash, as engines do.
 pub(super) fn named(keys: &[BlockKey], seed: u64) -> Vec<StoredBlock> {
     let mut parent = seed;
     keys.iter()
@@ -42,7 +42,7 @@ pub(super) fn depth(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) ->
 }
 
 impl PrefixIndex {
-    /// Panics where tenants pay otherwise than their runs cost.
+    /// Panics where a tenant's bill differs from the size of its runs.
     pub(super) fn check_bills(&self) {
         self.writer.lock().check_bills(&self.shared);
     }

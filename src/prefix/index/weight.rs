@@ -1,25 +1,26 @@
-//! How much a holder's cache has taken in lately: a decayed count per holder, O(1) to add to and to read, without a lock.
+//! How much each holder's cache has stored recently: a decayed count, O(1) to update and read, without a lock.
 
 use crate::atomics::{AtomicU64, Ordering::Relaxed};
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// One holder's.
+/// The decayed count of one holder.
 #[derive(Debug)]
 struct Weight {
-    /// A weight w at the moment t as log2(w) + t / half-life, which does not change while nothing is added.
+    /// The weight w at time t as log2(w) + t / half-life, which is constant while nothing is added; bits of an `f64`.
     kept: AtomicU64,
-    /// Blocks (a float too) added since then, all at the moment `since`: logarithms are taken once a moment, not once an event.
+    /// Blocks (also an `f64`) added since then, all at the time `since`. Logarithms are computed once per
+    /// time step, not per event.
     fresh: AtomicU64,
     since: AtomicU64,
 }
 
-/// All of them, by slot. Written under the index's lock; a reader beside a write may be off by that write.
+/// The counts of all holders, by slot. They are written under the index's lock; a concurrent reader may miss one write.
 #[derive(Debug)]
 pub(super) struct Weights {
     all: Box<[Weight]>,
     half_life: f64,
-    /// The latest moment that anyone has told of.
+    /// The latest time that any caller has passed in.
     now: AtomicU64,
 }
 
@@ -41,9 +42,9 @@ impl Weights {
         slots * size_of::<Weight>()
     }
 
-    /// Someone has told what time it is.
+    /// Records the current time.
     pub(super) fn see(&self, now: Timestamp) {
-        // Not every call, so that callers on other cores are left alone.
+        // Not on every call, to spare other cores a write to a shared cache line.
         if now.0 > self.now.load(Relaxed).saturating_add(1_000_000) {
             self.now.store(now.0, Relaxed);
         }
@@ -53,7 +54,7 @@ impl Weights {
         moment as f64 * 1e-9 / self.half_life
     }
 
-    /// The weight of a slot.
+    /// Returns the decayed count of a slot.
     pub(super) fn get(&self, slot: usize, now: Timestamp) -> f64 {
         self.see(now);
         let Some(weight) = self.all.get(slot) else { return 0.0 };
@@ -63,7 +64,7 @@ impl Weights {
         (kept - self.half_lives(now.0)).exp2() + fresh * (-age).exp2()
     }
 
-    /// Blocks have come, at the latest moment known.
+    /// Adds blocks at the latest known time.
     pub(super) fn add(&self, slot: usize, blocks: u32) {
         let Some(weight) = self.all.get(slot).filter(|_| blocks > 0) else { return };
         let now = self.now.load(Relaxed);
@@ -76,7 +77,7 @@ impl Weights {
         weight.fresh.store((fresh + f64::from(blocks)).to_bits(), Relaxed);
     }
 
-    /// Of `before` blocks, `dropped` are gone: an average part of the weight goes with them.
+    /// Removes an average part of the weight when `dropped` of `before` blocks are gone.
     pub(super) fn cut(&self, slot: usize, dropped: u32, before: u32) {
         let Some(weight) = self.all.get(slot).filter(|_| dropped > 0) else { return };
         let left = f64::from(before.saturating_sub(dropped)) / f64::from(before.max(1));
@@ -88,7 +89,7 @@ impl Weights {
         }
     }
 
-    /// All is gone.
+    /// Resets the count of a slot.
     pub(super) fn clear(&self, slot: usize) {
         if let Some(weight) = self.all.get(slot) {
             weight.kept.store(f64::NEG_INFINITY.to_bits(), Relaxed);
@@ -96,7 +97,7 @@ impl Weights {
         }
     }
 
-    /// What was fresh becomes part of the kept.
+    /// Moves the fresh blocks into the kept weight.
     fn fold(&self, weight: &Weight) {
         let moment = self.half_lives(weight.since.load(Relaxed));
         let kept = f64::from_bits(weight.kept.load(Relaxed));

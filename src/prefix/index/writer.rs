@@ -1,5 +1,5 @@
-//! The writer's state, and the changes that everything else is made of: a run made longer, made, shortened, freed; a column's part
-//! of a run taken up or dropped. All of it is behind one lock.
+//! The writer's state behind one lock, and its basic changes: create, extend, shorten and free a run; add and remove a
+//! column's part of a run.
 
 use super::arena::{Addr, Order, Space, order_for, words_of};
 use super::columns::Columns;
@@ -7,44 +7,44 @@ use super::cover::{self, Column, Cover, ENGINE, GPU, GUESS, LEVELS, Plane, REACH
 use super::guess::Guesses;
 use super::holders::Holders;
 use super::ranges::{Range, cut, cutoff_of, join, total};
-use super::run::{ALIASED, BEHIND, FROZEN, GUESSED, MAX_RUN, Place, Run, Shape, write_tags};
-use super::table::{NoRoom, Table};
+use super::run::{ALIASED, BEHIND, FROZEN, GUESSED, MAX_RUN, Run, RunPosition, RunShape, write_tags};
+use super::table::{NoRoom, WordTable};
 use super::{Shared, Stats};
 use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
-/// Headers that are taken from the arena at once.
+/// Headers that are allocated at once.
 const HEADERS: u32 = 64;
 
-/// What a map entry outside the arena is taken to cost, in bytes.
+/// Estimated memory of a map entry outside the arena, in bytes.
 pub(super) const ASIDE_ENTRY: usize = 96;
 
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) space: Space,
-    pub(super) names: Table,
+    pub(super) names: WordTable,
     pub(super) holders: Holders,
     pub(super) columns: Columns,
     pub(super) guesses: Guesses,
-    /// What columns hold behind a hole, by (run, column, plane).
+    /// Blocks that columns hold behind a gap, by (run, column, plane).
     pub(super) behind: BTreeMap<(Addr, Column, u8), Vec<Range>>,
     pub(super) cover: Cover,
     pub(super) header_pages: Vec<Addr>,
     free_headers: Addr,
     pub(super) stats: Stats,
-    /// Bytes of entries outside the arena, and how many there may be.
+    /// Bytes of entries outside the arena, and their limit.
     pub(super) aside: usize,
     pub(super) aside_limit: usize,
-    /// It was these that something found no room among.
+    /// Whether the last allocation failed for memory outside the arena.
     pub(super) is_aside_short: bool,
     /// See `PrefixIndex::set_max_blocks`.
     pub(super) max_blocks: Option<u64>,
     ranges: Vec<Range>,
 }
 
-/// What a new or longer run is for.
+/// Column and plane that a new or longer run is for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claim {
+pub(super) struct HolderPlane {
     pub(super) plane: Plane,
     pub(super) column: Column,
 }
@@ -52,7 +52,7 @@ pub(super) struct Claim {
 impl Writer {
     pub(super) fn new(
         space: Space,
-        names: Table,
+        names: WordTable,
         holders: Holders,
         columns: Columns,
         guesses: Guesses,
@@ -77,7 +77,7 @@ impl Writer {
         }
     }
 
-    /// A header that nothing hangs on yet.
+    /// Takes a free header, which is not attached to a parent.
     pub(super) fn take_header(&mut self, sh: &Shared) -> Result<Addr, NoRoom> {
         if self.free_headers == 0 {
             let page = self.space.alloc(&sh.arena, order_for(HEADERS * 8)).ok_or(NoRoom)?;
@@ -98,15 +98,21 @@ impl Writer {
 
     fn return_header(&mut self, sh: &Shared, header: Addr) {
         let run = Run::at(&sh.arena, header);
-        // A header whose generations are used up is not used again: an old name could be taken for a new one.
+        // A header whose generations are used up is not reused: an old name could match a new run.
         if run.shape().generation != 0 {
             run.set_next(self.free_headers);
             self.free_headers = header;
         }
     }
 
-    /// Hangs a new run of `keys` (1 to [`MAX_RUN`] of them) at `place`, held by `claim`.
-    pub(super) fn hang<I>(&mut self, sh: &Shared, place: Place, keys: I, claim: Claim) -> Result<Addr, NoRoom>
+    /// Attaches a new run of `keys` (1 to [`MAX_RUN`] of them) at `place`, held by `claim`.
+    pub(super) fn hang<I>(
+        &mut self,
+        sh: &Shared,
+        place: RunPosition,
+        keys: I,
+        claim: HolderPlane,
+    ) -> Result<Addr, NoRoom>
     where
         I: ExactSizeIterator<Item = BlockKey> + Clone,
     {
@@ -124,7 +130,7 @@ impl Writer {
         run.fill(place, key, tags, len, order);
         let covered = self.cover_new(sh, run, claim);
         self.stats.runs += 1;
-        // Closed only when it leads to the rest of its bucket: a reader may stand at this header since it was another run's.
+        // Closed only after it is linked in its bucket: a reader may still be at this header from its previous use.
         if covered.is_err() || !self.children_insert(sh, header) {
             self.stats.runs -= 1;
             cover::drop_beside(&sh.arena, &mut self.space, run);
@@ -140,7 +146,7 @@ impl Writer {
         parent.set_children(parent.children() + 1);
         parent.set_last_fork(parent.last_fork().max(place.offset));
         let shape = parent.shape();
-        parent.set_shape(Shape { forks: shape.forks | 1 << (place.offset % 16), ..shape });
+        parent.set_shape(RunShape { forks: shape.forks | 1 << (place.offset % 16), ..shape });
         Ok(header)
     }
 
@@ -153,7 +159,7 @@ impl Writer {
         self.free_headers = header;
     }
 
-    fn cover_new(&mut self, sh: &Shared, run: Run<'_>, claim: Claim) -> Result<(), NoRoom> {
+    fn cover_new(&mut self, sh: &Shared, run: Run<'_>, claim: HolderPlane) -> Result<(), NoRoom> {
         let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
         match claim.plane {
             GPU if bit != 0 => run.set_gpu(bit),
@@ -167,8 +173,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether `at` is the end of a run that `claim` alone holds all of, so that it may simply get longer.
-    fn may_extend(&mut self, sh: &Shared, header: Run<'_>, at: Place, claim: Claim) -> bool {
+    /// Whether `at` is the end of a run that `claim` alone holds completely, so that the run may be extended.
+    fn may_extend(&mut self, sh: &Shared, header: Run<'_>, at: RunPosition, claim: HolderPlane) -> bool {
         let shape = header.shape();
         if at.run == sh.root || at.offset != shape.len || shape.len >= MAX_RUN || shape.flags & FROZEN != 0 {
             return false;
@@ -184,9 +190,15 @@ impl Writer {
         self.cover.cutoff(claim.plane, claim.column) == shape.len && !self.cover.is_full_for_others(claim.column)
     }
 
-    /// Makes the run that ends at `at` longer by as many of `keys` as fit and says how many; `None` where that may not be, as others
-    /// than `claim` hold it or its end is elsewhere.
-    pub(super) fn extend<I>(&mut self, sh: &Shared, at: Place, keys: I, claim: Claim) -> Result<Option<u32>, NoRoom>
+    /// Extends the run that ends at `at` by as many of `keys` as fit, and returns how many. Returns `None` where the
+    /// run must not be extended: others hold it, or it does not end at `at`.
+    pub(super) fn extend<I>(
+        &mut self,
+        sh: &Shared,
+        at: RunPosition,
+        keys: I,
+        claim: HolderPlane,
+    ) -> Result<Option<u32>, NoRoom>
     where
         I: ExactSizeIterator<Item = BlockKey>,
     {
@@ -222,7 +234,7 @@ impl Writer {
         let old = header.tags();
         write_tags(&sh.arena, tags, shape.len, keys.take(more as usize));
         header.set_extents(tags, header.cover());
-        header.set_shape(Shape { len, order, ..header.shape() });
+        header.set_shape(RunShape { len, order, ..header.shape() });
         header.close();
         if old != tags {
             sh.children.moved(&sh.arena, at.run);
@@ -232,8 +244,8 @@ impl Writer {
         Ok(Some(more))
     }
 
-    /// How many blocks from the run's start a column has on a plane.
-    pub(super) fn cutoff(&mut self, sh: &Shared, run: Addr, claim: Claim) -> u32 {
+    /// Returns how many blocks from the run's start a column has on a plane.
+    pub(super) fn cutoff(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> u32 {
         let header = Run::at(&sh.arena, run);
         if header.cover() == 0 {
             let inline = match claim.plane {
@@ -249,7 +261,7 @@ impl Writer {
     }
 
     /// Whether a column has a block of a run on a plane.
-    pub(super) fn holds(&mut self, sh: &Shared, run: Addr, offset: u32, claim: Claim) -> bool {
+    pub(super) fn holds(&mut self, sh: &Shared, run: Addr, offset: u32, claim: HolderPlane) -> bool {
         offset < self.cutoff(sh, run, claim)
             || (Run::at(&sh.arena, run).has(BEHIND)
                 && self
@@ -258,7 +270,7 @@ impl Writer {
                     .is_some_and(|r| r.iter().any(|(from, to)| *from <= offset && offset < *to)))
     }
 
-    /// Whether any engine has told of a block and not dropped it.
+    /// Whether at least one engine has reported a block and not dropped it.
     pub(super) fn anyone_holds(&mut self, sh: &Shared, run: Addr, offset: u32) -> bool {
         let header = Run::at(&sh.arena, run);
         let live = self.columns.live.first().copied().unwrap_or(0);
@@ -279,12 +291,12 @@ impl Writer {
         all.filter(|((_, column, _), _)| cover::bit(&self.columns.live, *column))
     }
 
-    /// A column takes up blocks `from..to` of a run. Returns how many are new to it; calls `again` for each that it had.
+    /// Adds blocks `from..to` of a run to a column. Returns how many are new to it; calls `again` for each that it had.
     pub(super) fn hold(
         &mut self,
         sh: &Shared,
         run: Addr,
-        claim: Claim,
+        claim: HolderPlane,
         (from, to): Range,
         mut again: impl FnMut(u32),
     ) -> Result<u32, NoRoom> {
@@ -336,7 +348,7 @@ impl Writer {
         let written = self.cover.write(&sh.arena, &mut self.space, header);
         header.close();
         if let Err(no_room) = written {
-            // What lies behind holes is forgotten with what was to fill them.
+            // Blocks behind gaps are dropped together with those that would have filled the gaps.
             self.keep_less(sh, run, Some((claim, before_it)));
             let behind = before - before_it;
             self.holders.count(self.columns.slot(claim.column), claim.plane, 0, behind);
@@ -345,12 +357,12 @@ impl Writer {
         Ok(after - before)
     }
 
-    /// A column drops blocks `from..to` of a run. Returns how many it had. The run may be gone afterwards.
-    pub(super) fn drop_range(&mut self, sh: &Shared, run: Addr, claim: Claim, (from, to): Range) -> u32 {
+    /// Removes blocks `from..to` of a run from a column. Returns how many it had. The run may be freed.
+    pub(super) fn drop_range(&mut self, sh: &Shared, run: Addr, claim: HolderPlane, (from, to): Range) -> u32 {
         let header = Run::at(&sh.arena, run);
         let shape = header.shape();
         if from < shape.len && shape.len <= to && from >= header.needed() && self.is_sole(header, claim) {
-            // A tail that nobody else has and nothing hangs on, as most are that go.
+            // The usual case: a tail that no other holder has and that has no children.
             if header.children() == 0 && from == 0 {
                 self.free_run(sh, run);
             } else {
@@ -380,8 +392,8 @@ impl Writer {
         before - after
     }
 
-    /// Whether the header alone tells who has a run, and `claim` has all of it and nobody else any.
-    fn is_sole(&self, header: Run<'_>, claim: Claim) -> bool {
+    /// Whether the header alone has the run's coverage, and only `claim` holds the run, all of it.
+    fn is_sole(&self, header: Run<'_>, claim: HolderPlane) -> bool {
         let live = self.columns.live.first().copied().unwrap_or(0);
         let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
         let gpu = header.gpu() & live;
@@ -389,7 +401,7 @@ impl Writer {
         claim.plane == GPU && gpu != 0 && gpu == bit && is_told_of_here
     }
 
-    /// Works out how far the planes of each level reach together, where some hold blocks behind a hole.
+    /// Updates the combined length of each level's planes, where some hold blocks behind a gap.
     fn reach(&mut self, sh: &Shared, run: Addr, column: Column) {
         if !Run::at(&sh.arena, run).has(BEHIND) {
             return;
@@ -410,7 +422,7 @@ impl Writer {
         }
     }
 
-    fn read_ranges(&mut self, sh: &Shared, run: Addr, claim: Claim) {
+    fn read_ranges(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) {
         let header = Run::at(&sh.arena, run);
         self.cover.read(&sh.arena, header, &self.columns.live);
         self.ranges.clear();
@@ -425,8 +437,8 @@ impl Writer {
         }
     }
 
-    /// Keeps the ranges that do not begin at the run's start. False when there is no room for them.
-    fn remember_behind(&mut self, sh: &Shared, run: Addr, claim: Claim) -> bool {
+    /// Stores the ranges that do not begin at the run's start. Returns false when there is no memory for them.
+    fn remember_behind(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> bool {
         let holes = match self.ranges.as_slice() {
             [(0, _), rest @ ..] => rest,
             all => all,
@@ -449,16 +461,16 @@ impl Writer {
         true
     }
 
-    pub(super) fn behind_remove(&mut self, run: Addr, claim: Claim) {
+    pub(super) fn behind_remove(&mut self, run: Addr, claim: HolderPlane) {
         if let Some(old) = self.behind.remove(&(run, claim.column, claim.plane as u8)) {
             self.aside -= ASIDE_ENTRY + size_of_val(&*old);
         }
     }
 
-    /// Writes `self.cover` of a run back after something was dropped from it: cuts off what nobody holds, frees what is empty.
+    /// Writes `self.cover` of a run back after a removal: cuts off blocks without holders, frees an empty run.
     ///
-    /// False when the part of `dropper` could not be kept for want of room: then it has nothing of the run any more.
-    pub(super) fn settle(&mut self, sh: &Shared, run: Addr, dropper: Option<Claim>) -> bool {
+    /// Returns false when there was no memory for the part of `dropper`; then it holds nothing of the run any more.
+    pub(super) fn settle(&mut self, sh: &Shared, run: Addr, dropper: Option<HolderPlane>) -> bool {
         let header = Run::at(&sh.arena, run);
         let shape = header.shape();
         let mut held = self.cover.deepest(&TOLD, None);
@@ -487,15 +499,15 @@ impl Writer {
         }
         header.close();
         if written.is_err() {
-            // A hole takes a word, and who has all of a run that is shorter may take many. The run stays as long as it was.
+            // A gap takes a word, and columns that hold all of a shortened run may take many. The run keeps its length.
             self.keep_less(sh, run, dropper.map(|claim| (claim, 0)));
         }
         written.is_ok()
     }
 
-    /// Takes columns out of a run that are not live, and of one column's part on a plane all behind a cutoff that is its own or 0. Needs no room, as
-    /// there is less to tell than before.
-    fn keep_less(&mut self, sh: &Shared, run: Addr, part: Option<(Claim, u32)>) {
+    /// Removes columns from a run that are not live, and all blocks of one column's part on a plane behind a cutoff,
+    /// which is its own or 0. It needs no memory, since entries are only removed.
+    fn keep_less(&mut self, sh: &Shared, run: Addr, part: Option<(HolderPlane, u32)>) {
         let header = Run::at(&sh.arena, run);
         self.cover.read(&sh.arena, header, &self.columns.live);
         if let Some((claim, cutoff)) = part {
@@ -513,12 +525,12 @@ impl Writer {
         let order: Order = order_for(len.div_ceil(2)).min(shape.order);
         let lost_names = shape.flags & ALIASED != 0 || self.columns.any_retired();
         let flags = if lost_names { shape.flags | FROZEN } else { shape.flags };
-        header.set_shape(Shape { len, order, flags, ..shape });
+        header.set_shape(RunShape { len, order, flags, ..shape });
         self.space.shrink(&sh.arena, header.tags(), shape.order, order);
         self.stats.blocks -= (shape.len - len) as usize;
     }
 
-    /// Frees a run that nobody holds and nothing hangs on, and those before it that were kept for its sake.
+    /// Frees a run without holders and children, and its ancestors that only existed for it.
     fn free_run(&mut self, sh: &Shared, run: Addr) {
         let mut at = run;
         loop {
@@ -541,7 +553,7 @@ impl Writer {
             }
             before.set_last_fork(0);
             let shape = before.shape();
-            before.set_shape(Shape { forks: 0, ..shape });
+            before.set_shape(RunShape { forks: 0, ..shape });
             self.cover.read(&sh.arena, before, &self.columns.live);
             let held = self.cover.deepest(&TOLD, None);
             if held > 0 || shape.flags & (BEHIND | GUESSED) != 0 {
@@ -560,12 +572,12 @@ impl Writer {
         8 + words_of(header.shape().order) + cover::beside_words(&sh.arena, header)
     }
 
-    /// Blocks of a holder on all planes.
+    /// Number of blocks of a holder on all planes.
     pub(super) fn total(&self, slot: usize) -> u32 {
         self.holders.get(slot).map_or(0, |h| h.blocks.iter().sum())
     }
 
-    /// Counts per plane, for [`super::PrefixIndex::blocks`].
+    /// Counts blocks by plane, for [`super::PrefixIndex::blocks`].
     pub(super) fn count(&mut self, slot: usize, plane: Plane, more: u32, less: u32) {
         debug_assert!(plane < TOLD.len());
         self.holders.count(slot, plane, more, less);

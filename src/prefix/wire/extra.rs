@@ -1,16 +1,18 @@
-//! What a block holds beside its tokens, as `extra_keys` of an event tells: adapter, cache salt, images.
+//! The attributes of a block besides its tokens, from an event's `extra_keys`: adapter, cache salt, images.
 //!
-//! Engines tell it untagged (`[lora name?, image…, salt?]`, an image as its hash or as `[hash, offset]`) or as tagged tuples
-//! (`["lora", name, path]`, `["mm", hash, offset]`, `["cache_salt", salt]`, `["prompt_embeds", digest]`). Both are read.
+//! Two forms are decoded. Untagged: `[lora name?, image…, salt?]`, an image being its hash or `[hash, offset]`. Tagged
+//! tuples: `["lora", name, path]`, `["mm", hash, offset]`, `["cache_salt", salt]`, `["prompt_embeds", digest]`.
 
 use super::msgpack::{Malformed, Reader, Value};
 use crate::key::{BlockKey, KeySpace};
 
-/// What an image (or other content that is no token) is in the key of an engine's block: its hash, then its offset from the block's start
-/// where the engine tells one; with [`KeySpace::with_extra`], image by image in prompt order. It keeps such blocks apart from those of the
-/// same ids with another image or none. No request meets them: what an engine hashes of an image, and where it puts its ids, the picker does
-/// not know, so prompts with media have keys of our own ([`Found::has_own_keys`](crate::cache::Found::has_own_keys)) and are learned
-/// from what is routed.
+/// Writes what an image, or other content besides tokens, adds to the key of an engine's block: its hash,
+/// then its offset from the block's start if the engine reports one. [`KeySpace::with_extra`] mixes it in,
+/// image by image in prompt order.
+///
+/// This keeps blocks with equal token ids and different images apart. Requests never match such blocks, because Attaché
+/// cannot know how an engine hashes an image and where it puts its ids. Prompts with media have keys of their own
+/// ([`Found::has_own_keys`](crate::cache::Found::has_own_keys)), and their blocks are estimated from routed requests.
 pub fn multimodal_content(hash: &[u8], offset: Option<i64>, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(hash);
@@ -21,27 +23,27 @@ pub fn multimodal_content(hash: &[u8], offset: Option<i64>, out: &mut Vec<u8>) {
 
 /// One entry of a block's extra keys.
 enum Extra<'a> {
-    /// The adapter, which the root holds.
+    /// The adapter, which is part of the root.
     Lora,
     Salt(&'a [u8]),
     Content(&'a [u8], Option<i64>),
-    /// Something new: kept apart by its bytes.
+    /// An unknown entry; its bytes separate the block from others.
     Unknown(&'a [u8]),
 }
 
-/// How one block's extra keys are read.
+/// Context of one block's extra keys.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
-    /// The event's adapter.
+pub(super) struct ExtraContext<'a> {
+    /// The adapter named by the event.
     pub(super) lora: Option<&'a [u8]>,
-    /// The first block of a prompt: only here is a salt.
+    /// Whether this is the first block of a prompt, the only one with a salt.
     pub(super) is_root: bool,
 }
 
-/// Mixes one block's extra keys into its key; the cache salt, if there is one, comes back.
+/// Mixes one block's extra keys into its key. Returns the cache salt, if there is one.
 pub(super) fn mix<'a>(
     reader: &mut Reader<'a>,
-    place: Place<'_>,
+    place: ExtraContext<'_>,
     keys: KeySpace,
     key: &mut BlockKey,
     buffer: &mut Vec<u8>,
@@ -49,7 +51,7 @@ pub(super) fn mix<'a>(
     let n = match reader.value()? {
         Value::Array(n) => n,
         Value::Map(n) => {
-            // No engine sends one; its content separates nothing that we know of.
+            // No engine sends a map here, so its content separates nothing.
             for _ in 0..2 * u64::from(n) {
                 reader.skip()?;
             }
@@ -72,7 +74,12 @@ pub(super) fn mix<'a>(
     Ok(salt)
 }
 
-fn entry<'a>(reader: &mut Reader<'a>, place: Place<'_>, is_first: bool, is_last: bool) -> Result<Extra<'a>, Malformed> {
+fn entry<'a>(
+    reader: &mut Reader<'a>,
+    place: ExtraContext<'_>,
+    is_first: bool,
+    is_last: bool,
+) -> Result<Extra<'a>, Malformed> {
     let start = *reader;
     Ok(match reader.value()? {
         Value::Str(s) if is_first && place.lora == Some(s) => Extra::Lora,
@@ -93,7 +100,7 @@ fn entry<'a>(reader: &mut Reader<'a>, place: Place<'_>, is_first: bool, is_last:
     })
 }
 
-/// The tuple whose `n` members come next, if it is one that we know.
+/// Decodes the tuple whose `n` members come next, if its tag is known.
 fn tuple<'a>(reader: &mut Reader<'a>, n: u32) -> Result<Option<Extra<'a>>, Malformed> {
     if n < 2 {
         return Ok(None);

@@ -1,10 +1,11 @@
-//! KV-event batches as engines publish them, decoded in one pass over the MessagePack bytes.
+//! Decoder of the KV event batches that engines publish: one pass over the MessagePack bytes.
 //!
-//! Both encodings are read: events as positional arrays (vLLM to 0.23, SGLang) of any age, and as maps tagged with `type` (vLLM from
-//! 0.24); the batch as an array or a map; hashes as unsigned or signed integers or as bytes. A stored block becomes its [`BlockKey`]
-//! straight from the token ids on the wire, in buffers that are reused: no object a block, and no allocation by a claimed length.
+//! It decodes events as positional arrays of any version (vLLM to 0.23, SGLang) and as maps tagged with
+//! `type` (vLLM from 0.24); the batch as an array or a map; hashes as unsigned or signed integers or as
+//! bytes. Token ids on the wire are hashed directly to [`BlockKey`]s in reused buffers, without an object per
+//! block, and claimed lengths allocate nothing.
 //!
-//! Called by the feed of KV events and by `sim`'s checks. Pure. May import `prefix::key` and `prefix::index`.
+//! Called by `kv_events` and by the tests of `sim`. No I/O. May import `prefix::key` and `prefix::index`.
 
 mod extra;
 mod msgpack;
@@ -16,122 +17,123 @@ pub use msgpack::Malformed;
 use crate::index::{StoredBlock, Tier};
 use crate::key::{EngineHash, KeySpace};
 use msgpack::{Reader, Value};
-use stored::{Buffers, Field, Told};
+use stored::{Buffers, Field, StoredEvent};
 
 /// Blocks that an engine has stored, each behind the one before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
-    /// The block before the first; `None` at the start of a prompt.
+    /// The block before the first one; `None` at the start of a prompt.
     pub parent: Option<EngineHash>,
-    /// The blocks, never none.
+    /// The blocks, at least one.
     pub blocks: &'a [StoredBlock],
-    /// Where they lie.
+    /// The memory where the blocks were stored.
     pub tier: Tier,
-    /// Tokens in each.
+    /// Number of tokens in each block.
     pub block_size: u32,
-    /// The adapter they were computed with.
+    /// The LoRA adapter with which the blocks were computed.
     pub lora: Option<&'a str>,
-    /// The cache group of a model with several kinds of attention.
+    /// The cache group, in models with several kinds of attention.
     pub group: Option<u32>,
 }
 
-/// Blocks that lie on a tier as well, told by their names alone, as vLLM's `OffloadingConnector` does.
+/// Blocks that are now on another tier as well, identified by their names alone, as vLLM's `OffloadingConnector`
+/// reports them.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<'a> {
-    /// The blocks, never none.
+    /// The engine's hashes of the blocks, at least one.
     pub hashes: &'a [EngineHash],
-    /// Where they lie now too.
+    /// The additional tier of the blocks.
     pub tier: Tier,
-    /// Tokens that each name stands for; 0 when that is not told.
+    /// Number of tokens in each block; 0 if unknown.
     pub block_size: u64,
-    /// The cache group that they belong to.
+    /// The cache group of the blocks.
     pub group: Option<u32>,
 }
 
 /// Blocks that an engine has dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Removed<'a> {
-    /// The blocks.
+    /// The engine's hashes of the blocks.
     pub hashes: &'a [EngineHash],
-    /// Where they lay.
+    /// The memory from which the blocks were dropped.
     pub tier: Tier,
-    /// The cache group that they belonged to.
+    /// The cache group of the blocks.
     pub group: Option<u32>,
 }
 
-/// Takes what a batch says, in its order.
+/// Receives the events of a batch in order.
 pub trait Sink {
     /// Blocks were stored.
     fn stored(&mut self, event: Stored<'_>);
     /// Blocks were copied to another tier.
     fn copied(&mut self, event: Copied<'_>);
-    /// Blocks were stored that are no prefixes: the group is one of a sliding window, a recurrent state or an encoder.
+    /// Blocks that are not prefixes were stored: their group has a sliding window, a recurrent state or an encoder.
     fn stored_apart(&mut self, group: Option<u32>);
-    /// Blocks were dropped.
+    /// Blocks were dropped from a tier.
     fn removed(&mut self, event: Removed<'_>);
-    /// Everything was dropped.
+    /// The engine dropped all blocks.
     fn cleared(&mut self);
-    /// An event of a known type can't be used; the batch goes on.
+    /// An event of a known type is invalid; decoding continues with the next one.
     fn refused(&mut self, reason: Refusal);
 }
 
-/// Why an event was refused.
+/// The reason for which an event was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is neither an array nor a map that begins with a name.
+    /// The event is neither an array nor a map that names its type.
     #[error("an event is neither an array that begins with its type nor a map with the key `type`")]
     NotAnEvent,
-    /// A field that it must have is not there.
+    /// A required field is missing.
     #[error("the event has no `{0}`")]
     Missing(&'static str),
-    /// A field is of another type.
+    /// A field has an unexpected type.
     #[error("`{0}` is of a type that it can't be")]
     Type(&'static str),
-    /// The fields contradict each other.
+    /// The numbers of tokens and blocks contradict each other.
     #[error("{tokens} tokens are not {blocks} blocks of {block_size} tokens")]
     Shape {
-        /// Hashes in `block_hashes`.
+        /// Number of hashes in `block_hashes`.
         blocks: u64,
-        /// Ids in `token_ids`.
+        /// Number of ids in `token_ids`.
         tokens: u64,
-        /// `block_size`, or 0 when it was not told.
+        /// The field `block_size`, or 0 when it is absent.
         block_size: u64,
     },
-    /// There is not one entry of `extra_keys` for each block.
+    /// The length of `extra_keys` differs from the number of blocks.
     #[error("{entries} entries in `extra_keys` for {blocks} blocks")]
     ExtraKeys {
-        /// Entries.
+        /// Number of entries in `extra_keys`.
         entries: u64,
-        /// Blocks.
+        /// Number of blocks in the event.
         blocks: u64,
     },
 }
 
-/// A batch that can't be read to its end. What came before was handed on.
+/// A batch that could not be decoded to its end. Events before the error were delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// No MessagePack.
+    /// The bytes are not valid MessagePack.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// MessagePack, but no batch.
+    /// The bytes are MessagePack, but not a batch of events.
     #[error("a batch is neither `[timestamp, [event, …], rank]` nor a map with `ts` and `events`")]
     NotABatch,
 }
 
-/// What stands around the events of a batch.
+/// The metadata of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// Unix time of its making, seconds.
+    /// Unix time at which the engine made the batch, in seconds.
     pub timestamp: f64,
-    /// The data-parallel rank that speaks.
+    /// The data-parallel rank that published the batch.
     pub rank: Option<u32>,
-    /// Events in it, of whatever type.
+    /// Number of events of any type.
     pub events: u32,
-    /// Events of a type that we don't know, passed over.
+    /// Number of skipped events, whose types are unknown.
     pub unknown: u32,
 }
 
-/// An event went wrong: alone, or with everything after it.
+/// An error that ends one event, or the whole batch.
 enum Fault {
     Malformed(Malformed),
     Refused(Refusal),
@@ -149,7 +151,7 @@ impl From<Refusal> for Fault {
     }
 }
 
-/// Decodes batches; its buffers stay.
+/// Decodes batches; reuse it to keep its buffers.
 #[derive(Debug)]
 pub struct Decoder {
     keys: KeySpace,
@@ -157,16 +159,16 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder that makes keys of `keys`.
+    /// A decoder that makes block keys in the space `keys`.
     #[must_use]
     pub fn new(keys: KeySpace) -> Self {
         Self { keys, buffers: Buffers::default() }
     }
 
-    /// Decodes one batch and hands its events to `sink`.
+    /// Decodes one batch and delivers its events to `sink`.
     ///
     /// # Errors
-    /// When the bytes are no batch; events before the fault were handed on.
+    /// [`BatchError`] when the bytes are not a batch. Events before the error were delivered.
     pub fn decode<S: Sink + ?Sized>(&mut self, payload: &[u8], sink: &mut S) -> Result<Batch, BatchError> {
         let mut reader = Reader::new(payload);
         let mut batch = Batch::default();
@@ -238,10 +240,10 @@ impl Decoder {
         };
         match name {
             b"BlockStored" => match self.buffers.stored(self.keys, reader, fields)? {
-                Told::Blocks(event) => sink.stored(event),
-                Told::Names(event) => sink.copied(event),
-                Told::Apart(group) => sink.stored_apart(group),
-                Told::Nothing => {}
+                StoredEvent::Blocks(event) => sink.stored(event),
+                StoredEvent::Names(event) => sink.copied(event),
+                StoredEvent::Apart(group) => sink.stored_apart(group),
+                StoredEvent::Nothing => {}
             },
             b"BlockRemoved" => sink.removed(self.buffers.removed(reader, &mut fields)?),
             b"AllBlocksCleared" => {
@@ -259,7 +261,7 @@ impl Decoder {
     }
 }
 
-/// The event's type, wherever in the map it stands; engines put it first.
+/// Returns the event's type from any position in the map; engines put it first.
 fn name_in_map<'a>(mut reader: Reader<'a>, pairs: u32) -> Result<Option<&'a [u8]>, Malformed> {
     for _ in 0..pairs {
         if reader.value()? == Value::Str(b"type") {
@@ -287,7 +289,7 @@ impl Fields {
         Self { left, next: None }
     }
 
-    /// The field whose value comes next, `None` after the last. `order` names the positions.
+    /// Returns the field whose value comes next, `None` after the last. `order` names the positions.
     #[inline(always)]
     fn next(&mut self, reader: &mut Reader<'_>, order: &[Field]) -> Result<Option<Field>, Fault> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
@@ -321,10 +323,10 @@ fn rank(value: Value<'_>) -> Option<u32> {
     }
 }
 
-/// When a batch was made (Unix time, seconds) and by which rank, without decoding its events.
+/// Decodes a batch's time (Unix, seconds) and rank without its events.
 ///
 /// # Errors
-/// When the bytes are no batch.
+/// [`BatchError`] when the bytes are not a batch.
 pub fn envelope(payload: &[u8]) -> Result<Batch, BatchError> {
     let mut reader = Reader::new(payload);
     let mut batch = Batch::default();
@@ -351,7 +353,7 @@ pub fn envelope(payload: &[u8]) -> Result<Batch, BatchError> {
     Ok(batch)
 }
 
-/// When a batch was made, Unix time in seconds, without reading further than that; `None` when the bytes are no batch.
+/// Returns the Unix time of a batch in seconds and reads no further; `None` when the bytes are not a batch.
 #[must_use]
 pub fn timestamp(payload: &[u8]) -> Option<f64> {
     let mut reader = Reader::new(payload);

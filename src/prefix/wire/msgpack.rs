@@ -1,35 +1,35 @@
-//! The little of MessagePack that KV events need: a cursor over bytes that never allocates and never trusts a length.
+//! The subset of MessagePack that KV events need: a cursor over bytes that never allocates and checks every length.
 
-/// Bytes that are no MessagePack. Nothing after them can be read either.
+/// The bytes are not valid MessagePack, so nothing after them can be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// They end inside a value, or a length says more than there is.
+    /// The bytes end inside a value, or a length exceeds the remaining bytes.
     #[error("the bytes end inside a value")]
     Truncated,
-    /// The byte 0xc1, which means nothing.
+    /// The byte 0xc1, which is reserved.
     #[error("the byte 0xc1 begins no value")]
     Reserved,
 }
 
-/// One value, or the head of one that holds others.
+/// One value, or the header of an array or map.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value<'a> {
     Nil,
     Uint(u64),
-    /// Always negative.
+    /// A negative integer.
     Int(i64),
     Float(f64),
     Str(&'a [u8]),
     Bin(&'a [u8]),
-    /// That many values follow.
+    /// An array; this many values follow.
     Array(u32),
-    /// That many pairs follow.
+    /// A map; this many pairs follow.
     Map(u32),
-    /// A boolean or an extension: no field of an event is one.
+    /// A boolean, a float or an extension, which no used field has.
     Other,
 }
 
-/// Where we are in the bytes. Copy it to come back.
+/// A position in the bytes. Copy it to return to the position later.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
         Self { rest: bytes }
     }
 
-    /// The bytes from here to where `end`, which is the same reader further on, stands.
+    /// The bytes from here to the position of `end`, a copy of this reader that has advanced.
     pub(super) fn until(&self, end: &Reader<'a>) -> &'a [u8] {
         self.rest.get(..self.rest.len().saturating_sub(end.rest.len())).unwrap_or_default()
     }
@@ -69,12 +69,12 @@ impl<'a> Reader<'a> {
         self.take(n as usize)
     }
 
-    /// A head that promises `n` values, of which each takes a byte at least.
+    /// Checks a header that claims `n` items of at least `per_item` bytes each against the remaining bytes.
     fn promised(&self, n: u32, per_item: usize) -> Result<u32, Malformed> {
         if (n as usize).saturating_mul(per_item) > self.rest.len() { Err(Malformed::Truncated) } else { Ok(n) }
     }
 
-    /// The next value; strings are taken whole, arrays and maps by their head.
+    /// Decodes the next value. Strings are returned whole; of arrays and maps, only the header.
     #[inline]
     pub(super) fn value(&mut self) -> Result<Value<'a>, Malformed> {
         let [tag] = self.fixed::<1>()?;
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The value that begins with `tag`, which has been taken and is neither nil nor a small number.
+    /// Decodes the value of a `tag` that is neither nil nor a small number and has been consumed.
     fn other_value(&mut self, tag: u8) -> Result<Value<'a>, Malformed> {
         let signed = |v: i64| u64::try_from(v).map_or(Value::Int(v), Value::Uint);
         Ok(match tag {
@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Passes over one value, however deep it is nested, without recursion.
+    /// Skips one value at any depth of nesting, without recursion.
     pub(super) fn skip(&mut self) -> Result<(), Malformed> {
         let mut open: u64 = 1;
         while open > 0 {
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The next value if it is an unsigned integer of full width, as hashes mostly are.
+    /// Decodes the next value if it is an unsigned integer of 8 bytes, as most hashes are.
     #[inline]
     pub(super) fn wide(&mut self) -> Option<u64> {
         let (head, rest) = self.rest.split_first_chunk::<9>()?;
@@ -159,10 +159,12 @@ impl<'a> Reader<'a> {
         Some(u64::from_be_bytes(*value))
     }
 
-    /// Reads one token id for each place in `out`, as little-endian words. `Ok(false)`: a value that is no token id.
+    /// Decodes one token id for each element of `out`, as little-endian words. `Ok(false)` means that a value
+    /// is not a token id.
     ///
-    /// Ids take 2, 3 or 5 bytes, or seldom 1, in no order that a branch could learn, so that the usual encodings go without one. A first
-    /// byte is taken from the word that the id before it was in: it is known before its own place in memory could be read.
+    /// Ids take 2, 3 or 5 bytes, rarely 1, in an order that branch prediction cannot learn, so the usual encodings
+    /// are decoded without a branch. An id's first byte is taken from the word of the id before it, earlier than
+    /// its own address is known.
     pub(super) fn tokens(&mut self, out: &mut [u32]) -> Result<bool, Malformed> {
         let mut rest = self.rest;
         let mut tag = first_byte(rest);
@@ -170,11 +172,11 @@ impl<'a> Reader<'a> {
             if let Some(word) = rest.first_chunk::<8>() {
                 let (behind, width) = (u64::from_le_bytes(*word) >> 8, tag.wrapping_sub(0xcc));
                 if width < 3 {
-                    // 1, 2 or 4 bytes follow on 0xcc, 0xcd or 0xce.
+                    // 1, 2 or 4 bytes follow after 0xcc, 0xcd or 0xce.
                     let bits = 8 << width;
                     *token = ((u64::from_be_bytes(*word) << 8 >> (64 - bits)) as u32).to_le();
                     tag = (behind >> bits) & 0xff;
-                    // The mask changes nothing: it tells the compiler that this is within the word.
+                    // The mask does not change the value; it shows the compiler that the index is in range.
                     rest = rest.get((1 + (1 << width)) & 7..).unwrap_or_default();
                     continue;
                 }
@@ -185,7 +187,7 @@ impl<'a> Reader<'a> {
                     continue;
                 }
             }
-            // Near the end, or encoded wider than need be.
+            // Near the end of the bytes, or in a wider encoding than necessary.
             self.rest = rest;
             let Value::Uint(id) = self.value()? else { return Ok(false) };
             let Ok(id) = u32::try_from(id) else { return Ok(false) };
@@ -198,7 +200,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The first byte of what follows, as a number; of nothing, that of an id too wide.
+/// The next byte as a number; at the end, the tag of an integer too wide for an id.
 fn first_byte(rest: &[u8]) -> u64 {
     rest.first().map_or(0xcf, |tag| u64::from(*tag))
 }

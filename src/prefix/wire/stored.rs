@@ -1,6 +1,6 @@
-//! The two events that carry blocks, read field by field into reused buffers.
+//! Decoding of the two events that carry blocks, field by field, into reused buffers.
 
-use super::extra::{self, Place};
+use super::extra::{self, ExtraContext};
 use super::msgpack::{Reader, Value};
 use super::{Copied, Fault, Fields, Refusal, Removed, Stored};
 use crate::index::{StoredBlock, Tier};
@@ -19,11 +19,11 @@ pub(super) enum Field {
     ExtraKeys,
     Group,
     Kind,
-    /// One that says nothing to us.
+    /// A field that Attaché does not use.
     Other,
 }
 
-/// `BlockStored` as an array, in the order in which vLLM has added the fields.
+/// Positions of `BlockStored` as an array: the order in which vLLM added the fields.
 const STORED: &[Field] = &[
     Field::Hashes,
     Field::Parent,
@@ -36,11 +36,11 @@ const STORED: &[Field] = &[
     Field::Group,
     Field::Kind,
 ];
-/// `BlockRemoved` as an array.
+/// Positions of `BlockRemoved` as an array.
 const REMOVED: &[Field] = &[Field::Hashes, Field::Medium, Field::Group];
 
 impl Field {
-    /// The field of this name in a map.
+    /// Returns the field with this name in a map.
     pub(super) fn named(name: &[u8]) -> Self {
         match name {
             b"block_hashes" => Field::Hashes,
@@ -58,39 +58,40 @@ impl Field {
     }
 }
 
-/// What a `BlockStored` says.
-pub(super) enum Told<'a> {
-    /// Blocks of these tokens.
+/// Content of a `BlockStored` event.
+pub(super) enum StoredEvent<'a> {
+    /// Blocks with their token ids.
     Blocks(Stored<'a>),
-    /// Blocks of these names.
+    /// Blocks by their engine names alone.
     Names(Copied<'a>),
-    /// Something of a group that keeps no prefixes.
+    /// Blocks of a group without prefix caching; the group's number.
     Apart(Option<u32>),
-    /// No block.
+    /// An event without blocks.
     Nothing,
 }
 
-/// 16 ids, vLLM's default.
+/// Bytes of a block of 16 token ids, vLLM's default.
 const USUAL_BLOCK: usize = 64;
 
-/// Memory that one event is read into and the next one reuses.
+/// Buffers that one event is decoded into and the next one reuses.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     hashes: Vec<EngineHash>,
     blocks: Vec<StoredBlock>,
-    /// The block being read.
+    /// Token ids of the current block.
     tokens: Vec<u32>,
     scratch: Vec<u8>,
 }
 
-/// What has been read of a `BlockStored`.
+/// State of decoding a `BlockStored`.
 #[derive(Default)]
 struct Reading<'a> {
     parent: Option<EngineHash>,
     hashes: bool,
-    /// Where `token_ids` is: it waits for `block_hashes` if it comes first, and the first block's key for the fields that name the root.
+    /// Where `token_ids` is. Decoding it waits for `block_hashes` if that comes later, and the first block's key waits
+    /// for the fields that name the root.
     ids: Option<Reader<'a>>,
-    /// Ids in `token_ids`, once read.
+    /// Number of ids in `token_ids`, once decoded.
     tokens: Option<u64>,
     block_size: Option<u64>,
     lora_id: Option<u64>,
@@ -102,23 +103,23 @@ struct Reading<'a> {
 }
 
 impl Buffers {
-    /// Bytes that they take.
+    /// Memory of the buffers in bytes.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         8 * self.hashes.capacity() + 16 * self.blocks.capacity() + 4 * self.tokens.capacity() + self.scratch.capacity()
     }
 
-    /// Reads a `BlockStored` whose fields come next.
+    /// Decodes a `BlockStored` whose fields come next.
     pub(super) fn stored<'a, 'p: 'a>(
         &'a mut self,
         keys: KeySpace,
         reader: &mut Reader<'p>,
         fields: Fields,
-    ) -> Result<Told<'a>, Fault> {
+    ) -> Result<StoredEvent<'a>, Fault> {
         let start = *reader;
         match self.prefixes(keys, reader, fields) {
             Err(Fault::Refused(reason)) => {
-                // The rules are those of prefixes. What a group keeps that has none is of whatever shape it likes.
+                // These checks are for prefix blocks. An event of a group without prefix caching may have any shape.
                 *reader = start;
                 apart(reader, fields)?.ok_or(Fault::Refused(reason))
             }
@@ -131,7 +132,7 @@ impl Buffers {
         keys: KeySpace,
         reader: &mut Reader<'p>,
         mut fields: Fields,
-    ) -> Result<Told<'a>, Fault> {
+    ) -> Result<StoredEvent<'a>, Fault> {
         let mut read = Reading::default();
         self.blocks.clear();
         while let Some(field) = fields.next(reader, STORED)? {
@@ -171,12 +172,12 @@ impl Buffers {
         self.finish(keys, &read)
     }
 
-    /// Hashes the token ids block by block, as many blocks as there are hashes; how many ids there were.
+    /// Hashes the token ids into as many blocks as there are hashes. Returns the number of ids.
     fn read_tokens(&mut self, keys: KeySpace, reader: &mut Reader<'_>) -> Result<u64, Fault> {
         let Value::Array(tokens) = reader.value()? else { return Err(Refusal::Type("token_ids").into()) };
         self.blocks.clear();
         let blocks = self.hashes.len();
-        // The head was checked against the bytes that are left, so these lengths are backed by bytes.
+        // The array's header was checked against the remaining bytes, so these lengths are real.
         let tokens = tokens as usize;
         if tokens == 0 {
             return Ok(0);
@@ -191,7 +192,7 @@ impl Buffers {
             }
             let bytes: &[u8] = bytemuck::cast_slice(&self.tokens);
             let key = match <&[u8; USUAL_BLOCK]>::try_from(bytes) {
-                // A length that the compiler knows: xxh3 without its branches.
+                // A constant length lets the compiler remove the branches of xxh3.
                 Ok(usual) => keys.next(usual),
                 Err(_) => unusual_key(keys, bytes),
             };
@@ -200,19 +201,19 @@ impl Buffers {
         Ok(tokens as u64)
     }
 
-    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Reading<'a>) -> Result<Told<'a>, Fault> {
+    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Reading<'a>) -> Result<StoredEvent<'a>, Fault> {
         if !keeps_prefixes(read.kind) {
-            return Ok(Told::Apart(read.group));
+            return Ok(StoredEvent::Apart(read.group));
         }
         let blocks = self.hashes.len() as u64;
         let tokens = read.tokens.ok_or(Refusal::Missing("token_ids"))?;
         let tier = read.tier.unwrap_or(Tier::Gpu);
         if blocks == 0 {
-            return Ok(Told::Nothing);
+            return Ok(StoredEvent::Nothing);
         }
         if tokens == 0 {
             let block_size = read.block_size.unwrap_or(0);
-            return Ok(Told::Names(Copied { hashes: &self.hashes, tier, block_size, group: read.group }));
+            return Ok(StoredEvent::Names(Copied { hashes: &self.hashes, tier, block_size, group: read.group }));
         }
         let block_size = read.block_size.ok_or(Refusal::Missing("block_size"))?;
         let shape = Refusal::Shape { blocks, tokens, block_size };
@@ -226,11 +227,11 @@ impl Buffers {
         }
         if let Some(mut entries) = extra {
             for (i, block) in self.blocks.iter_mut().enumerate() {
-                let place = Place { lora: read.lora, is_root: i == 0 && read.parent.is_none() };
+                let place = ExtraContext { lora: read.lora, is_root: i == 0 && read.parent.is_none() };
                 extra::mix(&mut entries, place, keys, &mut block.key, &mut self.scratch)?;
             }
         }
-        Ok(Told::Blocks(Stored {
+        Ok(StoredEvent::Blocks(Stored {
             parent: read.parent,
             blocks: &self.blocks,
             tier,
@@ -240,7 +241,7 @@ impl Buffers {
         }))
     }
 
-    /// The entries of `extra_keys`, one for each block.
+    /// Returns the entries of `extra_keys`, one for each block.
     fn extra_entries<'a>(&self, read: &Reading<'a>) -> Result<Option<Reader<'a>>, Fault> {
         let Some(mut reader) = read.extra else { return Ok(None) };
         let blocks = self.blocks.len() as u64;
@@ -252,7 +253,7 @@ impl Buffers {
         }
     }
 
-    /// Makes the first block's key anew, under the root that the other fields name.
+    /// Computes the first block's key again, under the root that the other fields name.
     fn root(
         &mut self,
         keys: KeySpace,
@@ -262,9 +263,9 @@ impl Buffers {
     ) -> Result<(), Fault> {
         let (Some(block), Some(mut ids)) = (self.blocks.first_mut(), read.ids) else { return Ok(()) };
         let salt = match extra {
-            // Mixed into a key that is then thrown away: the root must be known before the key is.
+            // The key that this mixes into is discarded: the root must be known before the key.
             Some(mut entry) => {
-                let place = Place { lora: read.lora, is_root: true };
+                let place = ExtraContext { lora: read.lora, is_root: true };
                 extra::mix(&mut entry, place, keys, &mut block.key, &mut self.scratch)?
             }
             None => None,
@@ -274,21 +275,22 @@ impl Buffers {
         let name = match (lora, read.lora_id) {
             (Some(name), _) => name,
             (None, None) => "",
-            // Engines that only number their adapters: kept apart from the base model, though no request can name it.
+            // Some engines only number their adapters. Such blocks are kept apart from the base model's, though
+            // no request can name them.
             (None, Some(id)) => {
                 numbered = format!("lora_id {id}");
                 &numbered
             }
         };
         let root = keys.root(&Root { name, cache_salt, tenant: None });
-        // Read once before, so there are as many as the buffer has room for.
+        // The ids were decoded once before, so the buffer is large enough.
         ids.value()?;
         ids.tokens(&mut self.tokens)?;
         block.key = keys.first(root, bytemuck::cast_slice(&self.tokens));
         Ok(())
     }
 
-    /// Reads a `BlockRemoved` whose fields come next.
+    /// Decodes a `BlockRemoved` whose fields come next.
     pub(super) fn removed<'a>(
         &'a mut self,
         reader: &mut Reader<'_>,
@@ -313,8 +315,8 @@ impl Buffers {
     }
 }
 
-/// Reads a `BlockStored` to its end, if it is of a group that keeps no prefixes.
-fn apart(reader: &mut Reader<'_>, mut fields: Fields) -> Result<Option<Told<'static>>, Fault> {
+/// Decodes a `BlockStored` to its end; returns its group if that has no prefix caching.
+fn apart(reader: &mut Reader<'_>, mut fields: Fields) -> Result<Option<StoredEvent<'static>>, Fault> {
     let (mut group_read, mut kind) = (None, None);
     while let Some(field) = fields.next(reader, STORED)? {
         match field {
@@ -323,7 +325,7 @@ fn apart(reader: &mut Reader<'_>, mut fields: Fields) -> Result<Option<Told<'sta
             _ => reader.skip()?,
         }
     }
-    Ok((!keeps_prefixes(kind)).then_some(Told::Apart(group_read)))
+    Ok((!keeps_prefixes(kind)).then_some(StoredEvent::Apart(group_read)))
 }
 
 fn read_hashes(reader: &mut Reader<'_>, out: &mut Vec<EngineHash>) -> Result<(), Fault> {
@@ -335,13 +337,13 @@ fn read_hashes(reader: &mut Reader<'_>, out: &mut Vec<EngineHash>) -> Result<(),
     Ok(())
 }
 
-/// Apart, so that usual blocks do not pay for what xxh3 prepares for all lengths.
+/// A separate function, so that blocks of the usual size skip xxh3's general set-up.
 #[inline(never)]
 fn unusual_key(keys: KeySpace, block: &[u8]) -> BlockKey {
     keys.next(block)
 }
 
-/// An engine's hash: an integer of either sign, or the last 8 bytes of a digest; `None` for nil.
+/// Decodes an engine's hash: a signed or unsigned integer, or the last 8 bytes of a digest; `None` for nil.
 #[inline]
 fn hash(reader: &mut Reader<'_>, field: &'static str) -> Result<Option<EngineHash>, Fault> {
     if let Some(whole) = reader.wide() {
@@ -389,8 +391,8 @@ fn tier(value: Value<'_>) -> Result<Tier, Refusal> {
     })
 }
 
-/// Whether a block of a cache group is of use behind all blocks before it: full attention of any make, or a kind that the engine does
-/// not tell.
+/// Whether a block of this cache group can be reused behind all blocks before it: full attention of any
+/// variant, or an unknown kind.
 fn keeps_prefixes(kind: Option<&[u8]>) -> bool {
     !matches!(
         kind,

@@ -1,4 +1,4 @@
-//! Every encoding of an event, and bytes that lie. Beside: what was recorded, what roots blocks have, what is random.
+//! All encodings of events, and hostile input. The submodules test recorded frames, roots of blocks, and random input.
 
 use super::*;
 use crate::key::{BlockKey, Root};
@@ -8,7 +8,7 @@ mod random;
 mod recorded;
 mod roots;
 
-/// What the events of a batch say, owned.
+/// Decoded events in owned form, for comparison.
 #[derive(Clone, Debug, PartialEq)]
 enum Said {
     Stored {
@@ -79,7 +79,7 @@ fn content(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|t| t.to_le_bytes()).collect()
 }
 
-/// The keys that `tokens` must get, made the long way.
+/// The keys that `tokens` must get, computed block by block.
 fn expected_keys(tokens: &[u32], block_size: usize, root: Option<Root<'_>>) -> Vec<BlockKey> {
     let blocks = tokens.chunks(block_size).enumerate();
     blocks
@@ -108,7 +108,7 @@ fn batch(events: Vec<Any>) -> Vec<u8> {
     bytes(&Any::Array(vec![Any::from(1.5), Any::Array(events), Any::from(3)]))
 }
 
-/// A `BlockStored` of two blocks of four tokens as a map, with other or more fields.
+/// A `BlockStored` of two blocks of four tokens as a map; `fields` replace or extend its fields.
 fn stored_with(fields: &[(&str, Any)]) -> Any {
     let mut all = vec![
         ("type", Any::from("BlockStored")),
@@ -132,7 +132,7 @@ fn keys_of(event: Any) -> Vec<BlockKey> {
 }
 
 fn refusal(event: Any) -> Refusal {
-    // The event after it must come through.
+    // The next event must still be decoded.
     match decode(&batch(vec![event, map(&[("type", Any::from("AllBlocksCleared"))])])).1.as_slice() {
         [Said::Refused(reason), Said::Cleared] => *reason,
         other => panic!("{other:?}"),
@@ -151,7 +151,7 @@ fn the_same_blocks_in_every_encoding() {
 
     let fields = [ints(&[11, 12]), Any::Nil, ints(&tokens), Any::from(4), Any::Nil];
     for extra in 0..8 {
-        // Arrays grow at the end from version to version, beyond what we know too.
+        // Newer versions append fields to the array, also ones that Attaché does not know.
         let mut array = vec![Any::from("BlockStored")];
         array.extend(fields.iter().cloned());
         array.extend(
@@ -175,7 +175,7 @@ fn the_same_blocks_in_every_encoding() {
 }
 
 #[test]
-fn fields_may_stand_in_any_order() {
+fn map_fields_in_any_order_are_decoded() {
     let (_, said) = decode(&batch(vec![stored_with(&[])]));
     let shuffled = map(&[
         ("lora_name", Any::Nil),
@@ -189,7 +189,7 @@ fn fields_may_stand_in_any_order() {
 }
 
 #[test]
-fn hashes_are_read_in_all_their_types() {
+fn hashes_of_every_type_are_decoded() {
     let digest = [[9u8; 24].as_slice(), &0xfedc_ba98_7654_3210u64.to_be_bytes()].concat();
     let hashes = Any::Array(vec![
         Any::from(u64::MAX),
@@ -212,7 +212,7 @@ fn hashes_are_read_in_all_their_types() {
 }
 
 #[test]
-fn media_are_tiers() {
+fn media_map_to_tiers() {
     for (medium, tier) in [
         (Any::Nil, Tier::Gpu),
         (Any::from("GPU"), Tier::Gpu),
@@ -226,7 +226,7 @@ fn media_are_tiers() {
 }
 
 #[test]
-fn groups_that_keep_no_prefix_are_told_apart() {
+fn groups_without_prefix_caching_are_reported_apart() {
     for prefix in [
         Any::Nil,
         Any::from("full_attention"),
@@ -248,7 +248,7 @@ fn groups_that_keep_no_prefix_are_told_apart() {
     ];
     for kind in ["sliding_window", "mamba", "cross_attention"] {
         let group = [("kv_cache_spec_kind", Any::from(kind)), ("group_idx", Any::from(2))];
-        // Of whatever shape: what comes after it is read.
+        // Whatever its fields contain, the next event is still decoded.
         for odd in odd.iter().chain([&("block_size", Any::from(4))]) {
             let event = stored_with(&[group.as_slice(), std::slice::from_ref(odd)].concat());
             let (_, said) = decode(&batch(vec![event, stored_with(&[])]));
@@ -262,8 +262,8 @@ fn groups_that_keep_no_prefix_are_told_apart() {
 }
 
 #[test]
-fn names_without_tokens_are_copies() {
-    // As vLLM's OffloadingConnector writes them: without the size of a block, or with it.
+fn stored_names_without_tokens_are_copies() {
+    // As vLLM's OffloadingConnector writes them: with or without the size of a block.
     for (size, told) in [(Any::from(0), 0), (Any::from(4), 4), (Any::Nil, 0)] {
         let fields = [("token_ids", ints(&[])), ("block_size", size), ("medium", Any::from("CPU"))];
         let said = decode(&batch(vec![stored_with(&fields)])).1;
@@ -278,7 +278,7 @@ fn names_without_tokens_are_copies() {
 }
 
 #[test]
-fn events_that_contradict_themselves_are_refused_alone() {
+fn contradictory_events_are_refused_and_the_rest_is_decoded() {
     let shape = |blocks, tokens, block_size| Refusal::Shape { blocks, tokens, block_size };
     let of = |fields: &[(&str, Any)]| refusal(stored_with(fields));
     assert_eq!(of(&[("block_size", Any::from(8))]), shape(2, 8, 8));
@@ -306,7 +306,7 @@ fn events_that_contradict_themselves_are_refused_alone() {
 }
 
 #[test]
-fn unknown_events_are_counted_and_passed_over() {
+fn unknown_events_are_counted_and_skipped() {
     let novel = map(&[("type", Any::from("BlockMoved")), ("to", ints(&[1, 2]))]);
     let array = Any::Array(vec![Any::from("BlockMoved"), ints(&[1])]);
     let (batch, said) = decode(&batch(vec![novel, array, stored_with(&[])]));
@@ -315,7 +315,7 @@ fn unknown_events_are_counted_and_passed_over() {
 }
 
 #[test]
-fn what_is_no_batch_is_an_error() {
+fn payload_that_is_no_batch_is_an_error() {
     for payload in [bytes(&Any::Nil), bytes(&ints(&[])), bytes(&ints(&[1])), bytes(&map(&[])), bytes(&ints(&[1, 2]))] {
         assert_eq!(decode(&payload).0, Err(BatchError::NotABatch), "{payload:?}");
     }
@@ -324,8 +324,8 @@ fn what_is_no_batch_is_an_error() {
 }
 
 #[test]
-fn a_claimed_length_allocates_nothing() {
-    // Heads that claim 2^32-1 elements, in every place where one can stand.
+fn claimed_lengths_allocate_nothing() {
+    // Headers that claim 2^32-1 elements, at every position where one is possible.
     let huge_array = [0xdd, 0xff, 0xff, 0xff, 0xff];
     let mut decoder = Decoder::new(keys());
     let event_head = b"\x95\xabBlockStored";
@@ -345,7 +345,7 @@ fn a_claimed_length_allocates_nothing() {
 }
 
 #[test]
-fn depth_costs_no_stack() {
+fn deep_nesting_uses_no_stack() {
     let mut payload = b"\x92\x00\x91\x92\xa4deep".to_vec();
     payload.extend(std::iter::repeat_n(0x91, 1_000_000));
     payload.push(0xc0);

@@ -1,4 +1,4 @@
-//! Budgets, shares and capacities; many holders; what must not grow.
+//! Memory limits, shares and capacities; many holders; structures that must not grow.
 
 use super::{depth, index, index_with_share, key, named};
 use crate::index::{EngineHash, HolderId, Matches, PrefixIndex, StoredBlock, TenantId, Tier};
@@ -22,7 +22,7 @@ fn seconds(s: u64) -> Timestamp {
 }
 
 #[test]
-fn a_flood_of_one_tenant_leaves_the_others_alone() {
+fn flood_of_one_tenant_does_not_evict_others() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     let mine = keys(1, 500);
@@ -38,11 +38,11 @@ fn a_flood_of_one_tenant_leaves_the_others_alone() {
     let stats = index.stats();
     assert!(stats.evicted_for_tenant > 300_000, "{stats:?}");
     assert_eq!(stats.evicted_for_budget, 0, "{stats:?}");
-    assert_eq!(depth(&index, holder, &keys(12_999, 100)).gpu, 100, "the newest is there");
+    assert_eq!(depth(&index, holder, &keys(12_999, 100)).gpu, 100, "the newest prompt is found");
 }
 
 #[test]
-fn bound_in_blocks_drops_the_least_recently_used_prompts() {
+fn max_blocks_evicts_least_recently_used_prompts() {
     let index = index(BUDGET);
     index.set_max_blocks(Some(250));
     let holder = index.add_holder();
@@ -53,14 +53,14 @@ fn bound_in_blocks_drops_the_least_recently_used_prompts() {
     let held = [0, 1, 2, 3].map(|prompt| depth(&index, holder, &keys(prompt, 100)).gpu);
     assert_eq!(held, [0, 0, 100, 100]);
     index.record(holder, &keys(9, 400), TenantId(0), seconds(9));
-    assert_eq!((depth(&index, holder, &keys(9, 400)).gpu, index.stats().blocks), (250, 250), "as much as there may be");
+    assert_eq!((depth(&index, holder, &keys(9, 400)).gpu, index.stats().blocks), (250, 250), "the limit is reached");
     index.set_max_blocks(None);
     index.record(holder, &keys(10, 400), TenantId(0), seconds(10));
     assert_eq!(index.stats().blocks, 650);
 }
 
 #[test]
-fn who_is_alone_has_the_whole_budget() {
+fn single_tenant_may_use_the_whole_budget() {
     let room = |share, tenant| {
         let index = index_with_share(BUDGET, share);
         let holder = index.add_holder();
@@ -86,7 +86,7 @@ fn three_tenants(index: &PrefixIndex, holder: HolderId) -> impl Fn() -> usize {
 }
 
 #[test]
-fn neither_a_flood_nor_a_giant_prompt_takes_of_shares_that_are_full() {
+fn flood_and_giant_prompt_do_not_evict_full_shares() {
     for (blocks, prompts) in [(100, 10_000), (300_000, 3)] {
         let index = index_with_share(BUDGET, 0.25);
         let holder = index.add_holder();
@@ -102,7 +102,7 @@ fn neither_a_flood_nor_a_giant_prompt_takes_of_shares_that_are_full() {
 }
 
 #[test]
-fn who_has_more_than_its_share_gives_way_to_the_others() {
+fn tenant_over_its_share_is_evicted_first() {
     let index = index_with_share(BUDGET, 0.25);
     let holder = index.add_holder();
     (0..10_000).for_each(|i| index.record(holder, &keys(1 << 20 | i, 100), TenantId(4), seconds(1)));
@@ -113,15 +113,15 @@ fn who_has_more_than_its_share_gives_way_to_the_others() {
 }
 
 #[test]
-fn a_flood_of_one_tenant_leaves_what_others_use_too() {
+fn flood_of_one_tenant_keeps_prompts_that_others_use() {
     let index = index(BUDGET);
     let (holder, other) = (index.add_holder(), index.add_holder());
     let head = keys(1, 200);
     let behind = |prompt: u64| head.iter().copied().chain(keys(prompt, 100)).collect::<Vec<_>>();
-    // The tenant of the flood was there first.
+    // The flooding tenant recorded the prefix first.
     index.record(holder, &behind(2), TenantId(2), seconds(1));
     index.record(holder, &behind(3), TenantId(1), seconds(1));
-    // And this one has nothing that is not the first one's.
+    // This tenant has only prompts that it shares with the first one.
     let same = keys(4, 100);
     index.record(holder, &same, TenantId(2), seconds(1));
     index.record(other, &same, TenantId(3), seconds(1));
@@ -135,7 +135,7 @@ fn a_flood_of_one_tenant_leaves_what_others_use_too() {
 }
 
 #[test]
-fn what_others_use_too_does_not_take_more_than_their_share() {
+fn shared_prompts_are_kept_up_to_the_other_tenants_share() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     for i in 0..12_000 {
@@ -153,11 +153,11 @@ fn what_others_use_too_does_not_take_more_than_their_share() {
 }
 
 #[test]
-fn what_two_tenants_use_changes_hands_a_little_at_a_time() {
+fn runs_change_their_tenant_a_few_at_a_time() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     let billed = |tenant| index.writer.lock().bytes_of(&index.shared, TenantId(tenant));
-    // Both have sent all that there is room for, and the first one pays for it.
+    // Both tenants record prompts until memory is exhausted; the first one is billed.
     let prompts = (1000..).take_while(|prompt| {
         (1..=2).for_each(|tenant| index.record(holder, &keys(*prompt, 100), TenantId(tenant), seconds(1)));
         index.stats().evicted_for_tenant == 0
@@ -174,7 +174,7 @@ fn what_two_tenants_use_changes_hands_a_little_at_a_time() {
 }
 
 #[test]
-fn what_is_passed_on_gives_way_before_what_its_new_payer_has_used_itself() {
+fn passed_on_runs_are_evicted_before_the_tenants_own() {
     let index = index_with_share(BUDGET, 0.25);
     let holder = index.add_holder();
     let record = |tenant: u32, prompts: std::ops::Range<u64>| {
@@ -183,12 +183,12 @@ fn what_is_passed_on_gives_way_before_what_its_new_payer_has_used_itself() {
     let kept = |prompts: std::ops::Range<u64>| -> Vec<u64> {
         prompts.filter(|p| depth(&index, holder, &keys(*p, 100)).gpu == 100).collect()
     };
-    // Two tenants have their shares, and a third less, by itself.
+    // Two tenants within their shares, and a third with less, of its own.
     record(3, 3_000..4_150);
     record(4, 4_000 << 10..(4_000 << 10) + 1_150);
     let own = 1_000..1_400;
     record(1, own.clone());
-    // What it uses too is paid for by the one that floods.
+    // The prompts that it shares are billed to the flooding tenant.
     let shared = 20_000..21_500;
     record(2, shared.clone());
     record(1, shared.clone());
@@ -199,12 +199,12 @@ fn what_is_passed_on_gives_way_before_what_its_new_payer_has_used_itself() {
     assert_eq!((kept(own).len(), kept(50_000..50_600).len()), (400, 600));
     let after = kept(shared);
     assert!(after.len() + 100 < before.len(), "{} of {}", after.len(), before.len());
-    assert!(before.ends_with(&after), "the least recently used of them went");
+    assert!(before.ends_with(&after), "the least recently used ones were evicted");
     index.check_bills();
 }
 
 #[test]
-fn shares_are_parts_of_what_engines_leave() {
+fn shares_shrink_with_the_memory_of_engine_blocks() {
     let index = index(BUDGET);
     let (engine, holder) = (index.add_holder(), index.add_holder());
     for prompt in 0.. {
@@ -214,7 +214,7 @@ fn shares_are_parts_of_what_engines_leave() {
             break;
         }
     }
-    // Less than a quarter of the budget is left, and so the flood would never have as much.
+    // Less than a quarter of the budget is left, so a share of the whole budget would never be exceeded.
     let mine = keys(1, 100);
     index.record(holder, &mine, TenantId(1), seconds(1));
     for i in 0..4_000 {
@@ -227,7 +227,7 @@ fn shares_are_parts_of_what_engines_leave() {
 }
 
 #[test]
-fn what_a_holder_has_no_room_for_is_not_paid_for() {
+fn blocks_over_a_holders_capacity_are_not_billed() {
     let index = index(BUDGET);
     let (holder, other) = (index.add_holder(), index.add_holder());
     index.record(holder, &keys(1, 1_000), TenantId(1), seconds(1));
@@ -239,14 +239,14 @@ fn what_a_holder_has_no_room_for_is_not_paid_for() {
     let few = billed();
     assert!(few * 4 < both, "{both} {few}");
     index.remove_holder(other);
-    // The sweep needs writes.
+    // Sweeping happens during writes.
     (0..64).for_each(|_| index.remove(holder, Tier::Gpu, &[]));
     assert!(billed() < few, "a holder that is gone has nothing");
     index.check_bills();
 }
 
 #[test]
-fn a_prompt_larger_than_the_budget_keeps_its_head() {
+fn prompt_larger_than_the_budget_keeps_its_first_blocks() {
     let index = index(1 << 20);
     let holder = index.add_holder();
     let long = keys(1, 300_000);
@@ -254,11 +254,11 @@ fn a_prompt_larger_than_the_budget_keeps_its_head() {
     assert_within(&index);
     let found = depth(&index, holder, &long).gpu;
     assert!(found > 150_000 && found < 260_000, "{found}");
-    assert_eq!(index.blocks(holder).guessed, found, "no tail without its head: {:?}", index.stats());
+    assert_eq!(index.blocks(holder).guessed, found, "no block without those before it: {:?}", index.stats());
 }
 
 #[test]
-fn the_budget_forgets_the_least_recently_used_of_all() {
+fn exhausted_budget_evicts_least_recently_used_of_all() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     let mine = keys(1, 300);
@@ -272,8 +272,8 @@ fn the_budget_forgets_the_least_recently_used_of_all() {
     let stats = index.stats();
     assert!(stats.evicted_for_budget > 300_000, "{stats:?}");
     assert_eq!(stats.refused_blocks, 0, "{stats:?}");
-    assert_eq!(depth(&index, holder, &mine).gpu, 300, "what is used stays");
-    assert_eq!(depth(&index, holder, &keys(10_999, 100)).gpu, 100, "the newest is there");
+    assert_eq!(depth(&index, holder, &mine).gpu, 300, "a prompt in use stays");
+    assert_eq!(depth(&index, holder, &keys(10_999, 100)).gpu, 100, "the newest prompt is found");
 }
 
 fn store(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Vec<StoredBlock> {
@@ -283,7 +283,7 @@ fn store(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) -> Vec<Stored
 }
 
 #[test]
-fn engines_truth_takes_the_place_of_guesses_and_then_finds_no_room() {
+fn engine_blocks_replace_estimates_and_are_then_refused() {
     let index = index(BUDGET);
     let (engine, guessed) = (index.add_holder(), index.add_holder());
     for i in 0..7_000u64 {
@@ -300,9 +300,9 @@ fn engines_truth_takes_the_place_of_guesses_and_then_finds_no_room() {
     assert!(stored.len() > 300, "{}: {:?}", stored.len(), index.stats());
     let refused = index.stats().refused_blocks;
     let held: u64 = stored.iter().map(|(_, p)| u64::from(depth(&index, engine, p).gpu)).sum();
-    assert_eq!(held + refused, stored.len() as u64 * 200, "what is there is found");
+    assert_eq!(held + refused, stored.len() as u64 * 200, "stored blocks are found");
     assert_eq!(u64::from(index.blocks(engine).gpu), held);
-    // What is removed makes room again.
+    // Removing blocks frees memory.
     for (blocks, _) in &stored {
         let names: Vec<EngineHash> = blocks.iter().rev().map(|b| b.hash).collect();
         index.remove(engine, Tier::Gpu, &names);
@@ -315,7 +315,7 @@ fn engines_truth_takes_the_place_of_guesses_and_then_finds_no_room() {
 }
 
 #[test]
-fn any_budget_holds() {
+fn memory_stays_within_any_budget() {
     for budget in [0, 1 << 10, 100 << 10, 300 << 10, 1 << 20] {
         let index = index(budget);
         let (a, b) = (index.add_holder(), index.add_holder());
@@ -330,24 +330,24 @@ fn any_budget_holds() {
 }
 
 #[test]
-fn capacity_forgets_tails_before_heads() {
+fn capacity_evicts_tails_before_heads() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     index.set_capacity(holder, 150);
     let (old, new) = (keys(1, 100), keys(2, 100));
     index.record(holder, &old, TenantId(1), seconds(1));
     index.record(holder, &new, TenantId(1), seconds(2));
-    assert_eq!(depth(&index, holder, &old).gpu, 50, "the old prompt's tail went");
+    assert_eq!(depth(&index, holder, &old).gpu, 50, "the old prompt's tail was evicted");
     assert_eq!(depth(&index, holder, &new).gpu, 100);
     assert_eq!(index.blocks(holder).guessed, 150);
-    // The head of the old one is used again, and is now younger than the new one.
+    // The first blocks of the old prompt are used again, and are now younger than the new one.
     index.record(holder, &old[..20], TenantId(1), seconds(3));
     index.set_capacity(holder, 60);
     assert_eq!(depth(&index, holder, &old).gpu, 20);
     assert_eq!(depth(&index, holder, &new).gpu, 40);
 }
 
-/// An index of one tenant where so many prompts behind the first one find room, and the one after them does not.
+/// Fills an index of one tenant with prompts until the next one would not fit. Returns how many fit besides the first.
 fn filled(index: &PrefixIndex, holder: HolderId) -> u64 {
     let record = |prompt: u64| index.record(holder, &keys(prompt, 64), TenantId(1), seconds(1));
     record(0);
@@ -359,7 +359,7 @@ fn filled(index: &PrefixIndex, holder: HolderId) -> u64 {
 }
 
 #[test]
-fn the_least_recently_used_prompt_grows_at_the_cost_of_the_next() {
+fn growing_the_oldest_prompt_evicts_the_next_oldest() {
     for share in [1.0, 0.25] {
         let index = || index_with_share(1 << 20, share);
         let room = {
@@ -370,17 +370,17 @@ fn the_least_recently_used_prompt_grows_at_the_cost_of_the_next() {
         let holder = index.add_holder();
         (0..=room).for_each(|prompt| index.record(holder, &keys(prompt, 64), TenantId(1), seconds(1)));
         assert_eq!(index.stats().evicted_for_budget, 0);
-        // The first one of all comes back, and goes on.
+        // The first prompt comes back and continues.
         index.record(holder, &keys(0, 1_024), TenantId(1), seconds(2));
         let stats = index.stats();
         assert_eq!((depth(&index, holder, &keys(0, 1_024)).gpu, stats.refused_blocks), (1_024, 0), "{stats:?}");
         assert!(stats.evicted_for_budget > 0, "{stats:?}");
-        assert_eq!(depth(&index, holder, &keys(1, 64)).gpu, 0, "the next one went");
+        assert_eq!(depth(&index, holder, &keys(1, 64)).gpu, 0, "the next prompt was evicted");
     }
 }
 
 #[test]
-fn a_tenant_whose_only_prompt_goes_for_its_next_one_stays_a_tenant() {
+fn tenant_whose_only_prompt_is_evicted_for_its_next_one_stays() {
     let index = || index_with_share(1 << 20, 1.0);
     let record = |index: &PrefixIndex, holder, prompt: u64, tenants: u64| {
         index.record(holder, &keys(prompt, 64), TenantId((prompt % tenants) as u32), seconds(1));
@@ -402,7 +402,7 @@ fn a_tenant_whose_only_prompt_goes_for_its_next_one_stays_a_tenant() {
 }
 
 #[test]
-fn no_guess_goes_where_the_room_for_holes_is_used_up() {
+fn no_estimate_is_evicted_when_memory_for_gaps_is_exhausted() {
     let index = index(1 << 20);
     let (whole, holes, guessed) = (index.add_holder(), index.add_holder(), index.add_holder());
     index.record(guessed, &keys(1_000, 100), TenantId(1), seconds(1));
@@ -418,7 +418,7 @@ fn no_guess_goes_where_the_room_for_holes_is_used_up() {
 }
 
 #[test]
-fn names_of_one_holder_that_others_outlive_do_not_pile_up() {
+fn dead_names_do_not_accumulate() {
     let index = index(16 << 20);
     let (a, b) = (index.add_holder(), index.add_holder());
     for prompt in 0..1_000 {
@@ -437,7 +437,7 @@ fn names_of_one_holder_that_others_outlive_do_not_pile_up() {
 }
 
 #[test]
-fn storing_and_clearing_keeps_memory_flat() {
+fn storing_and_clearing_keeps_memory_constant() {
     let index = index(64 << 20);
     let holders: Vec<HolderId> = (0..4).map(|_| index.add_holder()).collect();
     let mut after = Vec::new();
@@ -456,7 +456,7 @@ fn storing_and_clearing_keeps_memory_flat() {
 }
 
 #[test]
-fn two_thousand_holders() {
+fn two_thousand_holders_are_found() {
     let index = index(64 << 20);
     let holders: Vec<HolderId> = (0..2000).map(|_| index.add_holder()).collect();
     let prompt = keys(1, 300);
@@ -489,7 +489,7 @@ fn two_thousand_holders() {
 }
 
 #[test]
-fn a_removed_holder_is_nobody() {
+fn removed_holder_is_never_found() {
     let index = index(BUDGET);
     let gone = index.add_holder();
     let prompt = keys(1, 10);
@@ -518,7 +518,7 @@ impl BlockKeys for Counting<'_> {
 }
 
 #[test]
-fn keys_that_cannot_matter_are_not_made() {
+fn lookup_requests_only_the_keys_that_matter() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     let prompt = keys(1, 10_000);
@@ -538,7 +538,7 @@ fn keys_that_cannot_matter_are_not_made() {
 }
 
 #[test]
-fn weight_halves() {
+fn weight_halves_after_each_half_life() {
     let index = index(BUDGET);
     let holder = index.add_holder();
     let near = |a: f64, b: f64| (a - b).abs() < 1e-3 * b.max(1.0);

@@ -1,4 +1,4 @@
-//! Long random histories, told to the index and to its model.
+//! Long random histories, applied to the index and to its model.
 
 use super::model::Model;
 use super::{index, index_with_share, key, named};
@@ -50,7 +50,7 @@ enum Op {
 }
 
 fn prompt() -> impl Strategy<Value = Vec<u8>> {
-    // Mostly the same beginnings, so that prompts meet.
+    // Mostly equal first letters, so that prompts share prefixes.
     let part = prop_oneof![4 => Just(0u8), 2 => Just(1u8), 1 => Just(2u8)];
     prop::collection::vec(part, 1..14)
 }
@@ -75,12 +75,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 struct World {
-    /// Otherwise holder 3 calls blocks by names of its own, and holder 4 by names that mean other blocks to the rest.
+    /// If false, holder 3 uses its own names for blocks, and holder 4 uses names that stand for other blocks elsewhere.
     names_agree: bool,
     index: PrefixIndex,
     model: Model,
     ids: Vec<HolderId>,
-    /// A letter of a prompt is so many blocks.
+    /// Number of blocks for a letter of a prompt.
     letter: usize,
     clock: u64,
 }
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// The blocks of a prompt from a letter on, and the name of the one before.
+    /// The blocks of a prompt from a letter on, and the name of the block before them.
     fn end_of(&self, holder: usize, prompt: &[u8], from: usize) -> (Option<EngineHash>, Vec<StoredBlock>) {
         let mut blocks = self.blocks(holder, prompt);
         let from = (from * self.letter).min(blocks.len() - 1);
@@ -123,11 +123,11 @@ impl World {
         (parent, blocks.split_off(from))
     }
 
-    /// What a holder calls the blocks of a prompt from a letter on.
+    /// A holder's names for the blocks of a prompt from a letter on.
     fn names(&self, holder: usize, prompt: &[u8], from: usize) -> Vec<EngineHash> {
         let mut names: Vec<EngineHash> = self.end_of(holder, prompt, from).1.iter().map(|b| b.hash).collect();
         if !self.names_agree {
-            // Engines speak of what they have told of; what others mean by a name is not asked for then.
+            // Engines only use names that they have reported themselves, whatever others mean by them.
             names.retain(|n| self.model.knows(holder, *n));
         }
         names
@@ -138,7 +138,7 @@ impl World {
         match op {
             Op::Store { holder, tier, prompt, from } => {
                 let (parent, blocks) = self.end_of(*holder, prompt, *from);
-                // The index may know a name longer than anyone uses it, when holders call one block by several.
+                // When holders name a block differently, the index may know a name for longer than it is used.
                 if !self.names_agree && parent.is_some_and(|p| !self.model.knows(*holder, p)) {
                     return;
                 }
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// As [`World::apply`], where the index may have forgotten what the model knows.
+    /// As [`World::apply`], where the index may have evicted blocks that the model has.
     fn tell(&mut self, op: &Op) {
         self.clock += 1;
         match op {
@@ -199,7 +199,7 @@ impl World {
                 let known = self.index.copy(self.ids[*holder], *tier, names.iter().copied());
                 assert!(known <= self.model.copy(*holder, *tier, &names), "{op:?}");
             }
-            // The index, which has forgotten some, need not forget the same.
+            // The index has evicted other blocks before and need not evict the same ones now.
             Op::Capacity { .. } => {}
             _ => self.apply(op),
         }
@@ -214,7 +214,7 @@ impl World {
             assert_eq!(matches.depth(*id), depth, "holder {holder}, prompt {prompt:?}");
             found += usize::from(depth.any > 0);
         }
-        assert_eq!(matches.iter().count(), found, "nobody else is found");
+        assert_eq!(matches.iter().count(), found, "no other holder is found");
     }
 
     fn compare_all(&self, op: &Op) {
@@ -262,40 +262,40 @@ fn run(ops: &[Op], names_agree: bool, letter: usize, first_column: usize) {
     }
     world.compare_held();
     let stats = world.index.stats();
-    assert!(stats.blocks >= world.model.distinct(), "all held blocks are there: {stats:?}");
+    assert!(stats.blocks >= world.model.distinct(), "all held blocks are in the index: {stats:?}");
     assert!(stats.bytes <= stats.budget_bytes, "{stats:?}");
     for id in &world.ids {
         world.index.clear(*id);
     }
-    // The sweep needs writes.
+    // Sweeping happens during writes.
     let id = world.index.add_holder();
     for _ in 0..4096 {
         world.index.remove(id, Tier::Gpu, &[]);
     }
     let stats = world.index.stats();
-    assert_eq!((stats.runs, stats.blocks, stats.names), (0, 0, 0), "nothing is left: {stats:?}");
+    assert_eq!((stats.runs, stats.blocks, stats.names), (0, 0, 0), "the index is empty: {stats:?}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, max_shrink_iters: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_says_what_the_model_says(ops in prop::collection::vec(op(), 1..160)) {
+    fn index_agrees_with_the_model(ops in prop::collection::vec(op(), 1..160)) {
         run(&ops, true, 1, 0);
     }
 
     #[test]
-    fn engines_may_disagree_about_names(ops in prop::collection::vec(op(), 1..160)) {
+    fn index_agrees_with_the_model_when_names_differ(ops in prop::collection::vec(op(), 1..160)) {
         run(&ops, false, 1, 0);
     }
 
     #[test]
-    fn columns_behind_the_first_64_are_like_the_others(ops in prop::collection::vec(op(), 1..120)) {
+    fn columns_after_the_first_64_behave_alike(ops in prop::collection::vec(op(), 1..120)) {
         run(&ops, true, 1, 62);
     }
 }
 
-/// Where there is no room the index forgets, but it never says more than there is.
+/// With too little memory the index loses blocks, but never reports more than is held.
 fn run_short_of_room(ops: &[Op], (budget, share): (usize, f32), letter: usize, first_column: usize) {
     let mut world = World { index: index_with_share(budget, share), ..World::new(true, letter, 0) };
     for _ in 0..first_column {
@@ -328,7 +328,7 @@ fn run_short_of_room(ops: &[Op], (budget, share): (usize, f32), letter: usize, f
 }
 
 #[test]
-fn who_was_removed_is_gone_though_the_rest_finds_no_room() {
+fn removed_holder_is_gone_without_memory() {
     let store = |holder, prompt: &[u8], from| Op::Store { holder, tier: Tier::Gpu, prompt: prompt.to_vec(), from };
     let record = |holder, prompt: &[u8]| Op::Record { holder, prompt: prompt.to_vec(), tenant: 0 };
     let ops = [
@@ -340,7 +340,7 @@ fn who_was_removed_is_gone_though_the_rest_finds_no_room() {
         record(1, &[0]),
         Op::Replace { holder: 3 },
         record(0, &[0, 1]),
-        // A run was as long for its sake; shorter, it takes more words to tell who has the rest.
+        // The run was kept long for its sake. A shorter one takes more words for the remaining holders.
         Op::Replace { holder: 2 },
         record(0, &[0]),
     ];
@@ -351,7 +351,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_made_up_where_there_is_no_room(
+    fn index_without_memory_reports_only_held_blocks(
         ops in prop::collection::vec(op(), 1..160),
         budget in 40usize..200,
         share in prop_oneof![Just(1.0f32), Just(0.25)],
@@ -366,7 +366,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn long_prompts_go_on_in_further_runs(ops in prop::collection::vec(op(), 1..60)) {
+    fn long_prompts_continue_in_further_runs(ops in prop::collection::vec(op(), 1..60)) {
         run(&ops, true, 301, 61);
     }
 }

@@ -1,4 +1,4 @@
-//! The index as its words say it, one map per holder: what the real one is held against.
+//! A simple model of the index, one map per holder, for comparison with the real one.
 
 use crate::index::{Blocks, Depth, StoredBlock, Tier, UnknownParent};
 use crate::key::{BlockKey, EngineHash};
@@ -14,10 +14,10 @@ fn place(parent: u64, key: BlockKey) -> u64 {
 
 #[derive(Debug)]
 struct Held {
-    /// By tier, and the guesses behind them: place to copies.
+    /// By tier, the estimated blocks last: block position to number of copies.
     places: [HashMap<u64, u32>; 4],
     names: HashMap<EngineHash, u64>,
-    /// Of guesses: last use and depth.
+    /// Last use and depth of estimated blocks.
     used: HashMap<u64, (u64, u32)>,
     capacity: u32,
 }
@@ -52,7 +52,7 @@ impl Model {
         self.holders.values().filter_map(|h| h.names.get(&name)).copied().collect()
     }
 
-    /// Whether the holder has told of a name.
+    /// Whether the holder has reported a name.
     pub(super) fn knows(&self, holder: usize, name: EngineHash) -> bool {
         self.holders[&holder].names.contains_key(&name)
     }
@@ -152,7 +152,7 @@ impl Model {
         Blocks { gpu, cpu, disk, guessed }
     }
 
-    /// Distinct blocks that anyone holds.
+    /// Number of distinct blocks with a holder.
     pub(super) fn distinct(&self) -> usize {
         let all = self.holders.values().flat_map(|h| h.places.iter().flat_map(HashMap::keys));
         all.collect::<BTreeSet<_>>().len()
@@ -160,7 +160,7 @@ impl Model {
 }
 
 impl Held {
-    /// The least recently used first, of equally old ones the deepest.
+    /// Evicts the least recently used blocks first; of equally old ones, the deepest.
     fn evict(&mut self) {
         while self.places[GUESS].len() > self.capacity as usize {
             let oldest = self.used.iter().min_by_key(|(_, (used, depth))| (*used, std::cmp::Reverse(*depth)));

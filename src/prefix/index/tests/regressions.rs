@@ -1,4 +1,4 @@
-//! What other indexes get wrong.
+//! Cases that other prefix indexes get wrong.
 
 use super::{depth, index, key, named};
 use crate::index::{EngineHash, Matches, StoredBlock, TenantId, Tier, UnknownParent};
@@ -14,7 +14,7 @@ fn names(blocks: &[StoredBlock]) -> Vec<EngineHash> {
 }
 
 #[test]
-fn a_shared_head_has_several_owners_and_none_loses_it_to_another() {
+fn shared_prefix_keeps_all_its_holders() {
     let index = index(4 << 20);
     let (a, b) = (index.add_holder(), index.add_holder());
     let prompt = keys(0..8);
@@ -23,7 +23,7 @@ fn a_shared_head_has_several_owners_and_none_loses_it_to_another() {
     index.store(b, Tier::Gpu, None, &blocks[..5]).unwrap();
     index.remove(a, Tier::Gpu, &names(&blocks));
     assert_eq!((depth(&index, a, &prompt).gpu, depth(&index, b, &prompt).gpu), (0, 5));
-    // The names still work for the one that is left.
+    // The names still work for the remaining holder.
     index.remove(b, Tier::Gpu, &names(&blocks[3..]));
     assert_eq!(depth(&index, b, &prompt).gpu, 3);
 }
@@ -39,7 +39,7 @@ fn two_ranks_of_one_host_are_two_holders() {
 }
 
 #[test]
-fn a_match_never_jumps_over_a_hole() {
+fn match_ends_at_a_gap() {
     let index = index(4 << 20);
     let holder = index.add_holder();
     let prompt = keys(0..10);
@@ -47,16 +47,16 @@ fn a_match_never_jumps_over_a_hole() {
     index.store(holder, Tier::Gpu, None, &blocks).unwrap();
     index.remove(holder, Tier::Gpu, &[blocks[4].hash]);
     assert_eq!(depth(&index, holder, &prompt).gpu, 4);
-    assert_eq!(index.blocks(holder).gpu, 9, "what lies behind is still held");
+    assert_eq!(index.blocks(holder).gpu, 9, "blocks behind the gap are still held");
     index.store(holder, Tier::Gpu, Some(blocks[3].hash), &blocks[4..5]).unwrap();
-    assert_eq!(depth(&index, holder, &prompt).gpu, 10, "and matches again when the hole is filled");
+    assert_eq!(depth(&index, holder, &prompt).gpu, 10, "and match again when the gap is filled");
     index.remove(holder, Tier::Gpu, &[blocks[0].hash]);
-    assert_eq!(depth(&index, holder, &prompt).gpu, 0, "a head that is dropped first takes the match with it");
+    assert_eq!(depth(&index, holder, &prompt).gpu, 0, "dropping the first block ends the match");
     assert_eq!(index.held(holder, Tier::Gpu).len(), 9);
 }
 
 #[test]
-fn tiers_complete_each_other() {
+fn blocks_on_several_tiers_form_one_match() {
     let index = index(4 << 20);
     let holder = index.add_holder();
     let prompt = keys(0..9);
@@ -75,7 +75,7 @@ fn tiers_complete_each_other() {
 }
 
 #[test]
-fn a_block_that_was_published_twice_is_held_until_it_was_removed_twice() {
+fn block_stored_twice_is_held_until_removed_twice() {
     let index = index(4 << 20);
     let holder = index.add_holder();
     let prompt = keys(0..4);
@@ -89,14 +89,14 @@ fn a_block_that_was_published_twice_is_held_until_it_was_removed_twice() {
 }
 
 #[test]
-fn an_orphan_is_told_from_a_child() {
+fn block_with_unknown_parent_is_an_error() {
     let index = index(4 << 20);
     let (a, b) = (index.add_holder(), index.add_holder());
     let blocks = named(&keys(0..6), 0);
     assert_eq!(index.store(a, Tier::Gpu, Some(blocks[2].hash), &blocks[3..]), Err(UnknownParent));
     index.store(b, Tier::Gpu, None, &blocks[..3]).unwrap();
     index.store(a, Tier::Gpu, Some(blocks[2].hash), &blocks[3..]).unwrap();
-    assert_eq!(depth(&index, a, &keys(0..6)).gpu, 0, "it has no head");
+    assert_eq!(depth(&index, a, &keys(0..6)).gpu, 0, "its first blocks are missing");
     assert_eq!(index.blocks(a).gpu, 3);
     index.clear(b);
     assert_eq!(index.store(b, Tier::Gpu, Some(blocks[2].hash), &blocks[3..]), Err(UnknownParent));
@@ -117,7 +117,7 @@ fn roots_keep_caches_apart() {
 }
 
 #[test]
-fn a_branch_in_a_long_run_costs_no_split() {
+fn branch_in_a_long_run_splits_nothing() {
     let index = index(16 << 20);
     let holder = index.add_holder();
     let trunk = keys(0..1000);

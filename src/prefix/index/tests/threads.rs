@@ -1,4 +1,4 @@
-//! Readers beside a writer: every answer must have been true at one moment while it was looked for.
+//! Readers beside a writer: every result must have been true at one moment during the lookup.
 
 use super::model::Model;
 use super::{index, key, named};
@@ -81,14 +81,14 @@ fn prompt(letters: &[u64]) -> Vec<BlockKey> {
     letters.iter().flat_map(|l| (0..LETTER).map(move |i| key(l << 32 | i))).collect()
 }
 
-/// Holders' depths in one state.
+/// The holders' depths in one state.
 type Answer = [Depth; HOLDERS];
 
 fn between(a: u32, b: u32, x: u32) -> bool {
     a.min(b) <= x && x <= a.max(b)
 }
 
-/// An answer may be that of a state, or lie between two states where the change between them was under way.
+/// Whether a result matches one state, or lies between two states while the change was under way.
 fn may_be(answer: &Answer, before: &Answer, after: Option<(&Answer, usize)>) -> bool {
     (0..HOLDERS).all(|h| {
         let (is, was) = (answer[h], before[h]);
@@ -153,7 +153,7 @@ fn run(seed: u64, steps: usize) {
 }
 
 #[test]
-fn answers_were_true_at_one_moment() {
+fn every_result_was_true_at_one_moment() {
     for seed in 0..4 {
         run(seed, 2000);
     }

@@ -1,9 +1,9 @@
-//! Random batches against another reader of MessagePack, random and damaged bytes.
+//! Random batches, compared with another MessagePack reader; random and damaged bytes.
 
 use super::*;
 use proptest::prelude::*;
 
-/// A field of a random event, as rmpv would write it.
+/// A random event as rmpv would write it, with the expected result.
 fn any_event() -> impl Strategy<Value = (Any, Said)> {
     let token = prop_oneof![0u32..128, 128..256u32, 256..65_536u32, 65_536..=u32::MAX];
     let stored = (1usize..5, 1usize..20, any::<Option<u64>>(), any::<bool>(), any::<Option<u32>>()).prop_flat_map(
@@ -58,7 +58,7 @@ fn event(name: &str, fields: &[(&str, Any)], positional: bool) -> Any {
 
 proptest! {
     #[test]
-    fn random_batches_decode_as_another_reader_reads_them(
+    fn random_batches_decode_like_rmpv(
         events in proptest::collection::vec(any_event(), 0..8),
         timestamp in 0.0..2e9,
         rank in any::<Option<u32>>(),
@@ -101,13 +101,13 @@ proptest! {
     }
 
     #[test]
-    fn another_reader_agrees_on_what_is_one_value(payload in proptest::collection::vec(any::<u8>(), 1..64)) {
+    fn skip_agrees_with_rmpv_on_the_end_of_a_value(payload in proptest::collection::vec(any::<u8>(), 1..64)) {
         let mut theirs = payload.as_slice();
         let valid = rmpv::decode::read_value(&mut theirs).is_ok();
         let mut ours = Reader::new(&payload);
         let skipped = ours.skip();
         if skipped == Err(Malformed::Reserved) {
-            // rmpv takes the byte that means nothing for nil.
+            // rmpv reads the reserved byte as nil.
         } else if valid {
             prop_assert_eq!(skipped, Ok(()));
             prop_assert_eq!(Reader::new(&payload).until(&ours).len(), payload.len() - theirs.len());

@@ -1,4 +1,4 @@
-//! Frames that engines have sent.
+//! Frames that were recorded from engines.
 
 use super::*;
 use serde_json::Value as Json;
@@ -13,7 +13,7 @@ pub(super) fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
 }
 
-/// Each recorded batch: its payload and what Python's msgspec made of it.
+/// Each recorded batch: its payload and the result of Python's msgspec.
 pub(super) fn batches() -> Vec<(Vec<u8>, Json)> {
     let mut found = Vec::new();
     let steps: Vec<Json> = serde_json::from_str(SCENARIO).unwrap();
@@ -31,7 +31,7 @@ fn hash(json: &Json) -> u64 {
     json.as_u64().unwrap_or_else(|| u64::from_be_bytes(*digest().last_chunk().unwrap()))
 }
 
-/// What an event must decode to, from its JSON form alone.
+/// The expected result of decoding an event, derived from its JSON form alone.
 fn expected(event: &Json) -> Said {
     const STORED: [&str; 10] = [
         "block_hashes",
@@ -87,14 +87,14 @@ fn expected(event: &Json) -> Said {
 }
 
 #[test]
-fn every_recorded_frame_decodes_to_what_was_recorded() {
+fn recorded_frames_decode_to_the_recorded_events() {
     let batches = batches();
     assert!(batches.len() > 150, "{}", batches.len());
     for (payload, json) in batches {
         let (batch, said) = decode(&payload);
         let events = json[1].as_array().unwrap();
         let batch = batch.unwrap();
-        // serde_json reads decimal fractions with the last bit off.
+        // serde_json may get the last bit of a decimal fraction wrong.
         assert!((batch.timestamp - json[0].as_f64().unwrap()).abs() < 1e-5);
         assert_eq!(batch.rank, Some(0));
         assert_eq!(batch.events as usize, events.len());

@@ -1,4 +1,4 @@
-//! What the first block of a prompt is turned by: adapters, salts, images.
+//! The root of a prompt's first block: adapters, salts, images.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn under(name: &str, salt: Option<&str>) -> Vec<BlockKey> {
 }
 
 #[test]
-fn adapter_and_salt_make_the_root_tagged_or_not() {
+fn adapter_and_salt_tagged_or_not_form_the_root() {
     let sql = ("lora_name", Any::from("sql"));
     let extra = |first: Any, second: Any| ("extra_keys", Any::Array(vec![first, second]));
     let tagged_lora = Any::Array(vec![strings(&["lora", "sql", "path/to/sql"])]);
@@ -39,14 +39,14 @@ fn adapter_and_salt_make_the_root_tagged_or_not() {
 }
 
 #[test]
-fn an_adapter_that_is_only_numbered_is_not_the_base_model() {
+fn numbered_adapter_is_kept_apart_from_base_model() {
     let numbered = keys_of(stored_with(&[("lora_id", Any::from(1))]));
     assert_ne!(numbered[0], under("", None)[0]);
     assert_ne!(numbered[0], keys_of(stored_with(&[("lora_id", Any::from(2))]))[0]);
 }
 
 #[test]
-fn images_are_part_of_their_blocks() {
+fn images_change_the_keys_of_their_blocks() {
     let mut buffer = Vec::new();
     let mut with = |key: BlockKey, hash: &str, offset: Option<i64>| {
         multimodal_content(hash.as_bytes(), offset, &mut buffer);
@@ -54,7 +54,7 @@ fn images_are_part_of_their_blocks() {
     };
     let salted = under("", Some("s"));
     let extra = |first: Any, second: Any| stored_with(&[("extra_keys", Any::Array(vec![first, second]))]);
-    // Bare strings: behind the first block they are images, in it the last one is the salt.
+    // Untagged strings are images; in the first block, the last one is the salt.
     assert_eq!(
         keys_of(extra(strings(&["img", "s"]), strings(&["img"]))),
         [with(salted[0], "img", None), with(salted[1], "img", None)]
@@ -74,7 +74,7 @@ fn images_are_part_of_their_blocks() {
 }
 
 #[test]
-fn what_is_not_understood_still_separates() {
+fn unknown_extra_keys_still_separate_blocks() {
     let extra = |second: Any| keys_of(stored_with(&[("extra_keys", Any::Array(vec![Any::Nil, second]))]));
     let plain = extra(Any::Nil);
     let odd = [
