@@ -10,7 +10,7 @@ use super::schema::TokenizerKind;
 use super::settings::TokenizerFallback;
 use attache_prefix::cache::CHARACTERS_PER_TOKEN;
 use attache_scheduling::registry;
-use attache_scheduling::strategy::weighted;
+use attache_scheduling::weighted;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -7,7 +7,7 @@
 use super::plugin::{RequestFacts, Strategy};
 use super::registry::{self, BuildError};
 use super::selector::LabelSelector;
-use super::strategy::weighted::{self, Part, Weighted};
+use super::weighted::{self, Part, Weighted};
 use attache_pool::slo_profile::SloProfiles;
 use attache_types::error::{Reason, RequestError};
 use attache_types::ids::EndpointId;

@@ -16,8 +16,10 @@ pub mod candidates;
 pub mod choice;
 pub mod decision;
 pub mod digest;
+pub mod division;
 pub mod facts;
 pub mod filter;
+pub mod least_request;
 pub mod losses;
 pub mod messages;
 pub mod objective;
@@ -34,6 +36,7 @@ pub mod scorer;
 pub mod selector;
 pub mod split;
 pub mod strategy;
+pub mod weighted;
 pub mod window;
 
 pub use attache_types::params;

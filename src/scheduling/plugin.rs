@@ -3,9 +3,9 @@
 use super::candidates::Candidate;
 use super::decision::{Decision, Ranking, Signal};
 use super::digest::{Digest, Digests};
+use super::division::Division;
 use super::objective::Objective;
 use super::policy::ModelPolicy;
-use super::profile::division::Division;
 use super::selector::LabelSelector;
 use super::split::{self, Field, Media, Pair};
 use attache_pool::slo_profile::SloProfiles;

@@ -1,8 +1,8 @@
 //! Every plugin there is: one line each.
 
 use super::plugin::{Descriptor, ParamError, PluginDescriptor, Strategy};
-use super::strategy::weighted::{self, Weighted};
-use super::{filter, picker, profile, scorer, strategy};
+use super::weighted::{self, Weighted};
+use super::{filter, least_request, picker, profile, scorer, strategy};
 use serde_json::Value;
 
 /// All strategies, in the order in which `attache plugins` and the README list them.
@@ -16,7 +16,7 @@ pub const STRATEGIES: &[&Descriptor] = &[
     &strategy::least_gpu_cache::PLUGIN,
     &strategy::least_kv_cache::PLUGIN,
     &strategy::least_latency::PLUGIN,
-    &strategy::least_request::PLUGIN,
+    &least_request::PLUGIN,
     &strategy::least_utilization::PLUGIN,
     &strategy::load_balance::PLUGIN,
     &strategy::pd::PLUGIN,

@@ -9,8 +9,8 @@ use crate::schema::{self, Opt};
 use attache_config_schema::decode::{Fields, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_config_schema::document::{Node, Value};
+use attache_scheduling::division::{Division, StageProfile, Stages};
 use attache_scheduling::plugin::Plugin;
-use attache_scheduling::profile::division::{Division, StageProfile, Stages};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
 

@@ -13,7 +13,8 @@ use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_flow::{PoolFlow, Settings};
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use attache_scheduling::strategy::{vtc_queue, weighted};
+use attache_scheduling::strategy::vtc_queue;
+use attache_scheduling::weighted;
 
 /// The header by which AIBrix identifies users.
 const USER_HEADER: &str = "user";

@@ -13,7 +13,7 @@ use attache_scheduling::choice::{
     Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
 };
 use attache_scheduling::registry::{self, BuildError};
-use attache_scheduling::strategy::weighted;
+use attache_scheduling::weighted;
 use serde_json::Value;
 use std::collections::HashMap;
 

@@ -14,8 +14,8 @@ use crate::registry::PolicyDescriptor;
 use crate::saturation::View;
 use crate::saturation::utilization::Utilization;
 use attache_pool::health::HealthPolicy;
-use attache_scheduling::filter::utilization_detector::{
-    DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD, UtilizationDetector,
+use attache_scheduling::facts::utilization::{
+    DEFAULT_KV_CACHE_UTIL_THRESHOLD, DEFAULT_QUEUE_DEPTH_THRESHOLD, UtilizationLimits,
 };
 use attache_scheduling::plugin::{ParamError, params};
 use attache_scheduling::{Candidate, PickContext};
@@ -73,7 +73,7 @@ impl Probabilistic {
                 return Err(ParamError::value(name, value, "more than 0 is allowed"));
             }
         }
-        let thresholds = UtilizationDetector::at(queue_depth_threshold, kv_cache_util_threshold)?;
+        let thresholds = UtilizationLimits::at(queue_depth_threshold, kv_cache_util_threshold)?;
         Ok(Self { utilization: Utilization(thresholds), power, k })
     }
 

@@ -11,7 +11,7 @@
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
-use attache_scheduling::filter::concurrency_detector::ConcurrencyDetector;
+use attache_scheduling::facts::concurrency::ConcurrencyLimits;
 use serde_json::Value;
 
 /// Registry entry.
@@ -20,10 +20,10 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     aliases: &[],
     summary: "Requests or tokens in flight from this process, relative to the capacity of all endpoints.",
     source: "GIE and llm-d `concurrency-detector`",
-    build: |value: &Value| ConcurrencyDetector::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
+    build: |value: &Value| ConcurrencyLimits::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
 
-impl Detector for ConcurrencyDetector {
+impl Detector for ConcurrencyLimits {
     fn gauge(&self, view: &View<'_>) -> Gauge {
         by_stage(view, |endpoints| {
             let share = |most: Option<f64>, load: f64| {

@@ -16,7 +16,7 @@
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
 use attache_pool::EndpointState;
-use attache_scheduling::filter::utilization_detector::UtilizationDetector;
+use attache_scheduling::facts::utilization::UtilizationLimits;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     aliases: &[],
     summary: "Queue depth and KV cache usage of the endpoints, as scraped and corrected by requests since.",
     source: "GIE and llm-d `utilization-detector`",
-    build: |value: &Value| UtilizationDetector::new(value).map(|p| Box::new(Utilization(p)) as Box<dyn Detector>),
+    build: |value: &Value| UtilizationLimits::new(value).map(|p| Box::new(Utilization(p)) as Box<dyn Detector>),
 };
 
 /// Saturation by queue depth and KV cache usage.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Utilization(pub(crate) UtilizationDetector);
+pub(crate) struct Utilization(pub(crate) UtilizationLimits);
 
 impl Utilization {
     /// The saturation of one endpoint.

@@ -10,16 +10,11 @@
 //! unseen; `concurrency-detector` counts at once. How full these limits make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
 
 use super::keep_or_all;
-use crate::plugin::{Filter, ParamError, Plugin, PluginDescriptor, params};
+use crate::facts::utilization::UtilizationLimits;
+use crate::plugin::{Filter, Plugin, PluginDescriptor};
 use crate::{Candidate, PickContext, Signal};
-use attache_pool::{EndpointMetrics, EndpointState};
-use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
-use attache_types::units::parse_duration;
-use serde::Deserialize;
-use serde_json::Value;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Registry entry.
 pub const PLUGIN: PluginDescriptor = PluginDescriptor {
@@ -28,105 +23,21 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "filter",
     summary: "Keeps endpoints whose reported queue and KV cache are not over their limits.",
     source: "GIE and llm-d `utilization-detector`",
-    build: |value| UtilizationDetector::new(value).map(|p| Plugin::Filter(Arc::new(p))),
+    build: |value| UtilizationLimits::new(value).map(|limits| Plugin::Filter(Arc::new(UtilizationDetector(limits)))),
 };
 
-/// 5 waiting requests, as both have it.
-pub const DEFAULT_QUEUE_DEPTH_THRESHOLD: u32 = 5;
-/// 80 % of the cache, as both have it.
-pub const DEFAULT_KV_CACHE_UTIL_THRESHOLD: f64 = 0.8;
-
-#[derive(Debug, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-struct Params {
-    queue_depth_threshold: u32,
-    kv_cache_util_threshold: f64,
-    metrics_staleness_threshold: Option<String>,
-    headroom: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            queue_depth_threshold: DEFAULT_QUEUE_DEPTH_THRESHOLD,
-            kv_cache_util_threshold: DEFAULT_KV_CACHE_UTIL_THRESHOLD,
-            metrics_staleness_threshold: None,
-            headroom: 0.0,
-        }
-    }
-}
-
-/// Judges endpoints by what they report.
-#[derive(Clone, Copy, Debug)]
-pub struct UtilizationDetector {
-    /// Requests that may wait on one endpoint.
-    pub queue: f64,
-    /// How much of its KV cache may be in use.
-    pub kv: f64,
-    /// The age up to which a page says something; the pool's own where it is `None`.
-    pub fresh_for: Option<Duration>,
-    headroom: f64,
-}
-
-impl UtilizationDetector {
-    /// Made from the plugin's parameters.
-    ///
-    /// # Errors
-    /// A threshold that none can be.
-    pub fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { queue_depth_threshold: queue, kv_cache_util_threshold: kv, metrics_staleness_threshold, headroom } =
-            params(parameters)?;
-        if !(0.0..f64::INFINITY).contains(&headroom) {
-            return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
-        }
-        let fresh_for = metrics_staleness_threshold.map(|text| match parse_duration(&text) {
-            Ok(age) if age.is_zero() => Err("more than 0 is allowed".to_owned()),
-            other => other,
-        });
-        let fresh_for = fresh_for
-            .transpose()
-            .map_err(|e| ParamError::new(e).named("metricsStalenessThreshold").under("metricsStalenessThreshold"))?;
-        Ok(Self { headroom, fresh_for, ..Self::at(queue, kv)? })
-    }
-
-    /// With these thresholds.
-    ///
-    /// # Errors
-    /// A threshold that none can be.
-    pub fn at(queue: u32, kv: f64) -> Result<Self, ParamError> {
-        if queue == 0 {
-            return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
-        }
-        if !(kv > 0.0 && kv <= 1.0) {
-            return Err(ParamError::value("kvCacheUtilThreshold", kv, "above 0 to 1 is allowed"));
-        }
-        Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None })
-    }
-
-    fn fresh<'a>(
-        &self,
-        state: &'a EndpointState,
-        now: Timestamp,
-        stale_after: Duration,
-    ) -> Option<&'a EndpointMetrics> {
-        let fresh_for = self.fresh_for.unwrap_or(stale_after);
-        state.metrics().filter(|m| now.since(m.scraped_at) <= fresh_for)
-    }
-
-    fn has_room(&self, metrics: &EndpointMetrics) -> bool {
-        let burst = 1.0 + self.headroom;
-        f64::from(metrics.waiting) <= self.queue * burst && f64::from(metrics.kv_usage) <= (self.kv * burst).min(1.0)
-    }
-}
+#[derive(Debug)]
+struct UtilizationDetector(UtilizationLimits);
 
 impl Filter for UtilizationDetector {
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
-        let page = |c: &Candidate<'_>| self.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.has_room(m));
+        let page =
+            |c: &Candidate<'_>| self.0.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.0.has_room(m));
         keep_or_all(keep, |i| candidates.get(i).is_some_and(page));
     }
 
     fn lacks(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
-        let blind = candidates.iter().all(|c| self.fresh(c.state, cx.now, cx.stale_after).is_none());
+        let blind = candidates.iter().all(|c| self.0.fresh(c.state, cx.now, cx.stale_after).is_none());
         blind.then_some(Signal::Metrics)
     }
 }

@@ -17,8 +17,8 @@
 //!
 //! When not: the choice should weigh queues and the transfer; `predicted-latency` chooses both servers at once. Source: llm-d.
 
-use super::division::{DeciderName, Division, StageProfile, Stages};
 use super::{decider, position};
+use crate::division::{DeciderName, Division, StageProfile, Stages};
 use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider, params};
 use crate::{Candidate, PickContext, Reads};
 use serde::Deserialize;

@@ -4,9 +4,9 @@
 //! caller means servers that this pool does not have. llm-d's coordinator sends the prompt and the answer of a request one after the other in this
 //! way, so nothing is split here, and the profiles' own filters say who may serve: servers of every role stand before them. When not: clients can set the header and may not choose. Source: llm-d.
 
-use super::division::Division;
 use super::position;
 use crate::PickContext;
+use crate::division::Division;
 use crate::facts::session::header;
 use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, params};
 use serde::Deserialize;

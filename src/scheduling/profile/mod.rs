@@ -4,7 +4,6 @@
 pub mod data_parallel;
 pub mod decider;
 pub mod disagg;
-pub mod division;
 pub mod header;
 pub mod single;
 

@@ -1,9 +1,9 @@
 //! A request that was decided a while ago, and waited for its prompt since: whether the servers that were named for its answer are still there.
 
 use super::Scheduler;
+use crate::least_request::LeastRequest;
 use crate::plugin::{PickContext, Strategy as _};
 use crate::scheduler::Subset;
-use crate::strategy::least_request::LeastRequest;
 use crate::{Decision, Ranking};
 use attache_pool::health::Availability;
 use attache_pool::{Endpoint, EndpointState, PoolSnapshot, Roles};

@@ -13,7 +13,7 @@
 //! When not: below the threshold a hot prefix stays on one endpoint however long its queue; `prefix-cache` has a bound that moves with the load.
 //! Source: SGLang router 0.3 `cache_aware`.
 
-use super::least_request::LeastRequest;
+use crate::least_request::LeastRequest;
 use crate::plugin::{Descriptor, ParamError, params};
 use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;

@@ -23,7 +23,7 @@
 //! prompts part. Tools, adapters and media are not in the key. A list of text parts counts as one text.
 //! Source: Neutree `consistent_hash`; Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
 
-use super::least_request::LeastRequest;
+use crate::least_request::LeastRequest;
 use crate::messages::{everything, messages, texts};
 use crate::plugin::{Descriptor, ParamError, params};
 use crate::ring::{self, Found, SharedRing};

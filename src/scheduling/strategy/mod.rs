@@ -9,7 +9,6 @@ pub mod least_busy_time;
 pub mod least_gpu_cache;
 pub mod least_kv_cache;
 pub mod least_latency;
-pub mod least_request;
 pub mod least_utilization;
 pub mod load_balance;
 pub mod pd;
@@ -27,7 +26,6 @@ pub mod slo;
 pub mod throughput;
 pub mod vtc_basic;
 pub mod vtc_queue;
-pub mod weighted;
 
 #[cfg(test)]
 mod metric_tests;

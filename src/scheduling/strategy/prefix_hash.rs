@@ -15,7 +15,7 @@
 //! Source: KubeAI `PrefixHash`.
 
 use super::chwbl::{MAX_VIRTUAL_NODES, load_of_all, tell};
-use super::least_request::LeastRequest;
+use crate::least_request::LeastRequest;
 use crate::messages::{messages, texts};
 use crate::plugin::{Descriptor, ParamError, params};
 use crate::ring::{self, SharedRing};

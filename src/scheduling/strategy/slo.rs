@@ -25,8 +25,8 @@
 
 mod load;
 
+use crate::least_request::LeastRequest;
 use crate::plugin::{Descriptor, ParamError, params};
-use crate::strategy::least_request::LeastRequest;
 use crate::{Candidate, PickContext, Ranking, Signal, Strategy};
 use attache_pool::slo_profile::{Profile, Profiles, SloProfiles};
 use attache_pool::{Endpoint, EndpointSpec, Roles};

@@ -10,8 +10,8 @@
 //! use `prefix-cache` and name the fairness policy in `flowControl`. Source: Sheng et al., "Fairness in Serving Large
 //! Language Models" (OSDI 2024). AIBrix's documentation names the three as future variants of its `vtc-basic`.
 
-use super::least_request::LeastRequest;
 use crate::Strategy;
+use crate::least_request::LeastRequest;
 use crate::plugin::{Descriptor, NoParams, ParamError, params};
 use serde_json::Value;
 

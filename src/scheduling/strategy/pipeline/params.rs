@@ -2,10 +2,10 @@
 
 use super::stages::{self, Division, Stages};
 use super::{Pipeline, Profile, Stage};
+use crate::division::{self, DeciderName, StageProfile};
 use crate::filter::role;
 use crate::picker::max_score::MaxScore;
 use crate::plugin::{ParamError, Plugin, PluginDescriptor, ProfileHandler, StageDecider};
-use crate::profile::division::{self, DeciderName, StageProfile};
 use crate::profile::single::{self, Single};
 use crate::registry;
 use attache_pool::Roles;

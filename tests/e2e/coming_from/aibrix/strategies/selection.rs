@@ -125,7 +125,7 @@ rows! { ROWS;
         }
     exclusive_parts: "`pd`, `slo` and kin in a sum", "the first of them decides alone",
         Same => {
-            use attache::scheduling::strategy::weighted::parse;
+            use attache::scheduling::weighted::parse;
             let sums = [("least-request:2,pd:1,throughput:3", "pd"), ("slo-least-load,least-latency:2", "slo-least-load")];
             for (sum, alone) in sums {
                 assert_eq!(parse(sum).expect("a sum").as_slice(), [(alone, 1)], "aibrix 10.9");

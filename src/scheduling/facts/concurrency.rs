@@ -1,0 +1,99 @@
+//! When an endpoint is full by what was sent to it: the capacities of `concurrency-detector`.
+//!
+//! The filter of that name and the detector of flow control read the same parameters. The filter judges one endpoint at a
+//! time, flow control the pool as a whole.
+
+use crate::plugin::{ParamError, params};
+use attache_pool::Endpoint;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+/// 100 requests, as both have it.
+pub const DEFAULT_MAX_CONCURRENCY: u32 = 100;
+/// A million tokens, as both have it.
+pub const DEFAULT_MAX_TOKEN_CONCURRENCY: u64 = 1_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    Requests,
+    Tokens,
+    Hybrid,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    concurrency_mode: Mode,
+    max_concurrency: u32,
+    max_token_concurrency: u64,
+    headroom: f64,
+    // There is one ledger.
+    #[serde(rename = "inFlightLoadProducerName")]
+    _load: Option<IgnoredAny>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            concurrency_mode: Mode::Requests,
+            max_concurrency: DEFAULT_MAX_CONCURRENCY,
+            max_token_concurrency: DEFAULT_MAX_TOKEN_CONCURRENCY,
+            headroom: 0.0,
+            _load: None,
+        }
+    }
+}
+
+/// Limits of the requests and tokens in flight on an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct ConcurrencyLimits {
+    /// Most requests for one endpoint, where they count.
+    pub requests: Option<f64>,
+    /// Most tokens for one endpoint, where they count.
+    pub tokens: Option<f64>,
+    headroom: f64,
+}
+
+impl ConcurrencyLimits {
+    /// Made from the plugin's parameters.
+    ///
+    /// # Errors
+    /// A capacity or a headroom that none can be.
+    pub fn new(parameters: &Value) -> Result<Self, ParamError> {
+        let Params {
+            concurrency_mode: mode, max_concurrency: requests, max_token_concurrency: tokens, headroom, ..
+        } = params(parameters)?;
+        if requests == 0 {
+            return Err(ParamError::value("maxConcurrency", requests, "at least 1 is needed"));
+        }
+        if tokens == 0 {
+            return Err(ParamError::value("maxTokenConcurrency", tokens, "at least 1 is needed"));
+        }
+        if !(0.0..f64::INFINITY).contains(&headroom) {
+            return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
+        }
+        Ok(Self {
+            requests: (mode != Mode::Tokens).then_some(f64::from(requests)),
+            tokens: (mode != Mode::Requests).then_some(tokens as f64),
+            headroom,
+        })
+    }
+
+    /// Whether what is in flight on `endpoint` is below both limits, `headroom` included.
+    #[must_use]
+    pub fn has_room(&self, endpoint: &Endpoint) -> bool {
+        let below =
+            |load: f64, most: Option<f64>| most.is_none_or(|most| load < (most * (1.0 + self.headroom)).floor());
+        below(requests(endpoint), self.requests) && below(tokens(endpoint), self.tokens)
+    }
+}
+
+fn requests(endpoint: &Endpoint) -> f64 {
+    f64::from(endpoint.ledger.in_flight())
+}
+
+fn tokens(endpoint: &Endpoint) -> f64 {
+    endpoint.ledger.prefill_tokens() as f64
+}
