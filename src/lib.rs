@@ -11,6 +11,7 @@ pub use attache_kv_events as kv_events;
 #[cfg(feature = "simulator")]
 pub use attache_loadgen as loadgen;
 pub use attache_picker as picker;
+pub use attache_pipeline as pipeline;
 pub use attache_pool as pool;
 pub use attache_prefix as prefix;
 pub use attache_prompt as prompt;
@@ -28,6 +29,7 @@ pub use attache_scrape as scrape;
 pub use attache_serving::{connections, health, shutdown, tls};
 #[cfg(feature = "simulator")]
 pub use attache_sim as sim;
+pub use attache_strategies as strategies;
 pub use attache_telemetry as telemetry;
 pub use attache_tokenize as tokenize;
 pub use attache_types::{clock, error, ids, limits, rng, spelling};
@@ -37,4 +39,5 @@ pub use attache_workload as workload;
 pub mod admin;
 pub mod app;
 pub mod cli;
+pub mod plugins;
 pub mod server;

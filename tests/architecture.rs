@@ -1,12 +1,14 @@
-//! What the crates' manifests can't say: the core names no I/O, modules of the root package import downwards, crates say what
-//! they are for, and files and crates stay small. What a crate may use stands in its Cargo.toml.
+//! What the crates' manifests can't say: the core names no I/O, crates do not name plugins, modules of the root package
+//! import downwards, crates say what they are for, and files and crates stay small. What a crate may use stands in its
+//! Cargo.toml.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Layer of each module of the root package: it may import the same layer or a lower one.
-const LAYERS: &[(&str, u8)] = &[("server", 0), ("admin", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
+const LAYERS: &[(&str, u8)] =
+    &[("plugins", 0), ("server", 0), ("admin", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
 
 /// Crates without I/O and without a runtime: moments and random numbers are arguments.
 const PURE: &[&str] = &[
@@ -15,12 +17,14 @@ const PURE: &[&str] = &[
     "disagg",
     "flow",
     "picker",
+    "pipeline",
     "pool",
     "prefix",
     "prompt",
     "protocol",
     "quota",
     "scheduling",
+    "strategies",
 ];
 
 /// Packages that no pure crate may use.
@@ -28,6 +32,9 @@ const RUNTIMES: &[&str] = &["axum", "hyper", "reqwest", "tokio", "tonic"];
 
 /// Parts of the standard library that no pure crate may name.
 const IMPURE: &[&str] = &["std::net::TcpStream", "std::fs", "std::thread"];
+
+/// Crates with plugins. Only the package at the root names them, so that a change to a plugin compiles few crates anew.
+const PLUGINS: &[&str] = &["pipeline", "strategies"];
 
 /// Lines a file may have before its tests.
 const MAX_LINES: usize = 600;
@@ -110,15 +117,31 @@ fn modules_of_the_root_package_import_downwards() {
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
+/// The packages that a crate uses outside of its tests.
+fn dependencies(name: &str) -> Vec<String> {
+    let manifest = fs::read_to_string(src().join(name).join("Cargo.toml")).unwrap();
+    let dependencies = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    dependencies.lines().filter_map(|line| line.split(['.', ' ']).next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn no_crate_depends_on_a_crate_with_plugins() {
+    let mut wrong = Vec::new();
+    for name in crates() {
+        let of_plugins = |package: &String| PLUGINS.iter().any(|plugins| *package == format!("attache-{plugins}"));
+        let packages = dependencies(&name).into_iter().filter(of_plugins);
+        wrong.extend(packages.map(|package| format!("{name} depends on {package}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn pure_crates_use_no_runtime_and_no_io() {
     let mut wrong = Vec::new();
     for name in PURE {
         let folder = src().join(name);
-        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
-        let dependencies = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
-        let packages = dependencies.lines().filter_map(|line| line.split(['.', ' ']).next());
-        wrong.extend(packages.filter(|p| RUNTIMES.contains(p)).map(|package| format!("{name} depends on {package}")));
+        let packages = dependencies(name).into_iter().filter(|package| RUNTIMES.contains(&package.as_str()));
+        wrong.extend(packages.map(|package| format!("{name} depends on {package}")));
         for path in sources(&folder).iter().filter(|p| !is_test(p)) {
             let code = code(path);
             let impure = IMPURE.iter().filter(|impure| code.contains(&format!("{impure}::")));

@@ -9,6 +9,7 @@ use attache::config::settings::{PodsOf, PoolGroup, TlsSettings, TokenizerSetting
 use attache::config::{
     Code, ConfigText, Diagnostic, KubernetesFlags, Overrides, Settings, Sources, Surroundings, load, load_pool,
 };
+use attache::plugins::registry;
 use attache::pool::Engine;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +26,7 @@ fn data(kind: &str) -> Vec<PathBuf> {
 fn sources(name: &str, bytes: &[u8]) -> Sources {
     let text = ConfigText { name: name.to_owned(), bytes: bytes.to_vec() };
     Sources {
+        registry: registry(),
         text: Some(text),
         overrides: Overrides { endpoints_follow: true, ..Overrides::default() },
         surroundings: Surroundings { cores: 4, terminal: false },
@@ -182,7 +184,7 @@ fn flags_outrank_the_file_and_the_file_outranks_defaults() {
 
 #[test]
 fn flags_alone_make_a_pool_and_nothing_at_all_is_refused() {
-    let mut sources = Sources::default();
+    let mut sources = Sources { registry: registry(), ..Sources::default() };
     let diagnostics = load(&sources).unwrap_err();
     assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NothingToServe]);
     sources.overrides.endpoints = vec!["127.0.0.1:8000".into(), "10.0.0.1:8000".into()];
@@ -210,7 +212,7 @@ fn flags_that_speak_of_servers_have_an_effect_or_a_warning() {
         ..KubernetesFlags::default()
     };
     let overrides = Overrides { endpoints: vec!["10.0.0.1:8000".into()], kubernetes, ..Overrides::default() };
-    let mut sources = Sources { overrides, ..Sources::default() };
+    let mut sources = Sources { registry: registry(), overrides, ..Sources::default() };
     let (settings, diagnostics) = load(&sources).unwrap();
     let endpoint = &settings.pools[0].endpoints[0];
     assert_eq!((endpoint.engine, endpoint.metrics_url().as_deref()), (Engine::Sglang, Some("https://10.0.0.1:9100/m")));
@@ -328,8 +330,8 @@ pools:
     assert_eq!((&*request.header, &*request.profile_header), ("x-strategy", "config-profile"));
     assert_eq!(request.filter_header.as_deref(), Some("external-filter"));
     let allowed = |name: &str| request.allowed.iter().find(|s| s.name == name).map(|s| s.parameters.to_string());
-    let queued = attache::scheduling::strategy::vtc_queue::NAMES.len();
-    let all = attache::scheduling::registry::STRATEGIES.len();
+    let queued = attache::scheduling::registry::QUEUED.len();
+    let all = registry().strategies().len();
     assert_eq!(request.allowed.len(), all - queued, "those that need a queue are not there without one");
     assert_eq!(allowed("prefix-cache").as_deref(), Some(r#"{"imbalance":3}"#), "the pool's own");
     assert_eq!(allowed("vtc-basic").as_deref(), Some(r#"{"windowSize":9}"#));

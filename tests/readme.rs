@@ -26,6 +26,7 @@ fn the_configuration_is_accepted() {
     let (_, rest) = README.split_once("```yaml\n").expect("an example");
     let (text, _) = rest.split_once("```").expect("its end");
     let sources = Sources {
+        registry: attache::plugins::registry(),
         text: Some(ConfigText { name: "README.md".into(), bytes: text.as_bytes().to_vec() }),
         overrides: Overrides::default(),
         surroundings: Surroundings { cores: 4, terminal: false },

@@ -23,9 +23,7 @@ use attache::report::served::{Ending, QueueOutcome, Queued, Sample, Served};
 use attache::rng::PickRng;
 use attache::scheduling::digest::Digest;
 use attache::scheduling::objective::{Objective, Slo};
-use attache::scheduling::{
-    Candidate, Choices, Decider, PickContext, Ranking, Scheduler, SplitPolicy, Strategy, registry,
-};
+use attache::scheduling::{Candidate, Choices, Decider, PickContext, Ranking, Scheduler, SplitPolicy, Strategy};
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
 use attache::workload::Workload;
@@ -161,7 +159,8 @@ impl Plan {
 
     fn play(&self, policy: &str, workload: Box<dyn Workload>) -> (RunOutcome, Seen) {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
-        let strategy = registry::build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
+        let strategy =
+            attache::plugins::registry().build(name, &serde_json::from_str::<Value>(parameters).unwrap()).unwrap();
         self.play_by(name, strategy, workload)
     }
 
@@ -648,7 +647,8 @@ fn replay_of_split_requests_notes_the_server_that_served() {
     plan.signals.discovery_delay = Duration::ZERO;
     plan.changes = vec![TimedChange { at: Timestamp(20_000_000_000), change: FleetChange::Lose(1) }];
     let moved = Arc::default();
-    let strategy = Noting(registry::build("least-request", &Value::Null).unwrap(), Arc::clone(&moved));
+    let strategy =
+        Noting(attache::plugins::registry().build("least-request", &Value::Null).unwrap(), Arc::clone(&moved));
     plan.play_by("noting", Box::new(strategy), made_up("unique:input=20000,output=20,qps=2,seconds=30"));
     let moved = moved.lock().unwrap();
     assert!(!moved.is_empty() && moved.iter().all(|way| *way == (1, 2)), "{moved:?}");

@@ -11,7 +11,7 @@ use attache::prefix::key::BlockKey;
 use attache::prefix::learning::Lesson;
 use attache::rng::for_request;
 use attache::scheduling::scheduler::Explain;
-use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler, registry};
+use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -148,7 +148,7 @@ impl Pool {
 
     /// The median time of one decision.
     pub(crate) fn decide(&self, strategy: &str, parameters: &Value) -> Duration {
-        let built = (registry::strategy(strategy).expect(strategy).build)(parameters).expect(strategy);
+        let built = attache::plugins::registry().build(strategy, parameters).expect(strategy);
         let scheduler = Scheduler::new(Choices::only(strategy, built), HealthPolicy::default(), 1);
         let strategy = &*scheduler.choices.default.strategy;
         median(|batch, i| {

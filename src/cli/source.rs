@@ -9,6 +9,7 @@ use crate::config::settings::{PoolSettings, ServerSettings, TlsSettings, Tokeniz
 use crate::config::{
     Code, ConfigText, Diagnostic, Overrides, Settings, Sources, Surroundings, diagnostic, load, load_pool,
 };
+use crate::plugins::registry;
 use crate::tls;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -77,8 +78,12 @@ impl ReloadSource {
                 self.text.as_ref().map(|t| ConfigText { name: "--config-text".into(), bytes: t.clone().into_bytes() })
             }
         };
-        let sources =
-            Sources { text: text.clone(), overrides: self.overrides.clone(), surroundings: self.surroundings };
+        let sources = Sources {
+            registry: registry(),
+            text: text.clone(),
+            overrides: self.overrides.clone(),
+            surroundings: self.surroundings,
+        };
         let (settings, mut diagnostics) = match load(&sources) {
             Ok((settings, warnings)) => (Some(settings), warnings),
             Err(diagnostics) => (None, diagnostics),
@@ -95,7 +100,7 @@ impl ReloadSource {
     pub fn read_pool(&self, name: &str, text: &str) -> (Option<PoolSettings>, Vec<Diagnostic>) {
         let text = ConfigText { name: name.to_owned(), bytes: text.into() };
         let (overrides, surroundings) = (self.overrides.clone(), self.surroundings);
-        match load_pool(&Sources { text: Some(text), overrides, surroundings }) {
+        match load_pool(&Sources { registry: registry(), text: Some(text), overrides, surroundings }) {
             Ok((settings, warnings)) => (Some(settings), warnings),
             Err(diagnostics) => (None, diagnostics),
         }

@@ -9,7 +9,7 @@ use super::diagnostic::{Code, Diagnostic, closest};
 use super::schema::TokenizerKind;
 use super::settings::TokenizerFallback;
 use attache_prefix::cache::CHARACTERS_PER_TOKEN;
-use attache_scheduling::registry;
+use attache_scheduling::registry::{Registry, canonical};
 use attache_scheduling::weighted;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -204,7 +204,7 @@ impl AibrixEnv {
     }
 
     /// The values of the variables; invalid ones are reported to `sink`.
-    pub(super) fn read(&self, sink: &mut Sink) -> AibrixDefaults {
+    pub(super) fn read(&self, registry: &Registry, sink: &mut Sink) -> AibrixDefaults {
         let mut defaults = AibrixDefaults::default();
         for (name, value) in &self.0 {
             let mut meanings = VARIABLES.iter().filter(|(n, _)| n == name).map(|(_, meaning)| *meaning).peekable();
@@ -219,7 +219,7 @@ impl AibrixEnv {
                     });
                     Ok(())
                 }
-                Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, name, value)),
+                Some(_) => meanings.try_for_each(|meaning| defaults.set(meaning, name, value, registry)),
             };
             if let Err(allowed) = set {
                 let shown: String = value.chars().take(60).collect();
@@ -285,7 +285,7 @@ fn flag(text: &str) -> Result<bool, String> {
 }
 
 /// Parses and checks a parameter of a strategy.
-fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Value, String> {
+fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str, registry: &Registry) -> Result<Value, String> {
     let value = match kind {
         Kind::Whole => Value::from(text.parse::<u32>().map_err(|_| "a whole number, 0 or more".to_owned())?),
         Kind::Number => {
@@ -296,7 +296,7 @@ fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str) -> Result<Va
         Kind::Flag => Value::from(flag(text)?),
     };
     let alone = Value::Object(Map::from_iter([(parameter.to_owned(), value.clone())]));
-    match registry::build(strategy, &alone) {
+    match registry.build(strategy, &alone) {
         Ok(_) => Ok(value),
         Err(error) => Err(format!("what `{strategy}` takes ({error})")),
     }
@@ -346,7 +346,7 @@ impl AibrixDefaults {
     }
 
     /// Applies the value of a variable. The error describes valid values.
-    fn set(&mut self, meaning: Meaning, variable: &str, value: &str) -> Result<(), String> {
+    fn set(&mut self, meaning: Meaning, variable: &str, value: &str, registry: &Registry) -> Result<(), String> {
         match meaning {
             Meaning::Strategy => {
                 self.strategy = Some(value.to_owned());
@@ -371,7 +371,7 @@ impl AibrixDefaults {
             }
             Meaning::KvConnector => self.kv_connector = Some(kv_connector(value)?),
             Meaning::Parameter(strategy, parameter, kind) => {
-                let value = checked(strategy, parameter, kind, value)?;
+                let value = checked(strategy, parameter, kind, value, registry)?;
                 self.parameters.entry(strategy).or_default().insert(parameter.to_owned(), value);
             }
             Meaning::Nothing(_) => {}
@@ -454,7 +454,7 @@ impl AibrixDefaults {
             Some(map) => Value::Object(defaults.clone().into_iter().chain(map).collect()),
             None => given,
         };
-        if let Some(defaults) = self.parameters.get(registry::canonical(strategy)) {
+        if let Some(defaults) = self.parameters.get(canonical(strategy)) {
             return add(defaults, given);
         }
         let parts = weighted::parse(strategy).ok().filter(|_| weighted::is_weighted(strategy)).unwrap_or_default();
@@ -477,7 +477,7 @@ mod tests {
     fn read(variables: &[(&str, &str)]) -> (AibrixDefaults, Vec<Diagnostic>) {
         let mut sink = Sink::default();
         let set = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-        let defaults = AibrixEnv::of(set).read(&mut sink);
+        let defaults = AibrixEnv::of(set).read(&crate::registry(), &mut sink);
         (defaults, sink.diagnostics)
     }
 
@@ -601,7 +601,7 @@ mod tests {
         for (strategy, parameter, _) in EXACT {
             let parameters = defaults.parameters(strategy, Value::Null);
             assert!(parameters.get(parameter).is_some(), "{strategy}: {parameters}");
-            assert!(registry::build(strategy, &parameters).is_ok(), "{strategy}: {parameters}");
+            assert!(crate::registry().build(strategy, &parameters).is_ok(), "{strategy}: {parameters}");
         }
         let (off, diagnostics) = read(&[("ATTACHE_AIBRIX_COMPAT", "false")]);
         assert!(diagnostics.is_empty());

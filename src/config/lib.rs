@@ -23,6 +23,8 @@ pub mod settings;
 mod tokenizer_url;
 mod validate;
 
+use attache_scheduling::Registry;
+
 pub use attache_config_schema::{decode, diagnostic, document};
 pub use attache_types::units;
 pub use diagnostic::{Code, Diagnostic};
@@ -34,6 +36,8 @@ pub use validate::recommended_flow;
 /// The sources that settings are loaded from.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
+    /// The plugins that the configuration may name.
+    pub registry: Registry,
     /// Text of the configuration file or of `--config-text`.
     pub text: Option<ConfigText>,
     /// Values from flags and the environment.
@@ -83,18 +87,24 @@ pub fn load(sources: &Sources) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagno
     let file = match &sources.text {
         None => Some(schema::File::default()),
         Some(text) => match document::parse(&text.bytes, &mut sink.diagnostics) {
-            Ok(root) => schema::File::read(&root, &mut sink),
+            Ok(root) => schema::File::read(&root, &sources.registry, &mut sink),
             Err(diagnostic) => {
                 sink.push(diagnostic);
                 None
             }
         },
     };
-    let settings = file.map(|file| validate::settings(file, &sources.overrides, sources.surroundings, &mut sink));
+    let settings = file.map(|file| validate::settings(file, sources, &mut sink));
     let mut diagnostics = sink.diagnostics;
     diagnostics.sort_by_key(|d| d.span.map_or((0, 0), |s| (s.line, s.column)));
     match settings {
         Some(settings) if !diagnostics.iter().any(Diagnostic::is_error) => Ok((settings, diagnostics)),
         _ => Err(diagnostics),
     }
+}
+
+/// All plugins, for the tests of this crate.
+#[cfg(test)]
+fn registry() -> Registry {
+    Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS])
 }

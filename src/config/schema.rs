@@ -11,6 +11,7 @@ use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount
 use attache_disagg::Fallback;
 use attache_flow::{EvictRunning, Overflow};
 use attache_pool::Engine;
+use attache_scheduling::Registry;
 use attache_scheduling::router::Destination;
 use attache_types::params::ParamError;
 use std::net::IpAddr;
@@ -45,9 +46,9 @@ pub struct File {
 
 impl File {
     /// Reads the document. `None` if its kind or version is unknown: then nothing else in it can be checked.
-    pub fn read(root: &Node, sink: &mut Sink) -> Option<Self> {
+    pub fn read(root: &Node, registry: &Registry, sink: &mut Sink) -> Option<Self> {
         if endpoint_picker::is(root) {
-            return endpoint_picker::read(root, sink);
+            return endpoint_picker::read(root, registry, sink);
         }
         let mut f = Fields::of(root, "", sink)?;
         let version = f.node("apiVersion");

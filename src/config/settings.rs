@@ -6,7 +6,7 @@ use attache_pool::EndpointSpec;
 use attache_pool::health::HealthPolicy;
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::policy::PolicyMap;
-use attache_scheduling::registry::BuildError;
+use attache_scheduling::registry::{BuildError, Registry};
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch};
 use attache_scheduling::{Choices, Objective, Scheduler, SplitPolicy};
 use attache_types::limits::Limits;
@@ -145,6 +145,8 @@ pub struct PoolSettings {
     pub by_request: Option<RequestSpec>,
     /// Whether Envoy gets one endpoint or a list with fallbacks.
     pub destination: Destination,
+    /// The plugins that the names of its strategies mean.
+    pub registry: Registry,
     /// Most endpoints in that list, the primary included.
     pub max_destinations: usize,
     /// Endpoints that the configuration lists.
@@ -187,7 +189,7 @@ impl PoolSettings {
     /// If a strategy can't be built.
     pub fn scheduler(&self, previous: Option<&Choices>) -> Result<Scheduler, BuildError> {
         let default = StrategySpec { name: self.strategy.clone(), parameters: self.strategy_parameters.clone() };
-        let choices = Choices::build(&default, &self.rules, self.by_request.as_ref(), previous)?;
+        let choices = Choices::build(&self.registry, &default, &self.rules, self.by_request.as_ref(), previous)?;
         let scheduler = Scheduler::new(choices, self.health.clone(), self.max_destinations);
         let scheduler = scheduler.aiming_at(self.objective.unwrap_or_default());
         Ok(scheduler.splitting(self.disaggregation.as_ref().map(|d| d.split.clone())))

@@ -27,3 +27,9 @@ mod queue;
 pub mod queues;
 pub mod record;
 pub mod world;
+
+/// All plugins, for the tests of this crate.
+#[cfg(test)]
+fn registry() -> attache_scheduling::Registry {
+    attache_scheduling::Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS])
+}

@@ -18,6 +18,7 @@ mod player;
 
 use attache_config::{self as config, ConfigText, Settings, Sources};
 use attache_record::{FORMAT, Header, Line};
+use attache_scheduling::Registry;
 use player::RecordingPlayer;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -152,12 +153,13 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Replays the recording at `path`, with the `other` configuration in place of the recorded one if there is one.
+/// Replays the recording at `path`, with the `other` configuration in place of the recorded one if there is one. The plugins
+/// that the recorded configuration names come from `registry`.
 ///
 /// # Errors
 /// When the file can't be read, a line is wrong, or the other configuration has no pool for a recorded one.
-pub fn replay_file(path: &Path, other: Option<&Settings>) -> Result<Summary, RecordError> {
-    replay(open(path)?, other)
+pub fn replay_file(path: &Path, other: Option<&Settings>, registry: &Registry) -> Result<Summary, RecordError> {
+    replay(open(path)?, other, registry)
 }
 
 /// The file at `path`, to be read as a recording.
@@ -174,9 +176,9 @@ pub fn open(path: &Path) -> Result<impl BufRead, RecordError> {
 ///
 /// # Errors
 /// As [`replay_file`].
-pub fn replay(source: impl BufRead, other: Option<&Settings>) -> Result<Summary, RecordError> {
+pub fn replay(source: impl BufRead, other: Option<&Settings>, registry: &Registry) -> Result<Summary, RecordError> {
     let mut lines = Lines::open(source)?;
-    let mut player = RecordingPlayer::new(&lines.header, other)?;
+    let mut player = RecordingPlayer::new(&lines.header, other, registry)?;
     while let Some((line, number)) = lines.line()? {
         player.apply(line, number)?;
     }
@@ -248,9 +250,9 @@ fn wrong(line: u64, message: String) -> RecordError {
 }
 
 /// The settings that a recording holds.
-fn settings(shown: &Value, line: u64) -> Result<Settings, RecordError> {
+fn settings(shown: &Value, registry: &Registry, line: u64) -> Result<Settings, RecordError> {
     let text = ConfigText { name: "recording".to_owned(), bytes: shown.to_string().into_bytes() };
-    let sources = Sources { text: Some(text), ..Sources::default() };
+    let sources = Sources { registry: registry.clone(), text: Some(text), ..Sources::default() };
     config::load(&sources).map(|(settings, _)| settings).map_err(|diagnostics| {
         let message = diagnostics.iter().find(|d| d.is_error()).map_or("", |d| d.message.as_str());
         wrong(line, format!("`settings` can't be used: {message}"))

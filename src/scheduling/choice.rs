@@ -5,7 +5,7 @@
 //! configures them, or sets AIBrix's environment variables. Called by the decision; made anew with every configuration.
 
 use super::plugin::{RequestFacts, Strategy};
-use super::registry::{self, BuildError};
+use super::registry::{BuildError, Registry, canonical};
 use super::selector::LabelSelector;
 use super::weighted::{self, Part, Weighted};
 use attache_pool::slo_profile::SloProfiles;
@@ -156,6 +156,7 @@ struct ByRequest {
     profile_header: String,
     filter_header: Option<String>,
     allowed: BTreeMap<String, Choice>,
+    registry: Registry,
     sums: quick_cache::sync::Cache<String, Choice>,
 }
 
@@ -169,19 +170,20 @@ impl Choices {
         Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built, may_report }
     }
 
-    /// Builds what a configuration says. Equal names with equal parameters become one strategy with one memory, that of `previous` where it
+    /// Builds what a configuration says by the strategies of `registry`. Equal names with equal parameters become one strategy with one memory, that of `previous` where it
     /// had such a strategy: a reload forgets nothing.
     ///
     /// # Errors
     /// The first strategy that can't be built.
     pub fn build(
+        registry: &Registry,
         default: &StrategySpec,
         rules: &[ModelRule],
         by_request: Option<&RequestSpec>,
         previous: Option<&Self>,
     ) -> Result<Self, BuildError> {
         let kept = previous.map(|p| p.built.all.clone()).unwrap_or_default();
-        let mut shelf = Shelf { all: Vec::new(), kept };
+        let mut shelf = Shelf { registry: registry.clone(), all: Vec::new(), kept };
         let default = shelf.choice(default)?;
         let (mut by_model, mut other_models) = (BTreeMap::new(), None);
         for spec in rules {
@@ -261,6 +263,7 @@ fn header<'a>(facts: &RequestFacts<'a>, name: &str) -> Option<&'a str> {
 /// Strategies that were built, so that each is built once.
 #[derive(Debug, Default)]
 struct Shelf {
+    registry: Registry,
     all: Vec<(StrategySpec, Choice)>,
     /// Those of the configuration before, while a new one is built.
     kept: Vec<(StrategySpec, Choice)>,
@@ -274,7 +277,7 @@ impl Shelf {
         let choice = match self.kept.iter().find(|(known, _)| known == spec) {
             Some((_, kept)) => kept.clone(),
             None => {
-                let strategy = registry::build(&spec.name, &spec.parameters)?.into();
+                let strategy = self.registry.build(&spec.name, &spec.parameters)?.into();
                 Choice { name: spec.name.as_str().into(), strategy }
             }
         };
@@ -347,6 +350,7 @@ impl ByRequest {
             profile_header: spec.profile_header.clone(),
             filter_header: spec.filter_header.clone(),
             allowed,
+            registry: shelf.registry.clone(),
             sums: quick_cache::sync::Cache::new(SUMS_KEPT),
         })
     }
@@ -361,7 +365,7 @@ impl ByRequest {
 
     /// The strategy that a request calls `named`: one that is allowed, or a sum of such.
     fn named(&self, named: &str) -> Result<Cow<'_, Choice>, RequestError> {
-        if let Some(choice) = self.allowed.get(registry::canonical(named)) {
+        if let Some(choice) = self.allowed.get(canonical(named)) {
             return Ok(Cow::Borrowed(choice));
         }
         if !weighted::is_weighted(named) {
@@ -379,7 +383,7 @@ impl ByRequest {
         let parts = weighted::parse(named).map_err(|e| self.refusal(named, &e.to_string()))?;
         let mut found = Vec::with_capacity(parts.len());
         for (name, weight) in &parts {
-            let part = self.allowed.get(*name).zip(registry::strategy(name));
+            let part = self.allowed.get(*name).zip(self.registry.strategy(name));
             let (choice, descriptor) = part.ok_or_else(|| self.refusal(name, ""))?;
             if parts.len() == 1 {
                 return Ok(choice.clone());

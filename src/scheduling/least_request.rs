@@ -4,7 +4,8 @@
 //! ended since. With `compat: true` only what this picker sent counts, as in AIBrix. When not: prompts share prefixes (the caches are ignored) or differ much in length.
 //! Source: AIBrix `least-request`, Envoy `LEAST_REQUEST`.
 
-use crate::plugin::{Better, CountParams, Descriptor, params};
+use crate::plugin::{Better, CountParams, params};
+use crate::registry::Descriptor;
 use crate::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -14,7 +15,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     name: "least-request",
     summary: "Picks the ready endpoint with the fewest requests waiting and running; ties at random.",
     source: "AIBrix `least-request`, Envoy `LEAST_REQUEST`",
-    build: |value| {
+    build: |value, _| {
         let CountParams { compat } = params(value)?;
         Ok(if compat { Box::new(LeastOwnRequest) as Box<dyn Strategy> } else { Box::new(LeastRequest) })
     },

@@ -1,15 +1,15 @@
 //! Deciding where a request goes.
 //!
 //! [`Scheduler::decide`] narrows the pool to the endpoints that may serve the request and lets one [`Strategy`] order them.
-//! Strategies, filters, scorers, pickers and profile handlers are one file each and one line in the [`registry`].
+//! The strategies and the parts of a pipeline are plugins in other crates; a [`Registry`] finds them by name.
 //!
-//! **Owns** the plugin traits ([`plugin`]), the [`router`], the [`scheduler`], what a decision books ([`booking`]), and splitting
-//! over prefill and decode ([`split`]).
-//! **Called by** `ext_proc` and `replay` for each request, by `flow` for predictions, and by `config`, which builds a scheduler
-//! for each pool.
-//! **Must not** do I/O, or ask for the time or for random numbers: both are arguments.
+//! **Owns** the plugin traits ([`plugin`]), the [`registry`], the [`router`], the [`scheduler`], what a decision books
+//! ([`booking`]), splitting over prefill and decode ([`split`]), and the predictions that plugins share ([`facts`]).
+//! **Called by** `ext_proc` and `replay` for each request, by `flow` for predictions, by `config`, which builds a scheduler
+//! for each pool, and by `pipeline` and `strategies`, which implement its traits.
+//! **Must not** do I/O, name a plugin crate, or ask for the time or for random numbers: both are arguments.
 //!
-//! Read first: `scheduler.rs`, `plugin.rs`, `scorer/queue.rs` (a whole plugin).
+//! Read first: `scheduler.rs`, `plugin.rs`, `registry.rs`.
 
 pub mod booking;
 pub mod candidates;
@@ -18,24 +18,19 @@ pub mod decision;
 pub mod digest;
 pub mod division;
 pub mod facts;
-pub mod filter;
 pub mod least_request;
 pub mod losses;
-pub mod messages;
 pub mod objective;
-pub mod picker;
 pub mod plugin;
 pub mod policy;
 pub mod prefilling;
-pub mod profile;
 pub mod registry;
-pub mod ring;
 pub mod router;
 pub mod scheduler;
-pub mod scorer;
 pub mod selector;
 pub mod split;
-pub mod strategy;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod weighted;
 pub mod window;
 
@@ -47,6 +42,7 @@ pub use decision::{Decision, Ranking, Signal};
 pub use objective::Objective;
 pub use plugin::{PickContext, Reads, RequestFacts, Strategy};
 pub use policy::{ModelPolicies, ModelPolicy};
+pub use registry::Registry;
 pub use router::{Pool, Router};
 pub use scheduler::Scheduler;
 pub use split::{Decider, Split, SplitPolicy};

@@ -323,7 +323,7 @@ pub trait Strategy: Send + Sync + Debug {
 }
 
 /// The best score first, ties at random; behind them, and when nobody has a score, [`Strategy::fallback`].
-pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
+pub fn rank_by_scores<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
     candidates: &[Candidate<'_>],
@@ -370,19 +370,6 @@ pub(super) fn rank_by_scores<S: Strategy + ?Sized>(
             ranking.push(&candidate.state.endpoint);
         }
     }
-}
-
-/// How a plugin is known and made: one `pub const PLUGIN` in its file, one line in the registry.
-#[derive(Clone, Copy, Debug)]
-pub struct Descriptor {
-    /// The name in configurations: kebab-case, unique.
-    pub name: &'static str,
-    /// One sentence: what it does.
-    pub summary: &'static str,
-    /// Where the algorithm comes from.
-    pub source: &'static str,
-    /// Makes it from its parameters (`null` for none), which are refused when a name is unknown or a value out of range.
-    pub build: fn(&serde_json::Value) -> Result<Box<dyn Strategy>, ParamError>,
 }
 
 /// Narrows the candidates of a `pipeline`.
@@ -522,23 +509,6 @@ impl Plugin {
             Plugin::Picker(_) | Plugin::Handler(_) => Reads::NOTHING,
         }
     }
-}
-
-/// As [`Descriptor`], for the parts of a `pipeline`.
-#[derive(Clone, Copy, Debug)]
-pub struct PluginDescriptor {
-    /// The `type` in configurations: kebab-case, unique.
-    pub name: &'static str,
-    /// Types of older versions that mean the same.
-    pub aliases: &'static [&'static str],
-    /// `filter`, `scorer`, `picker`, `handler`, `decider`; several with `, ` between them.
-    pub kind: &'static str,
-    /// One sentence: what it does.
-    pub summary: &'static str,
-    /// Where it comes from.
-    pub source: &'static str,
-    /// Makes it from its parameters.
-    pub build: fn(&serde_json::Value) -> Result<Plugin, ParamError>,
 }
 
 /// What decides among endpoints of which a strategy has no figure.

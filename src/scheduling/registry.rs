@@ -1,97 +1,135 @@
-//! Every plugin there is: one line each.
+//! The plugins of a process, by name.
+//!
+//! A crate with plugins exports a [`PluginList`]. The composition of the process joins these lists to one [`Registry`] and
+//! hands it to whatever builds strategies: configurations, replays, tests. No other crate names a plugin crate.
 
-use super::plugin::{Descriptor, ParamError, PluginDescriptor, Strategy};
+use super::plugin::{ParamError, Plugin, Strategy};
 use super::weighted::{self, Weighted};
-use super::{filter, least_request, picker, profile, scorer, strategy};
 use serde_json::Value;
+use std::fmt::Debug;
+use std::sync::Arc;
 
-/// All strategies, in the order in which `attache plugins` and the README list them.
-pub const STRATEGIES: &[&Descriptor] = &[
-    &strategy::cache_aware::PLUGIN,
-    &strategy::chwbl::PLUGIN,
-    &strategy::chwbl::CONSISTENT_HASH,
-    &strategy::dynamo_kv::PLUGIN,
-    &strategy::fallback::PLUGIN,
-    &strategy::least_busy_time::PLUGIN,
-    &strategy::least_gpu_cache::PLUGIN,
-    &strategy::least_kv_cache::PLUGIN,
-    &strategy::least_latency::PLUGIN,
-    &least_request::PLUGIN,
-    &strategy::least_utilization::PLUGIN,
-    &strategy::load_balance::PLUGIN,
-    &strategy::pd::PLUGIN,
-    &strategy::pipeline::PLUGIN,
-    &strategy::power_of_two::PLUGIN,
-    &strategy::predicted_latency::PLUGIN,
-    &strategy::prefix_affinity::PLUGIN,
-    &strategy::prefix_cache::PLUGIN,
-    &strategy::prefix_cache_preble::PLUGIN,
-    &strategy::prefix_hash::PLUGIN,
-    &strategy::random::PLUGIN,
-    &strategy::round_robin::PLUGIN,
-    &strategy::session_affinity::PLUGIN,
-    &strategy::slo::PLUGIN,
-    &strategy::slo::LEAST_LOAD,
-    &strategy::slo::LEAST_LOAD_PULLING,
-    &strategy::slo::PACK_LOAD,
-    &strategy::throughput::PLUGIN,
-    &strategy::vtc_basic::PLUGIN,
-    &strategy::vtc_queue::FAIR,
-    &strategy::vtc_queue::MAX_FAIR,
-    &strategy::vtc_queue::PRED,
-];
-
-/// All parts of the `pipeline` strategy, by name.
-pub const PLUGINS: &[&PluginDescriptor] = &[
-    &scorer::active_request::PLUGIN,
-    &profile::decider::ALWAYS_MULTIMODAL,
-    &profile::decider::ALWAYS,
-    &filter::concurrency_detector::PLUGIN,
-    &filter::context_length_aware::PLUGIN,
-    &profile::data_parallel::PLUGIN,
-    &filter::role::DECODE,
-    &profile::disagg::DISAGG,
-    &filter::role::ENCODE,
-    &filter::endpoint_attribute::PLUGIN,
-    &scorer::endpoint_attribute::PLUGIN,
-    &filter::header_based_testing::PLUGIN,
-    &scorer::header_label_affinity::PLUGIN,
-    &profile::header::PLUGIN,
-    &scorer::kv_cache::PLUGIN,
-    &filter::label_selector::PLUGIN,
-    &scorer::latency::PLUGIN,
-    &scorer::lmetric::PLUGIN,
-    &scorer::load_aware::PLUGIN,
-    &scorer::lora_affinity::PLUGIN,
-    &picker::max_score::PLUGIN,
-    &scorer::mm_embeddings_cache::PLUGIN,
-    &scorer::no_hit_lru::PLUGIN,
-    &profile::disagg::PD,
-    &scorer::precise_prefix_cache::PLUGIN,
-    &filter::role::PREFILL,
-    &profile::decider::PREFIX_BASED,
-    &filter::prefix_cache_affinity::PLUGIN,
-    &scorer::prefix_cache::PLUGIN,
-    &scorer::queue::PLUGIN,
-    &picker::random::PLUGIN,
-    &scorer::running_requests::PLUGIN,
-    &filter::session_affinity::PLUGIN,
-    &scorer::session_affinity::PLUGIN,
-    &profile::single::PLUGIN,
-    &filter::slo_headroom_tier::PLUGIN,
-    &scorer::token_load::PLUGIN,
-    &filter::topology_affinity::PLUGIN,
-    &scorer::topology_affinity::PLUGIN,
-    &filter::utilization_detector::PLUGIN,
-    &filter::utilization::PLUGIN,
-    &picker::weighted_random::PLUGIN,
-];
-
-/// The part of a pipeline whose type, or an older name of it, is `name`.
-#[must_use]
-pub fn plugin(name: &str) -> Option<&'static PluginDescriptor> {
-    PLUGINS.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
+/// How a strategy is known and made: one `pub const PLUGIN` in its file, one line in the list of its crate.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// The name in configurations: kebab-case, unique.
+    pub name: &'static str,
+    /// One sentence: what it does.
+    pub summary: &'static str,
+    /// Where the algorithm comes from.
+    pub source: &'static str,
+    /// Makes it from its parameters (`null` for none), which are refused when a name is unknown or a value out of range.
+    /// A strategy that is made of others finds them in the registry.
+    pub build: fn(&Value, &Registry) -> Result<Box<dyn Strategy>, ParamError>,
 }
+
+/// As [`Descriptor`], for the parts of a `pipeline`.
+#[derive(Clone, Copy, Debug)]
+pub struct PluginDescriptor {
+    /// The `type` in configurations: kebab-case, unique.
+    pub name: &'static str,
+    /// Types of older versions that mean the same.
+    pub aliases: &'static [&'static str],
+    /// `filter`, `scorer`, `picker`, `handler`, `decider`; several with `, ` between them.
+    pub kind: &'static str,
+    /// One sentence: what it does.
+    pub summary: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// Makes it from its parameters.
+    pub build: fn(&Value) -> Result<Plugin, ParamError>,
+}
+
+/// The plugins of one crate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PluginList {
+    /// Its strategies.
+    pub strategies: &'static [&'static Descriptor],
+    /// Its parts of the `pipeline` strategy.
+    pub plugins: &'static [&'static PluginDescriptor],
+}
+
+/// All plugins that configurations can name. A clone shares the tables. The default has none.
+#[derive(Clone, Default)]
+pub struct Registry(Arc<Tables>);
+
+#[derive(Default)]
+struct Tables {
+    /// By name.
+    strategies: Vec<&'static Descriptor>,
+    /// By name.
+    plugins: Vec<&'static PluginDescriptor>,
+}
+
+impl Registry {
+    /// The plugins of all `lists`.
+    ///
+    /// # Panics
+    /// When two strategies or two parts of the pipeline have the same name: then a configuration could mean either.
+    #[must_use]
+    pub fn new(lists: &[PluginList]) -> Self {
+        let mut strategies: Vec<_> = lists.iter().flat_map(|list| list.strategies).copied().collect();
+        let mut plugins: Vec<_> = lists.iter().flat_map(|list| list.plugins).copied().collect();
+        strategies.sort_by_key(|d| d.name);
+        plugins.sort_by_key(|d| d.name);
+        let mut names: Vec<&str> = plugins.iter().flat_map(|d| d.aliases.iter().chain([&d.name])).copied().collect();
+        names.sort_unstable();
+        let of_strategies = strategies.windows(2).find(|two| two[0].name == two[1].name).map(|two| two[0].name);
+        let of_plugins = names.windows(2).find(|two| two[0] == two[1]).map(|two| two[0]);
+        if let Some(name) = of_strategies.or(of_plugins) {
+            panic!("two plugins are called `{name}`");
+        }
+        Self(Arc::new(Tables { strategies, plugins }))
+    }
+
+    /// All strategies, by name: the order in which `attache plugins` and the README list them.
+    #[must_use]
+    pub fn strategies(&self) -> &[&'static Descriptor] {
+        &self.0.strategies
+    }
+
+    /// All parts of the `pipeline` strategy, by name.
+    #[must_use]
+    pub fn plugins(&self) -> &[&'static PluginDescriptor] {
+        &self.0.plugins
+    }
+
+    /// The part of a pipeline whose type, or an older name of it, is `name`.
+    #[must_use]
+    pub fn plugin(&self, name: &str) -> Option<&'static PluginDescriptor> {
+        self.0.plugins.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
+    }
+
+    /// The strategy called `name`, here or in another product.
+    #[must_use]
+    pub fn strategy(&self, name: &str) -> Option<&'static Descriptor> {
+        let name = canonical(name);
+        self.0.strategies.iter().copied().find(|d| d.name == name)
+    }
+
+    /// The strategy that `name` stands for: one of [`Registry::strategies`], or several with weights
+    /// (`prefix-cache:2,least-latency`).
+    ///
+    /// # Errors
+    /// As [`BuildError`].
+    pub fn build(&self, name: &str, parameters: &Value) -> Result<Box<dyn Strategy>, BuildError> {
+        match self.strategy(name) {
+            Some(descriptor) => Ok((descriptor.build)(parameters, self)?),
+            None if weighted::is_weighted(name) || name.is_empty() => Weighted::build(name, parameters, self),
+            None => Err(BuildError::Unknown(name.chars().filter(|c| !c.is_control()).take(64).collect())),
+        }
+    }
+}
+
+impl Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (strategies, plugins) = (self.0.strategies.len(), self.0.plugins.len());
+        f.debug_struct("Registry").field("strategies", &strategies).field("plugins", &plugins).finish()
+    }
+}
+
+/// Strategies that need a queue before the pool, with the fairness policy of the same name.
+pub const QUEUED: &[&str] = &["vtc-fair", "vtc-max-fair", "vtc-pred"];
 
 /// Names that other products have for strategies, with the names here.
 const OTHER_NAMES: &[(&str, &str)] = &[
@@ -110,13 +148,6 @@ pub fn canonical(name: &str) -> &str {
     OTHER_NAMES.iter().find(|(other, _)| *other == name).map_or(name, |(_, own)| own)
 }
 
-/// The strategy called `name`, here or in another product.
-#[must_use]
-pub fn strategy(name: &str) -> Option<&'static Descriptor> {
-    let name = canonical(name);
-    STRATEGIES.iter().copied().find(|d| d.name == name)
-}
-
 /// Why there is no such strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
@@ -126,16 +157,4 @@ pub enum BuildError {
     /// It does not take these parameters, or the parts of a weighted name can't be read or added up.
     #[error(transparent)]
     Parameters(#[from] ParamError),
-}
-
-/// The strategy that `name` stands for: one of [`STRATEGIES`], or several with weights (`prefix-cache:2,least-latency`).
-///
-/// # Errors
-/// As [`BuildError`].
-pub fn build(name: &str, parameters: &Value) -> Result<Box<dyn Strategy>, BuildError> {
-    match strategy(name) {
-        Some(descriptor) => Ok((descriptor.build)(parameters)?),
-        None if weighted::is_weighted(name) || name.is_empty() => Weighted::build(name, parameters),
-        None => Err(BuildError::Unknown(name.chars().filter(|c| !c.is_control()).take(64).collect())),
-    }
 }

@@ -183,7 +183,7 @@ pub struct Split {
 
 /// The pair of a strategy that knows nothing of pairs: the answer where it would send the whole request, the prompt where it would send that among
 /// the servers which go together with it.
-pub(super) fn by_rank<S: Strategy + ?Sized>(
+pub fn by_rank<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
     field: &Field<'_, '_>,
@@ -203,7 +203,7 @@ pub(super) fn by_rank<S: Strategy + ?Sized>(
 
 /// The encoders of a strategy that knows nothing of them: the servers with the fewest requests, as many as there are items, and none where the
 /// server that computes the prompt encodes as well.
-pub(super) fn encoders_by_load(media: &Media<'_, '_>, rng: &mut PickRng, mut ranking: Ranking) -> Option<Decision> {
+pub fn encoders_by_load(media: &Media<'_, '_>, rng: &mut PickRng, mut ranking: Ranking) -> Option<Decision> {
     let computing = media.sent.computing().filter(|computing| !computing.roles.has(Roles::ENCODE))?;
     ranking.because("fewest requests");
     let mut key = |c: &Candidate<'_>| (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
@@ -223,12 +223,7 @@ pub fn not_alone() -> RequestError {
 }
 
 /// The rule of [`Decider::PrefixBased`].
-pub(super) fn lacks_enough(
-    cx: &PickContext<'_>,
-    decoder: &Candidate<'_>,
-    non_cached_tokens: u32,
-    prompt_tokens: u32,
-) -> bool {
+pub fn lacks_enough(cx: &PickContext<'_>, decoder: &Candidate<'_>, non_cached_tokens: u32, prompt_tokens: u32) -> bool {
     let tokens = cx.request.prompt_tokens;
     let lacking = tokens.saturating_sub(decoder.cached.any);
     non_cached_tokens > 0 && tokens >= prompt_tokens && lacking >= non_cached_tokens

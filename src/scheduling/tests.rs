@@ -1,213 +1,78 @@
-//! What every strategy keeps to, and what each one promises.
+//! Candidates and rankings; and strategies that stand in for those of other crates.
 
-pub(super) mod trial;
-
-use super::plugin::Plugin;
-use super::{Candidate, PickContext, Ranking, Strategy, registry};
-use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache_types::clock::Timestamp;
-use attache_types::ids::EndpointId;
-use attache_types::rng::for_request;
-use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use super::least_request::{self, LeastRequest};
+use super::plugin::{Better, NoParams, params};
+use super::registry::{Descriptor, PluginList, Registry};
+use super::testing::{NOW, STALE_AFTER, snapshot};
+use super::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
+use serde::Deserialize;
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Duration;
 
-pub(crate) const NOW: Timestamp = Timestamp(5_000_000_000);
-pub(super) const STALE_AFTER: Duration = Duration::from_secs(2);
+/// Ranks in the order of the pool, and has no figures.
+#[derive(Debug)]
+struct InOrder;
 
-/// A pool whose endpoints have these ids and report these requests.
-pub(super) fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
-    let state = |&(id, waiting): &(u32, u32)| {
-        EndpointState::new(
-            Arc::new(Endpoint::new(EndpointId(id), EndpointSpec::at(([10, 0, 0, 1], 8000 + id as u16).into()))),
-            Some(Arc::new(EndpointMetrics { scraped_at: NOW, waiting, ..EndpointMetrics::default() })),
-        )
-    };
-    PoolSnapshot::new(1, true, loads.iter().map(state).collect())
-}
-
-pub(super) fn context(snapshot: &PoolSnapshot) -> PickContext<'_> {
-    PickContext::new(snapshot, NOW, STALE_AFTER)
-}
-
-fn build(name: &str) -> Box<dyn Strategy> {
-    (registry::strategy(name).unwrap().build)(&Value::Null).unwrap()
-}
-
-fn candidates(snapshot: &PoolSnapshot) -> Vec<Candidate<'_>> {
-    snapshot.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect()
-}
-
-fn pick(
-    strategy: &dyn Strategy,
-    snapshot: &PoolSnapshot,
-    candidates: &[Candidate<'_>],
-    wanted: usize,
-    seed: u64,
-) -> Vec<u32> {
-    let mut ranking = Ranking::new(wanted);
-    strategy.rank(&context(snapshot), candidates, &mut for_request(seed, 0), &mut ranking);
-    ranking.decide().unwrap().picks.iter().map(|e| e.id.0).collect()
-}
-
-fn pools() -> impl proptest::strategy::Strategy<Value = Vec<(u32, u32)>> {
-    prop::collection::btree_map(0u32..500, prop_oneof![0u32..4, any::<u32>()], 1..40)
-        .prop_map(|loads| loads.into_iter().collect::<Vec<_>>())
-        .prop_shuffle()
-}
-
-proptest! {
-    #[test]
-    fn every_strategy_names_candidates_only_each_once_and_as_many_as_wanted(
-        loads in pools(), wanted in 0usize..8, seed in any::<u64>(), reversed in any::<bool>(),
-    ) {
-        let snapshot = snapshot(&loads);
-        let mut candidates = candidates(&snapshot);
-        if reversed {
-            candidates.reverse();
-        }
-        for plugin in registry::STRATEGIES {
-            let strategy = (plugin.build)(&Value::Null).unwrap();
-            for round in 0..3 {
-                let picks = pick(&*strategy, &snapshot, &candidates, wanted, seed + round);
-                prop_assert_eq!(picks.len(), wanted.max(1).min(loads.len()), "{}", plugin.name);
-                let distinct: BTreeSet<u32> = picks.iter().copied().collect();
-                prop_assert_eq!(distinct.len(), picks.len(), "{}", plugin.name);
-                prop_assert!(picks.iter().all(|id| loads.iter().any(|(known, _)| known == id)), "{}", plugin.name);
-            }
-        }
-    }
-
-    #[test]
-    fn least_request_is_exact_and_its_fallbacks_are_in_order(loads in pools(), wanted in 1usize..8, seed in any::<u64>()) {
-        let snapshot = snapshot(&loads);
-        let by_id: BTreeMap<u32, u32> = loads.iter().copied().collect();
-        let picks = pick(&*build("least-request"), &snapshot, &candidates(&snapshot), wanted, seed);
-        let got: Vec<u32> = picks.iter().map(|id| by_id[id]).collect();
-        let mut best: Vec<u32> = by_id.values().copied().collect();
-        best.sort_unstable();
-        best.truncate(wanted);
-        prop_assert_eq!(got, best);
-    }
-
-    /// What counts is who a candidate is, not where it stands: exact for the strategies that draw nothing or only break ties.
-    #[test]
-    fn the_order_of_candidates_carries_no_meaning(
-        loads in pools(), wanted in 1usize..8, turns in 1usize..5, seed in any::<u64>(),
-    ) {
-        // Without ties, so that least-request draws nothing that matters.
-        let loads: Vec<(u32, u32)> = loads.iter().zip(0..).map(|((id, _), load)| (*id, load)).collect();
-        let snapshot = snapshot(&loads);
-        let forwards = candidates(&snapshot);
-        let backwards: Vec<Candidate<'_>> = forwards.iter().rev().copied().collect();
-        for name in ["least-request", "round-robin"] {
-            let (a, b) = (build(name), build(name));
-            for _ in 0..turns {
-                let (a, b) = (pick(&*a, &snapshot, &forwards, wanted, seed), pick(&*b, &snapshot, &backwards, wanted, seed));
-                prop_assert_eq!(a, b, "{}", name);
-            }
-        }
-    }
-
-    #[test]
-    fn power_of_two_never_takes_the_worse_of_two(loads in pools(), seed in any::<u64>()) {
-        let snapshot = snapshot(&loads);
-        let by_id: BTreeMap<u32, u32> = loads.iter().copied().collect();
-        let picks = pick(&*build("power-of-two"), &snapshot, &candidates(&snapshot), 2, seed);
-        if let [first, second] = picks[..] {
-            prop_assert!(by_id[&first] <= by_id[&second]);
-        }
-    }
-
-    /// Over any joins and leaves, whoever stays is served at least once in as many turns as there are endpoints, plus the newcomers.
-    #[test]
-    fn round_robin_is_fair_under_churn(churn in prop::collection::vec(prop::collection::btree_set(1u32..30, 1..12), 1..40)) {
-        let strategy = build("round-robin");
-        let mut last_turn = BTreeMap::new();
-        for (turn, members) in (0usize..).zip(&churn) {
-            // Endpoint 0 is always there.
-            let loads: Vec<(u32, u32)> = members.iter().chain([&0]).map(|id| (*id, 0)).collect();
-            let snapshot = snapshot(&loads);
-            let id = pick(&*strategy, &snapshot, &candidates(&snapshot), 1, 0)[0];
-            last_turn.insert(id, turn);
-            // The cursor passes every id at most once before it comes back to 0.
-            let waited = turn - last_turn.get(&0).copied().unwrap_or(0);
-            prop_assert!(waited < 30, "endpoint 0 waited {} turns", waited);
-        }
+impl Strategy for InOrder {
+    fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, ranking: &mut Ranking) {
+        candidates.iter().for_each(|c| ranking.push(&c.state.endpoint));
     }
 }
 
-#[test]
-fn round_robin_goes_through_all_in_turn_and_skips_nobody_when_one_leaves() {
-    let strategy = build("round-robin");
-    let all = snapshot(&[(0, 0), (3, 0), (5, 0), (9, 0)]);
-    let turns = |pool: &PoolSnapshot, n: usize| -> Vec<u32> {
-        (0..n).map(|_| pick(&*strategy, pool, &candidates(pool), 1, 0)[0]).collect()
-    };
-    assert_eq!(turns(&all, 6), [0, 3, 5, 9, 0, 3]);
-    let without_3 = snapshot(&[(0, 0), (5, 0), (9, 0)]);
-    assert_eq!(turns(&without_3, 2), [5, 9], "the one after the one that left is not skipped");
-    assert_eq!(turns(&snapshot(&[(0, 0), (5, 0), (9, 0), (11, 0)]), 3), [11, 0, 5], "who joins at the end is next");
-    assert_eq!(pick(&*strategy, &all, &candidates(&all), 3, 0), [9, 0, 3], "fallbacks are the next in turn");
+/// Decides by requests. Each instance has a place of its own in memory, by which tests tell instances apart.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Remembering {
+    imbalance: u32,
+    window_size: u32,
 }
 
-#[test]
-fn round_robin_shares_turns_between_threads_without_loss() {
-    let strategy = build("round-robin");
-    let pool = snapshot(&[(0, 0), (1, 0), (2, 0), (3, 0)]);
-    let counts: [std::sync::atomic::AtomicU32; 4] = Default::default();
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..1_000 {
-                    let id = pick(&*strategy, &pool, &candidates(&pool), 1, 0)[0];
-                    counts[id as usize].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                }
-            });
-        }
-    });
-    assert_eq!(counts.map(|c| c.into_inner()), [1_000; 4]);
-}
-
-/// Chi-square over `n` equal cells.
-fn chi_square(counts: &[u32]) -> f64 {
-    let expected = f64::from(counts.iter().sum::<u32>()) / counts.len() as f64;
-    counts.iter().map(|c| (f64::from(*c) - expected).powi(2) / expected).sum()
-}
-
-/// Who is picked first, over 20,000 seeds.
-fn firsts(name: &str, loads: &[(u32, u32)]) -> Vec<u32> {
-    let (strategy, pool) = (build(name), snapshot(loads));
-    let mut counts = vec![0; loads.len()];
-    for seed in 0..20_000 {
-        counts[pick(&*strategy, &pool, &candidates(&pool), 1, seed)[0] as usize] += 1;
+impl Strategy for Remembering {
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        LeastRequest.scores(cx, candidates, out)
     }
-    counts
 }
 
-#[test]
-fn random_is_uniform_and_ties_are_drawn_evenly() {
-    let equal: Vec<(u32, u32)> = (0..10).map(|id| (id, 7)).collect();
-    for name in ["random", "least-request", "power-of-two"] {
-        // 9 degrees of freedom: 27.9 is passed once in a thousand; the seeds are fixed, so this is decided once and for all.
-        let chi = chi_square(&firsts(name, &equal));
-        assert!(chi < 27.9, "{name}: {chi}");
+/// A stand-in that ranks in the order of the pool.
+const fn in_order(name: &'static str) -> Descriptor {
+    Descriptor {
+        name,
+        summary: "",
+        source: "",
+        build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(InOrder) as Box<dyn Strategy>),
     }
-    let unequal: Vec<(u32, u32)> = (0..10).map(|id| (id, id)).collect();
-    let chi = chi_square(&firsts("random", &unequal));
-    assert!(chi < 27.9, "load does not matter to random: {chi}");
 }
 
-#[test]
-fn power_of_two_shares_as_the_pairs_say() {
-    // Of n endpoints with different loads, the k-th best wins 2(n-k) of n(n-1) ordered pairs.
-    let counts = firsts("power-of-two", &[(0, 1), (1, 2), (2, 3), (3, 4)]);
-    for (k, count) in (1u32..).zip(counts) {
-        let expected = 20_000.0 * f64::from(2 * (4 - k)) / 12.0;
-        assert!((f64::from(count) - expected).abs() < 300.0, "{k}: {count} of {expected}");
+/// A stand-in that decides by requests.
+const fn remembering(name: &'static str) -> Descriptor {
+    Descriptor {
+        name,
+        summary: "",
+        source: "",
+        build: |value, _| params::<Remembering>(value).map(|own| Box::new(own) as Box<dyn Strategy>),
     }
+}
+
+const STAND_INS: &[&Descriptor] = &[
+    &in_order("pipeline"),
+    &in_order("random"),
+    &in_order("round-robin"),
+    &least_request::PLUGIN,
+    &remembering("power-of-two"),
+    &remembering("prefix-cache"),
+    &remembering("prefix-cache-preble"),
+    &remembering("session-affinity"),
+    &remembering("vtc-basic"),
+];
+
+/// `least-request`, and stand-ins under the names of other strategies: which strategy is chosen does not depend on how it
+/// decides.
+pub(crate) fn registry() -> Registry {
+    Registry::new(&[PluginList { strategies: STAND_INS, plugins: &[] }])
+}
+
+pub(crate) fn build(name: &str) -> Box<dyn Strategy> {
+    registry().build(name, &Value::Null).unwrap()
 }
 
 #[test]
@@ -240,52 +105,8 @@ fn a_ranking_takes_what_it_wants_once() {
 }
 
 #[test]
-fn the_registry_holds_together() {
-    let names: Vec<&str> = registry::STRATEGIES.iter().map(|d| d.name).collect();
-    assert!(names.is_sorted() && names.iter().collect::<BTreeSet<_>>().len() == names.len(), "{names:?}");
-    for plugin in registry::STRATEGIES {
-        assert!(plugin.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", plugin.name);
-        assert!(!plugin.summary.is_empty() && !plugin.source.is_empty(), "{}", plugin.name);
-        assert!((plugin.build)(&serde_json::json!({})).is_ok(), "{}", plugin.name);
-        let error = (plugin.build)(&serde_json::json!({"wieght": 1})).unwrap_err();
-        assert!(error.to_string().contains("wieght"), "{}: {error}", plugin.name);
-    }
-    assert!(registry::strategy("no-such").is_none());
-    let names: Vec<&str> = registry::PLUGINS.iter().map(|d| d.name).collect();
-    assert!(names.is_sorted() && names.iter().collect::<BTreeSet<_>>().len() == names.len(), "{names:?}");
-    for plugin in registry::PLUGINS {
-        assert!(plugin.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", plugin.name);
-        assert!(!plugin.summary.is_empty() && !plugin.source.is_empty(), "{}", plugin.name);
-        let kinds: Vec<&str> = plugin.kind.split(", ").collect();
-        let made = match (plugin.build)(&least_parameters(plugin.name)).unwrap() {
-            Plugin::Filter(_) => vec!["filter"],
-            Plugin::Scorer(_) => vec!["scorer"],
-            Plugin::FilterAndScorer(..) => vec!["filter", "scorer"],
-            Plugin::Picker(_) => vec!["picker"],
-            Plugin::Handler(_) => vec!["handler"],
-            Plugin::Decider(_) => vec!["decider"],
-        };
-        assert_eq!(kinds, made, "{}", plugin.name);
-        let error = (plugin.build)(&serde_json::json!({"wieght": 1})).unwrap_err();
-        assert!(error.to_string().contains("wieght"), "{}: {error}", plugin.name);
-        assert!(plugin.aliases.iter().all(|alias| !names.contains(alias)), "{}", plugin.name);
-    }
-    assert!(registry::plugin("no-such").is_none());
-}
-
-/// The parameters that a part of a pipeline can't do without.
-pub(super) fn least_parameters(plugin: &str) -> Value {
-    use serde_json::json;
-    match plugin {
-        "endpoint-attribute-filter" => json!({
-            "attribute": "waiting-queue",
-            "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 5}},
-        }),
-        "endpoint-attribute-scorer" => {
-            json!({"attributeKey": "waiting-queue", "algorithm": {"type": "linear_lower_is_better"}})
-        }
-        "header-label-affinity-scorer" => json!({"headerName": "x-zone", "labelKey": "zone"}),
-        "utilization-filter" => json!({"conditions": [{"metric": "waiting-queue", "maxValue": 5}]}),
-        _ => Value::Null,
-    }
+#[should_panic(expected = "two plugins are called `least-request`")]
+fn two_plugins_of_one_name_make_no_registry() {
+    let twice = PluginList { strategies: &[&least_request::PLUGIN], plugins: &[] };
+    let _ = Registry::new(&[twice, twice]);
 }

@@ -13,7 +13,8 @@
 
 use crate::digest::Digest;
 use crate::plugin::{AnswerHeaders, Better, ParamError};
-use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy, registry};
+use crate::registry::{BuildError, Registry, canonical};
+use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_pool::{Endpoint, PoolSnapshot};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
@@ -49,7 +50,7 @@ pub fn parse(text: &str) -> Result<SmallVec<[(&str, u32); 4]>, ParamError> {
     for item in text.split(',') {
         let item = item.trim();
         let (name, weight) = item.split_once(':').unwrap_or((item, "1"));
-        let (name, weight) = (registry::canonical(name.trim()), weight.trim());
+        let (name, weight) = (canonical(name.trim()), weight.trim());
         let shown: String = item.chars().filter(|c| !c.is_control()).take(64).collect();
         if name.is_empty() {
             return wrong(format!("`{shown}` names no strategy; as in `prefix-cache:2,least-latency`"));
@@ -107,11 +108,11 @@ impl Weighted {
         }
     }
 
-    /// Builds the parts that `text` names; `parameters` maps their names to what they take.
+    /// Builds the parts that `text` names by `registry`; `parameters` maps their names to what they take.
     ///
     /// # Errors
     /// As [`parse`], and what a part says of its parameters.
-    pub fn build(text: &str, parameters: &Value) -> Result<Box<dyn Strategy>, registry::BuildError> {
+    pub fn build(text: &str, parameters: &Value, registry: &Registry) -> Result<Box<dyn Strategy>, BuildError> {
         let named = parse(text)?;
         let none = serde_json::Map::new();
         let parameters = match parameters {
@@ -127,8 +128,8 @@ impl Weighted {
         let alone = named.len() == 1;
         let mut parts = Vec::with_capacity(named.len());
         for (name, weight) in named {
-            let descriptor = registry::strategy(name).ok_or_else(|| registry::BuildError::Unknown(name.to_owned()))?;
-            let built = (descriptor.build)(parameters.get(name).unwrap_or(&Value::Null));
+            let descriptor = registry.strategy(name).ok_or_else(|| BuildError::Unknown(name.to_owned()))?;
+            let built = (descriptor.build)(parameters.get(name).unwrap_or(&Value::Null), registry);
             let strategy = built.map_err(|e| e.named(name).under(name))?;
             if alone {
                 return Ok(strategy);

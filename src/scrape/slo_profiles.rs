@@ -128,6 +128,7 @@ async fn run(profiles: Weak<SloProfiles>, every: Duration) {
 mod tests {
     use super::*;
     use attache_pool::slo_profile::testing::simulated;
+    use attache_scheduling::Registry;
     use attache_scheduling::choice::StrategySpec;
     use serde_json::json;
 
@@ -135,7 +136,8 @@ mod tests {
         let profiles: Vec<_> = paths.iter().map(|p| p.to_str().unwrap()).collect();
         let parameters = json!({"primary": {"name": "slo", "parameters": {"profiles": profiles}}});
         let spec = StrategySpec { name: "fallback".into(), parameters };
-        Choices::build(&spec, &[], None, None).unwrap()
+        let registry = Registry::new(&[attache_strategies::PLUGINS]);
+        Choices::build(&registry, &spec, &[], None, None).unwrap()
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Metrics of the queues of pools.
 
 use super::deadlines::DeadlineMetrics;
-use attache_picker::event::QueueOutcome;
 use attache_flow::SharedCapacity;
+use attache_picker::event::QueueOutcome;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;

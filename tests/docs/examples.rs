@@ -40,6 +40,7 @@ fn every_configuration_on_a_page_loads() {
             let Some(text) = (language == "yaml").then(|| whole(&text)).flatten() else { continue };
             let picker = text.contains("kind: EndpointPickerConfig");
             let sources = Sources {
+                registry: attache::plugins::registry(),
                 text: Some(ConfigText { name: page.path.clone(), bytes: text.as_bytes().to_vec() }),
                 overrides: Overrides::default(),
                 surroundings: Surroundings { cores: 4, terminal: false },

@@ -8,7 +8,7 @@ use attache::config::diagnostic::{Code, Severity};
 use attache::disagg::CONNECTORS;
 use attache::error::{Fault, Reason};
 use attache::flow::registry::{self as flow, PolicyDescriptor};
-use attache::scheduling::registry;
+use attache::plugins::registry;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -64,15 +64,16 @@ fn parameters<T>(built: Result<T, impl std::fmt::Display>) -> String {
 fn plugin_tables_list_the_registries() {
     const PAGE: &str = "docs/reference/plugins.md";
     let wrong = json!({"no-such-parameter": 1});
-    let strategies = registry::STRATEGIES
-        .iter()
-        .map(|d| vec![code(d.name), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]);
+    let registry = registry();
+    let strategies = registry.strategies().iter().map(|d| {
+        vec![code(d.name), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong, &registry))]
+    });
     compare(
         PAGE,
         "strategies",
         &table(PAGE, &["strategy", "what it does", "source", "parameters"], 0, strategies.collect()),
     );
-    let plugins = registry::PLUGINS.iter().map(|d| {
+    let plugins = registry.plugins().iter().map(|d| {
         let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
         vec![name, d.kind.to_owned(), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]
     });

@@ -6,6 +6,7 @@ use crate::support::client;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{Process, scratch};
 use crate::support::sim::SimProcess;
+use attache::plugins::registry;
 use attache::replay::record::{Summary, replay, replay_file};
 use attache::sim::profiles;
 use bytes::Bytes;
@@ -111,12 +112,12 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     for secret in [SECRET, CREDENTIAL, "question 3", "so it is"] {
         assert!(!text.contains(secret), "`{secret}` is in the recording");
     }
-    let summary = replay_file(record, None).expect("a replay");
+    let summary = replay_file(record, None, &registry()).expect("a replay");
     assert_eq!(summary.cut, None);
     assert!(summary.is_exact(), "{summary}");
     // The comparison sees what is missing.
     let without_ends: String = text.lines().filter(|l| !l.starts_with("{\"end\"")).flat_map(|l| [l, "\n"]).collect();
-    let mangled = replay(without_ends.as_bytes(), None).expect("a replay");
+    let mangled = replay(without_ends.as_bytes(), None, &registry()).expect("a replay");
     assert!(!mangled.is_exact(), "{mangled}");
     assert!(summary.decisions >= 150 * strategies.len() as u64, "{summary}");
     summary
@@ -144,10 +145,10 @@ async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_
     let settings = |strategy: &str| {
         let text = configuration(0, strategy, &[]).replace("endpoints: []", "endpoints: [\"127.0.0.1:1\"]");
         let text = attache::config::ConfigText { name: "other".into(), bytes: text.into_bytes() };
-        let sources = attache::config::Sources { text: Some(text), ..Default::default() };
+        let sources = attache::config::Sources { registry: registry(), text: Some(text), ..Default::default() };
         attache::config::load(&sources).expect("settings").0
     };
-    let other = replay_file(&record, Some(&settings("random"))).expect("a replay");
+    let other = replay_file(&record, Some(&settings("random")), &registry()).expect("a replay");
     assert_eq!(other.decisions, summary.decisions);
     assert!(other.equal < other.decisions * 2 / 3, "{other}");
     assert!(other.matched_replayed < other.matched_recorded, "{other}");
@@ -192,7 +193,7 @@ async fn a_recording_that_is_full_ends_and_requests_are_served_on() {
     assert!(picker.process.wait().await.success());
     let length = std::fs::metadata(&record).expect("a recording").len();
     assert!((10_000..=20_000).contains(&length), "{length} bytes");
-    let summary = replay_file(&record, None).expect("what is there is whole");
+    let summary = replay_file(&record, None, &registry()).expect("what is there is whole");
     assert!(summary.is_exact() && summary.cut.is_none(), "{summary}");
 }
 

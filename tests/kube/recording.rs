@@ -37,7 +37,7 @@ async fn decisions_among_pods_that_come_and_go_come_out_again() {
     picker.assert_settled().await;
     picker.process.signal("TERM");
     assert!(picker.process.wait().await.success());
-    let summary = replay_file(&record, None).expect("a replay");
+    let summary = replay_file(&record, None, &attache::plugins::registry()).expect("a replay");
     assert!(summary.is_exact() && summary.cut.is_none(), "{summary}");
     assert_eq!(summary.decisions, picks);
     assert!(summary.endpoints.len() > 1, "{summary}");

@@ -14,7 +14,7 @@ fn pools(bind: SocketAddr, block_size: u32, more: &str) -> Settings {
          prefixCache: {{tokenizer: {{type: remote}}, blockSize: {block_size}, kvEvents: {{bind: \"tcp://{bind}\", topic: kv@}}}}\n{more}"
     );
     let text = Some(ConfigText { name: "test".into(), bytes: text.into_bytes() });
-    load(&Sources { text, ..Sources::default() }).expect("good settings").0
+    load(&Sources { registry: attache::plugins::registry(), text, ..Sources::default() }).expect("good settings").0
 }
 
 /// An address that nobody listens at.

@@ -13,7 +13,7 @@ use attache::replay::legs::Patience;
 use attache::replay::world::{SignalSettings, TimedChange, World, WorldConfig, spec};
 use attache::report::Observer;
 use attache::report::served::{Ending, Sample, Served};
-use attache::scheduling::{Choices, Scheduler, registry};
+use attache::scheduling::{Choices, Scheduler};
 use attache::sim::content::Piece;
 use attache::sim::engine::EngineConfig;
 use attache::sim::latency::{DEFAULT_STEP_BASE, DEFAULT_WEIGHT_READ, LatencyModel};
@@ -156,7 +156,7 @@ impl Pool {
     pub(crate) fn play(&self, policy: &str, workload: &mut dyn Workload) -> Played {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let parameters: Value = serde_json::from_str(parameters).expect("JSON");
-        let strategy = registry::build(name, &parameters).expect("a strategy");
+        let strategy = attache::plugins::registry().build(name, &parameters).expect("a strategy");
         let config = WorldConfig {
             front: FrontConfig {
                 scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),

@@ -7,7 +7,7 @@ const HEAD: &str = "apiVersion: attache.dev/v1\nkind: Attache\n";
 
 fn sources(text: &str) -> Sources {
     let text = ConfigText { name: "test".into(), bytes: format!("{HEAD}{text}").into() };
-    Sources { text: Some(text), ..Sources::default() }
+    Sources { registry: crate::plugins::registry(), text: Some(text), ..Sources::default() }
 }
 
 fn settings(text: &str) -> Settings {

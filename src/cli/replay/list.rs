@@ -1,6 +1,6 @@
 //! The output of `attache replay --list`.
 
-use crate::scheduling::registry;
+use crate::plugins::registry;
 use crate::sim::profiles;
 use crate::workload::synthetic::WORKLOADS;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ pub(super) fn all() -> String {
     });
     out.push_str("\nPolicies (--compare name or name={parameters}; +late-binding behind it: while the pool is full requests wait, as with\n");
     out.push_str("`flowControl: {enabled: true}`; +at-once: they do not, whatever the configuration says):\n");
-    for strategy in registry::STRATEGIES {
+    for strategy in registry().strategies() {
         let _ = writeln!(out, "  {}: {}", strategy.name, strategy.summary);
     }
     out

@@ -2,6 +2,7 @@
 
 use super::{EXIT_CONFIG, Failure, colour, playable};
 use crate::cli::source::ReloadSource;
+use crate::plugins::registry;
 use crate::replay::record::{Summary, replay_file};
 use anyhow::Context;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
             Some(settings)
         }
     };
-    let summary = replay_file(file, other.as_ref()).with_context(|| format!("{}", file.display()));
+    let summary = replay_file(file, other.as_ref(), &registry()).with_context(|| format!("{}", file.display()));
     let summary: Summary = summary.map_err(Failure::usage)?;
     print!("{summary}");
     // With another configuration, decisions may differ.

@@ -3,7 +3,7 @@
 
 use super::mapping::{self, Mapped};
 use attache_config_schema::decode::{Fields, Sink};
-use attache_scheduling::registry;
+use attache_scheduling::Registry;
 
 /// Reads a plugin's parameters, as far as they become settings.
 pub(super) type Reads = fn(&mut Fields<'_>, &mut Mapped, &mut Sink);
@@ -86,9 +86,9 @@ pub(super) fn entry(name: &str) -> Option<&'static Entry> {
 }
 
 /// All known names, for suggestions.
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
+pub(super) fn names(registry: &Registry) -> impl Iterator<Item = &'static str> {
     let held = CATALOGUE.iter().filter(|e| !matches!(e.fate, Fate::Absent(_))).map(|e| e.name);
-    held.chain(registry::PLUGINS.iter().map(|d| d.name))
+    held.chain(registry.plugins().iter().map(|d| d.name))
 }
 
 /// Plugins that both projects create by themselves when a reference names them without a declaration.

@@ -24,6 +24,7 @@ use super::defaults::DEFAULT_POOL;
 use super::diagnostic::{At, Code, Diagnostic, Span, closest};
 use super::document::{Node, Value};
 use super::schema::{self, File};
+use attache_scheduling::Registry;
 use catalogue::IMPLICIT;
 use mapping::Mapped;
 use plugins::Plugins;
@@ -43,7 +44,7 @@ pub(super) fn is(root: &Node) -> bool {
 }
 
 /// Reads the document. `None` if its version is unknown: then nothing else in it can be checked.
-pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
+pub(super) fn read(root: &Node, registry: &Registry, sink: &mut Sink) -> Option<File> {
     let mut f = Fields::of(root, "", sink)?;
     f.expect(&["kind"]);
     if !check_version(&mut f, sink) {
@@ -53,7 +54,7 @@ pub(super) fn read(root: &Node, sink: &mut Sink) -> Option<File> {
     let mut mapped = Mapped::default();
     let gates = sections::feature_gates(&mut f, sink);
     mapped.queues = gates.flow_control.is_some();
-    let plugins = Plugins::read(&mut f, &mut mapped, sink);
+    let plugins = Plugins::read(&mut f, registry, &mut mapped, sink);
     let strategy = profiles::pipeline(&mut f, &plugins, &mut mapped, sink);
     sections::data_layer(&mut f, &plugins, &mut mapped, sink);
     // Files from before llm-d v0.9 have it outside of `dataLayer`.

@@ -9,7 +9,7 @@ use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
 use attache_config_schema::document::{Node, Value};
 use attache_scheduling::facts::session::{AGENT_ATTRIBUTE, AGENT_HEADERS};
 use attache_scheduling::plugin::Plugin;
-use attache_scheduling::registry;
+use attache_scheduling::registry::Registry;
 use attache_types::params::{ParamError, Step};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
@@ -62,7 +62,7 @@ struct Head<'n> {
 
 impl Plugins {
     /// Reads the section, builds the parts of the pipeline and maps the rest to settings.
-    pub(super) fn read(f: &mut Fields<'_>, mapped: &mut Mapped, sink: &mut Sink) -> Self {
+    pub(super) fn read(f: &mut Fields<'_>, registry: &Registry, mapped: &mut Mapped, sink: &mut Sink) -> Self {
         let items: &[Node] = match f.node("plugins") {
             None => &[],
             Some(Node { value: Value::List(items), .. }) => items,
@@ -83,7 +83,7 @@ impl Plugins {
         }
         let beside = Beside::of(&heads);
         mapped.agent_affinity = beside.agent_affinity;
-        Self { declared: heads.into_iter().map(|head| declare(head, &beside, mapped, sink)).collect() }
+        Self { declared: heads.into_iter().map(|head| declare(head, &beside, registry, mapped, sink)).collect() }
     }
 
     /// The names of all plugins.
@@ -206,7 +206,7 @@ fn head<'n>(item: &'n Node, path: &str, sink: &mut Sink) -> Option<Head<'n>> {
     Some(Head { path: path.to_owned(), name, kind, parameters })
 }
 
-fn declare(head: Head<'_>, beside: &Beside, mapped: &mut Mapped, sink: &mut Sink) -> Declared {
+fn declare(head: Head<'_>, beside: &Beside, registry: &Registry, mapped: &mut Mapped, sink: &mut Sink) -> Declared {
     let Head { path, name, kind, parameters: mut f } = head;
     let path = format!("{path}.type");
     let mut declared = Declared {
@@ -223,10 +223,10 @@ fn declare(head: Head<'_>, beside: &Beside, mapped: &mut Mapped, sink: &mut Sink
     declared.kind = type_name.to_owned();
     declared.entry = entry;
     let made = match entry.map(|e| e.fate) {
-        None | Some(Fate::Part) => part(&kind, &path, type_name, f, beside, sink),
+        None | Some(Fate::Part) => part(&kind, &path, type_name, f, beside, registry, sink),
         Some(Fate::PartAnd(reads)) => {
             reads(&mut f, mapped, sink);
-            part(&kind, &path, type_name, f, beside, sink)
+            part(&kind, &path, type_name, f, beside, registry, sink)
         }
         Some(Fate::Policy) => {
             declared.parameters = rest(&f);
@@ -280,10 +280,11 @@ fn part(
     type_name: &str,
     mut f: Fields<'_>,
     beside: &Beside,
+    registry: &Registry,
     sink: &mut Sink,
 ) -> Option<(Plugin, Json)> {
-    let Some(descriptor) = registry::plugin(type_name) else {
-        unknown(kind, path, sink);
+    let Some(descriptor) = registry.plugin(type_name) else {
+        unknown(kind, path, registry, sink);
         return None;
     };
     // A pool has one prefix index, whichever producer is named.
@@ -331,7 +332,7 @@ fn refused(name: &str, error: &ParamError, f: &Fields<'_>, sink: &mut Sink) {
     sink.push(Diagnostic::new(Code::BadParameters, path, message).at(span));
 }
 
-fn unknown(kind: &At<String>, path: &str, sink: &mut Sink) {
+fn unknown(kind: &At<String>, path: &str, registry: &Registry, sink: &mut Sink) {
     let shown = clip(&kind.value);
     if catalogue::entry(&kind.value).is_some() {
         let message = format!("plugins of type `{shown}` are not in this version");
@@ -341,7 +342,7 @@ fn unknown(kind: &At<String>, path: &str, sink: &mut Sink) {
     }
     let diagnostic =
         Diagnostic::new(Code::UnknownPlugin, path, format!("no plugin has the type `{shown}`")).at(kind.span);
-    let help = match closest(&kind.value, catalogue::names()) {
+    let help = match closest(&kind.value, catalogue::names(registry)) {
         Some(meant) => format!("did you mean `{meant}`?"),
         None => "docs/reference/plugins.md lists the types that there are".to_owned(),
     };

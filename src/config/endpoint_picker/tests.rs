@@ -4,13 +4,13 @@
 use super::catalogue::{self, CATALOGUE, Fate, IMPLICIT};
 use crate::schema::{File, Pool, TokenizerKind};
 use crate::settings::{TokenizerSettings, UsageCount};
-use crate::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
+use crate::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load, registry};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{Code, Diagnostic, render_text};
 use attache_config_schema::document;
 use attache_disagg::Mode;
 use attache_pool::Engine;
-use attache_scheduling::{Decider, registry};
+use attache_scheduling::Decider;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const HEAD: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 fn read(text: &str) -> (Option<File>, Vec<Diagnostic>) {
     let mut sink = Sink::default();
     let file = match document::parse(text.as_bytes(), &mut sink.diagnostics) {
-        Ok(root) => File::read(&root, &mut sink),
+        Ok(root) => File::read(&root, &registry(), &mut sink),
         Err(diagnostic) => {
             sink.push(diagnostic);
             None
@@ -59,16 +59,16 @@ fn pipeline(text: &str) -> Value {
 /// Whether this version has what a plugin type stands for.
 fn held(kind: &str) -> bool {
     match catalogue::entry(kind).map(|e| (e.name, e.fate)) {
-        Some((name, Fate::Part | Fate::PartAnd(_))) => registry::plugin(name).is_some(),
+        Some((name, Fate::Part | Fate::PartAnd(_))) => registry().plugin(name).is_some(),
         Some((_, Fate::Absent(_))) => false,
         Some(_) => true,
-        None => registry::plugin(kind).is_some(),
+        None => registry().plugin(kind).is_some(),
     }
 }
 
 fn full(text: &str, flags: Overrides) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
     let text = ConfigText { name: "f".into(), bytes: text.as_bytes().to_vec() };
-    load(&Sources { text: Some(text), overrides: flags, ..Sources::default() })
+    load(&Sources { registry: registry(), text: Some(text), overrides: flags, ..Sources::default() })
 }
 
 fn one_endpoint() -> Overrides {
@@ -280,7 +280,7 @@ fn the_catalogue_holds_together() {
         let part = matches!(entry.fate, Fate::Part | Fate::PartAnd(_));
         let policy = super::flow::refused(entry.name, &json!({"noSuchParameter": 1})).is_some();
         assert_eq!(policy, matches!(entry.fate, Fate::Policy), "{}", entry.name);
-        assert!(part || registry::plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
+        assert!(part || registry().plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
     }
     let lacking = CATALOGUE.iter().filter(|e| matches!(e.fate, Fate::Part | Fate::PartAnd(_)) && !held(e.name));
     assert_eq!(lacking.map(|e| e.name).collect::<Vec<_>>(), Vec::<&str>::new());

@@ -23,18 +23,20 @@ use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::schema::{self, File, LogFormat, Opt};
 use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings};
 use super::units::show_duration;
-use super::{Overrides, Surroundings, localai_env};
+use super::{Overrides, Sources, Surroundings, localai_env};
 use attache_types::limits::{Limits, client_share};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Settings from a file and the sources that outrank it. Valid only if `sink` has no error.
-pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings, sink: &mut Sink) -> Settings {
+pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settings {
+    let Sources { registry, overrides: flags, surroundings, .. } = sources;
+    let surroundings = *surroundings;
     let File { server, telemetry, exchange, mut limits, redis, model_policies, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
     let mut exchange = self::exchange(exchange, flags, sink);
-    let mut env = flags.aibrix.read(sink);
+    let mut env = flags.aibrix.read(registry, sink);
     flags.localai.read(&mut env, sink);
     let of_env = slo::redis(&env);
     let file_redis_at = redis.as_ref().map(|at| at.span);
@@ -60,7 +62,7 @@ pub(super) fn settings(file: File, flags: &Overrides, surroundings: Surroundings
     let policies_at = model_policies.as_ref().filter(|at| !at.value.is_empty()).map(|at| at.span);
     let mut model_policies = policies::policies(model_policies, sink);
     flags.localai.policies(&mut model_policies, sink);
-    let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, flags, &env, sink);
+    let (pools, templates) = pools::pools(pools, limits.max_buffered_bytes, registry, flags, &env, sink);
     let mut settings = Settings {
         server: self::server(server, flags, surroundings, sink),
         telemetry: self::telemetry(telemetry, flags, surroundings, sink),

@@ -6,7 +6,7 @@ use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
-use attache_scheduling::registry;
+use attache_scheduling::registry::Registry;
 
 /// 100: a greater weight would leave no influence to the other part of a response. A weight of 0 there states that
 /// directly.
@@ -61,6 +61,7 @@ pub(super) fn check_read(
     rules: &[ModelRule],
     by_request: Option<&RequestSpec>,
     path: &str,
+    registry: &Registry,
     sink: &mut Sink,
 ) {
     let Some(file) = file else { return };
@@ -70,8 +71,7 @@ pub(super) fn check_read(
     let chosen = by_request.iter().flat_map(|spec| spec.allowed.iter().cloned());
     let mut all = std::iter::once(strategy.clone()).chain(rules.iter().flat_map(of_rule)).chain(chosen);
     // A strategy that can't be built is reported where it is named.
-    let reads =
-        |spec: StrategySpec| registry::build(&spec.name, &spec.parameters).map_or(true, |s| s.reads().objective);
+    let reads = |spec: StrategySpec| registry.build(&spec.name, &spec.parameters).map_or(true, |s| s.reads().objective);
     if all.any(reads) {
         return;
     }

@@ -15,6 +15,7 @@ use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_pool::health::HealthPolicy;
 use attache_pool::{EndpointSpec, MetricsSource};
+use attache_scheduling::Registry;
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache_types::units::show_duration;
 use std::collections::{BTreeMap, HashMap};
@@ -24,6 +25,7 @@ use std::net::SocketAddr;
 pub(super) fn pools(
     file: Opt<Vec<At<schema::Pool>>>,
     max_buffered_bytes: u64,
+    registry: &Registry,
     flags: &Overrides,
     env: &AibrixDefaults,
     sink: &mut Sink,
@@ -40,7 +42,7 @@ pub(super) fn pools(
     kubernetes::tell_void(flags, has_file, sink);
     let room = if flags.one_pool { flow::Room::unknown() } else { flow::Room::shared(max_buffered_bytes, &pools) };
     if pools.is_empty() {
-        return apart([pool_of_flags(section, flags, env, sink)], room.queued);
+        return apart([pool_of_flags(section, registry, flags, env, sink)], room.queued);
     }
     check_names(&pools, sink);
     check_matches(&pools, sink);
@@ -58,10 +60,16 @@ pub(super) fn pools(
         let message = format!("`{flag}` can't tell which of the {} pools of the file it means", pools.len());
         sink.push(Diagnostic::new(Code::Contradiction, flag, message).help(help));
     }
-    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, flags, env, sink)), room.queued)
+    apart(pools.into_iter().enumerate().map(|(i, at)| pool(i, at, room, registry, flags, env, sink)), room.queued)
 }
 
-fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &mut Sink) -> Entry {
+fn pool_of_flags(
+    section: Span,
+    registry: &Registry,
+    flags: &Overrides,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Entry {
     if flags.endpoints.is_empty() && !flags.kubernetes.any() {
         sink.push(
             Diagnostic::new(Code::NothingToServe, "pools", "there is nothing to route to: no pool and no endpoint")
@@ -70,13 +78,13 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         );
     }
     let endpoints = flag_endpoints(flags, None, sink);
-    let strategy = strategies::of_pool(None, "pools[0]", flags, env, sink);
+    let strategy = strategies::of_pool(None, "pools[0]", registry, flags, env, sink);
     let (kubernetes, search) = pods_or_pools(kubernetes::of_flags(flags, None, sink));
     if search.is_some() && !flags.endpoints.is_empty() {
         no_endpoints_of_searched("--endpoint", Span::default(), sink);
     }
     let of_env = strategies::is_of_env(false, flags, env);
-    let mut by_request = of_env.then(|| strategies::by_aibrix_request(&strategy, env, sink));
+    let mut by_request = of_env.then(|| strategies::by_aibrix_request(&strategy, registry, env, sink));
     queued::check_others(&strategy, &[], by_request.as_mut(), true, "pools[0]", sink);
     let found = (&*endpoints, kubernetes.is_some() || search.is_some());
     let pairs = strategies::pairs(&strategy, &[], by_request.as_ref(), found);
@@ -99,6 +107,7 @@ fn pool_of_flags(section: Span, flags: &Overrides, env: &AibrixDefaults, sink: &
         rules: Vec::new(),
         by_request,
         destination: Destination::default(),
+        registry: registry.clone(),
         max_destinations: DEFAULT_MAX_DESTINATIONS,
         endpoints,
         dns: Vec::new(),
@@ -133,14 +142,15 @@ fn pool(
     index: usize,
     at: At<schema::Pool>,
     room: flow::Room,
+    registry: &Registry,
     flags: &Overrides,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> Entry {
     let path = format!("pools[{index}]");
     let pool = at.value;
-    let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, flags, env, sink);
-    let rules = strategies::rules(&pool.strategies, &path, env, sink);
+    let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, registry, flags, env, sink);
+    let rules = strategies::rules(&pool.strategies, &path, registry, env, sink);
     let mut endpoints = endpoints(&pool.endpoints, &path, sink);
     let named = endpoints.len();
     let dns: Vec<_> =
@@ -172,12 +182,12 @@ fn pool(
     let allows_any = pool.request_strategy.as_ref().is_none_or(strategies::allows_any);
     let of_env = strategies::is_of_env(pool.strategy.is_some(), flags, env);
     let mut by_request = match pool.request_strategy {
-        Some(file) => Some(strategies::by_request(file.value, &path, &strategy, env, sink)),
-        None => of_env.then(|| strategies::by_aibrix_request(&strategy, env, sink)),
+        Some(file) => Some(strategies::by_request(file.value, &path, &strategy, registry, env, sink)),
+        None => of_env.then(|| strategies::by_aibrix_request(&strategy, registry, env, sink)),
     };
     queued::check_others(&strategy, &rules, by_request.as_mut(), allows_any, &path, sink);
     let aim = objective::objective(pool.objective.as_ref(), &path, sink);
-    objective::check_read(pool.objective.as_ref(), &strategy, &rules, by_request.as_ref(), &path, sink);
+    objective::check_read(pool.objective.as_ref(), &strategy, &rules, by_request.as_ref(), &path, registry, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
     let matches = matches(pool.matches.as_ref(), &path, sink);
     let reject_unknown_models = given(pool.reject_unknown_models, false);
@@ -216,6 +226,7 @@ fn pool(
         rules,
         by_request,
         destination: given(pool.destination.mode, Destination::default()),
+        registry: registry.clone(),
         max_destinations: destinations(&pool.destination, &path, sink),
         endpoints,
         dns,

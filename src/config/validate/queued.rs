@@ -13,7 +13,7 @@ use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_flow::{PoolFlow, Settings};
 use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
-use attache_scheduling::strategy::vtc_queue;
+use attache_scheduling::registry::QUEUED;
 use attache_scheduling::weighted;
 
 /// The header by which AIBrix identifies users.
@@ -21,7 +21,7 @@ const USER_HEADER: &str = "user";
 
 /// The strategy that needs a queue, if `name` is one or contains one.
 fn queued(name: &str) -> Option<&str> {
-    let needs_queue = |part: &&str| vtc_queue::NAMES.contains(part);
+    let needs_queue = |part: &&str| QUEUED.contains(part);
     if weighted::is_weighted(name) {
         return weighted::parse(name).ok()?.into_iter().map(|(part, _)| part).find(|part| needs_queue(part));
     }

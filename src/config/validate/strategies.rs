@@ -12,7 +12,7 @@ use attache_pool::EndpointSpec;
 use attache_scheduling::choice::{
     Conditions, DEFAULT_STRATEGY_HEADER, ModelRule, ProfileSpec, RequestSpec, StrategySpec,
 };
-use attache_scheduling::registry::{self, BuildError};
+use attache_scheduling::registry::{BuildError, Registry, canonical};
 use attache_scheduling::weighted;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -42,13 +42,14 @@ pub(super) fn name_of<'a>(
 ) -> &'a str {
     let flag = flags.strategy.as_deref();
     let name = flag.or(file.map(|s| s.name.value.as_str())).or(env.strategy.as_deref());
-    registry::canonical(name.unwrap_or(DEFAULT_STRATEGY))
+    canonical(name.unwrap_or(DEFAULT_STRATEGY))
 }
 
 /// The pool's strategy: from the flag, the file, the environment, or the default.
 pub(super) fn of_pool(
     file: Option<&At<schema::Strategy>>,
     path: &str,
+    registry: &Registry,
     flags: &Overrides,
     env: &AibrixDefaults,
     sink: &mut Sink,
@@ -57,7 +58,7 @@ pub(super) fn of_pool(
     if let Some(hidden) = env.strategy.as_ref().filter(|_| !is_of_env(file.is_some(), flags, env)) {
         let (variable, shown) = (env.strategy_variable, hidden.chars().take(60).collect::<String>());
         let other = name_of(file.map(|at| &at.value), flags, env);
-        if other != registry::canonical(hidden) {
+        if other != canonical(hidden) {
             let what = if flags.strategy.is_some() { "`--strategy`" } else { "the file" };
             let message = format!("`{variable}` has no effect on `{path}`: {what} says `{other}`, not `{shown}`");
             sink.push(Diagnostic::new(Code::Overridden, variable, message));
@@ -73,7 +74,7 @@ pub(super) fn of_pool(
             (name.unwrap_or(DEFAULT_STRATEGY), Span::default(), None, env.strategy_variable.to_owned())
         }
     };
-    checked(name, span, parameters, &place, env, sink)
+    checked(name, span, parameters, &place, registry, env, sink)
 }
 
 /// A strategy that can be built; errors are reported to `sink`.
@@ -82,6 +83,7 @@ fn checked(
     span: Span,
     parameters: Option<&schema::Parameters>,
     path: &str,
+    registry: &Registry,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> StrategySpec {
@@ -92,12 +94,12 @@ fn checked(
         let help = "write `consistent-hash`, or `chwbl` for the bound that keeps more of the prompts at home";
         sink.push(Diagnostic::new(Code::NoEffect, path, message).at(span).help(help));
     }
-    let name = registry::canonical(name);
+    let name = canonical(name);
     let spec = StrategySpec { name: name.to_owned(), parameters: env.parameters(name, given) };
-    match registry::build(name, &spec.parameters) {
+    match registry.build(name, &spec.parameters) {
         Ok(_) => {}
         Err(BuildError::Unknown(unknown)) => {
-            let names = || registry::STRATEGIES.iter().map(|d| d.name);
+            let names = || registry.strategies().iter().map(|d| d.name);
             let shown: String = unknown.chars().take(60).collect();
             let known = names().collect::<Vec<_>>().join(", ");
             let message = format!("no strategy is called `{shown}`; there are: {known}");
@@ -120,14 +122,21 @@ fn checked(
     spec
 }
 
-fn named(file: &schema::Strategy, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> StrategySpec {
-    checked(&file.name.value, file.name.span, file.parameters.as_ref(), path, env, sink)
+fn named(
+    file: &schema::Strategy,
+    path: &str,
+    registry: &Registry,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> StrategySpec {
+    checked(&file.name.value, file.name.span, file.parameters.as_ref(), path, registry, env, sink)
 }
 
 /// Reads the rules for single models.
 pub(super) fn rules(
     file: &[At<schema::StrategyRule>],
     path: &str,
+    registry: &Registry,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> Vec<ModelRule> {
@@ -136,7 +145,7 @@ pub(super) fn rules(
     for (i, At { value: rule, span }) in file.iter().enumerate() {
         let path = format!("{path}.strategies[{i}]");
         check_models(rule, *span, &path, &mut seen, sink);
-        rules.push(self::rule(rule, *span, &path, env, sink));
+        rules.push(self::rule(rule, *span, &path, registry, env, sink));
     }
     rules
 }
@@ -164,12 +173,19 @@ fn check_models(
     }
 }
 
-fn rule(file: &schema::StrategyRule, span: Span, path: &str, env: &AibrixDefaults, sink: &mut Sink) -> ModelRule {
-    let strategy = file.strategy.as_ref().map(|at| named(&at.value, &format!("{path}.strategy"), env, sink));
+fn rule(
+    file: &schema::StrategyRule,
+    span: Span,
+    path: &str,
+    registry: &Registry,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> ModelRule {
+    let strategy = file.strategy.as_ref().map(|at| named(&at.value, &format!("{path}.strategy"), registry, env, sink));
     let files = file.profiles.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let mut profiles = Vec::with_capacity(files.len());
     for (name, at) in files {
-        profiles.extend(profile(name, at, &format!("{path}.profiles.{}", name.value), env, sink));
+        profiles.extend(profile(name, at, &format!("{path}.profiles.{}", name.value), registry, env, sink));
     }
     let locked = file.locked.filter(|at| at.value);
     if strategy.is_none() && (files.is_empty() || locked.is_some()) {
@@ -202,6 +218,7 @@ fn profile(
     name: &At<String>,
     file: &At<schema::Profile>,
     path: &str,
+    registry: &Registry,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> Option<ProfileSpec> {
@@ -225,7 +242,7 @@ fn profile(
     let value = |at: Opt<u32>| at.map(|at| at.value);
     Some(ProfileSpec {
         name: name.value.clone(),
-        strategy: named(&strategy.value, &format!("{path}.strategy"), env, sink),
+        strategy: named(&strategy.value, &format!("{path}.strategy"), registry, env, sink),
         when: Conditions {
             prompt_tokens_gte: value(p.prompt_tokens_gte),
             prompt_tokens_lt: value(p.prompt_tokens_lt),
@@ -261,6 +278,7 @@ pub(super) fn by_request(
     file: schema::RequestStrategy,
     path: &str,
     of_pool: &StrategySpec,
+    registry: &Registry,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> RequestSpec {
@@ -277,13 +295,18 @@ pub(super) fn by_request(
     let strategy_header = header("header", file.header).unwrap_or(d.header);
     let profile_header = header("profileHeader", file.profile_header).unwrap_or(d.profile_header);
     let filter_header = header("filterHeader", file.filter_header);
-    let allowed = allowed(&given(file.allow, Vec::new()), &path, of_pool, env, sink);
+    let allowed = allowed(&given(file.allow, Vec::new()), &path, of_pool, registry, env, sink);
     RequestSpec { header: strategy_header, profile_header, filter_header, allowed }
 }
 
 /// The strategies that requests may select by default if AIBrix's environment names the pool's strategy: all, as in
 /// AIBrix.
-pub(super) fn by_aibrix_request(of_pool: &StrategySpec, env: &AibrixDefaults, sink: &mut Sink) -> RequestSpec {
+pub(super) fn by_aibrix_request(
+    of_pool: &StrategySpec,
+    registry: &Registry,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> RequestSpec {
     let variable = env.strategy_variable;
     if !sink.diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.path == variable) {
         let message = format!(
@@ -295,7 +318,7 @@ pub(super) fn by_aibrix_request(of_pool: &StrategySpec, env: &AibrixDefaults, si
     }
     RequestSpec {
         filter_header: Some(AIBRIX_FILTER_HEADER.to_owned()),
-        allowed: all(Vec::new(), of_pool, env),
+        allowed: all(Vec::new(), of_pool, registry, env),
         ..RequestSpec::default()
     }
 }
@@ -314,29 +337,35 @@ fn allowed(
     file: &[At<schema::Strategy>],
     path: &str,
     of_pool: &StrategySpec,
+    registry: &Registry,
     env: &AibrixDefaults,
     sink: &mut Sink,
 ) -> Vec<StrategySpec> {
     let mut allowed: Vec<StrategySpec> = Vec::new();
     for (i, At { value, .. }) in file.iter().enumerate().filter(|(_, at)| !is_any(&at.value)) {
         let path = format!("{path}.allow[{i}]");
-        let name = registry::canonical(&value.name.value);
+        let name = canonical(&value.name.value);
         if allowed.iter().any(|known| known.name == name) {
             let message = format!("the strategy `{}` is allowed twice", value.name.value);
             sink.push(Diagnostic::new(Code::DuplicateName, path, message).at(value.name.span));
         } else if value.parameters.is_none() && name == of_pool.name {
             allowed.push(of_pool.clone());
         } else {
-            allowed.push(named(value, &path, env, sink));
+            allowed.push(named(value, &path, registry, env, sink));
         }
     }
-    if file.iter().any(|at| is_any(&at.value)) { all(allowed, of_pool, env) } else { allowed }
+    if file.iter().any(|at| is_any(&at.value)) { all(allowed, of_pool, registry, env) } else { allowed }
 }
 
 /// Every strategy: those in `allowed` with their parameters, the pool's own with its own, others with the
 /// environment's.
-fn all(mut allowed: Vec<StrategySpec>, of_pool: &StrategySpec, env: &AibrixDefaults) -> Vec<StrategySpec> {
-    for name in registry::STRATEGIES.iter().map(|d| d.name) {
+fn all(
+    mut allowed: Vec<StrategySpec>,
+    of_pool: &StrategySpec,
+    registry: &Registry,
+    env: &AibrixDefaults,
+) -> Vec<StrategySpec> {
+    for name in registry.strategies().iter().map(|d| d.name) {
         if !allowed.iter().any(|known| known.name == name) {
             let plain = || StrategySpec { name: name.to_owned(), parameters: env.parameters(name, Value::Null) };
             allowed.push(Some(of_pool).filter(|own| own.name == name).cloned().unwrap_or_else(plain));

@@ -50,7 +50,7 @@ use attache_prompt::characters::Characters;
 use attache_quota::TenantSettings;
 use attache_quota::{Book, Subject};
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use attache_scheduling::{Choices, Pool, Scheduler, SplitPolicy, registry};
+use attache_scheduling::{Choices, Pool, Registry, Scheduler, SplitPolicy};
 use attache_telemetry::Telemetry;
 use attache_telemetry::decisions::Decisions;
 use attache_telemetry::metrics::Metrics;
@@ -139,7 +139,8 @@ impl Setup {
         let endpoints = self.servers.iter().zip(0u32..).map(|(server, i)| state(i, *server, role(i))).collect();
         let store = Arc::new(SnapshotStore::default());
         store.publish(PoolSnapshot::new(1, true, endpoints));
-        let strategy = (registry::strategy(self.strategy).unwrap().build)(&self.parameters).unwrap();
+        let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
+        let strategy = registry.build(self.strategy, &self.parameters).unwrap();
         let (policy, mode) = self.disagg.unzip();
         // All of a test happens at one moment, and on few servers.
         let at_once =

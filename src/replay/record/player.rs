@@ -12,7 +12,7 @@ use attache_record::{Decided, Ended, Header, Line};
 use attache_scheduling::digest::{Digest, Digests};
 use attache_scheduling::plugin::{HeaderSource, Headers};
 use attache_scheduling::scheduler::{self, Explain, Subset};
-use attache_scheduling::{Booking, Order, PickContext, RequestFacts, Scheduler, Strategy};
+use attache_scheduling::{Booking, Order, PickContext, Registry, RequestFacts, Scheduler, Strategy};
 use attache_scrape::slo_profiles;
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
@@ -96,6 +96,8 @@ struct PlayedDecision {
 #[derive(Debug)]
 pub(super) struct RecordingPlayer<'a> {
     other: Option<&'a Settings>,
+    /// The plugins that recorded configurations name.
+    registry: &'a Registry,
     pools: BTreeMap<u32, PoolState>,
     /// The pool that has a name now.
     named: BTreeMap<Arc<str>, u32>,
@@ -105,10 +107,15 @@ pub(super) struct RecordingPlayer<'a> {
 }
 
 impl<'a> RecordingPlayer<'a> {
-    pub(super) fn new(header: &Header, other: Option<&'a Settings>) -> Result<Self, RecordError> {
-        let first = RecordedConfig { settings: settings(&header.settings, 1)?, pools: BTreeMap::new() };
+    pub(super) fn new(
+        header: &Header,
+        other: Option<&'a Settings>,
+        registry: &'a Registry,
+    ) -> Result<Self, RecordError> {
+        let first = RecordedConfig { settings: settings(&header.settings, registry, 1)?, pools: BTreeMap::new() };
         Ok(Self {
             other,
+            registry,
             pools: BTreeMap::new(),
             named: BTreeMap::new(),
             lives: BTreeMap::from([(0, first)]),
@@ -141,7 +148,9 @@ impl<'a> RecordingPlayer<'a> {
             Line::Restart { pool, id } => self.event(pool, PoolEvent::Restarted { id }, number),
             Line::Cleared { pool, id } => self.event(pool, PoolEvent::CacheCleared { id }, number),
             Line::Publish { pool } => self.publish(pool, number),
-            Line::Live { live, settings: shown } => self.begin_live(live, settings(&shown, number)?, number),
+            Line::Live { live, settings: shown } => {
+                self.begin_live(live, settings(&shown, self.registry, number)?, number)
+            }
             Line::Decide(decided) => self.decide(&decided, number),
             Line::Moved { r, at, to } => {
                 let endpoint = self.endpoint(r, to);

@@ -1,6 +1,7 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
 use super::*;
+use crate::registry;
 use attache_pool::EndpointSpec;
 use attache_pool::health::Outcome;
 use attache_pool::writer::SourceId;
@@ -67,7 +68,7 @@ fn text(strategy: &str, lines: &[Line]) -> String {
 }
 
 fn play(text: &str) -> Result<Summary, RecordError> {
-    replay(text.as_bytes(), None)
+    replay(text.as_bytes(), None, &registry())
 }
 
 #[test]
@@ -128,12 +129,13 @@ fn a_decision_that_comes_out_otherwise_is_told_with_its_line() {
 fn an_algorithm_that_reads_what_was_not_recorded_is_told_of() {
     let mut lines = begin();
     lines.push(decide(0, 0));
-    let of =
-        |strategy: &str| settings(&serde_json::from_str::<Header>(&header(strategy)).unwrap().settings, 1).unwrap();
+    let of = |strategy: &str| {
+        settings(&serde_json::from_str::<Header>(&header(strategy)).unwrap().settings, &registry(), 1).unwrap()
+    };
     for (strategy, missing) in
         [("chwbl", "`chwbl`"), ("session-affinity", "`x-session-id`"), ("predicted-latency", "keys")]
     {
-        let summary = replay(text("random", &lines).as_bytes(), Some(&of(strategy))).unwrap();
+        let summary = replay(text("random", &lines).as_bytes(), Some(&of(strategy)), &registry()).unwrap();
         assert!(summary.missing.iter().any(|m| m.contains(missing)), "{strategy}: {:?}", summary.missing);
     }
 }

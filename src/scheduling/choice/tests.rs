@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::plugin::Headers;
+use crate::tests::registry;
 use serde_json::json;
 
 fn spec(name: &str) -> StrategySpec {
@@ -57,7 +58,8 @@ fn locked_before_header_before_profile_before_model_before_pool() {
     };
     let plain = ModelRule { models: vec!["plain".to_owned()], strategy: Some(spec("random")), ..ModelRule::default() };
     let rules = [locked, profiled, plain];
-    let choices = Choices::build(&spec("least-request"), &rules, Some(&allow(&["power-of-two"])), None).unwrap();
+    let choices =
+        Choices::build(&registry(), &spec("least-request"), &rules, Some(&allow(&["power-of-two"])), None).unwrap();
     let named = [("routing-strategy", "power-of-two"), ("config-profile", "other")];
     for (row, model, headers, strategy, profile) in [
         ("aibrix 8.1 locked", "locked", &named[..], "round-robin", None),
@@ -82,7 +84,8 @@ fn locked_before_header_before_profile_before_model_before_pool() {
 
 #[test]
 fn other_names_choose_the_same_strategy() {
-    let choices = Choices::build(&spec("random"), &[], Some(&allow(&["prefix-cache", "random"])), None).unwrap();
+    let choices =
+        Choices::build(&registry(), &spec("random"), &[], Some(&allow(&["prefix-cache", "random"])), None).unwrap();
     for (named, expected) in [("prefix-aware", "prefix-cache"), ("prefix-aware:2,random:0", "prefix-cache")] {
         assert_eq!(choose(&choices, "m", &[("routing-strategy", named)]).unwrap().0, expected);
     }
@@ -91,21 +94,21 @@ fn other_names_choose_the_same_strategy() {
 #[test]
 fn header_without_effect_reported_once() {
     for by_request in [None, Some(RequestSpec::default())] {
-        let closed = Choices::build(&spec("least-request"), &[], by_request.as_ref(), None).unwrap();
+        let closed = Choices::build(&registry(), &spec("least-request"), &[], by_request.as_ref(), None).unwrap();
         assert_eq!([closed.report_ignored(), closed.report_ignored()], [true, false]);
     }
-    let open = Choices::build(&spec("least-request"), &[], Some(&allow(&["random"])), None).unwrap();
+    let open = Choices::build(&registry(), &spec("least-request"), &[], Some(&allow(&["random"])), None).unwrap();
     assert!(!open.report_ignored());
 }
 
 #[test]
 fn headers_say_nothing_unless_configured() {
     let rule = ModelRule { profiles: vec![profile("a", "random", [None; 4])], ..ModelRule::default() };
-    let closed = Choices::build(&spec("least-request"), std::slice::from_ref(&rule), None, None).unwrap();
+    let closed = Choices::build(&registry(), &spec("least-request"), std::slice::from_ref(&rule), None, None).unwrap();
     let all = [("routing-strategy", "no-such"), ("config-profile", "a"), ("external-filter", "((")];
     assert_eq!(choose(&closed, "m", &all).unwrap(), ("least-request".to_owned(), None));
     let nobody = RequestSpec::default();
-    let profiles_only = Choices::build(&spec("least-request"), &[rule], Some(&nobody), None).unwrap();
+    let profiles_only = Choices::build(&registry(), &spec("least-request"), &[rule], Some(&nobody), None).unwrap();
     assert_eq!(choose(&profiles_only, "m", &all).unwrap(), ("random".to_owned(), Some("a".to_owned())));
 }
 
@@ -125,7 +128,7 @@ fn profiles_are_chosen_as_aibrix_chooses_them() {
         ],
         ..ModelRule::default()
     };
-    let choices = Choices::build(&spec("pipeline"), &[rule], Some(&allow(&[])), None).unwrap();
+    let choices = Choices::build(&registry(), &spec("pipeline"), &[rule], Some(&allow(&[])), None).unwrap();
     for (row, wanted, prompt, max, profile) in [
         ("aibrix 10.13 named", "offline-generation", 9_000, None, "offline-generation"),
         ("aibrix 10.13 auto, long prompt", "auto", 9_000, None, "large-input"),
@@ -153,7 +156,8 @@ fn a_default_profile_has_to_be_named_or_called_so() {
         ..ModelRule::default()
     };
     let chosen = |default| {
-        let choices = Choices::build(&spec("least-request"), &[rule(default)], Some(&allow(&[])), None).unwrap();
+        let choices =
+            Choices::build(&registry(), &spec("least-request"), &[rule(default)], Some(&allow(&[])), None).unwrap();
         choose(&choices, "m", &[("config-profile", "no-such")]).unwrap().0
     };
     assert_eq!((&*chosen(None), &*chosen(Some("a"))), ("least-request", "random"));
@@ -162,7 +166,7 @@ fn a_default_profile_has_to_be_named_or_called_so() {
 #[test]
 fn requests_may_name_what_is_allowed_alone_or_added_up() {
     let request = allow(&["least-request", "prefix-cache", "random"]);
-    let choices = Choices::build(&spec("round-robin"), &[], Some(&request), None).unwrap();
+    let choices = Choices::build(&registry(), &spec("round-robin"), &[], Some(&request), None).unwrap();
     let ask = |name: &str| choose(&choices, "m", &[("routing-strategy", name)]);
     for (named, got) in [
         ("least-request", "least-request"),
@@ -194,7 +198,7 @@ fn requests_may_name_what_is_allowed_alone_or_added_up() {
 #[test]
 fn sums_of_requests_share_the_memory_of_their_parts_and_are_bounded() {
     let request = allow(&["least-request", "vtc-basic"]);
-    let choices = Choices::build(&spec("vtc-basic"), &[], Some(&request), None).unwrap();
+    let choices = Choices::build(&registry(), &spec("vtc-basic"), &[], Some(&request), None).unwrap();
     let by_request = choices.by_request.as_ref().unwrap();
     assert!(Arc::ptr_eq(&choices.default.strategy, &by_request.allowed["vtc-basic"].strategy), "one memory");
     for weight in 1..1_000 {
@@ -213,13 +217,13 @@ fn equal_names_with_equal_parameters_are_one_strategy() {
     };
     let rules =
         [rule("a", json!({"imbalance": 1})), rule("b", json!({"imbalance": 1})), rule("c", json!({"imbalance": 2}))];
-    let choices = Choices::build(&spec("random"), &rules, None, None).unwrap();
+    let choices = Choices::build(&registry(), &spec("random"), &rules, None, None).unwrap();
     let strategy = |model: &str| {
         let facts = RequestFacts { model, ..RequestFacts::default() };
         choices.choose(&facts).unwrap().choice.strategy
     };
     assert!(Arc::ptr_eq(&strategy("a"), &strategy("b")) && !Arc::ptr_eq(&strategy("a"), &strategy("c")));
-    assert!(Choices::build(&spec("no-such"), &[], None, None).is_err());
+    assert!(Choices::build(&registry(), &spec("no-such"), &[], None, None).is_err());
 }
 
 #[test]
@@ -229,7 +233,8 @@ fn a_reload_keeps_what_did_not_change() {
         ..ModelRule::default()
     };
     let build = |window, previous: Option<&Choices>| {
-        Choices::build(&spec("round-robin"), &[rule(window)], Some(&allow(&["prefix-cache"])), previous).unwrap()
+        Choices::build(&registry(), &spec("round-robin"), &[rule(window)], Some(&allow(&["prefix-cache"])), previous)
+            .unwrap()
     };
     let strategies = |c: &Choices| {
         let rule = c.other_models.as_ref().unwrap().strategy.as_ref().unwrap().strategy.clone();
@@ -245,7 +250,7 @@ fn a_reload_keeps_what_did_not_change() {
 
 #[test]
 fn a_filter_is_read_where_it_is_configured() {
-    let choices = Choices::build(&spec("random"), &[], Some(&allow(&[])), None).unwrap();
+    let choices = Choices::build(&registry(), &spec("random"), &[], Some(&allow(&[])), None).unwrap();
     let headers = BTreeMap::from([("external-filter".to_owned(), "zone in (a,b)".to_owned())]);
     let facts = RequestFacts { headers: Headers::of(&headers), ..RequestFacts::default() };
     assert_eq!(choices.choose(&facts).unwrap().filter, LabelSelector::parse("zone in (a,b)").ok());

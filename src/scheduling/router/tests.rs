@@ -4,7 +4,7 @@ use attache_pool::health::HealthPolicy;
 use attache_types::rng::for_request;
 
 fn pool(name: &str, matches: PoolMatch) -> Pool {
-    let strategy = (crate::registry::strategy("random").unwrap().build)(&serde_json::Value::Null).unwrap();
+    let strategy = crate::tests::build("random");
     Pool {
         name: name.into(),
         matches,

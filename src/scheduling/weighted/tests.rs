@@ -4,7 +4,7 @@ use super::*;
 use crate::Decision;
 use crate::digest::Digest;
 use crate::plugin::AnswerHeaders;
-use crate::tests::{NOW, STALE_AFTER, context, snapshot};
+use crate::testing::{NOW, STALE_AFTER, context, snapshot};
 use attache_types::rng::for_request;
 use parking_lot::Mutex;
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
@@ -34,36 +34,6 @@ fn names_are_read_as_aibrix_reads_them() {
     assert!(parse(&vec!["a"; 1_000].join(",")).is_ok());
     let many: Vec<String> = (0..=MAX_PARTS).map(|i| format!("s{i}")).collect();
     assert!(parse(&many.join(",")).is_err());
-}
-
-#[test]
-fn what_can_not_be_added_up_is_refused() {
-    let error = |name: &str, parameters: &str| {
-        let parameters = serde_json::from_str(parameters).unwrap();
-        registry::build(name, &parameters).unwrap_err().to_string()
-    };
-    assert!(error("least-request,random", "null").contains("`random` has no figure"));
-    assert!(error("least-request,no-such", "null").contains("`no-such`"));
-    for alone in ["pd", "slo", "slo-pack-load"] {
-        assert!(registry::build(&format!("{alone}:1,least-request"), &Value::Null).is_ok(), "alone");
-    }
-    assert!(error("prefix-cache,least-request", r#"{"prefix-cache": {"imbalanse": 1}}"#).contains("imbalanse"));
-    assert!(error("prefix-cache,least-request", r#"{"random": {}}"#).contains("`random`"));
-    assert!(error("prefix-cache,least-request", "[]").contains("mapping"));
-    assert!(error("", "null").contains("``"));
-    let good = serde_json::json!({"prefix-cache": {"imbalance": 1}});
-    assert!(registry::build("prefix-cache:2,least-request", &good).is_ok());
-    assert!(registry::build("random:3", &Value::Null).is_ok(), "one alone needs no figure");
-    assert!(registry::build("random:3,least-request:0", &Value::Null).is_ok());
-}
-
-/// Every strategy says without candidates whether it has figures, and none fails at it.
-#[test]
-fn every_strategy_can_be_asked_whether_it_has_figures() {
-    for plugin in registry::STRATEGIES {
-        let strategy = (plugin.build)(&Value::Null).unwrap().into();
-        let _ = Weighted::of(vec![Part { name: plugin.name, weight: 1, strategy }]);
-    }
 }
 
 /// Figures by id of the endpoint.
@@ -176,9 +146,6 @@ fn without_any_figure_the_fewest_requests_decide_and_it_says_so() {
     let partly = sum(&[(1, Better::Higher, vec![f64::NAN; 3]), (1, Better::Lower, vec![3.0, 2.0, 1.0])]);
     let (decision, _) = decide(&partly, &[(0, 0), (1, 0), (2, 0)], false, 0);
     assert_eq!((decision.lacking, decision.picks[0].id.0), (Some(Signal::Metrics), 2), "the other part decides");
-    let prefix = registry::build("prefix-cache:2,least-request", &Value::Null).unwrap();
-    let (decision, _) = decide(&*prefix, &[(0, 4), (1, 1)], false, 0);
-    assert_eq!((decision.lacking, decision.picks[0].id.0), (Some(Signal::Prefix), 1), "nobody has looked");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Snapsho
 use attache::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache::prompt::characters::Characters;
 use attache::scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
-use attache::scheduling::{Choices, Pool, Scheduler, registry};
+use attache::scheduling::{Choices, Pool, Scheduler};
 use attache::telemetry::decisions::Decisions;
 use attache::picker::event::Outcome;
 use attache::picker::prefix::{PoolPrefix, Tokenizer};
@@ -51,7 +51,7 @@ fn world(rename: bool) -> World {
     let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(([127, 0, 0, 1], 8000).into())));
     let store = Arc::new(SnapshotStore::default());
     store.publish(PoolSnapshot::new(1, true, vec![EndpointState::new(endpoint.clone(), None)]));
-    let strategy = (registry::strategy("pipeline").unwrap().build)(&serde_json::Value::Null).unwrap();
+    let strategy = attache::plugins::registry().build("pipeline", &serde_json::Value::Null).unwrap();
     let target = RewriteTarget { model: "t".into(), weight: 1 };
     let pool = Pool {
         name: "p".into(),

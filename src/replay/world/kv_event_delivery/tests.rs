@@ -3,10 +3,11 @@
 use super::*;
 use crate::front::FrontConfig;
 use crate::legs::Patience;
+use crate::registry;
 use crate::world::{FleetChange, KvEventSettings, Observer, SignalSettings, TimedChange, WorldConfig, spec};
 use attache_pool::health::HealthPolicy;
 use attache_report::served::{Sample, Served};
-use attache_scheduling::{Choices, Scheduler, registry};
+use attache_scheduling::{Choices, Scheduler};
 use attache_sim::engine::{EngineConfig, Handoff, Job, JobId, JobPrompt};
 use attache_workload::{Request, TraceError, Workload};
 
@@ -28,7 +29,7 @@ impl Observer for Nothing {
 
 /// A world of one server whose process is another one after a second, with something to ask and to tell.
 fn world<'w>(workload: &'w mut Nothing, observer: &'w mut Nothing) -> World<'w> {
-    let strategy = registry::build("predicted-latency", &serde_json::Value::Null).unwrap();
+    let strategy = registry().build("predicted-latency", &serde_json::Value::Null).unwrap();
     let front = FrontConfig {
         scheduler: Scheduler::new(Choices::only("predicted-latency", strategy), HealthPolicy::default(), 1),
         patience: Patience::default(),

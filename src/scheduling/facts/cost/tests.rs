@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::objective::Slo;
-use crate::tests::NOW;
-use crate::tests::trial::{Server, Trial, among, load, prefix_cache, reports, silent};
+use crate::testing::NOW;
+use crate::testing::{Server, Trial, among, load, prefix_cache, reports, silent};
 use crate::{Candidate, RequestFacts};
 use attache_pool::EndpointMetrics;
 use attache_pool::speed::{Reservation, Work};

@@ -24,7 +24,7 @@ pub(super) fn read(text: &str, variables: Variables<'_>) -> Result<(Settings, Ve
     let overrides =
         Overrides { aibrix: AibrixEnv::of(set()), reference: ReferenceEnv::of(set()), ..Overrides::default() };
     let text = Some(ConfigText { name: "test".to_owned(), bytes: text.into() });
-    load(&Sources { text, overrides, ..Sources::default() })
+    load(&Sources { registry: attache::plugins::registry(), text, overrides, ..Sources::default() })
 }
 
 /// The first pool of `/config_dump` under these variables, none of which may be refused or without effect.

@@ -5,9 +5,10 @@ use attache::config::aibrix_env::AibrixEnv;
 use attache::config::settings::Settings;
 use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
 use attache::ids::EndpointId;
+use attache::plugins::registry;
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
 use attache::rng::for_request;
-use attache::scheduling::{Candidate, PickContext, Ranking, registry};
+use attache::scheduling::{Candidate, PickContext, Ranking};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub(super) fn settings(more: &str, variables: &[(&str, &str)]) -> Result<(Settin
     let overrides = Overrides { aibrix: AibrixEnv::of(set), ..Overrides::default() };
     let text = Some(ConfigText { name: "attache.yaml".into(), bytes: text.into_bytes() });
     let said = |d: attache::config::diagnostic::Diagnostic| format!("{} {}: {}", d.code.as_str(), d.path, d.message);
-    match load(&Sources { text, overrides, surroundings: Surroundings::default() }) {
+    match load(&Sources { registry: registry(), text, overrides, surroundings: Surroundings::default() }) {
         Ok((settings, warnings)) => Ok((settings, warnings.into_iter().map(said).collect())),
         Err(errors) => Err(errors.into_iter().map(said).collect()),
     }
@@ -54,7 +55,7 @@ pub(super) fn winners(algorithm: &str, parameters: &Value, pages: &[Option<Endpo
     };
     let pool = PoolSnapshot::new(1, true, (1..).zip(pages).map(state).collect());
     let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
-    let strategy = registry::build(algorithm, parameters).expect("a strategy");
+    let strategy = registry().build(algorithm, parameters).expect("a strategy");
     let draw = |seed| {
         let mut ranking = Ranking::new(1);
         let cx = PickContext::new(&pool, NOW, STALE_AFTER);

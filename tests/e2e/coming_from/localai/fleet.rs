@@ -7,7 +7,7 @@ use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, Pool
 use attache::protocol::{self, Api};
 use attache::rng::for_request;
 use attache::scheduling::digest::Digest;
-use attache::scheduling::{Candidate, ModelPolicy, PickContext, Ranking, Strategy, registry};
+use attache::scheduling::{Candidate, ModelPolicy, PickContext, Ranking, Strategy};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(in crate::coming_from) fn completion(model: &str, prompt: &str) -> Value {
 impl Fleet {
     pub(in crate::coming_from) fn of(strategy: &str, parameters: &str) -> Self {
         let parameters: Value = serde_json::from_str(parameters).expect("JSON");
-        let strategy = registry::build(strategy, &parameters).expect("a strategy");
+        let strategy = attache::plugins::registry().build(strategy, &parameters).expect("a strategy");
         Self { strategy, policy: ModelPolicy::default(), candidates: Vec::new() }
     }
 

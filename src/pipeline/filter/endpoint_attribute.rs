@@ -1,0 +1,125 @@
+//! `endpoint-attribute-filter`: endpoints of which one number compares as asked.
+//!
+//! `attribute` is one of the figures of [`facts::figure`](attache_scheduling::facts::figure); numbers of other plugins are not held.
+//! `algorithm: {type: threshold, threshold: {operator, value}}`; a server that does not report the number stays unless
+//! `onMissing: Fail`; when nobody is left, all stay with `fallbackOnEmpty`. When not: servers differ in size, so that one number means
+//! different things. Source: llm-d v0.10 `endpoint-attribute-filter`.
+
+use super::keep_or_all;
+use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "endpoint-attribute-filter",
+    aliases: &[],
+    kind: "filter",
+    summary: "Keeps endpoints of which one reported number compares as asked.",
+    source: "llm-d `endpoint-attribute-filter`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
+};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    attribute: String,
+    on_missing: OnMissing,
+    fallback_on_empty: bool,
+    algorithm: Option<Algorithm>,
+    // There is one source of figures.
+    #[serde(rename = "producer")]
+    _producer: Option<IgnoredAny>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+enum OnMissing {
+    #[default]
+    Pass,
+    Fail,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Algorithm {
+    #[serde(rename = "type")]
+    _type: AlgorithmType,
+    threshold: Threshold,
+}
+
+#[derive(Debug, Deserialize)]
+enum AlgorithmType {
+    #[serde(rename = "threshold")]
+    Threshold,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Threshold {
+    operator: Operator,
+    value: f64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+enum Operator {
+    LessThan,
+    LessThanOrEqual,
+    GreaterThan,
+    GreaterThanOrEqual,
+    Equal,
+    NotEqual,
+}
+
+impl Threshold {
+    fn admits(self, number: f64) -> bool {
+        match self.operator {
+            Operator::LessThan => number < self.value,
+            Operator::LessThanOrEqual => number <= self.value,
+            Operator::GreaterThan => number > self.value,
+            Operator::GreaterThanOrEqual => number >= self.value,
+            Operator::Equal => number == self.value,
+            Operator::NotEqual => number != self.value,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<EndpointAttribute, ParamError> {
+        if self.attribute.is_empty() {
+            return Err(ParamError::new("`attribute` is missing"));
+        }
+        let figure = Figure::named("attribute", &self.attribute)?;
+        let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
+        let (threshold, missing_stays) = (algorithm.threshold, self.on_missing == OnMissing::Pass);
+        Ok(EndpointAttribute { figure, threshold, missing_stays, fallback: self.fallback_on_empty })
+    }
+}
+
+#[derive(Debug)]
+struct EndpointAttribute {
+    figure: Figure,
+    threshold: Threshold,
+    missing_stays: bool,
+    fallback: bool,
+}
+
+impl EndpointAttribute {
+    fn admits(&self, candidate: &Candidate<'_>) -> bool {
+        self.figure.of(candidate).map_or(self.missing_stays, |number| self.threshold.admits(number))
+    }
+}
+
+impl Filter for EndpointAttribute {
+    fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
+        if self.fallback {
+            keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| self.admits(c)));
+        } else {
+            keep.iter_mut().zip(candidates).for_each(|(keep, c)| *keep = self.admits(c));
+        }
+    }
+}

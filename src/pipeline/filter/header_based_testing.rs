@@ -1,0 +1,39 @@
+//! `header-based-testing-filter`: the endpoints that the request names in `test-epp-endpoint-selection`, for conformance tests.
+//!
+//! A comma-separated list of `ip:port`, or of `ip` for every port there. Without the header nobody stays. When not: in production;
+//! clients would choose servers. Source: GIE `header-based-testing-filter`.
+
+use attache_scheduling::plugin::{Filter, NoParams, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::scheduler::Subset;
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "header-based-testing-filter",
+    aliases: &[],
+    kind: "filter",
+    summary: "Keeps the endpoints that the header `test-epp-endpoint-selection` names; for tests only.",
+    source: "GIE `header-based-testing-filter`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Filter(Arc::new(HeaderBasedTesting))),
+};
+
+/// The header that names endpoints.
+pub const SELECTION_HEADER: &str = "test-epp-endpoint-selection";
+
+#[derive(Debug)]
+struct HeaderBasedTesting;
+
+impl Filter for HeaderBasedTesting {
+    fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
+        let mut named = Subset::default();
+        for entry in cx.request.headers.get(SELECTION_HEADER).unwrap_or_default().split(',') {
+            named.add(entry);
+        }
+        for (keep, candidate) in keep.iter_mut().zip(candidates) {
+            *keep = named.allows(candidate.state.endpoint.spec.address);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! `label-selector-filter`: endpoints whose labels match a Kubernetes label selector.
+//!
+//! `matchLabels` and `matchExpressions` (`In`, `NotIn`, `Exists`, `DoesNotExist`) must all hold; an endpoint without the label meets
+//! `NotIn` and `DoesNotExist`. An empty selector keeps all. When not: the label tells a role; the role filters know the combined ones.
+//! Source: llm-d `label-selector-filter`, formerly `by-label-selector`; `by-label` is its older form (`label`, `validValues`,
+//! `allowsNoLabel`).
+
+use attache_pool::Endpoint;
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "label-selector-filter",
+    aliases: &["by-label-selector", "by-label"],
+    kind: "filter",
+    summary: "Keeps endpoints whose labels match a selector.",
+    source: "llm-d `label-selector-filter`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
+};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    match_labels: BTreeMap<String, String>,
+    match_expressions: Vec<Expression>,
+    label: Option<String>,
+    valid_values: Vec<String>,
+    allows_no_label: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expression {
+    key: String,
+    operator: Operator,
+    #[serde(default)]
+    values: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+enum Operator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+}
+
+impl Params {
+    fn build(self) -> Result<LabelSelector, ParamError> {
+        let equal = |(key, value)| Rule { key, values: Some(vec![value]), absent: false, negated: false };
+        let mut rules: Vec<Rule> = self.match_labels.into_iter().map(equal).collect();
+        for (index, Expression { key, operator, values }) in self.match_expressions.into_iter().enumerate() {
+            let listed = matches!(operator, Operator::In | Operator::NotIn);
+            if listed == values.is_empty() {
+                let allowed = if listed { "at least one is needed" } else { "none are allowed with this operator" };
+                return Err(ParamError::new(format!("`values` of `{key}` {operator:?}: {allowed}"))
+                    .in_item(index)
+                    .under("matchExpressions"));
+            }
+            let negated = matches!(operator, Operator::NotIn | Operator::DoesNotExist);
+            rules.push(Rule { key, values: listed.then_some(values), absent: false, negated });
+        }
+        match self.label {
+            Some(key) => {
+                if self.valid_values.is_empty() && !self.allows_no_label {
+                    return Err(ParamError::new("`validValues` is empty; at least one is needed"));
+                }
+                let (values, absent) = (Some(self.valid_values), self.allows_no_label);
+                rules.push(Rule { key, values, absent, negated: false });
+            }
+            None if !self.valid_values.is_empty() || self.allows_no_label => {
+                return Err(ParamError::new("`label` is missing; `validValues` and `allowsNoLabel` are about it"));
+            }
+            None => {}
+        }
+        Ok(LabelSelector { rules })
+    }
+}
+
+#[derive(Debug)]
+struct LabelSelector {
+    rules: Vec<Rule>,
+}
+
+/// One condition on one label.
+#[derive(Debug)]
+struct Rule {
+    key: String,
+    /// Any of them; any at all when `None`.
+    values: Option<Vec<String>>,
+    /// A missing label is as good as a listed value.
+    absent: bool,
+    /// The opposite.
+    negated: bool,
+}
+
+impl Rule {
+    fn holds(&self, endpoint: &Endpoint) -> bool {
+        let listed = |value: &Arc<str>| self.values.as_ref().is_none_or(|list| list.iter().any(|v| **v == **value));
+        endpoint.spec.labels.get(self.key.as_str()).map_or(self.absent, listed) != self.negated
+    }
+}
+
+impl Filter for LabelSelector {
+    fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
+        for (keep, candidate) in keep.iter_mut().zip(candidates) {
+            *keep = self.rules.iter().all(|rule| rule.holds(&candidate.state.endpoint));
+        }
+    }
+}

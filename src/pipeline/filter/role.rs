@@ -1,0 +1,63 @@
+//! `encode-filter`, `prefill-filter`, `decode-filter`: endpoints that serve one stage of an answer, by the label `llm-d.ai/role`
+//! (or AIBrix's `role-name`, see [`attache_pool::role`]).
+//!
+//! ```text
+//! encode    encode, encode-prefill, encode-decode, encode-prefill-decode
+//! prefill   prefill, encode-prefill, prefill-decode, encode-prefill-decode, both
+//! decode    decode, encode-decode, prefill-decode, encode-prefill-decode, both, and endpoints without the label
+//! ```
+//!
+//! When not: every endpoint does everything; then nothing is labelled, and `encode` and `prefill` leave nobody. Source: llm-d.
+
+use attache_pool::Roles;
+use attache_scheduling::plugin::{Filter, NoParams, ParamError, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const ENCODE: PluginDescriptor = PluginDescriptor {
+    name: "encode-filter",
+    aliases: &[],
+    kind: "filter",
+    summary: "Keeps endpoints whose role takes in the encoding of media.",
+    source: "llm-d `encode-filter`",
+    build: |value| build(value, Roles::ENCODE),
+};
+
+/// Registry entry.
+pub const PREFILL: PluginDescriptor = PluginDescriptor {
+    name: "prefill-filter",
+    summary: "Keeps endpoints whose role takes in prefill.",
+    source: "llm-d `prefill-filter`",
+    build: |value| build(value, Roles::PREFILL),
+    ..ENCODE
+};
+
+/// Registry entry.
+pub const DECODE: PluginDescriptor = PluginDescriptor {
+    name: "decode-filter",
+    summary: "Keeps endpoints whose role takes in decoding, and those without a role.",
+    source: "llm-d `decode-filter`",
+    build: |value| build(value, Roles::DECODE),
+    ..ENCODE
+};
+
+fn build(value: &Value, stage: Roles) -> Result<Plugin, ParamError> {
+    params::<NoParams>(value).map(|NoParams {}| Plugin::Filter(Arc::new(Role { stage })))
+}
+
+#[derive(Debug)]
+struct Role {
+    stage: Roles,
+}
+
+impl Filter for Role {
+    fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
+        for (keep, candidate) in keep.iter_mut().zip(candidates) {
+            *keep = candidate.state.endpoint.roles.has(self.stage);
+        }
+    }
+}

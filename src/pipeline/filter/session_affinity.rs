@@ -1,0 +1,46 @@
+//! `session-affinity-filter`: the server that the request's session belongs to, while it is a candidate; else all stay.
+//!
+//! How sessions are known is in [`facts::session`](attache_scheduling::facts::session). When not: sessions are few and heavy, so that
+//! pinning overloads a server; `session-affinity-scorer` can be outweighed. Source: llm-d `session-affinity-filter`.
+
+use super::keep_or_all;
+use attache_pool::Endpoint;
+use attache_scheduling::facts::session::{Session, SessionParams};
+use attache_scheduling::plugin::{AnswerHeaders, Filter, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use attache_types::rng::PickRng;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "session-affinity-filter",
+    aliases: &[],
+    kind: "filter",
+    summary: "Keeps the endpoint that the request's session belongs to, while it is there.",
+    source: "llm-d `session-affinity-filter`",
+    build: |value| {
+        params::<SessionParams>(value)?.build().map(|session| Plugin::Filter(Arc::new(SessionAffinity { session })))
+    },
+};
+
+#[derive(Debug)]
+struct SessionAffinity {
+    session: Session,
+}
+
+impl Filter for SessionAffinity {
+    fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
+        if let Some(bound) = self.session.bound(cx) {
+            keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| bound.is(c)));
+        }
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        self.session.picked(cx, endpoint);
+    }
+
+    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+        self.session.answer_headers(endpoint, headers);
+    }
+}

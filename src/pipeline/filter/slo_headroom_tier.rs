@@ -1,0 +1,115 @@
+//! `slo-headroom-tier-filter`: endpoints that would meet the request's latency targets, before those that would not.
+//!
+//! ```text
+//! met = headroom to the first token >= 0 and headroom for each token >= 0      (targets: `x-slo-ttft-ms`, `x-slo-tpot-ms`)
+//! both tiers have members: those that meet them; with probability epsilonExploreNeg the others, so that what is known of them stays fresh
+//! ```
+//!
+//! An endpoint of which nothing is known counts as late; when nothing is known of any, all stay. When not: requests name no targets.
+//! Source: GIE and llm-d.
+
+use super::{happens, keep_or_all};
+use attache_scheduling::facts::prediction::{Targets, predict};
+use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext, Reads, Signal};
+use attache_types::rng::PickRng;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "slo-headroom-tier-filter",
+    aliases: &[],
+    kind: "filter",
+    summary: "Keeps endpoints that are expected to meet the request's latency targets.",
+    source: "GIE and llm-d `slo-headroom-tier-filter`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
+};
+
+/// 1 %, as both have it.
+pub const DEFAULT_EPSILON_EXPLORE_NEG: f64 = 0.01;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    epsilon_explore_neg: f64,
+    #[serde(rename = "latencyPredictionInfoProducerName")]
+    _latency: Option<IgnoredAny>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { epsilon_explore_neg: DEFAULT_EPSILON_EXPLORE_NEG, _latency: None }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<SloHeadroomTier, ParamError> {
+        let epsilon = self.epsilon_explore_neg;
+        if !(0.0..=1.0).contains(&epsilon) {
+            return Err(ParamError::value("epsilonExploreNeg", epsilon, "0 to 1 is allowed"));
+        }
+        Ok(SloHeadroomTier { epsilon })
+    }
+}
+
+#[derive(Debug)]
+struct SloHeadroomTier {
+    epsilon: f64,
+}
+
+impl SloHeadroomTier {
+    /// Keeps one tier, of what is known of each endpoint: whether it meets the targets.
+    fn tier(&self, met: &[Option<bool>], rng: &mut PickRng, keep: &mut [bool]) {
+        if met.len() < 2 || met.iter().all(Option::is_none) {
+            return;
+        }
+        let in_time = |i: usize| met.get(i).copied().flatten() == Some(true);
+        let explore = happens(self.epsilon, rng);
+        keep_or_all(keep, |i| in_time(i) != explore);
+    }
+}
+
+impl Filter for SloHeadroomTier {
+    fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, keep: &mut [bool]) {
+        let targets = Targets::of(&cx.request);
+        let met = |c: &Candidate<'_>| predict(cx, c).map(|p| targets.headroom(p).is_met());
+        let met: SmallVec<[Option<bool>; 64]> = candidates.iter().map(met).collect();
+        self.tier(&met, rng, keep);
+    }
+
+    fn lacks(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        candidates.iter().all(|c| predict(cx, c).is_none()).then_some(Signal::Latency)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attache_types::rng::for_request;
+
+    #[test]
+    fn tiers() {
+        // llm-d sloheadroomtier: tier by tier, and what exploration takes.
+        for (name, epsilon, met, expected) in [
+            ("both tiers", 0.0, vec![Some(true), Some(false), None], vec![true, false, false]),
+            ("both tiers, exploring", 1.0, vec![Some(true), Some(false), None], vec![false, true, true]),
+            ("all in time", 1.0, vec![Some(true), Some(true)], vec![true, true]),
+            ("all late", 0.0, vec![Some(false), Some(false)], vec![true, true]),
+            ("late and unknown", 0.0, vec![Some(false), None], vec![true, true]),
+            ("nothing known", 1.0, vec![None, None], vec![true, true]),
+            ("one only", 1.0, vec![Some(true)], vec![true]),
+        ] {
+            let mut keep = vec![true; met.len()];
+            SloHeadroomTier { epsilon }.tier(&met, &mut for_request(1, 1), &mut keep);
+            assert_eq!(keep, expected, "{name}");
+        }
+    }
+}

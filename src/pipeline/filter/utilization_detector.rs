@@ -1,0 +1,44 @@
+//! `utilization-detector`: endpoints whose queue and KV cache are not over their limits, by what they report.
+//!
+//! ```text
+//! filter = queue <= queueDepthThreshold * (1 + headroom) and kv <= min(1, kvCacheUtilThreshold * (1 + headroom)) and a fresh page;
+//!          when nobody is left, all stay
+//! ```
+//!
+//! A page is fresh for `metricsStalenessThreshold`, by default for as long as the pool believes its pages. The originals' default of 200 ms
+//! would take every idle endpoint for a full one here: idle endpoints are scraped less often. When not: between two scrapes a burst goes
+//! unseen; `concurrency-detector` counts at once. How full these limits make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
+
+use super::keep_or_all;
+use attache_scheduling::facts::utilization::UtilizationLimits;
+use attache_scheduling::plugin::{Filter, Plugin};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext, Signal};
+use attache_types::rng::PickRng;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "utilization-detector",
+    aliases: &[],
+    kind: "filter",
+    summary: "Keeps endpoints whose reported queue and KV cache are not over their limits.",
+    source: "GIE and llm-d `utilization-detector`",
+    build: |value| UtilizationLimits::new(value).map(|limits| Plugin::Filter(Arc::new(UtilizationDetector(limits)))),
+};
+
+#[derive(Debug)]
+struct UtilizationDetector(UtilizationLimits);
+
+impl Filter for UtilizationDetector {
+    fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
+        let page =
+            |c: &Candidate<'_>| self.0.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.0.has_room(m));
+        keep_or_all(keep, |i| candidates.get(i).is_some_and(page));
+    }
+
+    fn lacks(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        let blind = candidates.iter().all(|c| self.0.fresh(c.state, cx.now, cx.stale_after).is_none());
+        blind.then_some(Signal::Metrics)
+    }
+}

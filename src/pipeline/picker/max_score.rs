@@ -1,0 +1,47 @@
+//! `max-score-picker`: the greatest sum, ties drawn at random. When not: many pickers decide by the same figures and would all take the same
+//! endpoint; `weighted-random-picker` spreads them. Source: GIE `max-score-picker`.
+
+use super::{Params, greatest, ordered, push_greatest};
+use attache_scheduling::plugin::{Picker, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, Ranking};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "max-score-picker",
+    aliases: &[],
+    kind: "picker",
+    summary: "Picks the greatest sum; ties at random.",
+    source: "GIE `max-score-picker`",
+    build: |value| params::<Params>(value)?.most().map(|most| Plugin::Picker(Arc::new(MaxScore { most }))),
+};
+
+/// The picker; the default of every profile that names none.
+#[derive(Debug)]
+pub struct MaxScore {
+    most: usize,
+}
+
+impl Default for MaxScore {
+    fn default() -> Self {
+        Self { most: usize::MAX }
+    }
+}
+
+impl Picker for MaxScore {
+    fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        ranking.because("greatest score");
+        if self.most.min(ranking.wanted()) == 1 {
+            if let Some(candidate) = greatest(sums, rng).and_then(|i| candidates.get(i)) {
+                ranking.push(&candidate.state.endpoint);
+            }
+            return;
+        }
+        // A random number in the low half breaks ties fairly.
+        let key = |sum: &f32| (u64::from(ordered(*sum)) << 32) | u64::from(rng.random::<u32>());
+        push_greatest(sums.iter().map(key), candidates, self.most, ranking);
+    }
+}

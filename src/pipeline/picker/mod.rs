@@ -1,0 +1,81 @@
+//! The pickers of the pipeline, one file each: they turn sums into an order.
+//!
+//! All take `maxNumOfEndpoints`: the most endpoints that a decision names, the first for the request and the others for retries. Without it a
+//! decision names as many as the pool's `destination` wants, which is one unless the gateway walks lists; the parameter can only take
+//! away from that.
+
+pub mod max_score;
+pub mod random;
+pub mod weighted_random;
+
+use attache_scheduling::Candidate;
+use attache_scheduling::decision::Ranking;
+use attache_scheduling::plugin::ParamError;
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    max_num_of_endpoints: Option<usize>,
+}
+
+impl Params {
+    fn most(self) -> Result<usize, ParamError> {
+        match self.max_num_of_endpoints {
+            Some(0) => Err(ParamError::value("maxNumOfEndpoints", 0, "at least 1 is needed")),
+            most => Ok(most.unwrap_or(usize::MAX)),
+        }
+    }
+}
+
+/// The greatest sum's place; of equal ones each is as likely.
+fn greatest(sums: &[f32], rng: &mut PickRng) -> Option<usize> {
+    let (mut best, mut ties) = (None::<(usize, f32)>, 0u32);
+    for (i, sum) in sums.iter().enumerate() {
+        match best {
+            Some((_, greatest)) if *sum < greatest => continue,
+            Some((_, greatest)) if *sum == greatest => ties += 1,
+            _ => ties = 0,
+        }
+        // The n-th of equals takes the place with a chance of 1 in n.
+        if ties == 0 || rng.random_range(0..=ties) == 0 {
+            best = Some((i, *sum));
+        }
+    }
+    best.map(|(i, _)| i)
+}
+
+/// Fills `ranking` with the candidates of the greatest keys, at most `most`.
+fn push_greatest<K: Ord>(
+    keys: impl Iterator<Item = K>,
+    candidates: &[Candidate<'_>],
+    most: usize,
+    ranking: &mut Ranking,
+) {
+    let wanted = most.min(ranking.wanted());
+    let push = |i: usize, ranking: &mut Ranking| {
+        if let Some(candidate) = candidates.get(i) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    };
+    if wanted == 1 {
+        if let Some((i, _)) = keys.enumerate().max_by(|a, b| a.1.cmp(&b.1)) {
+            push(i, ranking);
+        }
+        return;
+    }
+    let mut order: SmallVec<[(K, usize); 16]> = keys.zip(0..).collect();
+    order.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+    order.iter().take(wanted).for_each(|(_, i)| push(*i, ranking));
+}
+
+/// The bits of a number that is 0 or more: they are in the order of the numbers.
+fn ordered(number: f32) -> u32 {
+    number.max(0.0).to_bits()
+}
+
+#[cfg(test)]
+mod tests;

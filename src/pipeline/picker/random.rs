@@ -1,0 +1,32 @@
+//! `random-picker`: any candidate that the filters left, with equal chances; the sums don't count. When not: there is load to tell apart.
+//! Source: GIE `random-picker`.
+
+use super::{Params, push_greatest};
+use attache_scheduling::plugin::{Picker, Plugin, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, Ranking};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "random-picker",
+    aliases: &[],
+    kind: "picker",
+    summary: "Picks at random among what the filters left.",
+    source: "GIE `random-picker`",
+    build: |value| params::<Params>(value)?.most().map(|most| Plugin::Picker(Arc::new(Random { most }))),
+};
+
+#[derive(Debug)]
+struct Random {
+    most: usize,
+}
+
+impl Picker for Random {
+    fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        ranking.because("drawn at random");
+        push_greatest(sums.iter().map(|_| rng.random::<u64>()), candidates, self.most, ranking);
+    }
+}

@@ -1,0 +1,41 @@
+//! `data-parallel-profile-handler`: one profile decides about everything; data-parallel ranks are endpoints of their own.
+//!
+//! The original tells the rank in a header and sends every request to `primaryPort`, where a sidecar passes it on. Here the request goes to
+//! the rank's own port, so that parameter has no effect. When not: ranks have no ports of their own. Source: llm-d.
+
+use super::only;
+use attache_scheduling::PickContext;
+use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, params};
+use attache_scheduling::registry::PluginDescriptor;
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "data-parallel-profile-handler",
+    aliases: &[],
+    kind: "handler",
+    summary: "One profile decides, and requests go to the chosen rank's own port.",
+    source: "llm-d `data-parallel-profile-handler`",
+    build: |value| params::<Params>(value).map(|_| Plugin::Handler(Arc::new(DataParallel))),
+};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Params {
+    #[serde(rename = "primaryPort")]
+    _primary_port: Option<u16>,
+}
+
+#[derive(Debug)]
+struct DataParallel;
+
+impl ProfileHandler for DataParallel {
+    fn eligible(&self, profiles: &[&str]) -> Result<Vec<usize>, ParamError> {
+        only(profiles)
+    }
+
+    fn choose(&self, _: &PickContext<'_>, _: &[&str]) -> Option<usize> {
+        Some(0)
+    }
+}

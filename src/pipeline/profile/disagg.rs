@@ -1,0 +1,231 @@
+//! `disagg-profile-handler` and the older `pd-profile-handler`: prefill, decode and the encoding of media on different servers.
+//!
+//! ```text
+//! decode-first    decode profile; the encode decider says yes: encode profile; the prefill decider says yes: prefill profile
+//! prefill-first   prefill profile, always; encode as above; decode profile, near the prefill server where a topology plugin is in it
+//! ```
+//!
+//! A stage without a decider does not run (but prefill, when it comes first, needs none), nor does one whose profile is missing or leaves
+//! nobody: the request is then served whole by the server that the decode profile alone picks. So it is when both profiles pick one server.
+//! The encode stage runs with and without prefill, for requests with media, and is a sidecar's matter; its profile picks as many servers as its
+//! picker wants, but no more than there are different media, and none when the server of the answer is its first.
+//! Topology plugins see the server of the stage before theirs. A pool needs `disaggregation` for any of it; an EndpointPickerConfig with a
+//! profile for prefill or encode that can run means llm-d's sidecars.
+//!
+//! `pd-profile-handler` asks `prefix-based-pd-decider` unless told otherwise. In files from before there were deciders, `threshold` counts
+//! the characters of the prompt, four to a token, that the decode server must lack.
+//!
+//! When not: the choice should weigh queues and the transfer; `predicted-latency` chooses both servers at once. Source: llm-d.
+
+use super::{decider, position};
+use attache_scheduling::division::{DeciderName, Division, StageProfile, Stages};
+use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, StageDecider, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext, Reads};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const DISAGG: PluginDescriptor = PluginDescriptor {
+    name: "disagg-profile-handler",
+    aliases: &[],
+    kind: "handler",
+    summary: "The decode profile decides, and where a decider says so, others choose the servers of prefill and encode.",
+    source: "llm-d `disagg-profile-handler`",
+    build: |value| params::<Params>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
+};
+
+/// Registry entry.
+pub const PD: PluginDescriptor = PluginDescriptor {
+    name: "pd-profile-handler",
+    summary: "The older name of `disagg-profile-handler`, for prefill and decode.",
+    source: "llm-d `pd-profile-handler`",
+    build: |value| params::<PdParams>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
+    ..DISAGG
+};
+
+/// llm-d's name for the profile that picks the server of the answer.
+pub const DEFAULT_DECODE_PROFILE: &str = "decode";
+/// llm-d's name for the profile that picks the server of the prompt.
+pub const DEFAULT_PREFILL_PROFILE: &str = "prefill";
+/// llm-d's name for the profile that picks the server of the media.
+pub const DEFAULT_ENCODE_PROFILE: &str = "encode";
+/// Every request, as in the versions that had a threshold.
+const DEFAULT_THRESHOLD: f64 = 0.0;
+/// Characters that llm-d counts as one token.
+const CHARACTERS_PER_TOKEN: f64 = 4.0;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    profiles: Profiles,
+    stage_order: StageOrder,
+    deciders: Deciders,
+    // The flat names of llm-d's older versions.
+    decode_profile: String,
+    prefill_profile: String,
+    encode_profile: String,
+    decider_plugin_name: String,
+    prefill_decider_plugin_name: String,
+    encode_decider_plugin_name: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum StageOrder {
+    /// llm-d's: what the decode server holds is known when its decider is asked.
+    #[default]
+    DecodeFirst,
+    PrefillFirst,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Profiles {
+    decode: String,
+    prefill: String,
+    encode: String,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Deciders {
+    prefill: String,
+    encode: String,
+}
+
+/// What is said, else `default`: an empty name says nothing, as in llm-d.
+fn named(said: String, default: &str) -> String {
+    if said.is_empty() { default.to_owned() } else { said }
+}
+
+impl Params {
+    /// The profiles and deciders, whichever spelling the file uses.
+    ///
+    /// # Errors
+    /// Both spellings are used: llm-d refuses that as well.
+    fn named(self) -> Result<(Profiles, Deciders), ParamError> {
+        let prefill = named(self.prefill_decider_plugin_name, &self.decider_plugin_name);
+        let flat = (
+            Profiles { decode: self.decode_profile, prefill: self.prefill_profile, encode: self.encode_profile },
+            Deciders { prefill, encode: self.encode_decider_plugin_name },
+        );
+        let nested = (self.profiles, self.deciders);
+        let none = (Profiles::default(), Deciders::default());
+        match (nested == none, flat == none) {
+            (false, false) => Err(ParamError::new(
+                "`profiles` and `deciders` stand beside their older names (`decodeProfile`, `deciderPluginName`, …); \
+                 one spelling is allowed"
+                    .to_owned(),
+            )),
+            (true, false) => Ok(flat),
+            (_, true) => Ok(nested),
+        }
+    }
+
+    fn build(self) -> Result<Disagg, ParamError> {
+        let stage_order = self.stage_order;
+        let (profiles, deciders) = self.named()?;
+        let decider = |name: String| (!name.is_empty()).then_some(DeciderName { name, otherwise: None });
+        let prefill_first = stage_order == StageOrder::PrefillFirst;
+        let (to_prefill, to_encode) = (decider(deciders.prefill), decider(deciders.encode));
+        let prefill = (prefill_first || to_prefill.is_some()).then(|| StageProfile {
+            profile: named(profiles.prefill, DEFAULT_PREFILL_PROFILE),
+            decider: to_prefill.filter(|_| !prefill_first),
+        });
+        let encode = to_encode.map(|decider| StageProfile {
+            profile: named(profiles.encode, DEFAULT_ENCODE_PROFILE),
+            decider: Some(decider),
+        });
+        let decode = named(profiles.decode, DEFAULT_DECODE_PROFILE);
+        Ok(Disagg { decode, stages: Stages { prefill, encode, prefill_first } })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct PdParams {
+    decode_profile: String,
+    prefill_profile: String,
+    decider_plugin_name: String,
+    threshold: f64,
+    #[serde(rename = "prefixPluginType")]
+    _prefix_plugin_type: Option<IgnoredAny>,
+    #[serde(rename = "prefixPluginName")]
+    _prefix_plugin_name: Option<IgnoredAny>,
+    #[serde(rename = "primaryPort")]
+    _primary_port: Option<u16>,
+    #[serde(rename = "hashBlockSize")]
+    _hash_block_size: Option<IgnoredAny>,
+}
+
+impl Default for PdParams {
+    fn default() -> Self {
+        Self {
+            decode_profile: DEFAULT_DECODE_PROFILE.to_owned(),
+            prefill_profile: DEFAULT_PREFILL_PROFILE.to_owned(),
+            decider_plugin_name: String::new(),
+            threshold: DEFAULT_THRESHOLD,
+            _prefix_plugin_type: None,
+            _prefix_plugin_name: None,
+            _primary_port: None,
+            _hash_block_size: None,
+        }
+    }
+}
+
+impl PdParams {
+    fn build(self) -> Result<Disagg, ParamError> {
+        let threshold = self.threshold;
+        if !threshold.is_finite() || threshold < 0.0 {
+            return Err(ParamError::value("threshold", threshold, "0 or more is allowed"));
+        }
+        let decider = if self.decider_plugin_name.is_empty() {
+            let otherwise: Arc<dyn StageDecider> = Arc::new(Characters { threshold });
+            DeciderName { name: decider::PREFIX_BASED.name.to_owned(), otherwise: Some(otherwise) }
+        } else {
+            DeciderName { name: self.decider_plugin_name, otherwise: None }
+        };
+        let prefill = StageProfile { profile: self.prefill_profile, decider: Some(decider) };
+        let stages = Stages { prefill: Some(prefill), encode: None, prefill_first: false };
+        Ok(Disagg { decode: self.decode_profile, stages })
+    }
+}
+
+/// The rule from before there were deciders.
+#[derive(Debug)]
+struct Characters {
+    threshold: f64,
+}
+
+impl StageDecider for Characters {
+    fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool {
+        let lacking = cx.request.prompt_tokens.saturating_sub(decoder.map_or(0, |d| d.cached.any));
+        f64::from(lacking) * CHARACTERS_PER_TOKEN >= self.threshold
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+#[derive(Debug)]
+struct Disagg {
+    decode: String,
+    stages: Stages,
+}
+
+impl ProfileHandler for Disagg {
+    fn eligible(&self, profiles: &[&str]) -> Result<Vec<usize>, ParamError> {
+        Ok(vec![position(profiles, &self.decode)?])
+    }
+
+    fn choose(&self, _: &PickContext<'_>, _: &[&str]) -> Option<usize> {
+        Some(0)
+    }
+
+    fn division(&self) -> Division {
+        Division::Stages(self.stages.clone())
+    }
+}

@@ -1,0 +1,76 @@
+//! `header-profile-handler`: the profile that the request's header names, `EPP-Profile` unless said otherwise.
+//!
+//! Without the header `defaultProfile` decides; with one profile always that one. A header that names no profile gets no endpoint: the
+//! caller means servers that this pool does not have. llm-d's coordinator sends the prompt and the answer of a request one after the other in this
+//! way, so nothing is split here, and the profiles' own filters say who may serve: servers of every role stand before them. When not: clients can set the header and may not choose. Source: llm-d.
+
+use super::position;
+use attache_scheduling::PickContext;
+use attache_scheduling::division::Division;
+use attache_scheduling::facts::session::header;
+use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, params};
+use attache_scheduling::registry::PluginDescriptor;
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "header-profile-handler",
+    aliases: &[],
+    kind: "handler",
+    summary: "The request's header names the profile that decides.",
+    source: "llm-d `header-profile-handler`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Handler(Arc::new(p))),
+};
+
+/// llm-d's header.
+pub const DEFAULT_PROFILE_HEADER: &str = "EPP-Profile";
+/// llm-d's profile for requests without the header.
+pub const DEFAULT_PROFILE: &str = "decode";
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    header_name: String,
+    default_profile: String,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { header_name: DEFAULT_PROFILE_HEADER.to_owned(), default_profile: DEFAULT_PROFILE.to_owned() }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<ByHeader, ParamError> {
+        Ok(ByHeader { header: header("headerName", &self.header_name)?, default: self.default_profile })
+    }
+}
+
+#[derive(Debug)]
+struct ByHeader {
+    header: Box<str>,
+    default: String,
+}
+
+impl ProfileHandler for ByHeader {
+    fn eligible(&self, profiles: &[&str]) -> Result<Vec<usize>, ParamError> {
+        if profiles.len() > 1 {
+            position(profiles, &self.default)?;
+        }
+        Ok((0..profiles.len()).collect())
+    }
+
+    fn choose(&self, cx: &PickContext<'_>, eligible: &[&str]) -> Option<usize> {
+        if eligible.len() == 1 {
+            return Some(0);
+        }
+        let named = cx.request.headers.get(&self.header).map(str::trim).filter(|name| !name.is_empty());
+        let name = named.unwrap_or(&self.default);
+        eligible.iter().position(|profile| *profile == name)
+    }
+
+    fn division(&self) -> Division {
+        Division::ByCaller
+    }
+}

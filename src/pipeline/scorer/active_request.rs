@@ -1,0 +1,77 @@
+//! `active-request-scorer`: fewer requests of this picker in flight score higher.
+//!
+//! ```text
+//! active <= idleThreshold: 1
+//! else:                    (max − active) / max * maxBusyScore
+//! ```
+//!
+//! It acts at once, where reported figures lag by a scrape. When not: others send to the same servers; their requests are not seen.
+//! Source: llm-d `active-request-scorer`.
+
+use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "active-request-scorer",
+    aliases: &[],
+    kind: "scorer",
+    summary: "Prefers endpoints on which this picker has fewer requests in flight.",
+    source: "llm-d `active-request-scorer`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+};
+
+/// 0: only an endpoint without requests is idle, as llm-d has it.
+pub const DEFAULT_IDLE_THRESHOLD: u32 = 0;
+/// 1: no gap between idle and busy endpoints, as llm-d has it.
+pub const DEFAULT_MAX_BUSY_SCORE: f32 = 1.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    idle_threshold: u32,
+    max_busy_score: f32,
+    // The ledger counts, and a request counts until it ends.
+    #[serde(rename = "inFlightLoadProducerName")]
+    _load: Option<IgnoredAny>,
+    #[serde(rename = "requestTimeout")]
+    _timeout: Option<IgnoredAny>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        let (idle_threshold, max_busy_score) = (DEFAULT_IDLE_THRESHOLD, DEFAULT_MAX_BUSY_SCORE);
+        Self { idle_threshold, max_busy_score, _load: None, _timeout: None }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<ActiveRequest, ParamError> {
+        if !(0.0..=1.0).contains(&self.max_busy_score) {
+            return Err(ParamError::value("maxBusyScore", self.max_busy_score, "0 to 1 is allowed"));
+        }
+        Ok(ActiveRequest { idle: self.idle_threshold, busy: self.max_busy_score })
+    }
+}
+
+#[derive(Debug)]
+struct ActiveRequest {
+    idle: u32,
+    busy: f32,
+}
+
+impl Scorer for ActiveRequest {
+    fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            *score = candidate.state.live().ledger.in_flight() as f32;
+        }
+        let most = out.iter().copied().fold(0.0, f32::max);
+        for score in out {
+            *score = if *score <= self.idle as f32 { 1.0 } else { (most - *score) / most * self.busy };
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `header-label-affinity-scorer`: 1 for endpoints whose label `labelKey` has the value of the request's header `headerName`, else 0.
+//!
+//! The answer carries the same header with the label of who served, unless `stampResponseHeader` is false, so that a caller can ask for the
+//! same place again. When not: the label must hold; that is a filter's work. Source: llm-d `header-label-affinity-scorer`.
+
+use attache_pool::Endpoint;
+use attache_scheduling::facts::session::header;
+use attache_scheduling::plugin::{AnswerHeaders, ParamError, Plugin, Scorer, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "header-label-affinity-scorer",
+    aliases: &[],
+    kind: "scorer",
+    summary: "Prefers endpoints whose label equals a header of the request.",
+    source: "llm-d `header-label-affinity-scorer`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+};
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    header_name: String,
+    label_key: String,
+    stamp_response_header: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { header_name: String::new(), label_key: String::new(), stamp_response_header: true }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<HeaderLabelAffinity, ParamError> {
+        if self.label_key.is_empty() {
+            return Err(ParamError::new("`labelKey` is missing"));
+        }
+        let header = header("headerName", &self.header_name)?;
+        Ok(HeaderLabelAffinity { header, label: self.label_key, stamps: self.stamp_response_header })
+    }
+}
+
+#[derive(Debug)]
+struct HeaderLabelAffinity {
+    header: Box<str>,
+    label: String,
+    stamps: bool,
+}
+
+impl HeaderLabelAffinity {
+    fn label<'a>(&self, endpoint: &'a Endpoint) -> Option<&'a str> {
+        endpoint.spec.labels.get(self.label.as_str()).map(|value| &**value)
+    }
+}
+
+impl Scorer for HeaderLabelAffinity {
+    fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        let wanted = cx.request.headers.get(&self.header).map(str::trim).filter(|wanted| !wanted.is_empty());
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            let same = wanted.is_some() && self.label(&candidate.state.endpoint) == wanted;
+            *score = f32::from(u8::from(same));
+        }
+    }
+
+    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+        if let Some(value) = self.label(endpoint).filter(|_| self.stamps) {
+            headers.push((self.header.to_string().into(), value.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! `latency-scorer`: how well the endpoint would meet the request's latency targets, as [`prediction::scores`] has it.
+//!
+//! The predictions are [`attache_pool::speed`]'s, learned in process; a request's targets are its headers `x-slo-ttft-ms` and
+//! `x-slo-tpot-ms`. Before any answer has been seen, `kv · (1 − usage) + queue · (max − waiting) / (max − min) + prefix · held / prompt`
+//! over the sum of the three weights. When not: one pool, one kind of request, no targets; then `predicted-latency` says the same directly.
+//! Source: llm-d and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
+
+use super::fewer_is_better;
+use attache_scheduling::decision::Signal;
+use attache_scheduling::facts::prediction::{self, Foretold, Prefer, Targets, Weights};
+use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext, Reads};
+use serde::Deserialize;
+use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "latency-scorer",
+    aliases: &["predicted-latency-scorer"],
+    kind: "scorer",
+    summary: "Prefers endpoints that are predicted to meet the request's latency targets.",
+    source: "llm-d and GIE `latency-scorer`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+};
+
+/// 0.8 and 0.2, as both have it: the first token is what people wait for.
+const DEFAULT_TTFT_WEIGHT: f64 = 0.8;
+const DEFAULT_TPOT_WEIGHT: f64 = 0.2;
+/// 1 for each part of what stands in for predictions, as both have it.
+const DEFAULT_COMPOSITE_WEIGHT: f32 = 1.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    #[serde(alias = "headroomTTFTWeight")]
+    ttft_weight: f64,
+    #[serde(alias = "headroomTPOTWeight")]
+    tpot_weight: f64,
+    headroom_selection_strategy: Prefer,
+    #[serde(rename = "compositeKVWeight")]
+    kv: f32,
+    #[serde(rename = "compositeQueueWeight")]
+    queue: f32,
+    #[serde(rename = "compositePrefixWeight")]
+    prefix: f32,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            ttft_weight: DEFAULT_TTFT_WEIGHT,
+            tpot_weight: DEFAULT_TPOT_WEIGHT,
+            headroom_selection_strategy: Prefer::default(),
+            kv: DEFAULT_COMPOSITE_WEIGHT,
+            queue: DEFAULT_COMPOSITE_WEIGHT,
+            prefix: DEFAULT_COMPOSITE_WEIGHT,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<Latency, ParamError> {
+        for (name, weight) in [
+            ("ttftWeight", self.ttft_weight),
+            ("tpotWeight", self.tpot_weight),
+            ("compositeKVWeight", f64::from(self.kv)),
+            ("compositeQueueWeight", f64::from(self.queue)),
+            ("compositePrefixWeight", f64::from(self.prefix)),
+        ] {
+            if !weight.is_finite() || weight < 0.0 {
+                return Err(ParamError::value(name, weight, "0 or more is allowed"));
+            }
+        }
+        Ok(Latency(self))
+    }
+}
+
+#[derive(Debug)]
+struct Latency(Params);
+
+impl Latency {
+    /// What stands in for predictions.
+    fn composite(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        let Params { kv, queue, prefix, .. } = &self.0;
+        fewer_is_better(candidates, |c| c.waiting, out);
+        let total = cx.request.prompt_tokens.max(1) as f32;
+        let sum = (kv + queue + prefix).max(f32::MIN_POSITIVE);
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            let free = if candidate.kv_usage.is_nan() { 0.0 } else { 1.0 - candidate.kv_usage };
+            let held = (candidate.cached.any as f32 / total).min(1.0);
+            *score = ((kv * free + queue * *score + prefix * held) / sum).clamp(0.0, 1.0);
+        }
+    }
+
+    fn foretold(cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[Option<Foretold>; 16]> {
+        let targets = Targets::of(&cx.request);
+        let foretell = |c: &Candidate<'_>| {
+            let headroom = targets.headroom(prediction::predict(cx, c)?);
+            Some(Foretold { headroom, idle: c.state.live().ledger.in_flight() == 0 })
+        };
+        candidates.iter().map(foretell).collect()
+    }
+}
+
+impl Scorer for Latency {
+    fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        let weights = Weights { ttft: self.0.ttft_weight, tpot: self.0.tpot_weight };
+        let mut scores: SmallVec<[f32; 16]> = smallvec![0.0; candidates.len()];
+        let foretold = Self::foretold(cx, candidates);
+        if prediction::scores(&foretold, weights, self.0.headroom_selection_strategy, &mut scores) {
+            out.iter_mut().zip(&scores).for_each(|(o, s)| *o = *s);
+        } else {
+            self.composite(cx, candidates, out);
+        }
+    }
+
+    fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        let known = candidates.iter().any(|c| c.state.live().speed.is_learned());
+        (!known).then_some(Signal::Latency)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attache_pool::speed::{Reservation, Work};
+    use attache_scheduling::RequestFacts;
+    use attache_scheduling::plugin::Headers;
+    use attache_scheduling::testing::{NOW, context, snapshot};
+    use attache_types::clock::Timestamp;
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    fn scorer() -> Arc<dyn Scorer> {
+        let Plugin::Scorer(scorer) = (PLUGIN.build)(&serde_json::Value::Null).unwrap() else { panic!("no scorer") };
+        scorer
+    }
+
+    #[test]
+    fn before_any_answer_load_and_cache_decide() {
+        let pool = snapshot(&[(0, 4), (1, 0)]);
+        let candidates: Vec<_> =
+            pool.endpoints.iter().map(|s| Candidate::new(s, NOW, Duration::from_secs(2), 0)).collect();
+        let mut out = [0.0; 2];
+        scorer().score(&context(&pool), &candidates, &mut out);
+        assert!(out[1] > out[0], "{out:?}");
+        assert_eq!(scorer().lacks(&context(&pool), &candidates), Some(Signal::Latency));
+    }
+
+    #[test]
+    fn the_endpoint_that_just_meets_the_targets_comes_before_a_faster_one_and_a_late_one_last() {
+        let pool = snapshot(&[(0, 0), (1, 0), (2, 0)]);
+        for (state, milliseconds) in pool.endpoints.iter().zip([50, 400, 4_000]) {
+            for i in 0..60u64 {
+                let work = Work { prompt_tokens: 1_000, uncached_tokens: 1_000, adapter_cold: false };
+                let began = Timestamp(i * 10_000_000_000);
+                let mut one = Reservation::begin(state.endpoint.clone(), None, work, true, began);
+                one.first_token(true, began.after(Duration::from_millis(milliseconds)));
+            }
+        }
+        let headers = BTreeMap::from([
+            ("x-slo-ttft-ms".to_owned(), "1000".to_owned()),
+            ("x-slo-tpot-ms".to_owned(), "100".to_owned()),
+        ]);
+        let request = RequestFacts { prompt_tokens: 1_000, headers: Headers::of(&headers), ..RequestFacts::default() };
+        let cx = PickContext { request, ..context(&pool) };
+        // Without pages, so that nothing but the learned speed counts.
+        let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, Duration::ZERO, 0)).collect();
+        let mut out = [0.0; 3];
+        scorer().score(&cx, &candidates, &mut out);
+        assert!(out[1] > out[0] && out[0] > out[2] && out[2] == 0.0, "{out:?}");
+        assert_eq!(scorer().lacks(&cx, &candidates), None);
+    }
+
+    #[test]
+    fn weights_are_checked() {
+        for (parameters, word) in
+            [("{\"ttftWeight\": -1}", "ttftWeight"), ("{\"headroomSelectionStrategy\": \"some\"}", "some")]
+        {
+            let error = (PLUGIN.build)(&serde_json::from_str(parameters).unwrap()).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `queue-scorer`: fewer waiting requests score higher, `(max − waiting) / (max − min)`; all equal score 1.
+//!
+//! An endpoint without a fresh page counts what this picker has in flight there. When not: the queues are empty because the engines
+//! batch everything; then running requests tell more.
+//! Source: GIE `queue-scorer`.
+
+use super::{fewer_is_better, no_metrics};
+use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext, Signal};
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "queue-scorer",
+    aliases: &[],
+    kind: "scorer",
+    summary: "Prefers endpoints with fewer waiting requests.",
+    source: "GIE `queue-scorer`",
+    build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Scorer(Arc::new(Queue))),
+};
+
+#[derive(Debug)]
+struct Queue;
+
+impl Scorer for Queue {
+    fn score(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        fewer_is_better(candidates, |c| c.waiting, out);
+    }
+
+    fn lacks(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>]) -> Option<Signal> {
+        no_metrics(candidates)
+    }
+}

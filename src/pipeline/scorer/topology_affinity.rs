@@ -1,0 +1,68 @@
+//! `topology-affinity-scorer`: nearness to the endpoint that was picked in an earlier step: host 1, rack 0.2, zone 0.05, region 0.02,
+//! nothing in common 0.
+//!
+//! The steps follow what a KV cache's transfer costs: NVLink, one switch, several, between data centres. Where the peer's place comes from
+//! is said at `topology-affinity-filter`; without one all score 0. When not: requests have no earlier step.
+//! Source: llm-d `topology-affinity-scorer`.
+
+use attache_pool::place::Nearness;
+use attache_scheduling::facts::session::header;
+use attache_scheduling::facts::topology::{Labels, peer};
+use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::{Candidate, PickContext};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: PluginDescriptor = PluginDescriptor {
+    name: "topology-affinity-scorer",
+    aliases: &[],
+    kind: "scorer",
+    summary: "Prefers endpoints near the one that was picked in an earlier step.",
+    source: "llm-d `topology-affinity-scorer`",
+    build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
+};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    peer_topology_header: Option<String>,
+    labels: Labels,
+    #[serde(rename = "topologyProducerName")]
+    _producer: Option<IgnoredAny>,
+}
+
+impl Params {
+    fn build(self) -> Result<TopologyAffinity, ParamError> {
+        let name = self.peer_topology_header.map(|name| header("peerTopologyHeader", &name)).transpose()?;
+        Ok(TopologyAffinity { header: name, labels: self.labels })
+    }
+}
+
+#[derive(Debug)]
+struct TopologyAffinity {
+    header: Option<Box<str>>,
+    labels: Labels,
+}
+
+fn worth(nearness: Option<Nearness>) -> f32 {
+    match nearness {
+        Some(Nearness::Host) => 1.0,
+        Some(Nearness::Rack) => 0.2,
+        Some(Nearness::Zone) => 0.05,
+        Some(Nearness::Region) => 0.02,
+        None => 0.0,
+    }
+}
+
+impl Scorer for TopologyAffinity {
+    fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
+        let peer = peer(cx, &self.labels, self.header.as_deref());
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            let place = self.labels.place(&candidate.state.endpoint);
+            *score = worth(peer.and_then(|peer| place.nearness(peer)));
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! `pipeline`: filters narrow the candidates, weighted scorers are added up, a picker chooses; of several such profiles, a handler says
+//! which one decides.
+//!
+//! ```yaml
+//! strategy:
+//!   name: pipeline
+//!   parameters:                       # one profile in short
+//!     filters: [{type: decode-filter}]
+//!     scorers: [{type: queue-scorer, weight: 2}, {type: prefix-cache-scorer, weight: 3}]
+//!     picker: {type: max-score-picker}
+//! # or plugins with names, as in an EndpointPickerConfig
+//!     plugins: [{type: queue-scorer}, {name: mine, type: prefix-cache-scorer, parameters: {matchLengthWeight: 0.5}}]
+//!     profiles: [{name: default, plugins: [{pluginRef: queue-scorer}, {pluginRef: mine, weight: 3}]}]
+//! ```
+//!
+//! ```text
+//! filters in the order of the file, each among what the one before left; nobody left: no endpoint
+//! sum = weight * clamp(score, 0, 1), added in the order of the file so that a decision can be repeated bit for bit; NaN counts as 0
+//! nothing said: queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3; weight 1; max-score-picker;
+//!               without profiles: one with all plugins; one profile: single-profile-handler
+//! ```
+//!
+//! A handler that knows stages (`disagg-profile-handler`) has profiles of their own choose the servers of the prompt and of its media, and
+//! says itself whether a request is split; with any other, the pool's decider says it, and the one profile orders both sides. Where the
+//! caller names the profile, or the only one filters by the role of prefill or encode, servers of every role stand before it.
+//!
+//! When not: one figure decides; then the strategy of that figure is cheaper. Source: the schedulers of GIE v1.5 and llm-d v0.10.
+
+mod params;
+mod stages;
+
+use attache_pool::{Endpoint, Roles};
+use attache_scheduling::digest::Digest;
+use attache_scheduling::plugin::{
+    AnswerHeaders, Better, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
+};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::split::{self, Field as Sides, Media, Pair};
+use attache_scheduling::{Candidate, Decision, PickContext, Ranking, Reads, Strategy};
+use attache_types::ids::EndpointId;
+use attache_types::rng::{PickRng, for_request};
+use params::Params;
+use smallvec::{SmallVec, smallvec};
+use stages::Division;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "pipeline",
+    summary: "Filters, weighted scorers and a picker, in profiles.",
+    source: "the GIE and llm-d schedulers",
+    build: |value, registry| read::<Params>(value)?.build(registry).map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// Candidates for which there is room on the stack.
+const INLINE: usize = 32;
+
+#[derive(Debug)]
+struct Pipeline {
+    handler: Stage<dyn ProfileHandler>,
+    /// Those that can come to decide.
+    profiles: Vec<Arc<Profile>>,
+    /// How requests are split between servers.
+    division: Division,
+    /// What a server must be there for to be put before the profiles.
+    roles: Roles,
+}
+
+/// A part of a pipeline and its type, for explanations.
+#[derive(Debug)]
+struct Stage<T: ?Sized> {
+    name: &'static str,
+    part: Arc<T>,
+}
+
+#[derive(Debug)]
+struct Profile {
+    name: String,
+    filters: Vec<Stage<dyn Filter>>,
+    scorers: Vec<(Stage<dyn Scorer>, f32)>,
+    picker: Arc<dyn Picker>,
+    /// All of these, each once, for what they remember and tell.
+    plugins: Vec<Plugin>,
+}
+
+/// Candidates that filters left.
+type Field<'a> = SmallVec<[Candidate<'a>; INLINE]>;
+
+impl Pipeline {
+    /// The profile that decides about the request; `None` when the handler has none for it.
+    fn profile(&self, cx: &PickContext<'_>) -> Option<&Profile> {
+        let names: SmallVec<[&str; 4]> = self.profiles.iter().map(|p| p.name.as_str()).collect();
+        self.profiles.get(self.handler.part.choose(cx, &names)?).map(|profile| &**profile)
+    }
+
+    fn plugins(&self) -> impl Iterator<Item = &Plugin> {
+        self.profiles.iter().flat_map(|p| &p.plugins)
+    }
+}
+
+impl Profile {
+    /// Who is left when all filters have spoken; `None` when that is everybody. Nobody at all is said to `ranking`.
+    fn narrow<'a>(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &[Candidate<'a>],
+        rng: &mut PickRng,
+        ranking: &mut Ranking,
+    ) -> Option<Field<'a>> {
+        let mut narrowed: Option<Field<'a>> = None;
+        for filter in &self.filters {
+            let field = narrowed.as_deref().unwrap_or(candidates);
+            let mut keep: SmallVec<[bool; 64]> = smallvec![true; field.len()];
+            filter.part.keep(cx, field, rng, &mut keep);
+            ranking.note(filter.name, 0.0, field, |i| f64::from(u8::from(keep.get(i) == Some(&true))));
+            if let Some(signal) = filter.part.lacks(cx, field) {
+                ranking.lacks(signal);
+            }
+            if !keep.contains(&false) {
+                continue;
+            }
+            let left: Field<'a> = field.iter().zip(&keep).filter(|(_, keep)| **keep).map(|(c, _)| *c).collect();
+            if left.is_empty() {
+                ranking.emptied(filter.name);
+                return Some(left);
+            }
+            narrowed = Some(left);
+        }
+        narrowed
+    }
+
+    /// The sum of each candidate.
+    fn sums(&self, cx: &PickContext<'_>, field: &[Candidate<'_>], ranking: &mut Ranking) -> SmallVec<[f32; INLINE]> {
+        let mut sums: SmallVec<[f32; INLINE]> = smallvec![0.0; field.len()];
+        let mut scores: SmallVec<[f32; INLINE]> = smallvec![0.0; field.len()];
+        for (scorer, weight) in &self.scorers {
+            scorer.part.score(cx, field, &mut scores);
+            ranking
+                .note(scorer.name, f64::from(*weight), field, |i| scores.get(i).copied().map_or(f64::NAN, f64::from));
+            if let Some(signal) = scorer.part.lacks(cx, field) {
+                ranking.lacks(signal);
+            }
+            for (sum, score) in sums.iter_mut().zip(&scores) {
+                *sum += weight * if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) };
+            }
+        }
+        ranking.note("sum", 0.0, field, |i| sums.get(i).copied().map_or(f64::NAN, f64::from));
+        sums
+    }
+
+    /// Filters, sums and picks.
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let narrowed = self.narrow(cx, candidates, rng, ranking);
+        let field = narrowed.as_deref().unwrap_or(candidates);
+        if !field.is_empty() {
+            let sums = self.sums(cx, field, ranking);
+            self.picker.pick(&sums, field, rng, ranking);
+        }
+    }
+}
+
+impl Strategy for Pipeline {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let Some(profile) = self.profile(cx) else {
+            ranking.emptied(self.handler.name);
+            return;
+        };
+        profile.rank(cx, candidates, rng, ranking);
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        out.fill(f64::NAN);
+        // A sum is asked for outside of a decision: filters that draw get a generator of the moment, and nobody listens.
+        let (mut rng, mut unheard) = (for_request(cx.now.0, 0), Ranking::new(1));
+        if let Some(profile) = self.profile(cx) {
+            let narrowed = profile.narrow(cx, candidates, &mut rng, &mut unheard);
+            let field = narrowed.as_deref().unwrap_or(candidates);
+            let sums = profile.sums(cx, field, &mut unheard);
+            let mut summed = field.iter().zip(&sums).peekable();
+            // The filters keep the order.
+            for (score, candidate) in out.iter_mut().zip(candidates) {
+                if let Some((_, sum)) = summed.next_if(|(c, _)| c.state.endpoint.id == candidate.state.endpoint.id) {
+                    *score = f64::from(*sum);
+                }
+            }
+        }
+        Some(Better::Higher)
+    }
+
+    fn pair(&self, cx: &PickContext<'_>, field: &Sides<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+        match &self.division {
+            Division::ByPool => split::by_rank(self, cx, field, rng, ranking),
+            Division::ByCaller => None,
+            Division::Stages(stages) => stages.pair(self.profile(cx)?, cx, field, rng, &ranking),
+        }
+    }
+
+    fn encoders(
+        &self,
+        cx: &PickContext<'_>,
+        media: &Media<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Decision> {
+        match &self.division {
+            Division::ByPool => split::encoders_by_load(media, rng, ranking),
+            Division::ByCaller => None,
+            Division::Stages(stages) => stages.encoders(cx, media, rng, &ranking),
+        }
+    }
+
+    fn roles(&self, _: &PickContext<'_>) -> Roles {
+        self.roles
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        for plugin in self.profile(cx).iter().flat_map(|p| &p.plugins) {
+            plugin.picked(cx, endpoint);
+        }
+        None
+    }
+
+    fn picked_prefill(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        if let Division::Stages(stages) = &self.division {
+            stages.prefill_plugins().for_each(|plugin| plugin.picked(cx, endpoint));
+        }
+    }
+
+    fn picked_encode(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
+        if let Division::Stages(stages) = &self.division {
+            stages.encode_plugins().for_each(|plugin| plugin.picked(cx, endpoint));
+        }
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.plugins().for_each(|plugin| plugin.forget(lost));
+    }
+
+    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+        self.plugins().for_each(|plugin| plugin.answer_headers(endpoint, headers));
+    }
+
+    fn reads(&self) -> Reads {
+        let stages = match &self.division {
+            Division::Stages(stages) => stages.reads(),
+            Division::ByPool | Division::ByCaller => Reads::NOTHING,
+        };
+        self.plugins().fold(stages, |all, plugin| all.and(plugin.reads()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

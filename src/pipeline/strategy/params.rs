@@ -1,0 +1,379 @@
+//! What a file says of a pipeline, and the checks that make one of it.
+
+use super::stages::{self, Division, Stages};
+use super::{Pipeline, Profile, Stage};
+use crate::filter::role;
+use crate::picker::max_score::MaxScore;
+use crate::profile::single::{self, Single};
+use attache_pool::Roles;
+use attache_scheduling::division::{self, DeciderName, StageProfile};
+use attache_scheduling::plugin::{ParamError, Plugin, ProfileHandler, StageDecider};
+use attache_scheduling::registry::PluginDescriptor;
+use attache_scheduling::registry::Registry;
+use attache_types::spelling::closest;
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// The name of the profile where the file has none.
+const DEFAULT_PROFILE: &str = "default";
+/// What a scorer counts where the file does not say.
+const DEFAULT_WEIGHT: f32 = 1.0;
+/// The scorers of a pipeline of which nothing is said, with their weights: GIE's own default.
+const DEFAULT_SCORERS: [(&str, f32); 3] =
+    [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
+
+/// One profile in short, or plugins with names and the profiles that refer to them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    filters: Option<Vec<PartParams>>,
+    scorers: Option<Vec<ScorerParams>>,
+    picker: Option<PartParams>,
+    plugins: Option<Vec<PluginParams>>,
+    profiles: Option<Vec<ProfileParams>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartParams {
+    r#type: String,
+    #[serde(default)]
+    parameters: Value,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScorerParams {
+    r#type: String,
+    #[serde(default = "default_weight")]
+    weight: f32,
+    #[serde(default)]
+    parameters: Value,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PluginParams {
+    name: Option<String>,
+    r#type: String,
+    #[serde(default)]
+    parameters: Value,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProfileParams {
+    name: String,
+    #[serde(default)]
+    plugins: Vec<Reference>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Reference {
+    plugin_ref: String,
+    #[serde(default = "default_weight")]
+    weight: f32,
+}
+
+fn default_weight() -> f32 {
+    DEFAULT_WEIGHT
+}
+
+impl Params {
+    pub(super) fn build(self, registry: &Registry) -> Result<Pipeline, ParamError> {
+        let Self { filters, scorers, picker, plugins, profiles } = self;
+        let short = filters.is_some() || scorers.is_some() || picker.is_some();
+        match (short, plugins.is_some() || profiles.is_some()) {
+            (true, true) => {
+                let message = "`filters`, `scorers` and `picker` make one profile, `plugins` and `profiles` name several; \
+                               use either";
+                Err(ParamError::new(message))
+            }
+            (true, false) => from_parts(filters.unwrap_or_default(), scorers.unwrap_or_default(), picker, registry),
+            (false, true) => from_profiles(plugins.unwrap_or_default(), profiles.unwrap_or_default(), registry),
+            (false, false) => {
+                let scorer = |(name, weight): (&str, f32)| ScorerParams {
+                    r#type: name.to_owned(),
+                    weight,
+                    parameters: Value::Null,
+                };
+                from_parts(Vec::new(), DEFAULT_SCORERS.map(scorer).into(), None, registry)
+            }
+        }
+    }
+}
+
+/// A plugin that was made, under the name by which profiles refer to it.
+struct Made {
+    name: String,
+    descriptor: &'static PluginDescriptor,
+    plugin: Plugin,
+}
+
+impl Made {
+    fn new(name: Option<String>, kind: &str, parameters: &Value, registry: &Registry) -> Result<Self, ParamError> {
+        let descriptor = registry.plugin(kind).ok_or_else(|| unknown_type(kind, registry))?;
+        let name = name.unwrap_or_else(|| kind.to_owned());
+        let plugin = (descriptor.build)(parameters).map_err(|e| e.under("parameters").named(&name))?;
+        Ok(Self { name, descriptor, plugin })
+    }
+
+    /// A plugin of one kind, without a name of its own.
+    fn of_kind(wanted: &str, kind: &str, parameters: &Value, registry: &Registry) -> Result<Self, ParamError> {
+        let made = Self::new(None, kind, parameters, registry)?;
+        if made.descriptor.kind.split(", ").any(|kind| kind == wanted) {
+            return Ok(made);
+        }
+        Err(ParamError::new(format!("`{kind}` is no {wanted}; its kind is {}", made.descriptor.kind)).under("type"))
+    }
+}
+
+fn unknown_type(kind: &str, registry: &Registry) -> ParamError {
+    let known = || registry.plugins().iter().flat_map(|d| d.aliases.iter().chain([&d.name])).copied();
+    ParamError::new(match closest(kind, known()) {
+        Some(meant) => format!("unknown type `{kind}`; did you mean `{meant}`?"),
+        None => {
+            let names: Vec<&str> = registry.plugins().iter().map(|d| d.name).collect();
+            format!("unknown type `{kind}`; known: {}", names.join(", "))
+        }
+    })
+    .under("type")
+}
+
+/// The short form: one profile.
+fn from_parts(
+    filters: Vec<PartParams>,
+    scorers: Vec<ScorerParams>,
+    picker: Option<PartParams>,
+    registry: &Registry,
+) -> Result<Pipeline, ParamError> {
+    if filters.is_empty() && scorers.is_empty() && picker.is_none() {
+        let message = "the pipeline is empty; at least one of `filters`, `scorers` and `picker` is needed";
+        return Err(ParamError::new(message));
+    }
+    let mut draft = Draft::new(DEFAULT_PROFILE);
+    for (index, part) in filters.into_iter().enumerate() {
+        let made = Made::of_kind("filter", &part.r#type, &part.parameters, registry);
+        made.and_then(|made| draft.add(&made, DEFAULT_WEIGHT)).map_err(|e| e.in_item(index).under("filters"))?;
+    }
+    for (index, part) in scorers.into_iter().enumerate() {
+        let made = Made::of_kind("scorer", &part.r#type, &part.parameters, registry);
+        made.and_then(|made| draft.add(&made, part.weight)).map_err(|e| e.in_item(index).under("scorers"))?;
+    }
+    if let Some(part) = picker {
+        let made = Made::of_kind("picker", &part.r#type, &part.parameters, registry);
+        made.and_then(|made| draft.add(&made, DEFAULT_WEIGHT)).map_err(|e| e.under("picker"))?;
+    }
+    let handler = Stage { name: single::PLUGIN.name, part: Arc::new(Single) as Arc<dyn ProfileHandler> };
+    Ok(pipeline(handler, vec![Arc::new(draft.profile)], Division::ByPool))
+}
+
+fn pipeline(handler: Stage<dyn ProfileHandler>, profiles: Vec<Arc<Profile>>, division: Division) -> Pipeline {
+    let sorts = |p: &Arc<Profile>| p.filters.iter().any(|f| [role::PREFILL.name, role::ENCODE.name].contains(&f.name));
+    let roles = match (&division, profiles.as_slice()) {
+        (Division::ByCaller, _) => Roles::NONE,
+        (Division::ByPool, [only]) if sorts(only) => Roles::NONE,
+        _ => Roles::DECODE,
+    };
+    Pipeline { handler, profiles, division, roles }
+}
+
+/// The whole form: plugins with names, and profiles that refer to them.
+fn from_profiles(
+    plugins: Vec<PluginParams>,
+    profiles: Vec<ProfileParams>,
+    registry: &Registry,
+) -> Result<Pipeline, ParamError> {
+    let mut made: Vec<Made> = Vec::with_capacity(plugins.len());
+    for (index, plugin) in plugins.into_iter().enumerate() {
+        let here = |error: ParamError| error.in_item(index).under("plugins");
+        let next = Made::new(plugin.name, &plugin.r#type, &plugin.parameters, registry).map_err(here)?;
+        if made.iter().any(|m| m.name == next.name) {
+            let message = format!("two plugins are called `{}`; give one another `name`", next.name);
+            return Err(here(ParamError::new(message).under("name")));
+        }
+        made.push(next);
+    }
+    let drafts = if profiles.is_empty() { vec![all_of(&made)?] } else { drafts(&made, profiles)? };
+    let names: Vec<&str> = drafts.iter().map(|d| d.profile.name.as_str()).collect();
+    let handler = handler(&made, &names, registry)?;
+    let eligible = handler.part.eligible(&names).map_err(|e| e.named(handler.name))?;
+    let all: Vec<Arc<Profile>> = drafts.into_iter().map(|draft| Arc::new(draft.profile)).collect();
+    let division = match handler.part.division() {
+        division::Division::ByPool => Division::ByPool,
+        division::Division::ByCaller => Division::ByCaller,
+        division::Division::Stages(stages) => Division::Stages(Stages {
+            prefill: stage_of(stages.prefill, &all, &made, handler.name)?,
+            encode: stage_of(stages.encode, &all, &made, handler.name)?,
+            prefill_first: stages.prefill_first,
+        }),
+    };
+    let profiles = eligible.iter().filter_map(|at| all.get(*at).cloned()).collect();
+    Ok(pipeline(handler, profiles, division))
+}
+
+/// A stage with its profile and its decider; `None` when it can't run.
+fn stage_of(
+    said: Option<StageProfile>,
+    profiles: &[Arc<Profile>],
+    made: &[Made],
+    handler: &str,
+) -> Result<Option<stages::Stage>, ParamError> {
+    let Some(said) = said else { return Ok(None) };
+    let decider = said.decider.map(|name| decider(name, made, handler)).transpose()?;
+    let profile = profiles.iter().find(|p| p.name == said.profile).cloned();
+    Ok(profile.map(|profile| stages::Stage { profile, decider }))
+}
+
+fn decider(said: DeciderName, made: &[Made], handler: &str) -> Result<Arc<dyn StageDecider>, ParamError> {
+    match (made.iter().find(|m| m.name == said.name).map(|m| &m.plugin), said.otherwise) {
+        (Some(Plugin::Decider(decider)), _) => Ok(decider.clone()),
+        (None, Some(decider)) => Ok(decider),
+        (Some(_), _) => {
+            let message = format!("`{handler}`: `{}` is no decider", said.name);
+            Err(ParamError::new(message))
+        }
+        (None, None) => {
+            let message = format!("`{handler}` asks `{}`, which is not among `plugins`", said.name);
+            Err(ParamError::new(message))
+        }
+    }
+}
+
+/// The profile of a file that has plugins and no profiles: everything in it.
+fn all_of(made: &[Made]) -> Result<Draft, ParamError> {
+    let mut draft = Draft::new(DEFAULT_PROFILE);
+    for made in made.iter().filter(|m| !matches!(m.plugin, Plugin::Handler(_) | Plugin::Decider(_))) {
+        draft.add(made, DEFAULT_WEIGHT)?;
+    }
+    Ok(draft)
+}
+
+fn drafts(made: &[Made], profiles: Vec<ProfileParams>) -> Result<Vec<Draft>, ParamError> {
+    let mut drafts: Vec<Draft> = Vec::with_capacity(profiles.len());
+    for (index, profile) in profiles.into_iter().enumerate() {
+        let here = |error: ParamError| error.in_item(index).under("profiles");
+        if profile.name.is_empty() {
+            return Err(here(ParamError::new("a profile has an empty `name`; a name is needed").under("name")));
+        }
+        if drafts.iter().any(|d| d.profile.name == profile.name) {
+            let message = format!("two profiles are called `{}`; one of them needs another name", profile.name);
+            return Err(here(ParamError::new(message).under("name")));
+        }
+        let mut draft = Draft::new(&profile.name);
+        for (index, reference) in profile.plugins.into_iter().enumerate() {
+            let named = made.iter().find(|m| m.name == reference.plugin_ref);
+            let named = named.ok_or_else(|| undefined(made, &profile.name, &reference.plugin_ref));
+            let listed = named.and_then(|named| draft.refer(named, reference.weight));
+            listed.map_err(|e| here(e.in_item(index).under("plugins")))?;
+        }
+        drafts.push(draft);
+    }
+    Ok(drafts)
+}
+
+fn undefined(made: &[Made], profile: &str, name: &str) -> ParamError {
+    let known = || made.iter().map(|m| m.name.as_str());
+    let help = match closest(name, known()) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("`plugins` has: {}", known().collect::<Vec<_>>().join(", ")),
+    };
+    ParamError::new(format!("profile `{profile}` refers to `{name}`, which is not among `plugins`; {help}"))
+        .under("pluginRef")
+}
+
+fn handler(made: &[Made], profiles: &[&str], registry: &Registry) -> Result<Stage<dyn ProfileHandler>, ParamError> {
+    let mut found: Option<Stage<dyn ProfileHandler>> = None;
+    for made in made {
+        let Plugin::Handler(handler) = &made.plugin else { continue };
+        if let Some(first) = found {
+            let message = format!("`{}` and `{}` are both profile handlers; one is allowed", first.name, made.name);
+            return Err(ParamError::new(message));
+        }
+        found = Some(Stage { name: made.descriptor.name, part: handler.clone() });
+    }
+    match found {
+        Some(handler) => Ok(handler),
+        None if profiles.len() == 1 => Ok(Stage { name: single::PLUGIN.name, part: Arc::new(Single) }),
+        None => {
+            let profiles = profiles.join(", ");
+            let handlers = registry.plugins().iter().filter(|d| d.kind == "handler").map(|d| d.name);
+            let handlers = handlers.collect::<Vec<_>>().join(", ");
+            Err(ParamError::new(format!(
+                "several profiles ({profiles}) need a profile handler among `plugins`: {handlers}"
+            )))
+        }
+    }
+}
+
+/// A profile that is being put together.
+struct Draft {
+    profile: Profile,
+    /// The names of what is in it.
+    listed: Vec<String>,
+    /// The name of its picker, when the file has one.
+    picker: Option<String>,
+}
+
+impl Draft {
+    fn new(name: &str) -> Self {
+        let profile = Profile {
+            name: name.to_owned(),
+            filters: Vec::new(),
+            scorers: Vec::new(),
+            picker: Arc::new(MaxScore::default()),
+            plugins: Vec::new(),
+        };
+        Self { profile, listed: Vec::new(), picker: None }
+    }
+
+    fn add(&mut self, made: &Made, weight: f32) -> Result<(), ParamError> {
+        let (profile, name) = (&mut self.profile, &made.name);
+        if !weight.is_finite() || weight < 0.0 {
+            let message = format!("weight of `{name}` is {weight}; 0 or more is allowed");
+            return Err(ParamError::new(message).under("weight"));
+        }
+        match &made.plugin {
+            Plugin::Filter(filter) => profile.filters.push(stage(made, filter)),
+            Plugin::Scorer(scorer) => profile.scorers.push((stage(made, scorer), weight)),
+            Plugin::FilterAndScorer(filter, scorer) => {
+                profile.filters.push(stage(made, filter));
+                profile.scorers.push((stage(made, scorer), weight));
+            }
+            Plugin::Picker(picker) => {
+                if let Some(first) = self.picker.replace(name.clone()) {
+                    let profile = &profile.name;
+                    let message = format!("profile `{profile}` has the pickers `{first}` and `{name}`; one is allowed");
+                    return Err(ParamError::new(message));
+                }
+                profile.picker = picker.clone();
+            }
+            Plugin::Handler(_) => {
+                let message = format!("`{name}` is a profile handler and can't be in profile `{}`", profile.name);
+                return Err(ParamError::new(message));
+            }
+            Plugin::Decider(_) => {
+                let message = format!("`{name}` is a decider and can't be in profile `{}`", profile.name);
+                return Err(ParamError::new(message));
+            }
+        }
+        profile.plugins.push(made.plugin.clone());
+        Ok(())
+    }
+
+    /// Adds the plugin that a profile refers to.
+    fn refer(&mut self, made: &Made, weight: f32) -> Result<(), ParamError> {
+        if self.listed.contains(&made.name) {
+            let message = format!("profile `{}` lists `{}` twice; once is allowed", self.profile.name, made.name);
+            return Err(ParamError::new(message));
+        }
+        self.listed.push(made.name.clone());
+        self.add(made, weight)
+    }
+}
+
+fn stage<T: ?Sized>(made: &Made, part: &Arc<T>) -> Stage<T> {
+    Stage { name: made.descriptor.name, part: part.clone() }
+}

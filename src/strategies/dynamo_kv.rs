@@ -1,0 +1,175 @@
+//! `dynamo-kv`: the least cost in blocks of KV cache: what must be computed before the first token, and what is being decoded.
+//!
+//! ```text
+//! prefill  = (prompt tokens queued there + prompt) / blockSize
+//! credit   = overlapScoreCredit / (1 + decay · ahead / prompt blocks) · blocks in GPU memory + hostCacheHitWeight · blocks below it
+//!            ahead: prompt blocks queued there beyond those of the least busy endpoint
+//! cost     = prefillLoadScale · max(0, prefill − credit) + blocks in use + decodeActiveRequestWeight · requests
+//! pick     the least cost, ties at random; with routerTemperature > 0, drawn by softmax(−cost scaled to 0..1 / temperature)
+//! ```
+//!
+//! Queued tokens are the ledger's (what is not cached of the prompts without a first byte), blocks in use are what the server reports (usage × its blocks); Dynamo keeps books of its own for these. The blocks
+//! that the request itself will take are the same everywhere and left out. The memory below the GPU's counts with one weight, whether it is
+//! the host's or a disk. An endpoint that does not report its blocks has no cost; when none does, the fewest requests win.
+//!
+//! When not: endpoints differ in speed or size: a block costs the same everywhere. Source: NVIDIA Dynamo's KV router, default policy of 1.6.
+
+use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::{SmallVec, smallvec};
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "dynamo-kv",
+    summary: "Picks the least cost in KV blocks: uncached prompt blocks to compute there plus blocks in use.",
+    source: "NVIDIA Dynamo KV router",
+    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// A block that is cached is a block less to compute.
+const DEFAULT_OVERLAP_SCORE_CREDIT: f64 = 1.0;
+/// Credit does not fall with what is queued.
+const DEFAULT_OVERLAP_SCORE_CREDIT_DECAY: f64 = 0.0;
+/// A block to compute costs as much as one in use.
+const DEFAULT_PREFILL_LOAD_SCALE: f64 = 1.0;
+/// Requests cost nothing beside their blocks.
+const DEFAULT_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = 0.0;
+/// Three quarters: what is in host memory must be copied.
+const DEFAULT_HOST_CACHE_HIT_WEIGHT: f64 = 0.75;
+/// No chance in it.
+const DEFAULT_ROUTER_TEMPERATURE: f64 = 0.0;
+/// 16 tokens, vLLM's default.
+const DEFAULT_BLOCK_SIZE: u32 = 16;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    overlap_score_credit: f64,
+    overlap_score_credit_decay: f64,
+    prefill_load_scale: f64,
+    decode_active_request_weight: f64,
+    host_cache_hit_weight: f64,
+    router_temperature: f64,
+    block_size: u32,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            overlap_score_credit: DEFAULT_OVERLAP_SCORE_CREDIT,
+            overlap_score_credit_decay: DEFAULT_OVERLAP_SCORE_CREDIT_DECAY,
+            prefill_load_scale: DEFAULT_PREFILL_LOAD_SCALE,
+            decode_active_request_weight: DEFAULT_DECODE_ACTIVE_REQUEST_WEIGHT,
+            host_cache_hit_weight: DEFAULT_HOST_CACHE_HIT_WEIGHT,
+            router_temperature: DEFAULT_ROUTER_TEMPERATURE,
+            block_size: DEFAULT_BLOCK_SIZE,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<DynamoKv, ParamError> {
+        for (name, value) in [
+            ("overlapScoreCredit", self.overlap_score_credit),
+            ("overlapScoreCreditDecay", self.overlap_score_credit_decay),
+            ("prefillLoadScale", self.prefill_load_scale),
+            ("decodeActiveRequestWeight", self.decode_active_request_weight),
+            ("hostCacheHitWeight", self.host_cache_hit_weight),
+            ("routerTemperature", self.router_temperature),
+        ] {
+            if !value.is_finite() || value < 0.0 {
+                return Err(ParamError::value(name, value, "0 or more is allowed"));
+            }
+        }
+        if self.block_size == 0 {
+            return Err(ParamError::value("blockSize", 0, "1 or more is allowed"));
+        }
+        Ok(DynamoKv(self))
+    }
+}
+
+#[derive(Debug)]
+struct DynamoKv(Params);
+
+/// The blocks in use on an endpoint, in blocks of `size` tokens.
+fn in_use(candidate: &Candidate<'_>, size: f64) -> Option<f64> {
+    let metrics = candidate.metrics()?;
+    let its_size = metrics.block_size.map_or(size, f64::from);
+    Some(f64::from(metrics.kv_usage) * f64::from(metrics.num_blocks?) * its_size / size)
+}
+
+impl Strategy for DynamoKv {
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let p = &self.0;
+        let size = f64::from(p.block_size);
+        let queued = |c: &Candidate<'_>| c.state.live().ledger.prefill_tokens() as f64 / size;
+        let least_queued = candidates.iter().map(queued).fold(f64::INFINITY, f64::min);
+        let prompt = f64::from(cx.request.prompt_tokens) / size;
+        for (cost, c) in out.iter_mut().zip(candidates) {
+            let (queued, gpu) = (queued(c), f64::from(c.cached.gpu) / size);
+            let below = f64::from(c.cached.any.saturating_sub(c.cached.gpu)) / size;
+            let ahead = (queued - least_queued) / prompt.max(1.0);
+            let faith = p.overlap_score_credit / (1.0 + p.overlap_score_credit_decay * ahead);
+            let credit = faith * gpu + p.host_cache_hit_weight * below;
+            let prefill = p.prefill_load_scale * (queued + prompt - credit).max(0.0);
+            let requests = p.decode_active_request_weight * f64::from(c.requests);
+            *cost = in_use(c, size).map_or(f64::NAN, |decode| prefill + decode + requests);
+        }
+        Some(Better::Lower)
+    }
+
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let drawn = self.0.router_temperature > 0.0 && self.draw(cx, candidates, rng, ranking);
+        // Fills what is left: those without a cost, or all of them.
+        if !ranking.is_full() {
+            rank_by_scores(self, cx, candidates, rng, ranking);
+        }
+        if drawn {
+            ranking.because("drawn by cost");
+        }
+        if cx.prefix.is_none() {
+            ranking.lacks(Signal::Prefix);
+        }
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+impl DynamoKv {
+    /// Draws by softmax over the costs, scaled so that the least is 0 and the greatest 1, without putting anything back. False when
+    /// no cost is known.
+    fn draw(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &[Candidate<'_>],
+        rng: &mut PickRng,
+        ranking: &mut Ranking,
+    ) -> bool {
+        let mut costs: SmallVec<[f64; 16]> = smallvec![f64::NAN; candidates.len()];
+        self.scores(cx, candidates, &mut costs);
+        let known = || costs.iter().copied().filter(|c| !c.is_nan());
+        let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(f64::NEG_INFINITY, f64::max));
+        let range = if most > least { most - least } else { 1.0 };
+        // The greatest of logit + Gumbel noise is a draw by softmax, and the order is one without replacement.
+        let mut drawn: SmallVec<[(f64, usize); 16]> = SmallVec::new();
+        for (i, cost) in costs.iter().enumerate().filter(|(_, c)| !c.is_nan()) {
+            let gumbel = -(-rng.random::<f64>().max(f64::MIN_POSITIVE).ln()).max(f64::MIN_POSITIVE).ln();
+            drawn.push(((cost - least) / range / self.0.router_temperature - gumbel, i));
+        }
+        drawn.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        ranking.note("cost", 1.0, candidates, |i| costs.get(i).copied().unwrap_or(f64::NAN));
+        for candidate in drawn.iter().filter_map(|(_, i)| candidates.get(*i)).take(ranking.wanted()) {
+            ranking.push(&candidate.state.endpoint);
+        }
+        !drawn.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! `fallback`: one strategy, and another for the requests of which it lacks what it decides by.
+//!
+//! ```yaml
+//! strategy: {name: fallback, parameters: {primary: prefix-cache, fallback: {name: vtc-basic, parameters: {windowSize: 1}}}}
+//! ```
+//!
+//! Every strategy degrades by itself, to the fewest requests; this is for who wants something else then. The primary is asked first; when it
+//! reports a missing signal (metrics, prefix, prompt, user) its ranking is dropped and the other one's counts. Both remember where
+//! requests went. The missing signal is counted as it is without this.
+//! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint: `fallback: random`.
+
+use attache_pool::Endpoint;
+use attache_pool::slo_profile::SloProfiles;
+use attache_scheduling::digest::Digest;
+use attache_scheduling::params::read;
+use attache_scheduling::plugin::{AnswerHeaders, Better, ParamError, params};
+use attache_scheduling::registry::{BuildError, Descriptor, Registry};
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "fallback",
+    summary: "Decides by one strategy, and by another where that one lacks what it decides by.",
+    source: "AIBrix's fallback router",
+    build: |value, registry| params::<Params>(value)?.build(registry).map(|s| Box::new(s) as Box<dyn Strategy>),
+};
+
+/// The strategy most often left without its signal.
+const DEFAULT_PRIMARY: &str = "prefix-cache";
+/// What every strategy degrades to.
+const DEFAULT_FALLBACK: &str = "least-request";
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Params {
+    primary: Value,
+    fallback: Value,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { primary: DEFAULT_PRIMARY.into(), fallback: DEFAULT_FALLBACK.into() }
+    }
+}
+
+/// A strategy that is given with parameters.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    name: String,
+    #[serde(default)]
+    parameters: Value,
+}
+
+impl Params {
+    fn build(self, registry: &Registry) -> Result<Fallback, ParamError> {
+        let primary = part("primary", self.primary, registry)?;
+        Ok(Fallback { primary, fallback: part("fallback", self.fallback, registry)? })
+    }
+}
+
+fn part(key: &str, value: Value, registry: &Registry) -> Result<Box<dyn Strategy>, ParamError> {
+    let named = match value {
+        Value::String(name) => Named { name, parameters: Value::Null },
+        other => read(&other).map_err(|e| e.named(key).under(key))?,
+    };
+    registry.build(&named.name, &named.parameters).map_err(|error| {
+        let error = match error {
+            BuildError::Unknown(_) => ParamError::new(error.to_string()),
+            BuildError::Parameters(error) => error.under("parameters"),
+        };
+        error.named(key).under(key)
+    })
+}
+
+#[derive(Debug)]
+struct Fallback {
+    primary: Box<dyn Strategy>,
+    fallback: Box<dyn Strategy>,
+}
+
+impl Strategy for Fallback {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let mut first = ranking.another();
+        self.primary.rank(cx, candidates, rng, &mut first);
+        match first.decide() {
+            Some(decision) if decision.lacking.is_none() => ranking.adopt(decision),
+            lacking => {
+                if let Some(signal) = lacking.and_then(|d| d.lacking) {
+                    ranking.lacks(signal);
+                }
+                self.fallback.rank(cx, candidates, rng, ranking);
+            }
+        }
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let better = self.primary.scores(cx, candidates, out);
+        if better.is_some() && (out.is_empty() || out.iter().any(|s| !s.is_nan())) {
+            return better;
+        }
+        out.fill(f64::NAN);
+        self.fallback.scores(cx, candidates, out)
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        let trails = [&self.primary, &self.fallback].map(|strategy| strategy.picked(cx, endpoint));
+        trails.into_iter().flatten().next()
+    }
+
+    fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {
+        self.primary.moved(model, trail, from, to, now);
+        self.fallback.moved(model, trail, from, to, now);
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.primary.forget(lost);
+        self.fallback.forget(lost);
+    }
+
+    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
+        self.primary.answer_headers(served, out);
+        self.fallback.answer_headers(served, out);
+    }
+
+    fn share(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> f64 {
+        self.primary.share(cx, endpoint).max(self.fallback.share(cx, endpoint))
+    }
+
+    fn spare(&self, cx: &PickContext<'_>) -> Option<f64> {
+        self.primary.spare(cx).or_else(|| self.fallback.spare(cx))
+    }
+
+    fn profiles<'s>(&'s self, each: &mut dyn FnMut(&'s Arc<SloProfiles>)) {
+        self.primary.profiles(each);
+        self.fallback.profiles(each);
+    }
+
+    fn reads(&self) -> Reads {
+        self.primary.reads().and(self.fallback.reads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::registry;
+    use attache_scheduling::plugin::Headers;
+    use attache_scheduling::testing::{NOW, STALE_AFTER, context, snapshot};
+    use attache_scheduling::{Decision, Signal};
+    use attache_types::rng::for_request;
+    use serde_json::json;
+    use std::collections::BTreeMap;
+
+    fn decide(value: &Value, user: Option<&str>) -> Decision {
+        let strategy = (PLUGIN.build)(value, &registry()).unwrap();
+        let pool = snapshot(&[(0, 3), (1, 1), (2, 2)]);
+        let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
+        let headers: BTreeMap<_, _> = user.map(|u| ("user".to_owned(), u.to_owned())).into_iter().collect();
+        let mut cx = context(&pool);
+        cx.request.headers = Headers::of(&headers);
+        let mut ranking = Ranking::new(2).explained();
+        strategy.rank(&cx, &candidates, &mut for_request(0, 0), &mut ranking);
+        ranking.decide().unwrap()
+    }
+
+    #[test]
+    fn the_other_decides_only_where_the_first_lacks_something() {
+        let turns = json!({"primary": "vtc-basic", "fallback": "round-robin"});
+        let known = decide(&turns, Some("a"));
+        assert_eq!((known.lacking, known.picks[0].id.0, known.picks.len()), (None, 1, 2));
+        assert_eq!(known.parts.unwrap().len(), 1, "the explanation is the first one's");
+        let unknown = decide(&turns, None);
+        assert_eq!((unknown.lacking, unknown.picks[0].id.0), (Some(Signal::User), 0));
+        assert_eq!(unknown.reason, "next in turn");
+        let both = decide(&json!({"primary": "vtc-basic", "fallback": "prefix-cache"}), None);
+        assert_eq!((both.lacking, both.picks[0].id.0), (Some(Signal::User), 1), "the first signal stands");
+    }
+
+    #[test]
+    fn parts_are_names_or_names_with_parameters() {
+        for good in [
+            json!({}),
+            json!({"primary": {"name": "vtc-basic", "parameters": {"windowSize": 1}}}),
+            json!({"primary": "vtc-basic:2,least-request"}),
+        ] {
+            assert!((PLUGIN.build)(&good, &registry()).is_ok(), "{good}");
+        }
+        for (bad, word) in [
+            (json!({"primary": "no-such"}), "no-such"),
+            (json!({"fallback": {"name": "vtc-basic", "parameters": {"windowSize": 0}}}), "windowSize"),
+            (json!({"fallback": 3}), "fallback"),
+            (json!({"primary": {"nam": "random"}}), "nam"),
+        ] {
+            let error = (PLUGIN.build)(&bad, &registry()).unwrap_err();
+            assert!(error.to_string().contains(word), "{bad}: {error}");
+        }
+    }
+}

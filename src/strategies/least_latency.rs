@@ -1,0 +1,160 @@
+//! `least-latency`: the endpoint where a request of ordinary length would take the least time, by what the servers measured.
+//!
+//! ```text
+//! a, b     = mean prompt and answer of an endpoint's requests, tokens
+//! p, d, q  = mean prefill, decode and queue time of its requests, seconds
+//! A, B     = mean of all a and of all b in the pool; 10 and 100 when nobody has a figure
+//! score    = q + p / a x A + d / b x B; the least wins, ties at random
+//! ```
+//!
+//! All means are over the requests of the last minute. An endpoint that ended none in that time says nothing of its speed: with nothing
+//! to do it scores 0, so that it is tried, and from then on counts like the mean of the others, so that a crowd can't follow. One that
+//! does not report its times comes last. When not: many requests a second, since an answer's time is known only after its end and until
+//! then everybody follows the same figure.
+//!
+//! Source: AIBrix `least-latency`. Its means are over the whole life of a server and stand still after some hours, it always reads 0 for
+//! the queue, and what has never served wins against all others. `compat: true` gives that back.
+
+use attache_pool::{Counter, EndpointMetrics, Histogram, Means};
+use attache_scheduling::plugin::{Better, FigureFallback, params};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::{Candidate, PickContext, Strategy};
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "least-latency",
+    summary: "Picks the endpoint where queue, prefill and decode took the least time in the last minute, for requests of ordinary length.",
+    source: "AIBrix `least-latency`",
+    build: |value, _| params::<LeastLatency>(value).map(|s| Box::new(s) as Box<dyn Strategy>),
+};
+
+/// Length of a prompt when nobody knows any, tokens; AIBrix's guess.
+const DEFAULT_PROMPT_TOKENS: f64 = 10.0;
+/// Length of an answer when nobody knows any, tokens; AIBrix's guess.
+const DEFAULT_GENERATION_TOKENS: f64 = 100.0;
+
+/// The strategy and its parameters.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LeastLatency {
+    /// As AIBrix reads its figures: means since the server's start, no queue.
+    compat: bool,
+    /// Decides where no endpoint reports its times.
+    fallback: FigureFallback,
+}
+
+/// What an endpoint says of its speed.
+#[derive(Clone, Copy, Debug)]
+enum Speed {
+    /// It does not measure.
+    Unreported,
+    /// It had no request to measure.
+    Unmeasured,
+    Measured(Means),
+}
+
+/// The lengths of a request of ordinary length, tokens.
+#[derive(Clone, Copy, Debug)]
+struct Ordinary {
+    prompt: f64,
+    generation: f64,
+}
+
+impl LeastLatency {
+    fn speed(&self, metrics: Option<&EndpointMetrics>) -> Speed {
+        let Some(metrics) = metrics else { return Speed::Unreported };
+        let reports = |histogram| metrics.counters.get(Counter::Count(histogram)).is_some();
+        if !reports(Histogram::Decode) && !reports(Histogram::Latency) {
+            return Speed::Unreported;
+        }
+        let means = if self.compat {
+            let lifetime = Means::of(&metrics.counters);
+            Means { queue_seconds: None, prompt_tokens: None, generation_tokens: None, ..lifetime }
+        } else {
+            metrics.rates.means
+        };
+        if means.prefill_seconds.and(means.decode_seconds).is_some() {
+            Speed::Measured(means)
+        } else {
+            Speed::Unmeasured
+        }
+    }
+}
+
+impl Ordinary {
+    fn of(speeds: &[Speed]) -> Self {
+        let (mut prompt, mut generation) = (Mean::default(), Mean::default());
+        for speed in speeds {
+            if let Speed::Measured(means) = speed {
+                prompt.add(positive(means.prompt_tokens));
+                generation.add(positive(means.generation_tokens));
+            }
+        }
+        Self {
+            prompt: prompt.get().unwrap_or(DEFAULT_PROMPT_TOKENS),
+            generation: generation.get().unwrap_or(DEFAULT_GENERATION_TOKENS),
+        }
+    }
+
+    /// Seconds that such a request takes. A server's requests count as ordinary where their lengths are unknown.
+    fn latency(self, means: &Means) -> f64 {
+        let part = |seconds: Option<f64>, tokens, ordinary| {
+            seconds.unwrap_or(0.0) / positive(tokens).unwrap_or(ordinary) * ordinary
+        };
+        means.queue_seconds.unwrap_or(0.0)
+            + part(means.prefill_seconds, means.prompt_tokens, self.prompt)
+            + part(means.decode_seconds, means.generation_tokens, self.generation)
+    }
+}
+
+impl Strategy for LeastLatency {
+    fn fallback(&self) -> FigureFallback {
+        self.fallback
+    }
+
+    fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let speeds: SmallVec<[Speed; 16]> = candidates.iter().map(|c| self.speed(c.metrics())).collect();
+        let ordinary = Ordinary::of(&speeds);
+        let mut all = Mean::default();
+        for (score, speed) in out.iter_mut().zip(&speeds) {
+            if let Speed::Measured(means) = speed {
+                *score = ordinary.latency(means);
+                all.add(Some(*score));
+            }
+        }
+        // Where nothing was measured at all there is nothing to compare with.
+        let Some(mean) = all.get() else { return Some(Better::Lower) };
+        for ((score, speed), candidate) in out.iter_mut().zip(&speeds).zip(candidates) {
+            if let Speed::Unmeasured = speed {
+                *score = if self.compat || candidate.requests == 0 { 0.0 } else { mean };
+            }
+        }
+        Some(Better::Lower)
+    }
+}
+
+fn positive(tokens: Option<f64>) -> Option<f64> {
+    tokens.filter(|t| *t > 0.0)
+}
+
+/// A mean in the making.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    sum: f64,
+    n: u32,
+}
+
+impl Mean {
+    fn add(&mut self, value: Option<f64>) {
+        if let Some(value) = value {
+            self.sum += value;
+            self.n += 1;
+        }
+    }
+
+    fn get(self) -> Option<f64> {
+        (self.n > 0).then(|| self.sum / f64::from(self.n))
+    }
+}

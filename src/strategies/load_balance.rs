@@ -1,0 +1,120 @@
+//! `load-balance`: the endpoint that would be through with its requests first.
+//!
+//! ```text
+//! pending = requests / drain rate            (seconds; drain rate = requests that ended well in the last minute, a second)
+//! gate    = requests differ by more than `imbalance`: only the endpoints with the fewest requests count
+//! pick    = the least pending; among equals the one with the least KV cache in use, then at random
+//! ```
+//!
+//! An endpoint whose drain rate is not known (new, not reported, or nothing ended in the last minute) drains like the mean of the others;
+//! when nobody's is known, all drain alike: the fewest requests win. So servers that differ in speed share by their speed, and
+//! nobody has to say how fast they are. When not: the load is so low that servers idle, since a drain rate then says what a server got
+//! and not what it can.
+//! Source: AIBrix `load-balance`.
+
+use super::least_kv_cache;
+use attache_scheduling::decision::Signal;
+use attache_scheduling::plugin::{Better, params};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::{SmallVec, smallvec};
+use std::cmp::Ordering;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "load-balance",
+    summary: "Picks the endpoint that would be through with its requests first, by how many it ended in the last minute.",
+    source: "AIBrix `load-balance`",
+    build: |value, _| params::<LoadBalance>(value).map(|s| Box::new(s) as Box<dyn Strategy>),
+};
+
+/// 8 requests, as AIBrix has it.
+const DEFAULT_IMBALANCE: u32 = 8;
+
+/// The strategy and its parameters.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LoadBalance {
+    /// How far requests may differ before drain rates no longer matter.
+    imbalance: u32,
+}
+
+impl Default for LoadBalance {
+    fn default() -> Self {
+        Self { imbalance: DEFAULT_IMBALANCE }
+    }
+}
+
+/// Requests a second, where some ended.
+fn drain_rate(candidate: &Candidate<'_>) -> Option<f64> {
+    candidate.metrics().and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0)
+}
+
+/// The mean of the drain rates that are known, requests a second.
+fn mean_rate(candidates: &[Candidate<'_>]) -> Option<f64> {
+    let (sum, n) = candidates.iter().filter_map(drain_rate).fold((0.0, 0u32), |(sum, n), rate| (sum + rate, n + 1));
+    (n > 0).then(|| sum / f64::from(n))
+}
+
+/// Behind the gate or not, pending seconds, KV cache in use, a draw, and whose place it is.
+type Place = (bool, f64, f64, u32, usize);
+
+/// Whose turn comes first. An unknown cache (NaN) stands behind every known one.
+fn before(a: &Place, b: &Place) -> Ordering {
+    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3))
+}
+
+impl LoadBalance {
+    /// The requests beyond which an endpoint is not considered.
+    fn gate(&self, candidates: &[Candidate<'_>]) -> u32 {
+        let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
+        let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
+        if most - fewest > self.imbalance { fewest } else { u32::MAX }
+    }
+}
+
+impl Strategy for LoadBalance {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let mut pending: SmallVec<[f64; 16]> = smallvec![f64::NAN; candidates.len()];
+        self.scores(cx, candidates, &mut pending);
+        let cache = |c: &Candidate<'_>| c.metrics().map_or(f64::NAN, least_kv_cache::usage);
+        ranking.note("pending", 1.0, candidates, |i| pending.get(i).copied().unwrap_or(f64::NAN));
+        ranking.note("kv-cache", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, cache));
+        let gate = self.gate(candidates);
+        if mean_rate(candidates).is_none() {
+            ranking.lacks(Signal::Metrics);
+            ranking.because("no drain rate is known; fewest requests");
+        } else if gate < u32::MAX {
+            ranking.because("requests differ much; soonest done of those with the fewest");
+        } else {
+            ranking.because("soonest done");
+        }
+        let mut order: SmallVec<[Place; 16]> = candidates
+            .iter()
+            .zip(&pending)
+            .enumerate()
+            .map(|(i, (c, pending))| (c.requests > gate, *pending, cache(c), rng.random(), i))
+            .collect();
+        let wanted = ranking.wanted();
+        // Sorting a thousand places for the sake of one would cost more than all the rest.
+        if wanted < order.len() {
+            order.select_nth_unstable_by(wanted, before);
+            order.truncate(wanted);
+        }
+        order.sort_unstable_by(before);
+        for candidate in order.iter().filter_map(|(.., i)| candidates.get(*i)) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    fn scores(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let uniform = mean_rate(candidates).unwrap_or(1.0);
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            *score = f64::from(candidate.requests) / drain_rate(candidate).unwrap_or(uniform);
+        }
+        Some(Better::Lower)
+    }
+}

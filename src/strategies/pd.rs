@@ -1,0 +1,489 @@
+//! `pd`: prefill and decode servers in pairs of one roleset, by AIBrix's rules.
+//!
+//! ```text
+//! candidates   servers that have a partner: prefill and decode of the pool's labels (`roleset-name`), and with
+//!              `promptLengthBucketing` those whose lengths the prompt fits; nobody fits: a combined server, else no endpoint
+//! combined     one with pressure < 0.25 while some prefill or decode server has > 1: the least pressed serves the request whole
+//!              pressure = waiting requests / requests ended a second
+//! 1 prefill    requests differ by more than `prefillLoadImbalanceMinSpread`: one of those with the fewest, and its partners
+//! 2 decode     the first that holds: requests differ by `decodeLoadImbalanceMinSpread`: the fewest
+//!                                    tokens/s differ by more than `decodeThroughputImbalanceMinSpread`: the least
+//!                                    requests / max(ended a second, 0.1), max / min > `decodeScoreRatioThreshold`: the least
+//! 3 the pair   least prefill / max(prefill, 1) + decode / max(decode, 0.01); scores by the two policies, see `pd/score.rs`
+//! ```
+//!
+//! Every request of which a pair can be found is split, but those for combined servers. Lengths are the labels `promptLenBucketMinLength` and
+//! `promptLenBucketMaxLength` (both included) of prefill and decode servers, in bytes of four to a token unless `promptLengthUnit: tokens`; a
+//! combined server has the label `combined: "true"` and serves answers (in AIBrix these stand in an annotation; they count with bucketing only).
+//!
+//! What stands in for what is not known here: requests are those that the server reports and those sent since, where the original counts
+//! its own; the queues of SGLang's prefill bootstrap are not read, so that pressure counts waiting requests alone; matched and unmatched are
+//! tokens also where the original counts bytes; a server whose page is missing or old has what was sent to it. A sick server or one without a
+//! partner serves no pair; the request is then served whole, where the original refuses it.
+//!
+//! AIBrix 0.4 has none of the rules but the mean and deviation of step 3: prefill by what is held, else at random; decode at random, of any
+//! roleset. When not: servers differ, or the transfer costs; `predicted-latency` weighs both. Source: AIBrix `pd` (development head, August 2026).
+//!
+//! With `compat: true` it decides as release 0.4, of servers with the label `role-name` alone: without a prefill or a decode server the request is
+//! refused with 503, the decode server is drawn, and the prefill server is the one that holds most of the prompt and has no more requests than mean
+//! and deviations allow, else drawn. `disaggregation.fallback` is then `fail` unless it is given. Both servers are of one roleset also then.
+
+mod score;
+
+use attache_pool::role::AIBRIX_ROLE_LABEL;
+use attache_pool::{Endpoint, Roles};
+use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::split::{Field, MAX_TRIES, Pair, Picks};
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use rand::seq::SliceRandom;
+use score::{DecodePolicy, Loads, PrefillPolicy, Weights};
+use serde::Deserialize;
+use smallvec::{SmallVec, smallvec};
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "pd",
+    summary: "Splits requests over a prefill and a decode server of one roleset, by AIBrix's imbalance rules and scores.",
+    source: "AIBrix `pd`",
+    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// 16 requests, as AIBrix has it.
+pub const DEFAULT_PREFILL_LOAD_IMBALANCE_MIN_SPREAD: u32 = 16;
+/// 16 requests, as AIBrix has it.
+pub const DEFAULT_DECODE_LOAD_IMBALANCE_MIN_SPREAD: f64 = 16.0;
+/// 2048 tokens a second, as AIBrix has it.
+pub const DEFAULT_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD: f64 = 2048.0;
+/// Half as long again, as AIBrix has it.
+pub const DEFAULT_DECODE_SCORE_RATIO_THRESHOLD: f64 = 1.5;
+/// Requests and tokens a second weigh alike, as in AIBrix.
+pub const DEFAULT_DECODE_LB_WEIGHT: f64 = 1.0;
+/// 2 standard deviations, as AIBrix's manifest has it; its code alone has 1.
+pub const DEFAULT_STANDARD_DEVIATION_FACTOR: f64 = 2.0;
+/// A combined server below this has time for a request of its own, as AIBrix has it.
+const LOW_PRESSURE: f64 = 0.25;
+/// A server above this is worth avoiding, as AIBrix has it: a second passes before what waits is through.
+const HIGH_PRESSURE: f64 = 1.0;
+/// Of requests ended a second, so that a server which stands still is very slow but not infinitely so.
+const LEAST_DRAIN: f64 = 0.1;
+/// The greatest prefill score counts as at least this, as in AIBrix.
+const LEAST_MAX_PREFILL: f64 = 1.0;
+/// The greatest decode score counts as at least this, as in AIBrix.
+const LEAST_MAX_DECODE: f64 = 0.01;
+/// Bytes that count as one token where lengths are in bytes.
+const BYTES_PER_TOKEN: u64 = 4;
+/// A value of AIBrix's role label.
+const PREFILL: &str = "prefill";
+/// A value of AIBrix's role label.
+const DECODE: &str = "decode";
+/// Label of a server's shortest prompt.
+const MIN_LENGTH_LABEL: &str = "promptLenBucketMinLength";
+/// Label of a server's longest prompt.
+const MAX_LENGTH_LABEL: &str = "promptLenBucketMaxLength";
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Unit {
+    /// As AIBrix's usual tokenizer counts.
+    #[default]
+    Bytes,
+    Tokens,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    prefill_score_policy: PrefillPolicy,
+    decode_score_policy: DecodePolicy,
+    prefill_load_imbalance_min_spread: u32,
+    decode_load_imbalance_min_spread: f64,
+    decode_throughput_imbalance_min_spread: f64,
+    decode_score_ratio_threshold: f64,
+    #[serde(rename = "decodeLBWeightRunning")]
+    decode_lb_weight_running: f64,
+    #[serde(rename = "decodeLBWeightThroughput")]
+    decode_lb_weight_throughput: f64,
+    standard_deviation_factor: f64,
+    prompt_length_bucketing: bool,
+    prompt_length_unit: Unit,
+    compat: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            prefill_score_policy: PrefillPolicy::default(),
+            decode_score_policy: DecodePolicy::default(),
+            prefill_load_imbalance_min_spread: DEFAULT_PREFILL_LOAD_IMBALANCE_MIN_SPREAD,
+            decode_load_imbalance_min_spread: DEFAULT_DECODE_LOAD_IMBALANCE_MIN_SPREAD,
+            decode_throughput_imbalance_min_spread: DEFAULT_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD,
+            decode_score_ratio_threshold: DEFAULT_DECODE_SCORE_RATIO_THRESHOLD,
+            decode_lb_weight_running: DEFAULT_DECODE_LB_WEIGHT,
+            decode_lb_weight_throughput: DEFAULT_DECODE_LB_WEIGHT,
+            standard_deviation_factor: DEFAULT_STANDARD_DEVIATION_FACTOR,
+            prompt_length_bucketing: false,
+            prompt_length_unit: Unit::default(),
+            compat: false,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<Pd, ParamError> {
+        for (name, value) in [
+            ("decodeLoadImbalanceMinSpread", self.decode_load_imbalance_min_spread),
+            ("decodeThroughputImbalanceMinSpread", self.decode_throughput_imbalance_min_spread),
+            ("decodeScoreRatioThreshold", self.decode_score_ratio_threshold),
+            ("decodeLBWeightRunning", self.decode_lb_weight_running),
+            ("decodeLBWeightThroughput", self.decode_lb_weight_throughput),
+            ("standardDeviationFactor", self.standard_deviation_factor),
+        ] {
+            if !value.is_finite() || value < 0.0 {
+                return Err(ParamError::value(name, value, "0 or more is allowed"));
+            }
+        }
+        Ok(Pd(self))
+    }
+}
+
+#[derive(Debug)]
+struct Pd(Params);
+
+/// Whether AIBrix's label gives `endpoint` this role.
+fn is_labelled(endpoint: &Endpoint, role: &str) -> bool {
+    label(endpoint, AIBRIX_ROLE_LABEL) == Some(role) && endpoint.roles != Roles::NONE
+}
+
+/// Candidates of one side.
+type Side<'a> = SmallVec<[Candidate<'a>; 16]>;
+
+fn label<'e>(endpoint: &'e Endpoint, name: &str) -> Option<&'e str> {
+    endpoint.spec.labels.get(name).map(|value| &**value)
+}
+
+/// Seconds until what waits there is through; `None` where it is not known.
+fn pressure(candidate: &Candidate<'_>) -> Option<f64> {
+    let drain = candidate.metrics()?.rates.finished.filter(|rate| *rate > 0.0)?;
+    Some(f64::from(candidate.waiting) / drain)
+}
+
+/// The candidate with the least figure, one of them by chance where several have it; NaN is nobody's.
+fn least<'s, 'a>(
+    side: &'s [Candidate<'a>],
+    rng: &mut PickRng,
+    figure: impl Fn(usize, &Candidate<'a>) -> f64,
+) -> Option<&'s Candidate<'a>> {
+    let keyed = side.iter().enumerate().map(|(i, c)| (figure(i, c), rng.random::<u32>(), c));
+    let known = keyed.filter(|(figure, ..)| !figure.is_nan());
+    known.min_by(|(a, x, _), (b, y, _)| a.total_cmp(b).then(x.cmp(y))).map(|(.., candidate)| candidate)
+}
+
+/// The least and the greatest of those that are numbers.
+fn span(figures: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    let known = figures.filter(|f| !f.is_nan());
+    known.fold(None, |span, f| Some(span.map_or((f, f), |(least, most): (f64, f64)| (least.min(f), most.max(f)))))
+}
+
+impl Pd {
+    /// Whether a server of these labels takes prompts of this length.
+    fn fits(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> bool {
+        let length = match self.0.prompt_length_unit {
+            Unit::Bytes => u64::from(cx.request.prompt_tokens) * BYTES_PER_TOKEN,
+            Unit::Tokens => u64::from(cx.request.prompt_tokens),
+        };
+        let bound = |name: &str| label(endpoint, name).and_then(|value| value.parse::<u64>().ok());
+        let longest = bound(MAX_LENGTH_LABEL).filter(|most| *most > 0).unwrap_or(u64::MAX);
+        (bound(MIN_LENGTH_LABEL).unwrap_or(0)..=longest).contains(&length)
+    }
+
+    /// Those that may stand in a pair, as far as lengths say.
+    fn paired<'a>(&self, cx: &PickContext<'_>, side: &[Candidate<'a>]) -> Side<'a> {
+        let bucketing = self.0.prompt_length_bucketing;
+        let of_pairs = |c: &Candidate<'_>| !(cx.splittable && c.state.endpoint.is_combined());
+        let may = |c: &&Candidate<'_>| !bucketing || (of_pairs(c) && self.fits(cx, &c.state.endpoint));
+        side.iter().filter(may).copied().collect()
+    }
+
+    /// The server that computes the whole request in place of a pair, when bucketing is on. `Err`: the request fits nobody.
+    fn combined<'s, 'a>(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &'s [Candidate<'a>],
+        rng: &mut PickRng,
+    ) -> Result<Option<&'s Candidate<'a>>, ()> {
+        if !self.0.prompt_length_bucketing || !cx.splittable {
+            return Ok(None);
+        }
+        let is_prefill =
+            |c: &Candidate<'_>| c.state.endpoint.roles.has(Roles::PREFILL) && !c.state.endpoint.spec.draining;
+        let pool: Side<'_> = cx
+            .snapshot
+            .endpoints
+            .iter()
+            .map(|s| Candidate::new(s, cx.now, cx.stale_after, 0))
+            .filter(is_prefill)
+            .collect();
+        let (prefill, decode) = (self.paired(cx, &pool), self.paired(cx, candidates));
+        let combined: SmallVec<[usize; 8]> = (0..candidates.len())
+            .filter(|i| {
+                candidates.get(*i).is_some_and(|c| c.state.endpoint.is_combined() && self.fits(cx, &c.state.endpoint))
+            })
+            .collect();
+        let among = |i: usize| combined.contains(&i);
+        if prefill.is_empty() || decode.is_empty() {
+            return least(candidates, rng, |i, _| if among(i) { 0.0 } else { f64::NAN }).map(Some).ok_or(());
+        }
+        let pressed = |c: &Candidate<'_>| pressure(c).is_some_and(|p| p > HIGH_PRESSURE);
+        if !prefill.iter().chain(&decode).any(pressed) {
+            return Ok(None);
+        }
+        let idle =
+            |i: usize, c: &Candidate<'_>| pressure(c).filter(|p| among(i) && *p < LOW_PRESSURE).unwrap_or(f64::NAN);
+        Ok(least(candidates, rng, idle))
+    }
+
+    /// The prefill server that stands out as having little to do.
+    fn idle_prefill<'s, 'a>(&self, side: &'s [Candidate<'a>], rng: &mut PickRng) -> Option<&'s Candidate<'a>> {
+        let most = side.iter().map(|c| c.requests).max()?;
+        let fewest = side.iter().map(|c| c.requests).min()?;
+        let imbalanced = most - fewest > self.0.prefill_load_imbalance_min_spread;
+        imbalanced.then(|| least(side, rng, |_, c| f64::from(c.requests)))?
+    }
+
+    /// The decode server that stands out as having little to do, and by what.
+    fn idle_decode<'s, 'a>(
+        &self,
+        side: &'s [Candidate<'a>],
+        loads: &Loads,
+        rng: &mut PickRng,
+    ) -> Option<(&'s Candidate<'a>, &'static str)> {
+        // A server of which nothing is known is not idle for that: it may have just begun.
+        let requests = |i: usize, c: &Candidate<'_>| if c.metrics().is_some() { loads.requests(i) } else { f64::NAN };
+        let (fewest, most) = span(side.iter().enumerate().map(|(i, c)| requests(i, c))).unwrap_or_default();
+        if most - fewest >= self.0.decode_load_imbalance_min_spread && most > fewest {
+            return least(side, rng, requests).map(|c| (c, "far fewer requests"));
+        }
+        let throughput = |_: usize, c: &Candidate<'_>| score::reported_throughput(c).unwrap_or(f64::NAN);
+        let (slowest, fastest) = span(side.iter().map(|c| throughput(0, c))).unwrap_or_default();
+        if fastest - slowest > self.0.decode_throughput_imbalance_min_spread {
+            return least(side, rng, throughput).map(|c| (c, "far fewer tokens a second"));
+        }
+        let drain = |c: &Candidate<'_>| c.metrics().and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0);
+        if !side.iter().all(|c| drain(c).is_some()) {
+            return None;
+        }
+        let waits = |i: usize, c: &Candidate<'_>| loads.requests(i) / drain(c).unwrap_or_default().max(LEAST_DRAIN);
+        let (least_wait, longest) = span(side.iter().enumerate().map(|(i, c)| waits(i, c)))?;
+        let slow = least_wait > 0.0 && longest / least_wait > self.0.decode_score_ratio_threshold;
+        slow.then(|| least(side, rng, waits).map(|c| (c, "done far sooner with what it has")))?
+    }
+
+    /// As release 0.4: a decode server is drawn, and there has to be a prefill server.
+    fn rank_exactly(
+        &self,
+        cx: &PickContext<'_>,
+        candidates: &[Candidate<'_>],
+        rng: &mut PickRng,
+        ranking: &mut Ranking,
+    ) {
+        let mut prefill = cx.snapshot.endpoints.iter().filter(|state| !state.is_draining());
+        if !prefill.any(|state| is_labelled(&state.endpoint, PREFILL)) {
+            return ranking.emptied("pd");
+        }
+        let mut decode: Side<'_> =
+            candidates.iter().filter(|c| is_labelled(&c.state.endpoint, DECODE)).copied().collect();
+        if decode.is_empty() {
+            return ranking.emptied("pd");
+        }
+        decode.shuffle(rng);
+        ranking.because("drawn");
+        for candidate in &decode {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    /// As release 0.4: the prefill server by what it holds, as far as its load allows, else drawn.
+    fn pair_exactly(
+        &self,
+        field: &Field<'_, '_>,
+        decode: &Candidate<'_>,
+        rng: &mut PickRng,
+        ranking: &Ranking,
+    ) -> Option<Pair> {
+        let d = &decode.state.endpoint;
+        let fits =
+            |c: &&Candidate<'_>| is_labelled(&c.state.endpoint, PREFILL) && field.go_together(&c.state.endpoint, d);
+        let mut prefill: Side<'_> = field.prefill.iter().filter(fits).copied().collect();
+        prefill.shuffle(rng);
+        let bound = score::bound(&prefill, self.0.standard_deviation_factor);
+        let may = |c: &Candidate<'_>| c.cached.any > 0 && f64::from(c.requests) <= bound;
+        let best = prefill.iter().enumerate().filter(|(_, c)| may(c));
+        let best = best.max_by(|(_, a), (_, b)| a.cached.any.cmp(&b.cached.any).then(b.requests.cmp(&a.requests)));
+        let at = best.map(|(at, _)| at);
+        if let Some(at) = at {
+            prefill.swap(0, at);
+        }
+        let tries: Picks = prefill.iter().take(1).map(|c| c.state.endpoint.clone()).collect();
+        if tries.is_empty() {
+            return None;
+        }
+        let decoders: Picks = field.whole.picks.iter().take(ranking.wanted()).cloned().collect();
+        let reason = if at.is_some() { "most of the prompt held" } else { "drawn" };
+        Some(Pair { split: Some(true), ..Pair::proposed(tries, decoders, reason) })
+    }
+
+    fn weights(&self) -> Weights {
+        Weights { running: self.0.decode_lb_weight_running, throughput: self.0.decode_lb_weight_throughput }
+    }
+
+    /// Of prefill servers; NaN for those that have far more to do than the others.
+    fn prefill_scores(&self, cx: &PickContext<'_>, side: &[Candidate<'_>]) -> SmallVec<[f64; 16]> {
+        let most = side.iter().map(|c| c.requests).max().unwrap_or(0).max(1);
+        let bound = score::bound(side, self.0.standard_deviation_factor);
+        let figure = |c: &Candidate<'_>| {
+            let requests = f64::from(c.requests);
+            if requests > bound { f64::NAN } else { self.0.prefill_score_policy.score(cx, c, f64::from(most)) }
+        };
+        side.iter().map(figure).collect()
+    }
+}
+
+/// Those of both sides that have a partner on the other.
+fn complete<'a>(field: &Field<'_, '_>, prefill: &[Candidate<'a>], decode: &[Candidate<'a>]) -> (Side<'a>, Side<'a>) {
+    let go = |p: &Candidate<'_>, d: &Candidate<'_>| field.go_together(&p.state.endpoint, &d.state.endpoint);
+    (
+        prefill.iter().filter(|p| decode.iter().any(|d| go(p, d))).copied().collect(),
+        decode.iter().filter(|d| prefill.iter().any(|p| go(p, d))).copied().collect(),
+    )
+}
+
+/// Those of `side` that go together with `one`, which stands on the other side.
+fn partners<'a>(field: &Field<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, is_decode: bool) -> Side<'a> {
+    let fits = |c: &&Candidate<'_>| {
+        let other = &c.state.endpoint;
+        if is_decode { field.go_together(other, one) } else { field.go_together(one, other) }
+    };
+    side.iter().filter(fits).copied().collect()
+}
+
+/// Positions on both sides of the pair with the least sum of shares, one by chance where several have it.
+fn cheapest(
+    field: &Field<'_, '_>,
+    (prefill, prefill_scores): (&[Candidate<'_>], &[f64]),
+    (decode, decode_scores): (&[Candidate<'_>], &[f64]),
+    rng: &mut PickRng,
+) -> Option<(usize, usize)> {
+    let most = |scores: &[f64], least: f64| scores.iter().filter(|s| !s.is_nan()).fold(least, |most, s| s.max(most));
+    let (most_prefill, most_decode) = (most(prefill_scores, LEAST_MAX_PREFILL), most(decode_scores, LEAST_MAX_DECODE));
+    let mut best: Option<((f64, u32), (usize, usize))> = None;
+    for (at, (d, own)) in decode.iter().zip(decode_scores).enumerate() {
+        for (partner, (p, score)) in prefill.iter().zip(prefill_scores).enumerate() {
+            let sum = score / most_prefill + own / most_decode;
+            if sum.is_nan() || best.is_some_and(|((least, _), _)| sum > least) {
+                continue;
+            }
+            let key = (sum, rng.random::<u32>());
+            let wins = best.is_none_or(|(other, _)| key < other);
+            if wins && field.go_together(&p.state.endpoint, &d.state.endpoint) {
+                best = Some((key, (partner, at)));
+            }
+        }
+    }
+    best.map(|(_, positions)| positions)
+}
+
+impl Strategy for Pd {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if self.0.compat {
+            return self.rank_exactly(cx, candidates, rng, ranking);
+        }
+        if candidates.iter().all(|c| c.metrics().is_none()) {
+            ranking.lacks(Signal::Metrics);
+        }
+        let fitting = self.paired(cx, candidates);
+        let combined = match self.combined(cx, candidates, rng) {
+            Err(()) => return ranking.emptied("promptLengthBucketing"),
+            Ok(combined) => combined,
+        };
+        let candidates = if fitting.is_empty() { candidates } else { &fitting };
+        let loads = Loads::of(candidates);
+        let first = match combined {
+            Some(combined) => Some((combined, "a combined server that has time")),
+            None => self.idle_decode(candidates, &loads, rng),
+        };
+        ranking.because(first.map_or("least decode score", |(_, why)| why));
+        if let Some((first, _)) = first {
+            ranking.push(&first.state.endpoint);
+        }
+        let scores = self.0.decode_score_policy.scores(candidates, &loads, self.weights());
+        ranking.note("decode score", 0.0, candidates, |i| scores.get(i).copied().unwrap_or(f64::NAN));
+        let mut order: SmallVec<[(f64, u32, usize); 16]> =
+            scores.iter().enumerate().map(|(i, s)| (*s, rng.random(), i)).collect();
+        order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for candidate in order.iter().filter_map(|(.., i)| candidates.get(*i)) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+        let whole = field.whole.picks.first().and_then(|e| field.decoder(e))?;
+        if self.0.compat {
+            return self.pair_exactly(field, whole, rng, &ranking);
+        }
+        if self.0.prompt_length_bucketing && whole.state.endpoint.is_combined() {
+            return None;
+        }
+        let (mut prefill, mut decode) =
+            complete(field, &self.paired(cx, field.prefill), &self.paired(cx, field.decode));
+        let mut reason = "least sum of prefill and decode score";
+        if let Some(idle) = self.idle_prefill(&prefill, rng).copied() {
+            decode = partners(field, &decode, &idle.state.endpoint, false);
+            prefill = smallvec![idle];
+            reason = "a prefill server with far fewer requests";
+        }
+        // The shares of what decides are those among the decode servers before one of them is singled out.
+        let mut loads = Loads::of(&decode);
+        if let Some((idle, why)) = self.idle_decode(&decode, &loads, rng).map(|(c, why)| (*c, why)) {
+            let aligned = partners(field, &prefill, &idle.state.endpoint, true);
+            if !aligned.is_empty() {
+                prefill = aligned;
+            }
+            loads = loads.only(decode.iter().position(|c| c.state.endpoint.id == idle.state.endpoint.id)?);
+            decode = smallvec![idle];
+            reason = why;
+        }
+        let prefill_scores = self.prefill_scores(cx, &prefill);
+        let decode_scores = self.0.decode_score_policy.scores(&decode, &loads, self.weights());
+        let (partner, at) = cheapest(field, (&prefill, &prefill_scores), (&decode, &decode_scores), rng)?;
+        let (p, d) = (&prefill.get(partner)?.state.endpoint, &decode.get(at)?.state.endpoint);
+
+        let mut others: SmallVec<[(f64, &Candidate<'_>); 16]> = prefill_scores.iter().copied().zip(&prefill).collect();
+        others.retain(|(_, c)| c.state.endpoint.id != p.id && field.go_together(&c.state.endpoint, d));
+        others.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let others = others.into_iter().map(|(_, c)| c.state.endpoint.clone());
+        let tries: Picks = std::iter::once(p.clone()).chain(others).take(ranking.wanted().max(MAX_TRIES)).collect();
+        let local = field.whole.picks.iter().filter(|e| e.id != d.id).cloned();
+        let decoders: Picks = std::iter::once(d.clone()).chain(local).take(ranking.wanted()).collect();
+        let mut pair = Pair { split: Some(true), ..Pair::proposed(tries, decoders, reason) };
+        if ranking.is_explained() {
+            let mut ranking = ranking;
+            ranking.note("prefill score", 0.0, &prefill, |i| prefill_scores.get(i).copied().unwrap_or(f64::NAN));
+            ranking.note("decode score of a pair", 0.0, &decode, |i| decode_scores.get(i).copied().unwrap_or(f64::NAN));
+            pair.parts = ranking.into_parts();
+        }
+        Some(pair)
+    }
+
+    fn reads(&self) -> Reads {
+        match self.0.prefill_score_policy {
+            PrefillPolicy::LeastRequest => Reads::NOTHING,
+            PrefillPolicy::PrefixCache | PrefillPolicy::Conductor => Reads::PREFIX,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
+//!
+//! ```text
+//! cost = first token + own prefill · (decoding + waiting) + price · (own prefill + room) / 2 + answer
+//! price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
+//! ```
+//!
+//! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
+//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt, and what a cached prefix saves:
+//! requests that decode there meanwhile receive no tokens. Both are seconds, learned by
+//! [`attache_pool::speed`], per endpoint, from what the picker sees. [`attache_scheduling::facts::cost`] has the formulas.
+//!
+//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
+//! together, as they need the room for it once.
+//!
+//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a fuller batch, which keeps a prefix
+//! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
+//!
+//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count by the price alone.
+//!
+//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the endpoint is idle again. It is nothing in an
+//! idle pool, where only the request's own time counts, and the more the longer the queue there, so that in a pool that is full a request goes where it
+//! makes least work. Nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
+//!
+//! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first guess decides.
+//! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
+//! KVCache-centric scheduling (Qin et al., FAST'25).
+
+use attache_pool::place::{Nearness, Place, Places};
+use attache_pool::speed::{Load, Prediction};
+use attache_pool::{Endpoint, Roles};
+use attache_scheduling::facts::cost::{self, Prices, SHARED_TOKEN_WEIGHT, TOKEN_WEIGHT};
+use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::split::{Decider, Field, MAX_TRIES, Pair};
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "predicted-latency",
+    summary: "Picks the endpoint where the request is predicted to cost least time, its own and that of those already there.",
+    source: "ours; llm-d `predicted-latency-producer`, Mooncake (FAST'25)",
+    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Params {
+    /// What a second of work costs others, seconds; by queues and what comes when `None`.
+    work_price: Option<f64>,
+    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT`] when `None`, and [`SHARED_TOKEN_WEIGHT`]
+    /// where two servers may share requests.
+    token_weight: Option<f64>,
+}
+
+impl Params {
+    fn build(self) -> Result<PredictedLatency, ParamError> {
+        let Self { work_price, token_weight } = self;
+        if let Some(price) = work_price.filter(|price| !(0.0..=1_000.0).contains(price)) {
+            return Err(ParamError::value("workPrice", price, "0 to 1000 is allowed, or none to have it learned"));
+        }
+        if let Some(weight) = token_weight.filter(|weight| !(0.0..=10.0).contains(weight)) {
+            return Err(ParamError::value("tokenWeight", weight, "0 to 10 is allowed"));
+        }
+        Ok(PredictedLatency { work_price, token_weight })
+    }
+}
+
+/// What a pair costs, seconds, and how near its servers are.
+#[derive(Clone, Copy)]
+struct Worth(f64, Option<Nearness>);
+
+impl Worth {
+    fn is_better_than(self, other: Self) -> bool {
+        self.0 < other.0 || self.0 == other.0 && self.1 > other.1
+    }
+}
+
+/// The ways to one decode server.
+struct Ways<'a> {
+    place: Place,
+    /// What it lacks of the prompt.
+    tokens: u32,
+    prices: &'a Prices,
+    /// None takes less, seconds, and none comes from nearer.
+    least: f64,
+    nearest: Option<Nearness>,
+}
+
+impl<'a> Ways<'a> {
+    /// From servers at `places` to `decoder`, which lacks `tokens` tokens.
+    fn to(decoder: &Endpoint, tokens: u32, prices: &'a Prices, places: &Places) -> Self {
+        let place = decoder.place;
+        let (mut least, mut nearest) = (prices.transfer(tokens, None), None);
+        // The nearest comes last.
+        for near in places.nearnesses(place).collect::<SmallVec<[Nearness; 4]>>().into_iter().rev() {
+            least = least.min(prices.transfer(tokens, Some(near)));
+            nearest = Some(near);
+        }
+        Self { place, tokens, prices, least, nearest }
+    }
+
+    /// What it costs that `prefill` computes the prompt for `prompt` seconds, and the answer `answer`.
+    fn worth(&self, prompt: f64, prefill: &Endpoint, answer: f64) -> Worth {
+        let near = prefill.place.nearness(self.place);
+        Worth(prompt + (answer + self.prices.transfer(self.tokens, near)), near)
+    }
+
+    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where nothing better can come.
+    fn best(
+        &self,
+        cheap: &[(f64, &Arc<Endpoint>)],
+        answer: f64,
+        mut best: Option<Worth>,
+        fits: impl Fn(&Endpoint) -> bool,
+    ) -> Option<Worth> {
+        let mut found = None;
+        for (prompt, p) in cheap {
+            let bound = Worth(prompt + (answer + self.least), self.nearest);
+            if best.is_some_and(|best| !bound.is_better_than(best)) {
+                break;
+            }
+            let worth = self.worth(*prompt, p, answer);
+            if fits(p) && best.is_none_or(|best| worth.is_better_than(best)) {
+                (best, found) = (Some(worth), Some(worth));
+            }
+        }
+        found
+    }
+}
+
+#[derive(Debug)]
+struct PredictedLatency {
+    work_price: Option<f64>,
+    token_weight: Option<f64>,
+}
+
+impl PredictedLatency {
+    /// Prices for requests that `fields` serve; a response's seconds weigh `usual` where nobody set another weight.
+    fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], usual: f64) -> Prices {
+        let weight = self.token_weight.unwrap_or(usual);
+        Prices::learned(cx, fields, weight).at(self.work_price)
+    }
+
+    /// The prices, and the cost by them, when one of `candidates` serves all of the request.
+    fn of_one_server(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> (Prices, Cost) {
+        if may_be_shared(cx) {
+            (self.prices(cx, [candidates], SHARED_TOKEN_WEIGHT), cost::whole)
+        } else {
+            (self.prices(cx, [candidates], TOKEN_WEIGHT), cost::alone)
+        }
+    }
+}
+
+/// The cost of a request on a candidate, seconds.
+type Cost = fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64;
+
+/// The pool has prefill servers, and the request may be split.
+fn may_be_shared(cx: &PickContext<'_>) -> bool {
+    cx.splittable && cx.snapshot.endpoints.iter().any(|state| state.serves(Roles::PREFILL))
+}
+
+impl Strategy for PredictedLatency {
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        let (prices, of) = self.of_one_server(cx, candidates);
+        for (cost, candidate) in out.iter_mut().zip(candidates) {
+            *cost = of(cx, candidate, &prices);
+        }
+        Some(Better::Lower)
+    }
+
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        rank_by_scores(self, cx, candidates, rng, ranking);
+        ranking.because("least predicted cost");
+        if ranking.is_explained() {
+            let (prices, _) = self.of_one_server(cx, candidates);
+            let shared = may_be_shared(cx);
+            let about = |c| {
+                let (load, predicted) = cost::forecast(cx, c);
+                let room = prices.room(cx, c, predicted.own_prefill, predicted.per_token);
+                let work = predicted.own_prefill + room;
+                let others = if shared {
+                    work * prices.work(c, &predicted, work)
+                } else {
+                    prices.others(c, &load, &predicted, room)
+                };
+                (load, predicted, room, others)
+            };
+            let about: Vec<(Load, Prediction, f64, f64)> = candidates.iter().map(about).collect();
+            let figure = |of: fn(&(Load, Prediction, f64, f64)) -> f64| {
+                let about = &about;
+                move |i: usize| about.get(i).map_or(f64::NAN, of)
+            };
+            ranking.note("first token, s", 0.0, candidates, figure(|(_, p, ..)| p.first_token));
+            ranking.note("delay of others, s", 0.0, candidates, figure(|(.., others)| *others));
+            ranking.note("own prefill, s", 0.0, candidates, figure(|(_, p, ..)| p.own_prefill));
+            ranking.note("eviction, s", 0.0, candidates, figure(|(_, _, room, _)| *room));
+            ranking.note("a token, s", 0.0, candidates, figure(|(_, p, ..)| p.per_token));
+            ranking.note("decoding", 0.0, candidates, figure(|(load, ..)| load.decoding));
+            if cx.objective.slo.is_some() {
+                let risk = |(c, (load, predicted, ..)): (_, &(Load, Prediction, f64, f64))| {
+                    prices.risk(cx, c, load, predicted)
+                };
+                let risks: Vec<f64> = candidates.iter().zip(&about).map(risk).collect();
+                ranking.note("risk to miss targets, s", 0.0, candidates, |i| risks.get(i).copied().unwrap_or(f64::NAN));
+            }
+        }
+    }
+
+    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so that each decode server's
+    /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
+    /// later.
+    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+        let prices = self.prices(cx, [field.decode, field.prefill], SHARED_TOKEN_WEIGHT);
+        let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
+            side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
+        };
+        let (prefill, decode) = (priced(field.prefill, cost::prefill), priced(field.decode, cost::decode));
+        let mut cheap: SmallVec<[(f64, &Arc<Endpoint>); 16]> =
+            prefill.iter().copied().zip(field.prefill.iter().map(|c| &c.state.endpoint)).collect();
+        cheap.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let places: Places = cheap.iter().map(|(_, p)| p.place).collect();
+        // Ties go to neither end of the list.
+        let turn = rng.random_range(0..field.decode.len());
+        let mut cheapest: Option<(Worth, &Candidate<'_>)> = None;
+        for at in (0..field.decode.len()).map(|i| (i + turn) % field.decode.len()) {
+            let (Some(d), Some(answer)) = (field.decode.get(at), decode.get(at)) else { continue };
+            let ways = Ways::to(&d.state.endpoint, cost::lacked(cx, d), &prices, &places);
+            let fits = |p: &Endpoint| field.go_together(p, &d.state.endpoint);
+            if let Some(worth) = ways.best(&cheap, *answer, cheapest.map(|(best, _)| best), fits) {
+                cheapest = Some((worth, d));
+            }
+        }
+        let (Worth(cost, near), chosen) = cheapest?;
+        let decoder = &chosen.state.endpoint;
+        let ways = Ways::to(decoder, cost::lacked(cx, chosen), &prices, &places);
+        let mut partners: SmallVec<[(Worth, &Arc<Endpoint>); 16]> = cheap
+            .iter()
+            .filter(|(_, p)| field.go_together(p, decoder))
+            .map(|(prompt, p)| (ways.worth(*prompt, p, 0.0), *p))
+            .collect();
+        partners.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        let picks = partners.iter().take(ranking.wanted().max(MAX_TRIES)).map(|(_, p)| (*p).clone()).collect();
+        let mut decoders = smallvec![decoder.clone()];
+        let local = field.whole.picks.iter().filter(|e| e.id != decoder.id).cloned();
+        decoders.extend(local.take(ranking.wanted() - 1));
+        let whole = field.whole.picks.first().and_then(|e| field.decoder(e)).map(|c| cost::whole(cx, c, &prices))?;
+        let mut pair = Pair::proposed(picks, decoders, "least predicted cost of both");
+        if ranking.is_explained() {
+            let mut ranking = ranking;
+            ranking.note("prefill for another, s", 0.0, field.prefill, |i| prefill.get(i).copied().unwrap_or(f64::NAN));
+            ranking.note("decode for another, s", 0.0, field.decode, |i| decode.get(i).copied().unwrap_or(f64::NAN));
+            pair.parts = ranking.into_parts();
+        }
+        if field.policy.decider == Decider::Predicted {
+            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, near, cx.now, cx.preview));
+        }
+        Some(pair)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads { objective: true, ..Reads::PREFIX }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
+    use attache_scheduling::testing::{Server, among, load};
+    use std::cell::Cell;
+
+    #[test]
+    fn a_decode_servers_search_ends_with_the_first_where_none_can_be_better() {
+        const HELPERS: usize = 8;
+        for (case, host, zones) in [
+            ("no labels", false, None),
+            ("one zone", false, Some(["a", "a"])),
+            ("other hosts of one zone", true, Some(["a", "a"])),
+            ("another zone", true, Some(["a", "b"])),
+            ("the decode server says nothing", true, Some(["a", ""])),
+        ] {
+            let server = |role: &str, number: usize| {
+                let server = load(0, 0.0).label("llm-d.ai/role", role);
+                let zone = zones.map(|[prefill, decode]| if role == "prefill" { prefill } else { decode });
+                let server = zone.into_iter().fold(server, |s: Server, zone| s.label(DEFAULT_ZONE_LABEL, zone));
+                if host { server.label(DEFAULT_HOST_LABEL, &format!("h{number}")) } else { server }
+            };
+            let servers = (0..HELPERS).map(|number| server("prefill", number)).chain([server("decode", HELPERS)]);
+            let trial = among(servers.collect()).long(4_000);
+            let cx = trial.context();
+            for (state, near) in trial.pool.endpoints.iter().flat_map(|s| [(s, Some(Nearness::Zone)), (s, None)]) {
+                // Slower than what is thought of a host that nobody shares.
+                let transfers = state.endpoint.speed.pool().transfer();
+                (0..50).for_each(|_| transfers.observe(4_000, near, 0.5, cx.now));
+            }
+            let (helpers, decoders) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
+            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], SHARED_TOKEN_WEIGHT);
+            let cheap: Vec<(f64, &Arc<Endpoint>)> = helpers.iter().map(|c| (0.1, &c.state.endpoint)).collect();
+            let places = cheap.iter().map(|(_, p)| p.place).collect();
+            let decoder = &decoders[0];
+            let ways = Ways::to(&decoder.state.endpoint, cost::lacked(&cx, decoder), &prices, &places);
+            let looked = Cell::new(0);
+            let found = ways.best(&cheap, 0.2, None, |_| {
+                looked.set(looked.get() + 1);
+                true
+            });
+            assert!(found.is_some_and(|Worth(cost, _)| cost > 0.4), "{case}: a slow way");
+            assert_eq!(looked.get(), 1, "{case}");
+        }
+    }
+}

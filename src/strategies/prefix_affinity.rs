@@ -1,0 +1,286 @@
+//! `prefix-affinity`: a prompt goes where the longest beginning of it went before, unless that endpoint has more to do than the others.
+//!
+//! ```text
+//! chain      xxh64 of the first `maxDepth` blocks of `windowBytes` bytes, each with the hash before it; the first with the model's
+//! hot        the endpoint that was sent the longest beginning; its ratio is that length over the chain's
+//! eligible   requests <= fewest + balanceAbsThreshold  and  requests <= fewest · balanceRelThreshold + 1
+//! pick       hot, when it is eligible and ratio >= minPrefixMatch
+//!            else of the eligible the one that was sent the least of late: Σ 0.5^(age / half life) over its beginnings
+//! ```
+//!
+//! Prompts are remembered when they are sent, for `ttlSeconds`; where Envoy serves one elsewhere, for that endpoint, and the one that was picked
+//! keeps what other requests were sent there. An endpoint that leaves, or whose model server restarts, loses its entries at once. A hot endpoint
+//! that is passed over for its load counts in `attache_diverted_total`, by pool, and in `attache_model_diverted_total`, by model. Per model, the
+//! admin API and `modelPolicies` change the thresholds or say `round_robin`: then requests go by the floor and leave no trace.
+//!
+//! ```text
+//! floor      fewest requests, then the one that was used the longest ago, then the least KV cache in use
+//! ```
+//!
+//! The floor also decides where there is no prompt to compare, and between endpoints that were sent equally little. A busy endpoint never goes before
+//! an idle one there.
+//!
+//! Of several endpoints that were sent the same beginning, the one with the fewest requests is the hot one, and only those that may serve the
+//! request count. `compat: true` is the original: the last one to be sent a beginning owns it, and when that one may not serve, nobody is hot; of the
+//! eligible endpoints, the one that was sent the least goes first though another one is idle, and equals go by their ids.
+//! Memory is bounded by `maxEntries`, oldest first, where the original is bounded by time alone.
+//!
+//! When not: the servers' tokens are known or their KV events can be read; then `prefix-cache` sees what is cached, not what was sent. Prompts that
+//! are equal in the first 16 KiB are the same here, tools and media are not looked at, and answers are not remembered.
+//! Source: LocalAI's prefix-cache routing (pull request 10071).
+
+pub(super) mod chain;
+mod memory;
+
+use super::floor::{self, Floor};
+use attache_pool::Endpoint;
+use attache_protocol::Prompt;
+use attache_scheduling::digest::Digest;
+use attache_scheduling::plugin::{ParamError, params};
+use attache_scheduling::policy::RoutePolicy;
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
+use chain::Chain;
+use memory::{Hot, Memory, Retention};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use serde::Deserialize;
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "prefix-affinity",
+    summary: "Picks the endpoint that was sent the longest beginning of the prompt, unless it has more to do than others; else the one that was sent least.",
+    source: "LocalAI prefix-cache routing",
+    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// 30 % of the chain, as LocalAI has it.
+const DEFAULT_MIN_PREFIX_MATCH: f64 = 0.3;
+/// 2 requests, as LocalAI has it.
+const DEFAULT_BALANCE_ABS_THRESHOLD: u32 = 2;
+/// Half as many again, as LocalAI has it.
+const DEFAULT_BALANCE_REL_THRESHOLD: f64 = 1.5;
+/// 5 minutes, as LocalAI has it: about what a server's cache keeps under load.
+const DEFAULT_TTL_SECONDS: u64 = 300;
+/// 2 minutes, as LocalAI has it.
+const DEFAULT_HALF_LIFE_SECONDS: u64 = 120;
+/// 256 bytes, as LocalAI has it: about 64 tokens.
+const DEFAULT_WINDOW_BYTES: usize = 256;
+/// 64 blocks, as LocalAI has it: 16 KiB of prompt.
+const DEFAULT_MAX_DEPTH: usize = 64;
+/// A million, at about 90 bytes each: 16,000 prompts of full length.
+const DEFAULT_MAX_ENTRIES: u32 = 1_000_000;
+/// 9 GB of memory, which nobody means.
+const MOST_ENTRIES: u32 = 100_000_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    route_policy: RoutePolicy,
+    min_prefix_match: f64,
+    balance_abs_threshold: u32,
+    balance_rel_threshold: f64,
+    ttl_seconds: u64,
+    half_life_seconds: u64,
+    window_bytes: usize,
+    max_depth: usize,
+    max_entries: u32,
+    compat: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            route_policy: RoutePolicy::default(),
+            min_prefix_match: DEFAULT_MIN_PREFIX_MATCH,
+            balance_abs_threshold: DEFAULT_BALANCE_ABS_THRESHOLD,
+            balance_rel_threshold: DEFAULT_BALANCE_REL_THRESHOLD,
+            ttl_seconds: DEFAULT_TTL_SECONDS,
+            half_life_seconds: DEFAULT_HALF_LIFE_SECONDS,
+            window_bytes: DEFAULT_WINDOW_BYTES,
+            max_depth: DEFAULT_MAX_DEPTH,
+            max_entries: DEFAULT_MAX_ENTRIES,
+            compat: false,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<PrefixAffinity, ParamError> {
+        let wrong = |name: &str, got: &dyn std::fmt::Display, allowed: &str| {
+            Err(ParamError::value(name, got, &format!("{allowed} is allowed")))
+        };
+        if !(0.0..=1.0).contains(&self.min_prefix_match) {
+            return wrong("minPrefixMatch", &self.min_prefix_match, "0 to 1");
+        }
+        if !self.balance_rel_threshold.is_finite() || self.balance_rel_threshold < 1.0 {
+            return wrong("balanceRelThreshold", &self.balance_rel_threshold, "1 or more");
+        }
+        if self.ttl_seconds == 0 {
+            return wrong("ttlSeconds", &self.ttl_seconds, "1 or more");
+        }
+        if !(1..=65_536).contains(&self.window_bytes) {
+            return wrong("windowBytes", &self.window_bytes, "1 to 65536");
+        }
+        if !(1..=1_024).contains(&self.max_depth) {
+            return wrong("maxDepth", &self.max_depth, "1 to 1024");
+        }
+        if !(1..=MOST_ENTRIES).contains(&self.max_entries) {
+            return wrong("maxEntries", &self.max_entries, "1 to 100000000");
+        }
+        let memory = RwLock::new(Memory::new(Retention {
+            ttl: Duration::from_secs(self.ttl_seconds),
+            half_life: Duration::from_secs(self.half_life_seconds),
+            max_entries: self.max_entries,
+            last_writer: self.compat,
+        }));
+        Ok(PrefixAffinity { params: self, memory })
+    }
+}
+
+#[derive(Debug)]
+struct PrefixAffinity {
+    params: Params,
+    memory: RwLock<Memory>,
+}
+
+/// What holds for one request.
+#[derive(Clone, Copy, Debug)]
+struct Rules {
+    on: bool,
+    min_match: f64,
+    abs: u32,
+    rel: f64,
+}
+
+impl Rules {
+    /// The most requests that an endpoint may have when the least loaded one has `fewest`.
+    fn bound(self, fewest: u32) -> f64 {
+        let fewest = f64::from(fewest);
+        (fewest + f64::from(self.abs)).min(fewest * self.rel + 1.0)
+    }
+}
+
+impl PrefixAffinity {
+    /// The parameters, and over them what is said about the model.
+    fn rules(&self, cx: &PickContext<'_>) -> Rules {
+        let (p, model) = (&self.params, cx.policy);
+        Rules {
+            on: model.route_policy.unwrap_or(p.route_policy) == RoutePolicy::PrefixCache,
+            min_match: model.min_prefix_match.unwrap_or(p.min_prefix_match),
+            abs: model.balance_abs_threshold.unwrap_or(p.balance_abs_threshold),
+            rel: model.balance_rel_threshold.unwrap_or(p.balance_rel_threshold),
+        }
+    }
+
+    fn chain(&self, cx: &PickContext<'_>) -> Chain {
+        let Params { window_bytes, max_depth, .. } = self.params;
+        let name = || format!("prefix-affinity {window_bytes} {max_depth}");
+        let of = |prompt: &Prompt<'_>| chain::of_prompt(cx.request.model, prompt, window_bytes, max_depth);
+        cx.request.digest(name, of).unwrap_or_default()
+    }
+
+    /// The memory, without what is too old.
+    fn memory(&self, now: Timestamp) -> RwLockReadGuard<'_, Memory> {
+        let memory = self.memory.read();
+        if !memory.is_stale(now) {
+            return memory;
+        }
+        drop(memory);
+        let mut memory = self.memory.write();
+        memory.expire(now);
+        RwLockWriteGuard::downgrade(memory)
+    }
+}
+
+/// A candidate in the order of cold prompts: whether it is passed over, what it was sent of late, the floor's order, its position.
+type Cold = ((bool, bool), f64, floor::Place, usize);
+
+/// The endpoint that was sent the longest beginning, if that is at least `min_match` of the chain.
+fn hot(memory: &Memory, chain: &[u64], now: Timestamp, candidates: &[Candidate<'_>], min_match: f64) -> Option<Hot> {
+    let mut by_id: SmallVec<[(EndpointId, usize, u32); 32]> =
+        candidates.iter().enumerate().map(|(i, c)| (c.state.endpoint.id, i, c.requests)).collect();
+    by_id.sort_unstable();
+    let candidate = |id| {
+        let at = by_id.binary_search_by_key(&id, |(id, ..)| *id).ok()?;
+        by_id.get(at).map(|(_, position, requests)| (*position, *requests))
+    };
+    let hot = memory.hot(chain, now, candidate)?;
+    (hot.depth as f64 / chain.len() as f64 >= min_match).then_some(hot)
+}
+
+impl Strategy for PrefixAffinity {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        let rules = self.rules(cx);
+        if !rules.on {
+            return Floor.rank(cx, candidates, rng, ranking);
+        }
+        let chain = self.chain(cx);
+        if chain.is_empty() {
+            ranking.lacks(Signal::Prompt);
+            return Floor.rank(cx, candidates, rng, ranking);
+        }
+        let bound = rules.bound(candidates.iter().map(|c| c.requests).min().unwrap_or(0));
+        let eligible = |c: &Candidate<'_>| f64::from(c.requests) <= bound;
+        let memory = self.memory(cx.now);
+        let hot = hot(&memory, &chain, cx.now, candidates, rules.min_match);
+        let of_hot = |i| hot.filter(|h| h.candidate == i).map_or(0.0, |h| h.depth as f64 / chain.len() as f64);
+        ranking.note("match", 0.0, candidates, of_hot);
+        ranking
+            .note("room", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
+        ranking.because("was sent the least of late");
+        match hot.and_then(|h| candidates.get(h.candidate)) {
+            Some(hot) if eligible(hot) => {
+                ranking.because("was sent the longest beginning");
+                ranking.push(&hot.state.endpoint);
+            }
+            Some(_) => ranking.divert(),
+            None => {}
+        }
+        if ranking.is_full() && !ranking.is_explained() {
+            return;
+        }
+        let model = chain::of_model(cx.request.model);
+        let weight = |c: &Candidate<'_>| memory.weight(model, c.state.endpoint.id, cx.now);
+        ranking.note("sent of late", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
+        // Where somebody is idle, a busy endpoint waits for nobody.
+        let idle_first = |c: &Candidate<'_>| !self.params.compat && c.requests > 0;
+        let mut cold: SmallVec<[Cold; 32]> = SmallVec::new();
+        cold.extend(candidates.iter().enumerate().map(|(i, c)| {
+            let place = if self.params.compat { floor::Place::of_id(c) } else { floor::Place::of(c) };
+            ((!eligible(c), idle_first(c)), weight(c), place, i)
+        }));
+        drop(memory);
+        cold.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        for candidate in cold.iter().filter_map(|(.., i)| candidates.get(*i)).take(ranking.wanted() + 1) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        let chain = self.rules(cx).on.then(|| self.chain(cx)).filter(|chain| !chain.is_empty())?;
+        self.memory.write().observe(chain::of_model(cx.request.model), &chain, endpoint.id, cx.now);
+        Some(chain)
+    }
+
+    fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {
+        let mut memory = self.memory.write();
+        memory.retract(trail, from, now);
+        memory.observe(chain::of_model(model), trail, to, now);
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        self.memory.write().forget(lost);
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PROMPT
+    }
+}
+
+#[cfg(test)]
+mod tests;

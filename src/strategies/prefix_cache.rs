@@ -1,0 +1,135 @@
+//! `prefix-cache`: the endpoint that holds the longest beginning of the prompt, unless it has too much to do.
+//!
+//! ```text
+//! requests differ by more than `imbalance`:  only the endpoints with the fewest requests count
+//! order = held share (percent) falling, requests rising, ties at random
+//! pick  = the first in that order with requests <= mean + `deviations` x (sample) standard deviation of all
+//! none  = fewest requests
+//! ```
+//!
+//! Shares are whole percents, so that a few blocks more never outweigh load. The picked endpoint computes what it lacked and holds it from
+//! then on: a hot prefix spreads by itself. When not: servers differ in speed (requests are counted, not time).
+//! With `compat: true` a request counts only if this picker sent it, and under imbalance prefixes are ignored: the fewest requests decide alone.
+//! Scraped metrics trail the picker's own count, so that without `compat` an endpoint can show a request twice for a moment.
+//! The defaults are those of the manifest that AIBrix is deployed with; its code alone says `imbalance: 8, deviations: 1`.
+//! Source: AIBrix `prefix-cache` (development head, August 2026; with `compat` release 0.4), over an exact index in place of its table.
+
+use attache_scheduling::plugin::{Better, ParamError, params};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::rng::PickRng;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "prefix-cache",
+    summary: "Picks the endpoint that holds most of the prompt, unless its load stands out; else the fewest requests.",
+    source: "AIBrix `prefix-cache`",
+    build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
+};
+
+/// 16 requests, as AIBrix's manifest and documentation have it.
+const DEFAULT_IMBALANCE: u32 = 16;
+/// 2 standard deviations, as AIBrix's manifest and documentation have it.
+const DEFAULT_DEVIATIONS: f64 = 2.0;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Params {
+    imbalance: u32,
+    deviations: f64,
+    compat: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { imbalance: DEFAULT_IMBALANCE, deviations: DEFAULT_DEVIATIONS, compat: false }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<PrefixCache, ParamError> {
+        if !self.deviations.is_finite() {
+            return Err(ParamError::value("deviations", self.deviations, "a number is needed"));
+        }
+        Ok(PrefixCache { imbalance: self.imbalance, deviations: self.deviations, compat: self.compat })
+    }
+}
+
+#[derive(Debug)]
+struct PrefixCache {
+    imbalance: u32,
+    deviations: f64,
+    compat: bool,
+}
+
+impl PrefixCache {
+    /// The requests that `candidate` counts with.
+    fn requests(&self, candidate: &Candidate<'_>) -> u32 {
+        if self.compat { candidate.own_requests() } else { candidate.requests }
+    }
+
+    /// The most requests that an endpoint may have to be picked for what it holds.
+    fn bound(&self, candidates: &[Candidate<'_>]) -> f64 {
+        let n = candidates.len() as f64;
+        let mean = candidates.iter().map(|c| f64::from(self.requests(c))).sum::<f64>() / n;
+        let squares: f64 = candidates.iter().map(|c| (f64::from(self.requests(c)) - mean).powi(2)).sum();
+        let deviation = if candidates.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 };
+        mean + self.deviations * deviation
+    }
+}
+
+/// The whole percents of the prompt that `candidate` holds.
+fn percent(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> u32 {
+    let held = u64::from(candidate.cached.any) * 100 / u64::from(cx.request.prompt_tokens.max(1));
+    u32::try_from(held).unwrap_or(100).min(100)
+}
+
+impl Strategy for PrefixCache {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if cx.prefix.is_none() {
+            ranking.lacks(Signal::Prefix);
+        }
+        let fewest = candidates.iter().map(|c| self.requests(c)).min().unwrap_or(0);
+        let most = candidates.iter().map(|c| self.requests(c)).max().unwrap_or(0);
+        let imbalanced = most - fewest > self.imbalance;
+        let bound = self.bound(candidates);
+        let percents = |i: usize| candidates.get(i).map_or(f64::NAN, |c| f64::from(percent(cx, c)));
+        ranking.note("percent held", 1.0, candidates, percents);
+        let mut holders: SmallVec<[(u32, u32, u32, usize); 16]> = candidates
+            .iter()
+            .enumerate()
+            .filter(|(_, c)| c.cached.any > 0 && (!imbalanced || !self.compat && c.requests == fewest))
+            .filter(|(_, c)| f64::from(self.requests(c)) <= bound)
+            .map(|(i, c)| (100 - percent(cx, c), self.requests(c), rng.random(), i))
+            .collect();
+        holders.sort_unstable();
+        ranking.because(if holders.is_empty() { "fewest requests" } else { "holds most of the prompt" });
+        for candidate in holders.iter().filter_map(|(_, _, _, i)| candidates.get(*i)).take(ranking.wanted()) {
+            ranking.push(&candidate.state.endpoint);
+        }
+        // The rest, for retries and for prompts that nobody holds.
+        let mut key = |c: &Candidate<'_>| (u64::from(self.requests(c)) << 32) | u64::from(rng.random::<u32>());
+        let mut rest = Ranking::new(ranking.wanted() + holders.len());
+        rest.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
+        for endpoint in rest.decide().iter().flat_map(|d| &d.picks) {
+            ranking.push(endpoint);
+        }
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        for (score, candidate) in out.iter_mut().zip(candidates) {
+            *score = if cx.prefix.is_some() { f64::from(percent(cx, candidate)) } else { f64::NAN };
+        }
+        Some(Better::Higher)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::PREFIX
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! `prefix-cache-preble`: exploit a prefix that covers most of the prompt, else explore where the last minutes left most room.
+//!
+//! ```text
+//! requests differ by more than `imbalance`: only the endpoints with the fewest requests count, unless `gate: false`
+//! longest held > matchThreshold x prompt:   of its holders, the one with the fewest requests within the window
+//! else:                                     the least  work within the window + prefill(what it lacks of this prompt)
+//! work of a request = prefill(new tokens, prompt) + answer tokens x 0.15 s, on the endpoint that got it
+//! ```
+//!
+//! `prefill` is a fit of measured times on one kind of GPU ([`cost`]). Who holds what is the pool's prefix index's word; the original keeps
+//! a radix tree of its own and spreads a prompt's work over all that hold it. What admission would evict is not counted.
+//! When not: servers are unlike the two GPUs and the 7B model that were measured; then the proportion of prefill to decoding is off.
+//! With `compat: true` the decision is that of AIBrix's release 0.4: its radix tree ([`tree`]) says who computed what, each node's prefill
+//! counts for all endpoints that computed it, by its miss rate, and the gate is off unless `gate: true`. An answer has `decodingLength`
+//! tokens even where the request allows fewer, and the fits are exactly AIBrix's.
+//! With `evictionLoopInterval` (milliseconds) what is older than the window counts until the interval ends, as in AIBrix, whose loop takes 1000;
+//! by default it counts no longer.
+//! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
+
+use ahash::AHashMap;
+use attache_pool::Endpoint;
+use attache_scheduling::digest::Digest;
+use attache_scheduling::plugin::{Better, ParamError, params};
+use attache_scheduling::registry::Descriptor;
+use attache_scheduling::window::{SlidingSum, Window};
+use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use attache_types::rng::PickRng;
+use cost::Gpu;
+use exact::Exact;
+use parking_lot::Mutex;
+use rand::RngExt;
+use serde::Deserialize;
+use smallvec::SmallVec;
+use std::time::Duration;
+
+pub mod cost;
+mod exact;
+mod tree;
+
+/// Registry entry.
+pub const PLUGIN: Descriptor = Descriptor {
+    name: "prefix-cache-preble",
+    summary: "Follows a prefix that covers most of the prompt, else the endpoint with the least work in the last minutes.",
+    source: "AIBrix `prefix-cache-preble`, Preble (2024)",
+    build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
+};
+
+/// 45 tokens an answer.
+const DEFAULT_DECODING_LENGTH: u32 = 45;
+/// 3 minutes.
+const DEFAULT_SLIDING_WINDOW_PERIOD: u32 = 3;
+/// Half of the prompt.
+const DEFAULT_MATCH_THRESHOLD: f64 = 0.5;
+/// 8 requests.
+const DEFAULT_IMBALANCE: u32 = 8;
+/// 0.15 s for a token of an answer.
+const SECONDS_PER_TOKEN: f64 = 0.15;
+const NANOS_PER_MILLISECOND: u64 = 1_000_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+struct Params {
+    #[serde(rename = "targetGPU")]
+    target_gpu: Gpu,
+    decoding_length: u32,
+    /// Minutes.
+    sliding_window_period: u32,
+    /// Milliseconds between two looks at what has left the window; 0 looks with every decision.
+    eviction_loop_interval: u32,
+    match_threshold: f64,
+    imbalance: u32,
+    /// Off with `compat` unless it is given.
+    gate: Option<bool>,
+    compat: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            target_gpu: Gpu::V100,
+            decoding_length: DEFAULT_DECODING_LENGTH,
+            sliding_window_period: DEFAULT_SLIDING_WINDOW_PERIOD,
+            eviction_loop_interval: 0,
+            match_threshold: DEFAULT_MATCH_THRESHOLD,
+            imbalance: DEFAULT_IMBALANCE,
+            gate: None,
+            compat: false,
+        }
+    }
+}
+
+impl Params {
+    fn build(self) -> Result<Preble, ParamError> {
+        if !(0.0..=1.0).contains(&self.match_threshold) {
+            return Err(ParamError::value("matchThreshold", self.match_threshold, "0 to 1 is allowed"));
+        }
+        if self.sliding_window_period == 0 {
+            return Err(ParamError::value("slidingWindowPeriod", "0 minutes", "at least 1 is needed"));
+        }
+        let length = Duration::from_secs(60).saturating_mul(self.sliding_window_period);
+        let exact = self.compat.then(|| Exact::new(&self, length));
+        Ok(Preble { params: self, window: Window::new(length), work: Mutex::default(), exact })
+    }
+}
+
+/// What was sent to one endpoint within the window.
+#[derive(Debug, Default)]
+struct Work {
+    nanos: SlidingSum,
+    requests: SlidingSum,
+}
+
+#[derive(Debug)]
+struct Preble {
+    params: Params,
+    window: Window,
+    work: Mutex<AHashMap<EndpointId, Work>>,
+    /// Decides in its place.
+    exact: Option<Exact>,
+}
+
+/// The fewest requests, and whether the most are further from them than `gate` allows.
+fn spread(candidates: &[Candidate<'_>], requests: impl Fn(&Candidate<'_>) -> u32, gate: Option<u32>) -> (u32, bool) {
+    let fewest = candidates.iter().map(&requests).min().unwrap_or(0);
+    let most = candidates.iter().map(&requests).max().unwrap_or(0);
+    (fewest, gate.is_some_and(|gate| most - fewest > gate))
+}
+
+/// One candidate in the order in which it is tried: the least first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Place {
+    /// Outside of the field when load differs much.
+    outside: bool,
+    key: f64,
+    drawn: u32,
+    at: usize,
+}
+
+/// The moment by which the window has moved on, which it does every `interval` milliseconds.
+fn moment(interval: u32, now: Timestamp) -> Timestamp {
+    let interval = u64::from(interval) * NANOS_PER_MILLISECOND;
+    Timestamp(now.0 - now.0.checked_rem(interval).unwrap_or(0))
+}
+
+impl Preble {
+    /// Seconds to compute what an endpoint that holds `held` tokens lacks of the prompt.
+    fn prefill(&self, cx: &PickContext<'_>, held: u32) -> f64 {
+        let prompt = cx.request.prompt_tokens;
+        self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, false)
+    }
+
+    /// Seconds of work within the window, and requests, for each candidate.
+    fn loads(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[(f64, u64); 16]> {
+        let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
+        let mut work = self.work.lock();
+        let mut load = |c: &Candidate<'_>| {
+            let Some(work) = work.get_mut(&c.state.endpoint.id) else { return (0.0, 0) };
+            work.nanos.expire(slot);
+            work.requests.expire(slot);
+            (work.nanos.total() as f64 / 1e9, work.requests.total())
+        };
+        candidates.iter().map(&mut load).collect()
+    }
+
+    /// What exploration goes by, seconds.
+    fn explored(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, work: f64) -> f64 {
+        work + self.prefill(cx, candidate.cached.any)
+    }
+
+    /// How far requests may differ.
+    fn gate(&self) -> Option<u32> {
+        let on = self.params.gate.unwrap_or(!self.params.compat);
+        on.then_some(self.params.imbalance)
+    }
+}
+
+impl Strategy for Preble {
+    fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
+        if let Some(exact) = &self.exact {
+            return exact.rank(cx, candidates, self.gate(), rng, ranking);
+        }
+        if cx.prefix.is_none() {
+            ranking.lacks(Signal::Prefix);
+        }
+        let (fewest, gated) = spread(candidates, |c| c.requests, self.gate());
+        let outside = |c: &Candidate<'_>| gated && c.requests != fewest;
+        let longest = candidates.iter().filter(|c| !outside(c)).map(|c| c.cached.any).max().unwrap_or(0);
+        let threshold = self.params.match_threshold * f64::from(cx.request.prompt_tokens);
+        let exploits = longest > 0 && f64::from(longest) > threshold;
+        let loads = self.loads(cx, candidates);
+        let cost = |i: usize| match (candidates.get(i), loads.get(i)) {
+            (Some(c), Some((work, _))) => self.explored(cx, c, *work),
+            _ => f64::NAN,
+        };
+        ranking.note("work, seconds", 1.0, candidates, cost);
+        ranking.because(match (exploits, gated) {
+            (true, _) => "holds most of the prompt, with the fewest requests of those",
+            (false, true) => "least work among those with the fewest requests",
+            (false, false) => "least work",
+        });
+        let mut order: SmallVec<[(bool, Place); 16]> = SmallVec::with_capacity(candidates.len());
+        for (at, (c, (_, requests))) in candidates.iter().zip(&loads).enumerate() {
+            let holds = exploits && c.cached.any == longest;
+            let key = if holds { *requests as f64 } else { cost(at) };
+            order.push((!holds, Place { outside: outside(c), key, drawn: rng.random(), at }));
+        }
+        order.sort_unstable_by(|(a_last, a), (b_last, b)| {
+            let place = a.outside.cmp(&b.outside).then(a_last.cmp(b_last));
+            place.then(a.key.total_cmp(&b.key)).then(a.drawn.cmp(&b.drawn))
+        });
+        for candidate in order.iter().filter_map(|(_, p)| candidates.get(p.at)).take(ranking.wanted()) {
+            ranking.push(&candidate.state.endpoint);
+        }
+    }
+
+    fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
+        if let Some(exact) = &self.exact {
+            exact.costs(cx, candidates, out);
+            return Some(Better::Lower);
+        }
+        let loads = self.loads(cx, candidates);
+        for ((score, candidate), (work, _)) in out.iter_mut().zip(candidates).zip(loads) {
+            *score = self.explored(cx, candidate, work);
+        }
+        Some(Better::Lower)
+    }
+
+    fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
+        if let Some(exact) = &self.exact {
+            exact.picked(cx, endpoint);
+            return None;
+        }
+        let held = cx.prefix.map_or(0, |found| found.tokens(found.depth(endpoint.id).any));
+        let allowed = cx.request.max_tokens.unwrap_or(u32::MAX);
+        let answer = f64::from(self.params.decoding_length.min(allowed)) * SECONDS_PER_TOKEN;
+        let nanos = ((self.prefill(cx, held) + answer) * 1e9) as u64;
+        let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
+        let mut all = self.work.lock();
+        let work = all.entry(endpoint.id).or_default();
+        for (sum, amount) in [(&mut work.nanos, nanos), (&mut work.requests, 1)] {
+            sum.expire(slot);
+            sum.add(slot, amount);
+        }
+        // Endpoints that have left are forgotten when the map outgrows the pool.
+        if all.len() > 2 * cx.snapshot.endpoints.len().max(1) {
+            all.retain(|_, work| work.requests.expires().is_some_and(|at| at > slot));
+        }
+        None
+    }
+
+    fn forget(&self, lost: &[EndpointId]) {
+        if let Some(exact) = &self.exact {
+            exact.forget(lost);
+        }
+    }
+
+    fn reads(&self) -> Reads {
+        if self.exact.is_some() { Reads::PROMPT } else { Reads::PREFIX }
+    }
+}
+
+#[cfg(test)]
+mod tests;
