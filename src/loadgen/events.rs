@@ -1,5 +1,5 @@
-//! What an event stream shows of its pace: how many events brought something of the answer, and whether its end was
-//! announced.
+//! What an event stream shows of its pace: how many events brought something of the answer, and
+//! whether its end was announced.
 //!
 //! Counts and texts are read elsewhere (`protocol::usage`, `protocol::answer`); here it matters when anything was said
 //! at all, reasoning and tool calls included, since a client sees those come too. Called by [`super::exchange`]. Pure.

@@ -1,5 +1,5 @@
-//! One request to a gateway: its body, its answer, and what a client sees of both. Called by [`super`], one task a
-//! request.
+//! One request to a gateway: its body, its answer, and what a client sees of both. Called by
+//! [`super`], one task a request.
 
 use super::events::Events;
 use super::gateway::{self, Gateway, read};

@@ -25,8 +25,8 @@ impl Observer for Seen {
     }
 }
 
-/// Requests that come by themselves, each with a system prompt of 64 tokens that all share and a question of 16 of its
-/// own.
+/// Requests that come by themselves, each with a system prompt of 64 tokens that all share and a question
+/// of 16 of its own.
 struct List {
     requests: VecDeque<Request>,
     /// What is wrong behind them.
@@ -203,8 +203,8 @@ async fn refusals_and_losses_are_told_apart_and_counted_by_reason() {
     assert!(reasons(&outcome).iter().all(|(reason, _)| reason.starts_with("can't connect: ")), "{outcome:?}");
 }
 
-/// One request at once and one in an hour; it is stopped when it is asked for the second, which is when the first has
-/// been sent.
+/// One request at once and one in an hour; it is stopped when it is asked for the second, which is when
+/// the first has been sent.
 struct StoppedAfterOne {
     inner: List,
     stop: CancellationToken,

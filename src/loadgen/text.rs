@@ -1,9 +1,9 @@
 //! The body of a request: prompts as text, made from the names of their pieces.
 //!
-//! Every piece is exactly four bytes a token, so a text is cut in the same places wherever it stands: the simulated
-//! tokenizer makes of a piece as many tokens as the workload says, and equal pieces are equal tokens. A real tokenizer
-//! makes about one token of each word or ending, so real servers count about as many tokens, and equal pieces still
-//! begin equally.
+//! Every piece is exactly four bytes a token, so a text is cut in the same places wherever it stands: the
+//! simulated tokenizer makes of a piece as many tokens as the workload says, and equal pieces are equal tokens. A
+//! real tokenizer makes about one token of each word or ending, so real servers count about as many tokens, and
+//! equal pieces still begin equally.
 //!
 //! Called by [`super::exchange`]. Pure.
 

@@ -1,5 +1,5 @@
-//! Estimates engine constants from a recording: seconds per step, prompt token and context token of the recorded
-//! servers.
+//! Estimates engine constants from a recording: seconds per step, prompt token and context
+//! token of the recorded servers.
 //!
 //! | module | owns | pure |
 //! |---|---|---|
@@ -71,7 +71,7 @@ pub enum FitError {
     Few {
         /// Responses of known length and times.
         answers: usize,
-        /// All other requests.
+        /// All other requests of the recording.
         unmeasured: usize,
     },
     /// Not even the most significant constant is identified.
@@ -82,7 +82,7 @@ pub enum FitError {
     },
 }
 
-/// Result of a fit.
+/// Engine constants, with the quality of their fit.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     /// The engine with its fitted constants. Constants that the recording does not identify are those of the base.

@@ -38,7 +38,7 @@ pub struct FrontConfig {
     pub patience: Patience,
     /// Metrics older than this say nothing.
     pub stale_after: Duration,
-    /// Block size, tokens.
+    /// Block size of prefix keys, tokens.
     pub block_size: u32,
     /// Memory limit of the prefix index, bytes.
     pub max_index_bytes: u64,

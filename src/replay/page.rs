@@ -14,8 +14,8 @@ pub(super) struct MetricsHistory {
 }
 
 impl MetricsHistory {
-    /// The page that `engine`, whose process started at `started`, shows at `now`; and whether another process wrote
-    /// the one before.
+    /// The page that `engine`, whose process started at `started`, shows at `now`; and whether another
+    /// process wrote the one before.
     pub(super) fn read(
         &mut self,
         engine: &Engine,

@@ -28,7 +28,7 @@ impl EventQueue {
         self.heap.peek().map(|Reverse(timed)| timed.at)
     }
 
-    /// Removes the next event.
+    /// Removes and returns the next event.
     pub(super) fn pop(&mut self) -> Option<(Timestamp, SimEvent)> {
         self.heap.pop().map(|Reverse(timed)| (timed.at, timed.due))
     }
@@ -52,15 +52,15 @@ pub(super) enum SimEvent {
     Change(usize),
     /// Discovery publishes the servers of the fleet.
     Discovery,
-    /// All servers are scraped.
+    /// The picker scrapes all servers at once.
     Scrape,
     /// All servers are looked at.
     Sample,
-    /// A prefill server's answer is back at the picker: of the request with this number, which try it was, and what
-    /// became of it.
+    /// A prefill server's answer is back at the picker: of the request with this number, which try it was,
+    /// and what became of it.
     Reply(u64, Attempt, JobReport),
-    /// The request with this number has waited for its prompt as long as it may, or so long that another server is
-    /// asked as well.
+    /// The request with this number has waited for its prompt as long as it may, or so long that another
+    /// server is asked as well.
     Late(u64),
     /// The blocks that the server at this position keeps of a job are free to go.
     Release(usize, JobId),

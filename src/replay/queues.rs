@@ -46,7 +46,7 @@ pub(super) enum EnqueueResult {
     Goes(Option<Passage>),
     /// It waits until its turn comes, and no longer than to this moment if there is one.
     Waits(Option<Timestamp>),
-    /// The queue rejects it.
+    /// The queue rejects it, for this reason.
     Refused(QueueOutcome),
 }
 

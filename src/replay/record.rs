@@ -2,18 +2,19 @@
 //! configuration the differences show which requests would have gone elsewhere.
 //!
 //! Scheduler, strategies, prefix cache, ledger, learned speed and health are those of production. The lines of the
-//! recording are applied to them in the order in which the live picker changed its state. A decision uses the recorded
-//! seed of its random numbers, and is booked on the endpoint that the replay chose. Metrics, first bytes, ends and
-//! failures come as they were recorded. With another configuration, servers therefore respond as they did to the
-//! recorded decisions. For the effect on latency, play the recording as a workload ([`attache_workload::trace`]) in a
-//! simulated pool.
+//! recording are applied to them in the order in which the live picker changed its state. A decision uses the
+//! recorded seed of its random numbers, and is booked on the endpoint that the replay chose. Metrics, first bytes,
+//! ends and failures come as they were recorded. With another configuration, servers therefore respond as they did
+//! to the recorded decisions. For the effect on latency, play the recording as a workload
+//! ([`attache_workload::trace`]) in a simulated pool.
 //!
-//! Tokenizer and block size are always those of the recording, since prompts are recorded as keys. Another
-//! configuration can need inputs that were not recorded: a header, or a digest of the text. [`Summary::missing`] lists
-//! them.
+//! Tokenizer and block size are always those of the recording, since prompts are recorded as
+//! keys. Another configuration can need inputs that were not recorded: a header, or a digest of
+//! the text. [`Summary::missing`] lists them.
 //!
 //! Called by `cli::replay` and tests.
 
+mod decision;
 mod player;
 
 use attache_config::{self as config, ConfigText, Settings, Sources};
@@ -62,7 +63,7 @@ pub struct Difference {
     pub request: u64,
     /// The endpoints (`ip:port`) that the live picker named, best first; none when it refused.
     pub recorded: Vec<String>,
-    /// Reason that was recorded.
+    /// Reason of the recorded decision, as strategies name it.
     pub recorded_reason: String,
     /// The endpoints that were named now.
     pub replayed: Vec<String>,
@@ -73,9 +74,9 @@ pub struct Difference {
 /// Requests of which an endpoint was the first pick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Requests in the recording.
+    /// Requests that the recorded picker sent there.
     pub recorded: u64,
-    /// Requests in the replay.
+    /// Requests that the replayed picker sent there.
     pub replayed: u64,
 }
 

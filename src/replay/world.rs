@@ -1,11 +1,12 @@
 //! Virtual time: simulated servers, the picker in front of them, and the delays of its signals.
 //!
-//! One thread and one queue of events; ties keep their order. Equal seeds give equal runs, as [`RunOutcome::decisions`]
-//! shows.
+//! One thread and one queue of events; ties keep their order. Equal seeds give
+//! equal runs, as [`RunOutcome::decisions`] shows.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `fleet` | endpoints of simulated servers, as discovery reports them |
+//! | `settings` | configuration of a simulation |
+//! | `fleet` | servers that join and die, discovery, scrapes |
 //! | `kv_event_delivery` | KV events on their way to the prefix index |
 //! | `prefill_legs` | requests whose prompt another server computes |
 //! | `queueing` | requests in the queues of flow control |
@@ -16,29 +17,29 @@ mod fleet;
 pub(super) mod kv_event_delivery;
 mod prefill_legs;
 mod queueing;
+mod settings;
 
-use super::front::{Front, FrontConfig, Sent};
+use super::front::{Front, Sent};
 use super::page::MetricsHistory;
 use super::queue::{EventQueue, SimEvent};
 use ahash::AHashMap;
 use attache_flow::Passage;
 use attache_pool::{EndpointSpec, PoolSnapshot};
-use attache_prefix::by_endpoint::ByEndpoint;
 use attache_prefix::cache::PrefixCache;
 use attache_prefix::index::HolderId;
-use attache_prefix::residents::{Cache, Resident};
-use attache_prefix::trust::{Trust, TrustCell};
+use attache_prefix::trust::TrustCell;
 use attache_protocol::Usage;
 use attache_report::Observer;
 use attache_report::served::{Ending, Sample, Served};
 use attache_sim::content::mix;
-use attache_sim::engine::{Engine, EngineConfig, EngineEvent, FinishReason, JobId, JobReport};
+use attache_sim::engine::{Engine, EngineEvent, FinishReason, JobId, JobReport};
 use attache_sim::kv::KvEvent;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_workload::{Request, TraceError, Workload};
 pub use fleet::{spec, with_role};
 use prefill_legs::PendingPrefill;
+pub use settings::{FleetChange, KvEventSettings, SignalSettings, TimedChange, WorldConfig};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,71 +47,10 @@ use std::time::Duration;
 /// 1 s of virtual time between two samples of the servers' load.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// A change to the fleet during a run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FleetChange {
-    /// A server with this engine joins, with this value of the role label (see [`attache_pool::role`]).
-    Join(Box<EngineConfig>, Option<Arc<str>>),
-    /// The server at this position dies, and its requests are lost.
-    Lose(usize),
-    /// The server at this position restarts at once with an empty cache; its requests are lost.
-    Restart(usize),
-}
-
-/// A [`FleetChange`] with its time.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TimedChange {
-    /// Time of the change, from the start of the workload.
-    pub at: Timestamp,
-    /// The change to the fleet.
-    pub change: FleetChange,
-}
-
-/// Delays and losses of the signals that the picker receives.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SignalSettings {
-    /// Interval between two scrapes of each server.
-    pub metrics_every: Duration,
-    /// Delay from a scrape until the picker has the metrics.
-    pub metrics_delay: Duration,
-    /// Number of KV blocks that metrics report, for engines that report more than they have. The true number when
-    /// `None`.
-    pub reported_blocks: Option<u32>,
-    /// Delay until discovery reports a server that joined or left.
-    pub discovery_delay: Duration,
-    /// KV events; `None` when the engines publish none.
-    pub kv_events: Option<KvEventSettings>,
-}
-
-/// Delay and loss of KV events.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KvEventSettings {
-    /// Delay from an engine to the picker.
-    pub delay: Duration,
-    /// Share of the batches that are lost, 0..1. The next batch shows the gap, and a replay brings them after another
-    /// two delays.
-    pub loss: f64,
-}
-
-/// Configuration of one simulation.
-#[derive(Debug)]
-pub struct WorldConfig {
-    /// Configuration of the picker.
-    pub front: FrontConfig,
-    /// Servers with their endpoints, by position in the fleet.
-    pub servers: Vec<(EndpointSpec, EngineConfig)>,
-    /// Delays and losses of the picker's signals.
-    pub signals: SignalSettings,
-    /// Changes to the fleet, in order of time.
-    pub changes: Vec<TimedChange>,
-    /// Seed of lost KV events. The picker's seed is in its configuration.
-    pub seed: u64,
-}
-
 /// Totals of a run, beside what its observer received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOutcome {
-    /// Requests with a decision.
+    /// Requests for which an endpoint was chosen.
     pub requests: u64,
     /// Hash of all decisions in their order: request and endpoints.
     pub decisions: u64,
@@ -460,130 +400,5 @@ impl<'w> World<'w> {
             fell_back: false,
         };
         self.close(&served, now);
-    }
-
-    /// Scrapes every server; the picker gets the metrics after their delay.
-    fn scrape(&mut self, now: Timestamp) {
-        let delay = self.signals.metrics_delay;
-        for i in 0..self.servers.len() {
-            self.advance(i, now);
-            let Some(server) = self.servers.get_mut(i).filter(|s| s.alive) else { continue };
-            let Some(id) = server.known else { continue };
-            let snapshot = &self.front.snapshot;
-            let state = snapshot.position(server.spec.address).and_then(|p| snapshot.get(p));
-            let in_flight = state.map_or(0, |s| s.endpoint.ledger.in_flight());
-            let (mut page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
-            page.num_blocks = self.signals.reported_blocks.or(page.num_blocks);
-            if delay.is_zero() {
-                self.front.scraped(id, page, restarted);
-            } else {
-                self.queue.push(now.after(delay), SimEvent::Page(i, Box::new(page), restarted));
-            }
-        }
-        self.front.publish();
-        self.freed(now);
-        self.queue.push(now.after(self.signals.metrics_every), SimEvent::Scrape);
-    }
-
-    fn sample(&mut self, at: Timestamp) {
-        for i in 0..self.servers.len() {
-            self.advance(i, at);
-        }
-        self.samples.clear();
-        self.samples.extend(self.servers.iter().map(|server| {
-            let (load, stats) = (server.engine.load(), server.engine.stats());
-            Sample {
-                running: u32::try_from(load.running).unwrap_or(u32::MAX),
-                waiting: u32::try_from(load.waiting).unwrap_or(u32::MAX),
-                #[expect(clippy::cast_possible_truncation, reason = "a part of one")]
-                kv_usage: load.kv_usage as f32,
-                prefix_queries: stats.prefix_queries,
-                prefix_hits: stats.prefix_hits,
-            }
-        }));
-        self.observer.sampled(at, &self.samples);
-    }
-
-    fn join(&mut self, spec: EndpointSpec, mut engine: EngineConfig, now: Timestamp) {
-        engine.every_token = false;
-        engine.kv_events = self.signals.kv_events.is_some();
-        self.servers.push(Server {
-            spec: spec.into(),
-            engine: Engine::new(engine),
-            started: now,
-            alive: true,
-            known: None,
-            pages: MetricsHistory::default(),
-            due: None,
-            events: None,
-        });
-    }
-
-    fn change(&mut self, i: usize, now: Timestamp) {
-        let Some(TimedChange { change, .. }) = self.changes.get(i).cloned() else { return };
-        match change {
-            FleetChange::Join(engine, role) => {
-                let spec = with_role(spec(self.servers.len()), role.as_ref());
-                self.join(spec, *engine, now);
-                self.queue.push(now.after(self.signals.discovery_delay), SimEvent::Discovery);
-            }
-            FleetChange::Lose(i) => {
-                self.die(i, now);
-                if let Some(server) = self.servers.get_mut(i) {
-                    server.alive = false;
-                }
-                self.queue.push(now.after(self.signals.discovery_delay), SimEvent::Discovery);
-            }
-            FleetChange::Restart(i) => {
-                self.die(i, now);
-                self.restart_kv(i, now);
-            }
-        }
-    }
-
-    /// The process of a server ends, and its requests are lost.
-    fn die(&mut self, i: usize, now: Timestamp) {
-        self.advance(i, now);
-        let mut events = Vec::new();
-        if let Some(server) = self.servers.get_mut(i) {
-            server.engine.restart(now, &mut events);
-            server.started = now;
-            server.due = None;
-        }
-        events.into_iter().for_each(|event| self.take(event));
-        self.forsake(i, now);
-    }
-
-    /// Discovery publishes which servers are alive.
-    fn discover(&mut self) {
-        let specs = self.servers.iter().filter(|s| s.alive).map(|s| s.spec.clone()).collect();
-        self.front.discover(specs);
-        self.places.clear();
-        for (i, server) in self.servers.iter_mut().enumerate() {
-            let at = self.front.snapshot.position(server.spec.address);
-            server.known = at.and_then(|p| self.front.snapshot.get(p)).map(|state| state.endpoint.id);
-            self.places.extend(server.known.map(|id| (id, i)));
-            match (&server.events, server.known) {
-                (None, Some(_)) if self.signals.kv_events.is_some() => {
-                    let trust = Arc::new(TrustCell::default());
-                    trust.set(Trust::Exact);
-                    let holder = self.front.cache.index().add_holder();
-                    server.events =
-                        Some(KvEventLink { holder, trust, missed: Vec::new(), replayed: Timestamp(0), sequence: 0 });
-                }
-                (Some(link), None) => {
-                    self.front.cache.index().remove_holder(link.holder);
-                    server.events = None;
-                }
-                _ => {}
-            }
-        }
-        let resident = |server: &Server| {
-            let link = server.events.as_ref()?;
-            let cache = Cache { holder: link.holder, trust: link.trust.clone() };
-            Some((server.known?, Resident { caches: [cache].into_iter().collect() }))
-        };
-        let residents: ByEndpoint<Resident> = self.servers.iter().filter_map(resident).collect();
-        self.front.cache.residents().publish(residents);
     }
 }

@@ -7,9 +7,9 @@
 //! unit      = "us" | "ms" | "s" | "%"
 //! ```
 //!
-//! Times need a unit, parts may have `%`, all else has none. Without a policy the left side is each policy in turn, and
-//! the right side the same policy as the left. An assertion holds when it holds in every cell; a figure that does not
-//! exist holds nothing.
+//! Times need a unit, parts may have `%`, all else has none. Without a policy the left side is each policy in turn,
+//! and the right side the same policy as the left. An assertion holds when it holds in every cell; a figure that
+//! does not exist holds nothing.
 
 use super::json::{Cell, Document, RunFigures};
 use super::metric::{METRICS, Metric, find};

@@ -48,7 +48,7 @@ pub enum ChartMark {
         points: Vec<(f32, f32)>,
         /// What the line is drawn with.
         ink: Ink,
-        /// Stroke width, pixels.
+        /// Width of the stroke in pixels.
         width: f32,
         /// What is shown when it is pointed at; may be empty.
         label: String,
@@ -66,15 +66,15 @@ pub enum ChartMark {
         /// What the box is filled with.
         ink: Ink,
     },
-    /// Text on one line.
+    /// Text on one line, at its anchor.
     Words {
         /// X of the anchor, pixels.
         x: f32,
         /// Y of the base line, pixels.
         y: f32,
-        /// The text, not escaped.
+        /// The text as it is shown, not escaped.
         text: String,
-        /// Colour of the text.
+        /// What the text is drawn with.
         ink: Ink,
         /// Where they stand by their place.
         anchor: Anchor,
@@ -122,7 +122,7 @@ pub struct Axis {
     pub name: &'static str,
     /// Unit of the values, for ticks.
     pub unit: Unit,
-    /// Linear or logarithmic.
+    /// Whether equal distances are differences or ratios.
     pub scale: Scale,
     /// The first and the last value shown.
     pub range: (f64, f64),
@@ -194,7 +194,7 @@ pub struct Curve {
     pub label: String,
     /// With what it is drawn.
     pub ink: Ink,
-    /// Stroke width, pixels.
+    /// Width of the stroke in pixels.
     pub width: f32,
     /// `(x, y)`, in the axes' values.
     pub points: Vec<(f64, f64)>,
@@ -203,7 +203,7 @@ pub struct Curve {
 /// A plot of lines over two axes.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// Title above the plot.
+    /// Title, shown above the plot.
     pub title: String,
     /// The axis from left to right.
     pub x: Axis,

@@ -14,9 +14,9 @@
 //! Politis and White, "Automatic block-length selection for the dependent bootstrap", Econometric Reviews 23 (2004), as
 //! corrected by Patton, Politis and White (2009).
 //!
-//! On simulated autoregressive series of 300 to 1,000 batches, whose neighbours are correlated by up to 0.8, between 90
-//! % and 97 % of the intervals held the true difference: a little fewer than promised where the correlation is strong.
-//! A test holds that.
+//! On simulated autoregressive series of 300 to 1,000 batches, whose neighbours are correlated by up to 0.8, between
+//! 90 % and 97 % of the intervals held the true difference: a little fewer than promised where the correlation is
+//! strong. A test holds that.
 //!
 //! Requests that were rejected or lost have no times, and those that were answered then wait less. A run that leaves
 //! more requests unanswered than the baseline is therefore not called better, however short its times: see
@@ -34,8 +34,8 @@ use attache_types::rng::{PickRng, for_request};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
-/// Draws of the bootstrap: the ends of a 95 % interval then rest on 50 draws each, and move by less than a tenth of its
-/// width.
+/// Draws of the bootstrap: the ends of a 95 % interval then rest on 50 draws each, and move by less than
+/// a tenth of its width.
 pub const DEFAULT_RESAMPLES: usize = 2_000;
 /// The part of the draws that an interval leaves out, both ends together: one in twenty is what most readers expect.
 pub const DEFAULT_LEFT_OUT: f64 = 0.05;
@@ -105,7 +105,7 @@ pub struct MeanChange {
     pub difference_seconds: f64,
     /// Where the difference lies; `None` with fewer than [`MIN_BATCHES`] batches.
     pub difference_interval_seconds: Option<Interval>,
-    /// Conclusion from the interval.
+    /// Verdict that follows from the interval.
     pub verdict: ComparisonVerdict,
     /// Pairs of batches that the interval was computed from.
     pub batches: usize,
@@ -133,8 +133,8 @@ impl Pair {
     }
 }
 
-/// Whether `count` requests are more than `other`, and not by chance: by two standard deviations of the difference of
-/// such counts.
+/// Whether `count` requests are more than `other`, and not by chance: by two standard deviations of
+/// the difference of such counts.
 #[must_use]
 pub fn is_more(count: u64, other: u64) -> bool {
     count > other && (count - other) as f64 > 2.0 * ((count + other) as f64).sqrt()
@@ -230,8 +230,8 @@ fn influence(pairs: &[Pair], mean: f64, base_mean: f64) -> Vec<f64> {
     pairs.iter().map(of).collect()
 }
 
-/// Means of both sides in each draw of as many pairs as there are, in runs of `block` neighbours; the last pair's
-/// neighbour is the first.
+/// Means of both sides in each draw of as many pairs as there are, in runs of `block` neighbours; the last
+/// pair's neighbour is the first.
 fn draw(pairs: &[Pair], block: usize, resamples: usize) -> Vec<(f64, f64)> {
     // Sums of the first pairs of a ring, so that a run costs two look-ups whatever its length.
     let ring = pairs.iter().chain(pairs);
@@ -266,8 +266,8 @@ fn middle(mut draws: Vec<f64>) -> Option<Interval> {
     Some(Interval { low: at(DEFAULT_LEFT_OUT / 2.0)?, high: at(1.0 - DEFAULT_LEFT_OUT / 2.0)? })
 }
 
-/// How many neighbours to draw together, by Politis and White's rule for the circular block bootstrap: 1 for
-/// independent values.
+/// How many neighbours to draw together, by Politis and White's rule for the circular block
+/// bootstrap: 1 for independent values.
 fn block_length(values: &[f64]) -> usize {
     let n = values.len() as f64;
     let most = (3.0 * n.sqrt()).min(n / 3.0).ceil().max(1.0);
@@ -277,8 +277,8 @@ fn block_length(values: &[f64]) -> usize {
     if variance <= 0.0 {
         return 1;
     }
-    // After this many lags in a row without a visible correlation there is none (5 or more, and "visible" twice the
-    // noise: the paper's).
+    // After this many lags in a row without a visible correlation there is none (5 or more, and "visible"
+    // twice the noise: the paper's).
     let quiet = n.log10().ceil().max(5.0) as usize;
     let visible = 2.0 * (n.log10() / n).sqrt();
     let furthest = n.sqrt().ceil() as usize + quiet;

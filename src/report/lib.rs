@@ -62,8 +62,8 @@ pub struct RunResult {
     pub tally: Tally,
     /// The hash of all decisions, in their order.
     pub decisions: u64,
-    /// The servers, by their positions in the fleet; those of a real gateway in the order in which they were first
-    /// heard of.
+    /// The servers, by their positions in the fleet; those of a real gateway in the order in which
+    /// they were first heard of.
     pub servers: Vec<ServerFacts>,
     /// Rejected and lost requests by reason. Empty for simulated runs, which give no reasons.
     pub failures: BTreeMap<String, u64>,
@@ -78,8 +78,8 @@ pub struct RunResult {
 pub struct ServerFacts {
     /// As the reader knows it.
     pub name: String,
-    /// GPU seconds that computing one prompt token takes there: the price of a token that was not cached; 0 when it is
-    /// not known.
+    /// GPU seconds that computing one prompt token takes there: the price of a token that was not cached; 0
+    /// when it is not known.
     pub gpu_seconds_per_token: f64,
 }
 

@@ -59,7 +59,9 @@ pub const METRICS: &[Metric] = &[
     }),
     metric("error_rate", Unit::Share, "part of the requests that were rejected or lost", |r| r.error_rate),
     metric("answered", Unit::Plain, "requests that were answered", |r| Some(r.requests.answered as f64)),
-    metric("refused", Unit::Plain, "requests that nobody took", |r| Some(r.requests.refused as f64)),
+    metric("refused", Unit::Plain, "requests that the picker or a server rejected", |r| {
+        Some(r.requests.refused as f64)
+    }),
     metric("lost", Unit::Plain, "requests whose server or connection died", |r| Some(r.requests.lost as f64)),
     metric("preemptions", Unit::Plain, "times that servers started requests over", |r| Some(r.preemptions as f64)),
     metric("imbalance", Unit::Plain, "largest share of prompt work by the mean one; 1 is even", |r| {

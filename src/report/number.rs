@@ -9,7 +9,7 @@ pub enum Unit {
     Seconds,
     /// A part, 0..=1, written in percent.
     Share,
-    /// A rate per second.
+    /// A rate, per second of the run.
     PerSecond,
     /// A count, or a ratio.
     Plain,

@@ -20,7 +20,7 @@ pub trait Observer {
     /// Why a request was rejected or lost. Called before [`Self::served`]. Only `loadgen` calls it.
     fn failed(&mut self, _number: u64, _reason: &str) {}
 
-    /// The load of all servers, once per virtual second. Servers that have left the pool are included. `loadgen` never
-    /// calls it.
+    /// The load of all servers, once per virtual second. Servers that have left the pool are
+    /// included. `loadgen` never calls it.
     fn sampled(&mut self, at: Timestamp, servers: &[Sample]);
 }

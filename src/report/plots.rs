@@ -11,11 +11,11 @@ const WIDTH: f32 = 560.0;
 const HEIGHT: f32 = 300.0;
 /// Width and height of one of many small plots, pixels.
 const SMALL: (f32, f32) = (370.0, 210.0);
-/// Points of a line over time. With more, crossing lines of several policies can't be distinguished, and the page
-/// grows.
+/// Points of a line over time. With more, crossing lines of several policies can't be
+/// distinguished, and the page grows.
 const TIME_POINTS: usize = 120;
-/// The part of a distribution below which it is not drawn: single requests that found an idle server would stretch the
-/// axis.
+/// The part of a distribution below which it is not drawn: single requests that found an idle
+/// server would stretch the axis.
 const FIRST_PART: f64 = 0.01;
 
 /// The policies' colours: the same in all plots of a report.

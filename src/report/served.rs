@@ -44,7 +44,7 @@ pub struct Served {
     pub total: Duration,
     /// Times that the engine preempted the request and computed it anew.
     pub preemptions: u32,
-    /// How the request ended.
+    /// How the request ended: answered, rejected or lost.
     pub ending: Ending,
     /// The KV transfer, when another server computed the prompt.
     pub handover: Option<Handover>,
@@ -59,7 +59,7 @@ pub struct Handover {
     pub prefill: u32,
     /// Tokens whose KV blocks were transferred; the decode worker had the others cached.
     pub received_tokens: u32,
-    /// Duration of the transfer.
+    /// Duration of the transfer, in virtual time.
     pub transfer: Duration,
 }
 
@@ -122,6 +122,6 @@ pub struct Sample {
     pub kv_usage: f32,
     /// Prompt tokens looked up in the prefix cache since the start.
     pub prefix_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache since the start.
     pub prefix_hits: u64,
 }

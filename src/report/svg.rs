@@ -12,13 +12,13 @@ use std::fmt::Write as _;
 /// Colours of a page: one scheme, light or dark.
 #[derive(Clone, Copy, Debug)]
 pub struct Colours {
-    /// Background of the page.
+    /// Background of the whole page.
     pub paper: &'static str,
-    /// Titles, labels and text.
+    /// Text of titles, labels and tables.
     pub text: &'static str,
     /// Text of less weight: ticks and names of axes.
     pub muted: &'static str,
-    /// Grid lines of plots.
+    /// Grid lines of plots, in little contrast.
     pub grid: &'static str,
     /// Series. Readers who can't see red or green can distinguish them, and each contrasts with the background.
     pub series: [&'static str; PALETTE],

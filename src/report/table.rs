@@ -1,7 +1,7 @@
 //! The report in a terminal. Called by `cli::replay`. Pure.
 //!
-//! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns that matter least go
-//! first.
+//! One table for each cell, one row for each policy. Where the terminal is too narrow, the columns
+//! that matter least go first.
 
 use super::compare::{ComparisonVerdict, Interval, MeanChange};
 use super::json::{Cell, Distribution, Document, FlowFigures, RunFigures, SplitFigures, Versus};
@@ -26,7 +26,7 @@ pub struct TableStyle {
 
 /// One column of a table.
 pub(super) struct Column {
-    /// Text above the column.
+    /// Text above the column, one line.
     pub(super) heading: String,
     /// Words stand at the left, figures at the right.
     pub(super) words: bool,
@@ -65,7 +65,7 @@ pub fn render(document: &Document, style: TableStyle) -> String {
 fn write_flows(out: &mut String, run: &RunFigures) {
     let flows = run.queue.as_ref().map(|queue| queue.flows.as_slice()).filter(|flows| flows.len() > 1);
     for FlowFigures { priority, tenant, turns } in flows.unwrap_or_default().iter().take(MOST_FLOWS) {
-        let tenant = if tenant.is_empty() { "nobody named" } else { tenant };
+        let tenant = if tenant.is_empty() { "no tenant" } else { tenant };
         let (mean, longest) =
             (turns.mean_seconds.map_or_else(|| NONE.to_owned(), seconds), seconds(turns.longest_seconds));
         let _ = writeln!(
@@ -80,93 +80,142 @@ fn write_flows(out: &mut String, run: &RunFigures) {
 
 /// The columns for a cell; the first is the policy.
 pub(super) fn columns(cell: &Cell<'_>, baseline: &str) -> Vec<Column> {
-    let least = |of: fn(&RunFigures) -> Option<f64>| {
-        ColumnUnit::of(cell.runs.iter().filter_map(|run| of(run)).fold(f64::INFINITY, f64::min))
-    };
-    let (first, per) = (least(|run| run.ttft.mean), least(|run| run.tpot.mean));
-    let (between, whole_time) = (least(|run| run.itl.mean), least(|run| run.latency.mean));
-    let column = |heading: &str, goes: u8, of: &dyn Fn(&RunFigures) -> String| Column {
-        heading: heading.to_owned(),
-        words: heading == "policy" || heading == VERDICT,
-        goes,
-        cells: cell.runs.iter().map(|run| of(run)).collect(),
-    };
-    let or_none = |value: Option<f64>, write: fn(f64) -> String| value.map_or_else(|| NONE.to_owned(), write);
-    let mut columns = vec![
-        column("policy", 0, &|run| run.policy.clone()),
-        column(&format!("TTFT mean, {}", first.name), 0, &|run| first.write(run.ttft.mean).into()),
-        column("p50", 5, &|run| first.write(run.ttft.p50).into()),
-        column("p90", 3, &|run| first.write(run.ttft.p90).into()),
-        column("p99", 2, &|run| first.write(run.ttft.p99).into()),
-        column(&format!("TPOT mean, {}", per.name), 8, &|run| per.write(run.tpot.mean).into()),
-        column("p99", 9, &|run| per.write(run.tpot.p99).into()),
-        column(&format!("ITL mean, {}", between.name), 9, &|run| between.write(run.itl.mean).into()),
-        column(&format!("E2E mean, {}", whole_time.name), 4, &|run| whole_time.write(run.latency.mean).into()),
-        column("p99", 9, &|run| whole_time.write(run.latency.p99).into()),
-        column("hit rate", 6, &|run| or_none(run.hit_rate, percent)),
-        column("imbalance", 7, &|run| {
+    let mut columns = Columns { cell, baseline, all: Vec::new() };
+    columns.latencies();
+    columns.outcomes();
+    columns.split();
+    columns.queueing();
+    columns.objective();
+    columns.comparison();
+    columns.all
+}
+
+/// Columns of one cell, added group by group.
+struct Columns<'c> {
+    cell: &'c Cell<'c>,
+    baseline: &'c str,
+    all: Vec<Column>,
+}
+
+impl Columns<'_> {
+    fn add(&mut self, heading: &str, goes: u8, of: &dyn Fn(&RunFigures) -> String) {
+        self.all.push(Column {
+            heading: heading.to_owned(),
+            words: heading == "policy" || heading == VERDICT,
+            goes,
+            cells: self.cell.runs.iter().map(|run| of(run)).collect(),
+        });
+    }
+
+    /// Whether a run of the cell has these figures.
+    fn any(&self, has: impl Fn(&RunFigures) -> bool) -> bool {
+        self.cell.runs.iter().any(|run| has(run))
+    }
+
+    /// The unit in which the smallest of these durations is written.
+    fn unit(&self, of: fn(&RunFigures) -> Option<f64>) -> ColumnUnit {
+        ColumnUnit::of(self.cell.runs.iter().filter_map(|run| of(run)).fold(f64::INFINITY, f64::min))
+    }
+
+    fn latencies(&mut self) {
+        let (first, per) = (self.unit(|run| run.ttft.mean), self.unit(|run| run.tpot.mean));
+        let (between, whole_time) = (self.unit(|run| run.itl.mean), self.unit(|run| run.latency.mean));
+        self.add("policy", 0, &|run| run.policy.clone());
+        self.add(&format!("TTFT mean, {}", first.name), 0, &|run| first.write(run.ttft.mean).into());
+        self.add("p50", 5, &|run| first.write(run.ttft.p50).into());
+        self.add("p90", 3, &|run| first.write(run.ttft.p90).into());
+        self.add("p99", 2, &|run| first.write(run.ttft.p99).into());
+        self.add(&format!("TPOT mean, {}", per.name), 8, &|run| per.write(run.tpot.mean).into());
+        self.add("p99", 9, &|run| per.write(run.tpot.p99).into());
+        self.add(&format!("ITL mean, {}", between.name), 9, &|run| between.write(run.itl.mean).into());
+        self.add(&format!("E2E mean, {}", whole_time.name), 4, &|run| whole_time.write(run.latency.mean).into());
+        self.add("p99", 9, &|run| whole_time.write(run.latency.p99).into());
+    }
+
+    fn outcomes(&mut self) {
+        self.add("hit rate", 6, &|run| or_none(run.hit_rate, percent));
+        self.add("imbalance", 7, &|run| {
             or_none(run.imbalance.map(|imbalance| imbalance.max_over_mean), |value| format!("{value:.2}"))
-        }),
-        column("answered", 11, &|run| whole(run.requests.answered)),
-        column("rejected", 10, &|run| whole(run.requests.refused)),
-        column("lost", 10, &|run| whole(run.requests.lost)),
-    ];
-    if cell.runs.iter().any(|run| run.split.is_some()) {
+        });
+        self.add("answered", 11, &|run| whole(run.requests.answered));
+        self.add("rejected", 10, &|run| whole(run.requests.refused));
+        self.add("lost", 10, &|run| whole(run.requests.lost));
+    }
+
+    fn split(&mut self) {
+        if !self.any(|run| run.split.is_some()) {
+            return;
+        }
         let of =
             |run: &RunFigures, of: fn(&SplitFigures) -> Option<f64>| or_none(run.split.as_ref().and_then(of), percent);
-        let transfer = least(|run| run.split?.transfer_seconds);
-        columns.push(column("split", 3, &|run| of(run, |split| split.share)));
-        columns.push(column(&format!("transfer mean, {}", transfer.name), 9, &|run| {
+        let transfer = self.unit(|run| run.split?.transfer_seconds);
+        self.add("split", 3, &|run| of(run, |split| split.share));
+        self.add(&format!("transfer mean, {}", transfer.name), 9, &|run| {
             transfer.write(run.split.and_then(|split| split.transfer_seconds)).into()
-        }));
-        columns.push(column("prefill busy", 8, &|run| of(run, |split| split.prefill_busy)));
-        columns.push(column("decode busy", 8, &|run| of(run, |split| split.decode_busy)));
+        });
+        self.add("prefill busy", 8, &|run| of(run, |split| split.prefill_busy));
+        self.add("decode busy", 8, &|run| of(run, |split| split.decode_busy));
     }
-    if cell.runs.iter().any(|run| run.queue.is_some()) {
-        let waited = least(|run| run.queue.as_ref()?.waited_seconds.mean);
+
+    fn queueing(&mut self) {
+        if !self.any(|run| run.queue.is_some()) {
+            return;
+        }
+        let waited = self.unit(|run| run.queue.as_ref()?.waited_seconds.mean);
         let wait = |of: fn(&Distribution) -> Option<f64>| {
             move |run: &RunFigures| waited.write(run.queue.as_ref().and_then(|queue| of(&queue.waited_seconds))).into()
         };
-        columns.push(column(&format!("wait mean, {}", waited.name), 4, &wait(|waited| waited.mean)));
-        columns.push(column("p99", 8, &wait(|waited| waited.p99)));
-        columns.push(column("longest", 8, &wait(|waited| waited.max)));
-        columns.push(column("turned away", 7, &|run| {
+        self.add(&format!("wait mean, {}", waited.name), 4, &wait(|waited| waited.mean));
+        self.add("p99", 8, &wait(|waited| waited.p99));
+        self.add("longest", 8, &wait(|waited| waited.max));
+        self.add("turned away", 7, &|run| {
             run.queue.as_ref().map_or_else(|| NONE.to_owned(), |queue| whole(queue.turns.turned_away()))
-        }));
+        });
     }
-    if cell.runs.iter().any(|run| run.goodput.is_some()) {
-        columns.push(column("goodput", 4, &|run| or_none(run.goodput, percent)));
+
+    fn objective(&mut self) {
+        if self.any(|run| run.goodput.is_some()) {
+            self.add("goodput", 4, &|run| or_none(run.goodput, percent));
+        }
+        let slo = |run: &RunFigures| run.objective.and_then(|objective| objective.slo);
+        if self.any(|run| slo(run).is_some()) {
+            let of = |of: fn(&SloFigures) -> Option<f64>| {
+                move |run: &RunFigures| or_none(slo(run).and_then(|slo| of(&slo)), percent)
+            };
+            self.add("TTFT in time", 6, &of(|slo| slo.ttft_met));
+            self.add("TPOT in time", 6, &of(|slo| slo.tpot_met));
+            self.add("both", 3, &of(|slo| slo.share_met));
+            let verdict = |run: &RunFigures| slo(run).and_then(|slo| slo.verdict()).unwrap_or(NONE).to_owned();
+            self.add("SLO", 1, &verdict);
+        }
+        if self.any(|run| run.objective.is_some_and(|objective| objective.slo.is_none())) {
+            let mean = self.unit(|run| run.objective?.weighted_mean_seconds);
+            self.add(&format!("weighted mean, {}", mean.name), 2, &|run| {
+                mean.write(run.objective.and_then(|objective| objective.weighted_mean_seconds)).into()
+            });
+        }
     }
-    let slo = |run: &RunFigures| run.objective.and_then(|objective| objective.slo);
-    if cell.runs.iter().any(|run| slo(run).is_some()) {
-        let of = |of: fn(&SloFigures) -> Option<f64>| {
-            move |run: &RunFigures| or_none(slo(run).and_then(|slo| of(&slo)), percent)
-        };
-        columns.push(column("TTFT in time", 6, &of(|slo| slo.ttft_met)));
-        columns.push(column("TPOT in time", 6, &of(|slo| slo.tpot_met)));
-        columns.push(column("both", 3, &of(|slo| slo.share_met)));
-        let verdict = |run: &RunFigures| slo(run).and_then(|slo| slo.verdict()).unwrap_or(NONE).to_owned();
-        columns.push(column("SLO", 1, &verdict));
-    }
-    if cell.runs.iter().any(|run| run.objective.is_some_and(|objective| objective.slo.is_none())) {
-        let mean = least(|run| run.objective?.weighted_mean_seconds);
-        columns.push(column(&format!("weighted mean, {}", mean.name), 2, &|run| {
-            mean.write(run.objective.and_then(|objective| objective.weighted_mean_seconds)).into()
-        }));
-    }
-    if cell.runs.len() > 1 {
+
+    fn comparison(&mut self) {
+        if self.cell.runs.len() < 2 {
+            return;
+        }
+        let baseline = self.baseline;
         let change = |itself: &'static str, of: fn(&MeanChange) -> String| {
             move |run: &RunFigures| match first_token(run) {
                 Some(change) => of(&change),
                 None => if run.policy == baseline { itself } else { NONE }.to_owned(),
             }
         };
-        columns.push(column("E2E ratio", 4, &|run| ratio(Some(run), baseline, |versus| versus.latency)));
-        columns.push(column("ratio", 0, &change("1", |change| three_digits(change.ratio))));
-        columns.push(column("95 % interval", 4, &change(NONE, interval_words)));
-        columns.push(column(VERDICT, 1, &change("baseline", |change| change.verdict.words().to_owned())));
+        self.add("E2E ratio", 4, &|run| ratio(Some(run), baseline, |versus| versus.latency));
+        self.add("ratio", 0, &change("1", |change| three_digits(change.ratio)));
+        self.add("95 % interval", 4, &change(NONE, interval_words));
+        self.add(VERDICT, 1, &change("baseline", |change| change.verdict.words().to_owned()));
     }
-    columns
+}
+
+fn or_none(value: Option<f64>, write: fn(f64) -> String) -> String {
+    value.map_or_else(|| NONE.to_owned(), write)
 }
 
 /// How a run's mean time to the first token compares with the baseline's.

@@ -134,10 +134,10 @@ impl EndingCounts {
 
 /// What became of all requests of one run.
 ///
-/// The time to the first token is counted for each request that got one, also when its server died later; the times
-/// between tokens and the total only for answers that came whole. A policy that rejects much can so have a short time
-/// to first token. Therefore [`crate::compare`] does not call it better, and goodput counts what was rejected or lost
-/// as missed.
+/// The time to the first token is counted for each request that got one, also when its server died later; the
+/// times between tokens and the total only for answers that came whole. A policy that rejects much can so have a
+/// short time to first token. Therefore [`crate::compare`] does not call it better, and goodput counts what was
+/// rejected or lost as missed.
 #[derive(Clone, Debug)]
 pub struct Tally {
     targets: Targets,
@@ -293,8 +293,8 @@ impl Tally {
         &mut self.endpoints[endpoint]
     }
 
-    /// Notes the state of all servers, by their positions in the fleet. To be called in the order of time, at equal
-    /// distances.
+    /// Notes the state of all servers, by their positions in the fleet. To be called in the order
+    /// of time, at equal distances.
     pub fn sample(&mut self, at: Timestamp, samples: &[Sample]) {
         for (i, sample) in samples.iter().enumerate() {
             let counts = self.counts(i);
@@ -384,8 +384,8 @@ impl Tally {
         self.roles.iter().any(|roles| roles.has(Roles::PREFILL))
     }
 
-    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean; `None` when
-    /// there are none.
+    /// Part of the time in which servers of one [`Roles::kind`] had something to do, 0..=1, in their mean;
+    /// `None` when there are none.
     #[must_use]
     pub fn busy(&self, kind: usize) -> Option<f64> {
         let of_kind = || self.endpoints.iter().zip(&self.roles).filter(|(_, roles)| roles.kind() == kind);

@@ -434,7 +434,7 @@ fn waits_and_refusals_are_told_by_flow() {
     let text = table::render(&document, TableStyle::default());
     for line in [
         "random, priority 5, shop: 2 had a turn after 2.00 s in the mean, 3.00 s at most; 1 turned away",
-        "random, priority 0, nobody named: 1 had a turn after 0 s in the mean, 0 s at most; 2 turned away",
+        "random, priority 0, no tenant: 1 had a turn after 0 s in the mean, 0 s at most; 2 turned away",
     ] {
         assert!(text.contains(line), "{text}");
     }

@@ -1,5 +1,5 @@
-//! What a simulated model says to a prompt, known before it starts: equal requests get equal answers, on every server.
-//! Pure.
+//! What a simulated model says to a prompt, known before it starts: equal requests get equal
+//! answers, on every server. Pure.
 
 use crate::engine::{FinishReason, JobReport};
 use crate::kv::{BlockHash, content_hash};
@@ -41,8 +41,8 @@ impl GeneratedText {
         BlockHash::root(model, lora, None).then(content_hash(prompt)).then(u64::from(choice)).0
     }
 
-    /// The answer of `seed`: `output_tokens` long unless the request wants otherwise. `room` is what fits after the
-    /// prompt, tokens.
+    /// The answer of `seed`: `output_tokens` long unless the request wants otherwise. `room` is what
+    /// fits after the prompt, tokens.
     #[must_use]
     pub fn plan(seed: u64, limits: &AnswerLimits, output_tokens: u32, room: u32) -> Self {
         let by_itself = (!limits.ignore_eos).then_some(output_tokens.max(limits.min_tokens));

@@ -57,7 +57,7 @@ impl Quirks {
 pub struct ServerConfig {
     /// The model's names; answers carry the first. Never empty.
     pub models: Vec<String>,
-    /// Configuration of its engine.
+    /// Configuration of the engine, and of each rank.
     pub engine: EngineConfig,
     /// Engines behind its port, each with a cache of its own: vLLM's data-parallel ranks. At least 1.
     pub ranks: u16,

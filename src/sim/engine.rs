@@ -1,5 +1,5 @@
-//! The simulated inference engine: two queues, a step loop, a paged cache. No clock, no I/O: moments come in, events go
-//! out.
+//! The simulated inference engine: two queues, a step loop, a paged cache. No clock, no I/O: moments
+//! come in, events go out.
 //!
 //! Called by `sim::host` with the wall clock and by `replay` with virtual time. May import `clock` and its siblings
 //! `content`, `kv`, `latency`, `sequence`, `stats`, `tokenizer`. What goes in and comes out is in `job`, who is in the
@@ -63,9 +63,9 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Tell what the cache stores and drops, see [`Engine::take_kv_batches`].
     pub kv_events: bool,
-    /// Tell of every token. Without, an answer costs the machine what its blocks cost and not what its tokens cost;
-    /// nothing else differs but [`Engine::quiet_until`]. Times between tokens are counted either way, those of a step
-    /// all at once.
+    /// Tell of every token. Without, an answer costs the machine what its blocks cost and not what its tokens
+    /// cost; nothing else differs but [`Engine::quiet_until`]. Times between tokens are counted either way, those
+    /// of a step all at once.
     pub every_token: bool,
     /// Cards that it runs on, at least 1: an hour of it is so many GPU hours.
     pub gpus: u32,

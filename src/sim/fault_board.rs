@@ -22,7 +22,7 @@ impl FaultBoard {
         self.faults.send_replace(faults);
     }
 
-    /// Receiver of all changes.
+    /// A receiver that sees every later change.
     pub(super) fn watch(&self) -> watch::Receiver<Faults> {
         self.faults.subscribe()
     }

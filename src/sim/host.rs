@@ -1,8 +1,8 @@
 //! An engine on the wall clock: one task that sleeps until the engine's next event, and a channel for every request.
 //!
-//! There is one timer for the whole engine, however many streams are open: a step of the engine is one wake-up, and
-//! every stream that got a token is woken by its channel. Called by `sim::http`; may import the engine, `clock` and
-//! tokio.
+//! There is one timer for the whole engine, however many streams are open: a step of the engine is one
+//! wake-up, and every stream that got a token is woken by its channel. Called by `sim::http`; may import
+//! the engine, `clock` and tokio.
 
 use crate::engine::{Engine, EngineConfig, EngineEvent, Job, JobId, JobReport, Load, Refused};
 use crate::kv_events::encode::{KvEncoder, KvFrame};
@@ -153,8 +153,8 @@ impl EngineHost {
         jobs: Vec<Job>,
         claim: Option<Box<dyn RemoteBlocks>>,
     ) -> Result<Subscription, Refused> {
-        // Unbounded, yet small: a job sends at most one update a token, and a real server does not wait for slow
-        // readers either.
+        // Unbounded, yet small: a job sends at most one update a token, and a real server does not
+        // wait for slow readers either.
         let (sink, updates) = mpsc::unbounded_channel();
         let mut subscription =
             Subscription { host: self.clone(), jobs: Vec::with_capacity(jobs.len()), open: 0, updates, claim };

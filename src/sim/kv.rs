@@ -1,5 +1,5 @@
-//! The paged KV cache of a simulated engine: blocks with reference counts, reuse by hash chain, eviction of the least
-//! recently freed block.
+//! The paged KV cache of a simulated engine: blocks with reference counts, reuse by hash chain, eviction of
+//! the least recently freed block.
 //!
 //! Owns which block holds what and who refers to it, and on demand a record of what was stored and dropped; the engine
 //! owns which request has which blocks. Called by `sim::engine`. Imports `sim::content`. The behaviour is vLLM's (v1
@@ -27,8 +27,8 @@ impl BlockHash {
     #[must_use]
     pub fn root(model: &str, lora: Option<&str>, cache_salt: Option<&str>) -> Self {
         let root = [Some(model), lora, cache_salt].into_iter().fold(0, |before, part| {
-            // The length keeps ("ab", "c") apart from ("a", "bc"); u64::MAX keeps a missing part apart from an empty
-            // one.
+            // The length keeps ("ab", "c") apart from ("a", "bc"); u64::MAX keeps a missing part
+            // apart from an empty one.
             let length = part.map_or(u64::MAX, |text| text.len() as u64);
             xxh3_64_with_seed(part.unwrap_or_default().as_bytes(), mix(before ^ length))
         });
@@ -76,8 +76,8 @@ impl BlockId {
 pub struct KvBlock {
     /// The block and everything before it.
     pub hash: BlockHash,
-    /// The block alone: [`content_hash`] of its tokens, or what [`Contents`](crate::content::Contents) makes of its
-    /// pieces.
+    /// The block alone: [`content_hash`] of its tokens, or what
+    /// [`Contents`](crate::content::Contents) makes of its pieces.
     pub content: u64,
 }
 
@@ -100,7 +100,7 @@ pub enum KvEvent {
     },
     /// One copy of a block made room.
     Removed {
-        /// Hash of the block.
+        /// Hash of the block that was evicted.
         hash: BlockHash,
     },
     /// The cache was cleared completely.
@@ -119,8 +119,8 @@ struct CacheBlock {
     /// Neighbours in the free list; meaningless while `refs > 0`.
     previous: u32,
     next: u32,
-    /// Neighbours in the ring of blocks with equal content, in order of storing; the block itself when it is the only
-    /// one.
+    /// Neighbours in the ring of blocks with equal content, in order of storing; the block itself when
+    /// it is the only one.
     older: u32,
     newer: u32,
 }
@@ -208,7 +208,7 @@ impl KvCache {
         true
     }
 
-    /// Total number of blocks.
+    /// Number of blocks, free ones included.
     #[must_use]
     pub fn total(&self) -> u32 {
         u32::try_from(self.blocks.len()).unwrap_or(u32::MAX)

@@ -1,7 +1,7 @@
 //! How long a step of a simulated engine takes. Called by `sim::engine`; pure arithmetic.
 //!
-//! A step takes a base and, on top of it, the longer one of two: what the card computes, and what it reads from memory.
-//! Kernels overlap them.
+//! A step takes a base and, on top of it, the longer one of two: what the card computes, and what it reads
+//! from memory. Kernels overlap them.
 //!
 //! ```text
 //! t        = base + max(compute, memory)
@@ -35,8 +35,8 @@ pub const DEFAULT_STEP_BASE: Duration = Duration::from_millis(1);
 pub const DEFAULT_WEIGHT_READ: Duration = Duration::from_millis(6);
 /// 40 us: 16 GFLOP a token at 40 % of an H100's 989 TFLOP/s, i.e. 25,000 prompt tokens a second.
 pub const DEFAULT_PER_PREFILL_TOKEN: Duration = Duration::from_micros(40);
-/// 40 us: one token costs the card as much to compute as one of a prompt. Up to 150 sequences the reading of the
-/// weights hides it.
+/// 40 us: one token costs the card as much to compute as one of a prompt. Up to 150 sequences the reading
+/// of the weights hides it.
 pub const DEFAULT_PER_DECODE_SEQUENCE: Duration = DEFAULT_PER_PREFILL_TOKEN;
 /// 49 ns: 128 KiB of keys and values a token (32 layers, 8 KV heads of 128, bf16) at 80 % of 3.35 TB/s.
 pub const DEFAULT_PER_CONTEXT_TOKEN: Duration = Duration::from_nanos(49);
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_step_takes_its_base_and_the_longer_of_compute_and_memory() {
         let mut model = LatencyModel::default();
-        assert_eq!(model.step(StepWork::default()), Duration::from_millis(7), "the weights are read for nobody");
+        assert_eq!(model.step(StepWork::default()), Duration::from_millis(7), "an empty step reads the weights");
         let work =
             StepWork { prefill_tokens: 1000, prefill_pairs: 500_000, decode_sequences: 10, context_tokens: 10_000 };
         // 6.49 ms of reading are hidden behind the prompt.

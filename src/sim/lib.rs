@@ -69,15 +69,15 @@
 //! * A new sequence of `n` tokens reuses its longest cached chain, at most `floor((n - 1) / block_size)` blocks, since
 //!   the last token is always computed.
 //! * Generated tokens are cached as they fill blocks, except the last one, which is never computed.
-//! * The blocks of a finished sequence keep their content and join the free list, tail first. New blocks come from the
-//!   other end of that list: the least recently freed block is evicted first, and of one prompt the tail before the
-//!   head.
+//! * The blocks of a finished sequence keep their content and join the free list, tail first. New blocks
+//!   come from the other end of that list: the least recently freed block is evicted first, and of one
+//!   prompt the tail before the head.
 //! * `kv_usage` counts referenced blocks only.
 //!
 //! **KV events.** At the end of a step the engine publishes what its cache has stored and evicted since the last step.
-//! The blocks that one request filled in the step are one event, also copies of blocks that are cached already. Evicted
-//! blocks come before it, deepest first, one event each. A cleared cache is published with the next step. The hashes in
-//! the messages are vLLM's.
+//! The blocks that one request filled in the step are one event, also copies of blocks that are cached already.
+//! Evicted blocks come before it, deepest first, one event each. A cleared cache is published with the next step. The
+//! hashes in the messages are vLLM's.
 //!
 //! **Preemption.** When a running sequence needs a block and none is free, the sequence that was admitted last loses
 //! all its blocks and moves to the head of the queue. It later computes its prompt and its generated tokens again,
@@ -100,8 +100,8 @@
 //! rejected. Longer responses end there. With `max_num_queued`, a job is rejected while that many jobs wait.
 //!
 //! # What it does not model
-//! Sampling parameters, speculative decoding, several GPUs, offloading, multimodal encoders, and jitter: equal runs are
-//! equal.
+//! Sampling parameters, speculative decoding, several GPUs, offloading, multimodal encoders, and
+//! jitter: equal runs are equal.
 
 pub mod answer;
 pub mod config;

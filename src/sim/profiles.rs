@@ -1,5 +1,5 @@
-//! Engines that have a name: what a model on certain cards costs, holds and takes into a step, each with where its
-//! figures come from.
+//! Engines that have a name: what a model on certain cards costs, holds and takes into a step, each with
+//! where its figures come from.
 //!
 //! Called by `replay` and by users of a simulated pool who have no servers of their own to measure; imports
 //! `sim::engine`, `sim::latency` and `spelling`. Constants of one's own stand in a [`file`]. The figures are what data
@@ -19,8 +19,8 @@ use crate::latency::{DEFAULT_PER_RECEIVED_TOKEN, DEFAULT_STEP_BASE, DEFAULT_TRAN
 use attache_types::spelling::closest;
 use std::time::Duration;
 
-/// A prompt and its answer may have 131,072 tokens: the context of Llama 3.1 and 3.2, and room for every prompt of the
-/// published traces.
+/// A prompt and its answer may have 131,072 tokens: the context of Llama 3.1 and 3.2, and room for every
+/// prompt of the published traces.
 pub const LONG_CONTEXT: u32 = 131_072;
 /// 40,960 tokens: Qwen3-32B's own limit.
 pub const QWEN3_CONTEXT: u32 = 40_960;
@@ -41,7 +41,7 @@ pub enum ProfileError {
     /// No profile has this name.
     #[error("unknown engine profile `{name}`{hint}; there are {}", names())]
     Unknown {
-        /// Name that was requested.
+        /// The name that no profile has.
         name: String,
         /// The name that was probably meant, as a question; may be empty.
         hint: String,
@@ -49,7 +49,7 @@ pub enum ProfileError {
     /// Nothing goes at this speed.
     #[error("speed is {speed}, a number greater than 0 is needed")]
     Speed {
-        /// Speed that was requested.
+        /// The speed that is out of range.
         speed: f64,
     },
     /// A file's constants can't be used.
@@ -166,13 +166,13 @@ fn seventy_billion() -> EngineConfig {
     }
 }
 
-/// A pod of llm-d's published benchmark "KV-cache wins you can see" (September 2025) and its successors: Qwen3-32B, two
-/// H100.
+/// A pod of llm-d's published benchmark "KV-cache wins you can see" (September 2025) and
+/// its successors: Qwen3-32B, two H100.
 ///
 /// - cache: 307,328 tokens, as published, 19,208 blocks.
-/// - a token 51.3 us, a pair 2 ns (2.1 MFLOP, 4 x 64 layers x 8,192, at half of 2 x 989 TFLOP/s): a full step of 8,192
-///   prompt tokens then computes 16,700 tokens a second, between the 15,928 and the 20,480 that llm-d measured as the
-///   peak.
+/// - a token 51.3 us, a pair 2 ns (2.1 MFLOP, 4 x 64 layers x 8,192, at half of 2 x 989 TFLOP/s): a full step
+///   of 8,192 prompt tokens then computes 16,700 tokens a second, between the 15,928 and the 20,480 that
+///   llm-d measured as the peak.
 /// - base 2.9 ms: 128 all-reduces of 15 us and 1 ms.
 /// - weights 12.2 ms: 65.5 GB at 80 % of 2 x 3.35 TB/s.
 /// - a context token 49 ns: 256 KiB (64 layers, 8 KV heads of 128) at 80 % of 6.7 TB/s. With 15 to 35 sequences of that
@@ -226,8 +226,8 @@ fn small() -> EngineConfig {
 
 /// No card: a server whose time goes into prompts, so that what a policy saves is what its caches save. Blocks of 512
 /// tokens, as the published Mooncake traces tell prompts; 10 ms and 165 us a token, so that 6,000 tokens take a second
-/// to the first token and full steps compute 6,016 tokens a second; no pairs and no contexts, so that a token costs the
-/// same wherever it stands.
+/// to the first token and full steps compute 6,016 tokens a second; no pairs and no contexts, so that a token costs
+/// the same wherever it stands.
 ///
 /// It is kept for comparison with figures of earlier versions. Its limits: nothing is read from memory, so a step in
 /// which 20 sequences decode takes 10.6 ms whatever their contexts are. Its time per token measures how long answers
@@ -305,8 +305,8 @@ mod tests {
         }
         let small = by_name("8b-h100").unwrap();
         let [alone, many] = [1, 64].map(|sequences| decode(&small, sequences, 500).as_secs_f64());
-        // A lone request has 60 to 70 % of the bandwidth for 16.06 GB of weights, and a batch of 64 costs little more
-        // than one sequence.
+        // A lone request has 60 to 70 % of the bandwidth for 16.06 GB of weights, and a batch of 64 costs
+        // little more than one sequence.
         assert!((0.6..0.7).contains(&(16.06e9 / 3.35e12 / alone)), "{alone}");
         assert!(many < 1.3 * alone, "{many} beside {alone}");
         let bed = by_name("prefill-6000").unwrap();

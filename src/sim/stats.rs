@@ -37,7 +37,7 @@ impl Histogram {
         Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    /// Adds one value.
+    /// Adds one value to its bucket.
     pub fn observe(&mut self, value: f64) {
         self.observe_all(value, 1);
     }
@@ -65,13 +65,13 @@ impl Histogram {
         })
     }
 
-    /// Number of values.
+    /// Number of values in all buckets.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Sum of the values.
+    /// Sum of all values, for means.
     #[must_use]
     pub fn sum(&self) -> f64 {
         self.sum
@@ -105,7 +105,7 @@ pub struct EngineStats {
     pub received_tokens: u64,
     /// Jobs that have ended and whose blocks no decode server fetched before the lease ended.
     pub leases_expired: u64,
-    /// Number of steps.
+    /// Number of steps, idle time excluded.
     pub steps: u64,
     /// Time from arrival to first token (TTFT), seconds.
     pub ttft: Histogram,

@@ -64,7 +64,7 @@ pub fn decode(tokens: &[u32]) -> String {
 /// A part of a message's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Plain text content.
+    /// Text that is part of the prompt.
     Text(String),
     /// Something else, known by what it says (a URL, base64 data).
     Media(String),
@@ -75,7 +75,7 @@ pub enum Content {
 pub struct ChatTurn {
     /// `system`, `user`, `assistant`, `tool`, …
     pub role: String,
-    /// Contents in their order.
+    /// Contents of the message, in order.
     pub content: Vec<Content>,
 }
 

@@ -41,7 +41,7 @@ impl Algorithm {
     pub const ALL: [Algorithm; 4] =
         [Algorithm::Sha256, Algorithm::Sha256Cbor, Algorithm::Xxhash, Algorithm::XxhashCbor];
 
-    /// Spelling in vLLM's flags.
+    /// Spelling of the algorithm in vLLM's flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -138,7 +138,7 @@ pub enum ExtraForm {
 /// A LoRA adapter as vLLM knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lora<'a> {
-    /// Name of the adapter.
+    /// Name of the adapter, as requests give it.
     pub name: &'a str,
     /// Where it was loaded from: `root` in `/v1/models`. No part of the bare form.
     pub path: &'a str,

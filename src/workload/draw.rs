@@ -32,8 +32,8 @@ pub fn gamma(rng: &mut PickRng, shape: f64) -> f64 {
     }
 }
 
-/// A gap with mean 1 whose deviation is `cv` times its mean: 0 is a metronome, 1 the gaps of a Poisson process, more
-/// comes in bursts.
+/// A gap with mean 1 whose deviation is `cv` times its mean: 0 is a metronome, 1 the gaps of a Poisson
+/// process, more comes in bursts.
 pub fn gap(rng: &mut PickRng, cv: f64) -> f64 {
     if cv <= 0.0 {
         1.0
@@ -82,7 +82,7 @@ pub struct Spread {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum DistributionShape {
-    /// Uniform between the bounds.
+    /// All values between the bounds are equally likely.
     Uniform,
     /// `middle + deviation × z`.
     Normal { middle: f64, deviation: f64 },
@@ -93,8 +93,8 @@ enum DistributionShape {
 /// What [`Spread::parse`] reads.
 pub const SPREAD_SPELLING: &str = "300, 10..1000, 10..1000~300~150 or normal:10..1000~300~150 are spellings";
 
-/// Steps of the integral in [`Spread`]'s placing, and their length in deviations: ±8 deviations hold all that a million
-/// draws show.
+/// Steps of the integral in [`Spread`]'s placing, and their length in deviations: ±8 deviations hold all
+/// that a million draws show.
 const STEPS: i32 = 400;
 const STEP: f64 = 16.0 / STEPS as f64;
 

@@ -38,8 +38,8 @@ pub fn name(seed: u64, kind: TextKind, number: u64) -> u64 {
     mix(((kind as u64) << 56 | (number & (NUMBERS - 1))) ^ mix(seed))
 }
 
-/// The name of text `second` of `first`, for texts that are counted in two steps: `second` is below 2^20, `first` below
-/// 2^36.
+/// The name of text `second` of `first`, for texts that are counted in two steps: `second` is
+/// below 2^20, `first` below 2^36.
 #[must_use]
 pub fn name_of_pair(seed: u64, kind: TextKind, first: u64, second: u64) -> u64 {
     name(seed, kind, first << 20 | (second & ((1 << 20) - 1)))

@@ -71,8 +71,8 @@ pub struct Limited {
     requests: Option<u64>,
     until: Option<Timestamp>,
     given: u64,
-    /// Numbers of requests that came too late, ascending. One for each conversation that was open then, so they stay
-    /// few.
+    /// Numbers of requests that came too late, ascending. One for each conversation that was open
+    /// then, so they stay few.
     dropped: Vec<u64>,
     over: bool,
 }

@@ -19,7 +19,7 @@ pub enum Speaker {
 /// A part of a prompt. Neighbouring parts with one role form one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PromptPart {
-    /// Author of the text.
+    /// Author of the text, as chat role.
     pub role: Speaker,
     /// Name and length of the text.
     pub piece: Piece,
@@ -76,7 +76,7 @@ pub enum TraceError {
     /// The row with this number (from 1, as editors count lines) is wrong.
     #[error("row {row}: {message}")]
     Row {
-        /// Row number, from 1.
+        /// Row number in the file, from 1.
         row: u64,
         /// The field, its value, and what is allowed.
         message: String,
@@ -103,9 +103,9 @@ pub trait Workload: Send {
         None
     }
 
-    /// The number by which the request `number` is compared across runs: equal for the same request of two runs. Called
-    /// before `ended`. Requests of open loops keep their number. Those of closed loops are numbered in the order in
-    /// which they arrive.
+    /// The number by which the request `number` is compared across runs: equal for the same request of two runs.
+    /// Called before `ended`. Requests of open loops keep their number. Those of closed loops are numbered in the
+    /// order in which they arrive.
     fn pair(&self, number: u64) -> u64 {
         number
     }

@@ -78,8 +78,8 @@ pub fn workload(name: &str) -> Option<&'static Descriptor> {
 /// The workload that `spelling` stands for: its name, and behind a colon its parameters (`unique:qps=20,seconds=60`).
 ///
 /// # Errors
-/// When no workload is called so, a parameter is not one of its own, is given twice, or has a value that is not
-/// allowed.
+/// When no workload is called so, a parameter is not one of its own, is given twice, or has a
+/// value that is not allowed.
 pub fn build(spelling: &str, seed: u64) -> Built {
     let (name, parameters) = spelling.split_once(':').unwrap_or((spelling, ""));
     let Some(descriptor) = workload(name) else {

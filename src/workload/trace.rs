@@ -1,5 +1,5 @@
-//! Recorded workloads, read from files one row at a time: memory does not grow with the file, and what is wrong is
-//! named by its row.
+//! Recorded workloads, read from files one row at a time: memory does not grow with the file, and what is wrong
+//! is named by its row.
 //!
 //! | file | [`TraceFormat`] | prompts | source |
 //! |---|---|---|---|

@@ -1,12 +1,13 @@
-//! What a recording says of each answer: where it was made, when its first token and its end came, and of how many
-//! tokens it was.
+//! Reads from a recording the endpoint, the times and the length of each response.
 //!
-//! An answer tells enough when its first byte was its first token (it was streamed, and was good) and the server said
-//! how many tokens it has. All others are only known to have kept their server busy. Called by `cli::replay`; reads.
+//! A response is measured when it was streamed with success, so that its first byte is its first token, and when the
+//! server reported its token count. All other requests are only known to have loaded their server. Called by
+//! `cli::replay`; reads a file.
 
 use crate::record::{Lines, RecordError};
-use attache_record::{Decided, Line};
+use attache_record::{Decided, Ended, Line};
 use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ pub struct UnmeasuredRequest {
 pub struct RecordedLoad {
     /// Responses of known length and times.
     pub answers: Vec<MeasuredResponse>,
-    /// Requests of unknown cost.
+    /// Requests whose length or times are unknown.
     pub unmeasured: Vec<UnmeasuredRequest>,
     /// Tokens in a block, as the servers said last.
     pub block_size: Option<u32>,
@@ -109,47 +110,14 @@ impl Listener<'_> {
                 }
             }
             Line::Decide(decided) => self.decided(&decided),
-            Line::Moved { r, at, to } => {
-                self.now = at;
-                // What it cost where it was first is not known; that it was there is.
-                if let Some(mut open) = self.open.remove(&r) {
-                    self.load.unmeasured.push(open.unmeasured(at));
-                    if let Some((pool, _)) = self.servers.iter().find(|(_, server)| **server == open.server) {
-                        let pool = pool.0.clone();
-                        (open.server, open.decided, open.matched) = (self.server(&pool, to.0), at, 0);
-                        self.open.insert(r, open);
-                    }
-                }
-            }
+            Line::Moved { r, at, to } => self.moved(r, at, to),
             Line::First { r, at, good, .. } => {
                 self.now = at;
                 if let Some(open) = self.open.get_mut(&r) {
                     open.first = Some(at).filter(|_| good && open.streams);
                 }
             }
-            Line::End(ended) => {
-                self.now = ended.at;
-                let Some(open) = self.open.remove(&ended.r) else { return };
-                let count = |tokens: u64| u32::try_from(tokens).ok();
-                let generated = ended.completion_tokens.and_then(count).filter(|n| *n > 0 && ended.complete);
-                match open.first.zip(generated) {
-                    Some((first, generated_tokens)) => {
-                        let prompt_tokens = ended.prompt_tokens.and_then(count).unwrap_or(open.prompt_tokens);
-                        let cached = ended.cached_tokens.and_then(count).unwrap_or(open.matched);
-                        self.load.answers.push(MeasuredResponse {
-                            server: open.server,
-                            decided: open.decided,
-                            first,
-                            end: ended.at,
-                            prompt_tokens,
-                            // The last token of a prompt is always computed.
-                            cached_tokens: cached.min(prompt_tokens.saturating_sub(1)),
-                            generated_tokens,
-                        });
-                    }
-                    None => self.load.unmeasured.push(open.unmeasured(ended.at)),
-                }
-            }
+            Line::End(ended) => self.ended(&ended),
             Line::Drop { r } => {
                 if let Some(open) = self.open.remove(&r) {
                     self.load.unmeasured.push(open.unmeasured(self.now));
@@ -157,6 +125,41 @@ impl Listener<'_> {
             }
             _ => {}
         }
+    }
+
+    /// Envoy served a request at another endpoint. The first endpoint had it as load of unknown cost.
+    fn moved(&mut self, r: u64, at: Timestamp, to: EndpointId) {
+        self.now = at;
+        let Some(mut open) = self.open.remove(&r) else { return };
+        self.load.unmeasured.push(open.unmeasured(at));
+        if let Some((pool, _)) = self.servers.iter().find(|(_, server)| **server == open.server) {
+            let pool = pool.0.clone();
+            (open.server, open.decided, open.matched) = (self.server(&pool, to.0), at, 0);
+            self.open.insert(r, open);
+        }
+    }
+
+    fn ended(&mut self, ended: &Ended) {
+        self.now = ended.at;
+        let Some(open) = self.open.remove(&ended.r) else { return };
+        let count = |tokens: u64| u32::try_from(tokens).ok();
+        let generated = ended.completion_tokens.and_then(count).filter(|n| *n > 0 && ended.complete);
+        let Some((first, generated_tokens)) = open.first.zip(generated) else {
+            self.load.unmeasured.push(open.unmeasured(ended.at));
+            return;
+        };
+        let prompt_tokens = ended.prompt_tokens.and_then(count).unwrap_or(open.prompt_tokens);
+        let cached = ended.cached_tokens.and_then(count).unwrap_or(open.matched);
+        self.load.answers.push(MeasuredResponse {
+            server: open.server,
+            decided: open.decided,
+            first,
+            end: ended.at,
+            prompt_tokens,
+            // The last token of a prompt is always computed.
+            cached_tokens: cached.min(prompt_tokens.saturating_sub(1)),
+            generated_tokens,
+        });
     }
 
     fn decided(&mut self, d: &Decided) {

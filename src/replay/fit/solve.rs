@@ -11,8 +11,8 @@ pub(super) const COLUMNS: usize = 7;
 const APART: f64 = 0.03;
 /// A standard error beyond this part of the estimate says nothing.
 const UNSURE: f64 = 0.25;
-/// A row that misses by so many times what rows miss in the median is not what the formula is about: a server that
-/// waited for something.
+/// A row that misses by so many times what rows miss in the median is not what the formula is about: a
+/// server that waited for something.
 const OUTLIER: f64 = 6.0;
 /// So often is it looked for those.
 const ROUNDS: usize = 3;
@@ -51,7 +51,7 @@ pub enum Why {
     Unsure,
 }
 
-/// Result of one fit.
+/// Estimates of all columns, with their errors.
 #[derive(Clone, Debug)]
 pub(super) struct Solution {
     pub(super) estimates: [Estimate; COLUMNS],

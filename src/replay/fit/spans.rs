@@ -1,9 +1,9 @@
 //! Stretches of a server's time of which the work is known. Called by [`super`]; pure.
 //!
 //! An answer of `n` tokens goes on for `n - 1` steps behind its first. In each of them every other sequence that
-//! decodes there gets one token too; how many of its tokens fall into a part of its time is read off the pace of both.
-//! A prompt that fits into one step is computed in that which ends with its first token, a longer one since the prompt
-//! before it was done.
+//! decodes there gets one token too; how many of its tokens fall into a part of its time is read off the pace of
+//! both. A prompt that fits into one step is computed in that which ends with its first token, a longer one since the
+//! prompt before it was done.
 //!
 //! A step that computes prompts for longer than it reads weights and contexts hides the reading; any other step hides
 //! the computing. Prompts whose first tokens come at one moment were computed in one step.
@@ -85,8 +85,8 @@ struct Prompts {
 }
 
 impl Prompts {
-    /// Whether computing them takes longer than reading the weights and `context` tokens in each of their steps, with
-    /// these constants.
+    /// Whether computing them takes longer than reading the weights and `context` tokens in each of
+    /// their steps, with these constants.
     fn outlast(&self, context: f64, costs: &[f64; COLUMNS]) -> bool {
         let [weights, _, prefill, per_context, _, pair, _] = costs;
         self.computed * prefill + self.pairs * pair > self.steps * (weights + context * per_context)

@@ -1,45 +1,39 @@
 //! The picker of a recording: applies line after line and compares what comes out.
 
+use super::decision::{PlayedDecision, Trail, decide};
 use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
 use attache_config::Settings;
 use attache_config::settings::PoolSettings;
 use attache_pool::health::Observation;
 use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
-use attache_prefix::cache::{CacheConfig, Found, PrefixCache};
-use attache_prefix::learning::Lesson;
-use attache_protocol::Prompt;
+use attache_prefix::cache::{CacheConfig, PrefixCache};
 use attache_record::{Decided, Ended, Header, Line};
-use attache_scheduling::digest::{Digest, Digests};
-use attache_scheduling::plugin::{HeaderSource, Headers};
-use attache_scheduling::scheduler::{self, Explain, Subset};
-use attache_scheduling::{Booking, Order, PickContext, Registry, RequestFacts, Scheduler, Strategy};
+use attache_scheduling::{Booking, Registry, Scheduler};
 use attache_scrape::slo_profiles;
+use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
-use attache_types::rng::PickRng;
-use rand::SeedableRng;
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A pool as it was recorded.
 #[derive(Debug)]
-struct PoolState {
+pub(super) struct PoolState {
     name: Arc<str>,
     writer: PoolWriter,
-    snapshot: Arc<PoolSnapshot>,
+    pub(super) snapshot: Arc<PoolSnapshot>,
     cache: Arc<PrefixCache>,
-    /// All endpoints that there ever were.
-    known: BTreeMap<EndpointId, Arc<Endpoint>>,
+    /// All endpoints that the pool ever had, by id.
+    pub(super) known: BTreeMap<EndpointId, Arc<Endpoint>>,
 }
 
 /// A pool in one configuration.
 #[derive(Debug)]
-struct LivePool {
+pub(super) struct LivePool {
     number: u32,
-    cache: Arc<PrefixCache>,
-    scheduler: Scheduler,
-    stale_after: Duration,
+    pub(super) cache: Arc<PrefixCache>,
+    pub(super) scheduler: Scheduler,
+    pub(super) stale_after: Duration,
 }
 
 /// One recorded configuration with its pools.
@@ -48,8 +42,6 @@ struct RecordedConfig {
     settings: Settings,
     pools: BTreeMap<Arc<str>, LivePool>,
 }
-
-type Trail = (Arc<dyn Strategy>, String, Box<Digest>);
 
 /// A request that has not ended.
 #[derive(Debug)]
@@ -62,35 +54,6 @@ struct OpenRequest {
     trail: Option<Trail>,
     /// Where the live picker sent it.
     recorded: EndpointId,
-}
-
-/// The headers of a recorded request.
-#[derive(Debug)]
-struct Recorded<'a> {
-    known: &'a BTreeMap<String, Option<String>>,
-    missed: RefCell<BTreeSet<String>>,
-}
-
-impl HeaderSource for Recorded<'_> {
-    fn header(&self, name: &str) -> Option<&str> {
-        match self.known.get(name) {
-            Some(value) => value.as_deref(),
-            None => {
-                self.missed.borrow_mut().insert(name.to_owned());
-                None
-            }
-        }
-    }
-}
-
-/// What came of a decision here.
-struct PlayedDecision {
-    picks: Vec<Arc<Endpoint>>,
-    reason: String,
-    matched: u32,
-    prompt_tokens: u32,
-    booking: Option<Booking>,
-    trail: Option<Trail>,
 }
 
 #[derive(Debug)]
@@ -153,26 +116,11 @@ impl<'a> RecordingPlayer<'a> {
             }
             Line::Decide(decided) => self.decide(&decided, number),
             Line::Moved { r, at, to } => {
-                let endpoint = self.endpoint(r, to);
-                if let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) {
-                    let there = |b: &&mut Booking| b.endpoint().id == open.recorded;
-                    if let Some(booking) = open.booking.as_mut().filter(there) {
-                        booking.move_to(&endpoint, at);
-                        if let Some((strategy, model, trail)) = &open.trail {
-                            strategy.moved(model, trail, open.recorded, to, at);
-                        }
-                    }
-                    open.recorded = to;
-                }
+                self.moved(r, at, to);
                 Ok(())
             }
             Line::Health { r, at, id, outcome, api, client } => {
-                if let (Some(endpoint), Some(pool)) = (self.endpoint(r, id), self.live_pool(r)) {
-                    let (observation, policy) = (Observation { outcome, api, client }, pool.scheduler.health());
-                    let state = self.pools.get(&pool.number);
-                    let may_eject = || state.is_none_or(|state| state.snapshot.may_eject(&endpoint, at, policy));
-                    endpoint.health.observe(observation, at, policy, may_eject);
-                }
+                self.observe_health(r, at, id, Observation { outcome, api, client });
                 Ok(())
             }
             Line::ProbeLost { r, id } => {
@@ -196,6 +144,27 @@ impl<'a> RecordingPlayer<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// Envoy served a request at another endpoint than the first pick.
+    fn moved(&mut self, r: u64, at: Timestamp, to: EndpointId) {
+        let endpoint = self.endpoint(r, to);
+        let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) else { return };
+        let there = |b: &&mut Booking| b.endpoint().id == open.recorded;
+        if let Some(booking) = open.booking.as_mut().filter(there) {
+            booking.move_to(&endpoint, at);
+            if let Some((strategy, model, trail)) = &open.trail {
+                strategy.moved(model, trail, open.recorded, to, at);
+            }
+        }
+        open.recorded = to;
+    }
+
+    fn observe_health(&self, r: u64, at: Timestamp, id: EndpointId, observation: Observation) {
+        let (Some(endpoint), Some(pool)) = (self.endpoint(r, id), self.live_pool(r)) else { return };
+        let (state, policy) = (self.pools.get(&pool.number), pool.scheduler.health());
+        let may_eject = || state.is_none_or(|state| state.snapshot.may_eject(&endpoint, at, policy));
+        endpoint.health.observe(observation, at, policy, may_eject);
     }
 
     fn pool(&mut self, pool: u32, line: u64) -> Result<&mut PoolState, RecordError> {
@@ -360,112 +329,4 @@ impl<'a> RecordingPlayer<'a> {
         };
         booking.end(ended.complete, &ended.usage(), extend, ended.at);
     }
-}
-
-/// Decides as the live picker does, in the same order.
-fn decide(
-    pool: &LivePool,
-    state: &PoolState,
-    d: &Decided,
-    other: bool,
-    missing: &mut BTreeSet<String>,
-) -> PlayedDecision {
-    let headers = Recorded { known: &d.headers, missed: RefCell::default() };
-    let digests = Digests::replayed(d.digests.clone());
-    let looked = d.prompt.as_ref();
-    let prompt = Prompt {
-        text_bytes: looked.map_or(0, |l| l.text_bytes),
-        token_ids: looked.map_or(0, |l| l.token_ids),
-        media_tokens: looked.map_or(0, |l| l.media_tokens),
-        count: looked.map_or(0, |l| l.count),
-        ..Prompt::default()
-    };
-    let facts = RequestFacts {
-        model: &d.model,
-        prompt_tokens: d.estimated,
-        max_tokens: d.max_tokens,
-        priority: d.priority,
-        headers: Headers::of(&headers),
-        prompt: d.readable.then_some(&prompt),
-        payload: None,
-        waited: d.waited,
-        digests: Some(&digests),
-    };
-    let refused = |reason: String| {
-        let (booking, trail) = (None, None);
-        PlayedDecision { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking, trail }
-    };
-    let chosen = match pool.scheduler.choices.choose(&facts) {
-        Ok(chosen) => chosen,
-        Err(error) => return refused(error.reason.code().to_owned()),
-    };
-    let reads = chosen.choice.strategy.reads();
-    // Looked up whatever the strategy reads, to tell what was cached where; it is shown to strategies that read it.
-    let found: Option<Found> = looked.map(|l| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys));
-    let prompt_tokens = found.as_ref().filter(|_| reads.prefix).map_or(d.estimated, |f| f.prompt_tokens(&prompt));
-    let cx = PickContext {
-        request: RequestFacts { prompt_tokens, ..facts },
-        filter: chosen.filter.as_ref(),
-        prefix: found.as_ref().filter(|_| reads.prefix),
-        policy: d.policy,
-        ..PickContext::new(&state.snapshot, d.at, pool.stale_after)
-    };
-    let decided = if d.preset {
-        let picks: Vec<_> = d.picks.iter().filter_map(|id| state.known.get(id).cloned()).collect();
-        Ok((picks, d.reason.clone(), None))
-    } else {
-        let least_loaded = scheduler::least_loaded();
-        let strategy = if d.readable { &*chosen.choice.strategy } else { &*least_loaded };
-        let subset = d.subset.as_ref().map(|entries| {
-            let mut subset = Subset::default();
-            entries.iter().for_each(|entry| _ = subset.add(entry));
-            subset
-        });
-        let mut rng = PickRng::seed_from_u64(d.rng);
-        let decision = pool.scheduler.decide(strategy, &cx, subset.as_ref(), Explain::No, &mut rng);
-        decision.map(|decision| (decision.picks.to_vec(), decision.reason.to_owned(), decision.trail))
-    };
-    if other {
-        missing.extend(headers.missed.take().iter().map(|name| format!("the header `{name}` of some requests")));
-        if reads.prefix && d.readable && looked.is_none() {
-            missing.insert("the keys of some prompts".to_owned());
-        }
-        if digests.missed() {
-            missing.insert(format!("what `{}` makes of a prompt's text", chosen.choice.name));
-        }
-    }
-    let (picks, reason, trail) = match decided {
-        Ok(decided) => decided,
-        Err(error) => return refused(error.reason.code().to_owned()),
-    };
-    let trail = trail.map(|trail| (chosen.choice.strategy.clone(), d.model.to_string(), trail));
-    let Some(first) = picks.first() else { return refused(reason) };
-    let of_use = looked.is_some_and(|l| !l.skips_cache);
-    let held = found.as_ref().filter(|_| of_use).map_or(0, |f| f.tokens(f.depth(first.id).any));
-    let prompt_tokens = found.as_ref().map_or(d.estimated, |f| f.prompt_tokens(&prompt));
-    let matched = held.min(prompt_tokens);
-    let lesson = found.as_ref().zip(looked).map(|(found, l)| {
-        let whole = !found.is_exact(first.id) && !l.cold;
-        let only_text = l.media_tokens == 0 && l.token_ids == 0 && l.count == 1;
-        let lesson = Lesson {
-            tenant: l.tenant.clone(),
-            text_bytes: if only_text { l.text_bytes } else { 0 },
-            tells_cached: !l.skips_cache,
-            ..found.lesson(first.id, l.keys.clone(), whole)
-        };
-        (pool.cache.clone(), lesson)
-    });
-    let order = Order {
-        model: &d.model,
-        prompt_tokens,
-        cached_tokens: matched,
-        understood: d.readable,
-        streams: d.streams,
-        arrives: false,
-        share: chosen.choice.strategy.share(&cx, first),
-        lesson,
-    };
-    let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);
-    let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
-    PlayedDecision { picks, reason, matched, prompt_tokens, booking: Some(booking), trail }
 }

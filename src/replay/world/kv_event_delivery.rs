@@ -1,5 +1,5 @@
-//! KV events on their way from engines to the prefix index, with delay, loss and replay. Called by [`super::World`];
-//! pure.
+//! KV events on their way from engines to the prefix index, with delay, loss and
+//! replay. Called by [`super::World`]; pure.
 //!
 //! As in production: a batch that does not follow the previous one shows a gap. From then on the server's events are
 //! not trusted until a replay has brought the missing batches. The request for a replay and its response take one delay

@@ -19,8 +19,8 @@ use attache_types::clock::Timestamp;
 use attache_workload::Request;
 use std::time::Duration;
 
-/// 1 ms for the response of a leg within a data centre. All other network traffic takes no time, for whole and split
-/// requests alike.
+/// 1 ms for the response of a leg within a data centre. All other network traffic takes no time, for
+/// whole and split requests alike.
 const LEG_DELAY: Duration = Duration::from_millis(1);
 
 /// First job id of prefill legs; ids of requests are smaller.

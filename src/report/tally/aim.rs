@@ -83,8 +83,8 @@ impl Aim {
         Some(self.share_met()? >= self.objective.slo?.share)
     }
 
-    /// The mean of the time to the first token and the time of all further tokens, by their weights, seconds; `None`
-    /// without answers.
+    /// The mean of the time to the first token and the time of all further tokens, by their
+    /// weights, seconds; `None` without answers.
     #[must_use]
     pub fn weighted_mean(&self) -> Option<f64> {
         let Objective { ttft, tpot, .. } = self.objective;

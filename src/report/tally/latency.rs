@@ -3,11 +3,11 @@
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Largest duration that is recorded, microseconds: ten hours, longer than any request waits. Longer ones count as
-/// this.
+/// Largest duration that is recorded, microseconds: ten hours, longer than any request waits.
+/// Longer ones count as this.
 pub const MAX_MICROS: u64 = 36_000_000_000;
-/// Significant decimal digits that are kept: a quantile is then right to a thousandth, finer than any two policies
-/// differ.
+/// Significant decimal digits that are kept: a quantile is then right to a thousandth, finer
+/// than any two policies differ.
 pub const DIGITS: u8 = 3;
 
 /// Durations from 1 us to 10 h, to three digits, with an exact mean. About 200 KiB, whatever their number.
@@ -40,7 +40,7 @@ impl Latency {
         self.nanos += time.as_nanos() * u128::from(times);
     }
 
-    /// Number of durations recorded.
+    /// Number of durations that were recorded.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.micros.len()

@@ -88,8 +88,8 @@ impl TimelinePoint {
     }
 }
 
-/// At most [`MAX_POINTS`] points, each of equally many samples (the last may have fewer); when they are full,
-/// neighbours are joined.
+/// At most [`MAX_POINTS`] points, each of equally many samples (the last may have fewer); when they
+/// are full, neighbours are joined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// Samples that one point sums up; doubles when the points run out.

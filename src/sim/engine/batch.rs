@@ -21,7 +21,7 @@ const MAX_LISTS: u32 = if cfg!(test) { 4 } else { 4_096 };
 pub(super) struct BatchSeat {
     /// Counts admissions: the order of the batch.
     pub(super) rank: u64,
-    /// Index of the sequence.
+    /// Index of the sequence among all sequences.
     pub(super) slot: u32,
 }
 
@@ -83,8 +83,8 @@ impl RunningBatch {
         seat
     }
 
-    /// From the next step on one of those who read decodes: it has `computed` tokens computed, and `rest` more to say,
-    /// at least 1.
+    /// From the next step on one of those who read decodes: it has `computed` tokens computed, and `rest` more
+    /// to say, at least 1.
     pub(super) fn begin_to_decode(&mut self, seat: BatchSeat, computed: u32, rest: u32) {
         remove(&mut self.reading, seat);
         self.context += u64::from(computed);
@@ -112,8 +112,8 @@ impl RunningBatch {
         }
     }
 
-    /// Seats that begin a block in this step, and seats that fill one, in two lists; the same list twice when sequences
-    /// are not told apart.
+    /// Seats that begin a block in this step, and seats that fill one, in two lists; the same list twice when
+    /// sequences are not distinguished.
     pub(super) fn due(&self) -> (usize, usize) {
         (self.list_of(self.step, 0), self.list_of(self.step + 1, 0))
     }

@@ -146,8 +146,8 @@ impl Engine {
         Some(Pinned { tokens: pin.tokens, blocks: &pin.table, until: pin.until })
     }
 
-    /// Jobs that have ended and whose blocks are kept, and the number of these blocks; one that two jobs share counts
-    /// twice.
+    /// Jobs that have ended and whose blocks are kept, and the number of these blocks; one that
+    /// two jobs share counts twice.
     #[must_use]
     pub fn pins(&self) -> (usize, usize) {
         (self.pins.by_job.len(), self.pins.blocks)
@@ -201,8 +201,8 @@ impl Engine {
         }
     }
 
-    /// The prompt up to `received` is in the blocks; its last token is computed all the same, as the answer starts from
-    /// it.
+    /// The prompt up to `received` is in the blocks; its last token is computed all the same, as
+    /// the answer starts from it.
     fn take_over(&mut self, slot: u32, at: Timestamp, events: &mut Vec<EngineEvent>) {
         let sequence = &mut self.sequences[slot];
         let received = std::mem::take(&mut sequence.received);

@@ -77,7 +77,7 @@ pub enum Refused {
     Empty,
 }
 
-/// Why a job ended.
+/// Why a job ended, as APIs report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The response reached its own length.
@@ -91,7 +91,7 @@ pub enum FinishReason {
 /// Totals of a job that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobReport {
-    /// Why the job ended.
+    /// Why the job ended: length, stop or abort.
     pub reason: FinishReason,
     /// Length of the prompt, tokens.
     pub prompt_tokens: u32,

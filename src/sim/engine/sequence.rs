@@ -1,5 +1,5 @@
-//! One job inside the engine: how far it is, the blocks that hold it, and the store of all of them. Private to the
-//! engine.
+//! One job inside the engine: how far it is, the blocks that hold it, and the store of all of
+//! them. Private to the engine.
 
 use crate::content::{Contents, Piece};
 use crate::engine::{FinishReason, Job, JobId, JobPrompt, JobReport};
@@ -269,8 +269,8 @@ impl Sequence {
         }
     }
 
-    /// Brings the chain to `full` blocks. An answer's blocks are named when they are needed, and the last of most
-    /// answers never is.
+    /// Brings the chain to `full` blocks. An answer's blocks are named when they are needed, and the last
+    /// of most answers never is.
     fn spell(&mut self, full: usize) {
         while self.chain.len() < full {
             let tokens = match &mut self.tail {

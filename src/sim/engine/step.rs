@@ -8,9 +8,9 @@ use crate::stats::EngineStats;
 use attache_types::clock::Timestamp;
 
 impl Engine {
-    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then what
-    /// has received its prompt, then what waits, as long as there are tokens in the budget, seats in the batch and
-    /// blocks in the cache.
+    /// Chooses the work of the next step as vLLM's scheduler does: first what runs, in order of admission, then
+    /// what has received its prompt, then what waits, as long as there are tokens in the budget, seats in the batch
+    /// and blocks in the cache.
     pub(super) fn start_step(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) {
         self.looked = self.looked.max(at);
         self.expire(at);
@@ -129,8 +129,8 @@ impl Engine {
         self.batch.len() < self.config.max_num_seqs.max(1) as usize
     }
 
-    /// Takes those into the batch whose prompt has come from elsewhere, in the order in which it came. False when one
-    /// finds no room.
+    /// Takes those into the batch whose prompt has come from elsewhere, in the order in which it came. False
+    /// when one finds no room.
     fn admit_received(&mut self, at: Timestamp, budget: &mut u32, events: &mut Vec<EngineEvent>) -> bool {
         let mut index = 0;
         while *budget > 0 && self.has_seat() {
@@ -147,8 +147,8 @@ impl Engine {
                 self.join(slot, at, budget);
                 continue;
             }
-            // With an empty batch, no running job frees blocks: sequences that hold blocks without going on must not
-            // wait for each other.
+            // With an empty batch, no running job frees blocks: sequences that hold blocks without going on must
+            // not wait for each other.
             let last = self.transfers.ready.last().copied().filter(|last| self.batch.is_empty() && *last != slot);
             let Some(last) = last else { return false };
             self.transfers.remove(last);
@@ -203,8 +203,8 @@ impl Engine {
         *budget -= tokens;
     }
 
-    /// Gives a sequence its cached blocks and those for what it receives or for its first chunk; false when there is no
-    /// room.
+    /// Gives a sequence its cached blocks and those for what it receives or for its first chunk; false
+    /// when there is no room.
     fn place(&mut self, slot: u32, budget: u32) -> bool {
         let block_size = self.config.block_size.max(1);
         let sequence = &mut self.sequences[slot];
@@ -262,8 +262,8 @@ impl Engine {
         }
     }
 
-    /// Sequences that have read their whole prompt generate a token and decode from now on. Returns those that end with
-    /// it.
+    /// Sequences that have read their whole prompt generate a token and decode from now on. Returns
+    /// those that end with it.
     fn complete_reading(&mut self, at: Timestamp, events: &mut Vec<EngineEvent>) -> Vec<u32> {
         let mut ended = Vec::new();
         while let Some(seat) = self.batch.reading.first().copied() {

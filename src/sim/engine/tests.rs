@@ -90,8 +90,8 @@ fn arrivals_during_a_step_wait_for_its_end_even_when_the_caller_is_late() {
     engine.advance(Timestamp(0), &mut events);
     let end_of_first = engine.next_event_at().unwrap();
     let arrival = end_of_first.after(Duration::from_nanos(1));
-    // The caller did not come at the end of the first step; the second must not contain the job that came after its
-    // start.
+    // The caller did not come at the end of the first step; the second must not contain the job
+    // that came after its start.
     engine.submit(arrival, job(2, tokens(2, 16), 1)).unwrap();
     engine.advance(end_of_first, &mut events);
     assert_eq!(engine.load().waiting, 1);
@@ -165,8 +165,8 @@ fn an_answer_comes_back_as_a_piece_of_its_name() {
     let mut history = vec![Piece::new(1, 6)];
     for id in 1..6 {
         engine.submit(Timestamp(id << 40), turn(id, history.clone())).unwrap();
-        // Of each earlier turn 6 tokens of prompt and 10 of answer; of the last answer all but one token, which was not
-        // computed.
+        // Of each earlier turn 6 tokens of prompt and 10 of answer; of the last answer all but one
+        // token, which was not computed.
         let computed = (16 * (id as u32 - 1)).saturating_sub(1);
         assert_eq!(report(&run_dry(&mut engine), id).cached_tokens, computed / 4 * 4, "turn {id}");
         history.extend([Piece::new(700 + id, 10), Piece::new(1_000 + id, 6)]);

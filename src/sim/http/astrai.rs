@@ -1,7 +1,7 @@
 //! What AstrAI refuses and other servers take: parameters out of range, and messages without a content.
 //!
-//! A value of the wrong type is a 422, one out of range and a missing field a 400. What is no JSON at all is left to
-//! who reads it.
+//! A value of the wrong type is a 422, one out of range and a missing field a 400. What is no JSON at all is
+//! left to who reads it.
 
 use super::error::ApiError;
 use http::StatusCode;

@@ -15,7 +15,7 @@ use std::task::{Context, Poll, ready};
 const FILLER: &[u8] =
     b"# this page does not end, and what follows on it is the same again and again and again ........\n";
 
-/// Body of a response.
+/// Body of a response: bytes, stream, or nothing.
 #[derive(Debug)]
 pub(crate) enum SimBody {
     /// Bytes that are sent at once.

@@ -30,8 +30,8 @@ pub(super) fn reset_prefix_cache(server: &Server) -> Response<SimBody> {
     json_response(StatusCode::OK, &json!({"success": emptied.iter().all(|emptied| *emptied)}))
 }
 
-/// Page table of the engine that the request names, else of the first. At rest it equals the sum of all published
-/// events.
+/// Page table of the engine that the request names, else of the first. At rest it equals the
+/// sum of all published events.
 pub(super) fn blocks(server: &Server, call: &Call) -> Result<Response<SimBody>, ApiError> {
     let (Some(table), Some(config)) = (call.host.page_table(), &server.config.kv_events) else {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "this server publishes no KV events, and names no blocks"));

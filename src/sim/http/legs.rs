@@ -34,7 +34,7 @@ pub(super) struct Legs {
     disaggregated_params: Option<DisaggregatedParams>,
 }
 
-/// Parameters of TensorRT-LLM.
+/// Transfer parameters in TensorRT-LLM's request format.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct DisaggregatedParams {
@@ -127,8 +127,8 @@ pub(super) fn load_failed() -> ApiError {
 }
 
 impl Server {
-    /// What the job of a request has to do with other servers. Waits where a real server would: for the other leg, or
-    /// to find out that nobody is there.
+    /// The role of a request's job between prefill and decode servers. Waits where a real server would: for the other
+    /// leg, or for the timeout of a missing one.
     pub(super) async fn leg(&self, generation: &Generation) -> Result<Leg, ApiError> {
         let legs = &generation.legs;
         let leg = match self.pd.config.connector {

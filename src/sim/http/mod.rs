@@ -184,8 +184,8 @@ struct Call {
 }
 
 impl Server {
-    /// `kv`: outputs for the KV events of each engine; empty without events. `place`: position of the server in its
-    /// fleet.
+    /// `kv`: outputs for the KV events of each engine; empty without events. `place`: position of
+    /// the server in its fleet.
     pub(super) fn new(
         place: FleetPosition,
         clock: Clock,
@@ -243,9 +243,9 @@ impl Server {
         self.ranks.iter().map(|rank| &rank.host)
     }
 
-    /// The engine that a request names, in vLLM's header, else for inference the one that has least to do, as vLLM
-    /// counts: waiting requests four times. Whatever is not about one engine gets the first. `None` for a server
-    /// without engines.
+    /// The engine that a request names, in vLLM's header, else for inference the one that has least to do,
+    /// as vLLM counts: waiting requests four times. Whatever is not about one engine gets the first. `None`
+    /// for a server without engines.
     fn rank(&self, route: Route, headers: &HeaderMap) -> Result<Option<(usize, &Rank)>, ApiError> {
         let count = self.ranks.len();
         let named = headers.get(RANK_HEADER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
@@ -531,7 +531,7 @@ struct Started {
     reply: LegReply,
 }
 
-/// Responses that are complete.
+/// Complete responses of all jobs of a request.
 struct Whole {
     answers: Vec<GeneratedText>,
     reports: Vec<JobReport>,

@@ -29,8 +29,8 @@ pub(super) struct StreamUsage {
 }
 
 impl StreamUsage {
-    /// Adds up the reports of `choices` answers a prompt, prompt after prompt. A prompt counts once however many
-    /// answers it has.
+    /// Adds up the reports of `choices` answers a prompt, prompt after prompt. A prompt counts once
+    /// however many answers it has.
     pub(super) fn of(reports: &[JobReport], choices: usize, block_size: u32) -> Self {
         let mut usage = Self::default();
         for (index, report) in reports.iter().enumerate() {

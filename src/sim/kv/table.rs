@@ -79,7 +79,7 @@ impl BlockTable {
         self.slots[hole] = EMPTY;
     }
 
-    /// Removes all entries.
+    /// Removes all entries and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.slots.fill(EMPTY);
     }

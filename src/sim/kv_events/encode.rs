@@ -115,8 +115,8 @@ impl KvEncoder {
         }
     }
 
-    /// Takes note of an adapter and of where it was loaded from; the path of its first loading stays part of its
-    /// blocks' names.
+    /// Takes note of an adapter and of where it was loaded from; the path of its first loading stays
+    /// part of its blocks' names.
     pub fn adapter(&mut self, name: &Arc<str>, path: &str) {
         if !self.adapters.iter().any(|adapter| adapter.name == *name) {
             self.adapters.push(Adapter { name: name.clone(), path: path.to_owned() });
@@ -394,8 +394,8 @@ mod msgpack {
         out.extend_from_slice(bytes);
     }
 
-    /// A length: inside the byte where `fixed` (the byte, the greatest length) allows it, or after the code for 1, 2 or
-    /// 4 bytes.
+    /// A length: inside the byte where `fixed` (the byte, the greatest length) allows it, or after the code for
+    /// 1, 2 or 4 bytes.
     fn head(out: &mut Vec<u8>, length: usize, fixed: Option<(u8, usize)>, codes: [Option<u8>; 3]) {
         let [a, b, c, d] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
         let [one, two, four] = codes;

@@ -1,10 +1,10 @@
-//! Publishes what an engine's cache stores and drops, as vLLM does: frames on a ZMQ PUB socket, and a ROUTER socket
-//! that repeats them.
+//! Publishes what an engine's cache stores and drops, as vLLM does: frames on a ZMQ PUB socket, and a
+//! ROUTER socket that repeats them.
 //!
-//! [`encode`] turns an engine's batches into frames and is pure: callers in virtual time can use it, or take the
-//! engine's own [`KvBatch`](crate::engine::KvBatch)es and spare the hashing. `publish` and `replay` are the sockets.
-//! Called by `sim::host` and `sim::fleet`; may import the pure part of `sim`, `clock`, and tokio and zeromq in the
-//! sockets.
+//! [`encode`] turns an engine's batches into frames and is pure: callers in virtual time can use it, or take
+//! the engine's own [`KvBatch`](crate::engine::KvBatch)es and spare the hashing. `publish` and `replay` are
+//! the sockets. Called by `sim::host` and `sim::fleet`; may import the pure part of `sim`, `clock`, and tokio
+//! and zeromq in the sockets.
 
 pub mod encode;
 #[cfg(feature = "zmq")]
@@ -85,8 +85,8 @@ pub struct KvEventsConfig {
     pub algorithm: Algorithm,
     /// `PYTHONHASHSEED`, or what stands for it.
     pub seed: String,
-    /// Number of blocks that are also reported to lie in host memory, latest first, as by vLLM's `OffloadingConnector`.
-    /// 0 for none.
+    /// Number of blocks that are also reported to lie in host memory, latest first, as by
+    /// vLLM's `OffloadingConnector`. 0 for none.
     pub offload_blocks: usize,
 }
 

@@ -1,5 +1,5 @@
-//! One server's publisher: frames from its engine, out on a PUB socket that binds or connects, with the faults that are
-//! asked for.
+//! One server's publisher: frames from its engine, out on a PUB socket that binds or connects, with the
+//! faults that are asked for.
 //!
 //! A restart closes the sockets and opens new ones on the same ports, as a new process would. A frame is kept for
 //! repetition before it is sent, so that a subscriber that missed it can request it at once. Called by `sim::fleet`.
@@ -124,8 +124,8 @@ pub(crate) fn open(
         topic: topic.clone(),
         buffer_steps: config.buffer_steps,
     };
-    // Unbounded: an engine does not wait for its events, and the publisher takes them as fast as they come unless a
-    // fault holds it.
+    // Unbounded: an engine does not wait for its events, and the publisher takes them as fast as they come
+    // unless a fault holds it.
     let (frames_in, frames) = mpsc::unbounded_channel();
     let (restarts_in, restarts) = mpsc::unbounded_channel();
     let publisher = Publisher {

@@ -36,10 +36,10 @@ impl LoadError {
     ];
 }
 
-/// Counters since the start.
+/// Counters of one server since its start.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Requests without transfer parameters.
+    /// Requests that carry no transfer parameters.
     pub(crate) whole: AtomicU64,
     pub(crate) prefills: AtomicU64,
     pub(crate) decodes: AtomicU64,
@@ -66,12 +66,12 @@ impl Counts {
         }
     }
 
-    /// Failures by their names.
+    /// Number of failures by name of the failure.
     pub(crate) fn failed(&self) -> impl Iterator<Item = (&'static str, u64)> {
         LoadError::ALL.iter().zip(&self.failed).map(|((_, name), count)| (*name, count.load(Ordering::Relaxed)))
     }
 
-    /// Sum of all failures.
+    /// Number of failures of all kinds.
     pub(crate) fn failures(&self) -> u64 {
         self.failed().map(|(_, count)| count).sum()
     }
@@ -82,7 +82,7 @@ impl Counts {
         lost.map_or(0, |(_, (_, count))| count)
     }
 
-    /// Legs by their names.
+    /// Number of legs by name of the leg.
     pub(crate) fn legs(&self) -> [(&'static str, u64); 7] {
         [
             ("whole", &self.whole),

@@ -6,11 +6,11 @@
 //!
 //! # What is modelled
 //! NIXL as vLLM 0.32 has it on the wire: the prefill's reply names its blocks, the decode leg must name them back,
-//! exactly; the blocks stay under a lease, which the decode server's heartbeats extend from the moment on when it has
-//! the request, and are free when they were read or the decode's client has gone. Servers of one fleet know each other,
-//! all others are unknown. Two things differ: a wrong leg fails when it comes, not when it is scheduled, and the
-//! simulator looks at the tokens: a decode leg whose prompt is not what was prefilled fails, where a real server would
-//! answer nonsense.
+//! exactly; the blocks stay under a lease, which the decode server's heartbeats extend from the moment on when it
+//! has the request, and are free when they were read or the decode's client has gone. Servers of one fleet know
+//! each other, all others are unknown. Two things differ: a wrong leg fails when it comes, not when it is
+//! scheduled, and the simulator looks at the tokens: a decode leg whose prompt is not what was prefilled fails,
+//! where a real server would answer nonsense.
 
 use std::time::Duration;
 
@@ -29,14 +29,14 @@ pub const DEFAULT_BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(300);
 /// 5600: vLLM's side channel; the first server of a fleet has it, the others those that follow.
 pub const DEFAULT_SIDE_CHANNEL_PORT: u16 = 5_600;
 
-/// What a server is for. Any server does what it is asked; the role says what it should be asked, and `/sim/pd` counts
-/// the rest.
+/// What a server is for. Any server does what it is asked; the role says what it should be asked,
+/// and `/sim/pd` counts the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Role {
     /// Whole requests, and either leg.
     #[default]
     Both,
-    /// Prefill legs only.
+    /// Prefill legs; `/sim/pd` counts all other requests.
     Prefill,
     /// Decode legs and whole requests.
     Decode,

@@ -187,8 +187,8 @@ impl Peer {
     }
 }
 
-/// The right to read blocks that another server keeps: its heartbeats hold the lease, and when it goes the blocks are
-/// free.
+/// The right to read blocks that another server keeps: its heartbeats hold the lease, and when it
+/// goes the blocks are free.
 #[derive(Debug)]
 pub(crate) struct BlockClaim {
     peer: Arc<Peer>,
@@ -225,8 +225,8 @@ impl BlockClaim {
         u32::try_from(self.kept.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// The claim, if the first `there` tokens in the blocks are those of the prompt, as far as it goes; `all`: and it
-    /// goes that far.
+    /// The claim, if the first `there` tokens in the blocks are those of the prompt, as far as it goes; `all`:
+    /// and it goes that far.
     pub(crate) fn checked(
         mut self,
         prompt: &[u32],

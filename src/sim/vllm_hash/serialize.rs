@@ -92,8 +92,8 @@ fn pickle_strings(out: &mut Vec<u8>, strings: &[&str]) {
     close_tuple(out, strings.len());
 }
 
-/// Every string is written out. Python refers back where it meets the same object again, which separate values of a
-/// request are not.
+/// Every string is written out. Python refers back where it meets the same object again, which separate values
+/// of a request are not.
 fn pickle_str(out: &mut Vec<u8>, text: &str) {
     match u8::try_from(text.len()) {
         Ok(length) => out.extend_from_slice(&[op::SHORT_BINUNICODE, length]),
@@ -138,7 +138,7 @@ fn low_byte(length: usize) -> u8 {
     length as u8
 }
 
-/// Major types of CBOR.
+/// Major types of CBOR (RFC 8949, section 3.1).
 mod major {
     pub(super) const UNSIGNED: u8 = 0;
     pub(super) const BYTES: u8 = 2;

@@ -12,9 +12,9 @@ pub const MAX_WAITING: usize = 100_000;
 
 /// The requests of an open-loop workload, sent by clients in a closed loop. Their own times are not looked at.
 ///
-/// Requests of one session are sent one after the other, in their order, by the client that has the session. What would
-/// follow from the answers of the inner workload is not asked for: a workload that is a closed loop already must not be
-/// wrapped.
+/// Requests of one session are sent one after the other, in their order, by the client that has the session.
+/// What would follow from the answers of the inner workload is not asked for: a workload that is a closed loop
+/// already must not be wrapped.
 ///
 /// Answers come when the workload may fail to be read; the error is then kept for [`Workload::next`], so a driver asks
 /// that once more at the end.

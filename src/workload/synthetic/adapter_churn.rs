@@ -2,8 +2,8 @@
 //! seconds others take their places. Who learned where an adapter is loaded has to learn again, and who spreads all
 //! adapters over all servers makes them swap.
 //!
-//! Source: ours, after fleets with an adapter for each customer, who work at different hours. `lora-mix` has
-//! popularities that stay.
+//! Source: ours, after fleets with an adapter for each customer, who work at different hours.
+//! `lora-mix` has popularities that stay.
 
 use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, STAGES, system, user};
 use super::parameters::{MAX_TOKENS, Parameter, Values};

@@ -51,8 +51,8 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// As `stages` (`QPSxSECONDS`, `/` between them), `qps`, `seconds` and `cv` say, with `pause` seconds of silence
-    /// between stages.
+    /// As `stages` (`QPSxSECONDS`, `/` between them), `qps`, `seconds` and `cv` say, with `pause`
+    /// seconds of silence between stages.
     pub(super) fn read(values: &Values<'_>, pause: f64, seed: u64) -> Result<Self, ParamError> {
         let stages = if values.text(QPS.name).is_empty() {
             if values.is_given(SECONDS.name) {

@@ -1,6 +1,6 @@
-//! `burst`: silence, then many equal prompts at once. The first answers come too late to tell who holds the prefix, and
-//! reported metrics are too old to tell who is busy: what a picker has not remembered of its own decisions, it does not
-//! know.
+//! `burst`: silence, then many equal prompts at once. The first answers come too late to tell who holds the
+//! prefix, and reported metrics are too old to tell who is busy: what a picker has not remembered of its own
+//! decisions, it does not know.
 //!
 //! Source: made for this project.
 

@@ -22,8 +22,8 @@ const MAX_TURNS: f64 = 1_000_000.0;
 /// Tokens of a volatile head: Claude Code's billing header has some thirty.
 const VOLATILE_TOKENS: u32 = 32;
 
-// The parameters that all such workloads have. Where the default is empty, each puts the one of its source in its
-// place.
+// The parameters that all such workloads have. Where the default is empty, each puts the one of
+// its source in its place.
 
 /// How long the clients take to begin.
 pub(super) const RAMP: Parameter =
@@ -57,7 +57,7 @@ pub(super) const CONTEXT: Parameter = Parameter {
 };
 /// Whether their heads change from request to request.
 pub(super) const VOLATILE: Parameter =
-    Parameter { name: "volatile", default: "false", meaning: "begin every prompt with 32 tokens that nobody else has" };
+    Parameter { name: "volatile", default: "false", meaning: "begin every prompt with 32 unique tokens" };
 
 /// What the conversations of one workload are like.
 struct ConversationShape {
@@ -94,7 +94,7 @@ struct Conversation {
 pub(super) struct Conversations {
     shape: ConversationShape,
     seed: u64,
-    /// Clients that have begun.
+    /// Number of clients that have begun.
     clients: u64,
     /// Conversations that have begun so far.
     conversations: u64,

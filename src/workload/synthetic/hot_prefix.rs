@@ -1,10 +1,10 @@
-//! `hot-prefix`: one of many prefixes becomes hot. At first all are asked for alike; then the share of one rises until
-//! it is most of the traffic. Who sends a prefix to one server only, overloads that server; who spreads it too soon,
-//! copies it everywhere.
+//! `hot-prefix`: one of many prefixes becomes hot. At first all are asked for alike; then the share of one rises
+//! until it is most of the traffic. Who sends a prefix to one server only, overloads that server; who spreads it
+//! too soon, copies it everywhere.
 //!
-//! Source: the hot key of Neutree's bounded-load hashing, whose bound fails on an idle fleet, and KubeAI #519 (a
-//! quarter of all requests with one prefix went to one of hundreds of servers). They name no figures; the figures here
-//! are ours.
+//! Source: the hot key of Neutree's bounded-load hashing, whose bound fails on an idle fleet, and KubeAI
+//! #519 (a quarter of all requests with one prefix went to one of hundreds of servers). They name no
+//! figures; the figures here are ours.
 
 use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, system, user};
 use super::parameters::{Parameter, Values};
@@ -26,11 +26,7 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
         },
         Parameter { name: "peak", default: "0.8", meaning: "share of all requests that the hot one has in the end" },
         Parameter { name: "prefix", default: "4000", meaning: "tokens of a prefix" },
-        Parameter {
-            name: "question",
-            default: "200",
-            meaning: "tokens behind it, never the same unless `repeat` says so",
-        },
+        Parameter { name: "question", default: "200", meaning: "tokens behind it, unique unless `repeat` is set" },
         Parameter {
             name: "repeat",
             default: "false",

@@ -1,5 +1,5 @@
-//! `shared-prefix-ladder` and `shared-prefix`: groups of prompts with a system prompt in common, asked again and again
-//! at rising rates.
+//! `shared-prefix-ladder` and `shared-prefix`: groups of prompts with a system prompt in common, asked again
+//! and again at rising rates.
 //!
 //! Each group has one system prompt and several questions. All pairs are put into one random order, which repeats until
 //! the time is over, as the generator `shared_prefix` of inference-perf does. The ladder is what llm-d publishes its

@@ -2,9 +2,9 @@
 //! and is answered with the next call. Almost all of a prompt was there in the turn before, so who moves an agent to
 //! another server computes its history again.
 //!
-//! Lengths follow the published shape of such traffic (long inputs that are mostly cached, short answers, pauses of a
-//! tool's run: Mooncake's `toolagent` trace has 8,600 tokens in and 182 out with 59 % to be cached). How they are
-//! spread is ours.
+//! Lengths follow the published shape of such traffic (long inputs that are mostly cached, short answers, pauses
+//! of a tool's run: Mooncake's `toolagent` trace has 8,600 tokens in and 182 out with 59 % to be cached). How
+//! they are spread is ours.
 
 use super::Descriptor;
 use super::conversations::{

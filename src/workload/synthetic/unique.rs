@@ -1,5 +1,5 @@
-//! `unique`: prompts that share nothing. Caches are of no use, so a policy can only win by balancing, and loses by
-//! looking for prefixes.
+//! `unique`: prompts that share nothing. Caches are of no use, so a policy can only win by balancing, and
+//! loses by looking for prefixes.
 
 use super::arrivals::{Arrivals, CV, OpenLoop, QPS, RequestContent, SECONDS, user};
 use super::parameters::{Parameter, Values};

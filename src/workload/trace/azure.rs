@@ -65,8 +65,8 @@ impl RowParser for Azure {
     }
 }
 
-/// Nanoseconds since 1970 of a date `2023-11-16 18:17:03.9799600+00:00`, where the fraction and the zone may be
-/// missing.
+/// Nanoseconds since 1970 of a date `2023-11-16 18:17:03.9799600+00:00`, where the fraction and
+/// the zone may be missing.
 fn date(text: &str) -> Option<Timestamp> {
     let (date, rest) = text.split_once([' ', 'T'])?;
     let (year, month_day) = date.split_once('-')?;

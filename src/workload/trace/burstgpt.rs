@@ -1,10 +1,10 @@
 //! BurstGPT: CSV with the headings `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`, in newer
 //! files also `Session ID` and `Elapsed time`.
 //!
-//! Timestamps are seconds. What prompts share is known within a session only: the prompt begins with all that was asked
-//! and answered in it before. A prompt that is not longer than that can't hold it, so the session has begun anew and
-//! shares nothing. Rows with 0 response tokens are requests that failed at the source; they are asked all the same, for
-//! one token. Source: HPMLL/BurstGPT.
+//! Timestamps are seconds. What prompts share is known within a session only: the prompt begins with all that was
+//! asked and answered in it before. A prompt that is not longer than that can't hold it, so the session has begun anew
+//! and shares nothing. Rows with 0 response tokens are requests that failed at the source; they are asked all the
+//! same, for one token. Source: HPMLL/BurstGPT.
 
 use super::RowParser;
 use super::fields::{columns, position, time, tokens};
@@ -18,8 +18,8 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const HEADINGS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
 /// The column that may be there.
 const SESSION: &str = "Session ID";
-/// Sessions whose history is remembered; the one that began first is forgotten for a new one. Far more than are ever
-/// open at once.
+/// Sessions whose history is remembered; the one that began first is forgotten for a new one. Far more than
+/// are ever open at once.
 pub const MAX_SESSIONS: usize = 100_000;
 
 /// The rule of the format.

@@ -60,8 +60,8 @@ pub(super) fn time(field: &str, got: Option<&str>, unit: &str, digits_less: u32)
     })
 }
 
-/// A decimal number times 10^`digits`, what is left behind the point cut off; `None` when it is none, negative or too
-/// large.
+/// A decimal number times 10^`digits`, what is left behind the point cut off; `None` when it is
+/// none, negative or too large.
 fn scaled(text: &str, digits: u32) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let is_plain = |part: &str| part.bytes().all(|b| b.is_ascii_digit());

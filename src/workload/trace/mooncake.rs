@@ -2,9 +2,9 @@
 //!
 //! `{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2354]}`: milliseconds,
 //! tokens, tokens, and one id for each block of 512 tokens of the prompt, the last of which may be cut. Equal ids are
-//! equal tokens, and an id implies all that comes before it. Other fields are passed over. Source: Mooncake (FAST'25),
-//! `FAST25-release/traces` in kvcache-ai/Mooncake (conversation, toolagent and synthetic trace), and other traces with
-//! the same fields.
+//! equal tokens, and an id implies all that comes before it. Other fields are passed over. Source: Mooncake
+//! (FAST'25), `FAST25-release/traces` in kvcache-ai/Mooncake (conversation, toolagent and synthetic trace), and other
+//! traces with the same fields.
 
 use super::RowParser;
 use super::fields::{shown, time, tokens, wrong};

@@ -156,8 +156,8 @@ fn text(field: &str, got: Option<&RawValue>) -> Result<Option<Arc<str>>, String>
     }
 }
 
-/// Writes requests in this format. They must come in the order of time; their numbers are not written, for a reader
-/// counts again.
+/// Writes requests in this format. They must come in the order of time; their numbers are not written,
+/// for a reader counts again.
 #[derive(Debug)]
 pub struct TraceWriter<W> {
     out: W,
@@ -209,7 +209,7 @@ impl<W: Write> TraceWriter<W> {
         writeln!(out, "}}")
     }
 
-    /// Returns the writer, unflushed.
+    /// Returns the inner writer without flushing it.
     pub fn into_inner(self) -> W {
         self.out
     }

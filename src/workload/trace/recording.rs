@@ -168,7 +168,7 @@ mod tests {
         let pieces: Vec<_> = first.prompt.iter().map(|p| (p.piece.name, p.piece.tokens)).collect();
         assert_eq!(pieces[..2], [(name_of_block(1), 16), (name_of_block(2), 16)]);
         assert_eq!((pieces.len(), pieces[2].1, first.prompt_tokens()), (3, 8, 40));
-        assert_ne!(first.prompt[2], second.prompt[2], "what is behind the last block is nobody else's");
+        assert_ne!(first.prompt[2], second.prompt[2], "text behind the last block is unique");
         let third = next().unwrap();
         assert_eq!((third.at.0, third.answer.tokens, third.prompt_tokens()), (1_000, 1, 40), "it had not ended");
         assert_eq!(next(), None);
