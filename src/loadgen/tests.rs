@@ -11,6 +11,7 @@ use attache_workload::pace::{ClosedLoop, Limited};
 use attache_workload::synthetic;
 use attache_workload::{PromptPart, Speaker};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 #[derive(Default)]
 struct Seen(Vec<Served>);

@@ -34,7 +34,7 @@ pub(super) struct LiveArgs {
     #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "Real gateway")]
     api: LiveApi,
     /// Requests in flight at most; further requests are sent late
-    #[arg(long, value_name = "N", default_value_t = live::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "Real gateway")]
+    #[arg(long, value_name = "N", default_value_t = loadgen::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "Real gateway")]
     max_in_flight: usize,
     /// Timeout of one request
     #[arg(long, value_name = "TIME", value_parser = crate::config::units::parse_duration, default_value = "5m", requires = "target", help_heading = "Real gateway")]
@@ -224,7 +224,7 @@ async fn play(
             on_signal.cancel();
         }
     });
-    let played = live::play(&config, workload, &mut observer, &stop).await;
+    let played = loadgen::play(&config, workload, &mut observer, &stop).await;
     signal.abort();
     bar.finish_and_clear();
     let outcome = played?;
