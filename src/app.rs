@@ -325,10 +325,14 @@ fn pages(
 }
 
 async fn explain(picker: &Picker, asked: &admin::Asked, now: Timestamp) -> Result<serde_json::Value, RequestError> {
-    let content_type = asked.content_type.as_deref();
-    let pool = asked.pool.as_deref();
-    let explained =
-        explain::explain(picker, &picker.config(), pool, &asked.path, content_type, &asked.body, now).await?;
+    let query = ExplainQuery {
+        pool: asked.pool.as_deref(),
+        path: &asked.path,
+        content_type: asked.content_type.as_deref(),
+        body: &asked.body,
+        now,
+    };
+    let explained = explain::explain(picker, &picker.config(), query, warmer::run).await?;
     serde_json::to_value(explained).map_err(|e| RequestError::new(Reason::Internal, e.to_string()))
 }
 

@@ -7,7 +7,9 @@ use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword, one_of};
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::endpoint_picker;
-use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount};
+use super::settings::{
+    CountIn, ModelsAnswer, OnStoreFailure, OnUnknownUser, OnUnparseable, TokenizerFallback, UnknownPaths, UsageCount,
+};
 use attache_disagg::Fallback;
 use attache_flow::{EvictRunning, Overflow};
 use attache_pool::Engine;
@@ -172,14 +174,14 @@ sections! {
     }
     /// How the ext-proc exchange behaves.
     Exchange {
-        "onUnparseable" => on_unparseable: OnUnparseable,
+        "onUnparseable" => on_unparseable: OnUnparseable = word,
         "conformanceHeaders" => conformance_headers: bool,
         "trustClientHeaders" => trust_client_headers: bool,
         "sessionHeaders" => session_headers: Vec<At<String>>,
         "prefillEndpointHeader" => prefill_endpoint_header: bool,
         "tenant" => tenant: Tenant,
         "disableEndpointSubsetFilter" => disable_endpoint_subset_filter: bool,
-        "models" => models: ModelsAnswer,
+        "models" => models: ModelsAnswer = word,
         "reportUsage" => report_usage: ReportUsage,
         "explain" => explain: Explain,
         "objectives" => objectives: Vec<(At<String>, At<i32>)>,
@@ -193,7 +195,7 @@ sections! {
     ReportUsage {
         "namespace" => namespace: String,
         "key" => key: String,
-        "count" => count: UsageCount,
+        "count" => count: UsageCount = word,
     }
     /// Limits on requests, tenants and models.
     LimitsSection {
@@ -580,10 +582,6 @@ keywords! {
     TokenizerFallback: "none" => TokenizerFallback::None, "characters" => TokenizerFallback::Characters,
         "tiktoken" => TokenizerFallback::Tiktoken;
     Scheme: "http" => Scheme::Http, "https" => Scheme::Https;
-    OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
-    ModelsAnswer: "server" => ModelsAnswer::Server, "pool" => ModelsAnswer::Pool;
-    UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,
-        "completion" => UsageCount::Completion, "total" => UsageCount::Total;
 }
 
 /// A type of another crate whose values each have one keyword in the file.
@@ -614,4 +612,12 @@ words! {
     EvictRunning: "never" => EvictRunning::Never, "unanswered" => EvictRunning::Unanswered, "any" => EvictRunning::Any;
     Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
     Overflow: "newcomer" => Overflow::Newcomer, "longest-flow" => Overflow::LongestFlow;
+    OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
+    ModelsAnswer: "server" => ModelsAnswer::Server, "pool" => ModelsAnswer::Pool;
+    UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,
+        "completion" => UsageCount::Completion, "total" => UsageCount::Total;
+    CountIn: "memory" => CountIn::Memory, "redis" => CountIn::Redis;
+    OnStoreFailure: "allow" => OnStoreFailure::Allow, "refuse" => OnStoreFailure::Refuse;
+    OnUnknownUser: "default" => OnUnknownUser::Default, "refuse" => OnUnknownUser::Refuse;
+    UnknownPaths: "estimate" => UnknownPaths::Estimate, "reject" => UnknownPaths::Reject;
 }

@@ -1,5 +1,5 @@
-//! What gateways say in headers and beside the messages, as the picker reads it: the subset hint, the endpoint that served, why a response
-//! is what it is.
+//! What gateways say in headers and beside the messages, as the picker reads it: the subset hint, the endpoint that
+//! served, why a response is what it is.
 
 use attache_picker::head::Header;
 use attache_picker::response::{Origin, ResponseHead};
@@ -53,8 +53,8 @@ pub fn client_address(attributes: &HashMap<String, Struct>) -> Option<&str> {
     attribute(attributes, "source.address")
 }
 
-/// The origin of a response by `response.code_details`. Headers of the response do not count: a server can set all of them, and echo what a
-/// client sent.
+/// The origin of a response by `response.code_details`. Headers of the response do not count: a server can set all of
+/// them, and echo what a client sent.
 #[must_use]
 pub fn origin(attributes: &HashMap<String, Struct>) -> Origin {
     let Some(details) = attribute(attributes, "response.code_details") else { return Origin::Server };
@@ -69,7 +69,8 @@ pub fn origin(attributes: &HashMap<String, Struct>) -> Origin {
     }
 }
 
-/// What a response's headers say, with what the gateway says beside them; `shows_body` unless the gateway keeps the body to itself.
+/// What a response's headers say, with what the gateway says beside them; `shows_body` unless the gateway keeps the
+/// body to itself.
 #[must_use]
 pub fn response_head<'a>(
     headers: Option<&HeaderMap>,
@@ -131,7 +132,8 @@ pub fn connection(attributes: &HashMap<String, Struct>) -> Option<u64> {
     }
 }
 
-/// The same value as dynamic metadata `envoy.lb` that the header carries, and the scores of all endpoints where there are any.
+/// The same value as dynamic metadata `envoy.lb` that the header carries, and the scores of all endpoints where there
+/// are any.
 #[must_use]
 pub fn destination(endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {
     let value = Value { kind: Some(Kind::StringValue(endpoints.to_owned())) };

@@ -1,4 +1,5 @@
-//! The task that looks at a queue when time has passed or its pool is published anew: the picker has no clock of its own.
+//! The task that looks at a queue when time has passed or its pool is published anew: the picker has no clock of its
+//! own.
 
 use attache_picker::queues::Queues;
 use attache_pool::Published;
@@ -32,7 +33,8 @@ impl QueueTimer {
         self.0.clone().into()
     }
 
-    /// Tells the queues of every new snapshot of their pool, and when time has passed in which there was none. Ends with the queues, or the pool.
+    /// Tells the queues of every new snapshot of their pool, and when time has passed in which there was none. Ends
+    /// with the queues, or the pool.
     pub async fn follow(self, queues: Weak<Queues>, mut published: watch::Receiver<Published>, clock: Clock) {
         while let Some(patience) = queues.upgrade().map(|queues| queues.patience(clock.now())) {
             let told = async {

@@ -1,5 +1,5 @@
-//! What of the limits stands in Redis: what tenants and models have had, and what single tenants may have. Questions run as tasks on the runtime
-//! of the connection.
+//! What of the limits stands in Redis: what tenants and models have had, and what single tenants may have. Questions
+//! run as tasks on the runtime of the connection.
 
 use attache_picker::quotas::{Limited, Pending, Permit, Quotas, SharedAnswer, SharedQuotas, Store};
 use attache_picker::warming::Warming;
@@ -36,7 +36,8 @@ pub struct RedisQuotas {
 /// What a question came to.
 #[derive(Debug)]
 enum Verdict {
-    /// The request goes on, with what is booked for it, where anything is. A permit that nobody takes gives everything back.
+    /// The request goes on, with what is booked for it, where anything is. A permit that nobody takes gives everything
+    /// back.
     Granted(Option<Permit>),
     /// Its tenant has had what it may have.
     Refused(Refused),
@@ -89,7 +90,8 @@ impl SharedQuotas for RedisQuotas {
 }
 
 impl RedisQuotas {
-    /// Reads a tenant's record beside its requests, which do not wait for that; while Redis gives no answer what was read before counts.
+    /// Reads a tenant's record beside its requests, which do not wait for that; while Redis gives no answer what was
+    /// read before counts.
     fn read_again(&self, tenant: Arc<str>, now: Timestamp) {
         let Some(again) = self.users.again(&tenant) else { return };
         let this = self.clone();
@@ -101,8 +103,8 @@ impl RedisQuotas {
         });
     }
 
-    /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`. What the request has waited since
-    /// `first` is not waited again.
+    /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`. What the
+    /// request has waited since `first` is not waited again.
     fn ask(&self, quotas: &Arc<Quotas>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Pending {
         let (tell, told) = oneshot::channel();
         let (this, quotas, asked) = (self.clone(), quotas.clone(), claim.clone());
@@ -155,14 +157,16 @@ impl RedisQuotas {
     }
 }
 
-/// How long the record of `tenant` counts once it has been read; `None` when it has none, or the settings name the tenant themselves.
+/// How long the record of `tenant` counts once it has been read; `None` when it has none, or the settings name the
+/// tenant themselves.
 fn record_ttl(quotas: &Quotas, tenant: &str) -> Option<Duration> {
     let settings = quotas.settings();
     let records = settings.user_records.filter(|_| !tenant.is_empty() && !settings.overrides.contains_key(tenant))?;
     Some(records.ttl)
 }
 
-/// What a tenant may have of whom that was found; `None` when it is refused for that. Who has no record may have what is the `default`.
+/// What a tenant may have of whom that was found; `None` when it is refused for that. Who has no record may have what
+/// is the `default`.
 fn by_record(quotas: &Quotas, found: Found, default: &Limits) -> Option<Limits> {
     let unknown = quotas.settings().user_records.map(|settings| settings.unknown).unwrap_or_default();
     match (found, unknown) {

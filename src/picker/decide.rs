@@ -1,6 +1,7 @@
 //! The decision in the middle of a request: understand the body, find the pool, name the endpoints.
 //!
-//! [`decide`] is the order of the steps. Those before the prompt is looked up are in `decide/entering.rs`, the others in `decide/placing.rs`.
+//! [`decide`] is the order of the steps. Those before the prompt is looked up are in `decide/entering.rs`, the others
+//! in `decide/placing.rs`.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::ceiling::Ceiling;
@@ -25,6 +26,7 @@ use attache_pool::ledger::Ticket;
 use attache_prefix::learning::Lesson;
 use attache_protocol::{Api, Request};
 use attache_record::Booked;
+use attache_scheduling::choice::Chosen;
 use attache_scheduling::router::RouteFacts;
 use attache_scheduling::scheduler::Subset;
 use attache_scheduling::split::Decider;
@@ -93,7 +95,8 @@ pub struct Question<'a> {
     pub opens: bool,
     /// Its turn has come.
     pub has_turn: bool,
-    /// There is time to have another server compute the prompt before the request goes on, should the picker be the one to ask it.
+    /// There is time to have another server compute the prompt before the request goes on, should the picker be the one
+    /// to ask it.
     pub may_split: bool,
 }
 
@@ -215,7 +218,7 @@ pub enum Step {
 /// Decides.
 ///
 /// ```text
-/// understand ─▶ route ─▶ rewrite ─▶ choose the strategy ─▶ quotas ─▶ read the prompt ─▶ admit ─▶ look up ─▶ schedule ─▶ book
+/// understand ─▶ route ─▶ rewrite ─▶ choose ─▶ quotas ─▶ read ─▶ admit ─▶ look up ─▶ schedule ─▶ book
 /// ```
 ///
 /// # Errors
@@ -259,13 +262,14 @@ pub fn decide(
         Admit::Waits(step) => Ok(step),
         Admit::Goes(admission) => {
             let placed = deciding.place(prepared.as_ref(), admission, notes.as_ref(), rng)?;
-            Ok(placed.into_step(rewritten, chosen.choice.strategy, chosen.profile))
+            let Chosen { choice, profile, .. } = chosen;
+            Ok(placed.into_step(rewritten, choice.strategy, profile))
         }
     }
 }
 
-/// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and one answer but where
-/// servers can do nothing else.
+/// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and
+/// one answer but where servers can do nothing else.
 pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
     let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
         return false;
@@ -281,14 +285,16 @@ pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>)
     shared && alone && !request.skips_cache
 }
 
-/// Whether two servers of the pool may share a request: where only a strategy splits, there must be a server for prompts.
+/// Whether two servers of the pool may share a request: where only a strategy splits, there must be a server for
+/// prompts.
 fn may_share(pool: &Pool) -> bool {
     let by_strategy = pool.scheduler.split().is_some_and(|policy| policy.decider == Decider::Strategy);
     pool.disagg.is_some() && (!by_strategy || pool.store.load().endpoints.iter().any(|s| s.serves(Roles::PREFILL)))
 }
 
-/// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat completions only: llm-d's
-/// sidecar looks for items in `messages`, and some of its versions take whatever has the header for one.
+/// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat
+/// completions only: llm-d's sidecar looks for items in `messages`, and some of its versions take whatever has the
+/// header for one.
 pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
     let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
     matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()

@@ -1,8 +1,9 @@
 //! What the picker tells of requests: how they end, what was done in degraded mode, which limits took effect.
 //!
-//! The picker counts nothing itself. It hands events to observers that the process supplies: [`Observer`] for the process,
-//! [`PoolObserver`] for one pool, [`QueueObserver`] for one queue, [`NameObserver`] for one model or tenant, [`RequestTrace`]
-//! for one request. `telemetry` implements all of them. An event costs one call through a reference and no allocation.
+//! The picker counts nothing itself. It hands events to observers that the process supplies: [`Observer`] for the
+//! process, [`PoolObserver`] for one pool, [`QueueObserver`] for one queue, [`NameObserver`] for one model or tenant,
+//! [`RequestTrace`] for one request. `telemetry` implements all of them. An event costs one call through a reference
+//! and no allocation.
 
 use attache_disagg::Failure;
 use attache_pool::health::Verdict;
@@ -107,7 +108,8 @@ pub trait Observer: fmt::Debug + Send + Sync {
     /// Takes one event.
     fn event(&self, event: Event);
 
-    /// The observer of one model or tenant. `now` is the moment of the request, by which bounded label sets choose names.
+    /// The observer of one model or tenant. `now` is the moment of the request, by which bounded label sets choose
+    /// names.
     fn named(&self, subject: Subject, name: &str, now: Timestamp) -> Arc<dyn NameObserver>;
 
     /// Whether [`Observer::log`] keeps records; else none need be made.

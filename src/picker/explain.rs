@@ -1,5 +1,5 @@
-//! What the picker makes of one request, in full: its tokens and blocks, who holds how many of them, and who would get it. Decides nothing
-//! and books nothing.
+//! What the picker makes of one request, in full: its tokens and blocks, who holds how many of them, and who would get
+//! it. Decides nothing and books nothing.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{self, Question, Seen};
@@ -108,8 +108,8 @@ pub struct ExplainQuery<'a> {
 /// Explains a request. `run` does the work that takes long: tokenizing, in the background or by another server.
 ///
 /// # Errors
-/// The refusal that the request would get, `no_pool` with the names of all pools where there is none to send it to, and `invalid_json` where there
-/// is no prompt to explain.
+/// The refusal that the request would get, `no_pool` with the names of all pools where there is none to send it to, and
+/// `invalid_json` where there is no prompt to explain.
 pub async fn explain<F: Future<Output = ()>>(
     picker: &Picker,
     config: &ActiveConfig,
@@ -276,7 +276,8 @@ impl Explained<'_> {
     }
 }
 
-/// Which Service or host a request comes by is not in its body: where pools are told apart by that, somebody has to name one.
+/// Which Service or host a request comes by is not in its body: where pools are told apart by that, somebody has to
+/// name one.
 fn with_pools(router: &Router, refusal: RequestError) -> RequestError {
     if refusal.reason != Reason::NoPool {
         return refusal;

@@ -27,13 +27,13 @@ const FIELD_BYTES: usize = 32;
 enum Reserved {
     /// Every client's: only the picker or the gateway may set it, or it is meant for the picker alone.
     Always,
-    /// Those of clients that are not trusted (`exchange.trustClientHeaders`): it steers a server, a sidecar or a router in front of a server,
-    /// past the picker's decision or before other requests.
+    /// Those of clients that are not trusted (`exchange.trustClientHeaders`): it steers a server, a sidecar or a router
+    /// in front of a server, past the picker's decision or before other requests.
     Untrusted,
 }
 
-/// Headers that don't reach servers when a client sends them, sorted. Those by which a client names its own session are not here: servers only
-/// pass them on.
+/// Headers that don't reach servers when a client sends them, sorted. Those by which a client names its own session are
+/// not here: servers only pass them on.
 const RESERVED: &[(&str, Reserved)] = &[
     // Makes vLLM tell its load to the client.
     ("endpoint-load-metrics-format", Reserved::Untrusted),
@@ -265,8 +265,8 @@ impl Head {
         self.client
     }
 
-    /// Identifies the client: by the tenant where `exchange.tenant` is configured, else by the `address` that Envoy reports as the attribute
-    /// `source.address`, else by its credential. Clients without any of them are one client.
+    /// Identifies the client: by the tenant where `exchange.tenant` is configured, else by the `address` that Envoy
+    /// reports as the attribute `source.address`, else by its credential. Clients without any of them are one client.
     pub fn identify_client(&mut self, address: Option<&str>) {
         let ip = address.map(|address| address.rsplit_once(':').map_or(address, |(ip, _)| ip));
         let credential = || Some(self.headers.get(usize::from(self.credential?))?.value.as_slice());
@@ -325,7 +325,8 @@ impl Head {
     }
 }
 
-/// Whether a reserved header has a name of this length and first letter: most headers end here, before any comparison of names.
+/// Whether a reserved header has a name of this length and first letter: most headers end here, before any comparison
+/// of names.
 fn may_be_reserved(name: &str) -> bool {
     const LENGTHS: u64 = {
         let (mut lengths, mut left) = (0, RESERVED);

@@ -1,5 +1,5 @@
-//! What servers are told in headers beside where a request goes, where the configuration asks for it: the data-parallel rank that should
-//! serve it, and the server that holds more of its prompt. Pure; called by the decision.
+//! What servers are told in headers beside where a request goes, where the configuration asks for it: the data-parallel
+//! rank that should serve it, and the server that holds more of its prompt. Pure; called by the decision.
 
 use super::head::Head;
 use super::lookup::Looked;
@@ -84,9 +84,10 @@ impl Hints {
     }
 }
 
-/// The server that a prompt's beginning should be fetched from: holds at least `least` tokens more than the one that computes it, and at
-/// most a block less than the one that holds most. Of several, one by chance (the request's id), the likelier the fewer requests wait
-/// there: hot prefixes lie on many servers, and all may give. Source: llm-d's `p2p-source-producer`.
+/// The server that a prompt's beginning should be fetched from: holds at least `least` tokens more than the one that
+/// computes it, and at most a block less than the one that holds most. Of several, one by chance (the request's id),
+/// the likelier the fewer requests wait there: hot prefixes lie on many servers, and all may give. Source: llm-d's
+/// `p2p-source-producer`.
 fn source(
     looked: &Looked<'_>,
     computing: EndpointId,

@@ -5,14 +5,17 @@
 //!                    └▶ Plan ─▶ Routed: headers, chunks, end of the response
 //! ```
 //!
-//! [`decide`] makes the decision, [`response`] watches the response, and [`split`] has a prompt computed by another server. Whatever takes
-//! time is returned: work for the prompt ([`warming`]), a place in a queue ([`queues`]), requests to prefill servers ([`split::Ask`]).
+//! [`decide`] makes the decision, [`response`] watches the response, and [`split`] has a prompt computed by another
+//! server. Whatever takes time is returned: work for the prompt ([`warming`]), a place in a queue ([`queues`]),
+//! requests to prefill servers ([`split::Ask`]).
 //!
-//! **Owns** the configuration in effect ([`active`]), queues of pools, what tenants hold ([`quotas`]), the lookup of prompts ([`prefix`]) and
-//! the events by which requests are counted ([`event`]).
-//! **Called by** `ext_proc` for each request, by `admin` and `cli` for explanations ([`explain`]), and by `app`, which composes the [`Picker`].
-//! `telemetry` implements the observers, `ext_proc` the stores and the work that take time, and `config` uses the settings.
-//! **Must not** do I/O, read a clock, name a runtime, Envoy's messages or a metric, or serialize a body that did not change.
+//! **Owns** the configuration in effect ([`active`]), queues of pools, what tenants hold ([`quotas`]), the lookup of
+//! prompts ([`prefix`]) and the events by which requests are counted ([`event`]).
+//! **Called by** `ext_proc` for each request, by `app`, which composes the [`Picker`], and by `app` and `cli` for
+//! explanations ([`explain`]). `telemetry` implements the observers, `ext_proc` does the work that takes time, `config`
+//! uses the settings.
+//! **Must not** do I/O, wait, read a clock, name a runtime, Envoy's messages or a metric, or serialize a body that did
+//! not change.
 //!
 //! Read first: `decide.rs`, `active.rs`, `response.rs`.
 

@@ -64,10 +64,10 @@ impl Picker {
     }
 
     /// Replaces the configuration for the streams that open from now on; `shown` is what a recording is told of it.
-    pub fn reload(&self, config: ActiveConfig, shown: impl FnOnce() -> serde_json::Value) {
+    pub fn reload(&self, mut config: ActiveConfig, shown: impl FnOnce() -> serde_json::Value) {
         let mut turn = self.turn();
-        let number = turn.as_mut().map_or(0, |turn| turn.live(shown()));
-        self.config.store(Arc::new(ActiveConfig { number, ..config }));
+        config.number = turn.as_mut().map_or(0, |turn| turn.live(shown()));
+        self.config.store(Arc::new(config));
     }
 
     /// The random numbers of the next request.

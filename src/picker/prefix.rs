@@ -193,6 +193,14 @@ enum Source<'p> {
     Made(&'p TokenBlocks, Arc<MadePrompt>),
 }
 
+/// The tokenizer of a model whose files are at hand.
+#[cfg(feature = "hf-tokenizers")]
+struct Own<'p> {
+    model: &'p HuggingFace,
+    blocks: &'p TokenBlocks,
+    canonical: &'p Characters,
+}
+
 /// Why a request can't be read now.
 #[derive(Debug)]
 enum Missing {
@@ -306,55 +314,53 @@ impl PoolPrefix {
                 }
             }
             #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { blocks, .. } if asked.api == Api::Generate => {
-                Ok(Source::Fields(blocks, &request.prompt))
+            Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
+                self.rendered(Own { model, blocks, canonical }, q, asked, request, root)
             }
+        }
+    }
+
+    /// A prompt of a model whose template and vocabulary are known.
+    #[cfg(feature = "hf-tokenizers")]
+    fn rendered<'p>(
+        self: &'p Arc<Self>,
+        Own { model, blocks, canonical }: Own<'p>,
+        q: &Question<'_>,
+        asked: Asked<'_>,
+        request: &'p Request<'p>,
+        root: u64,
+    ) -> Result<Source<'p>, Missing> {
+        let prompt = &request.prompt;
+        match asked.api {
+            Api::Generate => return Ok(Source::Fields(blocks, prompt)),
             // As a server encodes text: with the special tokens in front, without a template.
-            #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { model, blocks, .. } if asked.api == Api::SglangGenerate => {
-                Ok(match request.prompt.pieces.as_slice() {
+            Api::SglangGenerate => {
+                return Ok(match prompt.pieces.as_slice() {
                     [Piece::Text(text)] => Source::Rendered(blocks, model.prefix(), text.get().into_owned()),
-                    _ => Source::Fields(blocks, &request.prompt),
-                })
+                    _ => Source::Fields(blocks, prompt),
+                });
             }
-            #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { blocks, .. }
-                if asked.api == Api::Completions && request.prompt.is_token_ids() && !request.opaque_prompt =>
-            {
-                if request.truncated {
-                    Err(Missing::Way)
-                } else {
-                    Ok(Source::Fields(blocks, &request.prompt))
-                }
+            Api::Completions if prompt.is_token_ids() && !request.opaque_prompt => {
+                return if request.truncated { Err(Missing::Way) } else { Ok(Source::Fields(blocks, prompt)) };
             }
             // As the template's messages would tell, of which long media would be copies.
-            #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { canonical, .. }
-                if matches!(asked.api, Api::ChatCompletions | Api::Messages) && request.prompt.has_media() =>
-            {
-                as_text(canonical, request)
+            Api::ChatCompletions | Api::Messages if prompt.has_media() => return as_text(canonical, request),
+            _ => {}
+        }
+        if asked.body.len() > DEFAULT_INLINE_BYTES || prompt.pieces.len() > MAX_INLINE_PIECES {
+            return Err(Missing::Tokens(self.rendering(asked, root)));
+        }
+        match model.render(asked.api, asked.body, self.clock.wall(q.now)) {
+            Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
+            Ok(Rendered::Text { text, add_special_tokens }) => {
+                let before = if add_special_tokens { model.prefix() } else { &[] };
+                Ok(Source::Rendered(blocks, before, text))
             }
-            #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { .. }
-                if asked.body.len() > DEFAULT_INLINE_BYTES || request.prompt.pieces.len() > MAX_INLINE_PIECES =>
-            {
-                Err(Missing::Tokens(self.rendering(asked, root)))
-            }
-            #[cfg(feature = "hf-tokenizers")]
-            Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
-                match model.render(asked.api, asked.body, self.clock.wall(q.now)) {
-                    Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
-                    Ok(Rendered::Text { text, add_special_tokens }) => {
-                        let before = if add_special_tokens { model.prefix() } else { &[] };
-                        Ok(Source::Rendered(blocks, before, text))
-                    }
-                    Err(RenderError::NotText(_)) => as_text(canonical, request),
-                    Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
-                    Err(error) => {
-                        tracing::debug!(%error, api = asked.api.name(), "chat template failed for a prompt");
-                        Err(Missing::Way)
-                    }
-                }
+            Err(RenderError::NotText(_)) => as_text(canonical, request),
+            Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
+            Err(error) => {
+                tracing::debug!(%error, api = asked.api.name(), "chat template failed for a prompt");
+                Err(Missing::Way)
             }
         }
     }

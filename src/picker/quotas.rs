@@ -1,16 +1,20 @@
-//! What tenants and models may have, as a request knows it: who may go on, and what is booked until its answer has ended.
+//! What tenants and models may have, as a request knows it: who may go on, and what is booked until its answer has
+//! ended.
 //!
-//! [`attache_quota`] decides, in this process or, by the same figures, in a store that several replicas share ([`SharedQuotas`]). What is let through holds a
-//! [`Permit`], which gives everything back when it is dropped and keeps what was had when it is settled. With such a store a decision waits for the
-//! answer as it waits for tokens: it comes back as something to run, and is made again when that has run. So it does where a tenant's own limits
-//! stand there and have not been read of late.
+//! [`attache_quota`] decides, in this process or, by the same figures, in a store that several replicas share
+//! ([`SharedQuotas`]). What is let through holds a [`Permit`], which gives everything back when it is dropped and keeps
+//! what was had when it is settled. With such a store a decision waits for the answer as it waits for tokens: it comes
+//! back as something to run, and is made again when that has run. So it does where a tenant's own limits stand there
+//! and have not been read of late.
 
 use super::decide::Question;
 use super::tenant::Tenant;
 use super::warming::Warming;
 use crate::event::{NameEvent, Observer};
 use attache_protocol::Api;
-use attache_quota::{Book, Bound, Claim, Had, Limits, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall};
+use attache_quota::{
+    Book, Bound, Change, Claim, Had, Limits, Place, Refused, Subject, Taken, TenantSettings, UnknownPaths, Wall,
+};
 use attache_scheduling::RequestFacts;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
@@ -28,11 +32,11 @@ pub enum Store {
     Shared,
 }
 
-/// A store outside of the process: counters that several replicas share, and limits of single tenants. Asking it takes time, so what it is
-/// asked comes back as work, and its answer is read when that has run.
+/// A store outside of the process: counters that several replicas share, and limits of single tenants. Asking it takes
+/// time, so what it is asked comes back as work, and its answer is read when that has run.
 pub trait SharedQuotas: fmt::Debug + Send + Sync {
-    /// The claim with the limits of its tenant's own record, where such records count; else what must run first. Reading the record again
-    /// shares the wait that began at `first`.
+    /// The claim with the limits of its tenant's own record, where such records count; else what must run first.
+    /// Reading the record again shares the wait that began at `first`.
     ///
     /// # Errors
     /// That the tenant has no record and needs one.
@@ -71,14 +75,16 @@ pub struct Pending {
 
 /// The answer to a [`Pending`] question.
 pub trait SharedAnswer: fmt::Debug + Send {
-    /// What is booked for the request, where anything is: `None` too when the store did not answer and requests then go on.
+    /// What is booked for the request, where anything is: `None` too when the store did not answer and requests then go
+    /// on.
     ///
     /// # Errors
     /// The refusal that the client gets.
     fn read(self: Box<Self>, quotas: &Quotas, now: Timestamp) -> Result<Option<Permit>, RequestError>;
 }
 
-/// 2^32 - 1 tokens: no answer has more, however many of what length a request asks for. Counters are far from full with that.
+/// 2^32 - 1 tokens: no answer has more, however many of what length a request asks for. Counters are far from full with
+/// that.
 const MAX_ANSWER: u64 = u32::MAX as u64;
 
 /// What tenants may have, and have had; or models.
@@ -137,8 +143,8 @@ impl Quotas {
         Wall((self.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
-    /// How the request, which asks for so many `answers`, is counted by what the settings say; `None` when it asks for nothing that costs, or for no
-    /// model that is known.
+    /// How the request, which asks for so many `answers`, is counted by what the settings say; `None` when it asks for
+    /// nothing that costs, or for no model that is known.
     ///
     /// # Errors
     /// Its path is that of no known API, and the settings say to reject it.
@@ -173,7 +179,8 @@ impl Quotas {
             prompt: facts.prompt_tokens.into(),
             answer: match self.subject {
                 Subject::Tenant => asked,
-                // Others must not be kept from a model by what one asks of it and may not wait for. What comes beyond is charged when it has.
+                // Others must not be kept from a model by what one asks of it and may not wait for. What comes beyond
+                // is charged when it has.
                 Subject::Model => asked.min(usual.into()),
             },
         }))
@@ -324,7 +331,8 @@ enum Begun {
 }
 
 impl Allowance {
-    /// Asks all of `quotas` for the request that `q` is about, which asks for so many `answers`. What it gives must run, and then be asked again.
+    /// Asks all of `quotas` for the request that `q` is about, which asks for so many `answers`. What it gives must
+    /// run, and then be asked again.
     ///
     /// # Errors
     /// The refusal that the client gets.

@@ -33,7 +33,8 @@ pub use fields::{HeaderChanges, Origin, ResponseHead};
 
 /// 4 KiB of a 404 are searched for the model's name.
 const MAX_DENIAL_BYTES: usize = 4 << 10;
-/// Value of the conformance suite's response header when the gateway does not report the endpoint that served, as GIE's `lwepp` has it.
+/// Value of the conformance suite's response header when the gateway does not report the endpoint that served, as GIE's
+/// `lwepp` has it.
 const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
 
 /// A routed request, from the decision to the end of its answer. What it has booked is released with it.
@@ -134,7 +135,8 @@ impl Routed {
         self.counts.first().filter(|_| !self.plan.target.is_empty()).map(|counts| &**counts)
     }
 
-    /// Adds the response headers that `settings` asks for and that show addresses of servers: the conformance suite's, and the prefill server's.
+    /// Adds the response headers that `settings` asks for and that show addresses of servers: the conformance suite's,
+    /// and the prefill server's.
     pub fn shows(&mut self, settings: &ExchangeSettings) {
         self.conformance = settings.conformance_headers;
         self.names_prefill = settings.prefill_endpoint_header;
@@ -270,7 +272,8 @@ impl Routed {
         }
     }
 
-    /// A part of the answer's body, the last one with `end`. Gives the bytes that go on in its place, where the model's name is replaced.
+    /// A part of the answer's body, the last one with `end`. Gives the bytes that go on in its place, where the model's
+    /// name is replaced.
     pub fn chunk(&mut self, bytes: &[u8], end: bool, now: Timestamp, picker: &Picker) -> Option<Vec<u8>> {
         if self.first_byte.is_none() && !bytes.is_empty() {
             self.begin(now, picker);
@@ -336,8 +339,8 @@ impl Routed {
         }
     }
 
-    /// Tells the pool's rules whether the server has the model that it was asked for. A 404 counts only where its body names the model: a
-    /// client may cause others, by a path that servers do not have.
+    /// Tells the pool's rules whether the server has the model that it was asked for. A 404 counts only where its body
+    /// names the model: a client may cause others, by a path that servers do not have.
     fn look_for_target(&self, body: &[u8], now: Timestamp) {
         let target = self.plan.target.as_bytes();
         // A Responses request names another response, which a server repeats when it does not have it.
@@ -366,32 +369,8 @@ impl Routed {
         let usage = self.scanner.as_ref().and_then(Scanner::usage).unwrap_or_default();
         let after = now.since(self.opened);
         self.plan.runtime.observer.event(RequestEvent::Ended { end, after, usage });
-        let served = self.booking.endpoint().clone();
         let complete = end == End::Complete;
-        let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
-        let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
-        if let Some((conversation, told)) = self.conversation.take().filter(|_| complete) {
-            guarded(picker, || conversation.learn(&told, answer, usage.prompt_tokens, served.id, now));
-        }
-        let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
-            (Some((prefix, mut tail)), Some(answer)) => {
-                guarded(picker, || prefix.extend(&mut tail, api, answer, keys)).unwrap_or(false)
-            }
-            _ => false,
-        };
-        if self.probes {
-            self.booking.probe_lost(&self.picked);
-        }
-        if let Some(encoder) = self.plan.decision.encode.first().filter(|_| self.probes_encoder) {
-            self.booking.probe_lost(encoder);
-        }
-        self.booking.end(complete, &usage, extend, now);
-        if let Some(prefill) = self.plan.prefill.take() {
-            if self.probes_prefill {
-                self.booking.probe_lost(prefill.endpoint());
-            }
-            prefill.end(complete, &Usage { completion_tokens: None, ..usage }, |_| false, now);
-        }
+        self.close_books(complete, &usage, now, picker);
         self.counts.iter().for_each(|counts| counts.event(NameEvent::Used(usage)));
         let came = self.scanner.as_ref().map_or(0, Scanner::tokens);
         for permit in self.plan.permits.drain(..) {
@@ -410,35 +389,71 @@ impl Routed {
             span.end(self.status, usage.completion_tokens, now);
         }
         if picker.observer.keeps_decisions() {
-            picker.observer.log(DecisionRecord {
-                sequence: 0,
-                ended: now,
-                request_id: std::mem::take(&mut self.request_id),
-                api: self.api.name(),
-                pool: self.plan.runtime.pool.name.clone(),
-                model: self.plan.target.clone(),
-                endpoint: self.picked.authority.clone(),
-                served: (served.id != self.picked.id).then(|| served.authority.clone()),
-                prefill: self.plan.course.as_ref().and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
-                prefill_failure: self.plan.course.as_ref().and_then(|c| c.failure).map(Failure::code),
-                prefill_ms: self.plan.course.as_ref().and_then(|c| c.took).map(milliseconds),
-                reason: self.plan.decision.reason,
-                estimated_prompt_tokens: self.plan.prompt_tokens,
-                estimated_cached_tokens: self.plan.matched_tokens,
-                status: self.status,
-                ttft_ms: self.first_byte.map(|at| milliseconds(at.since(self.opened))),
-                duration_ms: milliseconds(now.since(self.opened)),
-                prompt_tokens: usage.prompt_tokens,
-                cached_tokens: usage.cached_tokens,
-                completion_tokens: usage.completion_tokens,
-                end: end.label(),
-            });
+            picker.observer.log(self.decision_record(end, &usage, now));
+        }
+    }
+
+    /// Ends what is booked on servers, and learns from an answer that is `complete`.
+    fn close_books(&mut self, complete: bool, usage: &Usage, now: Timestamp, picker: &Picker) {
+        let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
+        let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
+        if let Some((conversation, told)) = self.conversation.take().filter(|_| complete) {
+            let served = self.booking.endpoint().id;
+            guarded(picker, || conversation.learn(&told, answer, usage.prompt_tokens, served, now));
+        }
+        let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
+            (Some((prefix, mut tail)), Some(answer)) => {
+                guarded(picker, || prefix.extend(&mut tail, api, answer, keys)).unwrap_or(false)
+            }
+            _ => false,
+        };
+        if self.probes {
+            self.booking.probe_lost(&self.picked);
+        }
+        if let Some(encoder) = self.plan.decision.encode.first().filter(|_| self.probes_encoder) {
+            self.booking.probe_lost(encoder);
+        }
+        self.booking.end(complete, usage, extend, now);
+        if let Some(prefill) = self.plan.prefill.take() {
+            if self.probes_prefill {
+                self.booking.probe_lost(prefill.endpoint());
+            }
+            prefill.end(complete, &Usage { completion_tokens: None, ..*usage }, |_| false, now);
+        }
+    }
+
+    /// The request as the decision log shows it.
+    fn decision_record(&mut self, end: End, usage: &Usage, now: Timestamp) -> DecisionRecord {
+        let (served, course) = (self.booking.endpoint(), self.plan.course.as_ref());
+        DecisionRecord {
+            sequence: 0,
+            ended: now,
+            request_id: std::mem::take(&mut self.request_id),
+            api: self.api.name(),
+            pool: self.plan.runtime.pool.name.clone(),
+            model: self.plan.target.clone(),
+            endpoint: self.picked.authority.clone(),
+            served: (served.id != self.picked.id).then(|| served.authority.clone()),
+            prefill: course.and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
+            prefill_failure: course.and_then(|c| c.failure).map(Failure::code),
+            prefill_ms: course.and_then(|c| c.took).map(milliseconds),
+            reason: self.plan.decision.reason,
+            estimated_prompt_tokens: self.plan.prompt_tokens,
+            estimated_cached_tokens: self.plan.matched_tokens,
+            status: self.status,
+            ttft_ms: self.first_byte.map(|at| milliseconds(at.since(self.opened))),
+            duration_ms: milliseconds(now.since(self.opened)),
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            completion_tokens: usage.completion_tokens,
+            end: end.label(),
         }
     }
 }
 
-/// What a request has cost its tenant and its model, of whose answer about so many tokens `came`. What is told before the end is a beginning, and who leaves
-/// with that is charged as if nothing had been told: else leaving would be free. What the picker itself ends costs nothing.
+/// What a request has cost its tenant and its model, of whose answer about so many tokens `came`. What is told before
+/// the end is a beginning, and who leaves with that is charged as if nothing had been told: else leaving would be free.
+/// What the picker itself ends costs nothing.
 fn had(usage: &Usage, came: u32, status: u16, end: End) -> Had {
     let (prompt, answer) = (usage.prompt_tokens.unwrap_or(0), usage.completion_tokens.unwrap_or(0));
     match end {

@@ -1,7 +1,8 @@
-//! Who sends a request. Decided once, when its headers have come; limits, flows, `vtc-basic`, shares of the prefix cache and metrics ask here.
+//! Who sends a request. Decided once, when its headers have come; limits, flows, `vtc-basic`, shares of the prefix
+//! cache and metrics ask here.
 //!
-//! Who is believed is the operator's choice (`exchange.tenant`): a header that a filter in front sets, or what a filter has left in Envoy's
-//! dynamic metadata, as the JWT filter leaves the claims of a token that it has checked.
+//! Who is believed is the operator's choice (`exchange.tenant`): a header that a filter in front sets, or what a filter
+//! has left in Envoy's dynamic metadata, as the JWT filter leaves the claims of a token that it has checked.
 
 use super::head::Head;
 use crate::settings::{TenantRule, TenantSource};

@@ -66,7 +66,8 @@ impl Computation {
 }
 
 impl Warming {
-    /// Runs `run` in the background, which holds a copy of a body of so many bytes. Its work may hold what [`Work::for_body`] allows.
+    /// Runs `run` in the background, which holds a copy of a body of so many bytes. Its work may hold what
+    /// [`Work::for_body`] allows.
     #[must_use]
     pub fn cpu(bytes: usize, run: impl FnOnce(&Work) -> Option<Outcome> + Send + 'static) -> Self {
         let computation = Computation { run: Box::new(run), work: Work::for_body(bytes), outcome: Made::default() };

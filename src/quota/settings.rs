@@ -1,4 +1,5 @@
-//! What the configuration says of limits: who may have what, where it is counted, what becomes of requests that can't be counted.
+//! What the configuration says of limits: who may have what, where it is counted, what becomes of requests that can't
+//! be counted.
 
 use super::Limits;
 use std::collections::BTreeMap;

@@ -1,8 +1,7 @@
 //! Tenants, rate limits, Redis, and names that become metric labels.
 
-use super::{At, Fields, Node, Opt, Read, Sink};
+use super::{At, Fields, Node, Opt, Read, Sink, word};
 use crate::settings::{CountIn, OnStoreFailure, OnUnknownUser, UnknownPaths};
-use attache_config_schema::decode::{Keyword, keyword};
 use attache_config_schema::document::Value;
 use std::time::Duration;
 
@@ -18,9 +17,9 @@ sections! {
         "default" => default: TenantLimits,
         "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
         "answerTokens" => answer_tokens: u32,
-        "unknownPaths" => unknown_paths: UnknownPaths,
+        "unknownPaths" => unknown_paths: UnknownPaths = word,
         "unknownPathTokens" => unknown_path_tokens: u32,
-        "store" => store: CountIn,
+        "store" => store: CountIn = word,
         "userRecords" => user_records: UserRecords,
     }
     /// Rate limits of models over all clients.
@@ -28,7 +27,7 @@ sections! {
         "default" => default: TenantLimits,
         "overrides" => overrides: Vec<(At<String>, At<TenantLimits>)>,
         "answerTokens" => answer_tokens: u32,
-        "store" => store: CountIn,
+        "store" => store: CountIn = word,
     }
     /// Limits of one tenant or model.
     TenantLimits {
@@ -41,14 +40,14 @@ sections! {
     }
     /// Limits of single tenants in Redis.
     UserRecords {
-        "unknown" => unknown: OnUnknownUser,
+        "unknown" => unknown: OnUnknownUser = word,
         "ttl" => ttl: Duration,
     }
     /// A Redis server, and how requests use it.
     Redis {
         "url" => url: String,
         "timeout" => timeout: Duration,
-        "onFailure" => on_failure: OnStoreFailure,
+        "onFailure" => on_failure: OnStoreFailure = word,
         "profileRefresh" => profile_refresh: Duration,
     }
     /// Names that become metric labels.
@@ -77,45 +76,5 @@ impl Read for Ceiling {
                 None
             }
         }
-    }
-}
-
-impl Keyword for OnStoreFailure {
-    const WORDS: &'static [(&'static str, Self)] = &[("allow", Self::Allow), ("refuse", Self::Refuse)];
-}
-
-impl Read for OnStoreFailure {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        keyword(node, path, sink)
-    }
-}
-
-impl Keyword for OnUnknownUser {
-    const WORDS: &'static [(&'static str, Self)] = &[("default", Self::Default), ("refuse", Self::Refuse)];
-}
-
-impl Read for OnUnknownUser {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        keyword(node, path, sink)
-    }
-}
-
-impl Keyword for UnknownPaths {
-    const WORDS: &'static [(&'static str, Self)] = &[("estimate", Self::Estimate), ("reject", Self::Reject)];
-}
-
-impl Read for UnknownPaths {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        keyword(node, path, sink)
-    }
-}
-
-impl Keyword for CountIn {
-    const WORDS: &'static [(&'static str, Self)] = &[("memory", Self::Memory), ("redis", Self::Redis)];
-}
-
-impl Read for CountIn {
-    fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
-        keyword(node, path, sink)
     }
 }

@@ -107,7 +107,8 @@ impl Exchange {
         }
     }
 
-    /// The client has left, if anything was still under way for it: a server worked for it, on its answer or on its prompt.
+    /// The client has left, if anything was still under way for it: a server worked for it, on its answer or on its
+    /// prompt.
     pub(super) fn leave(&mut self) {
         if let Some(routed) = self.routed.take() {
             routed.end(End::ClientGone, self.last_seen, &self.processor.picker);

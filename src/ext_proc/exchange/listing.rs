@@ -9,8 +9,8 @@ use attache_scheduling::router::RouteFacts;
 const ONE: &str = "/models/";
 
 impl Exchange {
-    /// Answers a request for the list of models, or for one of them, from what all servers say. False where this is no such request, servers
-    /// are to answer it themselves, or nothing is known: then it goes its way.
+    /// Answers a request for the list of models, or for one of them, from what all servers say. False where this is no
+    /// such request, servers are to answer it themselves, or nothing is known: then it goes its way.
     pub(super) fn lists_models(&mut self, now: Timestamp, out: &mut Actions) -> bool {
         if self.api != Api::Models
             || self.config.settings.models != ModelsAnswer::Pool
@@ -46,7 +46,8 @@ impl Exchange {
     }
 }
 
-/// The id at the end of the path, `None` where the path names the list. Clients that build paths from parts write the slashes of an id as `%2F`.
+/// The id at the end of the path, `None` where the path names the list. Clients that build paths from parts write the
+/// slashes of an id as `%2F`.
 fn model_id(path: &str) -> Option<String> {
     let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
     let path = decoded_path(path);

@@ -64,7 +64,8 @@ impl Exchange {
         self.parking.parked.as_mut().and_then(|(parked, ..)| parked.waiting())
     }
 
-    /// What is ready when the request is to give way to one that is more important; [`Event::Evicted`] tells of it. Given once.
+    /// What is ready when the request is to give way to one that is more important; [`Event::Evicted`] tells of it.
+    /// Given once.
     pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
         self.parking.eviction.take()
     }
@@ -86,7 +87,8 @@ impl Exchange {
         self.parking.parked = Some((parked, stood));
     }
 
-    /// More of a body whose request was parked before its end. It is held until its turn, and refused where that takes more memory than any body may.
+    /// More of a body whose request was parked before its end. It is held until its turn, and refused where that takes
+    /// more memory than any body may.
     pub(super) fn on_parked_body(&mut self, message: HttpBody, now: Timestamp, out: &mut Actions) {
         // Envoy 1.35 to 1.37 ended long bodies twice.
         if !self.parking.parked.as_ref().is_some_and(|(_, stood)| stood.is_open()) {

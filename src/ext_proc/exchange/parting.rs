@@ -6,8 +6,8 @@ impl Exchange {
     /// The picker's own code failed in the middle of this stream: what can still be told to the client.
     ///
     /// # Errors
-    /// When the gateway has been told where the request goes, or has an answer. One that is cut can be told from one that is whole; one that ends
-    /// early and well can't.
+    /// When the gateway has been told where the request goes, or has an answer. One that is cut can be told from one
+    /// that is whole; one that ends early and well can't.
     pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         self.processor.metrics.panics.inc();
         let undecided = match self.request {
@@ -22,8 +22,8 @@ impl Exchange {
         Err(ProtocolError("internal error while an answer was passing"))
     }
 
-    /// The gateway sends no more messages on this stream and has not reset it. True while the request waits to be answered. A request that has been
-    /// answered ends here: its response is not shown.
+    /// The gateway sends no more messages on this stream and has not reset it. True while the request waits to be
+    /// answered. A request that has been answered ends here: its response is not shown.
     pub fn half_closed(&mut self, now: Timestamp) -> bool {
         match self.request {
             RequestSide::Parked | RequestSide::Prefilling => return true,

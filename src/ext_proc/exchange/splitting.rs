@@ -1,5 +1,5 @@
-//! The exchange of a request that two servers share: it waits for the prompt to be computed, or watches over that while the answer's
-//! server is asked at the same time.
+//! The exchange of a request that two servers share: it waits for the prompt to be computed, or watches over that while
+//! the answer's server is asked at the same time.
 //!
 //! ```text
 //! Collecting ─end of body─▶ (decide) ─▶ Prefilling ─computed, or given up─▶ Ended      the prefill first
@@ -21,11 +21,12 @@ use attache_scheduling::{Decision, Dispatch, PickContext, RequestFacts};
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 
-/// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM read it.
+/// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM
+/// read it.
 const GREATEST_ROOM: u64 = i64::MAX as u64;
 
-/// 5 s for an answer to end whose prompt has failed after its headers had gone by: SGLang's scheduler looks at aborts each step. Longer than that its
-/// client waits for nobody.
+/// 5 s for an answer to end whose prompt has failed after its headers had gone by: SGLang's scheduler looks at aborts
+/// each step. Longer than that its client waits for nobody.
 const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a split request waits for.
@@ -81,7 +82,8 @@ impl Exchange {
         self.split.stage.as_ref().is_some_and(|stage| stage.awaits(attempt))
     }
 
-    /// The stage that is still to be waited for when the gateway has closed the stream, because it shows no bodies of answers.
+    /// The stage that is still to be waited for when the gateway has closed the stream, because it shows no bodies of
+    /// answers.
     pub fn take_unwatched(&mut self) -> Option<Box<Stage>> {
         if self.split.goes_on { self.split.stage.take() } else { None }
     }
@@ -218,7 +220,8 @@ impl Exchange {
         self.refuse(&not_computed(failure), now, out);
     }
 
-    /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one answers.
+    /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one
+    /// answers.
     fn renew(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
         let (pool, target) = (plan.runtime.pool.clone(), plan.target.clone());
         let snapshot = pool.store.load_full();
@@ -240,7 +243,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// The server that computed the prompt, or was to, has room again: its part of the request is over before the answer is.
+    /// The server that computed the prompt, or was to, has room again: its part of the request is over before the
+    /// answer is.
     fn tell_of_room(&self, now: Timestamp) {
         if let Some(admitted) = self.routed.as_ref().and_then(|routed| routed.admitted()) {
             admitted.freed(now);
@@ -256,7 +260,8 @@ impl Exchange {
         }
     }
 
-    /// The client leaves while its prompt is computed: that is paid for as if the answer had begun, and who was to answer may be probed by another.
+    /// The client leaves while its prompt is computed: that is paid for as if the answer had begun, and who was to
+    /// answer may be probed by another.
     pub(super) fn lose_held(&mut self) {
         let Some((plan, _)) = &mut self.split.held else { return };
         lose_probe(plan);

@@ -1,4 +1,5 @@
-//! The exchange without sockets: the reference picker's hermetic cases as a table, every body mode, and any order of events.
+//! The exchange without sockets: the reference picker's hermetic cases as a table, every body mode, and any order of
+//! events.
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 

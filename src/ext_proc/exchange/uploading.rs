@@ -37,8 +37,8 @@ impl Exchange {
         }
     }
 
-    /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that began at `begun` and is not whole; `None` when it
-    /// holds nothing.
+    /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that began at `begun`
+    /// and is not whole; `None` when it holds nothing.
     #[must_use]
     pub fn upload(&self, unfinished: u64, begun: Timestamp) -> Option<Standing> {
         let (memory, bytes, progress) = if self.collects() {

@@ -1,5 +1,5 @@
-//! The exchange of a request whose decision waits: for tokens, or for whoever counts what its tenant has had. Nothing else comes in until
-//! then.
+//! The exchange of a request whose decision waits: for tokens, or for whoever counts what its tenant has had. Nothing
+//! else comes in until then.
 //!
 //! ```text
 //! Collecting ─end of body─▶ (not decided yet) ─it has run─▶ (decide, with the body as it stood)
@@ -41,7 +41,8 @@ impl Waits {
 }
 
 impl Exchange {
-    /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else may come in.
+    /// What must run before the request can be decided on; [`Event::Warmed`] says that it has. Until then nothing else
+    /// may come in.
     pub fn warming(&mut self) -> Option<Warming> {
         self.waits.warming.take()
     }

@@ -1,4 +1,5 @@
-//! The steps of a decision before the prompt is looked up: the model, the strategy, quotas, the prompt's keys, admission.
+//! The steps of a decision before the prompt is looked up: the model, the strategy, quotas, the prompt's keys,
+//! admission.
 
 use super::{ActiveConfig, Admitted, PoolRuntime, Question, Seen, Step, may_share, splittable};
 use crate::conversation;

@@ -262,7 +262,8 @@ impl Deciding<'_> {
         Ok(Scheduled { decision, is_preset, share })
     }
 
-    /// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing to read.
+    /// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing
+    /// to read.
     fn ask_strategy(
         &self,
         mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 /// Where a response comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// The server, or Envoy in its place once it was connected: a reset, a time-out. So, too, where the gateway does not send
-    /// `response.code_details`: a server that is down responds like one that fails on the request.
+    /// The server, or Envoy in its place once it was connected: a reset, a time-out. So, too, where the gateway does
+    /// not send `response.code_details`: a server that is down responds like one that fails on the request.
     #[default]
     Server,
     /// Envoy, which could not connect to the server.

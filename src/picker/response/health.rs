@@ -9,8 +9,8 @@ use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
 impl Routed {
-    /// Envoy may have retried on another endpoint. The booking moves there, and the endpoint that was tried first counts as failed. A request that
-    /// failed on every endpoint may be the cause itself.
+    /// Envoy may have retried on another endpoint. The booking moves there, and the endpoint that was tried first
+    /// counts as failed. A request that failed on every endpoint may be the cause itself.
     pub(super) fn follow(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) {
         let Some(served) = head.served.filter(|a| *a != self.picked.spec.address) else { return };
         // Who was asked before may have fetched the prompt: it is left to its lease.
@@ -28,7 +28,8 @@ impl Routed {
         }
     }
 
-    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait for the prompt.
+    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait
+    /// for the prompt.
     pub(super) fn judge(&mut self, head: &ResponseHead<'_>, waits: bool, now: Timestamp, picker: &Picker) {
         let outcome = match head.origin {
             Origin::Unreachable => Some(Outcome::ConnectFailure),
@@ -48,8 +49,8 @@ impl Routed {
         if outcome == Outcome::ConnectFailure || ejected {
             return;
         }
-        // A sidecar does not say which server failed. The failing one fails in every combination, so it reaches the limit first. Once it is
-        // ejected, the others are not blamed.
+        // A sidecar does not say which server failed. The failing one fails in every combination, so it reaches the
+        // limit first. Once it is ejected, the others are not blamed.
         if let Some(prefill) = self.plan.prefill.as_ref().map(|booking| booking.endpoint().clone()) {
             self.probes_prefill = false;
             if self.record(&prefill, outcome, now, picker) {
@@ -64,8 +65,8 @@ impl Routed {
         }
     }
 
-    /// Whether a server that worked on this request has been ejected since. That explains the error response. A server that is used although
-    /// it is ejected proves nothing.
+    /// Whether a server that worked on this request has been ejected since. That explains the error response. A server
+    /// that is used although it is ejected proves nothing.
     fn one_has_gone(&self, now: Timestamp) -> bool {
         let (plan, decision) = (&self.plan, &self.plan.decision);
         let away = |endpoint: &Endpoint, probes: bool| {

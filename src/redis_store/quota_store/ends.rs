@@ -2,7 +2,7 @@
 
 use super::{LEASE, RedisStore};
 use crate::redis_link::LinkError;
-use attache_quota::{Change, Wall};
+use attache_quota::{Change, Place, Wall};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;

@@ -23,8 +23,7 @@ fn both_servers_work_for_the_span_of_the_request() {
     let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
     let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
-    Arc::get_mut(&mut world.processor.picker).unwrap().tracing =
-        Tracing::new(tracer, attache_types::clock::Clock::start());
+    Arc::get_mut(&mut world.processor).unwrap().tracing = Tracing::new(tracer, attache_types::clock::Clock::start());
     let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
     let prefill = traceparent(&asks[0]).unwrap();
     assert!(prefill.starts_with(&TRACE[..36]) && prefill != TRACE, "{prefill}");
