@@ -6,7 +6,7 @@ use attache::pool::health::HealthPolicy;
 use attache::pool::ledger::Ticket;
 use attache::pool::speed::{Reservation, Work};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
-use attache::prefix::cache::{BlockUnit, CacheConfig, Coming, Found, PrefixCache};
+use attache::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache, PromptInFlight};
 use attache::prefix::key::BlockKey;
 use attache::prefix::learning::Lesson;
 use attache::rng::for_request;
@@ -36,7 +36,7 @@ pub(crate) struct Pool {
     now: Timestamp,
     _running: Vec<Ticket>,
     _pending: Vec<Reservation>,
-    coming: Vec<Coming>,
+    coming: Vec<PromptInFlight>,
 }
 
 fn mix(x: u64) -> u64 {

@@ -26,7 +26,7 @@ use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
 use crate::pool::writer::SourceId;
 use crate::pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolWriter, Published, SnapshotStore};
 use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
-use crate::record::tape::Told;
+use crate::record::tape::PoolChange;
 use crate::record::{PoolTape, Recorder};
 use crate::scheduling::router::RuleStore;
 use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
@@ -514,7 +514,7 @@ impl PoolFeeds {
             self.prefix_settings = settings.prefix.clone();
             // Block size or keys have changed, so known entries are worthless.
             self.tape.change(|tell| {
-                tell(Told::Cache(&cache_config(&settings.prefix, seed)));
+                tell(PoolChange::Cache(&cache_config(&settings.prefix, seed)));
                 made.cache.reconcile(&self.store.load());
                 self.prefix.store(made.cache.clone());
             });

@@ -117,7 +117,7 @@ mod shared {
 
         /// Waits briefly until all ended requests are stored.
         pub(in super::super) async fn part(&self) {
-            let told = async { tokio::join!(self.tenants.told(), self.models.told()) };
+            let told = async { tokio::join!(self.tenants.written(), self.models.written()) };
             if tokio::time::timeout(PARTING, told).await.is_err() {
                 tracing::warn!("shut down before all ends of requests were written to Redis");
             }

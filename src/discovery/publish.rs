@@ -2,7 +2,7 @@
 
 use attache_pool::{PoolEvent, PoolSnapshot, PoolWriter, Published, SnapshotStore};
 use attache_record::PoolTape;
-use attache_record::tape::Told;
+use attache_record::tape::PoolChange;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -31,8 +31,8 @@ pub async fn run(
 ) {
     let publish = |writer: &mut PoolWriter| {
         if let Some(snapshot) = writer.snapshot() {
-            tape.change(|tell| {
-                tell(Told::Publish);
+            tape.change(|report| {
+                report(PoolChange::Publish);
                 prepare(&snapshot);
                 store.publish(snapshot);
             });
@@ -40,9 +40,9 @@ pub async fn run(
         }
     };
     let take_in = |writer: &mut PoolWriter, batch: &mut Vec<PoolEvent>| {
-        tape.change(|tell| {
+        tape.change(|report| {
             for event in batch.drain(..) {
-                tell(Told::Event(&event));
+                report(PoolChange::Event(&event));
                 writer.apply(event);
             }
         });

@@ -1,44 +1,43 @@
-//! HTTP requests to model servers: bounded in time and size, no redirects, no proxies, nothing compressed.
+//! HTTP requests to model servers: limited in time and size, without redirects, proxies or compression.
 //!
-//! **Owns** the HTTP clients and the reasons why a page did not come.
-//! **Called by** `scrape`, `tokenize`, `ext_proc` (prefill requests) and `replay` (load generator).
-//! **Must not** interpret a page, choose an endpoint or retry.
+//! **Owns** the HTTP clients and the error reasons of failed requests. **Called by** `scrape`, `tokenize`, `ext_proc`
+//! (prefill requests) and `replay` (load generator). **Must not** interpret a response, choose an endpoint or retry.
 //!
-//! This file is all there is.
+//! This file is the whole crate.
 
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use reqwest::{Client, ClientBuilder, Url, redirect};
 use std::time::Duration;
 
-/// Idle connections are closed by us after 4 s, before uvicorn (vLLM, SGLang) closes them after 5 s: a request that meets a closing
-/// connection would count as a failure of the server.
-pub const DEFAULT_POOL_IDLE: Duration = Duration::from_secs(4);
+/// Time after which we close idle connections, 4 s: before uvicorn (vLLM, SGLang) closes them after 5 s. A request on a
+/// connection that is being closed would count as a failure of the server.
+pub(crate) const DEFAULT_POOL_IDLE: Duration = Duration::from_secs(4);
 
-/// A page that did not come.
+/// The reason for which a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
-    /// No connection.
+    /// The connection could not be established.
     #[error("can't connect: {0}")]
     Connect(String),
-    /// Not done in time.
+    /// The response was not complete in time.
     #[error("no page within {0:?}")]
     Timeout(Duration),
-    /// Not 200.
+    /// The status is not 200.
     #[error("got status {0}, want 200{hint}", hint = hint(*.0))]
     Status(u16),
-    /// A redirect.
+    /// The response is a redirect.
     #[error("got redirect {0}, which is not followed; set the metrics path itself")]
     Redirect(u16),
-    /// Larger than the cap.
+    /// The response exceeds the size limit.
     #[error("the page is larger than {0} bytes")]
     TooLarge(u64),
-    /// Compressed though it was asked for as it is.
+    /// The response is compressed, although the request does not allow it.
     #[error("the page is compressed though identity was asked for")]
     Encoded,
-    /// The connection broke, or what came was not HTTP.
-    #[error("the answer broke off: {0}")]
+    /// The connection was interrupted, or the response is not HTTP.
+    #[error("the response ended early: {0}")]
     Broken(String),
-    /// A URL that can't be asked.
+    /// The URL cannot be requested.
     #[error("can't ask this URL: {0}")]
     Url(String),
 }
@@ -51,8 +50,8 @@ fn hint(status: u16) -> &'static str {
     }
 }
 
-/// The HTTP clients: certificates are checked by one of them only, which is made when it is first needed, because it wants the system's
-/// certificate store, which an image that scrapes plain HTTP may not have.
+/// The HTTP clients. The client that verifies certificates is created when it is first needed, because it requires the
+/// system's certificate store, which an image that scrapes plain HTTP may lack.
 #[derive(Debug)]
 pub struct Clients {
     unverified: Client,
@@ -60,24 +59,24 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Makes the client for plain HTTP and unverified HTTPS.
+    /// Creates the client for plain HTTP and unverified HTTPS.
     ///
     /// # Errors
-    /// When TLS can't be set up.
+    /// When TLS cannot be set up.
     pub fn new() -> Result<Self, FetchError> {
         Ok(Self { unverified: build(false)?, verified: None })
     }
 
-    /// The client for plain HTTP.
+    /// Returns the client for plain HTTP.
     #[must_use]
     pub fn plain(&self) -> Client {
         self.unverified.clone()
     }
 
-    /// The client for `url`.
+    /// Returns the client for `url`.
     ///
     /// # Errors
-    /// When certificates have to be verified and the system's certificate store can't be read.
+    /// When certificates must be verified and the system's certificate store cannot be read.
     pub fn client(&mut self, url: &Url, insecure_skip_verify: bool) -> Result<Client, FetchError> {
         if url.scheme() != "https" || insecure_skip_verify {
             return Ok(self.unverified.clone());
@@ -97,11 +96,11 @@ fn build(verify: bool) -> Result<Client, FetchError> {
     client(verify, 1).build().map_err(|e| FetchError::Url(cause(&e)))
 }
 
-/// A client that asks servers as this program does: HTTP/1.1, no redirects, no proxies, and `idle_connections` kept open for each server.
-/// Certificates are checked with the system's store, which is needed only then.
+/// Returns a builder of clients with this program's settings: HTTP/1.1, no redirects, no proxies, and up to
+/// `idle_connections` open for each server. If `verify`, certificates are checked with the system's store.
 pub fn client(verify: bool, idle_connections: usize) -> ClientBuilder {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Another thread may have installed one in between: then that one stays, which is as good.
+        // If another thread has installed a provider meanwhile, that one is used.
         drop(rustls::crypto::ring::default_provider().install_default());
     }
     Client::builder()
@@ -115,7 +114,8 @@ pub fn client(verify: bool, idle_connections: usize) -> ClientBuilder {
         .tls_danger_accept_invalid_certs(!verify)
 }
 
-/// Fetches `url` into `page`, which is emptied first; at most `max_bytes` within `timeout`. `authorization` is shown to the server.
+/// Fetches `url` into `page`, which is cleared first; at most `max_bytes` within `timeout`. `authorization`
+/// is sent to the server.
 ///
 /// # Errors
 /// See [`FetchError`].
@@ -172,7 +172,7 @@ async fn fetch_untimed(
     Ok(())
 }
 
-/// The innermost cause of a reqwest error: what people need ("connection refused"), without the URL around it.
+/// Returns the innermost cause of a reqwest error, such as "connection refused", without the URL.
 #[must_use]
 pub fn cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;

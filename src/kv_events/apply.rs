@@ -1,4 +1,4 @@
-//! From batches to the index, for one holder.
+//! Applies batches of KV events of one holder to the index.
 
 use super::orphans::Orphans;
 use super::size::{OwnSize, PoolSize};
@@ -10,12 +10,12 @@ use attache_prefix::trust::Doubt;
 use attache_prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
 use std::sync::Arc;
 
-/// What a batch has done to what we know.
+/// Effect of a batch on what is known about the holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
-    /// The engine has dropped everything: from here on everything is known.
+pub(super) struct BatchEffect {
+    /// Whether the engine has dropped all blocks: from here on, everything is known.
     pub(super) cleared: bool,
-    /// Something was lost, after the clearing if there was one.
+    /// The reason for which events were lost, after the last clearing in the batch.
     pub(super) doubt: Option<Doubt>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Applier {
     book: Book,
 }
 
-/// What of a holder is kept outside the index.
+/// State of a holder outside the index.
 #[derive(Debug)]
 struct Book {
     residents: Arc<Residents>,
@@ -35,13 +35,13 @@ struct Book {
     orphans: Orphans,
     stats: Arc<KvEventStats>,
     size: OwnSize,
-    /// Bit by group: it keeps no prefixes. Groups are few; one beyond the 64th counts as the 64th.
+    /// One bit per group without prefix caching. Groups are few; those beyond the 64th count as the 64th.
     partial_groups: u64,
-    /// Copies of blocks in the index.
+    /// Number of copies of blocks in the index.
     held: u64,
-    /// Copies put into the index since it was last cleared.
+    /// Number of copies stored in the index since it was last cleared.
     stored: u64,
-    outcome: Outcome,
+    outcome: BatchEffect,
 }
 
 impl Applier {
@@ -64,14 +64,14 @@ impl Applier {
             partial_groups: 0,
             held: 0,
             stored: 0,
-            outcome: Outcome::default(),
+            outcome: BatchEffect::default(),
         };
         Self { decoder: Decoder::new(keys), book }
     }
 
-    /// Takes in one batch.
-    pub(super) fn apply(&mut self, payload: &[u8]) -> Outcome {
-        self.book.outcome = Outcome::default();
+    /// Applies one batch.
+    pub(super) fn apply(&mut self, payload: &[u8]) -> BatchEffect {
+        self.book.outcome = BatchEffect::default();
         match self.decoder.decode(payload, &mut self.book) {
             Ok(batch) => {
                 self.book.stats.add(Count::Events, u64::from(batch.events));
@@ -86,40 +86,40 @@ impl Applier {
         self.book.outcome
     }
 
-    /// Forgets all that the holder has, since it is not known any more.
+    /// Removes all blocks of the holder, since they are no longer known.
     pub(super) fn clear(&mut self) {
         self.book.clear();
     }
 
-    /// The engine is another process now, which may have been started with other settings.
+    /// Resets the state after a restart of the engine, which may have other settings now.
     pub(super) fn restart(&mut self) {
         self.book.clear();
         self.book.partial_groups = 0;
         self.book.size.forget();
     }
 
-    /// Copies of blocks in the index.
+    /// Returns the number of copies of blocks in the index.
     pub(super) fn held(&self) -> u64 {
         self.book.held
     }
 
-    /// Copies put into the index since it was last cleared.
+    /// Returns the number of copies stored in the index since it was last cleared.
     pub(super) fn stored(&self) -> u64 {
         self.book.stored
     }
 
-    /// Whether the engine's blocks are of the pool's size now; `None` when it has told of none.
+    /// Whether the engine's blocks have the pool's block size now; `None` when it has not reported a block.
     pub(super) fn fits(&self) -> Option<bool> {
         self.book.size.fits()
     }
 
-    /// Tokens in the engine's blocks and in the pool's, if those differ.
+    /// Returns the block size of the engine and the pool's, in tokens, if they differ.
     pub(super) fn sizes(&self) -> Option<(u32, &PoolSize)> {
         let size = &self.book.size;
-        Some((size.told().filter(|_| size.fits() == Some(false))?, size.pool()))
+        Some((size.reported().filter(|_| size.fits() == Some(false))?, size.pool()))
     }
 
-    /// Whether stores wait for a parent that was never told of.
+    /// Whether stored blocks are waiting for a parent that was never reported.
     pub(super) fn has_orphans(&self) -> bool {
         !self.book.orphans.is_empty()
     }
@@ -143,7 +143,7 @@ impl Book {
         size == u64::from(self.size.pool().get())
     }
 
-    /// Puts blocks behind `parent`, or has them wait for it; whether they are in the index.
+    /// Stores blocks behind `parent`, or queues them until it arrives. Returns whether they are in the index.
     fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock]) -> bool {
         match (self.index.store(self.holder, tier, parent, blocks), parent) {
             (Ok(()), _) => {
@@ -160,7 +160,7 @@ impl Book {
         }
     }
 
-    /// Puts blocks on another tier too, up to the first that is not held on any; how many those are.
+    /// Stores blocks on another tier too, up to the first that the holder has on no tier. Returns how many.
     fn copy(&mut self, tier: Tier, hashes: impl IntoIterator<Item = EngineHash>) -> usize {
         let known = self.index.copy(self.holder, tier, hashes);
         self.count(known);
@@ -174,13 +174,13 @@ impl Book {
         self.stats.add(Count::BlocksStored, n);
     }
 
-    /// Stores what has waited for `blocks`, and what has waited for that.
+    /// Stores blocks that were waiting for `blocks`, and those that were waiting for them.
     fn adopt(&mut self, blocks: &[StoredBlock]) {
         let mut parents: Vec<EngineHash> = blocks.iter().map(|b| b.hash).collect();
         while let Some(parent) = parents.pop() {
             while let Some(orphan) = self.orphans.child(parent) {
                 if !self.store(Some(orphan.parent), orphan.tier, &orphan.blocks) {
-                    // The parent has gone again; it waits on.
+                    // The parent has been removed again; the orphan keeps waiting.
                     break;
                 }
                 self.stats.add(Count::OrphansAdopted, 1);
@@ -208,16 +208,18 @@ impl Sink for Book {
         }
         if event.tier != Tier::Gpu {
             if !self.is_of_size(u64::from(event.block_size)) {
-                // What is kept elsewhere may be cut otherwise (LMCache's chunks): that says nothing against the engine's own blocks.
+                // Other tiers may have other block sizes (LMCache's chunks); that does not
+                // affect the engine's own blocks.
                 return;
             }
-        } else if !self.size.tell(event.block_size) {
+        } else if !self.size.report(event.block_size) {
             self.outcome.doubt = Some(Doubt::BlockSize);
             return;
         }
         let (mut parent, mut blocks) = (event.parent, event.blocks);
         if event.tier != Tier::Gpu {
-            // vLLM leaves out the `extra_keys` of what it offloads: the name tells better than the tokens which block it is.
+            // vLLM omits the `extra_keys` of blocks that it offloads, so the name identifies a block
+            // more reliably than its tokens.
             let known = self.copy(event.tier, blocks.iter().map(|b| b.hash));
             let (copied, rest) = blocks.split_at_checked(known).unwrap_or((blocks, &[]));
             parent = copied.last().map(|b| b.hash).or(parent);
@@ -229,7 +231,8 @@ impl Sink for Book {
     }
 
     fn copied(&mut self, event: Copied<'_>) {
-        // A name that stands for several blocks could not be taken back: its removal does not say for how many.
+        // A name that stands for several blocks could not be removed later, since its removal does not
+        // say how many they are.
         let is_one_block = event.block_size == 0 || self.is_of_size(event.block_size);
         if self.is_partial(event.group) || !is_one_block {
             return;
@@ -261,7 +264,7 @@ impl Sink for Book {
 
     fn cleared(&mut self) {
         self.clear();
-        self.outcome = Outcome { cleared: true, doubt: None };
+        self.outcome = BatchEffect { cleared: true, doubt: None };
     }
 
     fn refused(&mut self, reason: Refusal) {

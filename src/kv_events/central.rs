@@ -1,11 +1,11 @@
-//! The socket that engines connect to, and who gets what comes through it.
+//! The socket that engines connect to, and the assignment of their frames to lanes.
 //!
 //! An engine's topic `kv@<ip:port>@<model>` names its endpoint. A frame counts only if the connection comes from that
-//! endpoint's IP address; others are dropped and counted. So a pod can publish for endpoints of its own address only:
-//! engines that share an IP address (several ranks of a pod, pods with `hostNetwork`) are told apart by their word
-//! alone. Where NAT changes addresses, `requireSenderAddress: false` believes every sender.
+//! endpoint's IP address; others are dropped and counted. A pod can therefore publish only for endpoints with its own
+//! address. Engines that share an IP address (several ranks of a pod, pods with `hostNetwork`) are distinguished by the
+//! topic alone. Where NAT changes addresses, `requireSenderAddress: false` accepts every sender.
 //!
-//! Connections, and the bytes that they buffer and queue, are limited over all pools by [`Connections`].
+//! [`Connections`] limits the connections, and the bytes that they buffer and queue, over all pools.
 
 use super::lane::FromCentral;
 use super::replay;
@@ -28,29 +28,29 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The pause after a failed accept: out of file descriptors, most likely.
+/// Pause after a failed accept, which usually means that file descriptors are exhausted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// At most one warning about wrong senders in this time.
+/// Shortest time between two warnings about wrong senders.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// An endpoint's address and the rank of one of its engines.
+/// The address of an endpoint, and the rank of one of its engines.
 pub(super) type Speaker = (SocketAddr, u16);
 
-/// The sending end of a lane's inbox.
+/// The sending end of a lane's queue.
 #[derive(Clone, Debug)]
 pub(super) struct Inbox {
     pub(super) sender: mpsc::Sender<FromCentral>,
-    /// A frame was dropped since the lane looked last.
+    /// Whether a frame was dropped since the lane last checked.
     pub(super) overflowed: Arc<AtomicBool>,
-    /// Connections that have spoken for it.
+    /// Number of connections that have published for the lane.
     pub(super) connections: Arc<AtomicUsize>,
 }
 
-/// The lanes of now, by who speaks.
+/// The current lanes by endpoint address and rank.
 pub(super) type Inboxes = ArcSwap<AHashMap<Speaker, Inbox>>;
 
-/// The central socket.
+/// The central socket of one pool.
 #[derive(Clone, Debug)]
 pub(super) struct Central {
     pub(super) connections: Arc<Connections>,
@@ -102,7 +102,7 @@ impl Central {
         }
         for inbox in spoken.lanes.into_values() {
             if inbox.connections.fetch_sub(1, Relaxed) == 1 {
-                // The lane has gone when it does not take it.
+                // If the send fails, the lane has ended.
                 let _ = inbox.sender.send(FromCentral::Disconnected).await;
             }
         }
@@ -133,7 +133,7 @@ impl Central {
         Ok(connection)
     }
 
-    /// Gives a frame to the lane that it belongs to. A lane that is behind loses it, and is told so.
+    /// Passes a frame to its lane. If the lane's queue is full, the frame is dropped and the lane is notified.
     async fn hand_on(&self, message: &Message, slot: &Slot, spoken: &mut Spoken) {
         let (Some(topic), Some((seq, payload))) = (message.first(), replay::frame(message)) else {
             self.stats.add(Count::DecodeErrors, 1);
@@ -150,15 +150,15 @@ impl Central {
             self.warn_of_wrong_sender(speaker.0, slot.peer());
             return;
         }
-        let told = spoken.lanes.get(&speaker).is_some_and(|before| before.sender.same_channel(&inbox.sender));
-        if !told {
+        let is_known = spoken.lanes.get(&speaker).is_some_and(|before| before.sender.same_channel(&inbox.sender));
+        if !is_known {
             spoken.in_use.get_or_insert_with(|| slot.client().in_flight());
             inbox.connections.fetch_add(1, Relaxed);
-            // Before the lane knows of it, as this can be cut off while the lane is behind.
+            // Inserted before the send, because the send may be cancelled while the lane's queue is full.
             spoken.lanes.insert(speaker, inbox.clone());
             let _ = inbox.sender.send(FromCentral::Connected).await;
         }
-        // A small payload would keep the whole buffer alive that it was read into.
+        // A small payload would keep the whole read buffer in memory.
         let payload = if payload.len() < READ_CHUNK { Bytes::copy_from_slice(&payload) } else { payload };
         let queued = match slot.hold(payload.len()) {
             Some(held) => {
@@ -195,11 +195,11 @@ impl Central {
     }
 }
 
-/// What one connection has published for.
+/// The endpoints that one connection has published for.
 #[derive(Debug, Default)]
 struct Spoken {
     lanes: AHashMap<Speaker, Inbox>,
-    /// Keeps a connection with valid events from being evicted for another one of its peer.
+    /// Protects a connection with valid events from eviction by another connection of its peer.
     in_use: Option<InFlight>,
 }
 
@@ -207,7 +207,7 @@ fn same_ip(a: SocketAddr, b: SocketAddr) -> bool {
     a.ip().to_canonical() == b.ip().to_canonical()
 }
 
-/// The endpoint that a topic names.
+/// Returns the endpoint that a topic names.
 fn speaker(topic: &[u8]) -> Option<SocketAddr> {
     std::str::from_utf8(topic).ok()?.split('@').nth(1)?.parse().ok()
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_topic_names_its_endpoint() {
+    fn topic_names_its_endpoint() {
         let four: SocketAddr = "10.0.0.1:8000".parse().unwrap();
         let six: SocketAddr = "[fd00::1]:8000".parse().unwrap();
         assert_eq!(speaker(b"kv@10.0.0.1:8000@some/model"), Some(four));

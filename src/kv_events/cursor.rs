@@ -1,13 +1,16 @@
-//! The sequence of one publisher's frames: what is next, what is missing, what must be asked for again.
+//! Sequence numbers of one publisher's frames: the next one, missing ones, and requests for replay.
 //!
-//! A publisher numbers its frames from 0, per process. Frames may be lost (it drops when we are slow), the publisher may be another
-//! process at the same address, and what was missed can be replayed if it keeps a ring. The cursor is sans-IO: [`super::lane`] tells it
-//! what comes, and does what it asks for. Frames that come while a replay runs wait in a bounded backlog.
+//! A publisher numbers its frames from 0, per process. Frames may be lost (the publisher drops them when we are slow),
+//! another process may run at the same address, and missed frames can be replayed if the publisher keeps a ring buffer.
+//! The cursor does no I/O: [`super::lane`] passes frames in and executes its requests. Frames that arrive during a
+//! replay wait in a bounded backlog.
 //!
-//! Whether the process is the same after a reconnection is found out by asking for the last frame that we have: the same process gives
-//! it back with the same timestamp, another one gives another frame or none.
+//! After a reconnection, the cursor requests the last frame that it has. The same process returns it with the same
+//! timestamp; another one returns another frame or none.
 
-use super::apply::Outcome;
+mod replaying;
+
+use super::apply::BatchEffect;
 use super::stats::{Count, KvEventStats};
 use attache_prefix::trust::{Doubt, Trust};
 use attache_prefix::wire;
@@ -15,41 +18,42 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Replays in a row that may bring nothing before we give up for a while.
+/// Number of consecutive replays without new frames after which replay pauses.
 const FRUITLESS_REPLAYS: u32 = 3;
 
-/// Seconds by which what a process says of its start may be off. None publishes so soon after it.
+/// Tolerance in seconds for the start time that a process reports. No process publishes so soon after its start.
 const CLOCK_SLACK: f64 = 1.0;
 
-/// What the cursor does with frames.
+/// Applies frames that are in order.
 pub(super) trait Apply {
-    /// The next batch.
-    fn apply(&mut self, payload: &[u8]) -> Outcome;
+    /// Applies the next batch.
+    fn apply(&mut self, payload: &[u8]) -> BatchEffect;
     /// Frames were lost: what is known may be wrong.
     fn clear(&mut self);
     /// The publisher is another process.
     fn restart(&mut self);
-    /// As much is known again as an engine of this size holds, though events were lost. That is no proof that it is the same.
+    /// Returns whether as many blocks are known again as an engine of this size holds, although events were lost. This
+    /// does not prove that they are the same.
     fn relearned(&self) -> bool;
 }
 
-/// Frames that may wait while a replay runs.
+/// Limits of the frames that wait during a replay.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backlog {
     pub(super) frames: usize,
     pub(super) bytes: usize,
 }
 
-/// Ask for a replay from this number on.
+/// Request for a replay from this sequence number on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ask(pub(super) u64);
 
-/// How a replay has ended.
+/// How a replay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// With its end marker.
+    /// The replay ended with its end marker.
     Complete,
-    /// Without.
+    /// The replay ended without its end marker.
     Failed,
 }
 
@@ -58,64 +62,65 @@ pub(super) enum End {
 enum Knowledge {
     Nothing,
     Whole,
-    /// All since some frame: the oldest of the publisher's ring, or one behind a gap that was long ago. Only what begins anew (a cleared
-    /// cache, another process) or a replay of everything makes it whole.
+    /// All events since some frame: the oldest of the publisher's ring, or one after an old gap. Only a new start (a
+    /// cleared cache, another process) or a replay of everything completes it.
     Recent,
     Partial(Doubt),
 }
 
-/// Why a replay runs.
+/// The purpose of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// To fetch what is missing.
+    /// Fetch missing frames.
     Fill,
-    /// To see whether anything is missing.
+    /// Check whether frames are missing.
     Check,
-    /// To learn everything anew.
+    /// Fetch everything again.
     Anew,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Replay {
     purpose: Purpose,
-    /// The last frame that we have came back as we know it.
+    /// Whether the last known frame was returned unchanged.
     proven: bool,
-    /// It brought a frame that we did not have.
+    /// Whether the replay returned a frame that was missing.
     fruitful: bool,
 }
 
-/// A publisher's sequence.
+/// State of a publisher's sequence.
 #[derive(Debug)]
 pub(super) struct Cursor {
     replayable: bool,
     bounds: Backlog,
     stats: Arc<KvEventStats>,
-    /// The number that comes next; `None` when the publisher's process is not known yet.
+    /// The next sequence number; `None` while the publisher's process is unknown.
     next: Option<u64>,
-    /// When the first frame of this process that came was made, and the one before `next`.
+    /// Time of the first frame received from this process, and of the frame before `next`.
     first_timestamp: Option<f64>,
     last_timestamp: Option<f64>,
     knowledge: Knowledge,
     connected: bool,
-    /// The connection was broken and nothing has shown yet what was missed.
+    /// Whether the connection was interrupted and nothing has shown yet what was missed.
     unproven: bool,
     replay: Option<Replay>,
     fruitless: u32,
-    /// Replays don't answer: gaps are taken as final until [`Cursor::retry`].
+    /// Whether replays fail: gaps are final until [`Cursor::retry`].
     given_up: bool,
-    /// The replay that has just ended brought nothing: it need not be asked about the same gap again.
+    /// Whether the replay that has just ended returned nothing: the same gap needs no second request.
     barren: bool,
     backlog: VecDeque<(u64, Bytes)>,
     backlog_bytes: usize,
     overflowed: bool,
-    /// A check has brought what the connection has not. It may be on its way still: nobody orders what comes by two connections.
+    /// Whether a check has returned frames that the connection has not delivered. They may still arrive: the order
+    /// between two connections is undefined.
     owed: bool,
-    /// The connection does not bring what it should.
+    /// Whether the connection fails to deliver frames.
     deaf: bool,
 }
 
 impl Cursor {
-    /// A cursor that knows nothing. `replayable`: the publisher keeps a ring that can be asked.
+    /// Creates a cursor without knowledge. `replayable` means that the publisher has a ring that can be requested.
     pub(super) fn new(replayable: bool, bounds: Backlog, stats: Arc<KvEventStats>) -> Self {
         Self {
             replayable,
@@ -139,7 +144,7 @@ impl Cursor {
         }
     }
 
-    /// How far the holder may be believed.
+    /// Returns how far the holder's entries can be trusted.
     pub(super) fn trust(&self) -> Trust {
         let interrupted = !self.connected || self.unproven;
         match (self.knowledge, self.replay) {
@@ -155,33 +160,34 @@ impl Cursor {
         }
     }
 
-    /// Whether nothing is missing that a replay could bring now.
+    /// Whether nothing is missing that a replay could return now.
     pub(super) fn is_idle(&self) -> bool {
         self.connected && self.replay.is_none()
     }
 
-    /// Whether another replay, later, is the way back.
+    /// Whether a later replay can restore the state.
     pub(super) fn wants_retry(&self) -> bool {
         self.is_idle() && self.replayable && (self.unproven || matches!(self.knowledge, Knowledge::Partial(_)))
     }
 
-    /// Whether the connection has still to bring what a check has brought.
+    /// Whether the connection still has to deliver frames that a check has returned.
     pub(super) fn is_owed(&self) -> bool {
         self.owed
     }
 
-    /// The connection has had its time to bring what a check has brought.
+    /// Records that the connection's time to deliver these frames has passed.
     pub(super) fn overdue(&mut self) {
         self.deaf |= std::mem::take(&mut self.owed);
     }
 
-    /// Whether the connection has been found to bring nothing: it is to be replaced.
+    /// Whether the connection fails to deliver frames and must be replaced.
     pub(super) fn is_deaf(&self) -> bool {
         self.deaf
     }
 
-    /// The publisher's process has started at `moment` (Unix time, seconds), as its page of metrics tells. Where there is a replay, that
-    /// has mostly shown it already; else the numbers of the new process may have gone on where those of the old one ended.
+    /// Records that the publisher's process started at `moment` (Unix time, seconds) according to its metrics.
+    /// With replay, frames have usually shown this already. Otherwise the new process's numbers may continue
+    /// where the old one's ended.
     pub(super) fn process_started<A: Apply>(&mut self, moment: f64, to: &mut A) -> Option<Ask> {
         if self.replay.is_some() || self.first_timestamp.is_none_or(|first| first + CLOCK_SLACK >= moment) {
             return None;
@@ -190,8 +196,9 @@ impl Cursor {
         if self.connected { self.ask(Purpose::Fill) } else { None }
     }
 
-    /// The pool's blocks are of another size than before; `fits`: of that of the publisher's. What it has told while they were not is
-    /// missing: where there is a replay it is learned anew at once, else as after any gap, by what comes.
+    /// Records a change of the pool's block size; `fits` is whether the publisher has it. Blocks that were
+    /// published while it did not are missing. With replay they are fetched at once, otherwise they return with
+    /// later events, as after any gap.
     pub(super) fn resized<A: Apply>(&mut self, fits: bool, to: &mut A) -> Option<Ask> {
         match (fits, self.knowledge) {
             (true, Knowledge::Partial(Doubt::BlockSize)) => {
@@ -207,7 +214,7 @@ impl Cursor {
         }
     }
 
-    /// There is a connection, the first or a new one.
+    /// Records a connection, the first one or a new one.
     pub(super) fn connected(&mut self) -> Option<Ask> {
         self.connected = true;
         (self.owed, self.deaf) = (false, false);
@@ -217,14 +224,14 @@ impl Cursor {
         self.ask(Purpose::Fill)
     }
 
-    /// The connection is gone; a replay that runs goes with it.
+    /// Records a disconnection, which also ends a running replay.
     pub(super) fn disconnected(&mut self) {
         self.connected = false;
         self.replay = None;
         self.drop_backlog();
     }
 
-    /// Frames were dropped on their way here, nobody knows how many.
+    /// Records that an unknown number of frames was dropped before they arrived here.
     pub(super) fn overflowed(&mut self) -> Option<Ask> {
         if self.replay.is_some() {
             self.overflowed = true;
@@ -234,12 +241,12 @@ impl Cursor {
         self.ask(Purpose::Fill)
     }
 
-    /// Looks whether the last frame that we have is the last that there is.
+    /// Checks whether the last known frame is the publisher's last one.
     pub(super) fn check(&mut self) -> Option<Ask> {
         if self.is_idle() && self.next.is_some() { self.ask(Purpose::Check) } else { None }
     }
 
-    /// Asks again, after replays that failed or a doubt that only learning everything anew can clear.
+    /// Requests a replay again, after failures or a doubt that only a replay of everything can resolve.
     pub(super) fn retry(&mut self) -> Option<Ask> {
         if !self.wants_retry() {
             return None;
@@ -260,7 +267,7 @@ impl Cursor {
         Some(Ask(from))
     }
 
-    /// A frame came live.
+    /// Processes a frame from the live stream.
     pub(super) fn live<A: Apply>(&mut self, seq: u64, payload: Bytes, to: &mut A) -> Option<Ask> {
         self.owed = false;
         if self.replay.is_some() {
@@ -269,7 +276,8 @@ impl Cursor {
         }
         let unproven = std::mem::take(&mut self.unproven);
         if let Some(next) = self.next {
-            // The next number proves nothing on a new connection; where there is a replay, it is asked, and must have failed here.
+            // On a new connection, the next number proves nothing. With replay, the publisher was asked, and the replay
+            // failed if this is reached.
             if seq == next && !(unproven && self.replayable) {
                 self.apply(seq, &payload, to);
                 return None;
@@ -277,7 +285,8 @@ impl Cursor {
             if seq >= next {
                 return self.gap(seq, payload, to);
             }
-            // Replays overlap with what comes live; only a new process begins again with later frames.
+            // Frames of a replay and of the live stream overlap; only a new process restarts
+            // its numbers with later timestamps.
             let newer = wire::timestamp(&payload) > self.last_timestamp;
             let fresh = unproven && !self.replayable;
             if !fresh && !newer {
@@ -300,7 +309,7 @@ impl Cursor {
         None
     }
 
-    /// Frames are missing between what we have and `seq`.
+    /// Handles a gap between the last known frame and `seq`.
     fn gap<A: Apply>(&mut self, seq: u64, payload: Bytes, to: &mut A) -> Option<Ask> {
         self.stats.add(Count::Gaps, 1);
         if !std::mem::take(&mut self.barren)
@@ -309,141 +318,11 @@ impl Cursor {
             self.wait(seq, payload);
             return Some(ask);
         }
-        // Removals may be among what is lost: only what comes from now on is certain.
+        // The lost frames may contain removals: only later events are certain.
         to.clear();
         self.knowledge = Knowledge::Partial(if self.given_up { Doubt::ReplayFailed } else { Doubt::Gap });
         self.apply(seq, &payload, to);
         None
-    }
-
-    /// A frame came by replay.
-    pub(super) fn replayed<A: Apply>(&mut self, seq: u64, payload: &[u8], to: &mut A) -> Option<Ask> {
-        let replay = self.replay.as_mut()?;
-        self.stats.add(Count::ReplayedFrames, 1);
-        if replay.purpose == Purpose::Anew && !replay.proven {
-            // It answers: now, and not before, the old knowledge goes.
-            to.clear();
-            self.next = None;
-            self.knowledge = Knowledge::Nothing;
-        }
-        let Some(next) = self.next else {
-            replay.proven = true;
-            replay.fruitful = true;
-            self.knowledge = Knowledge::Whole;
-            if seq > 0 {
-                self.stats.add(Count::ReplaysTruncated, 1);
-                self.knowledge = Knowledge::Recent;
-            }
-            self.apply(seq, payload, to);
-            return None;
-        };
-        if seq.checked_add(1) == Some(next) && !replay.proven {
-            if wire::timestamp(payload) == self.last_timestamp {
-                replay.proven = true;
-                return None;
-            }
-            self.deaf |= replay.purpose == Purpose::Check;
-            self.restarted(to);
-            return self.ask(Purpose::Fill);
-        }
-        if seq < next {
-            return None;
-        }
-        let proven = std::mem::replace(&mut replay.proven, true) || next == 0;
-        replay.fruitful = true;
-        if seq > next || !proven {
-            // The ring no longer has what was missing, or not even the frame that would show that the process is the same: what is known
-            // may be wrong, what comes is certain.
-            self.stats.add(Count::ReplaysTruncated, 1);
-            to.clear();
-            self.knowledge = Knowledge::Recent;
-        }
-        self.apply(seq, payload, to);
-        None
-    }
-
-    /// The replay has ended.
-    pub(super) fn replay_ended<A: Apply>(&mut self, end: End, to: &mut A) -> Option<Ask> {
-        let replay = self.replay.take()?;
-        if end == End::Failed {
-            return self.replay_failed(replay, to);
-        }
-        self.fruitless = 0;
-        match self.next {
-            Some(next) if replay.purpose == Purpose::Anew && !replay.proven => {
-                // An empty ring, though frames have come: it is no ring that could teach us anything.
-                self.given_up = next > 0;
-            }
-            Some(next) if next > 0 && !replay.proven => {
-                // Not even the last frame that we have: this process has not got that far.
-                self.deaf |= replay.purpose == Purpose::Check;
-                self.restarted(to);
-                return self.ask(Purpose::Fill);
-            }
-            None => {
-                // Nothing was ever published.
-                self.next = Some(0);
-                self.knowledge = Knowledge::Whole;
-            }
-            Some(_) => {}
-        }
-        self.unproven = false;
-        self.owed |= replay.purpose == Purpose::Check && replay.fruitful && self.backlog.is_empty();
-        self.barren = !replay.fruitful;
-        let ask = self.resume(to);
-        self.barren = false;
-        ask
-    }
-
-    fn replay_failed<A: Apply>(&mut self, replay: Replay, to: &mut A) -> Option<Ask> {
-        self.stats.add(Count::ReplaysFailed, 1);
-        self.fruitless = if replay.fruitful { 0 } else { self.fruitless + 1 };
-        let purpose = match replay.purpose {
-            // Once it has begun to bring frames, what is missing is behind them.
-            Purpose::Anew if replay.proven => Purpose::Fill,
-            purpose => purpose,
-        };
-        if self.fruitless < FRUITLESS_REPLAYS {
-            return self.ask(purpose);
-        }
-        self.fruitless = 0;
-        if self.knowledge == Knowledge::Nothing {
-            self.knowledge = Knowledge::Partial(Doubt::ReplayFailed);
-        }
-        if purpose == Purpose::Check && !self.overflowed {
-            // Nothing says that anything is missing; it is looked at again at its time.
-            return self.resume(to);
-        }
-        self.given_up = true;
-        self.unproven = self.next.is_some();
-        self.resume(to)
-    }
-
-    /// Takes up what waited.
-    fn resume<A: Apply>(&mut self, to: &mut A) -> Option<Ask> {
-        self.backlog_bytes = 0;
-        let mut ask = None;
-        for (seq, payload) in std::mem::take(&mut self.backlog) {
-            // Once one of them asks, the others wait again.
-            ask = ask.or(self.live(seq, payload, to));
-        }
-        if ask.is_none() && std::mem::take(&mut self.overflowed) {
-            self.unproven = true;
-            ask = self.ask(Purpose::Fill);
-        }
-        ask
-    }
-
-    fn wait(&mut self, seq: u64, payload: Bytes) {
-        let bytes = self.backlog_bytes + payload.len();
-        if self.overflowed || self.backlog.len() >= self.bounds.frames || bytes > self.bounds.bytes {
-            // What follows must not jump the queue; it is fetched when this replay has ended.
-            self.overflowed = true;
-            self.stats.add(Count::OverflowFrames, 1);
-            return;
-        }
-        self.backlog_bytes = bytes;
-        self.backlog.push_back((seq, payload));
     }
 
     fn drop_backlog(&mut self) {
@@ -465,7 +344,7 @@ impl Cursor {
         self.next = Some(seq.saturating_add(1));
         self.last_timestamp = wire::timestamp(payload);
         self.first_timestamp = self.first_timestamp.or(self.last_timestamp);
-        let Outcome { cleared, doubt } = to.apply(payload);
+        let BatchEffect { cleared, doubt } = to.apply(payload);
         if cleared {
             self.knowledge = Knowledge::Whole;
         }

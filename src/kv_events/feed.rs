@@ -2,7 +2,7 @@
 
 use super::apply::Applier;
 use super::central::{Central, Inbox, Inboxes};
-use super::lane::{Fed, Identity, Lane, Live, News, Shared};
+use super::lane::{EngineUpdates, Fed, Identity, Lane, Live, Shared};
 use super::replay::MAX_CONCURRENT_REPLAYS;
 use super::size::{OwnSize, PoolSize};
 use super::stats::KvEventStats;
@@ -266,7 +266,7 @@ impl Feed {
                 ports.replay.and_then(at),
                 applier,
                 trust,
-                News { started: followed.started.subscribe(), size: self.size.subscribe() },
+                EngineUpdates { started: followed.started.subscribe(), size: self.size.subscribe() },
                 rng,
             );
             tokio::spawn(lane.run(live, followed.stop.clone()));

@@ -1,8 +1,8 @@
-//! One engine's stream: reads it, keeps its sequence, has what is missing replayed, and says how far it may be believed.
+//! The event stream of one engine: reads it, tracks its sequence, requests replays, and sets the trust in its holder.
 
-use super::apply::{Applier, Outcome};
+use super::apply::{Applier, BatchEffect};
 use super::cursor::{Apply, Ask, Cursor};
-use super::replay::{self, Answer, Replay};
+use super::replay::{self, Replay, ReplayMessage};
 use super::stats::{Count, KvEventStats};
 use super::subscription::{Bounds, Timing};
 use super::zmtp::{Connection, Message, Role, ZmtpError};
@@ -24,20 +24,20 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
-/// How often the pause before learning anew may double.
+/// How often the pause before a complete replay may double.
 const MAX_RETRY_DOUBLINGS: u32 = 4;
 
-/// Whose stream it is.
+/// The engine of a lane.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) endpoint: EndpointId,
     pub(super) name: Arc<str>,
     pub(super) rank: u16,
-    /// Ranks of the endpoint, which share its blocks.
+    /// Number of ranks of the endpoint, which share its capacity.
     pub(super) ranks: u16,
 }
 
-/// What a lane shares with the other lanes of its pool.
+/// State that a lane shares with the other lanes of its pool.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     pub(super) store: Arc<SnapshotStore>,
@@ -46,48 +46,48 @@ pub(super) struct Shared {
     pub(super) bounds: Bounds,
     pub(super) timing: Timing,
     pub(super) clock: Clock,
-    /// The pool's writer, which hears of caches that engines have cleared.
+    /// Channel to the pool's writer, for caches that engines have cleared.
     pub(super) events: Option<mpsc::Sender<PoolEvent>>,
 }
 
-/// What a lane is told of its engine beside the stream.
+/// Information about the engine besides its stream.
 #[derive(Debug)]
-pub(super) struct News {
-    /// When its process has started, as its page of metrics tells: Unix time, seconds.
+pub(super) struct EngineUpdates {
+    /// Start time of its process according to its metrics: Unix time, seconds.
     pub(super) started: watch::Receiver<Option<f64>>,
-    /// Tokens in the pool's blocks.
+    /// Number of tokens in the pool's blocks.
     pub(super) size: watch::Receiver<u32>,
 }
 
-/// Where the live stream comes from.
+/// The source of the live stream.
 #[derive(Debug)]
 pub(super) enum Live {
-    /// A connection of its own, to this address, for topics that begin so.
+    /// A connection of its own to this address, for topics with this prefix.
     Own { address: SocketAddr, topic: Arc<str> },
-    /// The central socket.
+    /// Frames from the central socket.
     Fed(Fed),
 }
 
-/// The receiving end of what the central socket hands on.
+/// The receiving end of a lane's queue.
 #[derive(Debug)]
 pub(super) struct Fed {
     pub(super) inbox: mpsc::Receiver<FromCentral>,
-    /// Frames were dropped because the inbox was full.
+    /// Whether frames were dropped because the queue was full.
     pub(super) overflowed: Arc<AtomicBool>,
 }
 
-/// What the central socket hands on.
+/// A message from the central socket.
 #[derive(Debug)]
 pub(super) enum FromCentral {
     /// The engine has connected.
     Connected,
-    /// A frame, and what accounts for its memory until it is taken.
+    /// A frame, and the accounting of its memory until it is processed.
     Frame(u64, Bytes, Held),
     /// The engine's connection has ended.
     Disconnected,
 }
 
-/// One engine's stream.
+/// The stream of one engine.
 #[derive(Debug)]
 pub(super) struct Lane {
     identity: Identity,
@@ -97,43 +97,44 @@ pub(super) struct Lane {
     cursor: Cursor,
     target: Target,
     replay: Option<Replay>,
-    news: News,
-    /// When something came last, or was asked for.
+    updates: EngineUpdates,
+    /// When a frame last arrived or a check was made.
     heard: Timestamp,
-    /// Since when it is suspect, or when that was last tried to be mended.
+    /// Since when it is suspect, or the time of the last attempt to recover.
     doubted: Timestamp,
     retries: u32,
-    /// It has been said that its blocks are of another size than the pool's.
-    size_told: bool,
+    /// Whether the difference to the pool's block size was logged.
+    is_size_logged: bool,
     rng: PickRng,
 }
 
-/// Where batches go, with what the cursor asks about it.
+/// Applies batches on behalf of the cursor.
 #[derive(Debug)]
 struct Target {
     applier: Applier,
     shared: Shared,
     endpoint: EndpointId,
     ranks: u16,
-    /// The most that was held before something was lost.
+    /// Largest number of blocks held before events were lost.
     held_before: u64,
 }
 
 impl Apply for Target {
-    fn apply(&mut self, payload: &[u8]) -> Outcome {
+    fn apply(&mut self, payload: &[u8]) -> BatchEffect {
         let outcome = self.applier.apply(payload);
         if outcome.cleared {
             self.held_before = 0;
-            // A writer that is this far behind publishes nothing: strategies then go by the age of their entries.
-            let told = self.shared.events.as_ref().map(|to| to.try_send(PoolEvent::CacheCleared { id: self.endpoint }));
-            if let Some(Err(error)) = told {
+            // If the writer's queue is full, it publishes nothing anyway; strategies then rely on
+            // the age of their entries.
+            let sent = self.shared.events.as_ref().map(|to| to.try_send(PoolEvent::CacheCleared { id: self.endpoint }));
+            if let Some(Err(error)) = sent {
                 tracing::debug!(%error, "cleared cache not passed to strategies");
             }
         }
         if let Some(made) = wire::timestamp(payload) {
             let clock = self.shared.clock;
             let now = clock.wall(clock.now()).duration_since(UNIX_EPOCH).unwrap_or_default();
-            // A clock that is ahead of ours shows no lag.
+            // If the engine's clock is ahead of ours, the lag counts as zero.
             self.shared.stats.set_lag(Duration::try_from_secs_f64(now.as_secs_f64() - made).unwrap_or_default());
         }
         outcome
@@ -149,8 +150,8 @@ impl Apply for Target {
         self.applier.restart();
     }
 
-    /// As much is held as was known before, or the whole cache has turned over. Stores that wait for a parent show that older blocks are
-    /// there which were never told of.
+    /// Whether as many blocks are known as before, or the whole cache has been replaced. Blocks that wait for a parent
+    /// show that older, unreported blocks exist.
     fn relearned(&self) -> bool {
         if self.applier.has_orphans() {
             return false;
@@ -172,14 +173,14 @@ impl Apply for Target {
 }
 
 impl Lane {
-    /// A lane that puts what it hears into `applier` and what that is worth into `trust`.
+    /// Creates a lane that applies events with `applier` and writes the trust to `trust`.
     pub(super) fn new(
         identity: Identity,
         shared: Shared,
         replay_address: Option<SocketAddr>,
         applier: Applier,
         trust: Arc<TrustCell>,
-        news: News,
+        updates: EngineUpdates,
         rng: PickRng,
     ) -> Self {
         let backlog =
@@ -201,14 +202,14 @@ impl Lane {
             trust,
             target,
             replay: None,
-            news,
+            updates,
             retries: 0,
-            size_told: false,
+            is_size_logged: false,
             rng,
         }
     }
 
-    /// Reads until `shutdown`; then the holder is gone from the index.
+    /// Reads until `shutdown`, and then removes the holder from the index.
     pub(super) async fn run(mut self, live: Live, shutdown: CancellationToken) {
         match live {
             Live::Own { address, topic } => {
@@ -220,20 +221,20 @@ impl Lane {
         }
     }
 
-    /// Keeps a connection of its own; never returns.
+    /// Maintains a connection of its own; never returns.
     async fn follow(&mut self, address: SocketAddr, topic: &str) {
         let mut failures = 0u32;
-        let mut told = false;
+        let mut is_logged = false;
         loop {
             let attempt = self.connect(address, topic).await;
             let error = match attempt {
                 Ok(connection) => {
                     self.shared.stats.add(Count::Connections, 1);
-                    told = false;
+                    is_logged = false;
                     let since = self.shared.clock.now();
                     let error = self.read(connection).await;
                     self.disconnected();
-                    // A peer that accepts and then fails at once is not to be hammered.
+                    // Limits the rate of connections to a peer that accepts and then fails at once.
                     let lasted = self.shared.clock.now().since(since);
                     failures = if lasted >= self.shared.timing.reconnect_max { 0 } else { failures };
                     error
@@ -241,8 +242,9 @@ impl Lane {
                 Err(error) => error,
             };
             self.shared.stats.add(Count::ConnectionErrors, 1);
-            if !std::mem::replace(&mut told, true) {
-                tracing::warn!(endpoint = %self.identity.name, rank = self.identity.rank, %address, %error, "KV event connection failed");
+            if !std::mem::replace(&mut is_logged, true) {
+                let Identity { name, rank, .. } = &self.identity;
+                tracing::warn!(endpoint = %name, rank, %address, %error, "KV event connection failed");
             }
             let longest = self.shared.timing.reconnect_min.saturating_mul(1 << failures.min(16));
             let pause = longest.min(self.shared.timing.reconnect_max).mul_f64(self.rng.random_range(0.5..1.0));
@@ -274,11 +276,12 @@ impl Lane {
                         return ZmtpError::Deaf;
                     }
                 }
-                () = changed(&mut self.news.started) => self.process_started(),
-                () = changed(&mut self.news.size) => self.resized(),
+                () = changed(&mut self.updates.started) => self.process_started(),
+                () = changed(&mut self.updates.size) => self.resized(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => {
-                    // What is owed and has come by now has come in time.
-                    let owed = if self.cursor.is_owed() { unconstrained(connection.recv()).now_or_never() } else { None };
+                    // Frames that have arrived by now count as delivered in time.
+                    let is_owed = self.cursor.is_owed();
+                    let owed = is_owed.then(|| unconstrained(connection.recv()).now_or_never()).flatten();
                     match owed {
                         Some(Ok(message)) => self.message(&message),
                         Some(Err(error)) => return error,
@@ -292,7 +295,7 @@ impl Lane {
         }
     }
 
-    /// Takes what the central socket hands on; returns when that is gone.
+    /// Processes messages of the central socket; returns when its channel is closed.
     async fn listen(&mut self, mut fed: Fed) {
         loop {
             let wake = self.wake();
@@ -310,20 +313,20 @@ impl Lane {
                     }
                 }
                 answer = next(&mut self.replay) => self.answer(answer),
-                () = changed(&mut self.news.started) => self.process_started(),
-                () = changed(&mut self.news.size) => self.resized(),
+                () = changed(&mut self.updates.started) => self.process_started(),
+                () = changed(&mut self.updates.size) => self.resized(),
                 () = tokio::time::sleep_until(self.shared.clock.instant(wake)) => self.look(),
             }
         }
     }
 
     fn process_started(&mut self) {
-        let started = *self.news.started.borrow_and_update();
+        let started = *self.updates.started.borrow_and_update();
         let ask = started.and_then(|moment| self.cursor.process_started(moment, &mut self.target));
         self.act(ask);
     }
 
-    /// The pool's blocks are of another size than before.
+    /// Handles a change of the pool's block size.
     fn resized(&mut self) {
         let fits = self.target.applier.fits();
         let ask = fits.and_then(|fits| self.cursor.resized(fits, &mut self.target));
@@ -331,7 +334,7 @@ impl Lane {
     }
 
     fn connected(&mut self) {
-        // Before a frame of the new process can be taken for one of the old.
+        // First, so that no frame of a new process is taken for one of the old.
         self.process_started();
         self.heard = self.shared.clock.now();
         let ask = self.cursor.connected();
@@ -341,7 +344,7 @@ impl Lane {
     fn disconnected(&mut self) {
         self.cursor.disconnected();
         self.replay = None;
-        self.tell();
+        self.publish_trust();
     }
 
     fn message(&mut self, message: &Message) {
@@ -359,10 +362,10 @@ impl Lane {
         self.act(ask);
     }
 
-    fn answer(&mut self, answer: Answer) {
+    fn answer(&mut self, answer: ReplayMessage) {
         let ask = match answer {
-            Answer::Frame(seq, payload) => self.cursor.replayed(seq, &payload, &mut self.target),
-            Answer::End(end) => {
+            ReplayMessage::Frame(seq, payload) => self.cursor.replayed(seq, &payload, &mut self.target),
+            ReplayMessage::End(end) => {
                 self.heard = self.shared.clock.now();
                 self.replay = None;
                 self.cursor.replay_ended(end, &mut self.target)
@@ -371,7 +374,7 @@ impl Lane {
         self.act(ask);
     }
 
-    /// When there is something to look after although nothing comes.
+    /// Returns when to act even if no frame arrives.
     fn wake(&self) -> Timestamp {
         let timing = self.shared.timing;
         if self.cursor.is_owed() {
@@ -399,17 +402,17 @@ impl Lane {
         self.act(ask);
     }
 
-    /// Does what the cursor asks for, and says what has become of the holder.
+    /// Executes the cursor's request, and publishes and logs the holder's trust.
     fn act(&mut self, ask: Option<Ask>) {
         if let (Some(Ask(from)), Some(address)) = (ask, self.replay_address) {
             let Shared { timing, bounds, .. } = self.shared;
             let replays = self.shared.replays.clone();
             self.replay = Some(Replay::start(address, from, timing, bounds.message_bytes, replays));
         }
-        self.tell();
+        self.publish_trust();
     }
 
-    fn tell(&mut self) {
+    fn publish_trust(&mut self) {
         let now = self.cursor.trust();
         if now.is_certain() {
             self.retries = 0;
@@ -427,7 +430,7 @@ impl Lane {
                 tracing::warn!(endpoint = %name, rank, from, to, "KV events are no longer exact");
                 let sizes = self.target.applier.sizes().filter(|_| now == Trust::Suspect(Doubt::BlockSize));
                 if let Some((engine, pool)) = sizes
-                    && !std::mem::replace(&mut self.size_told, true)
+                    && !std::mem::replace(&mut self.is_size_logged, true)
                 {
                     let what_to_do = if pool.is_given() {
                         "set `prefixCache.blockSize` to the engines' size, or leave it out"
@@ -435,7 +438,10 @@ impl Lane {
                         "engines of one pool must have blocks of one size: give this one a pool of its own"
                     };
                     let pool = pool.get();
-                    tracing::error!(endpoint = %name, rank, engine, pool, "block size of the server differs from the pool's; {what_to_do}");
+                    tracing::error!(
+                        endpoint = %name, rank, engine, pool,
+                        "block size of the server differs from the pool's; {what_to_do}"
+                    );
                 }
             }
             _ => tracing::info!(endpoint = %name, rank, from, to, "trust in KV events changed"),
@@ -443,15 +449,15 @@ impl Lane {
     }
 }
 
-/// Waits for a new value; for ever when none can come.
+/// Waits for a new value; forever when none can come.
 async fn changed<T>(of: &mut watch::Receiver<T>) {
     if of.changed().await.is_err() {
         std::future::pending().await
     }
 }
 
-/// The next answer of the replay that runs, if one does.
-async fn next(replay: &mut Option<Replay>) -> Answer {
+/// Waits for the next message of the running replay; forever without one.
+async fn next(replay: &mut Option<Replay>) -> ReplayMessage {
     match replay {
         Some(replay) => replay.next().await,
         None => std::future::pending().await,

@@ -19,7 +19,7 @@ mod lane;
 mod orphans;
 mod replay;
 mod size;
-pub mod stats;
+mod stats;
 pub mod subscription;
 mod zmtp;
 

@@ -1,11 +1,11 @@
-//! Stores that wait for their parent.
+//! Stored blocks that wait for their parent.
 
 use ahash::AHashMap;
 use attache_prefix::index::{StoredBlock, Tier};
 use attache_prefix::key::EngineHash;
 use std::collections::BTreeMap;
 
-/// A store whose parent the index does not know.
+/// A store event whose parent the index does not have.
 #[derive(Debug)]
 pub(super) struct Orphan {
     pub(super) parent: EngineHash,
@@ -13,7 +13,7 @@ pub(super) struct Orphan {
     pub(super) blocks: Vec<StoredBlock>,
 }
 
-/// The orphans of one holder, by age; the oldest go when there are too many.
+/// The orphans of one holder by age; the oldest are dropped when there are too many.
 #[derive(Debug)]
 pub(super) struct Orphans {
     max_blocks: usize,
@@ -21,12 +21,12 @@ pub(super) struct Orphans {
     next_id: u64,
     by_age: BTreeMap<u64, Orphan>,
     by_parent: AHashMap<EngineHash, Vec<u64>>,
-    /// Which orphans a block is in: it may be removed before its parent comes.
+    /// The orphans that contain a block, which may be removed before its parent arrives.
     by_block: AHashMap<EngineHash, Vec<u64>>,
 }
 
 impl Orphans {
-    /// Room for `max_blocks` blocks in all.
+    /// Creates an empty queue for at most `max_blocks` blocks in total.
     pub(super) fn new(max_blocks: usize) -> Self {
         Self {
             max_blocks,
@@ -42,7 +42,7 @@ impl Orphans {
         self.by_age.is_empty()
     }
 
-    /// Takes one in; how many were given up for it (itself, if it is too large).
+    /// Adds an orphan. Returns how many were dropped for it (including itself, if it is too large).
     pub(super) fn park(&mut self, parent: EngineHash, tier: Tier, blocks: &[StoredBlock]) -> u64 {
         let mut dropped = 0;
         while self.blocks + blocks.len() > self.max_blocks {
@@ -61,13 +61,13 @@ impl Orphans {
         dropped
     }
 
-    /// The oldest orphan that waits for `parent`.
+    /// Takes the oldest orphan that waits for `parent`.
     pub(super) fn child(&mut self, parent: EngineHash) -> Option<Orphan> {
         let id = self.by_parent.get(&parent)?.first().copied()?;
         self.take(id)
     }
 
-    /// A block was removed: what is parked of it and behind it is cut off. How many orphans went with that altogether.
+    /// Removes a block, and cuts off everything queued behind it. Returns how many orphans were dropped completely.
     pub(super) fn remove(&mut self, hash: EngineHash, tier: Tier) -> u64 {
         let Some(ids) = self.by_block.get(&hash) else { return 0 };
         let holds = |id: &&u64| self.by_age.get(id).is_some_and(|o| o.tier == tier);
@@ -81,7 +81,7 @@ impl Orphans {
         self.park(orphan.parent, orphan.tier, &orphan.blocks)
     }
 
-    /// Forgets all; how many there were.
+    /// Removes all orphans; returns how many there were.
     pub(super) fn clear(&mut self) -> u64 {
         let dropped = self.by_age.len() as u64;
         *self = Self::new(self.max_blocks);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn children_come_back_oldest_first() {
+    fn children_are_returned_oldest_first() {
         let mut orphans = Orphans::new(100);
         assert_eq!(orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11])), 0);
         assert_eq!(orphans.park(EngineHash(1), Tier::Cpu, &blocks(&[20])), 0);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_there_are_too_many() {
+    fn oldest_orphans_are_dropped_over_the_limit() {
         let mut orphans = Orphans::new(4);
         orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11]));
         orphans.park(EngineHash(2), Tier::Gpu, &blocks(&[20]));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_block_cuts_off_what_is_behind_it() {
+    fn removed_block_cuts_off_the_blocks_behind_it() {
         let mut orphans = Orphans::new(100);
         orphans.park(EngineHash(1), Tier::Gpu, &blocks(&[10, 11, 12]));
         assert_eq!(orphans.remove(EngineHash(11), Tier::Cpu), 0, "another tier's copy");

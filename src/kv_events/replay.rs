@@ -1,4 +1,4 @@
-//! One replay: a question to a publisher's ring and its answers, as a task that ends when nobody listens any more.
+//! One replay: a request to a publisher's ring and its frames, as a task that ends when its receiver is dropped.
 
 use super::cursor::End;
 use super::subscription::Timing;
@@ -9,29 +9,30 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Replays of one pool at once: a picker that starts beside a thousand engines does not ask all of them together.
+/// Most concurrent replays of one pool, so that Attaché does not request them from a thousand engines
+/// at once when it starts.
 pub(super) const MAX_CONCURRENT_REPLAYS: usize = 8;
-/// Frames that may wait for the one who asked.
+/// Frames that may wait for the receiver.
 const QUEUE: usize = 64;
 /// The sequence number of the end marker.
 const END: u64 = u64::MAX;
 
-/// What a replay brings.
+/// A message of a replay.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum ReplayMessage {
     Frame(u64, Bytes),
     End(End),
 }
 
-/// A replay that runs. Dropping it ends it.
+/// A running replay. Drop ends it.
 #[derive(Debug)]
 pub(super) struct Replay {
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<ReplayMessage>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Replay {
-    /// Asks `address` for everything from `from` on.
+    /// Requests everything from `from` on at `address`.
     pub(super) fn start(
         address: SocketAddr,
         from: u64,
@@ -52,14 +53,14 @@ impl Replay {
                 }
                 Err(_) => End::Failed,
             };
-            let _ = sender.send(Answer::End(end)).await;
+            let _ = sender.send(ReplayMessage::End(end)).await;
         });
         Self { answers, _task: AbortOnDropHandle::new(task) }
     }
 
-    /// The next answer. Safe to drop and call again.
-    pub(super) async fn next(&mut self) -> Answer {
-        self.answers.recv().await.unwrap_or(Answer::End(End::Failed))
+    /// Returns the next message. Cancel-safe.
+    pub(super) async fn next(&mut self) -> ReplayMessage {
+        self.answers.recv().await.unwrap_or(ReplayMessage::End(End::Failed))
     }
 }
 
@@ -68,7 +69,7 @@ async fn ask(
     from: u64,
     timing: Timing,
     max_message: usize,
-    answers: &mpsc::Sender<Answer>,
+    answers: &mpsc::Sender<ReplayMessage>,
 ) -> Result<(), ZmtpError> {
     let mut connection = Connection::connect(address, Role::Dealer, max_message, timing).await?;
     connection.send(&[&[], &from.to_be_bytes()]).await?;
@@ -79,7 +80,7 @@ async fn ask(
         match frame(&message) {
             Some((END, _)) => return Ok(()),
             Some((seq, payload)) => {
-                if answers.send(Answer::Frame(seq, payload)).await.is_err() {
+                if answers.send(ReplayMessage::Frame(seq, payload)).await.is_err() {
                     return Ok(());
                 }
             }
@@ -88,8 +89,8 @@ async fn ask(
     }
 }
 
-/// Sequence number and payload of a live frame (`topic, seq, payload`) or of a replayed one, with or without topic and delimiter: they
-/// are always the last two.
+/// Returns sequence number and payload of a live frame (`topic, seq, payload`) or of a replayed one, with or without
+/// topic and delimiter: they are always the last two parts.
 pub(super) fn frame(message: &Message) -> Option<(u64, Bytes)> {
     let [.., seq, payload] = message.as_slice() else { return None };
     let seq = <[u8; 8]>::try_from(seq.as_ref()).ok()?;

@@ -1,4 +1,4 @@
-//! The pool's block size as its engines tell it, with word to all lanes when it changes.
+//! The pool's block size according to its engines, with notification of all lanes when it changes.
 
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::index::HolderId;
@@ -6,7 +6,7 @@ use attache_types::ids::EndpointId;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The pool's block size.
+/// The pool's block size, with its subscribers.
 #[derive(Debug)]
 pub(super) struct PoolSize {
     size: Arc<BlockSize>,
@@ -19,31 +19,31 @@ impl PoolSize {
         Self { size, changes }
     }
 
-    /// Tokens in a block.
+    /// Returns the number of tokens in a block.
     pub(super) fn get(&self) -> u32 {
         self.size.get()
     }
 
-    /// Whether the configuration names it.
+    /// Whether the configuration sets the size.
     pub(super) fn is_given(&self) -> bool {
         self.size.is_given()
     }
 
-    /// Changes when the size does.
+    /// Returns a receiver that is notified when the size changes.
     pub(super) fn subscribe(&self) -> watch::Receiver<u32> {
         self.changes.subscribe()
     }
 
-    /// As [`BlockSize::pages`].
+    /// As [`BlockSize::pages`], with notification of the lanes.
     pub(super) fn pages(&self, endpoints: impl Iterator<Item = (EndpointId, Option<u32>)> + Clone) {
         self.size.pages(endpoints);
         self.publish();
     }
 
     fn publish(&self) {
-        self.changes.send_if_modified(|told| {
+        self.changes.send_if_modified(|reported| {
             let tokens = self.size.get();
-            let before = std::mem::replace(told, tokens);
+            let before = std::mem::replace(reported, tokens);
             if before != tokens {
                 tracing::info!(before, tokens, "block size changed to that of the model servers");
             }
@@ -52,49 +52,50 @@ impl PoolSize {
     }
 }
 
-/// The size of one cache's blocks, which counts among the pool's as long as this lives.
+/// The block size of one cache, which counts towards the pool's size until Drop.
 #[derive(Debug)]
 pub(super) struct OwnSize {
     pool: Arc<PoolSize>,
     endpoint: EndpointId,
     cache: HolderId,
-    /// Of the first event that had blocks.
-    told: Option<u32>,
+    /// Block size of the first event with blocks.
+    reported: Option<u32>,
 }
 
 impl OwnSize {
     pub(super) fn new(pool: Arc<PoolSize>, endpoint: EndpointId, cache: HolderId) -> Self {
-        Self { pool, endpoint, cache, told: None }
+        Self { pool, endpoint, cache, reported: None }
     }
 
-    /// The pool's.
+    /// The block size of the pool.
     pub(super) fn pool(&self) -> &PoolSize {
         &self.pool
     }
 
-    /// Tokens in a block of the first event that had any.
-    pub(super) fn told(&self) -> Option<u32> {
-        self.told
+    /// Returns the block size of the first event with blocks, in tokens.
+    pub(super) fn reported(&self) -> Option<u32> {
+        self.reported
     }
 
-    /// An event has blocks of `tokens`: whether these are of the pool's size, and of the size of those before.
-    pub(super) fn tell(&mut self, tokens: u32) -> bool {
-        if self.told.is_none() {
-            self.told = Some(tokens);
-            self.pool.size.tell(self.endpoint, self.cache, tokens);
+    /// Records an event with blocks of `tokens` tokens. Returns whether this is both the pool's size
+    /// and the engine's previous size.
+    pub(super) fn report(&mut self, tokens: u32) -> bool {
+        if self.reported.is_none() {
+            self.reported = Some(tokens);
+            self.pool.size.report(self.endpoint, self.cache, tokens);
             self.pool.publish();
         }
-        self.told == Some(tokens) && self.fits() == Some(true)
+        self.reported == Some(tokens) && self.fits() == Some(true)
     }
 
-    /// Whether its blocks are of the pool's size now; `None` when it has told of none.
+    /// Whether the engine's blocks have the pool's size now; `None` when it has not reported any.
     pub(super) fn fits(&self) -> Option<bool> {
-        self.told.map(|tokens| tokens == self.pool.get())
+        self.reported.map(|tokens| tokens == self.pool.get())
     }
 
-    /// The engine is another process now, whose blocks may be of another size.
+    /// Forgets the size after a restart of the engine, which may have another one now.
     pub(super) fn forget(&mut self) {
-        if self.told.take().is_some() {
+        if self.reported.take().is_some() {
             self.pool.size.forget(self.endpoint, self.cache);
             self.pool.publish();
         }

@@ -1,63 +1,63 @@
-//! What the feed counts. Written by its tasks, read by telemetry.
+//! Counters of the feed. Written by its tasks, read by telemetry.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The counters, by the name that they have in metrics.
+/// The counters, in the order of their metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Frames that came live.
+    /// Frames received on the live stream.
     Frames,
-    /// Bytes of their payloads.
+    /// Bytes of the payloads of live frames.
     Bytes,
     /// Events in all batches that were applied.
     Events,
-    /// Blocks put into the index.
+    /// Blocks that events added to the index.
     BlocksStored,
-    /// Blocks taken out of it.
+    /// Blocks that events removed from the index.
     BlocksRemoved,
     /// Events of an unknown type.
     UnknownEvents,
-    /// Events of a known type that could not be used.
+    /// Events of a known type that were invalid.
     RefusedEvents,
-    /// Batches that could not be decoded, and messages that are no frames.
+    /// Batches that could not be decoded, and messages that are not frames.
     DecodeErrors,
-    /// Frames seen before.
+    /// Frames that were received before.
     Duplicates,
-    /// Places where frames are missing.
+    /// Gaps in the sequence of frames.
     Gaps,
-    /// Replays asked for.
+    /// Replays that were requested.
     Replays,
-    /// Replays that did not come to their end.
+    /// Replays that did not complete.
     ReplaysFailed,
-    /// Frames that replays brought.
+    /// Frames that replays returned.
     ReplayedFrames,
-    /// Replays that no longer had all that was missing.
+    /// Replays that no longer had all missing frames.
     ReplaysTruncated,
-    /// Engines that began anew.
+    /// Restarts of engines that were detected.
     Restarts,
-    /// Stores put aside because their parent is not known.
+    /// Store events that were queued because their parent is unknown.
     OrphansParked,
-    /// Those whose parent came after all.
+    /// Queued store events whose parent arrived.
     OrphansAdopted,
-    /// Those that went, for want of room or because their blocks were removed.
+    /// Queued store events that were dropped over the limit, or because their blocks were removed.
     OrphansDropped,
-    /// Frames that did not fit into a queue; they are fetched again.
+    /// Frames that did not fit in a queue and are fetched again.
     OverflowFrames,
-    /// Frames of endpoints that the pool does not have.
+    /// Frames of endpoints that are not in the pool.
     UnknownPods,
-    /// Frames that came from another address than that of their endpoint.
+    /// Frames whose sender's address is not the endpoint's.
     WrongSenders,
-    /// Connections made.
+    /// Connections that were opened.
     Connections,
-    /// Connections that failed or broke.
+    /// Connections that failed or were interrupted.
     ConnectionErrors,
-    /// Holders that stopped being exact.
+    /// Holders whose state stopped being exact.
     TrustLost,
 }
 
 impl Count {
-    /// All of them, with what they say in metrics.
+    /// All counters with their metric names and help texts.
     pub const ALL: [(Count, &'static str, &'static str); 24] = [
         (Count::Frames, "kv_event_frames", "live frames of KV events"),
         (Count::Bytes, "kv_event_bytes", "bytes of live KV events"),
@@ -106,13 +106,13 @@ pub struct KvEventStats {
 }
 
 impl KvEventStats {
-    /// One counter.
+    /// Returns the value of a counter.
     #[must_use]
     pub fn get(&self, count: Count) -> u64 {
         self.counts.get(count as usize).map_or(0, |n| n.load(Relaxed))
     }
 
-    /// Time between the making of the batch that was applied last and its being applied, by the engine's clock and ours.
+    /// Returns the time from the creation of the last applied batch, by the engine's clock, until it was applied.
     #[must_use]
     pub fn lag(&self) -> Duration {
         Duration::from_micros(self.lag_micros.load(Relaxed))

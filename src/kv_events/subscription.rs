@@ -1,63 +1,65 @@
-//! Where a pool's KV events come from, and the bounds of what is kept of them.
+//! The source of a pool's KV events, and limits on buffers and times.
 
 use attache_serving::connections::Connections;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// The port of vLLM's `--kv-events-config` examples.
+/// Default port: that of vLLM's `--kv-events-config` examples.
 pub const DEFAULT_PORT: u16 = 5557;
-/// Every topic: vLLM's default topic is empty.
-pub const DEFAULT_TOPIC: &str = "";
-/// A label that names an endpoint's own port, where several share a host.
+/// Default topic prefix: every topic, since vLLM's default topic is empty.
+pub(crate) const DEFAULT_TOPIC: &str = "";
+/// Endpoint label with the endpoint's own port, where several share a host.
 pub const PORT_LABEL: &str = "attache.dev/kv-events-port";
-/// A label that names an endpoint's own replay port.
+/// Endpoint label with the endpoint's own replay port.
 pub const REPLAY_PORT_LABEL: &str = "attache.dev/kv-events-replay-port";
 
-/// A batch of a million tokens is 6 MB.
-pub const DEFAULT_MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// A busy engine publishes some hundred frames a second: enough for a replay of half a minute.
-pub const DEFAULT_BACKLOG_FRAMES: usize = 4_096;
-/// For the same half minute of long prompts.
-pub const DEFAULT_BACKLOG_BYTES: usize = 8 << 20;
-/// Frames between the shared socket and one endpoint's task, with central bind.
-pub const DEFAULT_QUEUE_FRAMES: usize = 1_024;
-/// A million tokens of 16-token blocks whose beginning was missed, 1.5 MiB an engine.
-pub const DEFAULT_MAX_ORPHAN_BLOCKS: usize = 65_536;
+/// Default size limit of a message, 16 MiB; a batch of a million tokens has 6 MB.
+pub(crate) const DEFAULT_MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Default backlog in frames. A busy engine publishes some hundred frames a second, so this covers a
+/// replay of half a minute.
+pub(crate) const DEFAULT_BACKLOG_FRAMES: usize = 4_096;
+/// Default backlog in bytes, for the same half minute with long prompts.
+pub(crate) const DEFAULT_BACKLOG_BYTES: usize = 8 << 20;
+/// Default number of frames between the central socket and one endpoint's task.
+pub(crate) const DEFAULT_QUEUE_FRAMES: usize = 1_024;
+/// Default number of blocks that wait for a parent, a million tokens in blocks of 16; 1.5 MiB per engine.
+pub(crate) const DEFAULT_MAX_ORPHAN_BLOCKS: usize = 65_536;
 
-/// Who opens the connections.
+/// Which side opens the connections.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// We connect to every endpoint of the pool, at its address and this port.
+    /// Attaché connects to every endpoint of the pool, at its address and this port.
     Endpoints {
         /// The port of rank 0; rank r is at `port + r`.
         port: u16,
     },
-    /// All engines connect to us; their topic `kv@<ip:port>@<model>` says who they are.
+    /// All engines connect to Attaché; their topic `kv@<ip:port>@<model>` identifies them.
     Central {
-        /// Where we listen. Feeds that follow each other share it, so that no engine finds it closed.
+        /// The listening socket. Consecutive feeds share it, so that it stays open for engines.
         socket: Arc<TcpListener>,
         /// The connections to all central sockets, and their limits.
         connections: Arc<Connections>,
-        /// Events count only if they come from the IP address of the endpoint that they name.
+        /// Whether events count only if they come from the IP address of the endpoint that they name.
         require_sender_address: bool,
     },
 }
 
-/// How one pool's KV events are read.
+/// How the KV events of one pool are read.
 #[derive(Clone, Debug)]
 pub struct Subscription {
-    /// Who opens the connections.
+    /// Which side opens the connections.
     pub source: Source,
-    /// Where an endpoint's rank 0 replays; rank r is at `replay_port + r`. `None`: what is missed is lost.
+    /// The replay port of an endpoint's rank 0; rank r is at `replay_port + r`. `None` means
+    /// that missed events are lost.
     pub replay_port: Option<u16>,
-    /// Only topics that begin so.
+    /// Prefix of the topics to subscribe to.
     pub topic: String,
-    /// Data-parallel ranks of an endpoint, at least 1.
+    /// Number of data-parallel ranks of an endpoint, at least 1.
     pub ranks: u16,
-    /// Bounds.
+    /// Limits on the memory for buffered events.
     pub bounds: Bounds,
-    /// Times.
+    /// Timeouts and intervals of connections and replays.
     pub timing: Timing,
 }
 
@@ -74,18 +76,18 @@ impl Default for Subscription {
     }
 }
 
-/// How much may be kept.
+/// Limits on the memory for events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of a message; a larger one ends the connection.
+    /// Largest message in bytes; a larger one ends the connection.
     pub message_bytes: usize,
-    /// Frames of an endpoint that wait for a replay; what is beyond is fetched again.
+    /// Most frames of an endpoint that wait for a replay; further ones are fetched again.
     pub backlog_frames: usize,
-    /// Bytes of the same.
+    /// Most bytes of frames that wait for a replay.
     pub backlog_bytes: usize,
-    /// Frames of an endpoint that wait between the central socket and its task; what is beyond is fetched again.
+    /// Most frames of an endpoint that wait between the central socket and its task; further ones are fetched again.
     pub queue_frames: usize,
-    /// Blocks of an endpoint that wait for their parent; the oldest go.
+    /// Most blocks of an endpoint that wait for their parent; beyond it, the oldest are dropped.
     pub orphan_blocks: usize,
 }
 
@@ -101,28 +103,29 @@ impl Default for Bounds {
     }
 }
 
-/// How long things may take.
+/// Timeouts and intervals of a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// From the first packet to the end of the handshake.
+    /// Time from the first packet to the end of the handshake.
     pub connect: Duration,
-    /// A message that has begun must be complete after this time; the connection ends otherwise.
+    /// Time in which a message must be complete once it has begun; otherwise the connection ends.
     pub frame: Duration,
-    /// A publisher that has been silent for so long is asked for a sign of life, and given up when it gives none in as long again. One
-    /// that knows no heartbeats (before ZMTP 3.1) is known to be alive by TCP's own.
+    /// Time without traffic after which a heartbeat is sent. The connection ends if as much time passes without a
+    /// response. For publishers without heartbeats (before ZMTP 3.1), TCP keepalive is used.
     pub heartbeat: Duration,
-    /// The first pause before a connection is tried again; it doubles, and is drawn from its upper half.
+    /// First pause before a reconnection; it doubles, and the actual pause is drawn from its upper half.
     pub reconnect_min: Duration,
-    /// The longest pause.
+    /// Longest pause before a reconnection.
     pub reconnect_max: Duration,
-    /// A replay that says nothing for so long has failed: engines answer between two steps of theirs. And so has a connection that does not
-    /// bring what a check has brought.
+    /// Time without a frame after which a replay has failed, since engines answer between two of their steps. The same
+    /// limit applies to a connection that does not deliver frames that a check has returned.
     pub replay_idle: Duration,
-    /// A replay that takes longer has failed.
+    /// Longest duration of a replay.
     pub replay_total: Duration,
-    /// After so much silence a publisher with replay is asked whether anything was missed.
+    /// Time without frames after which a publisher with replay is asked whether any were missed.
     pub check_after: Duration,
-    /// The first pause before everything is learned anew when that is the only way back; it doubles up to 16 times as much.
+    /// First pause before everything is fetched again, when only that restores the state; it doubles up
+    /// to 16 times the value.
     pub retry_after: Duration,
 }
 
@@ -130,12 +133,12 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(5),
-            // The largest message in it is 1.6 MB a second.
+            // The largest message then takes 1.6 MB per second.
             frame: Duration::from_secs(10),
-            // A dead node is known after 20 to 30 s, about as long as a silent end is looked for.
+            // A dead node is detected after 20 to 30 s, about as soon as missed frames at the end of a stream.
             heartbeat: Duration::from_secs(10),
             reconnect_min: Duration::from_millis(500),
-            // A refused connection costs next to nothing, and a server that is back is believed so much sooner.
+            // A refused connection costs little, and a restarted server is trusted sooner.
             reconnect_max: Duration::from_secs(5),
             replay_idle: Duration::from_secs(2),
             replay_total: Duration::from_secs(120),

@@ -1,11 +1,13 @@
-//! The part of ZMTP 3 that a subscriber needs: SUB and DEALER, NULL mechanism, over TCP, with heartbeats where the peer knows them.
+//! The part of ZMTP 3 that a subscriber needs: SUB and DEALER, NULL mechanism, over TCP, with heartbeats
+//! if the peer supports them.
 //!
-//! Own code because a peer must not be able to hurt us: libraries allocate what a frame's header claims, so that nine
-//! bytes end the process. Here memory grows only with bytes that came, and both a message and its number of frames are
-//! bounded, as is the time that a message may take. What an accepted connection buffers is accounted to its listener.
-//! Nothing is buffered beyond one read: a subscriber that falls behind makes TCP push back, the publisher drops at its
-//! high-water mark, and the gap shows in the sequence numbers. Sources: <https://rfc.zeromq.org/spec/23/>,
-//! <https://rfc.zeromq.org/spec/37/> for heartbeats.
+//! It is an own implementation because peers are not trusted: libraries allocate what a frame's header claims, so that
+//! nine bytes can end the process. Here memory grows only with received bytes; the size of a message, its number of
+//! frames and its duration are limited. Buffers of an accepted connection are accounted to its listener.
+//!
+//! Nothing is buffered beyond one read. When a subscriber is slow, TCP flow control stops the
+//! publisher, which drops frames at its high-water mark; the gap shows in the sequence numbers.
+//! Sources: <https://rfc.zeromq.org/spec/23/>, <https://rfc.zeromq.org/spec/37/> for heartbeats.
 
 use super::subscription::Timing;
 use attache_serving::connections::{Held, Slot};
@@ -19,33 +21,33 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, sleep_until};
 
-/// Frames that a message may have; KV events have 3, a replay answers with 4.
+/// Most frames in a message; KV events have 3, messages of a replay 4.
 const MAX_FRAMES: usize = 8;
-/// Bytes read at once.
+/// Bytes that are read at once.
 pub(super) const READ_CHUNK: usize = 32 * 1024;
-/// With less room than this the buffer is replaced.
+/// The buffer is replaced when it has less free space than this.
 const MIN_ROOM: usize = 1024;
-/// Bytes of a greeting.
+/// Length of a greeting in bytes.
 const GREETING: usize = 64;
-/// Bytes that a command may have, the handshake's included; ours have some 30.
+/// Largest command in bytes, including the handshake's; ours have some 30.
 const MAX_COMMAND: usize = 4 * 1024;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// Probes that a silent peer's host may leave unanswered.
+/// Number of TCP keepalive probes that a peer's host may leave unanswered.
 const PROBES: u32 = 3;
 
 /// The frames of one message.
 pub(super) type Message = SmallVec<[Bytes; 4]>;
 
-/// What we are to the peer.
+/// Our socket type towards the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Receives what a PUB or XPUB sends.
+    /// Receives from a PUB or XPUB socket.
     Sub,
-    /// Asks a ROUTER or REP.
+    /// Sends requests to a ROUTER or REP socket.
     Dealer,
 }
 
@@ -65,7 +67,7 @@ impl Role {
     }
 }
 
-/// Why a connection has ended.
+/// The reason for which a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ZmtpError {
     #[error(transparent)]
@@ -74,7 +76,7 @@ pub(super) enum ZmtpError {
     Closed,
     #[error("no sign of life within {0:?}")]
     Silent(Duration),
-    #[error("a replay had events that the connection has not brought")]
+    #[error("a replay had events that the connection has not delivered")]
     Deaf,
     #[error("no handshake within {0:?}")]
     Timeout(Duration),
@@ -88,13 +90,13 @@ pub(super) enum ZmtpError {
     Greeting,
     #[error("the peer refused the connection: {0}")]
     Refused(String),
-    #[error("the peer's socket is {got}, not of the kind that was expected")]
+    #[error("the peer's socket type {got} is not the expected one")]
     SocketType { got: String },
     #[error("a message of {got} bytes is too large, {allowed} are allowed")]
     TooLarge { got: u64, allowed: usize },
     #[error("a message of more than {MAX_FRAMES} frames")]
     TooManyFrames,
-    #[error("a frame that is against the protocol")]
+    #[error("a frame violates the protocol")]
     Frame,
 }
 
@@ -106,42 +108,42 @@ pub(super) struct Connection {
     frames: Message,
     max_message: usize,
     life: Life,
-    /// When a message that is not complete was first waited for.
+    /// When an incomplete message was first waited for.
     begun: Option<Instant>,
     frame_timeout: Duration,
-    /// What is buffered, where a listener accounts for it.
+    /// Accounting of the buffered bytes, for accepted connections.
     held: Option<Held>,
 }
 
-/// Whether the peer is still there.
+/// Detection of a dead peer by heartbeats.
 #[derive(Debug)]
 struct Life {
     beat: Interval,
-    /// It answers heartbeats.
+    /// Whether the peer supports heartbeats.
     beats: bool,
-    /// Something came since the last beat.
+    /// Whether anything was received since the last heartbeat.
     heard: bool,
-    /// It was asked, and nothing has come since.
+    /// Whether a heartbeat was sent and nothing was received since.
     asked: bool,
 }
 
 impl Life {
     fn new(beat: Duration) -> Self {
         let mut beat = tokio::time::interval(beat.max(Duration::from_millis(1)));
-        // What came while nobody looked is read first.
+        // After a delay, received bytes are read before the peer counts as dead.
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { beat, beats: false, heard: true, asked: false }
     }
 }
 
-/// One frame off the wire.
+/// One frame as received.
 struct Frame {
     flags: u8,
     body: Bytes,
 }
 
 impl Connection {
-    /// Connects and shakes hands.
+    /// Connects and does the handshake.
     pub(super) async fn connect(
         address: SocketAddr,
         role: Role,
@@ -152,7 +154,7 @@ impl Connection {
         tokio::time::timeout(timing.connect, open).await.map_err(|_| ZmtpError::Timeout(timing.connect))?
     }
 
-    /// Shakes hands on a connection that a peer has opened; `slot` accounts for what is buffered.
+    /// Does the handshake on a connection that a peer has opened; `slot` accounts for its buffers.
     pub(super) async fn accept(
         stream: TcpStream,
         slot: &Slot,
@@ -174,7 +176,7 @@ impl Connection {
     ) -> Result<Self, ZmtpError> {
         let beat = timing.heartbeat;
         stream.set_nodelay(true)?;
-        // Of whole seconds, one at least.
+        // In whole seconds, at least one each.
         let idle = beat.max(Duration::from_secs(PROBES.into()));
         let probes = TcpKeepalive::new().with_time(idle).with_interval(idle / PROBES).with_retries(PROBES);
         SockRef::from(&stream).set_tcp_keepalive(&probes)?;
@@ -198,7 +200,7 @@ impl Connection {
         if !version_3 || mechanism.strip_prefix(b"NULL").is_none_or(|pad| pad.iter().any(|b| *b != 0)) {
             return Err(ZmtpError::Greeting);
         }
-        // Heartbeats are of ZMTP 3.1. Some that speak 3.0 end a connection that has a command which they do not know.
+        // Heartbeats need ZMTP 3.1. Some peers with 3.0 close a connection on an unknown command.
         connection.life.beats = theirs.get(10..12) >= Some(&[3, 1]);
         connection.stream.write_all(&ready(role)).await?;
         let Frame { flags, body } = loop {
@@ -218,7 +220,7 @@ impl Connection {
         }
     }
 
-    /// Asks a publisher for what begins with `topic`.
+    /// Subscribes to topics that begin with `topic`.
     pub(super) async fn subscribe(&mut self, topic: &str) -> Result<(), ZmtpError> {
         let body = [&[1], topic.as_bytes()].concat();
         self.send(&[&body]).await
@@ -233,9 +235,10 @@ impl Connection {
         Ok(self.stream.write_all(&out).await?)
     }
 
-    /// The next message. Safe to drop and call again.
+    /// Receives the next message. Cancel-safe.
     pub(super) async fn recv(&mut self) -> Result<Message, ZmtpError> {
-        // Fairness: a publisher that floods must not keep the thread from its neighbours. Who waits here has taken nothing yet that could be lost.
+        // Fairness: a publisher that floods must not block other tasks of the thread. Nothing was taken yet
+        // that a cancellation could lose.
         tokio::task::coop::consume_budget().await;
         loop {
             while let Some(Frame { flags, body }) = self.frame()? {
@@ -269,7 +272,7 @@ impl Connection {
         }
     }
 
-    /// Asks a peer that has said nothing since the last beat for a sign of life.
+    /// Sends a heartbeat to a peer that was silent since the last one.
     fn beat(&mut self) -> Result<(), ZmtpError> {
         let was_heard = std::mem::take(&mut self.life.heard);
         if was_heard || !self.life.beats {
@@ -278,21 +281,22 @@ impl Connection {
         if std::mem::replace(&mut self.life.asked, true) {
             return Err(ZmtpError::Silent(self.life.beat.period()));
         }
-        // It need not watch us: a time to live of 0.
-        self.tell(b"\x04PING\0\0")
+        // A time to live of 0: the peer need not monitor us.
+        self.send_command(b"\x04PING\0\0")
     }
 
-    /// Answers a heartbeat; other commands need no answer.
+    /// Responds to a heartbeat; other commands need no response.
     fn command(&self, body: &[u8]) -> Result<(), ZmtpError> {
-        // PING carries a time to live of two bytes and a context that the answer repeats.
+        // PING has a time to live of two bytes and a context that the response repeats.
         match body.strip_prefix(b"\x04PING").and_then(|b| b.get(2..)) {
-            Some(context) => self.tell(&[b"\x04PONG", context].concat()),
+            Some(context) => self.send_command(&[b"\x04PONG", context].concat()),
             None => Ok(()),
         }
     }
 
-    /// Sends a command at once: half of one must not be left behind by who is dropped. A peer that lets so little pile up reads nothing.
-    fn tell(&self, command: &[u8]) -> Result<(), ZmtpError> {
+    /// Sends a command at once or fails, so that a cancellation cannot leave half of it. A peer whose receive window is
+    /// that full is not reading.
+    fn send_command(&self, command: &[u8]) -> Result<(), ZmtpError> {
         let mut out = Vec::new();
         put_frame(&mut out, COMMAND, command);
         match self.stream.try_write(&out)? {
@@ -306,14 +310,13 @@ impl Connection {
         Self::read(&self.stream, &mut self.buffer, self.held.as_mut(), frames).await
     }
 
-    /// The most that frames of the unfinished message keep in memory: a frame can keep the buffer alive that it was
-    /// read into.
+    /// Upper bound of the memory held by frames of the incomplete message: a frame can keep its read buffer alive.
     fn frames_held(&self) -> usize {
         self.frames.iter().map(|frame| frame.len() + READ_CHUNK).sum()
     }
 
-    /// Reads what has come, at least one byte. `frames` are bytes in memory beside the buffer. While nothing is
-    /// buffered, no buffer is kept. Safe to drop.
+    /// Reads at least one byte. `frames` is the memory besides the buffer in bytes. An
+    /// empty buffer is released. Cancel-safe.
     async fn read(
         stream: &TcpStream,
         buffer: &mut BytesMut,
@@ -341,7 +344,7 @@ impl Connection {
         }
     }
 
-    /// The next frame, if it is here as a whole.
+    /// Returns the next frame, if it is complete.
     fn frame(&mut self) -> Result<Option<Frame>, ZmtpError> {
         let Some((&flags, rest)) = self.buffer.split_first() else { return Ok(None) };
         let (head, len) = if flags & LONG != 0 {
@@ -360,14 +363,14 @@ impl Connection {
         if got > allowed as u64 {
             return Err(ZmtpError::TooLarge { got, allowed });
         }
-        // Below `allowed`, so that it fits.
+        // At most `allowed`, so the conversion cannot fail.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         if self.buffer.len() - head < len {
             return Ok(None);
         }
         self.buffer.advance(head);
         let body = self.buffer.split_to(len).freeze();
-        // What is left would keep the memory of this frame.
+        // The remaining bytes would keep the memory of this frame.
         if len > READ_CHUNK {
             self.buffer = BytesMut::from(&self.buffer[..]);
         }
@@ -387,7 +390,7 @@ fn greeting() -> [u8; GREETING] {
 fn ready(role: Role) -> Vec<u8> {
     let mut body = b"\x05READY".to_vec();
     for (name, value) in [(b"Socket-Type".as_slice(), role.name()), (b"Identity", b"")] {
-        // Names and values of ours are a few bytes.
+        // Our own names and values have a few bytes.
         body.push(u8::try_from(name.len()).unwrap_or_default());
         body.extend_from_slice(name);
         body.extend_from_slice(&u32::try_from(value.len()).unwrap_or_default().to_be_bytes());
@@ -409,7 +412,7 @@ fn put_frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
-/// The peer's socket type, from its READY.
+/// Returns the peer's socket type from its READY command.
 fn socket_type(command: &[u8]) -> Result<&[u8], ZmtpError> {
     if let Some(reason) = command.strip_prefix(b"\x05ERROR") {
         return Err(ZmtpError::Refused(String::from_utf8_lossy(reason.get(1..).unwrap_or_default()).into_owned()));

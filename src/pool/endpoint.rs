@@ -39,9 +39,9 @@ pub enum Engine {
 }
 
 /// The metrics path of most servers.
-pub const DEFAULT_METRICS_PATH: &str = "/metrics";
+pub(crate) const DEFAULT_METRICS_PATH: &str = "/metrics";
 /// The path of AstrAI's load report.
-pub const ASTRAI_STATS_PATH: &str = "/stats";
+pub(crate) const ASTRAI_STATS_PATH: &str = "/stats";
 
 /// Where Attaché scrapes an endpoint's metrics.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | [`Outcome::ConnectFailure`] | no | at once, after two in a row |
 //! | [`Outcome::Failure`] | rarely, by a prefill that is late or breaks off | at once, after five in a row, see below |
-//! | [`Outcome::ErrorResponse`] | yes, by the request's content | after five of one API and a period ([`errors`]), see below |
+//! | [`Outcome::ErrorResponse`] | yes, by its content | after five of one API and a period ([`errors`]), see below |
 //!
 //! The last two eject only up to a share of the pool.
 //!
@@ -27,22 +27,22 @@ mod errors;
 pub use errors::ClientSlot;
 
 /// Default of [`HealthPolicy::consecutive_failures`]: five, as for 5xx responses in Envoy's outlier detection.
-pub const DEFAULT_CONSECUTIVE_FAILURES: u32 = 5;
+pub(crate) const DEFAULT_CONSECUTIVE_FAILURES: u32 = 5;
 /// Default of [`HealthPolicy::consecutive_connect_failures`]: a refused connection is stronger evidence than
 /// a 5xx, so two suffice.
 pub const DEFAULT_CONSECUTIVE_CONNECT_FAILURES: u32 = 2;
 /// Default length of the first ejection, 5 s. A restart of a model server takes longer, which doubling covers.
-pub const DEFAULT_EJECTION: Duration = Duration::from_secs(5);
+pub(crate) const DEFAULT_EJECTION: Duration = Duration::from_secs(5);
 /// Default length of the longest ejection, 5 min.
-pub const DEFAULT_MAX_EJECTION: Duration = Duration::from_secs(300);
+pub(crate) const DEFAULT_MAX_EJECTION: Duration = Duration::from_secs(300);
 /// Default length of the slow start: after 10 s, a returned server gets its full load.
-pub const DEFAULT_SLOW_START: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_SLOW_START: Duration = Duration::from_secs(10);
 /// Default error period, 5 s: as long as the first ejection. A working server has at least one success in this time,
 /// unless only one client uses it.
-pub const DEFAULT_ERROR_PERIOD: Duration = Duration::from_secs(5);
+pub(crate) const DEFAULT_ERROR_PERIOD: Duration = Duration::from_secs(5);
 /// Default largest share of ejected endpoints, in percent. Envoy's default is 10, for clusters of many hosts. Pools of
 /// model servers are small: half of them may fail on their own, and the other half must stay whatever clients send.
-pub const DEFAULT_MAX_EJECTION_PERCENT: u32 = 50;
+pub(crate) const DEFAULT_MAX_EJECTION_PERCENT: u32 = 50;
 
 /// When an endpoint is ejected, for how long, and how it returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,7 +245,7 @@ impl EndpointHealth {
 
     /// Whether the endpoint is ejected or half open.
     #[must_use]
-    pub fn is_away(&self, now: Timestamp, policy: &HealthPolicy) -> bool {
+    pub(crate) fn is_away(&self, now: Timestamp, policy: &HealthPolicy) -> bool {
         matches!(self.availability(now, policy), Availability::Ejected | Availability::HalfOpen)
     }
 

@@ -10,7 +10,7 @@
 //!
 //! Read first: `snapshot.rs`, `ledger.rs`, `health.rs`.
 
-pub mod endpoint;
+mod endpoint;
 pub mod health;
 pub mod ledger;
 pub mod metrics;
@@ -20,7 +20,7 @@ pub mod ranks;
 pub mod rates;
 pub mod role;
 pub mod slo_profile;
-pub mod snapshot;
+mod snapshot;
 pub mod speed;
 pub mod writer;
 

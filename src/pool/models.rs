@@ -157,7 +157,11 @@ mod tests {
     fn union_has_each_id_once_and_the_first_description() {
         let mut union = list(&[("b", "first"), ("c", "first")]);
         union.merge(&list(&[("c", "second"), ("a", "second")]));
-        let data = json!([{"id": "a", "owned_by": "second"}, {"id": "b", "owned_by": "first"}, {"id": "c", "owned_by": "first"}]);
+        let data = json!([
+            {"id": "a", "owned_by": "second"},
+            {"id": "b", "owned_by": "first"},
+            {"id": "c", "owned_by": "first"},
+        ]);
         assert_eq!(union.to_json()["data"], data);
     }
 

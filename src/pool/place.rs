@@ -65,8 +65,8 @@ impl Place {
     #[must_use]
     pub fn nearness(self, other: Place) -> Option<Nearness> {
         let levels = Nearness::ALL.into_iter().zip(self.names.into_iter().zip(other.names)).rev();
-        let told = levels.filter(|(_, (a, b))| *a != 0 && *b != 0);
-        told.take_while(|(_, (a, b))| a == b).last().map(|(nearness, _)| nearness)
+        let known = levels.filter(|(_, (a, b))| *a != 0 && *b != 0);
+        known.take_while(|(_, (a, b))| a == b).last().map(|(nearness, _)| nearness)
     }
 }
 

@@ -159,10 +159,10 @@ mod tests {
         for left in [0, 2] {
             let mut held = many(&server, 20, &[9, 0], None);
             assert_eq!(server.ranks.under_way(), [first, 2]);
-            let told = page(&server, &[first, 2 + 1]);
+            let scraped = page(&server, &[first, 2 + 1]);
             held.retain(|booking| booking.rank() == 1);
             held.truncate(left);
-            let next: Vec<usize> = many(&server, 2, &[], Some(&told)).iter().map(RankBooking::rank).collect();
+            let next: Vec<usize> = many(&server, 2, &[], Some(&scraped)).iter().map(RankBooking::rank).collect();
             assert_eq!(next[0], 0, "{left}: the first is idle, the second has a request of another client");
         }
     }
@@ -171,7 +171,10 @@ mod tests {
         /// For any order of requests, no picked rank was too far ahead, and the counts equal the requests in flight.
         #[test]
         fn counts_equal_the_requests_in_flight(
-            steps in proptest::collection::vec((any::<bool>(), proptest::collection::vec(0u32..4, 2..6), 0usize..40), 1..120),
+            steps in proptest::collection::vec(
+                (any::<bool>(), proptest::collection::vec(0u32..4, 2..6), 0usize..40),
+                1..120,
+            ),
         ) {
             let (server, mut held) = (server(), Vec::new());
             for (comes, depths, at) in steps {

@@ -12,11 +12,11 @@ use std::time::Duration;
 /// AIBrix's drain rate has the same.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Shortest window with a result, 10 s; in a shorter one, a single request would dominate.
-pub const MIN_WINDOW: Duration = Duration::from_secs(10);
+pub(crate) const MIN_WINDOW: Duration = Duration::from_secs(10);
 /// Longest window with a result, 3 min. A longer one, as after an outage, does not describe the present.
-pub const MAX_WINDOW: Duration = Duration::from_secs(180);
+pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(180);
 /// Shortest time between two stored scrapes, 5 s: a window has at most 14 of them.
-pub const SPACING: Duration = Duration::from_secs(5);
+pub(crate) const SPACING: Duration = Duration::from_secs(5);
 
 /// Histograms whose sum and count are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

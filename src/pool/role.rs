@@ -13,7 +13,7 @@ pub const ROLE_LABEL: &str = "llm-d.ai/role";
 /// AIBrix's label for roles.
 pub const AIBRIX_ROLE_LABEL: &str = "role-name";
 /// AIBrix's label for the number of a machine in a server of several machines.
-pub const AIBRIX_GROUP_INDEX_LABEL: &str = "stormservice.orchestration.aibrix.ai/pod-group-index";
+pub(crate) const AIBRIX_GROUP_INDEX_LABEL: &str = "stormservice.orchestration.aibrix.ai/pod-group-index";
 /// AIBrix's label of a server that does both prefill and decode itself, with the value `true`.
 pub const COMBINED_LABEL: &str = "combined";
 

@@ -26,9 +26,11 @@ mod fit;
 mod lengths;
 mod pace;
 mod pending;
+mod published;
 mod ratio;
 mod reservation;
 mod transfer;
+mod values;
 
 use super::ledger::EndpointLedger;
 use super::metrics::Reported;
@@ -43,12 +45,14 @@ use lengths::Lengths;
 use pace::{Pace, Step};
 use parking_lot::Mutex;
 use pending::Pending;
+use published::{Factors, Published};
 use ratio::Ratio;
 pub use reservation::Reservation;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 pub use transfer::{TransferSpeed, Transfers};
+pub use values::{Learned, Load, Prediction, Work};
 
 /// Number of features of the time to the first token.
 const FIRST: usize = 7;
@@ -181,97 +185,6 @@ impl PoolSpeed {
     pub fn demand(&self, kind: usize, now: Timestamp) -> Rates {
         self.demand.get(kind).map_or_else(Rates::default, |demand| demand.lock().rates(now))
     }
-}
-
-/// Coefficients that every decision reads and every response writes; bits of `f32`s. A reader may see some from before
-/// a change and some from after it.
-#[derive(Debug)]
-struct Published<const N: usize>([AtomicU32; N]);
-
-impl<const N: usize> Default for Published<N> {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU32::new(0)))
-    }
-}
-
-impl<const N: usize> Published<N> {
-    #[expect(clippy::cast_possible_truncation, reason = "seconds per unit; f32 is precise enough")]
-    fn set(&self, coefficients: &[f64; N]) {
-        for (slot, c) in self.0.iter().zip(coefficients) {
-            slot.store((*c as f32).to_bits(), Relaxed);
-        }
-    }
-
-    fn get(&self) -> [f64; N] {
-        self.0.each_ref().map(|c| f64::from(f32::from_bits(c.load(Relaxed))))
-    }
-}
-
-/// Ratios to the pool's fit, for the first token and for further tokens; bits of `f32`s, 0 for a ratio of 1.
-#[derive(Debug, Default)]
-struct Factors([AtomicU32; 2]);
-
-impl Factors {
-    #[expect(clippy::cast_possible_truncation, reason = "factors of a few units; f32 is precise enough")]
-    fn set(&self, which: usize, ln: f64) {
-        if let Some(bits) = self.0.get(which) {
-            bits.store((ln.exp() as f32).to_bits(), Relaxed);
-        }
-    }
-
-    fn get(&self) -> [f32; 2] {
-        self.0.each_ref().map(|bits| match bits.load(Relaxed) {
-            0 => 1.0,
-            bits => f32::from_bits(bits),
-        })
-    }
-
-    fn reset(&self) {
-        self.0.iter().for_each(|bits| bits.store(0, Relaxed));
-    }
-}
-
-/// The work of one request on an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
-    /// Length of the prompt in tokens.
-    pub prompt_tokens: u32,
-    /// Tokens of the prompt that are not cached on the endpoint.
-    pub uncached_tokens: u32,
-    /// Whether the request needs an adapter that is not loaded there.
-    pub adapter_cold: bool,
-}
-
-impl Work {
-    /// Returns the work that remains when another server has computed the prompt.
-    #[must_use]
-    pub fn received(self) -> Self {
-        Self { uncached_tokens: 0, ..self }
-    }
-
-    /// Attention pairs of a token to compute and a token before it, in millions.
-    fn mega_pairs(self) -> f64 {
-        let (all, new) = (f64::from(self.prompt_tokens), f64::from(self.uncached_tokens.min(self.prompt_tokens)));
-        new * (all - new / 2.0) / 1e6
-    }
-}
-
-/// The load of an endpoint ahead of a new request.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Prompt tokens still to compute, in thousands.
-    pub kilotokens: f64,
-    /// Attention pairs of these tokens, in millions.
-    pub mega_pairs: f64,
-    /// Seconds that the computation of these prompts takes.
-    pub prefill_seconds: f64,
-    /// Number of requests that decode.
-    pub decoding: f64,
-    /// Number of requests that wait for their first token: ours, whose tokens are in `kilotokens`, and those of other
-    /// clients. Each adds to the wait where sequence slots, adapter slots or blocks are scarce.
-    pub waiting: f64,
-    /// Number of requests that wait for capacity in a full cache, this one included; 0 while the cache has capacity.
-    pub crowded: f64,
 }
 
 /// What the responses of one endpoint have shown.
@@ -556,29 +469,6 @@ fn first_features(load: &Load, work: Work) -> [f64; FIRST] {
         load.crowded,
         f64::from(u8::from(work.adapter_cold)),
     ]
-}
-
-/// What was learned about an endpoint, for display.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Learned {
-    /// Prompt tokens computed per second, without attention.
-    pub prefill_tokens_per_second: f64,
-    /// Seconds per token of a request that runs alone.
-    pub seconds_per_token: f64,
-    /// Usual relative error of predictions of the first token.
-    pub first_token_error: f64,
-}
-
-/// Predicted times of a request on an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Prediction {
-    /// Seconds to the first token.
-    pub first_token: f64,
-    /// Seconds for each further token.
-    pub per_token: f64,
-    /// Seconds of `first_token` in which this request's own prompt is computed; other requests get
-    /// no tokens in that time.
-    pub own_prefill: f64,
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "wraps after 49 days, which a difference survives")]

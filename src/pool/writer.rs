@@ -106,7 +106,7 @@ impl PoolWriter {
         }
     }
 
-    /// Changes the sources that a complete pool must have heard from, and removes all others.
+    /// Changes which sources make the pool complete, and removes all others.
     pub fn expect(&mut self, expected_sources: Vec<SourceId>) {
         let gone: Vec<SourceId> = self.sources.keys().copied().filter(|s| !expected_sources.contains(s)).collect();
         self.expected_sources = expected_sources;

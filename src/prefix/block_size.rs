@@ -69,32 +69,32 @@ impl BlockSize {
     /// value. Metrics of endpoints that are not in the list are forgotten.
     pub fn pages(&self, endpoints: impl Iterator<Item = (EndpointId, Option<u32>)> + Clone) {
         let mut known = self.endpoints.lock();
-        let (mut is_news, mut of_pool) = (false, 0);
+        let (mut is_changed, mut of_pool) = (false, 0);
         for (endpoint, page) in endpoints.clone() {
             if let Some(page) = page.filter(|tokens| *tokens > 0) {
-                is_news |= known.entry(endpoint).or_default().page.replace(page) != Some(page);
+                is_changed |= known.entry(endpoint).or_default().page.replace(page) != Some(page);
             }
             of_pool += usize::from(known.contains_key(&endpoint));
         }
         if known.len() > of_pool {
             let there: AHashSet<EndpointId> = endpoints.map(|(endpoint, _)| endpoint).collect();
-            for (_, told) in known.iter_mut().filter(|(endpoint, _)| !there.contains(endpoint)) {
-                is_news |= told.page.take().is_some();
+            for (_, reported) in known.iter_mut().filter(|(endpoint, _)| !there.contains(endpoint)) {
+                is_changed |= reported.page.take().is_some();
             }
         }
-        if is_news {
+        if is_changed {
             self.elect(&mut known);
         }
     }
 
     /// Records that KV events of one cache of an endpoint have blocks of `tokens`
     /// tokens. This counts until [`BlockSize::forget`].
-    pub fn tell(&self, endpoint: EndpointId, cache: HolderId, tokens: u32) {
+    pub fn report(&self, endpoint: EndpointId, cache: HolderId, tokens: u32) {
         let mut known = self.endpoints.lock();
-        let told = known.entry(endpoint).or_default();
-        match told.events.iter_mut().find(|(known, _)| *known == cache) {
+        let reported = known.entry(endpoint).or_default();
+        match reported.events.iter_mut().find(|(known, _)| *known == cache) {
             Some((_, before)) => *before = tokens,
-            None => told.events.push((cache, tokens)),
+            None => reported.events.push((cache, tokens)),
         }
         self.elect(&mut known);
     }
@@ -102,20 +102,20 @@ impl BlockSize {
     /// Forgets the block size that the events of a cache reported.
     pub fn forget(&self, endpoint: EndpointId, cache: HolderId) {
         let mut known = self.endpoints.lock();
-        if let Some(told) = known.get_mut(&endpoint) {
-            told.events.retain(|(known, _)| *known != cache);
+        if let Some(reported) = known.get_mut(&endpoint) {
+            reported.events.retain(|(known, _)| *known != cache);
         }
         self.elect(&mut known);
     }
 
     fn elect(&self, known: &mut AHashMap<EndpointId, ReportedSizes>) {
-        known.retain(|_, told| *told != ReportedSizes::default());
+        known.retain(|_, reported| *reported != ReportedSizes::default());
         if self.is_given {
             return;
         }
         let untrue: AHashSet<u32> = known.values().filter_map(ReportedSizes::untrue_page).collect();
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-        for size in known.values().filter_map(|told| told.size(&untrue)) {
+        for size in known.values().filter_map(|reported| reported.size(&untrue)) {
             *counts.entry(size).or_default() += 1;
         }
         let all: usize = counts.values().sum();
@@ -156,40 +156,44 @@ mod tests {
         size.get()
     }
 
-    fn told(size: &BlockSize, endpoint: u32, tokens: u32) -> u32 {
-        size.tell(EndpointId(endpoint), CACHE, tokens);
+    fn after_report(size: &BlockSize, endpoint: u32, tokens: u32) -> u32 {
+        size.report(EndpointId(endpoint), CACHE, tokens);
         size.get()
     }
 
     #[test]
     fn configured_size_never_changes() {
         let size = BlockSize::given(16);
-        assert_eq!((pages(&size, &[32, 32]), told(&size, 0, 32)), (16, 16));
+        assert_eq!((pages(&size, &[32, 32]), after_report(&size, 0, 32)), (16, 16));
     }
 
     #[test]
     fn events_of_one_endpoint_do_not_outweigh_the_metrics_of_most() {
         let size = BlockSize::of_engines(16);
         assert_eq!(pages(&size, &[64, 32, 32, 32]), 32);
-        assert_eq!(told(&size, 0, 64), 32, "one of four");
-        assert_eq!((told(&size, 1, 32), told(&size, 2, 64)), (32, 32), "two of four");
-        assert_eq!(told(&size, 3, 64), 64, "three of four: their events precede their metrics");
+        assert_eq!(after_report(&size, 0, 64), 32, "one of four");
+        assert_eq!((after_report(&size, 1, 32), after_report(&size, 2, 64)), (32, 32), "two of four");
+        assert_eq!(after_report(&size, 3, 64), 64, "three of four: their events precede their metrics");
         assert_eq!(pages(&size, &[64, 32, 32, 32]), 64, "whose metrics are unchanged");
         size.forget(EndpointId(2), CACHE);
         size.forget(EndpointId(3), CACHE);
-        assert_eq!((told(&size, 0, 32), size.get()), (32, 32), "no endpoint has it any more");
+        assert_eq!((after_report(&size, 0, 32), size.get()), (32, 32), "no endpoint has it any more");
     }
 
     #[test]
     fn metrics_that_events_contradict_are_ignored_for_other_endpoints() {
         let size = BlockSize::of_engines(8);
         assert_eq!(pages(&size, &[16; 10]), 16);
-        assert_eq!(told(&size, 0, 32), 32, "context parallelism: one size for two ranks together");
+        assert_eq!(after_report(&size, 0, 32), 32, "context parallelism: one size for two ranks together");
         assert_eq!(pages(&size, &[16; 10]), 32);
-        assert_eq!((told(&size, 1, 32), told(&size, 2, 16), told(&size, 3, 16)), (32, 32, 32));
-        assert_eq!((told(&size, 4, 16), told(&size, 5, 16)), (32, 16), "the events of most");
+        assert_eq!((after_report(&size, 1, 32), after_report(&size, 2, 16), after_report(&size, 3, 16)), (32, 32, 32));
+        assert_eq!((after_report(&size, 4, 16), after_report(&size, 5, 16)), (32, 16), "the events of most");
         let mixed = BlockSize::of_engines(8);
-        assert_eq!((pages(&mixed, &[16, 16, 64, 64, 64]), told(&mixed, 0, 32)), (64, 64), "other metrics count");
+        assert_eq!(
+            (pages(&mixed, &[16, 16, 64, 64, 64]), after_report(&mixed, 0, 32)),
+            (64, 64),
+            "other metrics count"
+        );
         mixed.forget(EndpointId(0), CACHE);
         assert_eq!(pages(&mixed, &[16, 16, 16, 16, 64]), 16, "and so do the ignored ones again");
     }
@@ -229,7 +233,7 @@ mod tests {
         let size = BlockSize::of_engines(8);
         assert_eq!(pages(&size, &[16, 16, 32]), 16);
         for rank in 0..8 {
-            size.tell(EndpointId(2), HolderId(rank), 32);
+            size.report(EndpointId(2), HolderId(rank), 32);
             assert_eq!(size.get(), 16);
         }
         (0..8).for_each(|rank| size.forget(EndpointId(2), HolderId(rank)));
@@ -242,7 +246,7 @@ mod tests {
         #[test]
         fn size_is_that_of_most_endpoints(steps in proptest::collection::vec((0u32..4, 0u32..5, 0u32..4), 1..60)) {
             let size = BlockSize::of_engines(1);
-            let (mut named, mut told) = ([0; 5], [0; 5]);
+            let (mut named, mut reported) = ([0; 5], [0; 5]);
             for (what, at, tokens) in steps {
                 let (endpoint, before) = (EndpointId(at), size.get());
                 match what {
@@ -252,21 +256,22 @@ mod tests {
                     }
                     1 => {
                         size.forget(endpoint, CACHE);
-                        told[at as usize] = 0;
+                        reported[at as usize] = 0;
                     }
                     _ => {
                         let tokens = tokens + 1;
-                        told[at as usize] = tokens;
-                        size.tell(endpoint, CACHE, tokens);
+                        reported[at as usize] = tokens;
+                        size.report(endpoint, CACHE, tokens);
                     }
                 }
-                let is_untrue = |page: u32| (0..5).any(|i| named[i] == page && told[i] > 0 && told[i] != page);
-                let vote = |i: usize| if told[i] > 0 { told[i] } else if is_untrue(named[i]) { 0 } else { named[i] };
+                let is_untrue = |page: u32| (0..5).any(|i| named[i] == page && reported[i] > 0 && reported[i] != page);
+                let vote = |i: usize| if reported[i] > 0 { reported[i] } else if is_untrue(named[i]) { 0 } else { named[i] };
                 let all: Vec<u32> = (0..5).map(vote).filter(|t| *t > 0).collect();
                 let of = |tokens: u32| all.iter().filter(|t| **t == tokens).count();
                 let leads = |size: u32, before: u32| of(before) == 0 || of(size) > of(before) + 1;
                 let now = size.get();
-                prop_assert!(all.is_empty() || (1..6).all(|other| of(other) == 0 || !leads(other, now)), "{:?} {}", all, now);
+                let none_leads = (1..6).all(|other| of(other) == 0 || !leads(other, now));
+                prop_assert!(all.is_empty() || none_leads, "{:?} {}", all, now);
                 prop_assert!(now == before || leads(now, before), "{:?} {} {}", all, before, now);
             }
         }

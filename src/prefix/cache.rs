@@ -7,8 +7,13 @@
 
 mod capacity;
 mod found;
+mod settings;
 
 pub use found::Found;
+pub(crate) use settings::DEFAULT_HALF_LIFE;
+pub use settings::{
+    BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, DEFAULT_BYTES_PER_TOKEN, DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE,
+};
 
 use super::average::Average;
 use super::block_size::BlockSize;
@@ -29,19 +34,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
-/// Default memory of the index, 256 MiB: about eight million blocks, for example 300 servers with 27,000 blocks each.
-pub const DEFAULT_MAX_BYTES: u64 = 256 << 20;
-/// Default share of one tenant: a quarter. Entries of four tenants survive a flood of requests of another tenant. A
-/// single tenant may use all memory.
-pub const DEFAULT_TENANT_SHARE: f32 = 0.25;
-/// Time after which a cached block's weight is halved: 2 min, as in LocalAI.
-pub const DEFAULT_HALF_LIFE: Duration = Duration::from_secs(120);
-/// Bytes of text in a token until responses have been measured.
-pub const DEFAULT_BYTES_PER_TOKEN: f64 = 4.0;
-/// Bytes of text that count as one token in the configured size of a text block.
-pub const CHARACTERS_PER_TOKEN: u32 = 4;
 /// Shorter prompts, in bytes, are not measured: the chat template's own text would outweigh theirs.
 const LEAST_MEASURED_BYTES: u64 = 256;
 /// Prompts with fewer blocks are not measured, since the length of their last block is unknown.
@@ -51,32 +44,6 @@ const LEAST_MEASURED_BLOCKS: usize = 8;
 const CAPACITY_GAIN: f64 = 2.0;
 /// Largest change of the capacity's estimated part by one response: a tenth.
 const CAPACITY_STEP: f64 = 0.1;
-
-/// Content of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BlockUnit {
-    /// Number of token ids in a block.
-    Tokens(u32),
-    /// Number of bytes of text in a block.
-    Bytes(u32),
-}
-
-/// Settings of a pool's prefix cache.
-#[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
-pub struct CacheConfig {
-    /// Content and size of a block.
-    pub unit: BlockUnit,
-    /// Memory limit of the index, in bytes.
-    pub max_bytes: u64,
-    /// Share of one tenant, 0..=1: part of the memory that engines' exact entries leave free. When memory is exhausted,
-    /// a tenant keeps estimated entries up to this share.
-    pub tenant_share: f32,
-    /// Time after which a speculative entry whose prefill has not finished is ignored.
-    pub claim_life: Duration,
-    /// Seed of all hash functions.
-    pub seed: u64,
-}
 
 /// Counters since the start of the process.
 #[derive(Debug, Default)]
@@ -134,7 +101,7 @@ struct Server {
 
 /// Speculative entry of a prompt that is in flight to an endpoint. Drop ends it.
 #[derive(Debug)]
-pub struct Coming {
+pub struct PromptInFlight {
     claim: Claim,
     room: Option<Reserved>,
 }
@@ -251,9 +218,9 @@ impl PrefixCache {
     #[must_use]
     pub fn weight(&self, endpoint: EndpointId, now: Timestamp) -> f64 {
         let (guesses, residents) = (self.guesses.load(), self.residents.load());
-        let told =
+        let reported =
             residents.get(&endpoint).iter().flat_map(|r| &r.caches).map(|c| self.index.weight(c.holder, now)).sum();
-        guesses.get(&endpoint).map_or(0.0, |guess| self.index.weight(guess.holder, now)).max(told)
+        guesses.get(&endpoint).map_or(0.0, |guess| self.index.weight(guess.holder, now)).max(reported)
     }
 
     /// Looks up how much of a prompt each endpoint holds. Makes only as many keys as the result needs.
@@ -283,7 +250,7 @@ impl PrefixCache {
     /// it will add. Blocks of the prompt that the endpoint holds count as used now, so that other prompts in
     /// flight do not evict them.
     #[must_use]
-    pub fn claim(&self, endpoint: EndpointId, lesson: &Lesson, now: Timestamp) -> Coming {
+    pub fn claim(&self, endpoint: EndpointId, lesson: &Lesson, now: Timestamp) -> PromptInFlight {
         let claim = self.claims.claim(endpoint, &lesson.keys, now);
         let guesses = self.guesses.load();
         let room = guesses.get(&endpoint).and_then(|guess| {
@@ -292,11 +259,11 @@ impl PrefixCache {
                 .for_each(|held| self.index.record(guess.holder, held, tenant_id(lesson.tenant.as_deref()), now));
             (lesson.fresh > 0).then(|| {
                 let reserved = guess.capacity.clone().reserve(lesson.fresh);
-                self.tell_capacity(guess);
+                self.update_capacity(guess);
                 reserved
             })
         });
-        Coming { claim, room }
+        PromptInFlight { claim, room }
     }
 
     /// Whether the blocks of `endpoint` are estimated from routed requests instead of reported by its engine.
@@ -311,7 +278,7 @@ impl PrefixCache {
         let guesses = self.guesses.load();
         if let Some(guess) = guesses.get(&endpoint) {
             // The index first gets back the capacity that was reserved for them.
-            self.tell_capacity(guess);
+            self.update_capacity(guess);
             self.index.record(guess.holder, keys, tenant_id(tenant), now);
         }
     }
@@ -400,11 +367,11 @@ impl PrefixCache {
         }
         let blocks = server.room as f64 * server.trust / self.tokens_per_block();
         server.guess.capacity.set(blocks.clamp(1.0, f64::from(u32::MAX)) as u32);
-        self.tell_capacity(&server.guess);
+        self.update_capacity(&server.guess);
     }
 
-    fn tell_capacity(&self, guess: &Guess) {
-        if let Some(blocks) = guess.capacity.news() {
+    fn update_capacity(&self, guess: &Guess) {
+        if let Some(blocks) = guess.capacity.update() {
             self.index.set_capacity(guess.holder, blocks);
         }
     }
@@ -456,7 +423,7 @@ impl PrefixCache {
     }
 }
 
-impl Coming {
+impl PromptInFlight {
     /// Marks the prompt as computed: its reserved capacity is released, because [`PrefixCache::record`] counts the
     /// blocks. The speculative entry stays until the response has ended.
     pub fn arrived(&mut self) {

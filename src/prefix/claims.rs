@@ -334,7 +334,11 @@ mod tests {
         /// Endpoints with claims are found, others have depth 0, and the table has at most four slots for each of them.
         #[test]
         fn depth_is_that_of_the_deepest_claim(
-            ids in prop::collection::btree_map(prop_oneof![0u32..40, (0u32..40).prop_map(|i| i << 26), any::<u32>()], 1u32..5, 0..80),
+            ids in prop::collection::btree_map(
+                prop_oneof![0u32..40, (0u32..40).prop_map(|i| i << 26), any::<u32>()],
+                1u32..5,
+                0..80,
+            ),
             others in prop::collection::vec(any::<u32>(), 20),
         ) {
             let mut depths = ClaimedDepths::default();
@@ -345,7 +349,8 @@ mod tests {
             for id in ids.keys().chain(&others) {
                 prop_assert_eq!(depths.get(EndpointId(*id)), ids.get(id).copied().unwrap_or(0));
             }
-            prop_assert_eq!((depths.claimants, depths.deepest()), (ids.len(), ids.values().max().copied().unwrap_or(0)));
+            let deepest = ids.values().max().copied().unwrap_or(0);
+            prop_assert_eq!((depths.claimants, depths.deepest()), (ids.len(), deepest));
             prop_assert!(depths.places.len() <= 4 * ids.len());
         }
     }

@@ -4,7 +4,7 @@
 //!
 //! Owned by a `scheduling::Booking`; made from the lookup before the decision. No I/O.
 
-use super::cache::{Coming, PrefixCache};
+use super::cache::{PrefixCache, PromptInFlight};
 use super::key::BlockKey;
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
@@ -40,7 +40,7 @@ pub struct Lesson {
 pub struct Learning {
     cache: Arc<PrefixCache>,
     lesson: Lesson,
-    claim: Option<Coming>,
+    claim: Option<PromptInFlight>,
     recorded: bool,
     /// Expected cached tokens that were still estimated to be there when the response began.
     believed: u32,

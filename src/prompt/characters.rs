@@ -1,11 +1,11 @@
-//! The tokenizer that needs nothing: blocks of bytes of the canonical stream.
+//! A tokenizer without a vocabulary: blocks of bytes of the canonical stream.
 //!
-//! Nothing is loaded, nothing can fail, and most blocks are hashed where they lie in the request's body. It sees as much of a prefix as
-//! the server does to within a block, and as deep as the prompt is long. What it can't do is name the server's own blocks: KV events need
-//! real tokens. A prompt of token ids is cut into blocks of ids instead.
+//! It loads nothing, cannot fail, and hashes most blocks in place in the request's body. It finds the same common
+//! prefixes as the server does, to within a block, for prompts of any length. Its keys do not match the server's own
+//! blocks: KV events need real tokens. A prompt of token ids is divided into blocks of ids instead.
 
 use crate::blocks::{Chain, DEFAULT_BLOCK_TOKENS, le_bytes};
-use crate::pieces::{Field, Mark, Pieces, Shape, Volatile};
+use crate::pieces::{Mark, Pieces, PromptForm, StreamField, Volatile};
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::cache::CHARACTERS_PER_TOKEN;
 use attache_prefix::key::{BlockKey, BlockKeys, KeySpace};
@@ -15,24 +15,24 @@ use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-/// So that depths come in about the engine's own blocks.
-pub const DEFAULT_TOKEN_BYTES: NonZeroUsize = NonZeroUsize::new(CHARACTERS_PER_TOKEN as usize).unwrap();
+/// Bytes of text per token, so that depths are about equal to the engine's blocks.
+pub(crate) const DEFAULT_TOKEN_BYTES: NonZeroUsize = NonZeroUsize::new(CHARACTERS_PER_TOKEN as usize).unwrap();
 
-/// Makes keys of prompts, byte by byte.
+/// Makes keys of prompts from their bytes.
 #[derive(Clone, Debug)]
 pub struct Characters {
-    /// What the keys are made in.
+    /// Key space of the pool.
     pub space: KeySpace,
-    /// Tokens in a block: ids of a prompt that is token ids, or what text stands for.
+    /// Tokens in a block: ids of a prompt of token ids, or what text stands for.
     pub block_size: Arc<BlockSize>,
-    /// Bytes of text that stand for a token.
+    /// Bytes of text that count as one token.
     pub token_bytes: NonZeroUsize,
-    /// What is left out.
+    /// Parts of a prompt that are left out of the keys.
     pub volatile: Volatile,
 }
 
 impl Characters {
-    /// With every default.
+    /// Creates a key maker with default settings.
     #[must_use]
     pub fn new(space: KeySpace) -> Self {
         Self {
@@ -43,34 +43,35 @@ impl Characters {
         }
     }
 
-    /// Bytes of text in a block.
+    /// Returns the bytes of text in a block.
     fn block_bytes(&self) -> NonZeroUsize {
         self.block_size.at_least_one().saturating_mul(self.token_bytes)
     }
 
-    /// The text of each full block of `prompt`, marks shown by their names, for people to look at; `None` for a prompt of token ids.
+    /// Returns the text of each complete block of `prompt` for display, with marks by their names; `None` for
+    /// a prompt of token ids.
     #[must_use]
     pub fn blocks_as_text(&self, prompt: &Prompt<'_>) -> Option<Vec<String>> {
         let pieces = Pieces::new(prompt, &self.volatile);
-        if let Shape::Ids(_) = pieces.shape() {
+        if let PromptForm::Ids(_) = pieces.shape() {
             return None;
         }
         let show = |block: &[u8]| block.utf8_chunks().map(|c| c.valid().to_owned() + &marks(c.invalid())).collect();
         Some(pieces.to_bytes().chunks_exact(self.block_bytes().get()).map(show).collect())
     }
 
-    /// The keys of `prompt` under `root` ([`KeySpace::root`]), made as far as they are asked for.
+    /// Returns the keys of `prompt` under `root` ([`KeySpace::root`]), made as they are requested.
     #[must_use]
     pub fn keys<'p>(&self, prompt: &'p Prompt<'_>, root: u64) -> CharacterKeys<'p> {
         let pieces = Pieces::new(prompt, &self.volatile);
         let left_out = pieces.left_out_bytes();
         let (current, fields, block, tail) = match pieces.shape() {
-            Shape::Ids(ids) => {
+            PromptForm::Ids(ids) => {
                 let block = self.block_size.at_least_one().saturating_mul(ID_BYTES);
                 (le_bytes(ids), Vec::new(), block, After::Ids)
             }
-            Shape::Bare(_) | Shape::Framed => {
-                let after = if pieces.ends_in_text() { After::Text } else { After::Field };
+            PromptForm::Bare(_) | PromptForm::Framed => {
+                let after = if pieces.ends_in_text() { After::Text } else { After::StreamField };
                 (Cow::Borrowed([].as_slice()), pieces.fields, self.block_bytes(), after)
             }
         };
@@ -79,7 +80,8 @@ impl Characters {
     }
 }
 
-/// The names of the marks in bytes that are no text; other such bytes belong to a character that the border of a block cuts.
+/// Returns the names of the marks in bytes that are not text; other such bytes belong to a character at
+/// the border of a block.
 fn marks(bytes: &[u8]) -> String {
     bytes
         .iter()
@@ -89,22 +91,22 @@ fn marks(bytes: &[u8]) -> String {
 
 const ID_BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<u32>()).unwrap();
 
-/// What an answer follows.
+/// The part of a prompt that a response follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// Text: more text without a role goes on from it.
+    /// Text: more text without a role continues it.
     Text,
-    /// Any other field.
-    Field,
-    /// Token ids: text can't follow.
+    /// Any other field, which text cannot continue.
+    StreamField,
+    /// Token ids, which text cannot follow.
     Ids,
 }
 
 /// The keys of one prompt.
 #[derive(Debug)]
 pub struct CharacterKeys<'p> {
-    fields: std::vec::IntoIter<Field<'p>>,
-    /// What is being read, and how far it is.
+    fields: std::vec::IntoIter<StreamField<'p>>,
+    /// The bytes that are being read, and the position in them.
     current: Cow<'p, [u8]>,
     at: usize,
     chain: Chain,
@@ -114,13 +116,14 @@ pub struct CharacterKeys<'p> {
 }
 
 impl CharacterKeys<'_> {
-    /// Bytes of text that were left out as volatile.
+    /// Returns the bytes of text that were left out as volatile.
     #[must_use]
     pub fn left_out_bytes(&self) -> u64 {
         self.left_out
     }
 
-    /// All keys, and what is needed to go on from them when the answer is known. `None` for a prompt of token ids: the answer is text.
+    /// Returns all keys, and the state to continue them with the response. `None` for a prompt of token ids,
+    /// since the response is text.
     #[must_use]
     pub fn finish(mut self) -> (Vec<BlockKey>, Option<CharacterTail>) {
         self.upto(usize::MAX);
@@ -153,7 +156,7 @@ impl BlockKeys for CharacterKeys<'_> {
     }
 }
 
-/// The end of a prompt whose body is gone: at most one block of bytes. What the server generates goes on from here.
+/// The end of a prompt whose body was dropped: at most one block of bytes. The text of the response continues it.
 #[derive(Clone, Debug)]
 pub struct CharacterTail {
     chain: Chain,
@@ -161,19 +164,20 @@ pub struct CharacterTail {
 }
 
 impl CharacterTail {
-    /// Full blocks up to here.
+    /// Returns the number of complete blocks so far.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.chain.made()
     }
 
-    /// The next message begins, as the next turn will present it. Keys of blocks that are full now go to `out`.
+    /// Begins the next message in the form of the next turn. Appends keys of blocks that are complete now to `out`.
     pub fn role(&mut self, role: &str, out: &mut Vec<BlockKey>) {
         self.field(Mark::Role, role, out);
         self.in_text = false;
     }
 
-    /// More text: of the message, or of the prompt when it was bare. May come in any parts. Keys of blocks that are full now go to `out`.
+    /// Appends text to the message, or to a bare prompt, in parts of any size. Appends keys of blocks that
+    /// are complete now to `out`.
     pub fn text(&mut self, part: &str, out: &mut Vec<BlockKey>) {
         let part = canonical(part);
         if self.in_text {

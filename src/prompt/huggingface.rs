@@ -1,11 +1,12 @@
-//! The tokenizer and chat templates of a Hugging Face model: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
+//! The tokenizer and chat templates of a Hugging Face model: `tokenizer.json`, `tokenizer_config.json`,
+//! `chat_template.jinja`.
 //!
-//! Turns a request into the text and the token ids that vLLM computes for it. That holds for models whose prompts vLLM makes with their
-//! chat template; a few have a renderer of their own there (gpt-oss, DeepSeek from V3.2, Kimi K3, Mistral with `mistral-common`), and for
-//! those only `/v1/completions` is the same.
+//! Converts a request to the text and the token ids that vLLM computes for it. This holds for models whose prompts vLLM
+//! makes with their chat template. A few models have their own renderer in vLLM (gpt-oss, DeepSeek from V3.2, Kimi K3,
+//! Mistral with `mistral-common`); for these, only `/v1/completions` is the same.
 //!
-//! Whoever calls it reads the files and decides what
-//! follows from an error; nothing here blocks, waits or asks for the time. May import `prompt::template` and `protocol`.
+//! Callers read the files and handle errors; nothing here does I/O or asks for the time.
+//! May import `prompt::template` and `protocol`.
 
 mod config;
 mod marks;
@@ -24,57 +25,59 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::SystemTime;
 use tokenizers::Tokenizer;
 
-/// 256 KiB of text at once, for a tokenizer whose texts can't be cut between words. The library takes some 100 times as much memory.
-pub const DEFAULT_MAX_TEXT_BYTES: usize = 256 << 10;
-/// 64 KiB of text at once, for a tokenizer whose texts are cut between words: more than any word or minified line of real text.
-pub const DEFAULT_MAX_WORD_BYTES: usize = 64 << 10;
-/// 32 KiB without a change between letters, digits, spaces and the rest: longer than any word or indentation of real text, and what
-/// the regular expressions and merges of a tokenizer still get through in a few milliseconds.
-pub const DEFAULT_MAX_RUN_BYTES: usize = 32 << 10;
+/// Longest text at once, 256 KiB, for a tokenizer whose texts cannot be cut between words. The library takes some
+/// 100 times as much memory.
+pub(crate) const DEFAULT_MAX_TEXT_BYTES: usize = 256 << 10;
+/// Longest text at once, 64 KiB, for a tokenizer whose texts are cut between words: more than any word or
+/// minified line of real text.
+pub(crate) const DEFAULT_MAX_WORD_BYTES: usize = 64 << 10;
+/// Longest run without a change between letters, digits, spaces and the rest, 32 KiB: more than any word or indentation
+/// of real text. Regular expressions and merges of a tokenizer still process it in a few milliseconds.
+pub(crate) const DEFAULT_MAX_RUN_BYTES: usize = 32 << 10;
 
-/// Files of a model that can't be used.
+/// Model files that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// `tokenizer.json` is not a tokenizer.
+    /// `tokenizer.json` is not a valid tokenizer.
     #[error("tokenizer.json can't be read: {0}")]
     Tokenizer(String),
-    /// `tokenizer_config.json` is not what it should be.
+    /// `tokenizer_config.json` is not a valid configuration.
     #[error("tokenizer_config.json can't be read: {0}")]
     Config(String),
-    /// A chat template can't be compiled.
+    /// A chat template cannot be compiled.
     #[error(transparent)]
     Template(#[from] TemplateError),
 }
 
-/// A request that was read and is not rendered yet: it holds its own copies of what the body said.
+/// A request that was parsed and not rendered yet. It owns copies of the body's data.
 #[derive(Debug)]
 pub enum Unrendered {
-    /// A conversation.
+    /// A conversation for the chat template.
     Chat(Box<Chat>),
-    /// The prompt of a completion.
+    /// The prompt of a completion, which needs no template.
     Bare(Rendered),
 }
 
-/// A request as the model reads it.
+/// A request as the model receives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rendered {
-    /// Text to encode.
+    /// Text that must be encoded.
     Text {
-        /// The text; special tokens stand in it as text.
+        /// The text, with special tokens in text form.
         text: String,
-        /// Whether [`HuggingFace::prefix`] and [`HuggingFace::suffix`] go around its tokens.
+        /// Whether [`HuggingFace::prefix`] and [`HuggingFace::suffix`] surround its tokens.
         add_special_tokens: bool,
     },
-    /// The client sent token ids.
+    /// Token ids sent by the client.
     Tokens(Vec<u32>),
 }
 
-/// What one call of [`Encoder::encode`] may cost.
+/// Limits of one call of [`Encoder::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeBudget {
-    /// Longest text, bytes.
+    /// Longest text in bytes.
     pub text_bytes: usize,
-    /// Longest run of characters of one class, bytes: a tokenizer's cost grows faster than the length of a run.
+    /// Longest run of characters of one class in bytes: a tokenizer's cost grows faster than the length of a run.
     pub run_bytes: usize,
 }
 
@@ -84,14 +87,14 @@ impl Default for EncodeBudget {
     }
 }
 
-/// A model's tokenizer and templates.
+/// The tokenizer and the templates of a model.
 #[derive(Debug)]
 pub struct HuggingFace {
     tokenizer: Tokenizer,
-    /// The template, and the one for conversations with tools where the model has one.
+    /// The template, and the one for conversations with tools if the model has one.
     template: Option<ChatTemplate>,
     tool_template: Option<ChatTemplate>,
-    /// The special tokens that templates know by name.
+    /// The special tokens that templates can use by name.
     special: BTreeMap<String, Value>,
     marks: Option<Vec<String>>,
     splits_words: bool,
@@ -101,10 +104,11 @@ pub struct HuggingFace {
 }
 
 impl HuggingFace {
-    /// Reads the files of a model. `chat_template` is `chat_template.jinja`, which goes before a template in the config.
+    /// Loads the files of a model. `chat_template` is the content of `chat_template.jinja`, which has priority over
+    /// a template in the configuration.
     ///
     /// # Errors
-    /// A file is not what it should be.
+    /// [`LoadError`] when a file is invalid.
     pub fn from_parts(
         tokenizer_json: &[u8],
         tokenizer_config: Option<&[u8]>,
@@ -112,7 +116,7 @@ impl HuggingFace {
     ) -> Result<Self, LoadError> {
         let config = tokenizer_config.map(Config::parse).transpose().map_err(LoadError::Config)?.unwrap_or_default();
         let mut tokenizer = load(tokenizer_json)?;
-        // Both are what a file was saved with; engines set their own for each request.
+        // Padding and truncation are settings of the saved file; engines set their own for each request.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| LoadError::Tokenizer(e.to_string()))?;
         let compile = |source: Option<&str>| source.map(ChatTemplate::compile).transpose();
@@ -137,26 +141,29 @@ impl HuggingFace {
         })
     }
 
-    /// The same with another budget.
+    /// Returns the tokenizer with other limits.
+    #[cfg(test)]
     #[must_use]
-    pub fn with_budget(self, budget: EncodeBudget) -> Self {
+    pub(crate) fn with_budget(self, budget: EncodeBudget) -> Self {
         Self { budget, ..self }
     }
 
-    /// Renders a request as vLLM does it; of a batch, the first prompt. `body` has passed `protocol::parse`. `time` is what
-    /// templates take for now.
+    /// Renders a request as vLLM does; of a batch, the first prompt. `body` has passed `protocol::parse`. `time` is
+    /// the current time for templates.
     ///
     /// # Errors
-    /// The prompt can't be known here: it holds media, lies on the server, is malformed, takes too much memory, or the template refuses it.
+    /// [`RenderError`] when the prompt cannot be determined here: it has media, is stored on the server, is malformed,
+    /// takes too much memory, or the template rejects it.
     pub fn render(&self, api: Api, body: &[u8], time: SystemTime) -> Result<Rendered, RenderError> {
         let read = self.read(api, body, &Work::for_body(body.len()))?;
         self.finish(read, body.len(), time)
     }
 
-    /// The first half of [`HuggingFace::render`], after which the body is needed no more. What the request holds is charged to `work`.
+    /// The first half of [`HuggingFace::render`], after which the body is no longer needed. Memory of the request's
+    /// data is charged to `work`.
     ///
     /// # Errors
-    /// As [`HuggingFace::render`], and when the work is stopped.
+    /// As [`HuggingFace::render`], and when the work was stopped.
     pub fn read(&self, api: Api, body: &[u8], work: &Work) -> Result<Unrendered, RenderError> {
         if api != Api::Completions {
             return Ok(Unrendered::Chat(Box::new(Chat::read(api, body, work)?)));
@@ -168,7 +175,7 @@ impl HuggingFace {
         }))
     }
 
-    /// The second half. `input_bytes` is the length of the body.
+    /// The second half of [`HuggingFace::render`]. `input_bytes` is the length of the body.
     ///
     /// # Errors
     /// As [`HuggingFace::read`].
@@ -184,7 +191,7 @@ impl HuggingFace {
         Ok(Rendered::Text { text, add_special_tokens })
     }
 
-    /// Appends the ids of a rendered request, whole.
+    /// Appends all ids of a rendered request.
     ///
     /// # Errors
     /// As [`Encoder::encode`].
@@ -201,27 +208,27 @@ impl HuggingFace {
         Ok(())
     }
 
-    /// The special tokens at which a text may be cut: the pieces and the marks between them, each encoded by itself, give the ids of
-    /// the whole. `None` where this tokenizer makes that untrue, or it can't be told.
+    /// Returns the special tokens at which a text may be cut: the parts and the tokens between them, encoded
+    /// separately, give the ids of the whole. `None` where this tokenizer may give other ids.
     #[must_use]
     pub fn cut_marks(&self) -> Option<&[String]> {
         self.marks.as_deref()
     }
 
-    /// Where texts may be cut without a change to their ids: at [`HuggingFace::cut_marks`], and between words where the tokenizer is known to
-    /// split there.
+    /// Returns where texts may be cut without changing their ids: at [`HuggingFace::cut_marks`], and between words if
+    /// the tokenizer is known to split there.
     #[must_use]
     pub fn cuts(&self) -> Cuts {
         self.marks.as_ref().map_or_else(Cuts::none, |marks| Cuts::new(marks.iter().cloned(), self.splits_words))
     }
 
-    /// The ids that stand before a prompt that special tokens are added to: mostly BOS or nothing.
+    /// Returns the ids before a prompt with special tokens: usually BOS or nothing.
     #[must_use]
     pub fn prefix(&self) -> &[u32] {
         &self.prefix
     }
 
-    /// The ids that stand after such a prompt: mostly nothing.
+    /// Returns the ids after a prompt with special tokens: usually none.
     #[must_use]
     pub fn suffix(&self) -> &[u32] {
         &self.suffix
@@ -236,7 +243,7 @@ impl Encoder for HuggingFace {
         if let Some(done) = long_run(text, self.budget.run_bytes) {
             return Err(EncodeError::Budget { done, bytes: text.len() });
         }
-        // The library checks little of what a tokenizer.json says, and its regular expressions can give up on a text.
+        // The library checks little of a tokenizer.json, and its regular expressions can fail on a text.
         let encoded = catch_unwind(AssertUnwindSafe(|| self.tokenizer.encode_fast(text, false)));
         match encoded {
             Ok(Ok(encoding)) => {
@@ -249,7 +256,7 @@ impl Encoder for HuggingFace {
     }
 }
 
-/// The end of the first run of characters of one class that is longer than `allowed`, bytes from the beginning.
+/// Returns the end of the first run of characters of one class that is longer than `allowed`, as an offset in bytes.
 fn long_run(text: &str, allowed: usize) -> Option<usize> {
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Class {
@@ -258,7 +265,7 @@ fn long_run(text: &str, allowed: usize) -> Option<usize> {
         Space,
         Other,
     }
-    // No run can be longer than the text: most texts of a conversation's turn end here.
+    // No run can be longer than the text: most texts end here.
     if text.len() <= allowed {
         return None;
     }
@@ -280,7 +287,7 @@ fn long_run(text: &str, allowed: usize) -> Option<usize> {
 }
 
 fn load(json: &[u8]) -> Result<Tokenizer, LoadError> {
-    // A merge that names a token which is not there, for one, makes the library panic.
+    // The library panics on some invalid files, for example if a merge names a missing token.
     match catch_unwind(|| Tokenizer::from_bytes(json)) {
         Ok(Ok(tokenizer)) => Ok(tokenizer),
         Ok(Err(e)) => Err(LoadError::Tokenizer(e.to_string())),
@@ -288,8 +295,8 @@ fn load(json: &[u8]) -> Result<Tokenizer, LoadError> {
     }
 }
 
-/// What the tokenizer adds before and after a text. An explicit `add_bos_token` or `add_eos_token` of the config goes before the
-/// post-processor of `tokenizer.json`, which `transformers` replaces in that case.
+/// Returns the ids that the tokenizer adds before and after a text. An explicit `add_bos_token` or `add_eos_token` in
+/// the configuration has priority over the post-processor of `tokenizer.json`, which `transformers` then replaces.
 fn surroundings(tokenizer: &Tokenizer, config: &Config) -> Result<(Vec<u32>, Vec<u32>), LoadError> {
     if let Some((bos, eos)) = config.added_ends() {
         let ids = |token: Option<&str>| {
@@ -316,7 +323,7 @@ fn surroundings(tokenizer: &Tokenizer, config: &Config) -> Result<(Vec<u32>, Vec
     Ok((prefix.to_vec(), rest.get(without.len()..).unwrap_or_default().to_vec()))
 }
 
-/// A text with a token in every vocabulary.
+/// A text that every vocabulary has a token for.
 const PROBE: &str = "a";
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
-//! From a request to what a server's KV cache is keyed by: chat template, tokens, blocks, and a cache of segments.
+//! From a request to the keys of a server's KV cache: chat template, tokens, blocks, and a cache of segments.
 //!
-//! A parsed prompt becomes one canonical stream ([`pieces`]). [`characters`] cuts the text itself into blocks; [`blocks`]
-//! cuts the tokens that an [`Encoder`] makes.
+//! A parsed prompt becomes one canonical stream ([`pieces`]). [`characters`] divides the text itself into blocks;
+//! [`blocks`] divides the tokens of an [`Encoder`].
 //!
-//! **Owns** tokenizers and their bounds ([`tiktoken`], `huggingface`), chat templates (`template`) and the segment cache
-//! ([`memo`]).
-//! **Called by** `ext_proc` for each request, and by `app` when it loads tokenizer files.
-//! **Must not** open files, call servers, or run without a bound on its work ([`work`]).
+//! **Owns** tokenizers and their limits ([`tiktoken`], `huggingface`), chat templates (`template`) and the segment
+//! cache ([`memo`]). **Called by** `ext_proc` for each request, and by `app` when it loads tokenizer files. **Must
+//! not** open files, call servers, or run without a limit on its work ([`work`]).
 //!
 //! Read first: `pieces.rs`, `blocks.rs`, `memo.rs`.
 
@@ -26,25 +25,25 @@ pub mod template;
 use attache_protocol::text::unescaped;
 use std::fmt::Debug;
 
-/// Turns text into token ids.
+/// Converts text to token ids.
 pub trait Encoder: Send + Sync + Debug {
-    /// Appends the ids of `text`. Marks of the template (special tokens) that stand in it become their one id, as engines do it.
+    /// Appends the ids of `text`. Special tokens in it become one id each, as in engines.
     ///
     /// # Errors
-    /// When the text can't be encoded within bounds. It never panics.
+    /// [`EncodeError`] when the text cannot be encoded within its limits. Implementations never panic.
     fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError>;
 
-    /// As [`Encoder::encode`] of one segment as the encoder's own cuts make it, as long as it is remembered or `cold` allows for its bytes,
-    /// of which then so many fewer are left.
+    /// As [`Encoder::encode`], for one segment as the encoder's own cuts give it. A segment that is not cached must fit
+    /// in `cold` bytes, which are reduced by its length.
     ///
     /// # Errors
-    /// [`EncodeError::Cold`] when it does not, and those of [`Encoder::encode`].
+    /// [`EncodeError::Cold`] when it does not fit, and those of [`Encoder::encode`].
     fn encode_segment(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
         *cold = cold.checked_sub(segment.len()).ok_or(EncodeError::Cold)?;
         self.encode(segment, out)
     }
 
-    /// As [`Encoder::encode_segment`] of the text of `raw`, the inside of a JSON string whose escapes are known to be good.
+    /// As [`Encoder::encode_segment`], for the text of `raw`, the inside of a JSON string with valid escapes.
     ///
     /// # Errors
     /// Those of [`Encoder::encode_segment`].
@@ -52,7 +51,7 @@ pub trait Encoder: Send + Sync + Debug {
         self.encode_segment(&unescaped(raw), cold, out)
     }
 
-    /// As [`Encoder::encode`] of a text that the next request will bring in JSON.
+    /// As [`Encoder::encode`], for a text that the next request will contain in JSON.
     ///
     /// # Errors
     /// Those of [`Encoder::encode`].
@@ -61,21 +60,21 @@ pub trait Encoder: Send + Sync + Debug {
     }
 }
 
-/// Text that was not encoded.
+/// The reason for which text was not encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// The tokenizer gave up on it.
+    /// The tokenizer failed on the text.
     #[error("the tokenizer failed: {0}")]
     Failed(String),
-    /// It is not remembered, and more of the prompt than may be encoded here and now is not.
-    #[error("the tokens are not at hand")]
+    /// The text is not cached, and encoding it would exceed the limit of uncached text.
+    #[error("the tokens are not cached")]
     Cold,
-    /// It would have cost more than its share of CPU time.
+    /// The text would take more than its share of CPU time.
     #[error("the tokenizer's budget is used up after {done} of {bytes} bytes")]
     Budget {
-        /// Bytes encoded.
+        /// Bytes that were encoded.
         done: usize,
-        /// Bytes in all.
+        /// Length of the text in bytes.
         bytes: usize,
     },
 }

@@ -1,12 +1,14 @@
-//! Memoised tokenization: the turns of a conversation and shared system prompts are encoded once.
+//! Cached tokenization: turns of a conversation and shared system prompts are encoded once.
 //!
-//! A text is cut where its parts encode independently ([`Cuts`]), and the ids of each part are kept by a hash of its bytes. The result is
-//! the plain encoder's, id by id, as long as the cuts are true of the encoder; one that has no true cuts keeps whole texts. All encoders
-//! share one [`SegmentCache`] and its byte budget. Called by `blocks` like any encoder.
+//! A text is cut where its parts encode independently ([`Cuts`]), and the ids of each part are cached by a hash of its
+//! bytes. The ids equal those of the plain encoder if the cuts are valid for it; an encoder without valid cuts caches
+//! whole texts. All encoders share one [`SegmentCache`] and its memory limit. Called by `blocks` like any encoder.
 
 mod cuts;
 
-pub use cuts::{Cuts, DEFAULT_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+pub use cuts::Cuts;
+#[cfg(test)]
+pub(crate) use cuts::{DEFAULT_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 
 use crate::{EncodeError, Encoder};
 use attache_protocol::text::{canonical, unescaped};
@@ -18,33 +20,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_secret};
 
-/// 64 MiB: some 50 MB of text, ten thousand conversations of 5 KB.
+/// Default memory of the cache, 64 MiB: some 50 MB of text, or ten thousand conversations of 5 KB.
 pub const DEFAULT_MEMO_BYTES: u64 = 64 << 20;
-/// Below 128 bytes (2 µs of encoding) to look and to keep would be a tenth of the work and more.
-pub const DEFAULT_MIN_MEMO_BYTES: usize = 128;
+/// Shortest cached segment in bytes. Encoding fewer takes at most 2 µs, of which lookup and insertion would
+/// be a tenth and more.
+pub(crate) const DEFAULT_MIN_MEMO_BYTES: usize = 128;
 
-/// Too short to be looked up, and in front of every message: their ids are kept beside.
+/// Role names precede every message and are too short for the cache: their ids are stored separately.
 const ROLES: [&str; 6] = ["system", "user", "assistant", "tool", "developer", "function"];
 
-/// What an entry takes beside its ids: key, counts, slot in the table and its share of the ghosts.
+/// Memory of an entry besides its ids: key, counters, slot in the table and its share of the ghost entries.
 const ENTRY_BYTES: u64 = 96;
-/// Shards: enough that cores seldom meet, few enough that a long text's ids fit into one shard's share.
+/// Number of shards: enough that cores rarely collide, few enough that a long text's ids fit in one shard.
 const SHARDS: usize = 16;
 
-/// What the memory has done since it was made.
+/// Counters of the cache since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoStats {
-    /// Segments whose ids were there.
+    /// Number of segments found in the cache.
     pub hits: u64,
-    /// Segments that had to be encoded.
+    /// Number of segments that had to be encoded.
     pub misses: u64,
     /// Bytes of text in the hits.
     pub hit_bytes: u64,
-    /// Bytes of text in the misses; segments too short to be kept are in neither.
+    /// Bytes of text in the misses; segments too short for the cache are in neither.
     pub missed_bytes: u64,
-    /// Bytes that the memory holds now, as far as it counts them.
+    /// Current memory of the cache in bytes, as far as it is counted.
     pub held_bytes: u64,
-    /// Entries that the memory holds now.
+    /// Current number of entries.
     pub entries: u64,
 }
 
@@ -57,7 +60,7 @@ impl Weighter<u128, Arc<[u32]>> for Weight {
     }
 }
 
-/// The ids of segments, within a byte budget; what is used again stays, what was seen once goes first.
+/// Cache of segments' ids within a memory limit. Entries that were used once are evicted first.
 pub struct SegmentCache {
     cache: Cache<u128, Arc<[u32]>, Weight, ahash::RandomState>,
     seed: u64,
@@ -74,17 +77,18 @@ impl fmt::Debug for SegmentCache {
 }
 
 impl SegmentCache {
-    /// Holds at most `budget` bytes. `seed` must be a secret of this process: a client who knew it could make two texts that share a key.
+    /// Creates a cache of at most `budget` bytes. `seed` must be a secret of this process: a client that knows it could
+    /// construct two texts with the same key.
     #[must_use]
     pub fn new(budget: u64, seed: u64) -> Self {
-        // A typical segment is some 2 KiB of text, as much in ids.
+        // A typical segment has some 2 KiB of text, and as much in ids.
         let entries = usize::try_from(budget / 2_048).unwrap_or(usize::MAX).clamp(64, 1 << 20);
         let hasher = ahash::RandomState::with_seeds(seed, !seed, seed.rotate_left(17), seed.rotate_left(43));
         let options =
             OptionsBuilder::new().estimated_items_capacity(entries).weight_capacity(budget).shards(SHARDS).build();
         let cache = match options {
             Ok(options) => Cache::with_options(options, Weight, hasher, DefaultLifecycle::default()),
-            // Only a missing capacity is refused, and both are given.
+            // The library only rejects a missing capacity, and both are set.
             Err(_) => Cache::with(entries, budget, Weight, hasher, DefaultLifecycle::default()),
         };
         Self {
@@ -97,7 +101,7 @@ impl SegmentCache {
         }
     }
 
-    /// The ids under `key`, of a segment of so many bytes.
+    /// Returns the ids under `key`, for a segment of `bytes` bytes.
     fn known(&self, key: u128, bytes: usize) -> Option<Arc<[u32]>> {
         let ids = self.cache.get(&key)?;
         self.hits.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +114,7 @@ impl SegmentCache {
         self.missed_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// What it has done so far.
+    /// Returns the counters since the cache was created.
     #[must_use]
     pub fn stats(&self) -> MemoStats {
         MemoStats {
@@ -124,15 +128,15 @@ impl SegmentCache {
     }
 }
 
-/// What a hash begins from, made once: 192 bytes that a seed would be stretched to for every segment.
+/// Keys of the hash function, computed once: xxh3 would otherwise derive 192 bytes from the seed for every segment.
 struct Secrets {
-    /// For text.
+    /// For plain text.
     plain: [u8; 192],
-    /// For text as it stands in JSON.
+    /// For text with JSON escapes.
     escaped: [u8; 192],
 }
 
-/// Bytes that nobody who does not know `seed` can foretell.
+/// Derives 192 bytes that are unpredictable without knowing `seed`.
 fn secret(seed: u64) -> [u8; 192] {
     let mut secret = [0; 192];
     for (i, eight) in (0u64..).zip(secret.as_chunks_mut().0) {
@@ -141,7 +145,7 @@ fn secret(seed: u64) -> [u8; 192] {
     secret
 }
 
-/// An encoder that remembers.
+/// An encoder with a cache.
 #[derive(Clone)]
 pub struct Memo {
     encoder: Arc<dyn Encoder>,
@@ -159,8 +163,8 @@ impl fmt::Debug for Memo {
 }
 
 impl Memo {
-    /// Remembers what `encoder` makes of the segments between `cuts`. Encoders that may differ in any id must have different
-    /// identities: a name for what is compiled in, a hash of its files for what is loaded.
+    /// Caches what `encoder` makes of the segments between `cuts`. Encoders that may differ in any id must have
+    /// different identities: a name for a built-in one, a hash of its files for a loaded one.
     #[must_use]
     pub fn new(encoder: Arc<dyn Encoder>, identity: &[u8], cuts: Cuts, cache: Arc<SegmentCache>) -> Self {
         let seed = xxh3_64_with_seed(identity, cache.seed);
@@ -168,7 +172,7 @@ impl Memo {
         Self { encoder, cuts, cache, secrets, min_bytes: DEFAULT_MIN_MEMO_BYTES, roles: Arc::default() }
     }
 
-    /// Where texts are cut.
+    /// Returns where texts are cut.
     #[must_use]
     pub fn cuts(&self) -> &Cuts {
         &self.cuts
@@ -189,7 +193,7 @@ impl Memo {
         self.kept(segment, cold, out).map(|_| ())
     }
 
-    /// The ids of a segment that is worth remembering, appended to `out` and as they are remembered.
+    /// Appends the ids of a segment that is long enough for the cache to `out`, and returns them as cached.
     fn kept(&self, segment: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<Arc<[u32]>, EncodeError> {
         let key = self.key(segment);
         if let Some(ids) = self.cache.known(key, segment.len()) {
@@ -212,7 +216,7 @@ impl Memo {
         }
         let before = out.len();
         self.encoder.encode(role, out)?;
-        // Somebody else may have been faster, with the same ids.
+        // Another thread may have stored the same ids first.
         let _ = known.set(out.get(before..).unwrap_or_default().into());
         Ok(())
     }
@@ -238,10 +242,10 @@ impl Encoder for Memo {
         self.segment(segment, cold, out)
     }
 
-    /// What is remembered is found without unescaping it, under a key of its own: the ids are shared with those of the text, which an answer
-    /// or another way of escaping may have brought.
+    /// A cached text is found without unescaping it, under a key of its own. The ids are shared with those of the plain
+    /// text, which a response or another escaping may have stored.
     fn encode_escaped(&self, raw: &str, cold: &mut usize, out: &mut Vec<u32>) -> Result<(), EncodeError> {
-        // To unescape so little costs less than an entry of its own.
+        // Unescaping so little costs less than an entry of its own.
         if raw.len() < 2 * self.min_bytes {
             return self.segment(&unescaped(raw), cold, out);
         }

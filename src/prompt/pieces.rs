@@ -1,13 +1,14 @@
-//! The canonical stream of a prompt: what of a request decides about its prefix cache, in one order and without ambiguity.
+//! The canonical stream of a prompt: the parts of a request that determine its prefix cache, in a
+//! fixed order and without ambiguity.
 //!
-//! Tools come first, then documents, the system prompt and the messages as they stand in the body. Each field begins with its [`Mark`],
-//! a byte that occurs in no UTF-8 text, so no content can pose as another field and none runs into the next. There is no length in front:
-//! two prompts that begin alike begin with the same bytes, however they go on, and the stream of a conversation's next turn begins with
-//! that of this one. Text is taken in the one form that JSON nearly always has it in ([`Text::canonical`]), so that it is hashed where it
-//! lies in the body; JSON without the whitespace between its tokens; media by a hash of their reference.
+//! Tools come first, then documents, the system prompt, and the messages in the order of the body. Each field begins
+//! with its [`Mark`], a byte that never occurs in UTF-8 text, so no content can imitate another field. There are no
+//! length prefixes: prompts with a common prefix have streams with a common prefix, and the stream of a conversation's
+//! next turn begins with that of this one. Text has its canonical JSON form ([`Text::canonical`]), so that it is
+//! usually hashed in place; JSON has no white space between tokens; media are represented by a hash of their reference.
 //!
-//! Parts that change with every request and stand in no server's cache key ([`Volatile`]) are left out here; the body keeps them.
-//! Called by [`characters`](super::characters) and [`blocks`](super::blocks).
+//! Parts that change with every request and are in no server's cache key ([`Volatile`]) are left out of keys; the body
+//! keeps them. Called by [`characters`](super::characters) and [`blocks`](super::blocks).
 
 use attache_protocol::prompt::{MediaKind, Piece, Prompt};
 use attache_protocol::text::Text;
@@ -15,41 +16,42 @@ use std::borrow::Cow;
 use std::mem;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The billing line that Claude Code sets before the system prompt; its `cch=` changes with every request, and vLLM drops the block too.
-pub const DEFAULT_VOLATILE_SYSTEM: &str = "x-anthropic-billing-header:";
-/// The reminder of the tokens left that Claude Code adds to a conversation: its opening.
-pub const DEFAULT_VOLATILE_MESSAGE_OPEN: &str = "<total_tokens>";
-/// The same reminder's end.
-pub const DEFAULT_VOLATILE_MESSAGE_CLOSE: &str = "</total_tokens>";
+/// Start of the billing line that Claude Code puts before the system prompt. Its `cch=` changes with every request, and
+/// vLLM drops the block too.
+pub(crate) const DEFAULT_VOLATILE_SYSTEM: &str = "x-anthropic-billing-header:";
+/// Start of the message about remaining tokens that Claude Code adds to a conversation.
+pub(crate) const DEFAULT_VOLATILE_MESSAGE_OPEN: &str = "<total_tokens>";
+/// End of the message about remaining tokens that Claude Code adds.
+pub(crate) const DEFAULT_VOLATILE_MESSAGE_CLOSE: &str = "</total_tokens>";
 
-/// What begins here. The bytes are ones that UTF-8 never uses.
+/// The type of the field that begins here. UTF-8 never uses these bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mark {
-    /// The tools, JSON.
+    /// The tools as JSON follow.
     Tools = 0xF5,
-    /// The documents, JSON.
+    /// The documents as JSON follow.
     Documents = 0xF6,
-    /// The system prompt; its pieces follow.
+    /// The pieces of the system prompt follow.
     System = 0xF7,
-    /// The messages or the bare prompt; its pieces follow.
+    /// The pieces of the messages or the bare prompt follow.
     Prompt = 0xF8,
-    /// A message; its role.
+    /// A message begins; its role follows.
     Role = 0xF9,
-    /// A name or the id of a tool call.
+    /// A name, or the id of a tool call.
     Label = 0xFA,
-    /// Text.
+    /// Text of a message or prompt.
     Text = 0xFB,
-    /// Calls of tools, JSON.
+    /// Tool calls as JSON follow.
     ToolCall = 0xFC,
-    /// An image, sound, video or document.
+    /// An image, audio clip, video or document.
     Media = 0xFD,
-    /// Token ids in the middle of text.
+    /// Token ids between pieces of text.
     Tokens = 0xFE,
 }
 
 impl Mark {
-    /// All of them.
+    /// All marks, in the order of their bytes.
     pub const ALL: [Mark; 10] = [
         Mark::Tools,
         Mark::Documents,
@@ -63,37 +65,38 @@ impl Mark {
         Mark::Tokens,
     ];
 
-    /// As people may read it: `⟨role⟩`.
+    /// Returns the name for display: `⟨role⟩`.
     #[must_use]
     pub fn shown(self) -> String {
         format!("⟨{}⟩", format!("{self:?}").to_lowercase())
     }
 
-    /// Its byte in the stream.
+    /// Returns its byte in the stream.
     #[must_use]
     pub fn byte(self) -> u8 {
         self as u8
     }
 
-    /// Its id among token ids: the top of the range, where no vocabulary reaches (clients' own ids end at 2³¹).
+    /// Returns its id among token ids: at the top of the range, above all vocabularies (clients' own ids end at 2³¹).
     #[must_use]
     pub fn id(self) -> u32 {
         0xFFFF_FF00 | u32::from(self.byte())
     }
 }
 
-/// A text that is known by how it begins and, where that is not enough, by how it ends.
+/// Matches a text by its prefix and, if necessary, its suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// How it begins.
+    /// How the text begins.
     pub prefix: String,
-    /// How it ends, and where: the first time that this stands behind the prefix must be the end. Empty: anything may follow.
+    /// How the text ends: its first occurrence after the prefix must be at the end. Empty:
+    /// anything may follow the prefix.
     pub suffix: String,
 }
 
 impl Pattern {
     fn matches(&self, text: &Text<'_>) -> bool {
-        // Nearly no text gets further, and to get here none has to be unescaped.
+        // Nearly all texts fail this test, which needs no unescaping.
         if !text.begins_with(&self.prefix) {
             return false;
         }
@@ -104,12 +107,13 @@ impl Pattern {
     }
 }
 
-/// What is left out of keys (never out of the body) because it changes with every request. Whitespace around a text is not looked at.
+/// Parts that are left out of keys (never out of the body), because they change with every request. White space
+/// around a text is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volatile {
-    /// Blocks of the system prompt, where the API keeps it apart from the messages.
+    /// Patterns of blocks in the system prompt, where the API separates it from the messages.
     pub system: Vec<Pattern>,
-    /// Messages of any role that consist of this text alone.
+    /// Patterns of whole messages, of any role.
     pub messages: Vec<Pattern>,
 }
 
@@ -135,51 +139,51 @@ impl Default for Volatile {
 
 /// The content of one field.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Body<'p> {
-    /// The mark says all.
+pub(super) enum FieldContent<'p> {
+    /// Nothing besides the mark.
     Nothing,
     /// A role, a name or an id.
     Name(&'p str),
-    /// Text.
+    /// Text with its JSON escapes.
     Text(&'p Text<'p>),
-    /// JSON, whose whitespace is still in it.
+    /// JSON including its white space.
     Json(&'p str),
-    /// By its reference.
+    /// Media by their reference.
     Media(MediaKind, &'p str),
-    /// Ids.
+    /// Token ids from the client.
     Tokens(&'p [u32]),
 }
 
 /// One field of the stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Field<'p> {
+pub(super) struct StreamField<'p> {
     pub(super) mark: Mark,
-    pub(super) body: Body<'p>,
+    pub(super) body: FieldContent<'p>,
 }
 
-impl<'p> Field<'p> {
+impl<'p> StreamField<'p> {
     fn of(piece: &'p Piece<'_>) -> Self {
         match piece {
-            Piece::Role(role) => Self { mark: Mark::Role, body: Body::Name(role) },
-            Piece::Label(label) => Self { mark: Mark::Label, body: Body::Name(label) },
-            Piece::Text(text) => Self { mark: Mark::Text, body: Body::Text(text) },
-            Piece::ToolCall(json) => Self { mark: Mark::ToolCall, body: Body::Json(json) },
-            Piece::Media { kind, reference } => Self { mark: Mark::Media, body: Body::Media(*kind, reference) },
-            Piece::Tokens(ids) => Self { mark: Mark::Tokens, body: Body::Tokens(ids) },
+            Piece::Role(role) => Self { mark: Mark::Role, body: FieldContent::Name(role) },
+            Piece::Label(label) => Self { mark: Mark::Label, body: FieldContent::Name(label) },
+            Piece::Text(text) => Self { mark: Mark::Text, body: FieldContent::Text(text) },
+            Piece::ToolCall(json) => Self { mark: Mark::ToolCall, body: FieldContent::Json(json) },
+            Piece::Media { kind, reference } => Self { mark: Mark::Media, body: FieldContent::Media(*kind, reference) },
+            Piece::Tokens(ids) => Self { mark: Mark::Tokens, body: FieldContent::Tokens(ids) },
         }
     }
 
-    /// What stands behind the mark: valid UTF-8 always, borrowed unless it has to be made.
+    /// Returns the content after the mark: always valid UTF-8, borrowed where possible.
     pub(super) fn content(&self) -> Cow<'p, str> {
         match self.body {
-            Body::Nothing => Cow::Borrowed(""),
-            Body::Name(name) => Cow::Borrowed(name),
-            Body::Text(text) => text.canonical(),
-            Body::Json(json) => compact(json),
-            Body::Media(kind, reference) => {
+            FieldContent::Nothing => Cow::Borrowed(""),
+            FieldContent::Name(name) => Cow::Borrowed(name),
+            FieldContent::Text(text) => text.canonical(),
+            FieldContent::Json(json) => compact(json),
+            FieldContent::Media(kind, reference) => {
                 Cow::Owned(format!("{}{:032x}", letter(kind), xxh3_128(reference.as_bytes())))
             }
-            Body::Tokens(ids) => Cow::Owned(ids.iter().flat_map(|id| sevens(*id)).map(char::from).collect()),
+            FieldContent::Tokens(ids) => Cow::Owned(ids.iter().flat_map(|id| sevens(*id)).map(char::from).collect()),
         }
     }
 }
@@ -193,15 +197,16 @@ fn letter(kind: MediaKind) -> char {
     }
 }
 
-/// A reference as ids that no vocabulary has: its hash in five groups of 31 bits under the top bit, the kind with the first.
+/// Returns a reference as ids that no vocabulary has: its hash in five groups of 31 bits below the top
+/// bit, with the media's type.
 pub(super) fn media_ids(kind: MediaKind, reference: &str) -> [u32; 5] {
     let hash = xxh3_128(reference.as_bytes());
     let group = |n: u32| u32::try_from(hash >> (31 * n) & 0x7FFF_FFFF).unwrap_or(0) | 0x8000_0000;
-    // The fifth group has four bits of the hash; the letter stands above them.
+    // The fifth group has four bits of the hash; the letter is above them.
     [group(0), group(1), group(2), group(3), group(4) | u32::from(letter(kind)) << 8]
 }
 
-/// An id in five bytes of seven bits, so that no byte is a mark.
+/// An id in five bytes of seven bits each, so that no byte is a mark.
 fn sevens(id: u32) -> [u8; 5] {
     [0, 7, 14, 21, 28].map(|shift| (id >> shift & 0x7F) as u8)
 }
@@ -209,43 +214,43 @@ fn sevens(id: u32) -> [u8; 5] {
 /// The fields of a prompt in canonical order.
 #[derive(Clone, Debug)]
 pub struct Pieces<'p> {
-    pub(super) fields: Vec<Field<'p>>,
+    pub(super) fields: Vec<StreamField<'p>>,
     left_out: u64,
-    shape: Shape<'p>,
+    shape: PromptForm<'p>,
 }
 
-/// Whether a prompt is more than one run of text or ids.
+/// Whether a prompt has more than one text or list of ids.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Shape<'p> {
-    /// Text and nothing else: what `/v1/completions` is sent.
+pub(super) enum PromptForm<'p> {
+    /// One text, as `/v1/completions` receives it.
     Bare(&'p Text<'p>),
-    /// Token ids and nothing else.
+    /// One list of token ids.
     Ids(&'p [u32]),
-    /// A conversation, or anything else.
+    /// A conversation, or any other prompt.
     Framed,
 }
 
 impl<'p> Pieces<'p> {
-    /// Puts the fields of `prompt` in order, without what is volatile. Costs a look at each piece, whatever its length.
+    /// Puts the fields of `prompt` in order, without volatile ones. Inspects each piece in constant time.
     #[must_use]
     pub fn new(prompt: &'p Prompt<'_>, volatile: &Volatile) -> Self {
         let mut out = Self {
             fields: Vec::with_capacity(prompt.pieces.len() + prompt.system.len() + 4),
             left_out: 0,
-            shape: Shape::Framed,
+            shape: PromptForm::Framed,
         };
         for (mark, json) in [(Mark::Tools, prompt.tools), (Mark::Documents, prompt.documents)] {
-            out.fields.extend(json.map(|json| Field { mark, body: Body::Json(json) }));
+            out.fields.extend(json.map(|json| StreamField { mark, body: FieldContent::Json(json) }));
         }
         out.system(&prompt.system, volatile);
         if let (true, [only]) = (out.fields.is_empty(), prompt.pieces.as_slice()) {
             out.shape = match only {
-                Piece::Text(text) => Shape::Bare(text),
-                Piece::Tokens(ids) => Shape::Ids(ids),
-                _ => Shape::Framed,
+                Piece::Text(text) => PromptForm::Bare(text),
+                Piece::Tokens(ids) => PromptForm::Ids(ids),
+                _ => PromptForm::Framed,
             };
         }
-        out.fields.push(Field { mark: Mark::Prompt, body: Body::Nothing });
+        out.fields.push(StreamField { mark: Mark::Prompt, body: FieldContent::Nothing });
         out.messages(&prompt.pieces, volatile);
         out
     }
@@ -260,9 +265,9 @@ impl<'p> Pieces<'p> {
                 continue;
             }
             if mem::take(&mut empty) {
-                self.fields.push(Field { mark: Mark::System, body: Body::Nothing });
+                self.fields.push(StreamField { mark: Mark::System, body: FieldContent::Nothing });
             }
-            self.fields.push(Field::of(block));
+            self.fields.push(StreamField::of(block));
         }
     }
 
@@ -278,7 +283,7 @@ impl<'p> Pieces<'p> {
                     rest
                 }
                 [piece, rest @ ..] => {
-                    self.fields.push(Field::of(piece));
+                    self.fields.push(StreamField::of(piece));
                     rest
                 }
                 [] => return,
@@ -286,22 +291,22 @@ impl<'p> Pieces<'p> {
         }
     }
 
-    /// Bytes of text that are volatile and stand in no key.
+    /// Returns the bytes of volatile text that are in no key.
     #[must_use]
     pub fn left_out_bytes(&self) -> u64 {
         self.left_out
     }
 
-    pub(super) fn shape(&self) -> Shape<'p> {
+    pub(super) fn shape(&self) -> PromptForm<'p> {
         self.shape
     }
 
-    /// Whether the last field is text, which an answer without a role goes on from.
+    /// Whether the last field is text, which a response without a role continues.
     pub(super) fn ends_in_text(&self) -> bool {
         self.fields.last().is_some_and(|f| f.mark == Mark::Text)
     }
 
-    /// The whole stream, for tests and for explaining; keys are made without ever putting it together.
+    /// Returns the whole stream, for tests and display; keys are made without it.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
@@ -313,9 +318,9 @@ impl<'p> Pieces<'p> {
     }
 }
 
-/// `json` without the whitespace between its tokens; borrowed when there is none.
+/// Returns `json` without the white space between its tokens; borrowed when there is none.
 #[must_use]
-pub fn compact(json: &str) -> Cow<'_, str> {
+pub(crate) fn compact(json: &str) -> Cow<'_, str> {
     let mut out = String::new();
     let mut kept = 0;
     let mut at = 0;
@@ -338,7 +343,7 @@ pub fn compact(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The place behind the closing quote of the string whose content begins at `at`.
+/// Returns the position after the closing quote of the string whose content begins at `at`.
 fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
     while let Some(found) = bytes.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
         if bytes.get(at + found) == Some(&b'"') {

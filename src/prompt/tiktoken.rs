@@ -1,17 +1,19 @@
-//! The encodings of OpenAI's models, by tiktoken-rs, which carries their tables.
+//! The encodings of OpenAI's models, by tiktoken-rs, which contains their tables.
 //!
-//! A table is read when it is first used and takes tens of MiB: [`Tables`] keeps one of each for everybody. Ordinary text is encoded by [`words`]. tiktoken-rs
-//! can be brought to its knees by text: a megabyte without a space overflows the backtracking stack of its regex engine and panics, and its cost grows
-//! faster than the text. So text is handed over in [`runs`], long ones cut and counted against a budget, and a panic is an error.
+//! A table is loaded when it is first used and takes tens of MiB: [`Tables`] shares one of each. Ordinary text is
+//! encoded by [`words`]. Hostile text can break tiktoken-rs: a megabyte without a space overflows the backtracking
+//! stack of its regex engine and panics, and its cost grows faster than the text. Text is therefore passed in [`runs`],
+//! long ones are cut and limited, and a panic becomes an error.
 //!
-//! gpt-oss is the one model family here that an engine in the pool can serve; for every other model a tiktoken encoding is a good
-//! ruler (tokens come out within some percent), not the engine's own ids.
+//! gpt-oss is the only model family here that a pool's engine can serve. For other models, a tiktoken encoding
+//! estimates the number of tokens within some percent; its ids are not the engine's.
 
 mod runs;
 mod words;
 
 use crate::memo::Cuts;
 use crate::{EncodeError, Encoder};
+use runs::{DEFAULT_MAX_LONG_RUN_BYTES, DEFAULT_MAX_TEXT_BYTES};
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,30 +22,29 @@ use tiktoken_rs::CoreBPE;
 use tiktoken_rs::tokenizer::{Tokenizer, get_tokenizer};
 use words::Words;
 
-pub use runs::{DEFAULT_MAX_LONG_RUN_BYTES, DEFAULT_MAX_TEXT_BYTES, LONG_RUN_BYTES, MAX_RUN_BYTES};
-
-/// The encoding of models that tiktoken does not know: the newest, whose vocabulary is nearest in size to today's open models.
+/// The encoding of models that tiktoken does not know: the newest, whose vocabulary has about the
+/// size of today's open models.
 pub const DEFAULT_ENCODING: Encoding = Encoding::O200kBase;
 
 /// A vocabulary with its merge rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
-    /// GPT-4o, GPT-5 and the o series.
+    /// For GPT-4o, GPT-5 and the o series.
     O200kBase,
-    /// gpt-oss: `o200k_base` with the marks of the harmony format.
+    /// For gpt-oss: `o200k_base` with the special tokens of the harmony format.
     O200kHarmony,
-    /// GPT-3.5 and GPT-4.
+    /// For GPT-3.5 and GPT-4.
     Cl100kBase,
-    /// Codex and the later GPT-3.
+    /// For Codex and the later GPT-3.
     P50kBase,
-    /// The edit models.
+    /// For the edit models.
     P50kEdit,
-    /// GPT-2 and the first GPT-3.
+    /// For GPT-2 and the first GPT-3.
     R50kBase,
 }
 
 impl Encoding {
-    /// All, in the order of [`Tables`].
+    /// All encodings, in the order of [`Tables`].
     pub const ALL: [Encoding; 6] = [
         Encoding::O200kBase,
         Encoding::O200kHarmony,
@@ -53,7 +54,7 @@ impl Encoding {
         Encoding::R50kBase,
     ];
 
-    /// tiktoken's name of it.
+    /// Returns tiktoken's name of the encoding.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +67,7 @@ impl Encoding {
         }
     }
 
-    /// By its name; `gpt2` is `r50k_base` under its first name.
+    /// Returns the encoding of this name; `gpt2` is the first name of `r50k_base`.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         match name {
@@ -75,7 +76,8 @@ impl Encoding {
         }
     }
 
-    /// Of a model, with or without its owner (`openai/gpt-oss-20b`); [`DEFAULT_ENCODING`] for one that tiktoken does not know.
+    /// Returns the encoding of a model, with or without its owner (`openai/gpt-oss-20b`);
+    /// [`DEFAULT_ENCODING`] for an unknown one.
     #[must_use]
     pub fn of_model(model: &str) -> Self {
         let name = model.rsplit_once('/').map_or(model, |(_, name)| name);
@@ -90,7 +92,7 @@ impl Encoding {
         }
     }
 
-    fn load(self) -> Result<Table, String> {
+    fn load(self) -> Result<LoadedEncoding, String> {
         let bpe = match self {
             Encoding::O200kBase => tiktoken_rs::o200k_base(),
             Encoding::O200kHarmony => tiktoken_rs::o200k_harmony(),
@@ -107,20 +109,20 @@ impl Encoding {
         };
         let cuts = Cuts::new(marks.keys().cloned(), true);
         let words = Words::new(self, &bpe, marks.values().copied()).map_err(|e| format!("{}: {e}", self.name()))?;
-        Ok(Table { bpe, words, marks, cuts })
+        Ok(LoadedEncoding { bpe, words, marks, cuts })
     }
 }
 
-struct Table {
+struct LoadedEncoding {
     bpe: CoreBPE,
     words: Words,
     marks: HashMap<String, u32>,
     cuts: Cuts,
 }
 
-type Shared = Arc<OnceLock<Result<Table, String>>>;
+type Shared = Arc<OnceLock<Result<LoadedEncoding, String>>>;
 
-/// One table of each encoding, each read when it is first used.
+/// One table of each encoding, each loaded when it is first used.
 #[derive(Clone, Default)]
 pub struct Tables([Shared; Encoding::ALL.len()]);
 
@@ -132,7 +134,7 @@ impl fmt::Debug for Tables {
 }
 
 impl Tables {
-    /// The encoder of `encoding`, with every default. Reads nothing yet.
+    /// Returns the encoder of `encoding` with default limits. Loads nothing yet.
     #[must_use]
     pub fn encoder(&self, encoding: Encoding) -> Tiktoken {
         let table = Encoding::ALL.iter().zip(&self.0).find(|(e, _)| **e == encoding).map(|(_, table)| table.clone());
@@ -145,7 +147,7 @@ impl Tables {
     }
 }
 
-/// Encodes as one of OpenAI's models does; the encoding's special tokens in the text become their one id.
+/// Encodes as OpenAI's models do; special tokens of the encoding in the text become one id each.
 #[derive(Clone)]
 pub struct Tiktoken {
     encoding: Encoding,
@@ -161,31 +163,33 @@ impl fmt::Debug for Tiktoken {
 }
 
 impl Tiktoken {
-    /// Other bounds on one text: bytes in all, and bytes in runs of more than [`LONG_RUN_BYTES`].
+    /// Returns the encoder with other limits of one text: bytes in total, and bytes in
+    /// runs of more than [`runs::LONG_RUN_BYTES`].
+    #[cfg(test)]
     #[must_use]
-    pub fn with_budget(self, max_text_bytes: usize, max_long_run_bytes: usize) -> Self {
+    pub(crate) fn with_budget(self, max_text_bytes: usize, max_long_run_bytes: usize) -> Self {
         Self { max_text_bytes, max_long_run_bytes, ..self }
     }
 
-    /// Which encoding it is.
+    /// Returns the encoding.
     #[must_use]
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// Where texts may be cut without changing their tokens. Reads the table if nobody has.
+    /// Returns where texts may be cut without changing their tokens. Loads the table if necessary.
     ///
     /// # Errors
-    /// When the table can't be read.
+    /// [`EncodeError`] when the table cannot be loaded.
     pub fn cuts(&self) -> Result<Cuts, EncodeError> {
         self.table().map(|table| table.cuts.clone())
     }
 
-    fn table(&self) -> Result<&Table, EncodeError> {
+    fn table(&self) -> Result<&LoadedEncoding, EncodeError> {
         self.table.get_or_init(|| self.encoding.load()).as_ref().map_err(|e| EncodeError::Failed(e.clone()))
     }
 
-    /// Refuses a text that would cost more than its share, before any of it is spent.
+    /// Rejects a text over its limits before encoding begins.
     fn within_budget(&self, text: &str) -> Result<(), EncodeError> {
         let mut windows = runs::Windows::new(text);
         let spent = |long: usize, window: runs::Window<'_>| {
@@ -198,19 +202,19 @@ impl Tiktoken {
     }
 }
 
-fn encode_all(table: &Table, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError> {
+fn encode_all(table: &LoadedEncoding, text: &str, out: &mut Vec<u32>) -> Result<(), EncodeError> {
     for part in table.cuts.at_marks(text) {
         out.extend(part.mark.and_then(|mark| table.marks.get(mark).copied()));
         for window in runs::Windows::new(part.text) {
             let done = catch_unwind(AssertUnwindSafe(|| table.words.encode(&table.bpe, window.text, out)));
-            done.map_err(|panic| EncodeError::Failed(told(panic.as_ref())))?;
+            done.map_err(|panic| EncodeError::Failed(panic_message(panic.as_ref())))?;
         }
     }
     Ok(())
 }
 
-/// What a panic said.
-fn told(panic: &(dyn std::any::Any + Send)) -> String {
+/// Returns the message of a panic.
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic").to_owned()
 }

@@ -1,28 +1,30 @@
-//! The bound on the work for one prompt: the bytes that it may hold, and whether anything still waits for its outcome.
+//! Limit on the work for one prompt: the memory that it may hold, and whether a request still waits for it.
 //!
-//! One [`Work`] goes from the request's body to the last block key. What builds values, renders or encodes charges the bytes that it holds and
-//! checks between its steps. Work that is stopped ends at the next check.
+//! One [`Work`] covers the path from the request's body to the last block key. Code that builds values,
+//! renders or encodes charges the bytes that it holds, and checks the limit between its steps. Stopped work
+//! ends at the next check.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// A prompt's work may hold 3 times the bytes of its body, beside the body itself: the copy that is worked on, its values, and the prompt.
-pub const DEFAULT_WORK_FACTOR: usize = 3;
-/// And 256 KiB more, which short requests with many small values take.
-pub const DEFAULT_WORK_HEAD_ROOM: usize = 256 << 10;
+/// Memory for a prompt, as a multiple of its body, besides the body itself: a copy, its
+/// values, and the rendered prompt.
+pub(crate) const DEFAULT_WORK_FACTOR: usize = 3;
+/// Memory for a prompt beyond the multiple, 256 KiB, for short requests with many small values.
+pub(crate) const DEFAULT_WORK_HEAD_ROOM: usize = 256 << 10;
 
-/// Why work ended before it was done.
+/// The reason for which work ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
-    /// Nothing waits for it any more.
+    /// No request waits for it any more.
     #[error("nothing waits for the prompt any more")]
     Cancelled,
-    /// It would hold more bytes than it may.
+    /// It exceeded its memory limit.
     #[error("the prompt takes more memory than its body's size allows")]
     TooLarge,
 }
 
-/// The bound on one prompt's work. Clones share it.
+/// The limit on one prompt's work. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Work(Arc<Shared>);
 
@@ -34,28 +36,29 @@ struct Shared {
 }
 
 impl Work {
-    /// The work for a body of so many bytes: [`DEFAULT_WORK_FACTOR`] times as many, and [`DEFAULT_WORK_HEAD_ROOM`].
+    /// Creates the work for a body of `bytes` bytes: [`DEFAULT_WORK_FACTOR`] times as many, plus
+    /// [`DEFAULT_WORK_HEAD_ROOM`].
     #[must_use]
     pub fn for_body(bytes: usize) -> Self {
         Self::within(bytes.saturating_mul(DEFAULT_WORK_FACTOR).saturating_add(DEFAULT_WORK_HEAD_ROOM))
     }
 
-    /// Work that may hold so many bytes.
+    /// Creates work that may hold this many bytes.
     #[must_use]
     pub fn within(bytes: usize) -> Self {
         let (cancelled, overdrawn) = (AtomicBool::new(false), AtomicBool::new(false));
         Self(Arc::new(Shared { left: AtomicUsize::new(bytes), cancelled, overdrawn }))
     }
 
-    /// Nothing waits for the outcome any more: the work ends at its next check.
+    /// Cancels the work, when no request waits for it: it ends at its next check.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Relaxed);
     }
 
-    /// Whether the work is to go on.
+    /// Checks whether the work may continue.
     ///
     /// # Errors
-    /// Why it is not.
+    /// [`Stopped`] with the reason if not.
     pub fn check(&self) -> Result<(), Stopped> {
         if self.0.overdrawn.load(Relaxed) {
             return Err(Stopped::TooLarge);
@@ -63,13 +66,13 @@ impl Work {
         if self.0.cancelled.load(Relaxed) { Err(Stopped::Cancelled) } else { Ok(()) }
     }
 
-    /// Bytes that it may still hold.
+    /// Returns the bytes that it may still hold.
     #[must_use]
     pub fn left(&self) -> usize {
         self.0.left.load(Relaxed)
     }
 
-    /// Whether `bytes` more would be within the bound. They are not held.
+    /// Checks whether `bytes` more would be within the limit, without charging them.
     ///
     /// # Errors
     /// As [`Work::charge`].
@@ -80,10 +83,10 @@ impl Work {
         self.check()
     }
 
-    /// Holds `bytes` more.
+    /// Charges `bytes` more.
     ///
     /// # Errors
-    /// [`Stopped::TooLarge`] when so many are not left, from then on; else as [`Work::check`].
+    /// [`Stopped::TooLarge`] when fewer are left, also for all later calls; else as [`Work::check`].
     pub fn charge(&self, bytes: usize) -> Result<(), Stopped> {
         if self.0.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_err() {
             self.0.overdrawn.store(true, Relaxed);
@@ -91,7 +94,7 @@ impl Work {
         self.check()
     }
 
-    /// Holds `bytes` no longer, which were charged.
+    /// Releases `bytes` that were charged.
     pub fn release(&self, bytes: usize) {
         self.0.left.fetch_add(bytes, Relaxed);
     }
@@ -102,13 +105,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_ends_at_its_bytes_or_when_it_is_cancelled() {
+    fn work_ends_at_its_limit_or_when_cancelled() {
         let work = Work::within(10);
         assert_eq!(work.charge(6), Ok(()));
         work.release(2);
         assert_eq!((work.left(), work.charge(6)), (6, Ok(())));
         assert_eq!(work.charge(1), Err(Stopped::TooLarge));
-        assert_eq!(work.check(), Err(Stopped::TooLarge), "it does not go on after that");
+        assert_eq!(work.check(), Err(Stopped::TooLarge), "it stays stopped");
         let (work, other) = (Work::within(10), Work::within(10));
         work.clone().cancel();
         assert_eq!(

@@ -1,17 +1,17 @@
-//! The text that a model generated, collected from its answer as it passes: what the client will send back as history in the next
-//! turn, and so what the server's KV cache will be asked for.
+//! Collects the text that a model generated while the response passes. Clients send it back as history in the next
+//! turn, so the server's KV cache will be looked up for it.
 //!
-//! Fed with the same bytes as [`super::UsageScanner`], which only looks for keys: text must be told from reasoning, tool calls and
-//! other choices, so this one follows the structure. It keeps nothing but the text.
+//! It reads the same bytes as [`super::UsageScanner`]. That scanner only looks for keys; this one follows the
+//! structure, because text must be distinguished from reasoning, tool calls and other choices. Only the text is stored.
 //!
-//! What counts as the text of an answer:
-//! - Only of choice 0; the other choices of `n` are other continuations.
+//! Text counts under these conditions:
+//! - Only text of choice 0; the other choices of `n` are other continuations.
 //! - Without reasoning: chat templates drop the reasoning of past turns.
-//! - Only when it is all there is. Tool calls, refusals and answers of several text blocks come back in a form that the template decides
-//!   on, and so they have no text here.
+//! - Only if the response has nothing else. Templates render tool calls, refusals and several text blocks in their own
+//!   way, so responses with these have no text here.
 //!
-//! Each `data:` line of an event stream is taken for one JSON document, as all servers send them. A completion with `echo` repeats its
-//! prompt, which can't be told from the answer: don't collect those.
+//! Each `data:` line of an event stream is parsed as one JSON document, as all servers send it. A completion with
+//! `echo` repeats its prompt, which cannot be distinguished from the response: callers must not collect those.
 //!
 //! Called by `ext_proc`. Imports nothing but [`Api`].
 
@@ -23,30 +23,30 @@ use memchr::memchr;
 use walk::{Progress, Sink, Visitor, Walker};
 use word::Word;
 
-/// 256 KiB of text, about 64,000 tokens: longer than the longest answers that models give.
+/// Default limit of the text, 256 KiB or about 64,000 tokens: longer than the longest responses of models.
 pub const DEFAULT_MAX_ANSWER_BYTES: usize = 256 << 10;
 
-/// What the body of an answer is written in.
+/// Format of a response's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerFormat {
-    /// One JSON object.
+    /// The body is one JSON object.
     Json,
-    /// `text/event-stream`.
+    /// The body is `text/event-stream`.
     Events,
 }
 
-/// Why there is no text.
+/// The reason for which a response has no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It is longer than allowed.
+    /// The text exceeds the limit.
     TooLong,
-    /// Tool calls, a refusal, or more than one block of text.
+    /// The response has tool calls, a refusal, or more than one block of text.
     NotPlain,
-    /// It is not what the API sends.
+    /// The response does not follow its API.
     Malformed,
 }
 
-/// Collects the text of one answer.
+/// Collects the text of one response.
 #[derive(Debug)]
 pub struct AnswerText {
     frame: Frame,
@@ -54,36 +54,36 @@ pub struct AnswerText {
     collector: Collector,
 }
 
-/// Where in the body we are.
+/// Position in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Frame {
-    /// In the one document.
+    /// Inside the single JSON document.
     Document,
-    /// Behind it.
+    /// After the single JSON document.
     Ended,
-    /// At the start of a line, of which so many bytes agree with `data:`.
+    /// At the start of a line, of which this many bytes match `data:`.
     Line(usize),
     /// Between `data:` and its value.
     Value,
-    /// In the value.
+    /// Inside the value of a `data:` line.
     Event,
-    /// In a line, or the rest of one, that says nothing.
+    /// Inside a line that is ignored.
     Skip,
 }
 
 const DATA: &[u8] = b"data:";
 
 impl AnswerText {
-    /// A collector of at most `max_bytes` of text; `None` when answers of `api` hold none.
+    /// Creates a collector of at most `max_bytes` of text; `None` when responses of `api` have no text.
     #[must_use]
     pub fn new(api: Api, format: AnswerFormat, max_bytes: usize) -> Option<Self> {
         let shape = match (api, format) {
-            (Api::Completions, _) => Shape::Completions,
-            (Api::ChatCompletions, _) => Shape::Chat,
-            (Api::Messages, AnswerFormat::Json) => Shape::Messages,
-            (Api::Messages, AnswerFormat::Events) => Shape::MessagesEvents,
-            (Api::Responses, AnswerFormat::Json) => Shape::Responses,
-            (Api::Responses, AnswerFormat::Events) => Shape::ResponsesEvents,
+            (Api::Completions, _) => TextLayout::Completions,
+            (Api::ChatCompletions, _) => TextLayout::Chat,
+            (Api::Messages, AnswerFormat::Json) => TextLayout::Messages,
+            (Api::Messages, AnswerFormat::Events) => TextLayout::MessagesEvents,
+            (Api::Responses, AnswerFormat::Json) => TextLayout::Responses,
+            (Api::Responses, AnswerFormat::Events) => TextLayout::ResponsesEvents,
             _ => return None,
         };
         let frame = match format {
@@ -93,7 +93,7 @@ impl AnswerText {
         Some(Self { frame, walker: Walker::default(), collector: Collector::new(shape, max_bytes) })
     }
 
-    /// Takes the next bytes of the answer, cut anywhere.
+    /// Processes the next bytes of the response, split anywhere.
     pub fn push(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while !rest.is_empty() && self.collector.stopped.is_none() {
@@ -120,7 +120,8 @@ impl AnswerText {
         }
     }
 
-    /// The text, when the answer is one plain text; of an event stream that broke off, as far as whole events came.
+    /// Returns the text if the response is one plain text. Of an interrupted event stream, returns
+    /// the text of complete events.
     #[must_use]
     pub fn finish(&self) -> Option<&str> {
         if self.collector.stopped.is_some() || self.frame == Frame::Document {
@@ -130,7 +131,8 @@ impl AnswerText {
         std::str::from_utf8(text).ok().filter(|text| !text.is_empty())
     }
 
-    /// Why there is no text, as soon as that is clear; from then on chunks cost nothing.
+    /// Returns the reason for which there is no text, as soon as it is known. Further chunks are
+    /// then skipped at no cost.
     #[must_use]
     pub fn stopped(&self) -> Option<Stop> {
         self.collector.stopped
@@ -156,7 +158,7 @@ impl AnswerText {
         chunk
     }
 
-    /// Only objects are events: `[DONE]` and the like say nothing.
+    /// Only objects are events; `[DONE]` and similar values are ignored.
     fn value_start<'c>(&mut self, chunk: &'c [u8]) -> &'c [u8] {
         let Some(at) = chunk.iter().position(|b| *b != b' ') else { return &[] };
         let rest = chunk.get(at..).unwrap_or_default();
@@ -178,7 +180,7 @@ impl AnswerText {
 
 /// Where an API puts its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+enum TextLayout {
     /// `choices[].text`
     Completions,
     /// `choices[].message.content`, `choices[].delta.content`
@@ -193,62 +195,62 @@ enum Shape {
     ResponsesEvents,
 }
 
-/// Where in a document we are.
+/// Position in a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum TextPosition {
     #[default]
     Elsewhere,
     Root,
     Choices,
     Choice,
-    /// `message` or `delta` of a choice.
+    /// The `message` or `delta` of a choice.
     Message,
     ToolCalls,
-    /// Something in a message that is no text.
+    /// A part of a message that is not text.
     NotText,
     Items,
     Item,
     Blocks,
-    /// A content block or part; in events, whatever holds the `type` of what happens.
+    /// A content block or part; in events, the object that has the `type` of a change.
     Block,
 }
 
-/// Deepest place: `output[].content[].text` lies in the fifth bracket.
+/// Deepest position: `output[].content[].text` is inside five brackets.
 const MAX_PLACES: usize = 6;
 
-/// What is taken or left as a whole, once it is known what it is: a choice, a content block, an event.
+/// A unit that is taken or dropped as a whole once its type is known: a choice, a content block, an event.
 #[derive(Clone, Copy, Debug, Default)]
 struct Piece {
     /// Its own `type`, if it has one.
     kind: Word,
-    /// The `type` of the block in it.
+    /// The `type` of the block inside it.
     block: Word,
-    /// It belongs to another choice than the first.
+    /// Whether it belongs to another choice than the first.
     other_choice: bool,
-    /// It holds tool calls.
+    /// Whether it has tool calls.
     not_plain: bool,
-    /// Not all of its text could be kept.
+    /// Whether its text exceeded the limit.
     cut: bool,
 }
 
-/// Takes the text from where the API puts it.
+/// Extracts the text from the positions where the API puts it.
 #[derive(Debug)]
 struct Collector {
-    shape: Shape,
+    shape: TextLayout,
     max_bytes: usize,
     text: Vec<u8>,
-    /// Text up to here is the answer's; what follows belongs to a piece that has not ended.
+    /// Length of the text that is final; what follows belongs to a unit that has not ended.
     committed: usize,
     blocks: u32,
     stopped: Option<Stop>,
     depth: usize,
-    places: [Place; MAX_PLACES],
+    places: [TextPosition; MAX_PLACES],
     key: Word,
     piece: Piece,
 }
 
 impl Collector {
-    fn new(shape: Shape, max_bytes: usize) -> Self {
+    fn new(shape: TextLayout, max_bytes: usize) -> Self {
         Self {
             shape,
             max_bytes,
@@ -257,7 +259,7 @@ impl Collector {
             blocks: 0,
             stopped: None,
             depth: 0,
-            places: [Place::default(); MAX_PLACES],
+            places: [TextPosition::default(); MAX_PLACES],
             key: Word::Other,
             piece: Piece::default(),
         }
@@ -270,15 +272,15 @@ impl Collector {
         }
     }
 
-    /// The innermost place.
-    fn place(&self) -> Place {
+    /// Returns the innermost position.
+    fn place(&self) -> TextPosition {
         self.depth.checked_sub(1).and_then(|at| self.places.get(at)).copied().unwrap_or_default()
     }
 
-    /// The place that an object or array is, from where it stands.
-    fn inner(&self, array: bool) -> Place {
-        use Place::*;
-        use Shape::*;
+    /// Returns the position inside the object or array that begins here.
+    fn inner(&self, array: bool) -> TextPosition {
+        use TextLayout::*;
+        use TextPosition::*;
         if self.depth == 0 {
             return Root;
         }
@@ -288,59 +290,59 @@ impl Collector {
             (Chat, Choice, Word::Message | Word::Delta, false) => Message,
             (Chat, Message, Word::ToolCalls, true) => ToolCalls,
             (Chat, Message, Word::FunctionCall | Word::Content, _) | (Chat, ToolCalls, ..) => NotText,
-            (Shape::Messages, Root, Word::Content, true) | (Responses, Item, Word::Content, true) => Blocks,
+            (TextLayout::Messages, Root, Word::Content, true) | (Responses, Item, Word::Content, true) => Blocks,
             (Responses, Root, Word::Output, true) => Items,
             (Responses, Items, _, false) => Item,
-            (Shape::Messages | Responses, Blocks, _, false) => Block,
+            (TextLayout::Messages | Responses, Blocks, _, false) => Block,
             (MessagesEvents, Root, Word::Delta | Word::ContentBlock, false) => Block,
             (ResponsesEvents, Root, Word::Item | Word::Part, false) => Block,
             _ => Elsewhere,
         }
     }
 
-    /// Whether a piece begins and ends with this place.
-    fn holds_piece(&self, place: Place) -> bool {
+    /// Whether a unit begins and ends with this position.
+    fn holds_piece(&self, place: TextPosition) -> bool {
         match self.shape {
-            Shape::Completions | Shape::Chat => place == Place::Choice,
-            Shape::Messages | Shape::Responses => place == Place::Block,
-            Shape::MessagesEvents | Shape::ResponsesEvents => place == Place::Root,
+            TextLayout::Completions | TextLayout::Chat => place == TextPosition::Choice,
+            TextLayout::Messages | TextLayout::Responses => place == TextPosition::Block,
+            TextLayout::MessagesEvents | TextLayout::ResponsesEvents => place == TextPosition::Root,
         }
     }
 
-    /// What to do with the piece that has ended.
-    fn verdict(&self) -> Verdict {
-        use Verdict::*;
+    /// Decides what happens with the unit that has ended.
+    fn verdict(&self) -> PieceAction {
+        use PieceAction::*;
         let Piece { kind, block, other_choice, not_plain, .. } = self.piece;
         match (self.shape, kind, block) {
-            (Shape::Completions | Shape::Chat, ..) if other_choice => Leave,
-            (Shape::Completions | Shape::Chat, ..) if not_plain => Refuse,
-            (Shape::Completions | Shape::Chat, ..) => Take,
-            (Shape::Messages, _, Word::Text) | (Shape::Responses, _, Word::OutputText) => TakeBlock,
-            (Shape::Messages, _, Word::Thinking | Word::RedactedThinking) => Leave,
-            (Shape::Responses, _, Word::ReasoningText | Word::SummaryText) => Leave,
-            (Shape::Messages | Shape::Responses, ..) => Refuse,
-            (Shape::MessagesEvents, Word::ContentBlockStart, Word::Text) => TakeBlock,
-            (Shape::MessagesEvents, Word::ContentBlockStart, Word::Thinking | Word::RedactedThinking) => Leave,
-            (Shape::MessagesEvents, Word::ContentBlockStart, _) => Refuse,
-            (Shape::MessagesEvents, Word::ContentBlockDelta, Word::TextDelta) => Take,
-            (Shape::ResponsesEvents, Word::OutputTextDelta, _) => Take,
-            (Shape::ResponsesEvents, Word::OutputItemAdded, Word::Message | Word::Reasoning) => Leave,
-            (Shape::ResponsesEvents, Word::OutputPartAdded, Word::OutputText) => TakeBlock,
-            (Shape::ResponsesEvents, Word::OutputPartAdded, Word::ReasoningText | Word::SummaryText) => Leave,
-            (Shape::ResponsesEvents, Word::OutputItemAdded | Word::OutputPartAdded, _) => Refuse,
-            (Shape::MessagesEvents | Shape::ResponsesEvents, ..) => Leave,
+            (TextLayout::Completions | TextLayout::Chat, ..) if other_choice => Leave,
+            (TextLayout::Completions | TextLayout::Chat, ..) if not_plain => Refuse,
+            (TextLayout::Completions | TextLayout::Chat, ..) => Take,
+            (TextLayout::Messages, _, Word::Text) | (TextLayout::Responses, _, Word::OutputText) => TakeBlock,
+            (TextLayout::Messages, _, Word::Thinking | Word::RedactedThinking) => Leave,
+            (TextLayout::Responses, _, Word::ReasoningText | Word::SummaryText) => Leave,
+            (TextLayout::Messages | TextLayout::Responses, ..) => Refuse,
+            (TextLayout::MessagesEvents, Word::ContentBlockStart, Word::Text) => TakeBlock,
+            (TextLayout::MessagesEvents, Word::ContentBlockStart, Word::Thinking | Word::RedactedThinking) => Leave,
+            (TextLayout::MessagesEvents, Word::ContentBlockStart, _) => Refuse,
+            (TextLayout::MessagesEvents, Word::ContentBlockDelta, Word::TextDelta) => Take,
+            (TextLayout::ResponsesEvents, Word::OutputTextDelta, _) => Take,
+            (TextLayout::ResponsesEvents, Word::OutputItemAdded, Word::Message | Word::Reasoning) => Leave,
+            (TextLayout::ResponsesEvents, Word::OutputPartAdded, Word::OutputText) => TakeBlock,
+            (TextLayout::ResponsesEvents, Word::OutputPartAdded, Word::ReasoningText | Word::SummaryText) => Leave,
+            (TextLayout::ResponsesEvents, Word::OutputItemAdded | Word::OutputPartAdded, _) => Refuse,
+            (TextLayout::MessagesEvents | TextLayout::ResponsesEvents, ..) => Leave,
         }
     }
 
     fn end_of_piece(&mut self) {
         let verdict = self.verdict();
         match verdict {
-            Verdict::Refuse => self.stop(Stop::NotPlain),
-            Verdict::Leave => self.text.truncate(self.committed),
-            Verdict::Take | Verdict::TakeBlock if self.piece.cut => self.stop(Stop::TooLong),
-            Verdict::Take | Verdict::TakeBlock => {
+            PieceAction::Refuse => self.stop(Stop::NotPlain),
+            PieceAction::Leave => self.text.truncate(self.committed),
+            PieceAction::Take | PieceAction::TakeBlock if self.piece.cut => self.stop(Stop::TooLong),
+            PieceAction::Take | PieceAction::TakeBlock => {
                 self.committed = self.text.len();
-                self.blocks += u32::from(verdict == Verdict::TakeBlock);
+                self.blocks += u32::from(verdict == PieceAction::TakeBlock);
                 if self.blocks > 1 {
                     self.stop(Stop::NotPlain);
                 }
@@ -350,12 +352,12 @@ impl Collector {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum PieceAction {
     Take,
-    /// The same, and it is a block of its own.
+    /// Keep the text, which is a block of its own.
     TakeBlock,
     Leave,
-    /// The answer is not plain text.
+    /// The response is not plain text.
     Refuse,
 }
 
@@ -367,7 +369,7 @@ impl Visitor for Collector {
         }
         self.depth += 1;
         self.key = Word::Other;
-        if place == Place::NotText {
+        if place == TextPosition::NotText {
             self.piece.not_plain = true;
         } else if self.holds_piece(place) {
             self.piece = Piece::default();
@@ -389,11 +391,15 @@ impl Visitor for Collector {
 
     fn string(&mut self) -> Sink {
         match (self.shape, self.place(), self.key) {
-            (Shape::Completions, Place::Choice, Word::Text)
-            | (Shape::Chat, Place::Message, Word::Content)
-            | (Shape::Messages | Shape::MessagesEvents | Shape::Responses, Place::Block, Word::Text)
-            | (Shape::ResponsesEvents, Place::Root, Word::Delta) => Sink::Text,
-            (_, Place::Root | Place::Item | Place::Block, Word::Type) => Sink::Word,
+            (TextLayout::Completions, TextPosition::Choice, Word::Text)
+            | (TextLayout::Chat, TextPosition::Message, Word::Content)
+            | (
+                TextLayout::Messages | TextLayout::MessagesEvents | TextLayout::Responses,
+                TextPosition::Block,
+                Word::Text,
+            )
+            | (TextLayout::ResponsesEvents, TextPosition::Root, Word::Delta) => Sink::Text,
+            (_, TextPosition::Root | TextPosition::Item | TextPosition::Block, Word::Type) => Sink::Word,
             _ => Sink::Skip,
         }
     }
@@ -408,16 +414,16 @@ impl Visitor for Collector {
 
     fn word(&mut self, word: Word) {
         match self.place() {
-            Place::Root => self.piece.kind = word,
-            Place::Block => self.piece.block = word,
-            // An item of another kind is a call of a tool.
-            Place::Item if !matches!(word, Word::Message | Word::Reasoning) => self.stop(Stop::NotPlain),
+            TextPosition::Root => self.piece.kind = word,
+            TextPosition::Block => self.piece.block = word,
+            // Items of other types are tool calls.
+            TextPosition::Item if !matches!(word, Word::Message | Word::Reasoning) => self.stop(Stop::NotPlain),
             _ => {}
         }
     }
 
     fn scalar(&mut self, zero: bool) {
-        if self.place() == Place::Choice && self.key == Word::Index {
+        if self.place() == TextPosition::Choice && self.key == Word::Index {
             self.piece.other_choice = !zero;
         }
     }

@@ -1,7 +1,7 @@
-//! The APIs that model servers speak, told from the path.
+//! The APIs of model servers, recognised by the request path.
 //!
-//! Servers sit behind gateways that put prefixes before the path, so an API is told from the last segments of the path. What no
-//! rule names is [`Api::Other`]: routed, never rejected.
+//! Gateways may put prefixes before the path, so an API is recognised by the last path segments. Any other path is
+//! [`Api::Other`], which is routed and never rejected.
 
 use super::edit::Members;
 use std::borrow::Cow;
@@ -18,9 +18,9 @@ pub enum Api {
     ChatBatch,
     /// `/v1/responses`
     Responses,
-    /// `/v1/responses/{id}` and what lies below: a response that lives on the server that gave it.
+    /// `/v1/responses/{id}` and paths below it: a response that is stored on the server that created it.
     ResponseById,
-    /// `/v1/conversations` and what lies below.
+    /// `/v1/conversations` and paths below it.
     Conversations,
     /// `/v1/messages` (Anthropic)
     Messages,
@@ -54,39 +54,39 @@ pub enum Api {
     GrpcGenerate,
     /// gRPC `vllm.grpc.engine.VllmEngine/Embed`
     GrpcEmbed,
-    /// Any other method of `vllm.grpc.engine.VllmEngine`: refused, because it speaks about one server, not about any.
+    /// Any other method of `vllm.grpc.engine.VllmEngine`: rejected, because it concerns one particular server.
     GrpcUnsupported,
-    /// A path that we don't know: routed, never rejected.
+    /// An unknown path: routed, never rejected.
     #[default]
     Other,
 }
 
-/// In whose words an API speaks.
+/// The error format of an API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// OpenAI's, and everyone's who copied it.
+    /// OpenAI's format, which most other APIs share.
     #[default]
     OpenAi,
-    /// Anthropic's.
+    /// Anthropic's format.
     Anthropic,
 }
 
-/// What the body of a request is written in.
+/// Format of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BodyFormat {
-    /// Requests of this API have no body that says anything.
+    /// Requests of this API have no body that matters.
     Nothing,
-    /// One JSON object.
+    /// The body is one JSON object.
     Json,
-    /// `multipart/form-data`, mostly a file.
+    /// The body is `multipart/form-data`, usually with a file.
     Multipart,
-    /// One gRPC frame.
+    /// The body is one gRPC frame.
     Grpc,
-    /// Not known; looked at, never refused.
+    /// Unknown: the body is inspected, and never rejected.
     Unknown,
 }
 
-/// Fields of the root that [`Api::from_body`] looks for.
+/// Members of the root object that [`Api::from_body`] looks for.
 const TELLING_FIELDS: &[&str] = &[
     "messages",
     "prompt",
@@ -106,18 +106,18 @@ const TELLING_FIELDS: &[&str] = &[
     "input_embeds",
     "sampling_params",
 ];
-/// Fields that hold the prompt of SGLang's `/generate`, beside `sampling_params`.
+/// Members that have the prompt of SGLang's `/generate`, besides `sampling_params`.
 const SGLANG_FIELDS: &[&str] = &["text", "input_ids", "input_embeds"];
-/// Fields beside `messages` that Anthropic's API has and OpenAI's has not.
+/// Members besides `messages` that Anthropic's API has and OpenAI's does not.
 const ANTHROPIC_FIELDS: &[&str] = &["system", "stop_sequences", "thinking"];
-/// Fields beside `input` that embeddings have and the Responses API has not.
+/// Members besides `input` that embeddings have and the Responses API does not.
 const EMBEDDING_FIELDS: &[&str] = &["encoding_format", "dimensions", "input_type"];
 
 /// The gRPC service of vLLM's engine, the first segment of its paths.
 const VLLM_SERVICE: &str = "vllm.grpc.engine.VllmEngine";
 
 impl Api {
-    /// All of them, for tests, fuzzing and metric labels.
+    /// All APIs, for tests, fuzzing and metric labels.
     pub const ALL: &'static [Api] = &[
         Api::Completions,
         Api::ChatCompletions,
@@ -145,9 +145,9 @@ impl Api {
         Api::Other,
     ];
 
-    /// The API that `path` names, and the id of the response or conversation when the path holds one. The query, trailing slashes
-    /// and any prefix before the known segments don't matter. Percent-encoded bytes count as what they stand for, once, as model servers
-    /// decode a path before they look for its handler: `/v1/%63hat%2Fcompletions` is `/v1/chat/completions`.
+    /// Returns the API of `path`, and the id of the response or conversation if the path has one. The query, trailing
+    /// slashes and prefixes before the known segments are ignored. Percent-encoded bytes are decoded once, as model
+    /// servers decode a path before routing it: `/v1/%63hat%2Fcompletions` is `/v1/chat/completions`.
     #[must_use]
     pub fn from_path(path: &str) -> (Api, Option<Cow<'_, str>>) {
         match decoded_path(path) {
@@ -172,7 +172,7 @@ impl Api {
             ["completions", ..] => Api::Completions,
             ["responses", ..] => Api::Responses,
             ["count_tokens", "messages", ..] => Api::CountTokens,
-            // `/v1/threads/{id}/messages` is another API: only a version or nothing may stand before.
+            // `/v1/threads/{id}/messages` is another API: only a version or nothing may precede.
             ["messages", before, ..] if before.is_empty() || is_version(before) => Api::Messages,
             ["generate", "v1", "inference", ..] => Api::Generate,
             // Triton's `/v2/models/{model}/generate` is another API.
@@ -196,17 +196,18 @@ impl Api {
             [_, "items", id, "conversations"] | ["items", id, "conversations", _] | [id, "conversations", ..] => {
                 return (Api::Conversations, Some(id));
             }
-            // Ids of models hold slashes.
+            // Model ids may contain slashes.
             _ if path.contains("/v1/models/") || path.trim_end_matches('/').ends_with("/models") => Api::Models,
             _ => Api::Other,
         };
         (api, None)
     }
 
-    /// The API that a JSON body is of, by its fields, for gateways that do not send the path; [`Api::Other`] when they fit none.
+    /// Returns the API of a JSON body by its members, for gateways that do not send the path;
+    /// [`Api::Other`] if they match none.
     ///
-    /// `input` alone may be of the Responses API or of embeddings: a list that begins with text or numbers, or a field that only embeddings have,
-    /// is embeddings'.
+    /// `input` may belong to the Responses API or to embeddings. A list that begins with text or numbers, or a member
+    /// that only embeddings have, means embeddings.
     #[must_use]
     pub fn from_body(body: &[u8]) -> Api {
         let Ok(members) = Members::new(body) else { return Api::Other };
@@ -237,7 +238,7 @@ impl Api {
         }
     }
 
-    /// The path at which model servers have an API that [`Api::from_body`] recognizes; empty for other APIs.
+    /// Returns the usual path of an API that [`Api::from_body`] recognises; empty for other APIs.
     #[must_use]
     pub fn usual_path(self) -> &'static str {
         match self {
@@ -254,7 +255,7 @@ impl Api {
         }
     }
 
-    /// In whose words this API speaks, errors included.
+    /// Returns the format of this API's errors.
     #[must_use]
     pub fn dialect(self) -> Dialect {
         match self {
@@ -263,7 +264,7 @@ impl Api {
         }
     }
 
-    /// What its request bodies are written in.
+    /// Returns the format of this API's request bodies.
     #[must_use]
     pub fn body_format(self) -> BodyFormat {
         match self {
@@ -275,7 +276,7 @@ impl Api {
         }
     }
 
-    /// Whether the server generates tokens for it one by one (decode), in place of reading a prompt only.
+    /// Whether the server generates tokens (decode), instead of only reading a prompt.
     #[must_use]
     pub fn generates(self) -> bool {
         matches!(
@@ -293,8 +294,8 @@ impl Api {
         )
     }
 
-    /// Whether the first byte of a streamed answer comes with the first token: the Responses API says before it that the answer has
-    /// been created.
+    /// Whether the first byte of a streamed response comes with the first token. The Responses
+    /// API announces a response earlier.
     #[must_use]
     pub fn first_byte_is_first_token(self) -> bool {
         matches!(
@@ -308,13 +309,14 @@ impl Api {
         )
     }
 
-    /// Whether its prompt goes through a KV cache that the beginnings of other prompts may be found in.
+    /// Whether the prompt uses a KV cache that may hold prefixes of other prompts.
     #[must_use]
     pub fn prefills(self) -> bool {
         self.generates() && self.body_format() != BodyFormat::Multipart
     }
 
-    /// Whether a request without a model is refused. vLLM takes one without; with several pools or adapters it would be a guess.
+    /// Whether a request without a model is rejected. vLLM accepts it, but with several pools or adapters
+    /// the model would be ambiguous.
     #[must_use]
     pub fn requires_model(self) -> bool {
         let optional =
@@ -322,7 +324,7 @@ impl Api {
         self.body_format() == BodyFormat::Json && !optional
     }
 
-    /// The name in metric labels and logs: snake_case, stable.
+    /// Returns the stable name for metric labels and logs, in snake_case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -354,8 +356,8 @@ impl Api {
     }
 }
 
-/// A path without its query, percent-encoded bytes decoded once. What is no encoded byte stays as it is, and bytes that are no UTF-8 become U+FFFD: so
-/// does Python's `unquote`, which uvicorn decodes paths with. Nothing else of it is normalized.
+/// Returns a path without its query, with percent-encoded bytes decoded once. Invalid encodings stay unchanged, and
+/// invalid UTF-8 becomes U+FFFD, as in Python's `unquote`, which uvicorn uses. Nothing else is normalised.
 #[must_use]
 pub fn decoded_path(path: &str) -> Cow<'_, str> {
     let path = path.split(['?', '#']).next().unwrap_or_default();
@@ -379,131 +381,4 @@ fn is_version(segment: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_name_apis() {
-        let cases: &[(&str, Api, Option<&str>)] = &[
-            ("/v1/completions", Api::Completions, None),
-            ("/v1/completions/", Api::Completions, None),
-            ("/v1/completions?timeout=3&x=/v1/chat/completions", Api::Completions, None),
-            ("completions", Api::Completions, None),
-            ("/v1/chat/completions", Api::ChatCompletions, None),
-            ("/openai/v1/chat/completions//", Api::ChatCompletions, None),
-            ("/models/tiny/v1/chat/completions", Api::ChatCompletions, None),
-            ("/v1/chat/completions/batch", Api::ChatBatch, None),
-            ("/v1/responses", Api::Responses, None),
-            ("/v1/responses/resp_1", Api::ResponseById, Some("resp_1")),
-            ("/v1/responses/resp_1/cancel?x", Api::ResponseById, Some("resp_1")),
-            ("/responses/resp_1/input_items/", Api::ResponseById, Some("resp_1")),
-            ("/v1/conversations", Api::Conversations, None),
-            ("/v1/conversations/conv_1", Api::Conversations, Some("conv_1")),
-            ("/v1/conversations/conv_1/items", Api::Conversations, Some("conv_1")),
-            ("/v1/conversations/conv_1/items/msg_1", Api::Conversations, Some("conv_1")),
-            ("/v1/messages", Api::Messages, None),
-            ("/messages", Api::Messages, None),
-            ("/anthropic/v1/messages?beta=true", Api::Messages, None),
-            ("/v1/threads/t_1/messages", Api::Other, None),
-            ("/inference/v1/generate", Api::Generate, None),
-            ("/p/inference/v1/generate/?x", Api::Generate, None),
-            ("/generate", Api::SglangGenerate, None),
-            ("/p/generate/?x", Api::SglangGenerate, None),
-            ("/v2/models/tiny/generate", Api::Other, None),
-            ("/models/tiny/generate", Api::Other, None),
-            ("/v2/models/tiny/versions/1/generate", Api::SglangGenerate, None),
-            ("/v1/messages/count_tokens", Api::CountTokens, None),
-            ("/v1/embeddings", Api::Embeddings, None),
-            ("/v2/embed", Api::Embeddings, None),
-            ("/rerank", Api::Rerank, None),
-            ("/v2/rerank", Api::Rerank, None),
-            ("/score", Api::Score, None),
-            ("/tokenize", Api::Tokenize, None),
-            ("/detokenize", Api::Detokenize, None),
-            ("/v1/audio/transcriptions", Api::Transcription, None),
-            ("/v1/audio/translations", Api::Translation, None),
-            ("/pooling", Api::Pooling, None),
-            ("/classify", Api::Classify, None),
-            ("/v1/models", Api::Models, None),
-            ("/v1/models/org/tiny", Api::Models, None),
-            ("/vllm.grpc.engine.VllmEngine/Generate", Api::GrpcGenerate, None),
-            ("/vllm.grpc.engine.VllmEngine/Embed", Api::GrpcEmbed, None),
-            ("/vllm.grpc.engine.VllmEngine/Abort", Api::GrpcUnsupported, None),
-            ("unsupportedMethod", Api::Other, None),
-            ("/v1/chat/completions/render", Api::Other, None),
-            ("/v1/images/generations", Api::Other, None),
-            ("/v1/chatcompletions", Api::Other, None),
-            ("/", Api::Other, None),
-            ("", Api::Other, None),
-            ("//?", Api::Other, None),
-        ];
-        for (path, api, id) in cases {
-            assert_eq!(Api::from_path(path), (*api, id.map(Cow::Borrowed)), "{path}");
-        }
-    }
-
-    #[test]
-    fn encoded_paths_name_the_api_that_servers_decode() {
-        let cases: &[(&str, Api, Option<&str>)] = &[
-            ("/v1/%63hat/completions", Api::ChatCompletions, None),
-            ("/v1/chat%2Fcompletions", Api::ChatCompletions, None),
-            ("/v1%2fchat%2fcompletion%73?x=%2F", Api::ChatCompletions, None),
-            ("/%76%31/%6d%65%73%73%61%67%65%73", Api::Messages, None),
-            ("/v1/responses/resp%5F1", Api::ResponseById, Some("resp_1")),
-            ("/gener%61te", Api::SglangGenerate, None),
-            ("/v1/%6dodels/org%2Ftiny", Api::Models, None),
-            // Decoded once only, and no more than that.
-            ("/v1/%2563hat/completion%2573", Api::Other, None),
-            ("/v1/chat/completions%", Api::Other, None),
-            ("/v1/chat/completion%7", Api::Other, None),
-            ("/v1/chat/completion%zz", Api::Other, None),
-            ("/v1/chat/completions%3Fx", Api::Other, None),
-            ("/v1/chat/completions%00", Api::Other, None),
-            ("/v1/chat/completions%ff", Api::Other, None),
-        ];
-        for (path, api, id) in cases {
-            assert_eq!(Api::from_path(path), (*api, id.map(Cow::Borrowed)), "{path}");
-        }
-        assert_eq!(decoded_path("/a%20%c3%a9%fe%4?b%20"), "/a é\u{fffd}%4");
-    }
-
-    #[test]
-    fn names_are_unique() {
-        let mut names: Vec<_> = Api::ALL.iter().map(|a| a.name()).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), Api::ALL.len());
-    }
-
-    #[test]
-    fn the_fields_of_a_body_tell_its_api() {
-        for (body, api) in [
-            (r#"{"model": "m", "messages": []}"#, Api::ChatCompletions),
-            (r#"{"system": "s", "messages": [], "max_tokens": 5}"#, Api::Messages),
-            (r#"{"messages": [], "system": null}"#, Api::ChatCompletions),
-            (r#"{"prompt": "messages"}"#, Api::Completions),
-            (r#"{"text": "a", "sampling_params": {}}"#, Api::SglangGenerate),
-            (r#"{"text": "a"}"#, Api::Other),
-            (r#"{"prompt": [1, 2]}"#, Api::Completions),
-            (r#"{"input": "text", "model": "m"}"#, Api::Responses),
-            (r#"{"input": [{"role": "user", "content": "a"}]}"#, Api::Responses),
-            (r#"{"input": [ "a", "b"]}"#, Api::Embeddings),
-            (r#"{"input": [[1, 2], [3]]}"#, Api::Embeddings),
-            (r#"{"input": "text", "encoding_format": "base64"}"#, Api::Embeddings),
-            (r#"{"query": "q", "documents": ["a"]}"#, Api::Rerank),
-            (r#"{"text_1": "a", "text_2": "b"}"#, Api::Score),
-            (r#"{"token_ids": [1], "sampling_params": {}}"#, Api::Generate),
-            (r#"{"nested": {"messages": []}}"#, Api::Other),
-            (r#"{"m\u0065ssages": []}"#, Api::ChatCompletions),
-            (r#"{"messages": null}"#, Api::Other),
-            ("[1]", Api::Other),
-            ("", Api::Other),
-            ("\u{1f}\u{8b}", Api::Other),
-        ] {
-            assert_eq!(Api::from_body(body.as_bytes()), api, "{body}");
-            if api != Api::Other {
-                assert_eq!(Api::from_path(api.usual_path()).0, api);
-            }
-        }
-    }
-}
+mod tests;

@@ -1,17 +1,17 @@
-//! Refusals in the words of the API that the client speaks.
+//! Error responses in the format of the client's API.
 
 use super::api::Dialect;
 use attache_types::error::{Fault, Reason, RequestError};
 use serde::Serialize;
 
-/// An answer of ours, ready to be sent.
+/// A response from Attaché itself, ready to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The HTTP status.
+pub struct ErrorResponse {
+    /// The HTTP status code.
     pub status: u16,
-    /// The value of `content-type`.
+    /// The value of the header `content-type`.
     pub content_type: &'static str,
-    /// The body.
+    /// The bytes of the body.
     pub body: Vec<u8>,
 }
 
@@ -40,10 +40,10 @@ struct AnthropicError<'a> {
     message: &'a str,
 }
 
-/// Renders a refusal: `{"error":{"message","type","param","code"}}` for OpenAI's clients, `{"type":"error","error":{"type","message"}}`
-/// for Anthropic's.
+/// Renders an error: `{"error":{"message","type","param","code"}}` for OpenAI's clients,
+/// `{"type":"error","error":{"type","message"}}` for Anthropic's.
 #[must_use]
-pub fn render(error: &RequestError, dialect: Dialect) -> Answer {
+pub fn render(error: &RequestError, dialect: Dialect) -> ErrorResponse {
     let body = match dialect {
         Dialect::OpenAi => serde_json::to_vec(&OpenAi {
             error: OpenAiError {
@@ -58,11 +58,11 @@ pub fn render(error: &RequestError, dialect: Dialect) -> Answer {
             error: AnthropicError { r#type: anthropic_type(error.reason), message: &error.message },
         }),
     };
-    // Strings into memory can't fail; an empty body with the right status is what would be left.
-    Answer { status: error.reason.status(), content_type: "application/json", body: body.unwrap_or_default() }
+    // Serialising strings into memory cannot fail. If it did, the body would be empty and the status right.
+    ErrorResponse { status: error.reason.status(), content_type: "application/json", body: body.unwrap_or_default() }
 }
 
-/// OpenAI's `error.type`, as its API and vLLM's clients know them.
+/// Returns OpenAI's `error.type`, as its API and vLLM's clients use it.
 fn openai_type(reason: Reason) -> &'static str {
     match reason.fault() {
         Fault::Client => "invalid_request_error",
@@ -72,7 +72,7 @@ fn openai_type(reason: Reason) -> &'static str {
     }
 }
 
-/// Anthropic's `error.type`, by status as its documentation lists them.
+/// Returns Anthropic's `error.type` by status, as its documentation lists them.
 fn anthropic_type(reason: Reason) -> &'static str {
     match reason.status() {
         401 => "authentication_error",
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn openai_clients_read_the_four_fields() {
+    fn openai_errors_have_the_four_members() {
         let error = RequestError::new(Reason::InvalidModel, "got \"a\"\n").param("model");
         assert_eq!(
             text(&error, Dialect::OpenAi),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn anthropic_clients_read_a_type_that_they_know() {
+    fn anthropic_errors_have_a_documented_type() {
         let cases = [
             (Reason::InvalidJson, "invalid_request_error"),
             (Reason::UnsupportedMediaType, "invalid_request_error"),

@@ -1,8 +1,7 @@
-//! Server-sent events, taken apart while they pass, cut into chunks anywhere: which bytes are data, which name an
-//! event has, where it ends.
+//! Parser of server-sent events in chunks of any size: the data and the name of each event, and its end.
 //!
-//! Lines end with LF or CRLF. The `data:` lines of one event belong together; comments and other fields are skipped.
-//! An event whose data is one line inside one chunk, as model servers send them, is handed over whole.
+//! Lines end with LF or CRLF. The `data:` lines of one event belong together; comments and other fields are skipped. An
+//! event with one line of data in one chunk, as model servers send it, is delivered whole.
 //!
 //! Called by [`super::UsageScanner`]. Imports nothing of the crate.
 
@@ -11,39 +10,39 @@ use memchr::memchr;
 const DATA: &[u8] = b"data:";
 const NAME: &[u8] = b"event:";
 
-/// A part of a stream of events.
+/// A part of an event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part<'c> {
-    /// The one line of data of an event, which ends with it.
+pub(super) enum EventPart<'c> {
+    /// The single line of data of an event, which ends with it.
     Event(&'c [u8]),
     /// A line of data begins.
     Line,
     /// Bytes of a line of data.
     Data(&'c [u8]),
-    /// Bytes of an event's name, with white space around it.
+    /// Bytes of an event's name, including white space around it.
     Name(&'c [u8]),
-    /// The event ends.
+    /// The event ends here.
     End,
 }
 
-/// Where in a line the stream is.
+/// Position in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     Start,
-    /// A carriage return at the start of a line.
+    /// After a carriage return at the start of a line.
     Return,
-    /// So many bytes agree with the name of this field.
+    /// This many bytes match the name of this field.
     Field(&'static [u8], usize),
     Data,
     Name,
     Skip,
 }
 
-/// Takes a stream of events apart.
+/// Splits a stream into events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventLines {
     line: Line,
-    /// The event has data already.
+    /// Whether the event has data already.
     has_data: bool,
     count: u32,
 }
@@ -55,13 +54,13 @@ impl Default for EventLines {
 }
 
 impl EventLines {
-    /// Takes the next bytes of the stream and hands their parts to `on`.
-    pub(super) fn push(&mut self, chunk: &[u8], mut on: impl FnMut(Part<'_>)) {
+    /// Processes the next bytes of the stream and passes their parts to `on`.
+    pub(super) fn push(&mut self, chunk: &[u8], mut on: impl FnMut(EventPart<'_>)) {
         let mut rest = chunk;
         while !rest.is_empty() {
             rest = match self.whole_event(rest) {
                 Some((data, after)) => {
-                    on(Part::Event(data));
+                    on(EventPart::Event(data));
                     after
                 }
                 None => self.part(rest, &mut on),
@@ -69,12 +68,12 @@ impl EventLines {
         }
     }
 
-    /// Lines of data so far.
+    /// Returns the number of lines with data so far.
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// The data of an event that begins and ends in `rest` and has one line of it; and what follows.
+    /// Returns the data of an event that lies completely in `rest` and has one line of data, and what follows it.
     fn whole_event<'c>(&mut self, rest: &'c [u8]) -> Option<(&'c [u8], &'c [u8])> {
         if self.line != Line::Start || self.has_data {
             return None;
@@ -86,12 +85,12 @@ impl EventLines {
         Some((data, after))
     }
 
-    fn part<'c>(&mut self, rest: &'c [u8], on: &mut impl FnMut(Part<'_>)) -> &'c [u8] {
+    fn part<'c>(&mut self, rest: &'c [u8], on: &mut impl FnMut(EventPart<'_>)) -> &'c [u8] {
         let Some((byte, after)) = rest.split_first() else { return rest };
         match (self.line, byte) {
             (Line::Start | Line::Return, b'\n') => {
                 (self.line, self.has_data) = (Line::Start, false);
-                on(Part::End);
+                on(EventPart::End);
                 after
             }
             (Line::Start, b'\r') => {
@@ -118,8 +117,8 @@ impl EventLines {
                 let end = memchr(b'\n', rest);
                 let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
                 match self.line {
-                    Line::Data => on(Part::Data(part)),
-                    Line::Name => on(Part::Name(part)),
+                    Line::Data => on(EventPart::Data(part)),
+                    Line::Name => on(EventPart::Name(part)),
                     _ => {}
                 }
                 if end.is_some() {
@@ -130,12 +129,12 @@ impl EventLines {
         }
     }
 
-    fn begin(&mut self, is_data: bool, on: &mut impl FnMut(Part<'_>)) {
+    fn begin(&mut self, is_data: bool, on: &mut impl FnMut(EventPart<'_>)) {
         self.line = if is_data { Line::Data } else { Line::Name };
         if is_data {
             self.has_data = true;
             self.count = self.count.saturating_add(1);
-            on(Part::Line);
+            on(EventPart::Line);
         }
     }
 }
@@ -152,14 +151,14 @@ mod tests {
             lines.push(chunk, |part| {
                 let last: &mut (Vec<String>, String) = events.last_mut().unwrap();
                 match part {
-                    Part::Line => last.0.push(String::new()),
-                    Part::Data(data) => *last.0.last_mut().unwrap() += &text(data),
-                    Part::Name(name) => last.1 += &text(name),
-                    Part::Event(data) => {
+                    EventPart::Line => last.0.push(String::new()),
+                    EventPart::Data(data) => *last.0.last_mut().unwrap() += &text(data),
+                    EventPart::Name(name) => last.1 += &text(name),
+                    EventPart::Event(data) => {
                         last.0.push(text(data));
                         events.push(Default::default());
                     }
-                    Part::End => events.push(Default::default()),
+                    EventPart::End => events.push(Default::default()),
                 }
             });
         }
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_the_same_wherever_the_stream_is_cut() {
+    fn events_are_the_same_for_any_chunks() {
         let stream = "data: {\"a\": \"data:\"}\n\n: comment data:\r\nevent: x\r\ndata:{}\r\n\r\ndat\ndata\n data: no\ndadata: no\n\n\
                       data: one\ndata: two\nid: 7\n\nevent: y\n\nretry: 1\ndata: [DONE]";
         let expected = [(" {\"a\": \"data:\"}", ""), ("{}", "x"), (" one\n two", ""), ("", "y"), (" [DONE]", "")]

@@ -1,7 +1,7 @@
-//! vLLM's own gRPC API (`vllm.grpc.engine.VllmEngine`): requests, and token counts in answers.
+//! vLLM's gRPC API (`vllm.grpc.engine.VllmEngine`): requests, and token counts in responses.
 //!
-//! The messages are written by hand with the fields that matter; field numbers as in `vllm_engine.proto` of vLLM and of the SMG
-//! gateway, which agree on these. Called by [`super::parse`] and by `ext_proc::exchange` for answers.
+//! The messages are written by hand with the fields that matter. Their field numbers are those in `vllm_engine.proto`
+//! of vLLM and of the SMG gateway, which agree. Called by [`super::parse`], and by `ext_proc::exchange` for responses.
 
 use super::prompt::Builder;
 use super::usage::Usage;
@@ -9,8 +9,8 @@ use super::{Api, Request};
 use attache_types::error::{Reason, RequestError};
 use prost::Message;
 
-/// 1 MiB: the longest answer message that is read for its counts (200,000 token ids). A longer one passes uncounted.
-pub const DEFAULT_MAX_ANSWER_MESSAGE_BYTES: usize = 1 << 20;
+/// Longest response message whose counts are read, 1 MiB or 200,000 token ids. Longer ones are not counted.
+pub(crate) const DEFAULT_MAX_ANSWER_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Bytes before each message: a flag and the length.
 const FRAME_HEADER: usize = 5;
@@ -83,7 +83,7 @@ struct EmbedResponse {
     prompt_tokens: u32,
 }
 
-/// Reads the body of a request: one uncompressed frame.
+/// Parses the body of a request: one uncompressed frame.
 pub(super) fn read<'a>(api: Api, body: &[u8]) -> Result<Request<'a>, RequestError> {
     let mut request = Request::default();
     let (tokenized, text) = match api {
@@ -127,7 +127,7 @@ fn decode<M: Message + Default>(body: &[u8]) -> Result<M, RequestError> {
     if length != message.len() {
         return Err(invalid(format!("the gRPC frame must hold {length} bytes, got {}", message.len())));
     }
-    // prost's own text names fields of the message, never their contents.
+    // prost's error texts name fields of the message, never their contents.
     M::decode(message).map_err(|e| invalid(format!("invalid protobuf message: {e}")))
 }
 
@@ -136,20 +136,20 @@ fn parse_header(header: [u8; FRAME_HEADER]) -> (u8, usize) {
     (flag, u32::from_be_bytes([a, b, c, d]) as usize)
 }
 
-/// Splits a stream of bytes into gRPC messages, whatever the chunks. Holds at most one message of at most
-/// [`DEFAULT_MAX_ANSWER_MESSAGE_BYTES`]; longer ones and compressed ones are stepped over.
+/// Splits a stream of bytes, in chunks of any size, into gRPC messages. Stores at most one message of at most
+/// [`DEFAULT_MAX_ANSWER_MESSAGE_BYTES`]; longer and compressed messages are skipped.
 #[derive(Debug, Default)]
 pub struct FrameSplitter {
     header: [u8; FRAME_HEADER],
     header_len: usize,
-    /// Bytes of the current message that have not come yet.
+    /// Bytes of the current message that have not arrived yet.
     missing: usize,
     skip: bool,
     message: Vec<u8>,
 }
 
 impl FrameSplitter {
-    /// Takes the next bytes and hands each message that is complete to `on`.
+    /// Processes the next bytes and passes each complete message to `on`.
     pub fn push(&mut self, mut chunk: &[u8], mut on: impl FnMut(&[u8])) {
         while !chunk.is_empty() {
             if self.header_len < FRAME_HEADER {
@@ -194,7 +194,7 @@ impl FrameSplitter {
     }
 }
 
-/// Reads token counts from the answer to a gRPC request.
+/// Reads token counts from the response to a gRPC request.
 #[derive(Debug)]
 pub struct GrpcUsageScanner {
     api: Api,
@@ -203,19 +203,19 @@ pub struct GrpcUsageScanner {
 }
 
 impl GrpcUsageScanner {
-    /// A scanner for the answer to a request of `api`.
+    /// Creates a scanner for the response to a request of `api`.
     #[must_use]
     pub fn new(api: Api) -> Self {
         Self { api, frames: FrameSplitter::default(), usage: None }
     }
 
-    /// Takes the next bytes of the answer.
+    /// Processes the next bytes of the response.
     pub fn push(&mut self, chunk: &[u8]) {
         let (api, usage) = (self.api, &mut self.usage);
         self.frames.push(chunk, |message| {
             if let Some([prompt, completion, cached]) = counts(api, message).filter(|c| *c != [0; 3]) {
                 let usage = usage.get_or_insert_default();
-                // Zero is how the wire spells absent.
+                // On the wire, zero means absent.
                 let set = |to: &mut Option<u64>, from: u32| {
                     if from > 0 {
                         *to = Some(u64::from(from));
@@ -228,14 +228,14 @@ impl GrpcUsageScanner {
         });
     }
 
-    /// What has been found so far.
+    /// Returns the counts found so far.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         self.usage
     }
 }
 
-/// Prompt, completion and cached tokens of one message.
+/// Returns the prompt, completion and cached tokens of one message.
 fn counts(api: Api, message: &[u8]) -> Option<[u32; 3]> {
     if api == Api::GrpcEmbed {
         return EmbedResponse::decode(message).ok().map(|m| [m.prompt_tokens, 0, 0]);

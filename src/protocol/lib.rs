@@ -1,12 +1,11 @@
-//! Bodies of requests and responses: which API a path names, what in a request matters to routing, what in a response
-//! matters to accounting.
+//! Bodies of requests and responses: the API of a path, the request data that routing needs, and the
+//! response data that accounting needs.
 //!
-//! Everything is borrowed from the body and read in one pass; no document tree is built.
+//! Everything is borrowed from the body and read in one pass, without a document tree.
 //!
 //! **Owns** parsing of every API, byte-exact edits ([`edit`], [`splice`]), usage and transfer scanners of responses
-//! ([`usage`], [`transfer`]), and the error bodies of each API ([`dialect`]).
-//! **Called by** `ext_proc`, `disagg`, `prompt`, `scheduling` and the load generator.
-//! **Must not** do I/O, keep a body, or know of pools and endpoints.
+//! ([`usage`], [`transfer`]), and the error bodies of each API ([`dialect`]). **Called by** `ext_proc`, `disagg`,
+//! `prompt`, `scheduling` and the load generator. **Must not** do I/O, keep a body, or know of pools and endpoints.
 //!
 //! Read first: `lib.rs`, `json/mod.rs`, `usage.rs`.
 
@@ -18,9 +17,9 @@ mod events;
 pub mod grpc;
 mod json;
 mod members;
-pub mod multipart;
+mod multipart;
 pub mod prompt;
-pub mod splice;
+mod splice;
 pub mod text;
 pub mod transfer;
 pub mod usage;
@@ -38,35 +37,36 @@ use attache_types::limits::Limits;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What a request says that matters to routing. Borrows from the body.
+/// The data of a request that routing needs, borrowed from the body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request<'a> {
-    /// The model the client asked for; `None` where the API makes it optional and it is absent, or the body can't be read.
+    /// The requested model; `None` if the API makes it optional and it is absent, or if the body cannot be read.
     pub model: Option<Model<'a>>,
-    /// The body names no model: `model` is the default of the pool, and has no place in the body.
+    /// Whether `model` is the pool's default, because the body names none. It then has no position in the body.
     pub model_is_default: bool,
     /// What the server will have to read.
     pub prompt: Prompt<'a>,
-    /// The answer comes as server-sent events.
+    /// Whether the response is a stream of server-sent events.
     pub stream: bool,
-    /// Longest answer asked for, tokens; `None` when absent or not a whole number of 32 bits.
+    /// Limit of the response in tokens; `None` when absent or not a whole number of 32 bits.
     pub max_tokens: Option<u32>,
-    /// Answers asked for (`n`); 1 unless said.
+    /// Number of requested responses (`n`), 1 by default.
     pub choices: u32,
-    /// Separates the prefix caches of tenants.
+    /// Salt that separates the prefix caches of tenants.
     pub cache_salt: Option<Cow<'a, str>>,
-    /// Responses API: the answer that this request continues; its state lives on the server that gave it.
+    /// Responses API: id of the response that this request continues. Its state is on the server that created it.
     pub previous_response_id: Option<Cow<'a, str>>,
-    /// Responses API: the conversation that this request continues.
+    /// Responses API: id of the conversation that this request continues.
     pub conversation: Option<Cow<'a, str>>,
-    /// The client's own name for requests that share a beginning.
+    /// The client's own key for requests that share a prefix.
     pub prompt_cache_key: Option<Cow<'a, str>>,
-    /// The server cuts the prompt at its front (`truncate_prompt_tokens`): where what it computes begins is not known.
+    /// Whether the server cuts the start of the prompt (`truncate_prompt_tokens`), so that its
+    /// first computed token is unknown.
     pub truncated: bool,
-    /// Something is there that stands for a prompt, or for several, and can't be read: `prompt_embeds`, Cohere's `inputs` of mixed content.
+    /// Whether a part of the prompt cannot be read: `prompt_embeds`, or Cohere's `inputs` of mixed content.
     pub opaque_prompt: bool,
-    /// The server computes all of the prompt, whatever it has cached: it is asked for the probabilities of the prompt's tokens
-    /// (vLLM's `prompt_logprobs`, and `echo` with `logprobs`).
+    /// Whether the server computes the whole prompt despite its cache, because the client requested the probabilities
+    /// of the prompt's tokens (vLLM's `prompt_logprobs`, and `echo` with `logprobs`).
     pub skips_cache: bool,
 }
 
@@ -91,28 +91,29 @@ impl Default for Request<'_> {
 }
 
 impl Request<'_> {
-    /// Answers that the server makes: as many as are asked for, to each of its prompts.
+    /// Returns the number of responses that the server generates: those requested for each prompt.
     #[must_use]
     pub fn answers(&self) -> u32 {
         self.choices.saturating_mul(self.prompt.count.max(1))
     }
 }
 
-/// The model's name and where it stands in the body.
+/// The name of the model and its position in the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model<'a> {
     /// The name, unescaped.
     pub name: Cow<'a, str>,
-    /// The bytes of the JSON string in the body, quotes included: what a rewrite replaces. Empty for multipart and gRPC bodies, in
-    /// which nothing can be spliced.
+    /// The bytes of the JSON string in the body, including quotes, which a rewrite replaces. Empty for multipart and
+    /// gRPC bodies, which cannot be rewritten.
     pub span: Range<usize>,
 }
 
-/// Reads a whole request body. `content_type` is the header's value, if there was one.
+/// Parses a complete request body. `content_type` is the value of the header, if present.
 ///
 /// # Errors
-/// The body breaks a rule of its API or a limit: the reason names the rule, the message the field, what was got and what is allowed. The
-/// message never holds text of the prompt. Bodies of [`Api::Other`] and multipart bodies are never refused.
+/// [`RequestError`] when the body violates a rule of its API or a limit: its reason names the rule, its message the
+/// field, what was received and what is allowed. The message never quotes the prompt. Bodies of [`Api::Other`] and
+/// multipart bodies are never rejected.
 pub fn parse<'a>(
     api: Api,
     content_type: Option<&str>,
@@ -122,7 +123,8 @@ pub fn parse<'a>(
     read(api, content_type, body, limits, true)
 }
 
-/// The same, where a body need not name a model. One that names `null` is refused all the same: a default has no place in it.
+/// As [`parse`], for a body that need not name a model. A body with `null` is rejected all the same, since a
+/// default model cannot be inserted.
 ///
 /// # Errors
 /// As [`parse`].
@@ -135,7 +137,7 @@ pub fn parse_unnamed<'a>(
     read(api, content_type, body, limits, false)
 }
 
-/// The refusal of a body that must name a model and does not.
+/// Returns the error for a body without the required model.
 #[must_use]
 pub fn missing_model(limits: &Limits) -> RequestError {
     json::missing_model(limits)

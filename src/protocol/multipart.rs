@@ -1,20 +1,20 @@
-//! The `model` field of a `multipart/form-data` body (audio uploads), sought in a bounded prefix.
+//! Finds the `model` field of a `multipart/form-data` body (audio uploads) in a prefix of limited size.
 //!
-//! Called with as much of the body as has come; files are stepped over, never held. Nothing is refused here: a field that can't be
-//! found leaves the request without a model.
+//! The caller passes the bytes that have arrived so far; files are skipped and never stored. Nothing is rejected here:
+//! without a readable field, the request has no model.
 
 use super::{Model, Request};
 use attache_types::limits::Limits;
 use memchr::memmem;
 use std::borrow::Cow;
 
-/// Longest boundary that RFC 2046 allows, bytes.
+/// Longest boundary that RFC 2046 allows, in bytes.
 const MAX_BOUNDARY: usize = 70;
 
-/// Reads `model` and `stream` from what has come of a body, as far as [`Limits::max_multipart_sniff_bytes`]. Two `model` fields that
-/// differ count as none, because servers disagree on which one counts.
+/// Reads `model` and `stream` from the bytes received so far, up to [`Limits::max_multipart_sniff_bytes`]. Two
+/// different `model` fields count as none, because servers disagree on which one counts.
 #[must_use]
-pub fn sniff<'a>(content_type: Option<&str>, body: &'a [u8], limits: &Limits) -> Request<'a> {
+pub(crate) fn sniff<'a>(content_type: Option<&str>, body: &'a [u8], limits: &Limits) -> Request<'a> {
     let mut request = Request::default();
     let Some(boundary) = content_type.and_then(boundary) else { return request };
     let window = body.get(..limits.max_multipart_sniff_bytes as usize).unwrap_or(body);
@@ -41,7 +41,7 @@ pub fn sniff<'a>(content_type: Option<&str>, body: &'a [u8], limits: &Limits) ->
     request
 }
 
-/// The boundary that a content type names.
+/// Returns the boundary named in a content type.
 fn boundary(content_type: &str) -> Option<&str> {
     let mut parameters = content_type.split(';');
     let media_type = parameters.next()?.trim();
@@ -55,7 +55,7 @@ fn boundary(content_type: &str) -> Option<&str> {
         .filter(|b| (1..=MAX_BOUNDARY).contains(&b.len()))
 }
 
-/// The complete text fields of a form, in order; parts with a file name are stepped over.
+/// Iterates over the complete text fields of a form, in order; parts with a file name are skipped.
 struct Fields<'a> {
     rest: &'a [u8],
     delimiter: Vec<u8>,
@@ -65,7 +65,7 @@ impl<'a> Fields<'a> {
     fn new(window: &'a [u8], boundary: &str) -> Self {
         let mut delimiter = b"\r\n--".to_vec();
         delimiter.extend_from_slice(boundary.as_bytes());
-        // The first delimiter has no line end before it; any preamble ends in one.
+        // The first delimiter has no line end before it; a preamble ends with one.
         let first = delimiter.get(2..).unwrap_or_default();
         let rest = match window.strip_prefix(first) {
             Some(rest) => rest,
@@ -80,7 +80,7 @@ impl<'a> Iterator for Fields<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            // Behind a delimiter stands a line end, or `--` after the last part.
+            // A line end follows a delimiter, or `--` after the last part.
             let part = self.rest.strip_prefix(b"\r\n")?;
             let split = memmem::find(part, b"\r\n\r\n")?;
             let (headers, body) = (part.get(..split)?, part.get(split + 4..)?);
@@ -94,7 +94,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// The name of a text field, from the headers of its part.
+/// Returns the name of a text field, from the headers of its part.
 fn field_name(headers: &str) -> Option<&str> {
     let disposition = headers.split("\r\n").find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_model_before_or_after_a_file() {
+    fn model_is_found_before_or_after_a_file() {
         let file = ("content-disposition: form-data; name=\"file\"; filename=\"model\"", "RIFF\r\n--X-\r\n\0");
         let before = form(&[(&named("model"), "whisper"), file]);
         let after = form(&[file, (&named("model"), "whisper"), (&named("stream"), "true")]);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_can_not_be_trusted_counts_as_none() {
+    fn ambiguous_model_counts_as_none() {
         let long = "m".repeat(257);
         let cases: &[&[(&str, &str)]] = &[
             &[],
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_shows_the_model_once_it_is_whole_and_within_the_limit() {
+    fn model_is_found_once_complete_and_within_the_limit() {
         let body = form(&[(&named("language"), "en"), (&named("model"), "whisper"), (&named("x"), "y")]);
         let end = memmem::find(&body, b"whisper").map(|at| at + "whisper\r\n--X-1".len());
         for n in 0..=body.len() {

@@ -4,38 +4,39 @@ use super::text::Text;
 use attache_types::ids::Tokens;
 use std::borrow::Cow;
 
-/// 4 bytes of text to a token: what English and code come to with today's vocabularies; other scripts need more bytes a
-/// character and more tokens a character alike.
+/// Bytes of text per token, for estimates: the mean of English and code with today's vocabularies. Other scripts need
+/// more bytes per character and more tokens per character alike.
 pub const DEFAULT_BYTES_PER_TOKEN: u64 = 4;
-/// 1,000 tokens for an image: between LLaVA's 576 and the 1,300 of a megapixel in Qwen-VL.
-pub const DEFAULT_IMAGE_TOKENS: u64 = 1_000;
-/// 750 tokens for a sound: 30 s at the 25 tokens a second of Qwen-Audio.
-pub const DEFAULT_AUDIO_TOKENS: u64 = 750;
-/// 4,000 tokens for a video: a few dozen frames at reduced size.
-pub const DEFAULT_VIDEO_TOKENS: u64 = 4_000;
-/// 2,000 tokens for a document: some pages of text.
-pub const DEFAULT_DOCUMENT_TOKENS: u64 = 2_000;
+/// Estimated tokens of an image, 1,000: between LLaVA's 576 and the 1,300 of a megapixel in Qwen-VL.
+pub(crate) const DEFAULT_IMAGE_TOKENS: u64 = 1_000;
+/// Estimated tokens of an audio clip, 750: 30 s at the 25 tokens per second of Qwen-Audio.
+pub(crate) const DEFAULT_AUDIO_TOKENS: u64 = 750;
+/// Estimated tokens of a video, 4,000: a few dozen frames at reduced size.
+pub(crate) const DEFAULT_VIDEO_TOKENS: u64 = 4_000;
+/// Estimated tokens of a document, 2,000: some pages of text.
+pub(crate) const DEFAULT_DOCUMENT_TOKENS: u64 = 2_000;
 
-/// One piece of a prompt is kept for every 48 bytes of the body: with what is made of it to look it up, a piece takes up to 80 bytes.
-pub const DEFAULT_BYTES_PER_PIECE: usize = 48;
-/// And 2,048 more, which short requests of many small parts have.
-pub const DEFAULT_PIECES_HEAD_ROOM: usize = 2_048;
+/// Body bytes for each stored piece of a prompt. A piece takes up to 80 bytes, including its data for the lookup.
+pub(crate) const DEFAULT_BYTES_PER_PIECE: usize = 48;
+/// Number of pieces that any request may have, for short requests of many small parts.
+pub(crate) const DEFAULT_PIECES_HEAD_ROOM: usize = 2_048;
 
-/// What sort of thing a prompt refers to.
+/// Type of media in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediaKind {
-    /// A picture.
+    /// An image in any format.
     Image,
-    /// A sound.
+    /// An audio clip.
     Audio,
-    /// A video.
+    /// A video with its frames.
     Video,
     /// A file of text or pages.
     Document,
 }
 
 impl MediaKind {
-    /// A guess at what it costs, tokens: the true figure needs the decoded media and the model's preprocessor.
+    /// Returns an estimate of the media's tokens; the true number requires the decoded
+    /// media and the model's preprocessor.
     #[must_use]
     pub fn estimated_tokens(self) -> u64 {
         match self {
@@ -47,74 +48,74 @@ impl MediaKind {
     }
 }
 
-/// One piece of a prompt, borrowed from the body where that can be.
+/// One piece of a prompt, borrowed from the body where possible.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece<'a> {
-    /// A message begins; its role, empty when it has none.
+    /// A message begins; its role, empty if it has none.
     Role(Cow<'a, str>),
-    /// The name of a speaker or the id of the tool call that a message answers.
+    /// The name of a speaker, or the id of the tool call that a message answers.
     Label(Cow<'a, str>),
-    /// Text.
+    /// Text of a message or prompt.
     Text(Text<'a>),
-    /// The URL, data URI, base64 data or file id of something that is not text.
+    /// The URL, data URI, base64 data or file id of media.
     Media {
-        /// What it is.
+        /// Type of the media.
         kind: MediaKind,
-        /// Where or what it is, as the client wrote it.
+        /// The reference as the client wrote it.
         reference: Cow<'a, str>,
     },
-    /// Calls of tools by the model: JSON as the client wrote it.
+    /// Tool calls by the model: JSON as the client wrote it.
     ToolCall(&'a str),
     /// Token ids in place of text.
     Tokens(Vec<u32>),
 }
 
-/// The prompt, for estimating its length and for hashing its beginning.
+/// The prompt, for estimating its length and hashing its prefix.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prompt<'a> {
     /// The tools that the model may call: a JSON array as the client wrote it.
     pub tools: Option<&'a str>,
-    /// The documents that a chat template puts into the prompt: a JSON array as the client wrote it.
+    /// The documents that a chat template inserts into the prompt: a JSON array as the client wrote it.
     pub documents: Option<&'a str>,
-    /// The system prompt, where the API keeps it apart from the messages (`system`, `instructions`).
+    /// The system prompt, where the API separates it from the messages (`system`, `instructions`).
     pub system: Vec<Piece<'a>>,
-    /// The first prompt of the request, in the order of the body: the one whose beginning may lie in a cache. Of a rerank or score
+    /// The first prompt of the request, in the order of the body: its prefix may be cached. For a rerank or score
     /// request, the first text of each side.
     pub pieces: Vec<Piece<'a>>,
     /// Bytes of text (UTF-8, unescaped) of all prompts together.
     pub text_bytes: u64,
-    /// Token ids of all prompts together, when the client sent ids in place of text.
+    /// Number of token ids in all prompts together, if the client sent ids in place of text.
     pub token_ids: u64,
-    /// A guess at the tokens of all media together.
+    /// Estimated tokens of all media together.
     pub media_tokens: u64,
-    /// How many prompts the request holds; 0 when none could be read.
+    /// Number of prompts in the request; 0 when none could be read.
     pub count: u32,
-    /// The first prompt, or the system prompt, has more pieces than are kept ([`DEFAULT_BYTES_PER_PIECE`]): only the first ones are here.
+    /// Whether the first prompt, or the system prompt, has more pieces than are stored ([`DEFAULT_BYTES_PER_PIECE`]).
     pub is_cut: bool,
 }
 
 impl Prompt<'_> {
-    /// Whether it is one text or one list of token ids without any message around it.
+    /// Whether it is one text or one list of token ids without messages.
     #[must_use]
     pub fn is_bare(&self) -> bool {
         let bare = matches!(self.pieces.as_slice(), [Piece::Text(_) | Piece::Tokens(_)]);
         bare && self.system.is_empty() && self.tools.is_none() && self.documents.is_none()
     }
 
-    /// Whether there is anything but text, calls and ids in it.
+    /// Whether it has media.
     #[must_use]
     pub fn has_media(&self) -> bool {
         self.system.iter().chain(&self.pieces).any(|piece| matches!(piece, Piece::Media { .. }))
     }
 
-    /// Whether the client sent token ids in place of text.
+    /// Whether the client sent only token ids.
     #[must_use]
     pub fn is_token_ids(&self) -> bool {
         self.token_ids > 0 && self.text_bytes == 0 && self.media_tokens == 0
     }
 
-    /// What the server will have to read for all prompts of the request: exact for token ids, [`DEFAULT_BYTES_PER_TOKEN`] for text
-    /// and a fixed guess for each of the media. Template tokens are not counted.
+    /// Estimates the tokens that the server will read for all prompts: exact for token ids, [`DEFAULT_BYTES_PER_TOKEN`]
+    /// for text and a fixed number for each of the media. Tokens of the chat template are not counted.
     #[must_use]
     pub fn estimated_tokens(&self) -> Tokens {
         let total = self
@@ -126,34 +127,34 @@ impl Prompt<'_> {
     }
 }
 
-/// Puts a prompt together: sums everything, keeps the pieces of the first prompt only.
+/// Builds a prompt: sums all sizes, and stores the pieces of the first prompt only.
 #[derive(Debug)]
 pub(super) struct Builder<'a> {
     pub(super) prompt: Prompt<'a>,
     keep: bool,
-    /// Pieces that may be kept.
+    /// Number of pieces that may be stored.
     max_pieces: usize,
 }
 
 impl<'a> Builder<'a> {
-    /// Of the prompt in a body of so many bytes.
+    /// Creates the builder for a body of this many bytes.
     pub(super) fn new(body_bytes: usize) -> Self {
         let max_pieces = body_bytes / DEFAULT_BYTES_PER_PIECE + DEFAULT_PIECES_HEAD_ROOM;
         Self { prompt: Prompt::default(), keep: true, max_pieces }
     }
 
-    /// One prompt has ended: what follows is counted, not kept.
+    /// Marks the end of one prompt: what follows is counted and not stored.
     pub(super) fn end_of_prompt(&mut self) {
         self.prompt.count = self.prompt.count.saturating_add(1);
         self.keep = false;
     }
 
-    /// Says whether what follows is kept or only counted.
+    /// Sets whether what follows is stored or only counted.
     pub(super) fn keep(&mut self, keep: bool) {
         self.keep = keep;
     }
 
-    /// Reads the system prompt, which belongs to every prompt and is kept wherever it stands in the body.
+    /// Reads the system prompt, which belongs to every prompt and is stored wherever it is in the body.
     pub(super) fn system<T, E>(&mut self, read: impl FnOnce(&mut Builder<'a>) -> Result<T, E>) -> Result<T, E> {
         let mut head = Builder { prompt: Prompt::default(), keep: true, max_pieces: self.max_pieces };
         let out = read(&mut head)?;
@@ -170,7 +171,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether one more piece is to be kept. When only the bound prevents it, the prompt is cut.
+    /// Whether one more piece is stored. If only the limit prevents it, the prompt counts as cut.
     fn keeps_one_more(&mut self) -> bool {
         let is_full = self.prompt.pieces.len() >= self.max_pieces;
         self.prompt.is_cut |= self.keep && is_full;
@@ -196,7 +197,7 @@ impl<'a> Builder<'a> {
         self.piece(|| Piece::Media { kind, reference: reference() });
     }
 
-    /// A message begins. Its role may come later in the body: hand the mark to [`Builder::role`].
+    /// Begins a message. Its role may come later in the body: pass the returned index to [`Builder::role`].
     pub(super) fn message(&mut self) -> Option<usize> {
         self.keeps_one_more().then(|| {
             self.prompt.pieces.push(Piece::Role(Cow::Borrowed("")));

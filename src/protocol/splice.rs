@@ -1,4 +1,4 @@
-//! Changing the model's name in bytes that otherwise stay as they are: in a request's body, and back again in its answer.
+//! Replaces the model's name in a request's body, and back in its response, without changing any other byte.
 //!
 //! Called by `ext_proc::exchange` when a pool rewrites model names. Imports nothing of the crate.
 
@@ -9,10 +9,11 @@ use std::sync::LazyLock;
 const KEY: &[u8] = b"\"model\"";
 static KEY_FINDER: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(KEY));
 
-/// White space on either side of the colon that is followed: more is no server's style, and would have to be held back.
+/// Most white space on each side of the colon that is recognised. No server writes more, and it would
+/// have to be held back.
 const MAX_SPACE: usize = 32;
 
-/// `body` with the bytes of `span` replaced by `name` as a JSON string. An empty span changes nothing.
+/// Returns `body` with the bytes of `span` replaced by `name` as a JSON string. An empty span changes nothing.
 #[must_use]
 pub fn replace_model(body: &[u8], span: Range<usize>, name: &str) -> Vec<u8> {
     let (Some(before), Some(after)) = (body.get(..span.start), body.get(span.end..)) else { return body.to_vec() };
@@ -23,7 +24,7 @@ pub fn replace_model(body: &[u8], span: Range<usize>, name: &str) -> Vec<u8> {
     [before, &name, after].concat()
 }
 
-/// `body`, an object that has no model, with this one as its first field.
+/// Returns `body`, an object without a model, with this one as its first member.
 #[must_use]
 pub fn insert_model(body: &[u8], name: &str) -> Vec<u8> {
     let Some(brace) = body.iter().position(|byte| *byte == b'{') else { return body.to_vec() };
@@ -34,40 +35,40 @@ pub fn insert_model(body: &[u8], name: &str) -> Vec<u8> {
 }
 
 fn json_string(text: &str) -> Vec<u8> {
-    // Writing a string into memory can't fail.
+    // Writing a string into memory cannot fail.
     serde_json::to_vec(text).unwrap_or_default()
 }
 
-/// Puts the client's name for the model back into an answer: every value of a `"model"` key that equals `target`, in JSON or in
-/// server-sent events, however the answer is cut into chunks.
+/// Replaces the server's model name with the client's in a response: every value of a `"model"` key that equals
+/// `target`, in JSON or server-sent events, for any chunks.
 ///
-/// A quote inside a JSON string is escaped, so the bytes `"model"` that no backslash precedes and a colon follows are a key: text
-/// that quotes JSON stays as it is. What might be the beginning of such a pair at the end of a chunk is held back, at most a few
-/// hundred bytes, until the next chunk decides.
+/// A quote inside a JSON string is escaped, so the bytes `"model"` without a backslash before and with a colon after
+/// are a key; text that quotes JSON stays unchanged. A possible start of such a pair at the end of a chunk is held
+/// back, at most a few hundred bytes, until the next chunk decides.
 #[derive(Clone, Debug)]
 pub struct ModelRenamer {
     target: String,
     replacement: Vec<u8>,
-    /// Bytes that came but did not leave.
+    /// Bytes that were received and not sent yet.
     held: Vec<u8>,
     /// The byte before `held`.
     before: u8,
 }
 
-/// What stands behind a key.
+/// The value of a key.
 #[derive(Debug, PartialEq, Eq)]
 enum Value {
-    /// Not the target.
+    /// The value is not the target.
     Other,
-    /// The target as far as the bytes go.
+    /// The value matches the target as far as the bytes go.
     Unfinished,
-    /// The target: the bytes of the JSON string, quotes included.
+    /// The value is the target: the bytes of the JSON string, including quotes.
     Target(Range<usize>),
 }
 
 impl ModelRenamer {
-    /// Renames `target`, the server's name, to `incoming`, the client's. `None` when there is nothing to do: the names are equal
-    /// or one is empty.
+    /// Creates a renamer from `target`, the server's name, to `incoming`, the client's. `None` when the names are
+    /// equal or one is empty.
     #[must_use]
     pub fn new(target: &str, incoming: &str) -> Option<Self> {
         (!target.is_empty() && !incoming.is_empty() && target != incoming).then(|| Self {
@@ -78,8 +79,8 @@ impl ModelRenamer {
         })
     }
 
-    /// Takes the next bytes of the answer; `end` says that no more will come. Returns false when exactly these bytes are to be sent
-    /// on, and true when what is appended to `out` is to be sent in their place (possibly nothing, for now).
+    /// Processes the next bytes of the response; `end` means that they are the last. Returns false when exactly these
+    /// bytes are to be sent, and true when what was appended to `out` is to be sent instead (possibly nothing yet).
     pub fn push(&mut self, chunk: &[u8], end: bool, out: &mut Vec<u8>) -> bool {
         if self.held.is_empty() {
             return self.rename(chunk, end, out);
@@ -134,7 +135,7 @@ impl ModelRenamer {
     }
 }
 
-/// Where at the end of `data`, not before `from`, a key begins that is not finished.
+/// Returns where an incomplete key begins at the end of `data`, not before `from`.
 fn begun_key(data: &[u8], from: usize) -> Option<usize> {
     let first = data.len().saturating_sub(KEY.len() - 1).max(from);
     (first..data.len()).find(|at| data.get(*at..).is_some_and(|tail| KEY.starts_with(tail)))
@@ -168,17 +169,17 @@ fn value(bytes: &[u8], target: &str) -> Value {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Character {
-    /// The expected one, in that many bytes.
+    /// The characters are equal; the escape takes this many bytes.
     Same(usize),
-    /// The expected one as far as the bytes go.
+    /// The bytes match as far as they go.
     Unfinished,
     Other,
 }
 
-/// Compares the character at the beginning of `bytes`, plain or in any of JSON's escapes, with `expected`.
+/// Compares the first character of `bytes`, plain or in any of JSON's escapes, with `expected`.
 fn character(bytes: &[u8], expected: char) -> Character {
     if bytes.first() != Some(&b'\\') {
-        // A quote or a backslash can't stand for itself.
+        // Quotes and backslashes must be escaped.
         if bytes.first() == Some(&b'"') {
             return Character::Other;
         }

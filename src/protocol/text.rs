@@ -1,39 +1,39 @@
-//! Text of a request as it stands in its body: whether anybody reads it is decided later, so its escapes stay where they are until then.
+//! Text of a request as it is in the body. Its escapes are kept until it is read, since it may never be needed.
 //!
 //! Made by the parsers, read by `prompt` and `ext_proc`. Imports nothing.
 
 use memchr::memchr;
 use std::borrow::Cow;
 
-/// A string of a request. Its length is known; unescaping it is left to whoever reads it.
+/// A string of a request. Its length is known; its reader unescapes it.
 #[derive(Clone, Debug)]
 pub struct Text<'a>(Form<'a>);
 
 #[derive(Clone, Debug)]
 enum Form<'a> {
-    /// As it is.
+    /// Text without escapes.
     Plain(Cow<'a, str>),
-    /// What stands between the quotes of a JSON string, its escapes found good.
+    /// The bytes between the quotes of a JSON string, with valid escapes.
     Json {
         raw: &'a str,
-        /// Bytes without escapes; as many as `raw` has when there are none.
+        /// Length in bytes without escapes; equals that of `raw` when there are none.
         len: usize,
         /// Whether it is the text's [canonical form](Text::canonical).
         canonical: bool,
     },
 }
 
-/// What is known of the escapes of a JSON string once [`escape`] has taken them.
+/// Properties of the escapes in a JSON string that [`escape`] has read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Escapes {
-    /// Bytes that they make it longer than its text.
+    /// Bytes that the escapes add to the text.
     lost: usize,
-    /// Some are written otherwise than [`Text::canonical`] writes them.
+    /// Whether any escape is written differently from [`Text::canonical`].
     odd: bool,
 }
 
 impl Escapes {
-    /// One more, which stands for `made` and takes `length` bytes behind its backslash.
+    /// Adds an escape for the character `made` that takes `length` bytes after its backslash.
     #[inline]
     pub(super) fn add(&mut self, made: char, length: usize) {
         self.lost += 1 + length - made.len_utf8();
@@ -41,22 +41,22 @@ impl Escapes {
     }
 }
 
-/// A text, or what of it stands in JSON.
+/// A text in the form in which it is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written<'t> {
-    /// The text.
+    /// Text without escapes.
     Plain(&'t str),
-    /// With escapes.
+    /// Text with JSON escapes.
     Escaped(&'t str),
 }
 
 impl<'a> Text<'a> {
-    /// The inside of a JSON string and what is known of its escapes.
+    /// Creates a text from the inside of a JSON string and the properties of its escapes.
     pub(super) fn of_json(raw: &'a str, escapes: Escapes) -> Self {
         Self(Form::Json { raw, len: raw.len().saturating_sub(escapes.lost), canonical: !escapes.odd })
     }
 
-    /// Bytes of the text, UTF-8, without escapes.
+    /// Returns the length in bytes of UTF-8, without escapes.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -65,13 +65,13 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Whether there is no text.
+    /// Whether the text is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The text, borrowed from the body when it holds no escapes.
+    /// Returns the text, borrowed from the body when it has no escapes.
     #[must_use]
     pub fn get(&self) -> Cow<'_, str> {
         match self.written() {
@@ -80,9 +80,9 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// As [`Text::get`], for as long as the body lives.
+    /// As [`Text::get`], with the lifetime of the body.
     #[must_use]
-    pub fn into_cow(self) -> Cow<'a, str> {
+    pub(crate) fn into_cow(self) -> Cow<'a, str> {
         match self.0 {
             Form::Plain(text) => text,
             Form::Json { raw, len, .. } if raw.len() == len => Cow::Borrowed(raw),
@@ -90,7 +90,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// The text as it lies in memory.
+    /// Returns the text in the form in which it is in memory.
     pub fn written(&self) -> Written<'_> {
         match &self.0 {
             Form::Plain(text) => Written::Plain(text),
@@ -99,9 +99,9 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// The one form that a text has however a client escapes it, which is the one that nearly all JSON has it in: quotes, backslashes and
-    /// `\b \f \n \r \t` are escaped by two characters, nothing else is. No two texts share one, and of texts that begin alike it
-    /// begins alike.
+    /// Returns the one form that a text has, however a client escapes it: `"`, `\` and `\b \f \n \r \t` are escaped by
+    /// two characters, nothing else is. Nearly all JSON has this form. Different texts have different forms, and texts
+    /// with a common prefix have forms with a common prefix.
     pub fn canonical(&self) -> Cow<'_, str> {
         match &self.0 {
             Form::Plain(text) => canonical(text),
@@ -110,7 +110,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Whether the text, but for white space in front, begins with `prefix`. Looks no further than that takes.
+    /// Whether the text begins with `prefix`, ignoring leading white space. Reads no further than necessary.
     pub fn begins_with(&self, prefix: &str) -> bool {
         match self.written() {
             Written::Plain(text) => text.trim_start().starts_with(prefix),
@@ -123,7 +123,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// [`Text::canonical`] of a text that was never in JSON.
+/// [`Text::canonical`] of a text that never was in JSON.
 pub fn canonical(text: &str) -> Cow<'_, str> {
     let letter = |byte: u8| match byte {
         b'"' | b'\\' => Some(char::from(byte)),
@@ -150,14 +150,14 @@ pub fn canonical(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Bytes that are looked at together.
+/// Bytes that are processed together.
 const STRIDE: usize = 64;
 
-/// The places of what is no plain text in a JSON string: quotes, backslashes, control characters.
+/// Iterates over the special bytes of a JSON string: quotes, backslashes, control characters.
 #[derive(Clone, Debug)]
 pub(super) struct Specials<'t> {
     bytes: &'t [u8],
-    /// Where the bytes begin of which `bits` tell, and where those behind them do.
+    /// Offset of the bytes that `bits` describes, and of those after them.
     base: usize,
     next: usize,
     bits: u64,
@@ -192,14 +192,14 @@ impl Iterator for Specials<'_> {
     }
 }
 
-/// A bit for each byte of `chunk` that is special. Without branches: where escapes stand is what no processor foresees, so a loop that ends
-/// at each of them costs more in wrong guesses than the work itself.
+/// Returns one bit for each special byte of `chunk`, without branches. Positions of escapes are unpredictable, so a
+/// loop that stops at each of them would cost more in mispredictions.
 #[inline]
 fn specials(chunk: &[u8; STRIDE]) -> u64 {
     let special = |byte: u8| u8::from(byte == b'"') | u8::from(byte == b'\\') | u8::from(byte < 0x20);
     let flags = chunk.map(|byte| special(byte).wrapping_neg());
     let (eights, _) = flags.as_chunks::<8>();
-    // Of eight flags one bit each, brought together in the top byte by a multiplication.
+    // A multiplication collects one bit of each of eight flags in the top byte.
     let gather = |flags: &[u8; 8]| {
         (u64::from_le_bytes(*flags) & 0x8040_2010_0804_0201).wrapping_mul(0x0101_0101_0101_0101) >> 56
     };
@@ -230,7 +230,7 @@ impl From<String> for Text<'_> {
     }
 }
 
-/// The text of what stands in JSON, its escapes found good.
+/// Unescapes the inside of a JSON string with valid escapes.
 pub fn unescaped(raw: &str) -> String {
     let mut out = String::with_capacity(raw.len());
     for part in Parts(raw) {
@@ -242,38 +242,38 @@ pub fn unescaped(raw: &str) -> String {
     out
 }
 
-/// Text without escapes, and the character of the escape behind it.
-struct Part<'a> {
+/// Text without escapes, and the character of the escape after it.
+struct TextRun<'a> {
     run: &'a str,
     escape: Option<char>,
 }
 
-/// The parts of the inside of a JSON string.
+/// Iterates over the parts of the inside of a JSON string.
 struct Parts<'a>(&'a str);
 
 impl<'a> Iterator for Parts<'a> {
-    type Item = Part<'a>;
+    type Item = TextRun<'a>;
 
     #[inline]
-    fn next(&mut self) -> Option<Part<'a>> {
+    fn next(&mut self) -> Option<TextRun<'a>> {
         if self.0.is_empty() {
             return None;
         }
         let escaped = memchr(b'\\', self.0.as_bytes()).and_then(|at| {
             let (run, behind) = (self.0.get(..at)?, self.0.get(at + 1..)?);
             let (made, length) = escape(behind.as_bytes()).ok()?;
-            Some((Part { run, escape: Some(made) }, behind.get(length..)?))
+            Some((TextRun { run, escape: Some(made) }, behind.get(length..)?))
         });
-        let (part, rest) = escaped.unwrap_or((Part { run: self.0, escape: None }, ""));
+        let (part, rest) = escaped.unwrap_or((TextRun { run: self.0, escape: None }, ""));
         self.0 = rest;
         Some(part)
     }
 }
 
-/// The character that an escape stands for and the bytes that it takes; `behind` begins behind the backslash.
+/// Returns the character that an escape stands for and its length in bytes; `behind` begins after the backslash.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the invalid escape.
 #[inline]
 pub(super) fn escape(behind: &[u8]) -> Result<(char, usize), &'static str> {
     let made = match behind.first() {
@@ -298,7 +298,7 @@ fn hex_escape(behind: &[u8]) -> Result<(char, usize), &'static str> {
     if let Some(made) = char::from_u32(first) {
         return Ok((made, 5));
     }
-    // Half of a character: the other half must follow.
+    // A first half of a surrogate pair: the other half must follow.
     let low = match behind.get(5..7) {
         Some(b"\\u") if first < 0xDC00 => hex(behind.get(7..11))?,
         _ => return Err("lone surrogate in a hex escape"),
@@ -319,105 +319,4 @@ fn hex(digits: Option<&[u8]>) -> Result<u32, &'static str> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn text(raw: &str) -> Text<'_> {
-        let mut escapes = Escapes::default();
-        let mut rest = raw;
-        while let Some(at) = rest.find('\\') {
-            let (made, length) = escape(&rest.as_bytes()[at + 1..]).unwrap();
-            escapes.add(made, length);
-            rest = &rest[at + 1 + length..];
-        }
-        Text::of_json(raw, escapes)
-    }
-
-    #[test]
-    fn what_is_no_escape() {
-        for (behind, says) in [
-            ("", "end"),
-            ("x", "invalid escape"),
-            ("N", "invalid escape"),
-            ("u", "end"),
-            ("u12", "end"),
-            ("u12g4", "invalid hex"),
-            ("u+123", "invalid hex"),
-            ("udc00", "lone"),
-            ("ud800", "lone"),
-            ("ud800xu", "lone"),
-            ("ud800\\n", "lone"),
-            ("ud800\\u12", "end"),
-            ("ud800\\u0041", "lone"),
-            ("ud800\\ud800", "lone"),
-        ] {
-            let error = escape(behind.as_bytes()).unwrap_err();
-            assert!(error.contains(says), "{behind}: {error}");
-        }
-    }
-
-    #[test]
-    fn every_special_byte_is_found_wherever_it_stands() {
-        let kinds = [b' ', b'!', b'#', b'[', b']', 0x7f, 0x80, 0xff];
-        for length in [1, 63, 64, 65, 150] {
-            let plain: Vec<u8> = (0..length).map(|i| kinds[i % 8]).collect();
-            assert_eq!(Specials::new(&plain).next(), None);
-            for at in 0..length {
-                for special in (0..0x20).chain([b'"', b'\\']) {
-                    let mut bytes = plain.clone();
-                    bytes[at] = special;
-                    bytes[length - 1] = b'"';
-                    let mut expected = vec![at, length - 1];
-                    expected.dedup();
-                    assert_eq!(Specials::new(&bytes).collect::<Vec<_>>(), expected, "{special}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_canonical_form_is_what_clients_send() {
-        for usual in [r#""#, r#"plain é 😀"#, r#"a \"b\" \\ \n\t\r\b\f/ \\n"#] {
-            let text = text(usual);
-            assert_eq!(text.canonical(), usual);
-            assert!(matches!(text.canonical(), Cow::Borrowed(_)));
-            assert_eq!(canonical(&text.get()), usual);
-        }
-        for (odd, usual) in
-            [(r"\/", "/"), (r"\u00e9\n", "é\\n"), (r"\u000a", "\\n"), (r"\u0001", "\u{1}"), (r"\ud83d\ude00", "😀")]
-        {
-            assert_eq!(text(odd).canonical(), usual);
-        }
-    }
-
-    #[test]
-    fn a_beginning_is_found_behind_white_space_and_escapes() {
-        let begins = |raw: &str, prefix| text(raw).begins_with(prefix);
-        assert!(begins(r"\n <a>\u0062\\c", "<a>b\\"));
-        assert!(begins(" \t<a>b", "<a>b"));
-        assert!(begins(r"\u2003\u003ca>", "<a>"));
-        assert!(!begins(r"\n <a>\u0063", "<a>b"));
-        assert!(!begins(r"\n <a", "<a>"));
-        assert!(begins(r"\n", ""));
-    }
-
-    proptest! {
-        #[test]
-        fn it_reads_as_serde_reads_it(raw in r#"([a-zé漢😀 ]|\\n|\\"|\\\\|\\/|\\b|\\f|\\t|\\r|\\u00[0-9a-fA-F]{2}|\\u20aC|\\ud83d\\ude00){0,40}"#) {
-            let theirs: String = serde_json::from_str(&format!("\"{raw}\"")).unwrap();
-            let ours = text(&raw);
-            prop_assert_eq!(ours.len(), theirs.len());
-            prop_assert_eq!(ours.is_empty(), theirs.is_empty());
-            prop_assert_eq!(&ours.get(), &theirs);
-            prop_assert_eq!(matches!(ours.written(), Written::Plain(_)), !raw.contains('\\'));
-            prop_assert_eq!(&ours, &Text::from(theirs.as_str()));
-            prop_assert_eq!(ours.canonical(), canonical(&theirs));
-            prop_assert_eq!(unescaped(&ours.canonical()), theirs.as_str());
-            for (at, _) in theirs.char_indices() {
-                prop_assert!(text(&raw).begins_with(theirs[..at].trim_start()));
-            }
-            prop_assert_eq!(ours.into_cow(), theirs);
-        }
-    }
-}
+mod tests;

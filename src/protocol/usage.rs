@@ -1,31 +1,35 @@
-//! What a response says about itself: token counts, errors inside a stream, the id of a response. Read while the
-//! response passes, only where its API defines them:
+//! Token counts, errors inside a stream, and the id of a response, read while the response passes and only at the
+//! positions that its API defines:
 //!
-//! | API | one JSON document | server-sent events |
-//! |---|---|---|
-//! | Messages | `usage` | `message.usage` of `message_start`, `usage` of `message_delta` |
-//! | Responses | `usage`, `id` | `response.usage` of `response.completed`, `.incomplete`, `.failed`; `response.id` |
-//! | SGLang's `/generate` | `meta_info` of the object, or of each object of the array | `meta_info`, the last of each `index` |
-//! | all others | `usage` | `usage`; of AstrAI, an event that begins with a count and is nothing but the usage |
+//! * Messages: `usage` of a document; in events `message.usage` of `message_start` and `usage` of `message_delta`.
+//! * Responses: `usage` and `id` of a document; in events `response.id`, and `response.usage` of `response.completed`,
+//!   `.incomplete` and `.failed`.
+//! * SGLang's `/generate`: `meta_info` of the object or of each object of the array; in events, the last of each
+//!   `index`.
+//! * All others: `usage`, of a document or an event. For AstrAI also an event that begins with a count and is nothing
+//!   but the usage.
 //!
 //! In all event streams, an error is `error` of an event without a type or of type `error`, and `response.error` of
-//! `response.failed`. What a client wrote (tools, tool input, prompts) lies deeper, and is never read.
+//! `response.failed`. Content written by a client (tools, tool input, prompts) is at deeper positions and is never
+//! read.
 //!
 //! Called by `ext_proc::exchange` with each chunk. Imports nothing but [`Api`] and [`AnswerFormat`].
 
+mod counts;
+mod errors;
 mod generated;
 
 use super::answer::AnswerFormat;
 use super::api::Api;
-use super::events::{EventLines, Part};
+use super::events::{EventLines, EventPart};
 use super::members::{MemberReader, Visitor, Wanted};
+use counts::Counts;
+pub use errors::StreamError;
+use errors::{Code, UNKNOWN_ERROR};
 use generated::{AnswerCounts, Generated};
 use memchr::memmem::Finder;
-use serde::Deserialize;
 use smallvec::SmallVec;
 use std::sync::LazyLock;
-
-pub use super::members::DEFAULT_MAX_VALUE_BYTES;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
@@ -34,59 +38,50 @@ static META_INFO: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"me
 
 /// The counts of which one is the first member of an event that is nothing but the usage.
 const BARE: [&[u8]; 3] = [b"prompt_tokens", b"completion_tokens", b"total_tokens"];
-/// Longest id of a response that is kept, bytes of JSON.
+/// Longest id of a response that is stored, in bytes of JSON.
 const MAX_RESPONSE_ID: usize = 256;
-/// Longest name of an event that is kept, bytes. `response.in_progress`, the longest that matters, has 20.
+/// Longest name of an event that is stored, in bytes. The longest that matters, `response.in_progress`, has 20.
 const MAX_EVENT_NAME: usize = 32;
 
 /// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompt, cached ones included.
+    /// Number of tokens of the prompt, including cached ones.
     pub prompt_tokens: Option<u64>,
-    /// Tokens of the answer.
+    /// Number of tokens of the response.
     pub completion_tokens: Option<u64>,
-    /// Tokens of the prompt that the server had in its cache.
+    /// Number of tokens of the prompt that the server had in its cache.
     pub cached_tokens: Option<u64>,
 }
 
 impl Usage {
-    /// Reads the value of a `usage` member, in the words of any API. `None` when it holds no counts.
+    /// Parses the value of a `usage` member of any API. `None` when it has no counts.
     #[must_use]
     pub fn read(value: &[u8]) -> Option<Self> {
         Counts::read(value)?.total()
     }
 }
 
-/// An error that came inside a stream whose status was 200.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamError {
-    /// The HTTP status that it stands for; 500 when it doesn't say.
-    pub status: u16,
-    /// Its `type`, when it has one.
-    pub kind: Option<String>,
-}
-
 /// What to look for besides token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
-    /// Errors: for server-sent events, in which the status was sent before the error.
+    /// Look for errors: in event streams, where the status was sent before the error.
     pub errors: bool,
-    /// The id of a response: for the Responses API.
+    /// Look for the id of a response: in the Responses API.
     pub response_id: bool,
 }
 
-/// Watches an answer go by.
+/// Scans one response while it passes.
 #[derive(Debug)]
 pub struct UsageScanner {
     events: Option<EventLines>,
     document: MemberReader<Member>,
-    found: Found,
+    found: ScannedValues,
 }
 
-/// Where an API defines what is read.
+/// Positions that an API defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+enum UsageLayout {
     Root,
     MessageEvents,
     ResponseEvents,
@@ -101,26 +96,26 @@ enum Member {
     Id,
     Type,
     Code,
-    /// Of SGLang: which of several answers an event is about.
+    /// SGLang: the number of the response that an event belongs to.
     Index,
     PromptTokens,
     CompletionTokens,
     CachedTokens,
 }
 
-/// What kind of event it is.
+/// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum EventType {
     Error,
     MessageStart,
     MessageDelta,
-    /// `response.created` and others that hold a response which goes on.
+    /// `response.created` and other events with a response that continues.
     ResponseBegun,
     ResponseEnded,
     Other,
 }
 
-impl Kind {
+impl EventType {
     fn of(name: &[u8]) -> Self {
         match name {
             b"error" => Self::Error,
@@ -133,37 +128,37 @@ impl Kind {
     }
 }
 
-/// What one object says.
+/// The values of one object.
 #[derive(Clone, Debug, Default)]
-struct Said {
+struct ObjectValues {
     usage: Option<Counts>,
     error: Option<StreamError>,
     id: Option<String>,
 }
 
-impl Said {
+impl ObjectValues {
     /// The counts of an object that is nothing but the usage.
     fn bare(&mut self) -> &mut Counts {
         self.usage.get_or_insert_default()
     }
 }
 
-/// What has been found in a response.
+/// The values found in a response.
 #[derive(Debug)]
-struct Found {
-    shape: Shape,
+struct ScannedValues {
+    shape: UsageLayout,
     watch: Watch,
-    /// The response is a stream in which an object may be nothing but the usage.
+    /// Whether the response is a stream in which an object may be nothing but the usage.
     may_be_bare: bool,
-    /// The object is nothing but the usage, as its first member tells; `None` before that.
+    /// Whether the object is nothing but the usage, according to its first member; `None` before that.
     is_bare: Option<bool>,
     /// The name of the event, and the `type` of its data.
     name: SmallVec<[u8; MAX_EVENT_NAME]>,
-    kind: Option<Kind>,
+    kind: Option<EventType>,
     /// The status that the `code` of the event stands for.
     code: Option<u16>,
-    root: Said,
-    inner: Said,
+    root: ObjectValues,
+    inner: ObjectValues,
     generated: Generated,
     counts: Counts,
     error: Option<StreamError>,
@@ -171,44 +166,44 @@ struct Found {
 }
 
 impl UsageScanner {
-    /// A scanner for one response to a request of `api`.
+    /// Creates a scanner for one response to a request of `api`.
     #[must_use]
     pub fn new(api: Api, format: AnswerFormat, watch: Watch) -> Self {
         Self::of_answers(api, format, watch, 1)
     }
 
-    /// The same for a request that asks for so many answers (`n`) to each of its prompts.
+    /// As [`UsageScanner::new`], for a request with `answers` responses (`n`) to each of its prompts.
     #[must_use]
     pub fn of_answers(api: Api, format: AnswerFormat, watch: Watch, answers: u32) -> Self {
         let shape = match (api, format) {
-            (Api::SglangGenerate, _) => Shape::Generated,
-            (Api::Messages, AnswerFormat::Events) => Shape::MessageEvents,
-            (Api::Responses | Api::ResponseById, AnswerFormat::Events) => Shape::ResponseEvents,
-            _ => Shape::Root,
+            (Api::SglangGenerate, _) => UsageLayout::Generated,
+            (Api::Messages, AnswerFormat::Events) => UsageLayout::MessageEvents,
+            (Api::Responses | Api::ResponseById, AnswerFormat::Events) => UsageLayout::ResponseEvents,
+            _ => UsageLayout::Root,
         };
-        // Only responses of this API have an id of this kind; elsewhere `id` is any text.
+        // Only the Responses API has ids of this type; elsewhere `id` is any text.
         let response_id = watch.response_id && matches!(api, Api::Responses | Api::ResponseById);
         let watch = Watch { response_id, ..watch };
-        let found = Found {
+        let found = ScannedValues {
             shape,
             watch,
-            may_be_bare: shape == Shape::Root && format == AnswerFormat::Events,
+            may_be_bare: shape == UsageLayout::Root && format == AnswerFormat::Events,
             is_bare: None,
             name: SmallVec::new(),
             kind: None,
             code: None,
-            root: Said::default(),
-            inner: Said::default(),
+            root: ObjectValues::default(),
+            inner: ObjectValues::default(),
             generated: Generated::new(answers),
             counts: Counts::default(),
             error: None,
             response_id: None,
         };
         let events = (format == AnswerFormat::Events).then(EventLines::default);
-        Self { events, document: MemberReader::new(shape == Shape::Generated), found }
+        Self { events, document: MemberReader::new(shape == UsageLayout::Generated), found }
     }
 
-    /// Takes the next bytes of the answer.
+    /// Processes the next bytes of the response.
     pub fn push(&mut self, chunk: &[u8]) {
         let Self { events, document, found } = self;
         let Some(events) = events else {
@@ -216,7 +211,7 @@ impl UsageScanner {
             return;
         };
         events.push(chunk, |part| match part {
-            Part::Event(data) => {
+            EventPart::Event(data) => {
                 if found.may_be_in(data) {
                     document.restart();
                     document.push(data, found);
@@ -224,62 +219,66 @@ impl UsageScanner {
                 }
                 found.name.clear();
             }
-            Part::Line if document.is_open() => {}
-            Part::Line => document.restart(),
-            Part::Data(data) => document.push(data, found),
-            Part::Name(name) => {
+            EventPart::Line if document.is_open() => {}
+            EventPart::Line => document.restart(),
+            EventPart::Data(data) => document.push(data, found),
+            EventPart::Name(name) => {
                 let space = MAX_EVENT_NAME.saturating_sub(found.name.len());
                 found.name.extend_from_slice(name.get(..space).unwrap_or(name));
             }
-            Part::End => {
+            EventPart::End => {
                 document.restart();
                 found.name.clear();
             }
         });
     }
 
-    /// The token counts found so far; `None` when the answer has not reported any.
+    /// Returns the token counts found so far; `None` when the response has not reported any.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
-        if self.found.shape == Shape::Generated { self.found.generated.total() } else { self.found.counts.total() }
+        if self.found.shape == UsageLayout::Generated {
+            self.found.generated.total()
+        } else {
+            self.found.counts.total()
+        }
     }
 
-    /// Events so far; 0 where the answer is one document.
+    /// Returns the number of events so far; 0 for a single document.
     #[must_use]
     pub fn events(&self) -> u32 {
         self.events.map_or(0, |events| events.count())
     }
 
-    /// The first error found in the stream.
+    /// Returns the first error found in the stream.
     #[must_use]
     pub fn error(&self) -> Option<&StreamError> {
         self.found.error.as_ref()
     }
 
-    /// The id of the response.
+    /// Returns the id of the response.
     #[must_use]
     pub fn response_id(&self) -> Option<&str> {
         self.found.response_id.as_deref()
     }
 }
 
-impl Found {
-    /// Whether the data of an event may hold anything that is still wanted: one or two substring searches, which all
-    /// but a few events end with.
+impl ScannedValues {
+    /// Whether the data of an event may have values that are still needed: one or two substring
+    /// searches, which exclude most events.
     fn may_be_in(&self, data: &[u8]) -> bool {
         let counts = match self.shape {
-            Shape::Root | Shape::MessageEvents => &USAGE,
-            Shape::ResponseEvents => &RESPONSE,
-            Shape::Generated => &META_INFO,
+            UsageLayout::Root | UsageLayout::MessageEvents => &USAGE,
+            UsageLayout::ResponseEvents => &RESPONSE,
+            UsageLayout::Generated => &META_INFO,
         };
         has_member(data, counts)
             || self.may_be_bare && begins_with_count(data)
-            || (self.wants_errors() && (has_member(data, &ERROR) || self.named() == Some(Kind::Error)))
+            || (self.wants_errors() && (has_member(data, &ERROR) || self.named() == Some(EventType::Error)))
     }
 
-    /// The kind of event that the name stands for; `None` for an event without a name.
-    fn named(&self) -> Option<Kind> {
-        Some(self.name.trim_ascii()).filter(|name| !name.is_empty()).map(Kind::of)
+    /// The event type of the name; `None` for an event without a name.
+    fn named(&self) -> Option<EventType> {
+        Some(self.name.trim_ascii()).filter(|name| !name.is_empty()).map(EventType::of)
     }
 
     fn wants_errors(&self) -> bool {
@@ -290,16 +289,16 @@ impl Found {
         self.watch.response_id && self.response_id.is_none()
     }
 
-    /// Takes what the document has said, by what kind of event it is.
+    /// Applies the values of the document, depending on the type of the event.
     fn take(&mut self) {
         let kind = self.kind.or_else(|| self.named());
         let (root, inner) = (std::mem::take(&mut self.root), std::mem::take(&mut self.inner));
         let (usage, id) = match (self.shape, kind) {
-            (Shape::Root, _) => (root.usage, root.id),
-            (Shape::MessageEvents, Some(Kind::MessageStart)) => (inner.usage, None),
-            (Shape::MessageEvents, Some(Kind::MessageDelta)) => (root.usage, None),
-            (Shape::ResponseEvents, Some(Kind::ResponseEnded)) => (inner.usage, inner.id),
-            (Shape::ResponseEvents, Some(Kind::ResponseBegun)) => (None, inner.id),
+            (UsageLayout::Root, _) => (root.usage, root.id),
+            (UsageLayout::MessageEvents, Some(EventType::MessageStart)) => (inner.usage, None),
+            (UsageLayout::MessageEvents, Some(EventType::MessageDelta)) => (root.usage, None),
+            (UsageLayout::ResponseEvents, Some(EventType::ResponseEnded)) => (inner.usage, inner.id),
+            (UsageLayout::ResponseEvents, Some(EventType::ResponseBegun)) => (None, inner.id),
             _ => (None, None),
         };
         if let Some(usage) = usage {
@@ -311,17 +310,17 @@ impl Found {
         if self.wants_errors() {
             self.error = match kind {
                 None => root.error,
-                Some(Kind::Error) => {
+                Some(EventType::Error) => {
                     root.error.or(Some(StreamError { status: self.code.unwrap_or(UNKNOWN_ERROR), kind: None }))
                 }
-                Some(Kind::ResponseEnded) => inner.error,
+                Some(EventType::ResponseEnded) => inner.error,
                 Some(_) => None,
             };
         }
     }
 }
 
-impl Visitor for Found {
+impl Visitor for ScannedValues {
     type Member = Member;
 
     fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<Member> {
@@ -334,32 +333,38 @@ impl Visitor for Found {
         }
         let value = |wanted: bool, member| if wanted { Wanted::Value(member) } else { Wanted::No };
         match (self.shape, inner, name) {
-            (Shape::Root | Shape::MessageEvents, false, b"usage")
-            | (Shape::MessageEvents | Shape::ResponseEvents, true, b"usage") => Wanted::Value(Member::Usage),
-            (Shape::MessageEvents, false, b"message")
-            | (Shape::ResponseEvents, false, b"response")
-            | (Shape::Generated, false, b"meta_info") => Wanted::Members,
-            (Shape::Root, false, b"id") | (Shape::ResponseEvents, true, b"id") => value(self.wants_id(), Member::Id),
-            (_, false, b"error") | (Shape::ResponseEvents, true, b"error") => value(self.wants_errors(), Member::Error),
-            (Shape::Root | Shape::Generated, false, b"type" | b"code") if !self.watch.errors => Wanted::No,
+            (UsageLayout::Root | UsageLayout::MessageEvents, false, b"usage")
+            | (UsageLayout::MessageEvents | UsageLayout::ResponseEvents, true, b"usage") => {
+                Wanted::Value(Member::Usage)
+            }
+            (UsageLayout::MessageEvents, false, b"message")
+            | (UsageLayout::ResponseEvents, false, b"response")
+            | (UsageLayout::Generated, false, b"meta_info") => Wanted::Members,
+            (UsageLayout::Root, false, b"id") | (UsageLayout::ResponseEvents, true, b"id") => {
+                value(self.wants_id(), Member::Id)
+            }
+            (_, false, b"error") | (UsageLayout::ResponseEvents, true, b"error") => {
+                value(self.wants_errors(), Member::Error)
+            }
+            (UsageLayout::Root | UsageLayout::Generated, false, b"type" | b"code") if !self.watch.errors => Wanted::No,
             (_, false, b"type") => Wanted::Value(Member::Type),
             (_, false, b"code") => value(self.wants_errors(), Member::Code),
-            (Shape::Generated, false, b"index") => Wanted::Value(Member::Index),
-            (Shape::Generated, true, b"prompt_tokens") => Wanted::Value(Member::PromptTokens),
-            (Shape::Generated, true, b"completion_tokens") => Wanted::Value(Member::CompletionTokens),
-            (Shape::Generated, true, b"cached_tokens") => Wanted::Value(Member::CachedTokens),
+            (UsageLayout::Generated, false, b"index") => Wanted::Value(Member::Index),
+            (UsageLayout::Generated, true, b"prompt_tokens") => Wanted::Value(Member::PromptTokens),
+            (UsageLayout::Generated, true, b"completion_tokens") => Wanted::Value(Member::CompletionTokens),
+            (UsageLayout::Generated, true, b"cached_tokens") => Wanted::Value(Member::CachedTokens),
             _ => Wanted::No,
         }
     }
 
     fn begin(&mut self) {
         (self.kind, self.code, self.is_bare) = (None, None, None);
-        (self.root, self.inner) = (Said::default(), Said::default());
+        (self.root, self.inner) = (ObjectValues::default(), ObjectValues::default());
         (self.generated.index, self.generated.current) = (None, AnswerCounts::default());
     }
 
     fn inner(&mut self) {
-        self.inner = Said::default();
+        self.inner = ObjectValues::default();
         self.generated.current = AnswerCounts::default();
     }
 
@@ -373,8 +378,8 @@ impl Visitor for Found {
                 let wanted = value.starts_with(b"\"resp_") && value.len() <= MAX_RESPONSE_ID;
                 said.id = wanted.then(|| serde_json::from_slice(value).ok()).flatten();
             }
-            // The names that matter hold no escapes.
-            Member::Type => self.kind = Some(Kind::of(unquoted(value))),
+            // The names that matter have no escapes.
+            Member::Type => self.kind = Some(EventType::of(unquoted(value))),
             Member::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
             Member::Index => self.generated.index = number(value),
             Member::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = number(value),
@@ -386,14 +391,14 @@ impl Visitor for Found {
     }
 
     fn end(&mut self, number: usize) {
-        if self.shape == Shape::Generated {
+        if self.shape == UsageLayout::Generated {
             self.generated.end(number);
         }
         self.take();
     }
 }
 
-/// Whether the name that `finder` finds stands in `data`, and not only with `null` as its value.
+/// Whether `data` has the name that `finder` finds, with a value other than `null`.
 fn has_member(data: &[u8], finder: &Finder<'_>) -> bool {
     finder.find_iter(data).any(|at| {
         let behind = data.get(at + finder.needle().len()..).unwrap_or_default().trim_ascii_start();
@@ -401,7 +406,7 @@ fn has_member(data: &[u8], finder: &Finder<'_>) -> bool {
     })
 }
 
-/// Whether the first member of the object in `data` is a count of tokens.
+/// Whether the first member of the object in `data` is a token count.
 fn begins_with_count(data: &[u8]) -> bool {
     let members = data.trim_ascii_start().strip_prefix(b"{").map(<[u8]>::trim_ascii_start);
     let name = members.and_then(|members| members.strip_prefix(b"\""));
@@ -410,138 +415,13 @@ fn begins_with_count(data: &[u8]) -> bool {
     })
 }
 
-/// What stands between the quotes of a JSON string, as it is written; empty for any other value.
+/// Returns the bytes between the quotes of a JSON string; empty for any other value.
 fn unquoted(value: &[u8]) -> &[u8] {
     value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or_default()
 }
 
 fn number(value: &[u8]) -> Option<u64> {
     serde_json::from_slice(value).ok()
-}
-
-/// The counts as the APIs spell them.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Counts {
-    // OpenAI's completions and chat, and vLLM's.
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    prompt_tokens_details: Option<Details>,
-    // The same, as some servers and pickers misspell it.
-    prompt_token_details: Option<Details>,
-    // OpenAI's Responses API, and Anthropic's.
-    input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-    input_tokens_details: Option<Details>,
-    // Anthropic's alone: there `input_tokens` counts neither.
-    cache_read_input_tokens: Option<u64>,
-    cache_creation_input_tokens: Option<u64>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Details {
-    cached_tokens: Option<u64>,
-}
-
-impl Counts {
-    fn read(value: &[u8]) -> Option<Self> {
-        // Serde would take an array for an object.
-        value.starts_with(b"{").then(|| serde_json::from_slice(value).ok()).flatten()
-    }
-
-    /// A stream may tell its counts piece by piece (Anthropic's `message_start`, then `message_delta`) or again and
-    /// again: what is told last counts.
-    fn merge(&mut self, later: Counts) {
-        fn take<T>(to: &mut Option<T>, from: Option<T>) {
-            if from.is_some() {
-                *to = from;
-            }
-        }
-        take(&mut self.prompt_tokens, later.prompt_tokens);
-        take(&mut self.completion_tokens, later.completion_tokens);
-        take(&mut self.prompt_tokens_details, later.prompt_tokens_details);
-        take(&mut self.prompt_token_details, later.prompt_token_details);
-        take(&mut self.input_tokens, later.input_tokens);
-        take(&mut self.output_tokens, later.output_tokens);
-        take(&mut self.input_tokens_details, later.input_tokens_details);
-        take(&mut self.cache_read_input_tokens, later.cache_read_input_tokens);
-        take(&mut self.cache_creation_input_tokens, later.cache_creation_input_tokens);
-    }
-
-    fn total(&self) -> Option<Usage> {
-        let uncounted = self
-            .cache_read_input_tokens
-            .unwrap_or_default()
-            .saturating_add(self.cache_creation_input_tokens.unwrap_or_default());
-        let details = self.prompt_tokens_details.or(self.prompt_token_details).or(self.input_tokens_details);
-        let usage = Usage {
-            prompt_tokens: self.prompt_tokens.or(self.input_tokens.map(|n| n.saturating_add(uncounted))),
-            completion_tokens: self.completion_tokens.or(self.output_tokens),
-            cached_tokens: details.and_then(|d| d.cached_tokens).or(self.cache_read_input_tokens),
-        };
-        (usage != Usage::default()).then_some(usage)
-    }
-}
-
-#[derive(Deserialize)]
-struct ErrorObject {
-    code: Option<Code>,
-    r#type: Option<String>,
-    message: Option<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Code {
-    Number(i64),
-    Text(String),
-}
-
-/// The status of an error that names none.
-const UNKNOWN_ERROR: u16 = 500;
-
-impl Code {
-    fn status(&self) -> Option<u16> {
-        match self {
-            Code::Number(number) => u16::try_from(*number).ok().filter(is_error),
-            Code::Text(text) => status_of(text),
-        }
-    }
-}
-
-impl StreamError {
-    fn read(value: &[u8]) -> Option<Self> {
-        if !value.starts_with(b"{") {
-            return None;
-        }
-        let ErrorObject { code, r#type, message } = serde_json::from_slice(value).ok()?;
-        if code.is_none() && r#type.is_none() && message.is_none() {
-            return None;
-        }
-        let named = code.and_then(|code| code.status());
-        let status = named.or_else(|| r#type.as_deref().and_then(status_of)).unwrap_or(UNKNOWN_ERROR);
-        Some(Self { status, kind: r#type })
-    }
-}
-
-fn is_error(status: &u16) -> bool {
-    (400..=599).contains(status)
-}
-
-/// The status that the name of an error stands for, where the APIs document one.
-fn status_of(name: &str) -> Option<u16> {
-    match name {
-        "invalid_request_error" | "BadRequestError" => Some(400),
-        "authentication_error" => Some(401),
-        "permission_error" => Some(403),
-        "not_found_error" | "NotFoundError" => Some(404),
-        "request_too_large" => Some(413),
-        "rate_limit_error" | "rate_limit_exceeded" => Some(429),
-        "overloaded_error" | "Service Unavailable" => Some(503),
-        "timeout_error" => Some(504),
-        number => number.parse().ok().filter(is_error),
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What one tenant, or one model, has had.
+//! Usage of one tenant or one model.
 
 use super::{Bound, Limits, Wall, Windows};
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::Duration;
 /// Requests and tokens of one minute or one day.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Use {
-    /// Requests that were let through.
+    /// Number of requests that the quota admitted.
     pub requests: u64,
-    /// Their tokens: what they cost, or what is booked for them while they run.
+    /// Their tokens: actual ones, or reserved ones while the requests run.
     pub tokens: u64,
 }
 
@@ -20,96 +20,96 @@ impl Use {
     }
 }
 
-/// What a request asks for.
+/// The quota that a request needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The tenant's name, or the model's.
+    /// Name of the tenant or model.
     pub name: Arc<str>,
-    /// What that may have.
+    /// Limits of the tenant or model.
     pub limits: Limits,
-    /// Whoever set the limits has named it, and not just everybody.
+    /// Whether the limits name this tenant or model explicitly, instead of being a default.
     pub is_named: bool,
-    /// Tokens of the prompt.
+    /// Length of the prompt in tokens.
     pub prompt: u64,
-    /// Tokens that the answer counts for until it is known how many it had, and at least where nobody tells that: all that it may have, or fewer
-    /// where that would be at the cost of others.
+    /// Tokens reserved for the response until its actual number is known, and the minimum charged if that is never
+    /// reported: the maximum that it may have, or fewer where that would block other requests.
     pub answer: u64,
 }
 
 impl Claim {
-    /// Tokens in all.
+    /// Returns the tokens of prompt and response together.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.prompt.saturating_add(self.answer)
     }
 }
 
-/// What was booked for a request, and when.
+/// A reservation for a request, with the time windows in which it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// The windows that it counts in.
+    /// The time windows in which it counts.
     pub windows: Windows,
     /// Tokens of its prompt, as claimed.
     pub prompt: u64,
-    /// Tokens of its answer, as claimed.
+    /// Tokens of its response, as claimed.
     pub answer: u64,
-    /// Tokens booked in its minute.
+    /// Tokens reserved in its minute.
     pub of_minute: u64,
-    /// Tokens booked in its day.
+    /// Tokens reserved in its day.
     pub of_day: u64,
-    /// What its tenant has had of the minute, this request included.
+    /// Usage of its tenant in the minute, including this request.
     pub used: Use,
 }
 
-/// Why a request is kept out.
+/// The reason for which a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What is used up.
+    /// The limit that is used up.
     pub bound: Bound,
-    /// How much of it there is.
+    /// Value of the limit that is used up, in requests or tokens.
     pub limit: u64,
-    /// When it makes sense to try again.
+    /// Time after which a retry may succeed.
     pub retry_after: Duration,
 }
 
-/// What came of a request that was let through.
+/// Actual usage of an admitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Had {
-    /// It never reached a server, or was ended for no reason of its client's.
+    /// It never reached a server, or it was ended for a reason that is not the client's.
     Nothing,
-    /// It was served for so many tokens.
+    /// It was served with this number of tokens.
     Tokens(u64),
-    /// It was served, and nobody told for how many tokens in all: it had these at least. Where more was booked, that stands.
+    /// It was served without a complete report: it used at least these tokens. A larger reservation stands.
     AtLeast {
-        /// Of the prompt.
+        /// Tokens of the prompt, at least.
         prompt: u64,
-        /// Of the answer.
+        /// Tokens of the response, at least.
         answer: u64,
     },
 }
 
 impl Had {
-    /// It was served, and nothing is known of its tokens.
+    /// It was served, and its tokens are unknown.
     pub const AS_BOOKED: Had = Had::AtLeast { prompt: 0, answer: 0 };
 }
 
-/// What a request's end changes, in the second, the minute and the day in which it ends.
+/// Changes at a request's end, in the second, the minute and the day in which it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Requests of the second.
+    /// Change of the second's requests.
     pub second_requests: i64,
-    /// Requests of the minute.
+    /// Change of the minute's requests.
     pub minute_requests: i64,
-    /// Tokens of the minute.
+    /// Change of the minute's tokens.
     pub minute_tokens: i64,
-    /// Requests of the day.
+    /// Change of the day's requests.
     pub day_requests: i64,
-    /// Tokens of the day.
+    /// Change of the day's tokens.
     pub day_tokens: i64,
 }
 
 impl Taken {
-    /// What `claim` books in `windows`, after which its tenant has `used` so much of the minute.
+    /// Returns the reservation of `claim` in `windows`; `used` is the tenant's usage of the minute after it.
     #[must_use]
     pub fn by(claim: &Claim, windows: Windows, used: Use) -> Self {
         let booked = |bound| claim.limits.booked(bound, claim.tokens());
@@ -118,8 +118,9 @@ impl Taken {
         Self { windows, prompt, answer, of_minute, of_day, used }
     }
 
-    /// What the end of the request changes, which comes in the windows `at`. What is given back is given back to the window that it was taken from, and
-    /// lost with it; what it cost beyond what it claimed is charged to the window in which that is known.
+    /// Returns the changes at the request's end, which is in the windows `at`. Returned quota goes to the window
+    /// from which it was reserved, and is lost if that is over. Usage beyond the reservation is charged to the
+    /// window in which it becomes known.
     #[must_use]
     pub fn change(&self, had: Had, at: Windows) -> Change {
         let (requests, cost) = match had {
@@ -142,26 +143,26 @@ impl Taken {
     }
 }
 
-/// Thousandths of what may be had, when all of it is used up.
+/// Unit of usage shares: thousandths of a limit.
 const ALL_OF_IT: u64 = 1_000;
 
 /// The account of one tenant or model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
-    /// The windows that it has reached, and what was had of them.
+    /// The current time windows; the fields below are the usage in them.
     windows: Windows,
     second: Use,
     minute: Use,
     day: Use,
     running: u64,
-    /// What it might have when it was asked for something last.
+    /// The limits at the last reservation.
     limits: Limits,
     is_named: bool,
 }
 
 impl Account {
-    /// Begins the windows of `at`. They don't go back by one: a clock that was set back by a moment counts on in the window that it had reached. One
-    /// that was set back further was wrong before, and what was counted by it is forgotten.
+    /// Starts the windows of `at`. They never go back by one: after a clock was set back slightly, usage counts in the
+    /// window that was reached. If the clock was set back further, it was wrong before, and its usage is discarded.
     fn roll(&mut self, at: Wall) {
         let now = at.windows();
         let windows = [
@@ -187,7 +188,7 @@ impl Account {
         }
     }
 
-    /// Books what is claimed, if all bounds leave room for it. What is larger than a bound as a whole needs, and gets, all of it.
+    /// Reserves `claim` if no limit is exceeded. A request larger than a whole limit needs, and gets, all of it.
     pub(super) fn take(&mut self, claim: &Claim, at: Wall) -> Result<Taken, Refused> {
         self.roll(at);
         (self.limits, self.is_named) = (claim.limits, claim.is_named);
@@ -209,7 +210,7 @@ impl Account {
         Ok(Taken { used: self.minute, ..taken })
     }
 
-    /// A request that was booked has ended.
+    /// Records the end of a request with a reservation.
     pub(super) fn end(&mut self, taken: &Taken, had: Had, at: Wall) {
         self.roll(at);
         let change = taken.change(had, self.windows);
@@ -219,18 +220,18 @@ impl Account {
         self.running = self.running.saturating_sub(1);
     }
 
-    /// Nothing of it runs.
+    /// Whether none of its requests is running.
     pub(super) fn is_idle(&self) -> bool {
         self.running == 0
     }
 
-    /// Whoever set its limits has named it.
+    /// Whether the limits name it explicitly.
     pub(super) fn is_named(&self) -> bool {
         self.is_named
     }
 
-    /// How little would be lost with it at `at`, the least first: thousandths of what it may have that are used up, of the bound of which that is
-    /// most, then the last minute in which it was asked for anything.
+    /// Sort key for eviction at `at`, smallest first: the largest used share of its limits in thousandths, then the
+    /// minute of its last request.
     pub(super) fn weight(&self, at: Wall) -> (u64, u64) {
         let mut now = *self;
         now.roll(at);
@@ -239,7 +240,7 @@ impl Account {
         (most.unwrap_or(0).min(ALL_OF_IT), self.windows.minute)
     }
 
-    /// Nothing of it counts any more at `at`.
+    /// Whether none of its usage counts any more at `at`.
     pub(super) fn is_over(&self, at: Wall) -> bool {
         let day = at.windows().day;
         self.is_idle() && self.windows.day != day && self.windows.day != day + 1

@@ -1,4 +1,4 @@
-//! The accounts of all tenants of one process.
+//! The accounts of all tenants in the memory of one process.
 
 use super::Wall;
 use super::account::{Account, Claim, Had, Refused, Taken};
@@ -6,31 +6,32 @@ use ahash::{AHashMap, RandomState};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// 100,000 tenants or models of a day, some 25 MB. Tenants' names come from whoever the operator trusts, but what is trusted may be wrong; names of models
-/// are what clients write.
+/// Default limit of accounts, 100,000 or some 25 MB. Tenant names come from trusted sources that may be wrong; model
+/// names are chosen by clients.
 pub const DEFAULT_MAX_TENANTS: usize = 100_000;
-/// Locks, so that threads seldom meet at one.
+/// Number of locks, so that threads rarely contend.
 const SHARDS: usize = 16;
 
 #[derive(Debug, Default)]
 struct Shard {
     accounts: AHashMap<Arc<str>, Account>,
-    /// The day that it was at the last look for accounts that are over.
+    /// The day of the last removal of outdated accounts.
     swept: u64,
 }
 
-/// What each tenant has had. One step is one hold of a lock, so that no two requests take the same place.
+/// The usage of all tenants. Each operation holds one lock, so that no two requests get the same slot.
 #[derive(Debug)]
 pub struct Book {
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
-    /// Accounts of a shard.
+    /// Most accounts of a shard.
     room: usize,
 }
 
 impl Book {
-    /// A book that remembers `tenants` at most. When it is full, the half is forgotten that has used up least of what it may have, those first that were
-    /// idle longest; nobody that is named in the limits while there are others, and never who has requests under way.
+    /// Creates a book with at most `tenants` accounts. When a shard is full, it evicts the half of its accounts with
+    /// the smallest used share, among equals those idle for longest. Accounts that the limits name are evicted only if
+    /// there are no others, and accounts with running requests never.
     #[must_use]
     pub fn new(tenants: usize) -> Self {
         let room = tenants.div_ceil(SHARDS).max(1);
@@ -39,14 +40,14 @@ impl Book {
 
     fn shard(&self, tenant: &str) -> Option<&Mutex<Shard>> {
         let hash = self.hasher.hash_one(tenant);
-        // The top bits: the maps inside use the others.
+        // The top bits, since the hash maps use the others.
         self.shards.get((hash >> 60) as usize % SHARDS)
     }
 
-    /// Books what is claimed.
+    /// Reserves the claimed quota.
     ///
     /// # Errors
-    /// What is used up. Nothing is booked then.
+    /// [`Refused`] with the limit that is used up; then nothing was reserved.
     pub fn take(&self, claim: &Claim, at: Wall) -> Result<Taken, Refused> {
         let Some(shard) = self.shard(&claim.name) else { return Account::default().take(claim, at) };
         let mut shard = shard.lock();
@@ -64,14 +65,14 @@ impl Book {
         shard.accounts.entry(claim.name.clone()).or_default().take(claim, at)
     }
 
-    /// What [`Book::take`] booked has ended.
+    /// Records the end of a request that [`Book::take`] admitted.
     pub fn end(&self, tenant: &Arc<str>, taken: &Taken, had: Had, at: Wall) {
         if let Some(account) = self.shard(tenant).map(Mutex::lock).as_mut().and_then(|s| s.accounts.get_mut(tenant)) {
             account.end(taken, had, at);
         }
     }
 
-    /// Tenants of whom something is under way.
+    /// Returns the number of tenants with running requests.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn busy(&self) -> usize {
@@ -81,7 +82,7 @@ impl Book {
             .sum()
     }
 
-    /// Tenants that are remembered.
+    /// Returns the number of stored accounts.
     #[must_use]
     pub fn tenants(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().accounts.len()).sum()
@@ -89,7 +90,7 @@ impl Book {
 }
 
 impl Shard {
-    /// Forgets the half of the idle accounts with which least is lost.
+    /// Evicts the half of the idle accounts with the smallest used share.
     fn make_room(&mut self, at: Wall) {
         let is_named = self.accounts.values().filter(|a| a.is_idle()).all(Account::is_named);
         let may_go = |account: &Account| account.is_idle() && account.is_named() == is_named;

@@ -1,16 +1,18 @@
-//! What tenants, and models, may have: requests a second, requests and tokens a minute and a day, requests at once.
+//! Quotas of tenants and models: requests per second, requests and tokens per minute and per day, concurrent requests.
 //!
 //! ```text
-//! take     before the decision: all bounds are looked at, and either all are booked or none; a tenant's answer is booked at the length that it
-//!          may have, a model's at a usual one at most, in no window at more than its bound
-//! settle   when the answer has ended: what it really cost takes the place of what was booked
-//! give back   the request never reached a server: nothing was had
+//! take        before the decision: all limits are checked, and the request counts in all of them or in none. The
+//!             response of a tenant is reserved at its maximum length, that of a model at a typical length at most,
+//!             and in no window beyond the limit
+//! settle      when the response has ended: its actual tokens replace the reserved ones
+//! give back   when the request never reached a server: the reservation is removed
 //! ```
 //!
-//! Seconds, minutes and days are those of the wall clock (UTC), as AIBrix counts them. [`Book`] is the memory of one process; a store that several
-//! share does the same steps by the same figures ([`Taken`], [`Change`]). Pure: the wall clock's time is an argument.
+//! Seconds, minutes and days are those of the wall clock (UTC), as in AIBrix. [`Book`] is the memory of one process. A
+//! store that several processes share does the same steps with the same values ([`Taken`], [`Change`]). No I/O: the
+//! time is an argument.
 //!
-//! **Owns** limits, their settings and windows, what is booked in them, and AIBrix's user records.
+//! **Owns** limits, their settings and windows, reservations in them, and AIBrix's user records.
 //! **Called by** `picker::quotas` and by the Redis store.
 //! **Must not** do I/O, or name a tenant in a metric.
 //!
@@ -23,73 +25,74 @@ mod settings;
 
 pub use account::{Change, Claim, Had, Place, Refused, Taken, Use};
 pub use book::{Book, DEFAULT_MAX_TENANTS};
-pub use record::{DEFAULT_RECORD_RPM, DEFAULT_TOKENS_PER_REQUEST, UserRecord};
+pub use record::UserRecord;
 pub use settings::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};
 
 use std::time::Duration;
 
-/// Whom limits are for.
+/// What a quota applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Who sends requests.
+    /// The tenant that sends the requests.
     Tenant,
-    /// What they are for, whoever sends them.
+    /// The model of the requests, for all tenants together.
     Model,
 }
 
-/// Seconds of a minute.
+/// Length of a minute window in seconds.
 const MINUTE: u64 = 60;
-/// Seconds of a day.
+/// Length of a day window in seconds.
 const DAY: u64 = 86_400;
 
-/// A time of the wall clock, since the Unix epoch.
+/// A wall-clock time since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wall(pub Duration);
 
 impl Wall {
-    /// Which second, minute and day it is.
+    /// Returns the second, minute and day of this time.
     #[must_use]
     pub fn windows(self) -> Windows {
         let second = self.0.as_secs();
         Windows { second, minute: second / MINUTE, day: second / DAY }
     }
 
-    /// Until a window of `seconds` turns: whole seconds, rounded up, so that nobody comes back a moment too early.
+    /// Returns the time until the next window of `seconds` begins, rounded up to whole seconds, so that
+    /// no retry is too early.
     fn turns(self, seconds: u64) -> Duration {
         Duration::from_secs(seconds - self.0.as_secs() % seconds)
     }
 }
 
-/// The windows that a moment is in, each by its number since the Unix epoch.
+/// The time windows of a moment, each by its number since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// Which second.
+    /// Seconds since the Unix epoch.
     pub second: u64,
-    /// Which minute.
+    /// Minutes since the Unix epoch.
     pub minute: u64,
-    /// Which day.
+    /// Days since the Unix epoch.
     pub day: u64,
 }
 
-/// What is bounded.
+/// What a limit counts, and over which time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bound {
-    /// Requests of a day.
+    /// Requests in a day of the wall clock.
     RequestsPerDay,
-    /// Tokens of a day, prompts and answers.
+    /// Tokens of prompts and responses per day.
     TokensPerDay,
-    /// Requests of a minute.
+    /// Requests in a minute of the wall clock.
     RequestsPerMinute,
-    /// Tokens of a minute, prompts and answers.
+    /// Tokens of prompts and responses per minute.
     TokensPerMinute,
-    /// Requests of a second.
+    /// Requests in a second of the wall clock.
     RequestsPerSecond,
-    /// Requests under way at once.
+    /// Requests that run at the same time.
     Concurrency,
 }
 
 impl Bound {
-    /// All of them, those first that keep a client waiting longest: that is the one that it is told of.
+    /// All limits. Those that block a client for longest come first, since the first exceeded one is reported.
     pub const ALL: [Bound; 6] = [
         Bound::RequestsPerDay,
         Bound::TokensPerDay,
@@ -99,7 +102,7 @@ impl Bound {
         Bound::Concurrency,
     ];
 
-    /// The label.
+    /// Returns the metric label of the limit.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -112,13 +115,13 @@ impl Bound {
         }
     }
 
-    /// Whether tokens count, not requests.
+    /// Whether the limit counts tokens instead of requests.
     #[must_use]
-    pub fn counts_tokens(self) -> bool {
+    pub(crate) fn counts_tokens(self) -> bool {
         matches!(self, Bound::TokensPerDay | Bound::TokensPerMinute)
     }
 
-    /// When a request that it keeps out may come again. When a place gets free nobody knows: 1 s.
+    /// Returns when a rejected request may be retried. For concurrency, whose release is unpredictable, 1 s.
     #[must_use]
     pub fn retry_after(self, at: Wall) -> Duration {
         match self {
@@ -129,25 +132,25 @@ impl Bound {
     }
 }
 
-/// The bounds of one tenant or model; `None` where there is none.
+/// The limits of one tenant or model; `None` where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests of a second.
+    /// Most requests in a second of the wall clock.
     pub requests_per_second: Option<u64>,
-    /// Requests of a minute.
+    /// Most requests in a minute of the wall clock.
     pub requests_per_minute: Option<u64>,
-    /// Tokens of a minute.
+    /// Most tokens of prompts and responses in a minute of the wall clock.
     pub tokens_per_minute: Option<u64>,
-    /// Requests under way at once.
+    /// Most requests that run at the same time.
     pub concurrency: Option<u64>,
-    /// Requests of a day.
+    /// Most requests in a day of the wall clock.
     pub requests_per_day: Option<u64>,
-    /// Tokens of a day.
+    /// Most tokens of prompts and responses in a day of the wall clock.
     pub tokens_per_day: Option<u64>,
 }
 
 impl Limits {
-    /// One of them.
+    /// Returns one of the limits.
     #[must_use]
     pub fn of(&self, bound: Bound) -> Option<u64> {
         match bound {
@@ -160,13 +163,13 @@ impl Limits {
         }
     }
 
-    /// What is booked of `tokens` where `bound` counts them: no more than all of it.
+    /// Returns how many of `tokens` are reserved in the window of `bound`: at most the whole limit.
     #[must_use]
     pub fn booked(&self, bound: Bound, tokens: u64) -> u64 {
         self.of(bound).map_or(tokens, |limit| tokens.min(limit))
     }
 
-    /// Whether there is none at all.
+    /// Whether no limit is set.
     #[must_use]
     pub fn is_unlimited(&self) -> bool {
         *self == Self::default()

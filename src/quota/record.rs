@@ -1,26 +1,26 @@
-//! What AIBrix keeps of one tenant: `{"name": "acme", "rpm": 100, "tpm": 100000}`, requests and tokens of a minute. What is 0 or missing is
-//! AIBrix's default. Source: AIBrix v0.4, `aibrix-users/<name>` in Redis.
+//! AIBrix's record of one tenant: `{"name": "acme", "rpm": 100, "tpm": 100000}`, requests and tokens per minute. A
+//! value of 0 or a missing one means AIBrix's default. Source: AIBrix v0.4, `aibrix-users/<name>` in Redis.
 
 use super::Limits;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Requests of a minute where a record says none.
-pub const DEFAULT_RECORD_RPM: u64 = 100;
-/// Tokens for each of those requests, where a record says no tokens of a minute.
-pub const DEFAULT_TOKENS_PER_REQUEST: u64 = 1_000;
+/// Requests per minute if a record sets none.
+pub(crate) const DEFAULT_RECORD_RPM: u64 = 100;
+/// Tokens for each of those requests, if a record sets no tokens per minute.
+pub(crate) const DEFAULT_TOKENS_PER_REQUEST: u64 = 1_000;
 
-/// One tenant's record.
+/// The limits in one tenant's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserRecord {
-    /// Requests of a minute.
+    /// Most requests in a minute.
     pub requests_per_minute: u64,
-    /// Tokens of a minute.
+    /// Tokens of prompts and responses per minute.
     pub tokens_per_minute: u64,
 }
 
 #[derive(Deserialize)]
-struct Fields {
+struct RecordFields {
     #[serde(default)]
     rpm: u64,
     #[serde(default)]
@@ -28,20 +28,20 @@ struct Fields {
 }
 
 impl UserRecord {
-    /// Reads a record.
+    /// Parses a record.
     ///
     /// # Errors
-    /// When it is no JSON object, or a number in it is not whole or below 0.
+    /// When it is not a JSON object, or a number in it is negative or not whole.
     pub fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let object: Map<String, Value> = serde_json::from_slice(bytes)?;
-        let Fields { rpm, tpm } = serde_json::from_value(Value::Object(object))?;
+        let RecordFields { rpm, tpm } = serde_json::from_value(Value::Object(object))?;
         let or = |said: u64, default: u64| if said == 0 { default } else { said };
         let requests_per_minute = or(rpm, DEFAULT_RECORD_RPM);
         let tokens_per_minute = or(tpm, requests_per_minute.saturating_mul(DEFAULT_TOKENS_PER_REQUEST));
         Ok(Self { requests_per_minute, tokens_per_minute })
     }
 
-    /// What the tenant may have: what the record says, and as `like` where it can say nothing.
+    /// Returns the tenant's limits: those of the record, and those of `like` that a record cannot set.
     #[must_use]
     pub fn limits(&self, like: &Limits) -> Limits {
         Limits {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_record_does_not_say_is_aibrixs_default() {
+    fn missing_values_are_aibrixs_defaults() {
         for (text, rpm, tpm) in [
             (r#"{"name": "a", "rpm": 5, "tpm": 70}"#, 5, 70),
             (r#"{"name": "a", "rpm": 5, "tpm": 0}"#, 5, 5_000),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn invalid_record_is_refused() {
         for text in ["", "{", "[1]", "7", r#"{"rpm": -1}"#, r#"{"rpm": "many"}"#, r#"{"tpm": 1.5}"#] {
             assert!(UserRecord::parse(text.as_bytes()).is_err(), "{text}");
         }

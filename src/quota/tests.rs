@@ -20,24 +20,24 @@ const NONE: Limits = Limits {
     tokens_per_day: None,
 };
 
-/// A request of `name` whose answer may have all of its `tokens`.
+/// A request of `name` whose `tokens` are all reserved for the response.
 fn claim(name: &Arc<str>, limits: &Limits, tokens: u64) -> Claim {
     Claim { name: name.clone(), limits: *limits, is_named: false, prompt: 0, answer: tokens }
 }
 
 #[test]
-fn requests_of_a_minute_are_counted_by_the_walls_minute() {
+fn requests_per_minute_use_the_wall_clocks_minute() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_minute: Some(2), ..NONE };
     let first = book.take(&claim(&a, &limits, 5), at(119)).unwrap();
     assert_eq!(first.used, Use { requests: 1, tokens: 5 });
     book.end(&a, &first, Had::AS_BOOKED, at(119));
-    assert!(book.take(&claim(&a, &limits, 5), at(120)).is_ok(), "a minute has turned");
+    assert!(book.take(&claim(&a, &limits, 5), at(120)).is_ok(), "the next minute has begun");
     assert!(book.take(&claim(&a, &limits, 5), at(125)).is_ok());
     let refused = book.take(&claim(&a, &limits, 5), at(131)).unwrap_err();
     assert_eq!(refused, Refused { bound: Bound::RequestsPerMinute, limit: 2, retry_after: Duration::from_secs(49) });
-    assert!(book.take(&claim(&"b".into(), &limits, 5), at(131)).is_ok(), "another tenant has its own");
-    assert!(book.take(&claim(&a, &limits, 5), at(131).after(refused.retry_after)).is_ok(), "the promise holds");
+    assert!(book.take(&claim(&"b".into(), &limits, 5), at(131)).is_ok(), "another tenant has its own quota");
+    assert!(book.take(&claim(&a, &limits, 5), at(131).after(refused.retry_after)).is_ok(), "the retry succeeds");
 }
 
 impl Wall {
@@ -47,7 +47,7 @@ impl Wall {
 }
 
 #[test]
-fn retry_after_is_never_a_moment_too_early() {
+fn retry_after_is_never_too_early() {
     let moment = Wall(Duration::from_millis(59_999));
     assert_eq!(Bound::TokensPerMinute.retry_after(moment), Duration::from_secs(1));
     assert_eq!(Bound::RequestsPerDay.retry_after(at(0)), Duration::from_secs(86_400));
@@ -56,7 +56,7 @@ fn retry_after_is_never_a_moment_too_early() {
 }
 
 #[test]
-fn tokens_are_booked_before_and_set_right_after() {
+fn tokens_are_reserved_before_and_settled_after() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { tokens_per_minute: Some(100), ..NONE };
     let one = book.take(&claim(&a, &limits, 80), at(0)).unwrap();
@@ -64,39 +64,39 @@ fn tokens_are_booked_before_and_set_right_after() {
     book.end(&a, &one, Had::Tokens(40), at(2));
     let two = book.take(&claim(&a, &limits, 60), at(3)).unwrap();
     assert_eq!(two.used.tokens, 100);
-    assert!(book.take(&claim(&a, &limits, 0), at(3)).is_err(), "nothing is left, not even for nothing");
+    assert!(book.take(&claim(&a, &limits, 0), at(3)).is_err(), "no quota is left, even for a request without tokens");
     book.end(&a, &two, Had::Nothing, at(4));
     assert_eq!(
         book.take(&claim(&a, &limits, 10), at(5)).unwrap().used,
         Use { requests: 2, tokens: 50 },
-        "as if it had not been"
+        "as if the request had not been made"
     );
 }
 
 #[test]
-fn a_request_larger_than_the_limit_needs_all_of_a_minute() {
+fn request_larger_than_the_limit_needs_all_of_a_minute() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { tokens_per_minute: Some(100), ..NONE };
     let small = book.take(&claim(&a, &limits, 1), at(0)).unwrap();
     assert!(book.take(&claim(&a, &limits, 5_000), at(1)).is_err());
     book.end(&a, &small, Had::Tokens(1), at(2));
-    assert!(book.take(&claim(&a, &limits, 5_000), at(60)).is_ok(), "else it would never be served");
+    assert!(book.take(&claim(&a, &limits, 5_000), at(60)).is_ok(), "otherwise it would never be served");
     assert!(book.take(&claim(&a, &limits, 1), at(61)).is_err());
 }
 
 #[test]
-fn an_answer_that_ends_in_a_later_minute_is_charged_there_for_what_was_not_booked() {
+fn response_that_ends_in_a_later_minute_is_charged_there_for_the_rest() {
     let taken = Taken::by(&claim(&tenant(), &NONE, 100), at(0).windows(), Use::default());
     let more = taken.change(Had::Tokens(130), at(61).windows());
     assert_eq!((more.minute_tokens, more.day_tokens), (30, 30));
     let less = taken.change(Had::Tokens(70), at(61).windows());
-    assert_eq!((less.minute_tokens, less.day_tokens), (0, -30), "the minute is over, the day is not");
+    assert_eq!((less.minute_tokens, less.day_tokens), (0, -30), "the minute is over and the day is not");
     let nothing = taken.change(Had::Nothing, at(86_400).windows());
     assert_eq!(nothing, Change::default());
 }
 
 #[test]
-fn the_bound_that_lasts_longest_is_told() {
+fn longest_blocking_limit_is_reported() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits {
         requests_per_minute: Some(1),
@@ -111,11 +111,15 @@ fn the_bound_that_lasts_longest_is_told() {
     assert_eq!(book.take(&claim(&a, &by_tokens, 1), at(1)).unwrap_err().bound, Bound::TokensPerDay);
     let by_minute = Limits { requests_per_day: None, tokens_per_day: None, ..limits };
     assert_eq!(book.take(&claim(&a, &by_minute, 1), at(1)).unwrap_err().bound, Bound::RequestsPerMinute);
-    assert_eq!(book.take(&claim(&a, &by_minute, 1), at(61)).unwrap_err().bound, Bound::Concurrency, "it still runs");
+    assert_eq!(
+        book.take(&claim(&a, &by_minute, 1), at(61)).unwrap_err().bound,
+        Bound::Concurrency,
+        "the request still runs"
+    );
 }
 
 #[test]
-fn a_limit_of_nothing_lets_nothing_through() {
+fn limit_of_zero_admits_no_request() {
     for bound in Bound::ALL {
         let limits = match bound {
             Bound::RequestsPerDay => Limits { requests_per_day: Some(0), ..NONE },
@@ -130,7 +134,7 @@ fn a_limit_of_nothing_lets_nothing_through() {
 }
 
 #[test]
-fn requests_of_a_second_are_counted_by_the_walls_second() {
+fn requests_per_second_use_the_wall_clocks_second() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_second: Some(2), ..NONE };
     let first = book.take(&claim(&a, &limits, 1), at(7)).unwrap();
@@ -139,25 +143,25 @@ fn requests_of_a_second_are_counted_by_the_walls_second() {
     assert_eq!(refused, Refused { bound: Bound::RequestsPerSecond, limit: 2, retry_after: Duration::from_secs(1) });
     book.end(&a, &first, Had::Nothing, at(7));
     let third = book.take(&claim(&a, &limits, 1), at(7)).unwrap();
-    assert!(book.take(&claim(&a, &limits, 1), at(7)).is_err(), "what was given back was had by another");
+    assert!(book.take(&claim(&a, &limits, 1), at(7)).is_err(), "another request has used the returned quota");
     assert!(book.take(&claim(&a, &limits, 1), at(8)).is_ok());
     book.end(&a, &third, Had::Nothing, at(8));
     assert!(book.take(&claim(&a, &limits, 1), at(8)).is_ok());
-    assert!(book.take(&claim(&a, &limits, 1), at(8)).is_err(), "what is given back later is lost with its second");
+    assert!(book.take(&claim(&a, &limits, 1), at(8)).is_err(), "quota returned after its second is lost");
 }
 
 #[test]
-fn a_clock_that_is_set_back_by_a_moment_opens_no_window_again() {
+fn clock_set_back_slightly_starts_no_window_again() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_minute: Some(1), ..NONE };
     let taken = book.take(&claim(&a, &limits, 1), at(600)).unwrap();
     assert!(book.take(&claim(&a, &limits, 1), at(590)).is_err());
     book.end(&a, &taken, Had::Nothing, at(590));
-    assert!(book.take(&claim(&a, &limits, 1), at(590)).is_ok(), "what was given back is there");
+    assert!(book.take(&claim(&a, &limits, 1), at(590)).is_ok(), "the returned quota is available");
 }
 
 #[test]
-fn by_a_clock_that_was_days_ahead_nobody_is_kept_out_for_days() {
+fn clock_that_was_days_ahead_blocks_no_request_for_days() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { requests_per_minute: Some(1), requests_per_day: Some(1), ..NONE };
     book.take(&claim(&a, &limits, 1), at(9 * DAY)).unwrap();
@@ -166,7 +170,7 @@ fn by_a_clock_that_was_days_ahead_nobody_is_kept_out_for_days() {
 }
 
 #[test]
-fn no_window_is_booked_beyond_its_bound_and_what_is_given_back_is_what_was_booked() {
+fn reservations_stay_within_each_window_and_are_returned_exactly() {
     let (book, a) = (Book::new(10), tenant());
     let limits = Limits { tokens_per_minute: Some(100), tokens_per_day: Some(1_000), ..NONE };
     let huge = book.take(&claim(&a, &limits, u64::from(u32::MAX)), at(0)).unwrap();
@@ -175,16 +179,16 @@ fn no_window_is_booked_beyond_its_bound_and_what_is_given_back_is_what_was_booke
     assert_eq!(
         book.take(&claim(&a, &limits, 701), at(61)).unwrap_err().bound,
         Bound::TokensPerDay,
-        "300 of 1,000 are had"
+        "300 of 1,000 are used"
     );
     let other = book.take(&claim(&a, &limits, 700), at(61)).unwrap();
-    assert_eq!(other.used.tokens, 100, "what was claimed was paid for in its own minute");
+    assert_eq!(other.used.tokens, 100, "the reservation was charged to its own minute");
     book.end(&a, &other, Had::AS_BOOKED, at(61));
     assert_eq!(book.take(&claim(&a, &limits, 1), at(120)).unwrap_err().bound, Bound::TokensPerDay);
 }
 
 #[test]
-fn an_answer_of_which_nobody_tells_counts_for_what_came_and_for_what_was_claimed_at_least() {
+fn response_without_a_report_counts_received_and_at_least_claimed_tokens() {
     let limits = Limits { tokens_per_day: Some(10_000), ..NONE };
     let little = Claim { prompt: 100, ..claim(&tenant(), &limits, 500) };
     let all = Claim { prompt: 100, ..claim(&tenant(), &limits, 2_000) };
@@ -213,7 +217,7 @@ fn an_answer_of_which_nobody_tells_counts_for_what_came_and_for_what_was_claimed
 const SMALL: usize = 160;
 
 #[test]
-fn those_are_forgotten_first_with_whom_nothing_is_lost() {
+fn accounts_with_the_smallest_usage_are_evicted_first() {
     let book = Book::new(SMALL);
     let limits = Limits { requests_per_day: Some(3), ..NONE };
     let had_all: Vec<Arc<str>> = (0..3).map(|i| format!("used{i}").into()).collect();
@@ -234,15 +238,15 @@ fn those_are_forgotten_first_with_whom_nothing_is_lost() {
     }
     assert!(book.tenants() <= SMALL, "{}", book.tenants());
     for name in &had_all {
-        let told = book.take(&claim(name, &limits, 1), at(300)).map_err(|refused| refused.bound);
-        assert_eq!(told, Err(Bound::RequestsPerDay), "{name} has had all");
+        let results = book.take(&claim(name, &limits, 1), at(300)).map_err(|refused| refused.bound);
+        assert_eq!(results, Err(Bound::RequestsPerDay), "{name} has used its quota");
     }
-    let told = [(), (), ()].map(|()| book.take(&of_named, at(300)).is_ok());
-    assert_eq!(told, [true, true, false], "one of its three was had before");
+    let results = [(), (), ()].map(|()| book.take(&of_named, at(300)).is_ok());
+    assert_eq!(results, [true, true, false], "one of its three requests was used before");
 }
 
 #[test]
-fn memory_is_bounded_and_nobody_who_runs_is_forgotten() {
+fn memory_is_limited_and_running_tenants_are_never_evicted() {
     let book = Book::new(SMALL);
     let limits = Limits { concurrency: Some(1), ..NONE };
     let kept: Vec<(Arc<str>, Taken)> = (0..20)
@@ -266,7 +270,7 @@ fn memory_is_bounded_and_nobody_who_runs_is_forgotten() {
 }
 
 #[test]
-fn who_was_here_yesterday_is_forgotten() {
+fn tenants_of_the_day_before_are_removed() {
     let book = Book::new(DEFAULT_MAX_TENANTS);
     for i in 0..1_000 {
         let name: Arc<str> = format!("t{i}").into();
@@ -281,7 +285,7 @@ fn who_was_here_yesterday_is_forgotten() {
 }
 
 #[test]
-fn threads_that_take_at_once_get_exactly_what_there_is() {
+fn concurrent_threads_get_exactly_the_available_quota() {
     let (book, a) = (Arc::new(Book::new(10)), tenant());
     let limits = Limits { requests_per_minute: Some(1_000), ..NONE };
     let threads: Vec<_> = (0..8)
@@ -294,14 +298,14 @@ fn threads_that_take_at_once_get_exactly_what_there_is() {
     assert_eq!(through, 1_000);
 }
 
-/// What happens in a random history.
+/// One event of a random history.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A request of so many tokens.
+    /// A request with this number of tokens.
     Take(u64),
-    /// The request at this place of those that run ends.
+    /// The running request at this position ends.
     End(usize, Option<u64>, bool),
-    /// So many seconds pass.
+    /// This number of seconds passes.
     Pass(u64),
 }
 
@@ -315,10 +319,10 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// A model that remembers every request says the same as the account: each window holds the requests that were taken in it and not given
-    /// back, and never more than the limit; so it is with what runs.
+    /// Compared with a model that stores every request: each window has the requests that were admitted in it and not
+    /// returned, and never more than the limit; the same holds for running requests.
     #[test]
-    fn no_history_lets_more_through_than_the_limits_say(
+    fn no_history_admits_more_than_the_limits(
         acts in proptest::collection::vec(act(), 1..300),
         rpm in 1u64..8, tpm in 1u64..2_000, most in 1u64..5, rpd in 1u64..40, tpd in 1u64..20_000,
     ) {
@@ -332,7 +336,7 @@ proptest! {
         };
         let (book, a) = (Book::new(10), tenant());
         let mut now = 1_000_000u64;
-        // Minute, day, and what is charged to the minute and the day that are not over.
+        // Minute, day, and the charges to a minute and a day that are not over.
         let mut served: Vec<(u64, u64)> = Vec::new();
         let mut charges: Vec<(u64, u64, i64, i64)> = Vec::new();
         let mut running: Vec<Taken> = Vec::new();

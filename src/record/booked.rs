@@ -1,6 +1,6 @@
-//! A request's bookings that tell the recording what they change, each change in a turn of its own.
+//! A request's booking that records its changes, each under one lock together with the change.
 //!
-//! Made by the decision, kept by the watch over the answer. Without a recording it is a [`Booking`] and nothing else.
+//! Created by the decision and kept until the response has ended. Without a recording, it is only a [`Booking`].
 
 use super::line::{Ended, Line};
 use super::tape::{Recorder, Turn};
@@ -14,24 +14,24 @@ use attache_types::ids::EndpointId;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One routed request.
+/// The booking of one routed request, with its recording if there is one.
 #[derive(Debug)]
 pub struct Booked {
-    /// `None` when it has ended.
+    /// The booking; `None` when it has ended.
     booking: Option<Booking>,
     endpoint: Arc<Endpoint>,
-    /// The recording that it is in, and its number there.
+    /// The recording, and the request's number in it.
     tape: Option<(Arc<Recorder>, u64)>,
 }
 
 impl Booked {
-    /// A booking that was made in the turn of its decision, of the request with this number.
+    /// Wraps a booking that was made under the lock of its decision, for the request with this number.
     #[must_use]
     pub fn new(booking: Booking, tape: Option<(Arc<Recorder>, u64)>) -> Self {
         Self { endpoint: booking.endpoint().clone(), booking: Some(booking), tape }
     }
 
-    /// The endpoint that is booked.
+    /// Returns the endpoint of the booking.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
@@ -52,7 +52,7 @@ impl Booked {
         self.endpoint = endpoint.clone();
     }
 
-    /// As [`Booking::dispatch`]. Requests that are split are not recorded.
+    /// As [`Booking::dispatch`]. Split requests are not recorded.
     pub fn dispatch(&mut self, how: Dispatch<'_>, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
         if let Some(booking) = &mut self.booking {
             booking.dispatch(how, snapshot, stale_after, now);
@@ -73,7 +73,7 @@ impl Booked {
         endpoint.health.observe(observation, now, policy, || pool.load().may_eject(endpoint, now, policy))
     }
 
-    /// The request was a probe of `endpoint` and told nothing.
+    /// Records that the request was a probe of `endpoint` and ended without a result.
     pub fn probe_lost(&self, endpoint: &Endpoint) {
         let _turn = turn(self.tape.as_ref(), |r| Line::ProbeLost { r, id: endpoint.id });
         endpoint.health.probe_lost();
@@ -118,7 +118,7 @@ impl Booked {
     }
 }
 
-/// What is booked is given back in the same turn in which that is told.
+/// The booking is released under the same lock as its record.
 impl Drop for Booked {
     fn drop(&mut self) {
         if let Some(booking) = self.booking.take() {
@@ -129,7 +129,7 @@ impl Drop for Booked {
     }
 }
 
-/// A turn that begins with the line that `line` makes of the request's number.
+/// Takes the recording's lock and writes the line that `line` makes of the request's number.
 fn turn(tape: Option<&(Arc<Recorder>, u64)>, line: impl FnOnce(u64) -> Line) -> Option<Turn<'_>> {
     let (recorder, r) = tape?;
     let mut turn = recorder.turn()?;
@@ -137,7 +137,7 @@ fn turn(tape: Option<&(Arc<Recorder>, u64)>, line: impl FnOnce(u64) -> Line) -> 
     Some(turn)
 }
 
-/// The numbers of the endpoints of a decision.
+/// Returns the numbers of a decision's endpoints.
 #[must_use]
 pub fn ids<'a>(picks: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Vec<EndpointId> {
     picks.into_iter().map(|endpoint| endpoint.id).collect()

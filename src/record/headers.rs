@@ -1,15 +1,15 @@
-//! The headers that a decision asks for, noted as it asks: only these are recorded.
+//! The headers that a decision reads, noted on each access: only these are recorded.
 
 use attache_scheduling::plugin::HeaderSource;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Headers whose values are recorded as hashes, whoever asks for them. An algorithm that tells clients apart by one decides alike in a
-/// replay; one that computes with its value does not.
-pub const CREDENTIALS: &[&str] = &["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
+/// Headers whose values are recorded as hashes. An algorithm that uses them to distinguish clients decides the same in
+/// a replay; one that computes with the value does not.
+pub(crate) const CREDENTIALS: &[&str] = &["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
 
-/// Headers that note who was asked for.
+/// A header source that notes which headers were read.
 #[derive(Debug)]
 pub struct Noted<'a> {
     source: &'a dyn HeaderSource,
@@ -17,13 +17,13 @@ pub struct Noted<'a> {
 }
 
 impl<'a> Noted<'a> {
-    /// Nobody has asked yet.
+    /// Wraps `source`, from which no header has been read.
     #[must_use]
     pub fn of(source: &'a dyn HeaderSource) -> Self {
         Self { source, asked: RefCell::default() }
     }
 
-    /// All that was asked for so far, as it is recorded.
+    /// Returns all headers that were read so far, in their recorded form.
     #[must_use]
     pub fn asked(&self) -> BTreeMap<String, Option<String>> {
         self.asked.borrow().clone()
@@ -35,7 +35,7 @@ impl HeaderSource for Noted<'_> {
         self.note(name, self.source.header(name))
     }
 
-    /// Noted as what the header said: a replay knows headers alone.
+    /// Noted as a header, since a replay has only headers.
     fn user(&self, name: &str) -> Option<&str> {
         self.note(name, self.source.user(name))
     }
@@ -52,7 +52,7 @@ impl Noted<'_> {
     }
 }
 
-/// What stands in a recording for a text that must not be in it; equal texts have equal hashes.
+/// Returns the recorded form of a text that must not be in a recording; equal texts have equal hashes.
 #[must_use]
 pub fn hash(text: &str) -> String {
     format!("xxh3:{:032x}", xxh3_128(text.as_bytes()))

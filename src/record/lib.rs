@@ -1,17 +1,18 @@
-//! Recording what a running picker sees and decides, so that every decision can be made again, exactly.
+//! Recordings of the inputs and results of decisions in a running Attaché, so that every decision can be repeated
+//! exactly.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`line`] | the format |
-//! | [`tape`] | the file: one order of all changes, a thread that writes, an end that never hurts serving |
-//! | [`booked`] | a request's bookings, which tell the tape what they change |
-//! | [`headers`] | which headers a decision asks for |
+//! | [`tape`] | the file: one order of all changes, a writer thread, failures that never affect requests |
+//! | [`booked`] | a request's booking, which records its changes |
+//! | [`headers`] | the headers that a decision reads |
 //!
-//! Without `--record` it costs one look at an `Option`.
+//! Without `--record`, it costs one check of an `Option`.
 //!
-//! **Owns** the recording format, the file and its order.
-//! **Called by** `ext_proc` at each decision, by the publishers of pools, and by `app`; `replay` reads recordings.
-//! **Must not** delay a request: a full disk ends the recording, and serving goes on. It holds no prompt text.
+//! **Owns** the recording format, the file and its order. **Called by** `ext_proc` at each decision, by the publishers
+//! of pools, and by `app`; `replay` reads recordings. **Must not** delay a request: a full disk ends the recording, and
+//! requests are still served. It contains no prompt text.
 //!
 //! Read first: `line.rs`, `tape.rs`, `booked.rs`.
 

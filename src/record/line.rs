@@ -1,10 +1,13 @@
-//! The recording format `attache.record.v1`: one JSON object a line, in exactly the order in which what decisions see has changed.
+//! The recording format `attache.record.v1`: one JSON object per line, in the order in which the
+//! inputs of decisions have changed.
 //!
-//! The first line is a [`Header`]. Every other one is a [`Line`]: an object with one field, whose name says what happened. Requests have
-//! numbers (`r`) in the order of their decisions, pools in the order in which they were made, configurations in the order in which they
-//! came into force; times are nanoseconds since an origin of the process. No text of a prompt or of an answer is in it: prompts are
-//! the keys of their blocks (seeded hashes) and lengths, tenants and credentials are hashes. Model names, endpoints, the settings and
-//! the values of those other headers that the routing algorithm has read are in it as they are.
+//! The first line is a [`Header`]. Every other one is a [`Line`]: an object with one member, whose name is the event.
+//! Requests are numbered (`r`) in the order of their decisions, pools in the order of their creation, configurations in
+//! the order in which they took effect; times are nanoseconds since an origin of the process.
+//!
+//! It contains no text of a prompt or response: prompts are recorded as block keys (seeded hashes) and lengths, tenants
+//! and credentials as hashes. Model names, endpoints, settings and the values of other headers that the routing
+//! algorithm has read are recorded unchanged.
 
 use attache_pool::health::{ClientSlot, Outcome};
 use attache_pool::writer::SourceId;
@@ -24,52 +27,52 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the first line holds in `format`.
+/// Value of `format` in the first line.
 pub const FORMAT: &str = "attache.record.v1";
 
-/// The first line.
+/// The first line of a recording.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Header {
-    /// [`FORMAT`].
+    /// Always [`FORMAT`].
     pub format: String,
-    /// Of the picker that recorded.
+    /// Version of the recording Attaché.
     pub version: String,
-    /// Of all that it drew and hashed.
+    /// Seed of all random numbers and hashes.
     pub seed: u64,
-    /// The settings of the start, configuration number 0, as `/config_dump` shows them.
+    /// The settings at the start, configuration number 0, as `/config_dump` shows them.
     pub settings: Value,
 }
 
-/// What happened.
+/// One event of a recording.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Line {
-    /// A pool begins, without endpoints.
+    /// A pool was created without endpoints.
     Pool { pool: u32, name: Arc<str>, cache: CacheConfig },
-    /// What is known of its caches begins anew, and says nothing of the old keys.
+    /// The prefix cache was cleared; keys from before do not match new ones.
     Cache { pool: u32, cache: CacheConfig },
-    /// A source of discovery said which endpoints there are.
+    /// A source of discovery reported its endpoints.
     Endpoints { pool: u32, source: SourceId, endpoints: Vec<EndpointSpec> },
-    /// A source is no more.
+    /// A source was removed.
     Gone { pool: u32, source: SourceId },
-    /// These are the sources from now on.
+    /// The set of sources has changed.
     Expect { pool: u32, sources: Vec<SourceId> },
-    /// A page was read.
+    /// An endpoint was scraped.
     Page { pool: u32, id: EndpointId, metrics: Arc<EndpointMetrics> },
-    /// A server's process is a new one.
+    /// A server's process was restarted.
     Restart { pool: u32, id: EndpointId },
     /// A server has cleared its cache.
     Cleared { pool: u32, id: EndpointId },
-    /// What was said of the pool so far is what decisions see from now on.
+    /// Decisions see all earlier events of the pool from now on.
     Publish { pool: u32 },
-    /// A configuration came into force for streams that open from now on.
+    /// A configuration took effect for streams that open from now on.
     Live { live: u32, settings: Value },
-    /// A decision, and its booking.
+    /// A decision with its booking.
     Decide(Box<Decided>),
-    /// Envoy served the request elsewhere.
+    /// Envoy served the request from another endpoint.
     Moved { r: u64, at: Timestamp, to: EndpointId },
-    /// The outcome of a request for an endpoint's health. Recordings from before error responses were counted by API and client have
-    /// neither; a 5xx is a `failure` there.
+    /// The outcome of a request for an endpoint's health. Older recordings lack API and client, because error responses
+    /// were not counted by them; a 5xx is a `failure` there.
     Health {
         r: u64,
         at: Timestamp,
@@ -80,74 +83,74 @@ pub enum Line {
         #[serde(skip_serializing_if = "is_default", default)]
         client: ClientSlot,
     },
-    /// A probe ended without telling anything of this endpoint.
+    /// A probe of this endpoint ended without a result.
     ProbeLost { r: u64, id: EndpointId },
-    /// The first byte of the answer; `good` and `tells` as in [`attache_scheduling::Booking::first_byte`].
+    /// The first byte of the response; `good` and `tells` as in [`attache_scheduling::Booking::first_byte`].
     First { r: u64, at: Timestamp, good: bool, tells: bool },
-    /// The end of the answer.
+    /// The end of the response.
     End(Ended),
-    /// The request is gone without an end.
+    /// The request was dropped without an end.
     Drop { r: u64 },
 }
 
-/// All that a decision was made from, and what it came to.
+/// All inputs of a decision, and its result.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decided {
-    /// The request's number.
+    /// Number of the request, in the order of decisions.
     pub r: u64,
-    /// The moment.
+    /// Time of the decision in nanoseconds.
     pub at: Timestamp,
-    /// The configuration that the stream began with.
+    /// Number of the configuration that the stream began with.
     pub live: u32,
-    /// The pool's name in it.
+    /// Name of the pool in that configuration.
     pub pool: Arc<str>,
-    /// What the generator of this decision was seeded with.
+    /// Seed of the random numbers for this decision.
     pub rng: u64,
-    /// The server's name for the model; empty when unknown.
+    /// The server's name for the model; empty if unknown.
     pub model: Arc<str>,
-    /// The body was read.
+    /// Whether the body could be read.
     pub readable: bool,
-    /// The first estimate of the prompt's length, tokens, by which a strategy is chosen.
+    /// First estimate of the prompt's length in tokens, by which a strategy is selected.
     pub estimated: u32,
-    /// Longest answer asked for, tokens.
+    /// Limit of the response in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// As in [`attache_scheduling::RequestFacts`].
     #[serde(skip_serializing_if = "is_default", default)]
     pub priority: i32,
-    /// How long it had waited for its turn.
+    /// How long the request waited in the queue.
     #[serde(skip_serializing_if = "is_default", default)]
     pub waited: Duration,
-    /// The headers that were asked for, `null` for those that the request does not have.
+    /// The headers that were read, `null` for absent ones.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub headers: BTreeMap<String, Option<String>>,
     /// The gateway's subset hint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subset: Option<Vec<String>>,
-    /// What operators had said about the model.
+    /// The operator's policy for the model.
     #[serde(skip_serializing_if = "is_default", default)]
     pub policy: ModelPolicy,
-    /// What was looked up; missing when nothing was.
+    /// The prompt as it was looked up; missing without a lookup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<Looked>,
-    /// The first token of the answer will be seen as it comes.
+    /// Whether the first token of the response will be observed.
     pub streams: bool,
-    /// The strategy that decided, for people.
+    /// Name of the strategy that decided, for people.
     pub strategy: Arc<str>,
-    /// What algorithms made of the prompt's text, by what it is.
+    /// What algorithms computed from the prompt's text, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub digests: BTreeMap<String, Vec<u64>>,
-    /// No algorithm decided: an earlier answer lives there, or a test named it.
+    /// Whether the endpoint was fixed without an algorithm: by a previous response or a test header.
     #[serde(skip_serializing_if = "is_default", default)]
     pub preset: bool,
-    /// The endpoints, best first; empty when the request was refused.
+    /// The endpoints, best first; empty when the request was rejected.
     pub picks: Vec<EndpointId>,
-    /// Why the first won, or the reason of the refusal.
+    /// The reason for which the first endpoint was chosen, or the reason of the rejection.
     pub reason: String,
-    /// Tokens of the prompt that the first was thought to hold.
+    /// Tokens of the prompt that the first endpoint was expected to have cached.
     pub matched: u32,
-    /// The request is a probe.
+    /// Whether the request is a probe.
     #[serde(skip_serializing_if = "is_default", default)]
     pub probe: bool,
 }
@@ -156,59 +159,59 @@ pub struct Decided {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Looked {
-    /// The keys that were at hand: base64 of 64 bits each, little-endian.
+    /// The available keys: base64 of 64 bits each, little-endian.
     #[serde(with = "keys")]
     pub keys: Vec<BlockKey>,
-    /// There are more that were not at hand.
+    /// Whether there are further keys that were not available.
     #[serde(skip_serializing_if = "is_default", default)]
     pub cold: bool,
-    /// The keys are of the picker's own making.
+    /// Whether Attaché made the keys from its own tokens or text.
     #[serde(skip_serializing_if = "is_default", default)]
     pub own_keys: bool,
-    /// The request asks not to use the cache.
+    /// Whether the request asks not to use the cache.
     #[serde(skip_serializing_if = "is_default", default)]
     pub skips_cache: bool,
     /// Bytes of text, as in [`attache_protocol::Prompt`].
     pub text_bytes: u64,
-    /// Token ids.
+    /// Number of token ids in all prompts.
     #[serde(skip_serializing_if = "is_default", default)]
     pub token_ids: u64,
-    /// A guess at the tokens of media.
+    /// Estimated tokens of images, audio and other media.
     #[serde(skip_serializing_if = "is_default", default)]
     pub media_tokens: u64,
-    /// How many prompts.
+    /// Number of prompts in the request.
     pub count: u32,
-    /// Who asks, as a hash.
+    /// The tenant as a hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
 }
 
-/// The end of an answer.
+/// The end of a response.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ended {
-    /// The request's number.
+    /// Number of the request, as in its decision.
     pub r: u64,
-    /// The moment.
+    /// Time of the end in nanoseconds.
     pub at: Timestamp,
-    /// It was seen to its last byte.
+    /// Whether the response was received to its last byte.
     pub complete: bool,
-    /// As the server told.
+    /// Tokens of the prompt, as the server reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u64>,
-    /// As the server told.
+    /// Tokens of the response, as the server reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
-    /// As the server told.
+    /// Cached tokens of the prompt, as the server reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// The keys that the answer added to the prompt's; missing when that could not be told.
+    /// The keys that the response added to the prompt's; missing if unknown.
     #[serde(with = "maybe_keys", skip_serializing_if = "Option::is_none", default)]
     pub keys: Option<Vec<BlockKey>>,
 }
 
 impl Ended {
-    /// What the answer told.
+    /// Returns the usage that the response reported.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
@@ -229,7 +232,7 @@ fn encode(keys: &[BlockKey]) -> String {
 }
 
 fn decode(text: &str) -> Result<Vec<BlockKey>, String> {
-    let bytes = STANDARD_NO_PAD.decode(text).map_err(|e| format!("`keys` is no base64: {e}"))?;
+    let bytes = STANDARD_NO_PAD.decode(text).map_err(|e| format!("`keys` is not base64: {e}"))?;
     let (keys, rest) = bytes.as_chunks::<8>();
     if !rest.is_empty() {
         return Err(format!("`keys` has {} bytes; a multiple of 8 is allowed", bytes.len()));
@@ -272,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_lines_of_old_recordings_have_neither_api_nor_client() {
+    fn health_lines_of_old_recordings_lack_api_and_client() {
         let old = r#"{"health":{"r":7,"at":3,"id":1,"outcome":"failure"}}"#;
         let (api, client) = (Api::default(), ClientSlot::default());
         let line = Line::Health { r: 7, at: Timestamp(3), id: EndpointId(1), outcome: Outcome::Failure, api, client };

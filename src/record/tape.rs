@@ -1,9 +1,10 @@
-//! The recording of a running picker: one order of everything that changes what decisions see.
+//! The recording of a running Attaché: one order of all changes to the inputs of decisions.
 //!
-//! Whoever changes something takes a [`Turn`] before it and drops it after it, and writes a line in between; so the file has the lines in
-//! the order in which the changes were made, whatever threads made them. Lines go to memory; a thread of its own takes them to the file,
-//! so that a slow disk never holds up a request. What goes wrong (the file is full, the disk is, or it is too slow) ends the recording
-//! with one line of the log and the gauge `attache_recording`, never the serving.
+//! Code that changes something takes a [`Turn`] before the change, writes a line, and drops it afterwards. The
+//! file therefore has the lines in the order of the changes, across all threads. Lines go to memory; a writer
+//! thread moves them to the file, so that a slow disk never delays a request. On a failure (the file or the
+//! disk is full, or the disk is too slow), the recording ends with one log line and the gauge
+//! `attache_recording`; requests are still served.
 
 use super::line::{FORMAT, Header, Line};
 use attache_pool::PoolEvent;
@@ -21,25 +22,25 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// 1 GiB: some hundred thousand requests of a few thousand tokens, and no disk that is full by surprise.
+/// Default limit of the file, 1 GiB: some hundred thousand requests of a few thousand tokens.
 pub const DEFAULT_MAX_BYTES: u64 = 1 << 30;
-/// Lines reach the file within 200 ms: as much is lost when the process is killed.
+/// Longest time until lines reach the file, and so the loss if the process is killed.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
-/// The writing thread is woken for this much, so that memory stays small while much is told.
+/// Bytes in memory at which the writer thread is woken, to keep memory small under load.
 const WAKE_BYTES: usize = 256 << 10;
-/// A disk that is 64 MiB behind does not keep up.
+/// Bytes in memory at which the disk counts as too slow, and the recording ends.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
-/// Where to record to.
+/// Path and size limit of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordSettings {
-    /// The file; one that is there is replaced.
+    /// Path of the file; an existing one is replaced.
     pub path: PathBuf,
-    /// The recording ends before it gets longer than this.
+    /// Size in bytes at which the recording ends.
     pub max_bytes: u64,
 }
 
-/// A recording.
+/// A recording in progress, which all threads share.
 #[derive(Debug)]
 pub struct Recorder {
     shared: Arc<Shared>,
@@ -50,7 +51,7 @@ pub struct Recorder {
 struct Shared {
     tape: Mutex<Tape>,
     wake: Condvar,
-    /// There is something to record to.
+    /// Whether the recording still accepts lines.
     on: AtomicBool,
     path: PathBuf,
     max_bytes: u64,
@@ -59,7 +60,7 @@ struct Shared {
     recording: Gauge,
 }
 
-/// What has an order.
+/// State under the recording's lock.
 #[derive(Debug, Default)]
 struct Tape {
     /// Lines that are not in the file yet.
@@ -71,7 +72,7 @@ struct Tape {
     closing: bool,
 }
 
-/// The right to change something that decisions see, and to say so.
+/// The lock under which inputs of decisions are changed and the changes recorded.
 #[derive(Debug)]
 pub struct Turn<'a> {
     tape: MutexGuard<'a, Tape>,
@@ -79,10 +80,10 @@ pub struct Turn<'a> {
 }
 
 impl Recorder {
-    /// Begins a recording of a picker with this seed and these settings.
+    /// Starts a recording with this seed and these settings.
     ///
     /// # Errors
-    /// When the file can't be made.
+    /// When the file cannot be created.
     pub fn start(settings: RecordSettings, seed: u64, config: Value) -> std::io::Result<Arc<Self>> {
         let named = |e: std::io::Error| {
             std::io::Error::new(e.kind(), format!("can't record to `{}`: {e}", settings.path.display()))
@@ -107,7 +108,7 @@ impl Recorder {
         Ok(Arc::new(Self { writer: Mutex::new(Some(writer.map_err(named)?)), shared }))
     }
 
-    /// Shows what the recording does.
+    /// Registers the recording's counters and gauge in `registry`.
     pub fn register(&self, registry: &mut Registry) {
         let Shared { lines, bytes, recording, .. } = &*self.shared;
         registry.register("recorded_lines", "Lines written to the recording", lines.clone());
@@ -115,7 +116,7 @@ impl Recorder {
         registry.register("recording", "1 while a recording is made, 0 when it has ended", recording.clone());
     }
 
-    /// A turn; `None` when the recording has ended.
+    /// Takes the lock; `None` when the recording has ended.
     #[must_use]
     pub fn turn(&self) -> Option<Turn<'_>> {
         let shared = &*self.shared;
@@ -123,23 +124,23 @@ impl Recorder {
             return None;
         }
         let tape = shared.tape.lock();
-        // It may have ended while we waited.
+        // It may have ended while waiting for the lock.
         (shared.on.load(Relaxed) && !tape.closing).then_some(Turn { tape, shared })
     }
 
-    /// Ends the recording because of something that it can't hold.
+    /// Ends the recording because of an event that it cannot represent.
     pub fn stop(&self, why: &str) {
         if let Some(turn) = self.turn() {
             turn.shared.stop(why);
         }
     }
 
-    /// Ends the recording; all of it is in the file then.
+    /// Ends the recording after writing all lines to the file.
     pub fn finish(&self) {
         self.shared.tape.lock().closing = true;
         self.shared.wake.notify_one();
         if let Some(writer) = self.writer.lock().take() {
-            // A writer that panicked has lost what it had; there is nothing to be done about it.
+            // If the writer has panicked, its lines are lost, and nothing more can be done.
             let _ = writer.join();
         }
     }
@@ -159,7 +160,7 @@ impl Shared {
         }
     }
 
-    /// Takes lines to the file until the recording is closed.
+    /// Moves lines to the file until the recording is closed.
     fn write(&self, mut file: File) {
         let mut lines = Vec::new();
         loop {
@@ -187,13 +188,13 @@ impl Shared {
 }
 
 impl Turn<'_> {
-    /// Says what is changed in this turn.
+    /// Records a change made under this lock.
     pub fn write(&mut self, line: &Line) {
         self.append(line);
     }
 
     fn append(&mut self, line: &impl serde::Serialize) {
-        // An earlier line of this turn may have been the last one.
+        // An earlier line under this lock may have ended the recording.
         if !self.shared.on.load(Relaxed) {
             return;
         }
@@ -218,13 +219,13 @@ impl Turn<'_> {
         }
     }
 
-    /// The number of the next request.
+    /// Returns the number of the next request.
     pub fn request(&mut self) -> u64 {
         self.tape.requests += 1;
         self.tape.requests - 1
     }
 
-    /// A configuration comes into force; its number.
+    /// Records that a configuration takes effect, and returns its number.
     pub fn live(&mut self, settings: Value) -> u32 {
         self.tape.lives += 1;
         let live = self.tape.lives;
@@ -233,12 +234,12 @@ impl Turn<'_> {
     }
 }
 
-/// The recording of one pool; of none when nothing is recorded.
+/// The recording of one pool, or of none when nothing is recorded.
 #[derive(Clone, Debug, Default)]
 pub struct PoolTape(Option<(Arc<Recorder>, u32)>);
 
 impl PoolTape {
-    /// A pool begins.
+    /// Records the creation of a pool.
     #[must_use]
     pub fn begin(recorder: Option<&Arc<Recorder>>, name: &Arc<str>, cache: &CacheConfig) -> Self {
         let begun = recorder.and_then(|recorder| {
@@ -251,33 +252,33 @@ impl PoolTape {
         Self(begun)
     }
 
-    /// Does `change` with what it tells of itself written down, in a turn of its own.
-    pub fn change<T>(&self, change: impl FnOnce(&mut dyn FnMut(Told<'_>)) -> T) -> T {
+    /// Runs `change` under the lock, and records the events that it reports.
+    pub fn change<T>(&self, change: impl FnOnce(&mut dyn FnMut(PoolChange<'_>)) -> T) -> T {
         let Some((pool, mut turn)) = self.0.as_ref().and_then(|(recorder, pool)| Some((*pool, recorder.turn()?)))
         else {
             return change(&mut |_| {});
         };
-        change(&mut |told| turn.write(&told.line(pool)))
+        change(&mut |change| turn.write(&change.line(pool)))
     }
 }
 
-/// What changes about a pool.
+/// A change of a pool.
 #[derive(Debug)]
-pub enum Told<'a> {
-    /// What is known of its caches begins anew.
+pub enum PoolChange<'a> {
+    /// The prefix cache was cleared.
     Cache(&'a CacheConfig),
-    /// The writer takes this in.
+    /// The pool's writer applied this event.
     Event(&'a PoolEvent),
-    /// What the writer has taken in is shown.
+    /// The pool's writer published its state.
     Publish,
 }
 
-impl Told<'_> {
+impl PoolChange<'_> {
     fn line(self, pool: u32) -> Line {
         match self {
-            Told::Cache(cache) => Line::Cache { pool, cache: cache.clone() },
-            Told::Publish => Line::Publish { pool },
-            Told::Event(event) => match event {
+            PoolChange::Cache(cache) => Line::Cache { pool, cache: cache.clone() },
+            PoolChange::Publish => Line::Publish { pool },
+            PoolChange::Event(event) => match event {
                 PoolEvent::Endpoints { source, endpoints } => Line::Endpoints {
                     pool,
                     source: *source,

@@ -1,24 +1,24 @@
-//! What tenants and models have had, in a Redis that several pickers share. It owns the two scripts that change the counters; the figures are
-//! [`attache_quota`]'s. What AIBrix keeps of single tenants there is read by [`users`].
+//! Usage of tenants and models in a Redis that several Attaché processes share. This module owns the two scripts that
+//! change the counters; the values are [`attache_quota`]'s. [`users`] reads AIBrix's records of single tenants.
 //!
-//! | key | what | kept for |
+//! | key | content | kept for |
 //! |---|---|---|
-//! | `aibrix:<tenant>_RPM_CURRENT:<minute mod 64>` | requests of the minute, as AIBrix's gateway counts them | 2 minutes |
+//! | `aibrix:<tenant>_RPM_CURRENT:<minute mod 64>` | requests of the minute, as AIBrix's gateway counts | 2 minutes |
 //! | `aibrix:<tenant>_TPM_CURRENT:<minute mod 64>` | tokens of the minute, likewise | 2 minutes |
 //! | `attache:<tenant>_RPD:<day>`, `attache:<tenant>_TPD:<day>` | requests and tokens of the day | 2 days |
 //! | `attache:<tenant>_RPS_CURRENT:<second mod 64>` | requests of the second | 2 seconds |
-//! | `attache:<tenant>_RUNNING` | a sorted set: one member a request under way, by when its place is free at the latest | [`LEASE`] |
+//! | `attache:<tenant>_RUNNING` | a sorted set: one member per running request, by its expiry | [`LEASE`] |
 //!
-//! Of a model they begin with `attache_model:` in place of `aibrix:` and `attache:`, but for the requests of a second, which AIBrix's gateway counts too:
-//! `aibrix_model:<model>_MODEL_RPS_CURRENT:<second mod 64>`.
+//! For a model, keys begin with `attache_model:` in place of `aibrix:` and `attache:`, except for the requests of a
+//! second, which AIBrix's gateway counts too: `aibrix_model:<model>_MODEL_RPS_CURRENT:<second mod 64>`.
 //!
-//! What has no bound is not counted, but for the requests and tokens of a tenant's minute, which answers tell: names that clients make up leave nothing
-//! behind where nothing bounds them.
+//! Only limited values are counted, so names that clients invent leave no keys. Exceptions are the requests and tokens
+//! of a tenant's minute, which responses report.
 //!
-//! A script runs as one step in Redis, so that no two pickers take the same place. Windows are those of the picker's wall clock, as AIBrix's gateway has
-//! them; how long places are kept Redis itself knows (`TIME`, before writing: Redis 5 or newer), so that no picker's clock frees those of others. The keys
-//! of one tenant or model lie in different slots: one Redis or its replicas, no cluster. Called by
-//! `ext_proc::redis_quotas`.
+//! A script runs as one step in Redis, so no two processes get the same slot. Windows follow the wall clock of the
+//! process, as in AIBrix's gateway. Expiry of slots follows Redis's own clock (`TIME` before writing: Redis 5 or
+//! newer), so that no process frees the slots of others. The keys of one tenant or model are in different hash slots:
+//! use one Redis with its replicas, not a cluster. Called by `ext_proc::redis_quotas`.
 
 mod ends;
 pub mod users;
@@ -32,17 +32,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// 10 minutes: a place that nobody gave back, because its picker died, is free again. An answer that takes longer no longer counts.
-pub const LEASE: Duration = Duration::from_secs(600);
-/// Windows that AIBrix's gateway tells apart by their keys.
+/// Lifetime of a slot, 10 minutes: then a slot whose process has died is free again. A response that
+/// takes longer no longer counts.
+pub(crate) const LEASE: Duration = Duration::from_secs(600);
+/// Number of windows that AIBrix's gateway distinguishes by their keys.
 const AIBRIX_WINDOWS: u64 = 64;
-/// Counted without a bound.
+/// Argument of a script: count without a limit.
 const UNBOUNDED: i64 = -1;
-/// Not counted either.
+/// Argument of a script: do not count.
 const UNCOUNTED: i64 = -2;
 
-/// What both scripts begin with: counters that stop at 2^52, which Lua's numbers hold exactly and `INCRBY` never overflows from. A counter that holds no
-/// number ends the script before it changes anything.
+/// Common start of both scripts: counters that stop at 2^52, which Lua's numbers represent exactly and from which
+/// `INCRBY` cannot overflow. A counter that is not a number ends the script before it changes anything.
 macro_rules! bounded {
     () => {
         r"
@@ -59,7 +60,8 @@ end
     };
 }
 
-/// Looks at all bounds and books a request in what is counted. Returns the number of the bound that is used up, from 1, or 0 with what was used of the minute.
+/// Checks all limits and counts a request. Returns the number of the exceeded limit, from 1, or 0 with
+/// the usage of the minute.
 const TAKE: &str = concat!(
     bounded!(),
     r"
@@ -92,8 +94,8 @@ return { 0, requests, all }
 "
 );
 
-/// Sets right what a request that has ended had, after it has freed its place: what can't be counted keeps no place. A counter that has gone, with a
-/// Redis that lost its memory, owes nothing.
+/// Frees the slot of a request that has ended, and then corrects the counters, so that a counter error cannot keep the
+/// slot. A counter that no longer exists, because Redis lost its memory, is not created.
 const END: &str = concat!(
     bounded!(),
     r"
@@ -110,25 +112,25 @@ return 0
 "
 );
 
-/// Why Redis did not say whether a request may go on.
+/// The reason for which Redis did not decide about a request.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It gave no answer.
+    /// The request to Redis failed.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// It said something that no script of ours says.
+    /// Redis returned a value that the scripts never return.
     #[error("redis answered {0:?}")]
     Odd(Vec<i64>),
 }
 
-/// A Redis that counts.
+/// Usage counters in one Redis.
 pub struct RedisStore {
     link: Arc<RedisLink>,
     subject: Subject,
     take: Script,
     end: Script,
     ends: Ends,
-    /// Tells this process's requests from those of others.
+    /// Distinguishes this process's requests from those of other processes.
     process: u64,
     requests: AtomicU64,
 }
@@ -140,24 +142,25 @@ impl fmt::Debug for RedisStore {
 }
 
 impl RedisStore {
-    /// Counts what `subject`s have in the Redis of `link`; `process` tells its requests from those of other pickers. `lost` is called when Redis will not
-    /// be told that a request has ended.
+    /// Creates counters of `subject`s in the Redis of `link`; `process` distinguishes its requests from those of other
+    /// processes. `lost` is called when the end of a request cannot be written to Redis.
     #[must_use]
     pub fn new(link: Arc<RedisLink>, subject: Subject, process: u64, lost: impl Fn() + Send + Sync + 'static) -> Self {
         let (take, end) = (Script::new(TAKE), Script::new(END));
         Self { link, subject, take, end, ends: Ends::new(lost), process, requests: AtomicU64::new(0) }
     }
 
-    /// The Redis that it counts in.
+    /// Returns the connection to its Redis.
     #[must_use]
     pub fn link(&self) -> &Arc<RedisLink> {
         &self.link
     }
 
-    /// Books what is claimed.
+    /// Reserves the claimed quota.
     ///
     /// # Errors
-    /// When Redis gives no answer; what is used up is an answer. A place that it may have given all the same is given back.
+    /// [`StoreError`] when Redis does not respond; a rejection is not an error. A slot that Redis may have given
+    /// all the same is freed.
     pub async fn take(
         self: &Arc<Self>,
         claim: &Claim,
@@ -195,19 +198,19 @@ impl RedisStore {
         Ok(Err(Refused { bound, limit, retry_after: bound.retry_after(at) }))
     }
 
-    /// A request that was booked has ended: changes what `change` says of the windows of `at`, and frees its place. Nobody waits for that; while Redis
-    /// can't be told it is tried again.
+    /// Records the end of a request: applies `change` to the windows of `at`, and frees its slot. It runs in the
+    /// background, and is retried while Redis is unavailable.
     pub fn end(self: &Arc<Self>, name: Arc<str>, place: Place, change: Change, at: Wall) {
         let (store, end) = (self.clone(), End { name, place, change, at });
-        self.ends.spawn(async move { store.ends.tell(&store, end).await }, self.link.runtime());
+        self.ends.spawn(async move { store.ends.write(&store, end).await }, self.link.runtime());
     }
 
-    /// Waits until Redis has been told of all that has ended.
-    pub async fn told(&self) {
-        self.ends.told().await;
+    /// Waits until all ends have been written to Redis.
+    pub async fn written(&self) {
+        self.ends.written().await;
     }
 
-    async fn tell(&self, end: &End) -> Result<(), LinkError> {
+    async fn write(&self, end: &End) -> Result<(), LinkError> {
         let mut script = self.end.prepare_invoke();
         keys(&mut script, self.subject, &end.name, end.at);
         script.arg(&end.counts()).arg(self.member(end.place));
@@ -218,13 +221,13 @@ impl RedisStore {
         format!("{:016x}-{:x}", self.process, place.request)
     }
 
-    /// Whether answers tell what was had of it, whatever its bound.
+    /// Whether responses report the usage, even without a limit.
     fn tells(&self, bound: Bound) -> bool {
         self.subject == Subject::Tenant && matches!(bound, Bound::RequestsPerMinute | Bound::TokensPerMinute)
     }
 }
 
-/// The counters of the tenant or model of this name at `at`, in the order of [`Bound::ALL`].
+/// Adds the counter keys of the tenant or model of this name at `at`, in the order of [`Bound::ALL`].
 fn keys(script: &mut ScriptInvocation<'_>, subject: Subject, name: &str, at: Wall) {
     let Windows { second, minute, day } = at.windows();
     let (second, minute) = (second % AIBRIX_WINDOWS, minute % AIBRIX_WINDOWS);

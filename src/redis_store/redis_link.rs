@@ -1,5 +1,5 @@
-//! The connection to Redis that all who keep or read something there share: made again and again until it holds, and given up when it is of no use.
-//! What waits for an answer is the caller's concern, and how long. Called by `quota_store` and `redis_profiles`.
+//! The shared connection to Redis: it reconnects until it succeeds, and replaces a connection that fails. Callers
+//! decide how long they wait for a response. Called by `quota_store` and `redis_profiles`.
 
 use arc_swap::ArcSwapOption;
 use futures_util::FutureExt;
@@ -12,56 +12,56 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// 1 s for Redis to answer before the connection is thought to be dead. Requests do not wait for that.
+/// Time without a response after which a connection counts as dead. Requests do not wait for that.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
-/// 500 ms between two tries to connect.
+/// Pause between two attempts to connect.
 const RECONNECT: Duration = Duration::from_millis(500);
-/// 1 s between two signs of life, so that a Redis that has gone is known before a request asks it.
+/// Interval of pings, so that an unavailable Redis is detected before a request uses it.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Questions under way at once: more are a sign that Redis can't keep up, and would only pile up.
+/// Most concurrent commands: more would only queue up in a Redis that is too slow.
 const MAX_QUESTIONS: usize = 1_024;
-/// What Redis calls an error about a key that holds something else than was asked for.
+/// Redis's error code for a key with another type of value.
 const WRONG_TYPE: &str = "WRONGTYPE";
-/// What Redis calls errors that may end a script in its middle; before Redis 7 all that do are the first.
+/// Redis's error codes that may end a script midway; before Redis 7, all such errors have the first one.
 const IN_THE_MIDDLE: [&str; 2] = ["ERR", WRONG_TYPE];
 
-/// Why Redis gave no answer.
+/// The reason for which Redis did not respond.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// There is no connection.
     #[error("no connection to redis")]
     Away,
-    /// Too many questions are under way.
-    #[error("{MAX_QUESTIONS} questions to redis are under way")]
+    /// Too many commands are running.
+    #[error("{MAX_QUESTIONS} commands to redis are in flight")]
     Busy,
-    /// It did not understand, or the connection broke.
+    /// Redis returned an error, or the connection failed.
     #[error("redis: {0}")]
     Failed(#[from] RedisError),
 }
 
 impl LinkError {
-    /// Nobody knows whether Redis has done what it was asked for, or a part of it. Else it has not: there was no asking it, or it has refused as a whole,
-    /// because it is a replica (`READONLY`), say, or can't save (`MISCONF`).
+    /// Whether Redis may have executed the command or a part of it. Otherwise it certainly has not: the command was not
+    /// sent, or it was rejected as a whole, for example by a replica (`READONLY`) or because saving fails (`MISCONF`).
     #[must_use]
-    pub fn may_have_run(&self) -> bool {
+    pub(crate) fn may_have_run(&self) -> bool {
         matches!(self, Self::Failed(error) if error.code().is_none_or(|code| IN_THE_MIDDLE.contains(&code)))
     }
 
-    /// The key holds something else than what was asked for: a list, say, and no text.
+    /// Whether the key has another type of value, such as a list instead of text.
     #[must_use]
-    pub fn is_of_the_wrong_type(&self) -> bool {
+    pub(crate) fn is_of_the_wrong_type(&self) -> bool {
         matches!(self, Self::Failed(error) if error.code() == Some(WRONG_TYPE))
     }
 }
 
-/// The connection, and word that it is of no use any more.
+/// The current connection, and a signal that it has failed.
 struct Link {
     connection: ArcSwapOption<MultiplexedConnection>,
     connected: watch::Sender<bool>,
     broken: Notify,
 }
 
-/// A Redis.
+/// A Redis with its connection.
 pub struct RedisLink {
     url: String,
     link: Arc<Link>,
@@ -72,18 +72,18 @@ pub struct RedisLink {
 
 impl fmt::Debug for RedisLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL may hold a password.
+        // The URL may contain a password.
         f.debug_struct("RedisLink").field("connected", &*self.link.connected.borrow()).finish_non_exhaustive()
     }
 }
 
 impl RedisLink {
-    /// Connects to `url` from now on, on the runtime of the caller, until it is dropped; `told` is called with true when there is a connection, and
-    /// with false when it is gone.
+    /// Connects to `url` on the caller's runtime, and reconnects, until it is dropped. `on_change` is called with true after
+    /// a connection, and with false after its loss.
     ///
     /// # Errors
-    /// When the URL is none of Redis.
-    pub fn start(url: &str, told: impl Fn(bool) + Send + Sync + 'static) -> Result<Arc<Self>, RedisError> {
+    /// When the URL is not valid for Redis.
+    pub fn start(url: &str, on_change: impl Fn(bool) + Send + Sync + 'static) -> Result<Arc<Self>, RedisError> {
         let client = Client::open(url)?;
         let link = Arc::new(Link {
             connection: ArcSwapOption::empty(),
@@ -98,32 +98,32 @@ impl RedisLink {
             runtime: Handle::current(),
             _stop: stop.clone().drop_guard(),
         });
-        tokio::spawn(async move { stop.run_until_cancelled(keep(client, &link, told)).await });
+        tokio::spawn(async move { stop.run_until_cancelled(keep(client, &link, on_change)).await });
         Ok(started)
     }
 
-    /// Whether this is the one at `url`.
+    /// Whether this is the Redis at `url`.
     #[must_use]
     pub fn is_at(&self, url: &str) -> bool {
         self.url == url
     }
 
-    /// Where its questions run: the threads that serve requests may end before an answer comes.
+    /// Returns the runtime of its commands: the threads that serve requests may end before a response arrives.
     #[must_use]
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Whether there is a connection, from now on.
+    /// Returns whether there is a connection, with updates.
     #[must_use]
     pub fn connected(&self) -> watch::Receiver<bool> {
         self.link.connected.subscribe()
     }
 
-    /// Asks a question.
+    /// Executes a command.
     ///
     /// # Errors
-    /// When Redis gives no answer.
+    /// [`LinkError`] when Redis does not respond.
     pub async fn ask<T: FromRedisValue>(&self, question: &Cmd) -> Result<T, LinkError> {
         let Ok(_place) = self.places.try_acquire() else { return Err(LinkError::Busy) };
         let connection = self.link.connection.load_full().ok_or(LinkError::Away)?;
@@ -134,7 +134,7 @@ impl RedisLink {
     /// Runs a script.
     ///
     /// # Errors
-    /// When Redis gives no answer.
+    /// [`LinkError`] when Redis does not respond.
     pub async fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> Result<T, LinkError> {
         let Ok(_place) = self.places.try_acquire() else { return Err(LinkError::Busy) };
         let connection = self.link.connection.load_full().ok_or(LinkError::Away)?;
@@ -142,7 +142,7 @@ impl RedisLink {
         self.judged(&connection, answer)
     }
 
-    /// The answer; a connection that gives none is given up.
+    /// Returns the response; a connection that failed is replaced.
     fn judged<T>(
         &self,
         connection: &Arc<MultiplexedConnection>,
@@ -158,7 +158,7 @@ impl RedisLink {
     }
 }
 
-/// Returns when the connection is of no use any more: a question came to nothing, or a sign of life that is asked for now and then.
+/// Returns when the connection has failed, in a command or in a regular ping.
 async fn until_broken(link: &Link, mut connection: MultiplexedConnection) {
     while tokio::time::timeout(HEARTBEAT, link.broken.notified()).await.is_err() {
         if redis::cmd("PING").query_async::<String>(&mut connection).await.is_err() {
@@ -167,13 +167,13 @@ async fn until_broken(link: &Link, mut connection: MultiplexedConnection) {
     }
 }
 
-/// A connection that somebody is told of, until it is gone.
+/// Reports a connection, and its loss on Drop.
 struct Connected<'a, T: Fn(bool)>(&'a T);
 
 impl<'a, T: Fn(bool)> Connected<'a, T> {
-    fn new(told: &'a T) -> Self {
-        told(true);
-        Self(told)
+    fn new(on_change: &'a T) -> Self {
+        on_change(true);
+        Self(on_change)
     }
 }
 
@@ -183,28 +183,28 @@ impl<T: Fn(bool)> Drop for Connected<'_, T> {
     }
 }
 
-/// Connects again and again. An outage is told once.
-async fn keep(client: Client, link: &Link, told: impl Fn(bool)) {
+/// Connects and reconnects. An outage is logged once.
+async fn keep(client: Client, link: &Link, on_change: impl Fn(bool)) {
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(Some(DEAD_AFTER)).set_response_timeout(Some(DEAD_AFTER));
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         match client.get_multiplexed_async_connection_with_config(&config).await {
             Ok(connection) => {
                 tracing::info!("connected to Redis");
-                is_told = true;
-                // Word of the connection before this one.
+                is_logged = true;
+                // Discards a signal about the previous connection.
                 let _ = link.broken.notified().now_or_never();
                 link.connection.store(Some(Arc::new(connection.clone())));
                 link.connected.send_replace(true);
-                let connected = Connected::new(&told);
+                let connected = Connected::new(&on_change);
                 until_broken(link, connection).await;
                 link.connection.store(None);
                 link.connected.send_replace(false);
                 drop(connected);
                 tracing::warn!("connection to Redis lost; reconnecting");
             }
-            Err(error) if !std::mem::replace(&mut is_told, true) => {
+            Err(error) if !std::mem::replace(&mut is_logged, true) => {
                 tracing::warn!(%error, "connection to Redis failed; retrying");
             }
             Err(error) => tracing::debug!(%error, "connection to Redis failed again; retrying"),

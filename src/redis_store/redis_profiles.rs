@@ -1,5 +1,5 @@
-//! SLO profiles from Redis, under AIBrix's keys (`aibrix:profile_{model}_{deployment}`): read as soon as there is a connection and again and again. While
-//! Redis gives no answer, and where a profile can't be read any more, what was read before stays.
+//! SLO profiles from Redis, under AIBrix's keys (`aibrix:profile_{model}_{deployment}`): read on each new connection
+//! and at an interval. While Redis does not respond, or a profile is invalid, the last valid profiles stay in use.
 //!
 //! Called by the composition of the process.
 
@@ -10,38 +10,38 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// 1,024 profiles: far more than deployments have been measured.
+/// Most profiles that are read, far more than deployments exist.
 const MAX_PROFILES: usize = 1_024;
-/// 64 MiB of all profiles as text.
+/// Total size of all profiles as text, 64 MiB.
 const MAX_BYTES: usize = 64 << 20;
-/// Keys that Redis looks at for one answer, so that nobody else waits long.
+/// Keys that Redis scans per call, so that other clients need not wait.
 const PAGE: usize = 1_000;
 
-/// What came of looking at the profiles.
+/// Result of reading the profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// They were read.
+    /// The profiles were read.
     Read {
-        /// Profiles that count, those of before included.
+        /// Number of profiles in use, including those from earlier reads.
         good: usize,
-        /// Of which what stands there now can't be read, those left out for want of room included.
+        /// Number of these whose current value is invalid, including those over the limits.
         malformed: usize,
     },
-    /// Redis gave no answer; those of before stay.
+    /// Redis did not respond; the previous profiles stay in use.
     Failed,
 }
 
-/// Reads the profiles in the Redis of `link` until nobody keeps that or what is returned, and publishes them there; `before` are those known so far. `told` is
-/// called after each look.
+/// Reads the profiles in the Redis of `link` and publishes them in the returned value, until either is dropped.
+/// `before` are the profiles known so far. `on_look` is called after each read.
 #[must_use]
 pub fn follow(
     link: &Arc<RedisLink>,
     every: Duration,
     before: Arc<Vec<Profile>>,
-    told: impl Fn(Look) + Send + 'static,
+    on_look: impl Fn(Look) + Send + 'static,
 ) -> Arc<RedisProfiles> {
     let published = Arc::new(RedisProfiles::new(before));
-    tokio::spawn(run(Arc::downgrade(link), link.connected(), every, Arc::downgrade(&published), told));
+    tokio::spawn(run(Arc::downgrade(link), link.connected(), every, Arc::downgrade(&published), on_look));
     published
 }
 
@@ -50,7 +50,7 @@ async fn run(
     mut connected: watch::Receiver<bool>,
     every: Duration,
     published: Weak<RedisProfiles>,
-    told: impl Fn(Look),
+    on_look: impl Fn(Look),
 ) {
     let mut complaints: Vec<String> = Vec::new();
     let mut fails = false;
@@ -63,7 +63,7 @@ async fn run(
         let before = published.load_full();
         match read(&link, &before).await {
             Ok(Profiles { good, wrong }) => {
-                told(Look::Read { good: good.len(), malformed: wrong.len() });
+                on_look(Look::Read { good: good.len(), malformed: wrong.len() });
                 fails = false;
                 if wrong != complaints {
                     for complaint in wrong.iter().filter(|complaint| !complaints.contains(complaint)) {
@@ -77,14 +77,15 @@ async fn run(
                 }
             }
             Err(error) => {
-                told(Look::Failed);
-                // That there is no connection has been told.
+                on_look(Look::Failed);
+                // The missing connection has been logged already.
                 if !std::mem::replace(&mut fails, true) && !matches!(error, LinkError::Away) {
-                    tracing::warn!(%error, profiles = before.len(), "SLO profiles can't be read from Redis; keeping the last valid ones");
+                    let profiles = before.len();
+                    tracing::warn!(%error, profiles, "SLO profiles can't be read from Redis; keeping the last valid ones");
                 }
             }
         }
-        // Who has gone by then is not waited for.
+        // Dropped while waiting, so that the task does not keep them alive.
         drop((link, published));
         if !wait(&mut connected, every).await {
             return;
@@ -92,7 +93,7 @@ async fn run(
     }
 }
 
-/// Waits until it is time to look again: `every`, or less when a connection is made. False when there will be none any more.
+/// Waits for `every`, or until a connection is made. Returns false when there will be none any more.
 async fn wait(connected: &mut watch::Receiver<bool>, every: Duration) -> bool {
     let made = async {
         while connected.changed().await.is_ok() {
@@ -105,10 +106,10 @@ async fn wait(connected: &mut watch::Receiver<bool>, every: Duration) -> bool {
     tokio::time::timeout(every, made).await.unwrap_or(true)
 }
 
-/// What stands in Redis.
+/// The profiles in Redis.
 struct Profiles {
     good: Vec<Profile>,
-    /// What is wrong: the key and why, for each profile.
+    /// The problems of invalid profiles, with their keys.
     wrong: Vec<String>,
 }
 
@@ -123,13 +124,13 @@ async fn read(link: &RedisLink, before: &[Profile]) -> Result<Profiles, LinkErro
         let mut question = redis::cmd("GETRANGE");
         question.arg(&key).arg(0).arg(MAX_PROFILE_BYTES);
         let text: Result<Vec<u8>, String> = match link.ask::<Vec<u8>>(&question).await {
-            // It has gone since it was named.
+            // It was deleted since its key was scanned.
             Ok(text) if text.is_empty() => continue,
             Ok(text) if text.len() as u64 > MAX_PROFILE_BYTES => {
                 Err(format!("it is longer than {MAX_PROFILE_BYTES} bytes"))
             }
             Ok(text) => Ok(text),
-            Err(error) if error.is_of_the_wrong_type() => Err("it is no text".to_owned()),
+            Err(error) if error.is_of_the_wrong_type() => Err("it is not text".to_owned()),
             Err(error) => return Err(error),
         };
         bytes += text.as_ref().map_or(0, Vec::len);
@@ -151,7 +152,7 @@ fn of_key(profile: &Profile, key: &[u8]) -> bool {
     profile.key().is_some_and(|of| key.strip_prefix(REDIS_KEY_PREFIX.as_bytes()) == Some(of.as_bytes()))
 }
 
-/// The keys of all profiles, in order.
+/// Returns the keys of all profiles, in order.
 async fn keys(link: &RedisLink) -> Result<BTreeSet<Vec<u8>>, LinkError> {
     let (mut keys, mut cursor) = (BTreeSet::new(), 0u64);
     loop {
@@ -160,7 +161,7 @@ async fn keys(link: &RedisLink) -> Result<BTreeSet<Vec<u8>>, LinkError> {
         let (next, page): (u64, Vec<Vec<u8>>) = link.ask(&question).await?;
         keys.extend(page);
         cursor = next;
-        // Of more than may be used, the first ones are named and the rest is told to be left out.
+        // With too many keys, the first ones are used and the rest is reported as left out.
         if cursor == 0 || keys.len() > 2 * MAX_PROFILES {
             return Ok(keys);
         }

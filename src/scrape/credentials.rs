@@ -1,18 +1,19 @@
-//! The token that servers ask for, from a file that may change while the process runs.
+//! The bearer token for scrapes, from a file that may change while the process runs.
 //!
-//! Secrets that Kubernetes mounts are replaced in place, so the file is read again now and then. While it can't be read the last token is used.
+//! Secrets that Kubernetes mounts are replaced in place, so the file is read again at an interval. While it cannot be
+//! read, the last token is used.
 
 use reqwest::header::HeaderValue;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The file is read this often.
-pub const REREAD_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval in which the file is read again.
+pub(crate) const REREAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A token and where it comes from.
+/// A token, and the file that it comes from.
 #[derive(Debug, Default)]
-pub struct BearerToken {
+pub(crate) struct BearerToken {
     file: Option<PathBuf>,
     read_at: Option<Instant>,
     header: Option<HeaderValue>,
@@ -20,8 +21,9 @@ pub struct BearerToken {
 }
 
 impl BearerToken {
-    /// What to send as `authorization` by the token in `file`; nothing where there is no file or no token yet.
-    pub fn header(&mut self, file: Option<&Path>, now: Instant) -> Option<HeaderValue> {
+    /// Returns the value of `authorization` with the token in `file`; `None` without a file or while
+    /// no token could be read.
+    pub(crate) fn header(&mut self, file: Option<&Path>, now: Instant) -> Option<HeaderValue> {
         if self.file.as_deref() != file {
             *self = Self { file: file.map(Path::to_path_buf), ..Self::default() };
         }
@@ -33,9 +35,12 @@ impl BearerToken {
                     self.header = Some(header);
                     self.failing = false;
                 }
-                // Once for each time that it begins.
+                // Logged once per outage.
                 Err(error) if !std::mem::replace(&mut self.failing, true) => {
-                    tracing::warn!(file = %path.display(), error, "`scrape.bearerTokenFile` can't be read; scrapes have no token and may be rejected");
+                    tracing::warn!(
+                        file = %path.display(), error,
+                        "`scrape.bearerTokenFile` can't be read; scrapes have no token and may be rejected"
+                    );
                 }
                 Err(_) => {}
             }
@@ -50,8 +55,8 @@ fn read(path: &Path) -> Result<HeaderValue, String> {
     if token.is_empty() {
         return Err("it is empty".to_owned());
     }
-    let mut header =
-        HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| "it holds what no header can".to_owned())?;
+    let mut header = HeaderValue::from_str(&format!("Bearer {token}"))
+        .map_err(|_| "it has characters that a header must not have".to_owned())?;
     header.set_sensitive(true);
     Ok(header)
 }
@@ -61,22 +66,22 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_token_of_the_file_is_sent_and_a_new_one_after_a_while() {
+    async fn token_of_the_file_is_sent_and_a_new_one_after_the_interval() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("token");
         let mut token = BearerToken::default();
         let mut sent =
             |file: Option<&Path>| token.header(file, Instant::now()).map(|header| header.to_str().unwrap().to_owned());
         assert_eq!(sent(None), None);
-        assert_eq!(sent(Some(&file)), None, "it is not there yet");
+        assert_eq!(sent(Some(&file)), None, "the file does not exist yet");
         std::fs::write(&file, "first\n").unwrap();
-        assert_eq!(sent(Some(&file)), None, "looked at again later");
+        assert_eq!(sent(Some(&file)), None, "it is read again later");
         tokio::time::advance(REREAD_INTERVAL).await;
         assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer first"));
         for odd in ["", "\n", "a\u{7f}b", "two\nlines"] {
             std::fs::write(&file, odd).unwrap();
             tokio::time::advance(REREAD_INTERVAL).await;
-            assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer first"), "{odd:?} is no token");
+            assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer first"), "{odd:?} is not a token");
         }
         std::fs::write(&file, "second").unwrap();
         tokio::time::advance(REREAD_INTERVAL).await;

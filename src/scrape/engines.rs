@@ -1,8 +1,9 @@
-//! What each serving engine calls the figures that routing needs, and how a page becomes [`EndpointMetrics`].
+//! The metric names of each serving engine, and the conversion of scraped metrics to [`EndpointMetrics`].
 //!
-//! A data-parallel server shows one series per engine on one page: requests and blocks are added up, of the cache usages the
-//! fullest engine counts; how many requests each engine has is kept as well. A page without the three figures that every engine reports (waiting, running, cache usage) is refused, and
-//! so is one on which such a figure is NaN, infinite or negative: half a sum would look like an idle server.
+//! A data-parallel server exposes one series per engine: requests and blocks are summed, and the highest cache usage
+//! counts; the requests of each engine are kept as well. Metrics without the three values that every engine reports
+//! (waiting, running, cache usage) are rejected, and so are those where such a value is NaN, infinite or negative: an
+//! incomplete sum would make the server look idle.
 //!
 //! Called by [`super::feed`]. Imports `pool` and [`super::exposition`].
 
@@ -13,21 +14,21 @@ use attache_pool::{Counter, Counters, EndpointMetrics, Engine, Histogram, LoraSt
 use attache_types::clock::Timestamp;
 use std::sync::{Arc, LazyLock};
 
-/// Most adapters that are read from one label; GPU memory holds a few dozen at best.
-pub const MAX_ADAPTERS: usize = 1_024;
+/// Most adapters that are read from one label; GPU memory has space for a few dozen.
+pub(crate) const MAX_ADAPTERS: usize = 1_024;
 
-/// vLLM's label for the data-parallel engine that a series is of.
+/// vLLM's label with the number of a series' data-parallel engine.
 const ENGINE_LABEL: &str = "engine";
-/// 1,024 engines on one page; a greater number is none of theirs.
+/// Most engines of one server; series with a greater number are ignored.
 const MAX_ENGINES: usize = 1_024;
 
-/// What a family means.
+/// The meaning of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Figure {
     Waiting,
     Running,
     KvUsage,
-    /// An info series whose labels carry the block size and the number of blocks.
+    /// An info series whose labels have the block size and the number of blocks.
     CacheInfo {
         block_size: &'static str,
         num_blocks: &'static str,
@@ -44,7 +45,7 @@ enum Figure {
     Count(Counter),
 }
 
-/// One family (or the part of it with a certain label) of an engine.
+/// One family of an engine, or the part of it with a certain label.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     figure: Figure,
@@ -70,10 +71,10 @@ const fn number(histogram: Histogram, family: &'static str) -> Row {
     row(Figure::Count(Counter::Count(histogram)), family)
 }
 
-/// What no engine reports by itself and an exporter beside it may add to its page, under AIBrix's name.
+/// A value that no engine reports itself, and that an exporter may add under AIBrix's name.
 const GPU_BUSY: Row = row(Figure::GpuBusy, "gpu_busy_time_ratio");
 
-/// Of several rows for one figure the first that is on the page counts: new spellings stand before old ones.
+/// Of several rows for one value, the first with samples counts: new names precede old ones.
 const VLLM: &[Row] = &[
     row(Figure::Waiting, "vllm:num_requests_waiting"),
     row(Figure::Running, "vllm:num_requests_running"),
@@ -157,7 +158,7 @@ const TRITON: &[Row] = &[
     GPU_BUSY,
 ];
 
-/// xLLM names its series without a prefix.
+/// xLLM's metric names have no prefix.
 const XLLM: &[Row] = &[
     row(Figure::Waiting, "num_waiting_requests"),
     row(Figure::Running, "num_running_requests"),
@@ -173,11 +174,11 @@ const XLLM: &[Row] = &[
 /// The families of one engine, prepared for scanning.
 #[derive(Debug)]
 pub struct EngineMap {
-    /// The page is AstrAI's JSON and has no families.
+    /// Whether the metrics are AstrAI's JSON, without families.
     is_json: bool,
     rows: &'static [Row],
     families: Families,
-    /// For each family the rows that it feeds.
+    /// For each family, the rows that use it.
     rows_of: Vec<Vec<usize>>,
 }
 
@@ -185,33 +186,35 @@ static MAPS: LazyLock<[EngineMap; 5]> =
     LazyLock::new(|| [VLLM, SGLANG, TRTLLM_SERVE, TRITON, XLLM].map(EngineMap::new));
 static ASTRAI: LazyLock<EngineMap> = LazyLock::new(|| EngineMap { is_json: true, ..EngineMap::new(&[]) });
 
-/// The page can't be used; the one before it stays until it is stale.
+/// The reason for which metrics cannot be used. The previous ones stay in use until they are stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    /// The page has no sample of a figure that every engine reports: not a metrics page, or another engine's.
+    /// There is no sample of a value that every engine reports: the response is not metrics,
+    /// or belongs to another engine.
     #[error("the page has no sample of {family}")]
     Missing {
-        /// The family's present name.
+        /// The current name of the family.
         family: &'static str,
     },
-    /// A sample of such a figure is not a finite number of at least 0.
+    /// A sample of such a value is not a finite number of at least 0.
     #[error("a sample of {family} is not a finite number of at least 0")]
     Unusable {
-        /// The family's name.
+        /// The name of the family.
         family: &'static str,
     },
 }
 
-/// What a page said.
+/// The metrics of one scrape with the number of skipped lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
-    /// The figures; `scraped_at` and `in_flight_at_scrape` as given, `ranks_at_scrape` and `rates` still to be made of this page and those before it.
+    /// The values. `scraped_at` and `in_flight_at_scrape` are set; the caller computes `ranks_at_scrape` and `rates`
+    /// from this scrape and earlier ones.
     pub metrics: EndpointMetrics,
-    /// What was passed over.
+    /// How many lines and samples the scanner skipped.
     pub skipped: Skipped,
 }
 
-/// The samples of one row, put together.
+/// The combined samples of one row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     seen: bool,
@@ -229,7 +232,7 @@ impl Tally {
 }
 
 impl EngineMap {
-    /// The names of `engine`; `None` for one without metrics.
+    /// Returns the names of `engine`; `None` for one without metrics.
     #[must_use]
     pub fn of(engine: Engine) -> Option<&'static EngineMap> {
         let [vllm, sglang, trtllm_serve, triton, xllm] = &*MAPS;
@@ -258,10 +261,11 @@ impl EngineMap {
         Self { is_json: false, rows, families: Families::new(&names), rows_of }
     }
 
-    /// Reads a page that was asked for when the ledger held `in_flight_at_scrape` requests and that was in at `scraped_at`.
+    /// Converts metrics that were requested when the ledger had `in_flight_at_scrape`
+    /// requests, and received at `scraped_at`.
     ///
     /// # Errors
-    /// When a figure that every engine reports is missing or unusable.
+    /// [`PageError`] when a value that every engine reports is missing or invalid.
     pub fn read(&self, page: &[u8], scraped_at: Timestamp, in_flight_at_scrape: u32) -> Result<Reading, PageError> {
         if self.is_json {
             let metrics = EndpointMetrics { scraped_at, in_flight_at_scrape, ..astrai::read(page)? };
@@ -275,7 +279,7 @@ impl EngineMap {
         for sample in scan.by_ref() {
             for &i in self.rows_of.get(sample.family).into_iter().flatten() {
                 let (Some(row), Some(tally)) = (self.rows.get(i), tallies.get_mut(i)) else { continue };
-                // Without labels that can be read, a bad line may be any part of its family.
+                // Without readable labels, an invalid line may be any part of its family.
                 let other_part = |(label, value)| sample.labels.get(label).is_some_and(|v| v != value);
                 let Some(value) = sample.value else {
                     tally.unusable |= !row.only.is_some_and(other_part);
@@ -296,7 +300,7 @@ impl EngineMap {
             }
         }
         let skipped = scan.skipped();
-        // Ranks are told apart where the page has all of them; other nodes' are no ranks of this one.
+        // Ranks are distinguished if all of them are present; other nodes' engines are not ranks of this one.
         let ranks: Option<Vec<u32>> = ranks.into_iter().collect();
         let ranks = ranks.filter(|ranks| ranks.len() > 1).unwrap_or_default();
         let optional = |figure| self.first(&tallies, figure);
@@ -323,13 +327,13 @@ impl EngineMap {
         Ok(Reading { metrics, skipped })
     }
 
-    /// The tally of the first row for `figure` that has samples, all of them usable.
+    /// Returns the tally of the first row for `figure` that has samples, all of them valid.
     fn first(&self, tallies: &[Tally], figure: Figure) -> Option<Tally> {
         let mut rows = self.rows.iter().zip(tallies);
         rows.find(|(row, t)| row.figure == figure && t.seen && !t.unusable).map(|(_, t)| *t)
     }
 
-    /// Of several rows for one counter the first that has samples, all of them usable, counts here too.
+    /// Of several rows for one counter, the first with samples, all of them valid, counts here too.
     fn counters(&self, tallies: &[Tally]) -> Counters {
         let mut counters = Counters::default();
         for (row, tally) in self.rows.iter().zip(tallies).rev().filter(|(_, t)| t.seen && !t.unusable) {
@@ -351,7 +355,7 @@ impl EngineMap {
     }
 }
 
-/// Size and number of blocks from info labels. A label that holds no number (`None`) says nothing.
+/// Size and number of blocks from info labels; `None` if a label is not a number.
 #[derive(Debug, Default)]
 struct Blocks {
     size: Option<u32>,
@@ -396,7 +400,7 @@ fn lora_state(labels: Labels<'_>) -> LoraState {
     state
 }
 
-/// Names from a comma-separated label, sorted, because servers list them in any order.
+/// Returns the names in a comma-separated label, sorted, because servers list them in any order.
 fn adapters(list: &str) -> Vec<Arc<str>> {
     let mut names: Vec<Arc<str>> =
         list.split(',').map(str::trim).filter(|n| !n.is_empty()).take(MAX_ADAPTERS).map(Arc::from).collect();

@@ -1,30 +1,31 @@
-//! Reads the Prometheus text format for a few wanted families and passes over everything else as fast as `memchr` finds lines.
+//! Scanner of the Prometheus text format for a few families; all other lines are skipped at the speed of `memchr`.
 //!
-//! A page of a model server holds a thousand lines of histograms and a dozen that matter. [`Scan`] looks at four bytes of a line
-//! to rule it out; only lines of wanted families are parsed, and nothing is copied unless a label value holds an escape. The page
-//! comes from another process and is not trusted: every loop is linear in the page, every size has a cap, and what can't be
-//! understood is counted and passed over.
+//! Metrics of a model server have a thousand lines of histograms and a dozen that matter. [`Scan`] excludes most lines
+//! by four of their bytes. Only lines of selected families are parsed, and nothing is copied unless a label value has
+//! an escape. The metrics come from another process and are not trusted: every loop is linear, every size is limited,
+//! and invalid lines are counted and skipped.
 //!
 //! Called by [`super::engines`]. Imports nothing of the crate.
 
 use memchr::memchr;
 use std::borrow::Cow;
 
-/// Longest line of a wanted family that is read, bytes; vLLM's longest has 1,200.
+/// Longest line of a selected family in bytes; vLLM's longest has 1,200.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
 /// Most labels of one sample; vLLM's `cache_config_info` has 36.
-pub const MAX_LABELS: usize = 256;
-/// Most samples of wanted families on a page; a server with 64 engines and a thousand adapters stays below.
-pub const MAX_SAMPLES: usize = 16_384;
-/// Longest number, bytes; the longest that a server prints has 24.
+pub(crate) const MAX_LABELS: usize = 256;
+/// Most samples of selected families; a server with 64 engines and a thousand adapters has fewer.
+pub(crate) const MAX_SAMPLES: usize = 16_384;
+/// Longest number in bytes; the longest that a server prints has 24.
 const MAX_NUMBER_BYTES: usize = 64;
-/// Most families that can be wanted at once: one bit each.
-pub const MAX_FAMILIES: usize = 32;
+/// Most families that can be selected at once: one bit each.
+pub(crate) const MAX_FAMILIES: usize = 32;
 
-/// The offsets in a line at which the table is asked: the first tells comments, the others tell names with a common prefix apart.
+/// The offsets in a line at which the table is used: the first excludes comments, the others distinguish
+/// names with a common prefix.
 const PROBES: [usize; 4] = [0, 5, 16, 33];
 
-/// A set of wanted families, prepared for scanning.
+/// A set of selected families, prepared for scanning.
 #[derive(Clone, Debug)]
 pub struct Families {
     names: Box<[&'static str]>,
@@ -43,7 +44,7 @@ impl Families {
                 for (byte, mask) in (0u8..=255).zip(row.iter_mut()) {
                     let fits = match name.as_bytes().get(offset) {
                         Some(expected) => *expected == byte,
-                        // At its end a name meets a brace or a blank; beyond it anything, the end of the line included.
+                        // A brace or a blank follows the name; after it, any byte or the end of the line.
                         None => offset > name.len() || matches!(byte, b'{' | b' ' | b'\t'),
                     };
                     *mask |= u32::from(fits) << bit;
@@ -53,13 +54,13 @@ impl Families {
         Self { names, table }
     }
 
-    /// The names, in the order in which [`Sample::family`] counts them.
+    /// Returns the names in the order of [`Sample::family`].
     #[must_use]
     pub fn names(&self) -> &[&'static str] {
         &self.names
     }
 
-    /// The family of `line` and the length of its name.
+    /// Returns the family of `line` and the length of its name.
     #[inline]
     fn find(&self, line: &[u8]) -> Option<(usize, usize)> {
         let mut mask = u32::MAX;
@@ -71,7 +72,7 @@ impl Families {
             let bit = mask.trailing_zeros() as usize;
             mask &= mask - 1;
             let name = self.names.get(bit)?.as_bytes();
-            // What follows is looked at first: it tells a histogram's sum from its many buckets.
+            // The byte after the name is compared first: it distinguishes a histogram's sum from its many buckets.
             if matches!(line.get(name.len()), Some(b'{' | b' ' | b'\t')) && line.starts_with(name) {
                 return Some((bit, name.len()));
             }
@@ -80,27 +81,27 @@ impl Families {
     }
 }
 
-/// One sample of a wanted family.
+/// One sample of a selected family.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'p> {
     /// Position of its family in [`Families::names`].
     pub family: usize,
-    /// Its labels.
+    /// The labels of the sample.
     pub labels: Labels<'p>,
-    /// Its value; `None` when that is not a finite number of at least 0, or when the line can't be understood.
+    /// Its value; `None` when that is not a finite number of at least 0, or when the line is invalid.
     pub value: Option<f64>,
 }
 
-/// What was passed over.
+/// How many lines and samples of selected families a scan skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// Lines of wanted families that can't be understood, or are longer or more numerous than the caps allow.
+    /// Lines of selected families that are invalid, or exceed the limits of length or number.
     pub malformed: u64,
-    /// Samples of wanted families whose value is NaN, infinite or negative.
+    /// Samples of selected families whose value is NaN, infinite or negative.
     pub unusable: u64,
 }
 
-/// Goes through a page and yields the samples of the wanted families.
+/// Iterates over the samples of the selected families.
 #[derive(Debug)]
 pub struct Scan<'p, 'f> {
     rest: &'p [u8],
@@ -110,13 +111,13 @@ pub struct Scan<'p, 'f> {
 }
 
 impl<'p, 'f> Scan<'p, 'f> {
-    /// A scan of `page` for `families`.
+    /// Creates a scan of `page` for `families`.
     #[must_use]
     pub fn new(page: &'p [u8], families: &'f Families) -> Self {
         Self { rest: page, families, samples: 0, skipped: Skipped::default() }
     }
 
-    /// What was passed over so far.
+    /// Returns the counts of lines skipped so far.
     #[must_use]
     pub fn skipped(&self) -> Skipped {
         self.skipped
@@ -163,7 +164,7 @@ impl<'p> Iterator for Scan<'p, '_> {
     }
 }
 
-/// Splits what follows a name into labels and value. A timestamp and an exemplar may follow the value; they say nothing here.
+/// Splits the text after a name into labels and value. A timestamp and an exemplar after the value are ignored.
 fn parse(after_name: &[u8]) -> Option<(Labels<'_>, f64)> {
     let after_name = after_name.trim_ascii();
     let (labels, after_labels) = match after_name.strip_prefix(b"{") {
@@ -187,7 +188,7 @@ fn parse(after_name: &[u8]) -> Option<(Labels<'_>, f64)> {
     Some((labels, value))
 }
 
-/// Checks the labels that `inner` begins with; the position of the closing brace.
+/// Checks the labels at the start of `inner`; returns the position of the closing brace.
 fn labels_end(inner: &[u8]) -> Option<usize> {
     let mut walk = Labels { rest: inner };
     for _ in 0..=MAX_LABELS {
@@ -212,7 +213,7 @@ fn number(word: &[u8]) -> Option<f64> {
     std::str::from_utf8(word).ok()?.parse().ok()
 }
 
-/// The labels of a sample, checked; yields name and value.
+/// The valid labels of a sample; iterates over names and values.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'p> {
     rest: &'p [u8],
@@ -221,7 +222,7 @@ pub struct Labels<'p> {
 impl<'p> Labels<'p> {
     const EMPTY: Labels<'static> = Labels { rest: &[] };
 
-    /// The value of the label `name`, of the last one when it is there more than once.
+    /// Returns the value of the label `name`, the last one if it occurs repeatedly.
     #[must_use]
     pub fn get(self, name: &str) -> Option<Cow<'p, str>> {
         self.filter(|(n, _)| *n == name).last().map(|(_, value)| value)
@@ -231,7 +232,7 @@ impl<'p> Labels<'p> {
         self.rest = self.rest.trim_ascii_start();
     }
 
-    /// Takes the comma that may follow a pair, and the blanks around it.
+    /// Consumes the comma that may follow a pair, and the blanks around it.
     fn skip_comma(&mut self) -> bool {
         self.skip_blanks();
         let after = self.rest.strip_prefix(b",");
@@ -239,7 +240,7 @@ impl<'p> Labels<'p> {
         after.is_some()
     }
 
-    /// Takes `name="value"`; the value with its escapes.
+    /// Consumes `name="value"`; returns the value with its escapes.
     fn raw_pair(&mut self) -> Option<(&'p [u8], &'p [u8])> {
         let equals = memchr(b'=', self.rest)?;
         let name = self.rest.get(..equals)?.trim_ascii();
@@ -272,7 +273,7 @@ impl<'p> Iterator for Labels<'p> {
     }
 }
 
-/// Resolves `\\`, `\"` and `\n`; another escape stays as it is, as Prometheus itself reads it.
+/// Resolves `\\`, `\"` and `\n`; another escape stays unchanged, as in Prometheus.
 fn unescape(raw: &str) -> Cow<'_, str> {
     if !raw.contains('\\') {
         return Cow::Borrowed(raw);

@@ -23,13 +23,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Pages fetched at once. A page takes a few milliseconds, so 64 keep up with thousands of idle endpoints and hundreds of busy ones; and
-/// 64 pages of the largest size bound the memory that hostile servers can take.
+/// Most concurrent fetches. A fetch takes a few milliseconds, so 64 suffice for thousands of idle endpoints and
+/// hundreds of busy ones. They also limit the memory that hostile servers can use.
 pub const MAX_CONCURRENT_FETCHES: usize = 64;
-/// A buffer that one large page has grown is given back, not kept.
+/// Largest buffer that is kept for the next scrape; larger ones are released.
 const MAX_KEPT_BUFFER_BYTES: usize = 1 << 20;
 
-/// One endpoint on the timetable.
+/// One endpoint with its next scrape.
 #[derive(Debug)]
 struct Target {
     endpoint: Arc<Endpoint>,
@@ -42,7 +42,7 @@ struct Target {
     fetching: bool,
 }
 
-/// A page that was asked for.
+/// The result of one fetch.
 struct Fetched {
     id: EndpointId,
     buffer: Vec<u8>,
@@ -69,10 +69,11 @@ pub struct Scraper {
 }
 
 impl Scraper {
-    /// A scraper for the pool whose snapshots are in `store`; `published` tells of new ones. What it reads goes to `events`.
+    /// Creates a scraper for the pool with the snapshots in `store`; `published` signals new ones.
+    /// Metrics are sent to `events`.
     ///
     /// # Errors
-    /// When no HTTP client can be made.
+    /// When the HTTP client cannot be created.
     pub fn new(
         store: Arc<SnapshotStore>,
         published: watch::Receiver<Published>,
@@ -99,19 +100,20 @@ impl Scraper {
         })
     }
 
-    /// What it counts.
+    /// Returns the scraper's counters.
     #[must_use]
     pub fn stats(&self) -> Arc<ScrapeStats> {
         self.stats.clone()
     }
 
-    /// Turns true, for good, once every source of discovery has spoken and every endpoint then known has been tried once.
+    /// Returns a value that becomes true, permanently, once every source of discovery has reported and every endpoint
+    /// known then was tried once.
     #[must_use]
     pub fn first_round(&self) -> watch::Receiver<bool> {
         self.first_round.subscribe()
     }
 
-    /// Scrapes until `shutdown`, or until the pool's writer is gone.
+    /// Scrapes until `shutdown`, or until the pool's writer has ended.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut fetches = FuturesUnordered::new();
         let mut settings_live = true;
@@ -156,7 +158,7 @@ impl Scraper {
         }
     }
 
-    /// Brings the targets in line with the current snapshot.
+    /// Updates the targets to the current snapshot.
     fn follow(&mut self) {
         let published = *self.published.borrow_and_update();
         if self.membership == Some(published.membership) {
@@ -198,7 +200,7 @@ impl Scraper {
         self.check_first_round();
     }
 
-    /// New settings: everything gets a turn within the new interval.
+    /// Applies new settings: every endpoint is scraped within the new interval.
     fn reschedule(&mut self) {
         let settings = self.settings.borrow_and_update().clone();
         let now = self.clock.now();
@@ -209,7 +211,7 @@ impl Scraper {
         }
     }
 
-    /// Finds endpoints that were idle and have been given requests since.
+    /// Finds endpoints that were idle and have received requests since.
     fn sweep(&mut self, now: Timestamp) {
         let settings = self.settings.borrow();
         for (id, target) in &mut self.targets {
@@ -220,14 +222,14 @@ impl Scraper {
         }
     }
 
-    /// The fetch whose turn has come, if any.
+    /// Returns the next fetch that is due, if any.
     fn next_fetch(&mut self, now: Timestamp) -> Option<impl Future<Output = Fetched> + use<>> {
         while let Some(Reverse((due, id))) = self.timetable.peek().copied() {
             if due > now {
                 return None;
             }
             self.timetable.pop();
-            // An entry is void when its endpoint has gone or was given another turn since.
+            // An entry is outdated if its endpoint has left or was rescheduled.
             let Some(target) = self.targets.get_mut(&id).filter(|t| !t.fetching && t.pace.due == due) else { continue };
             target.fetching = true;
             let settings = self.settings.borrow();
@@ -248,7 +250,7 @@ impl Scraper {
         None
     }
 
-    /// Takes in a page or a failure; the events to send.
+    /// Processes metrics or a failure; returns the events to send.
     fn finish(&mut self, fetched: Fetched) -> [Option<PoolEvent>; 2] {
         let Fetched { id, buffer, outcome } = fetched;
         self.stats.count_bytes(buffer.len());
@@ -282,7 +284,7 @@ impl Scraper {
             }
             Err(error) => {
                 self.stats.count_error(error.reason());
-                // One line per outage, not one per attempt.
+                // Logged once per outage, not per attempt.
                 if target.pace.failures == 0 {
                     let reason = error.reason().label();
                     tracing::warn!(endpoint = %target.endpoint.spec.name, reason, %error, "scrape failed");
@@ -303,7 +305,7 @@ impl Scraper {
     }
 }
 
-/// Fetches and reads one page.
+/// Fetches and converts the metrics of one endpoint.
 async fn scrape(
     ready: Result<(Client, Url, Option<HeaderValue>), FetchError>,
     endpoint: Arc<Endpoint>,

@@ -1,27 +1,26 @@
-//! Scraping: metrics and lists of models that model servers report.
+//! Scraping: metrics and model lists that model servers report.
 //!
-//! [`Scraper`] is one task per pool. It keeps a timetable ([`pace`]), fetches pages over reused connections with bounded time,
-//! size and concurrency ([`fetch`]), reads the few metric families that routing needs ([`exposition`], [`engines`]), and sends
-//! `Scraped` and `Restarted` events. When a server fails, its last metrics count until they are stale, and no other server is
-//! delayed.
+//! [`Scraper`] is one task per pool. It keeps a schedule ([`pace`]), fetches metrics over reused connections with
+//! limits on time, size and concurrency ([`fetch`]), reads the few metric families that routing needs ([`exposition`],
+//! [`engines`]), and sends `Scraped` and `Restarted` events. When a server fails, its last metrics count until they are
+//! stale, and no other server is delayed.
 //!
-//! **Owns** metric names of each engine, the exposition parser, bearer tokens ([`credentials`]), lists of models ([`models`]) and
-//! SLO profiles from files ([`slo_profiles`]).
-//! **Called by** `app`, which starts one scraper for each pool.
-//! **Must not** decide what a metric means for routing, or write a snapshot: it sends events.
+//! **Owns** metric names of each engine, the exposition parser, bearer tokens ([`credentials`]), lists of models
+//! ([`models`]) and SLO profiles from files ([`slo_profiles`]). **Called by** `app`, which starts one scraper for each
+//! pool. **Must not** decide what a metric means for routing, or write a snapshot: it sends events.
 //!
 //! Read first: `feed.rs`, `engines.rs`, `pace.rs`.
 
-pub mod credentials;
+mod credentials;
 pub mod engines;
 pub mod exposition;
 pub mod feed;
 pub use attache_http_client as fetch;
 pub mod models;
-pub mod pace;
-pub mod settings;
+mod pace;
+mod settings;
 pub mod slo_profiles;
-pub mod stats;
+mod stats;
 
 pub use feed::Scraper;
 pub use models::ModelFeed;

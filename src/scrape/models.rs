@@ -1,7 +1,7 @@
-//! Asks every server of a pool what it serves (`GET /v1/models` at its serving port), and keeps the union of the answers.
+//! Requests the model list of every server of a pool (`GET /v1/models` at its serving port), and publishes their union.
 //!
-//! A list changes when an adapter is loaded, so a slow rhythm will do; a server that has just come is asked at once. One that does not answer
-//! keeps its last list for as long as it belongs to the pool.
+//! Lists change when an adapter is loaded, so a long interval suffices; a new server is asked at once. A server that
+//! does not respond keeps its last list as long as it belongs to the pool.
 
 use super::credentials::BearerToken;
 use super::fetch::{Clients, FetchError, fetch};
@@ -20,12 +20,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Each server is asked this often.
-pub const INTERVAL: Duration = Duration::from_secs(10);
-/// Servers asked at once.
+/// Interval of the requests to each server.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
+/// Most requests for lists in flight at the same time.
 const MAX_CONCURRENT: usize = 16;
 
-/// A server that did not say what it serves.
+/// The reason for which a server's list is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unsaid {
     #[error(transparent)]
@@ -34,14 +34,14 @@ enum Unsaid {
     List(#[from] ModelListError),
 }
 
-/// What is known of one server.
+/// A server with its last list.
 struct Server {
     endpoint: Arc<Endpoint>,
     list: Option<ModelList>,
     failing: bool,
 }
 
-/// Asks the servers of one pool.
+/// Requests the model lists of one pool's servers.
 pub struct ModelFeed {
     store: Arc<SnapshotStore>,
     published: watch::Receiver<Published>,
@@ -56,10 +56,11 @@ pub struct ModelFeed {
 }
 
 impl ModelFeed {
-    /// A feed for the pool whose snapshots are in `store`; `published` tells of new ones. The union goes to `models`.
+    /// Creates a feed for the pool with the snapshots in `store`; `published` signals new ones. The
+    /// union is written to `models`.
     ///
     /// # Errors
-    /// When no HTTP client can be made.
+    /// When the HTTP client cannot be created.
     pub fn new(
         store: Arc<SnapshotStore>,
         published: watch::Receiver<Published>,
@@ -73,10 +74,10 @@ impl ModelFeed {
         Ok(Self { store, published, settings, models, stats, client, token, membership: None, servers, waiting })
     }
 
-    /// Asks until `shutdown`, or until the pool's writer is gone.
+    /// Sends requests until `shutdown`, or until the pool's writer has ended.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut asked = FuturesUnordered::new();
-        // Those of now are asked at once, as newcomers.
+        // Servers that are present now are asked at once, like new ones.
         let mut round = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
         round.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.follow();
@@ -93,13 +94,13 @@ impl ModelFeed {
                     Ok(()) => self.follow(),
                     Err(_) => return,
                 },
-                // A round that is not through is not overtaken by the next.
+                // The next round starts only after the previous one has ended.
                 _ = round.tick(), if self.waiting.is_empty() => self.waiting = self.servers.keys().copied().collect(),
             }
         }
     }
 
-    /// Brings the servers in line with the current snapshot.
+    /// Updates the servers to the current snapshot.
     fn follow(&mut self) {
         let published = *self.published.borrow_and_update();
         if self.membership.replace(published.membership) == Some(published.membership) {
@@ -107,7 +108,7 @@ impl ModelFeed {
         }
         let snapshot = self.store.load_full();
         let mut before = std::mem::take(&mut self.servers);
-        // What a server that is on its way out serves is no offer any more.
+        // Models of a draining server are not offered any more.
         for state in snapshot.endpoints.iter().filter(|state| !state.endpoint.spec.draining) {
             let (id, endpoint) = (state.endpoint.id, state.endpoint.clone());
             let server = before.remove(&id).map(|known| Server { endpoint: endpoint.clone(), ..known });
@@ -146,15 +147,17 @@ impl ModelFeed {
                     self.unite();
                 }
             }
-            // Once for each time that it begins.
+            // Logged once per outage.
             Err(error) if !std::mem::replace(&mut server.failing, true) => {
-                tracing::warn!(endpoint = %server.endpoint.spec.name, %error, "list of models can't be read from a server");
+                let endpoint = &server.endpoint.spec.name;
+                tracing::warn!(%endpoint, %error, "list of models can't be read from a server");
             }
             Err(_) => {}
         }
     }
 
-    /// Of two servers that describe a model the one whose name comes first has the word, so that the answer does not change with who was asked last.
+    /// If two servers describe a model, the one whose name comes first counts, so that the union does not depend
+    /// on the order of responses.
     fn unite(&self) {
         let mut lists: Vec<(&Arc<str>, &ModelList)> =
             self.servers.values().filter_map(|s| Some((&s.endpoint.spec.name, s.list.as_ref()?))).collect();

@@ -1,52 +1,52 @@
-//! When an endpoint is scraped next, and whether its server is still the one it was. Pure: no clock, no I/O.
+//! The schedule of an endpoint's scrapes, and detection of restarts. No clock, no I/O.
 
 use crate::settings::ScrapeSettings;
 use attache_pool::EndpointMetrics;
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Nothing is scraped more often, whatever is configured: a page costs a vLLM server 3 to 4 ms of its Python thread.
-pub const MIN_INTERVAL: Duration = Duration::from_millis(10);
-/// A server that fails is asked at least this often, so that its return is noticed.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(10);
-/// Delays are spread by this part to both sides, so that endpoints discovered together don't stay in step.
-pub const JITTER: f64 = 0.1;
-/// The start time of one process, read twice, may differ by this much: kernels recompute it when the wall clock is corrected. Seconds.
-pub const PROCESS_START_TOLERANCE: f64 = 1.0;
+/// Shortest interval, whatever is configured: a scrape costs a vLLM server 3 to 4 ms of its Python thread.
+pub(crate) const MIN_INTERVAL: Duration = Duration::from_millis(10);
+/// Longest interval for a failing server, so that its recovery is detected.
+pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// Random part of a delay in both directions, so that endpoints discovered together are not scraped together.
+pub(crate) const JITTER: f64 = 0.1;
+/// Tolerance of a process's start time in seconds: kernels recompute it when the wall clock is corrected.
+pub(crate) const PROCESS_START_TOLERANCE: f64 = 1.0;
 
-/// What a scrape showed.
+/// What a scrape found on the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// A page, and requests on it or in our ledger.
+pub(crate) enum Seen {
+    /// It succeeded, and there are requests in the metrics or in our ledger.
     Busy,
-    /// A page, and no requests.
+    /// It succeeded, and there are no requests.
     Idle,
-    /// No page.
+    /// The scrape failed, so the load is unknown.
     Failed,
 }
 
-/// The timetable of one endpoint.
+/// The schedule of one endpoint.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// When it is asked next.
+pub(crate) struct Pace {
+    /// Time of the next scrape.
     pub due: Timestamp,
-    /// Failures in a row.
+    /// Number of consecutive failed scrapes; 0 after a success.
     pub failures: u32,
     delay: Duration,
 }
 
 impl Pace {
-    /// Asked at once.
+    /// Creates a schedule whose first scrape is due at once.
     #[must_use]
-    pub fn new(now: Timestamp) -> Self {
+    pub(crate) fn new(now: Timestamp) -> Self {
         Self { due: now, failures: 0, delay: Duration::ZERO }
     }
 
-    /// Sets the next turn after a scrape that ended `now`. `random` is drawn from 0..1.
+    /// Sets the next scrape after one that ended `now`. `random` is in 0..1.
     ///
-    /// A busy endpoint is asked every `interval`; an idle one ever more slowly, doubling up to `idle_interval`; a failing one
-    /// likewise up to [`MAX_BACKOFF`].
-    pub fn done(&mut self, seen: Seen, now: Timestamp, settings: &ScrapeSettings, random: f64) {
+    /// A busy endpoint is scraped every `interval`. For an idle one the interval doubles up to `idle_interval`, for a
+    /// failing one up to [`MAX_BACKOFF`].
+    pub(crate) fn done(&mut self, seen: Seen, now: Timestamp, settings: &ScrapeSettings, random: f64) {
         let fast = settings.interval.max(MIN_INTERVAL);
         let doubled = self.delay.max(fast / 2).saturating_mul(2);
         let was_failing = self.failures > 0;
@@ -61,11 +61,12 @@ impl Pace {
         self.due = now.after(spread(self.delay, random));
     }
 
-    /// Requests were sent to an endpoint that was idle: its next turn comes within `interval`. Returns true when that changed the
-    /// timetable. An endpoint that fails keeps its backoff.
-    pub fn hurry(&mut self, now: Timestamp, settings: &ScrapeSettings, random: f64) -> bool {
+    /// Moves the next scrape of an idle endpoint that has received requests to within `interval`. Returns true if the
+    /// schedule has changed. A failing endpoint keeps its backoff.
+    pub(crate) fn hurry(&mut self, now: Timestamp, settings: &ScrapeSettings, random: f64) -> bool {
         let fast = settings.interval.max(MIN_INTERVAL);
-        // Spread over the whole interval: a burst that wakes every endpoint must not fetch every page in the same moment.
+        // Spread over the whole interval: a burst that reaches every endpoint must not cause all
+        // scrapes at the same time.
         let soon = now.after(fast.mul_f64(random.clamp(0.0, 1.0)));
         let hurries = self.failures == 0 && self.due > now.after(fast);
         if hurries {
@@ -80,20 +81,20 @@ fn spread(delay: Duration, random: f64) -> Duration {
     delay.mul_f64(1.0 + JITTER * (2.0 * random.clamp(0.0, 1.0) - 1.0))
 }
 
-/// What tells one process of a server from the next.
+/// Distinguishes one process of a server from the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Process {
+pub(crate) struct Process {
     start: Option<f64>,
     queries: Option<f64>,
     hits: Option<f64>,
 }
 
 impl Process {
-    /// Takes in a page. Returns true when its process is not the one of the pages before.
+    /// Processes metrics. Returns true when their process differs from the previous one's.
     ///
-    /// A later start time is a new process. An earlier one is not: several workers behind one port answer in turn, and the
-    /// latest of them counts. Counters that went down are asked only where no start time is reported.
-    pub fn observe(&mut self, page: &EndpointMetrics) -> bool {
+    /// A later start time means a new process. An earlier one does not: several workers behind one port respond
+    /// alternately, and the latest of them counts. Decreased counters are used only if no start time is reported.
+    pub(crate) fn observe(&mut self, page: &EndpointMetrics) -> bool {
         let fell = |before: Option<f64>, now: Option<f64>| before.zip(now).is_some_and(|(before, now)| now < before);
         let restarted = match (self.start, page.process_start) {
             (Some(before), Some(now)) => now > before + PROCESS_START_TOLERANCE,

@@ -1,23 +1,23 @@
-//! How the endpoints of a pool are scraped.
+//! Settings of a pool's scrapes.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How endpoints are scraped.
+/// How the endpoints of a pool are scraped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrapeSettings {
-    /// Interval for an endpoint with requests on it.
+    /// Interval for an endpoint with requests in flight.
     pub interval: Duration,
-    /// Interval for an endpoint without.
+    /// Interval for an idle endpoint.
     pub idle_interval: Duration,
-    /// Longest time for one page.
+    /// Longest duration of one scrape; a longer one fails.
     pub timeout: Duration,
-    /// Largest page, bytes.
+    /// Largest response in bytes; a larger one fails the scrape.
     pub max_bytes: u64,
-    /// Pages older than this say nothing.
+    /// Age from which on metrics are stale and not used.
     pub stale_after: Duration,
-    /// Accept any certificate of an `https` metrics endpoint.
+    /// Whether any certificate of an `https` metrics endpoint is accepted.
     pub insecure_skip_verify: bool,
-    /// Holds the token that servers ask for, for their metrics and for the list of their models.
+    /// File with the bearer token for metrics and model lists.
     pub bearer_token_file: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! SLO profiles from files: read before the strategies that want them decide anything, and again every 10 s, so that a profile that was measured anew
-//! needs no reload. Files that can't be read any more leave what they said before.
+//! SLO profiles from files: read before their strategies decide anything, and again every 10 s, so that a new
+//! measurement needs no reload. If a file is invalid, its last valid profiles stay in use.
 //!
 //! Called by the composition of the process and by replays.
 
@@ -10,34 +10,34 @@ use std::io::Read;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// 10 s: as often as AIBrix looks.
-pub const DEFAULT_REFRESH: Duration = Duration::from_secs(10);
+/// Interval of reading the files, 10 s as in AIBrix.
+pub(crate) const DEFAULT_REFRESH: Duration = Duration::from_secs(10);
 
-/// Why profiles can't be had.
+/// The reason for which profiles cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfilesError {
-    /// The file can't be read.
+    /// A file cannot be read.
     #[error("can't read the profile {path}: {error}")]
     File {
-        /// Where it is.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// There is no profile in it.
+    /// A file is not a valid profile.
     #[error("{path}: {error}")]
     Profile {
-        /// Where it is.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The mistake in the profile.
         error: ProfileError,
     },
-    /// Nobody could say which counts.
-    #[error("{path}: another profile is of the deployment `{deployment}` too")]
+    /// Two files have profiles of one deployment, so it is unclear which one counts.
+    #[error("{path}: another profile is for the deployment `{deployment}` too")]
     Twice {
-        /// Where it is.
+        /// Path of the second file.
         path: String,
-        /// Of what.
+        /// Name of the deployment that both profiles have.
         deployment: String,
     },
 }
@@ -65,10 +65,11 @@ fn read(paths: &[String]) -> Result<Vec<Profile>, ProfilesError> {
     Ok(profiles)
 }
 
-/// Publishes the profiles of files that the strategies of a pool read. A strategy that stays keeps those that it has where they can't be read any more.
+/// Publishes the profiles of files for the strategies of a pool. If files of an existing strategy are invalid, its
+/// previous profiles stay in use.
 ///
 /// # Errors
-/// The first that can't be had.
+/// [`ProfilesError`] of the first file that cannot be used.
 pub fn fill(choices: &Choices) -> Result<(), ProfilesError> {
     choices.slo_profiles().into_iter().try_for_each(|profiles| {
         match read(profiles.paths()) {
@@ -83,7 +84,7 @@ pub fn fill(choices: &Choices) -> Result<(), ProfilesError> {
     })
 }
 
-/// Follows the files of those profiles, each once, until its strategy is gone.
+/// Starts to follow the files of these profiles, once each, until their strategy is dropped.
 pub fn follow(choices: &Choices) {
     for profiles in choices.slo_profiles() {
         if !profiles.paths().is_empty() && profiles.follow() {
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_had_is_named() {
+    fn unusable_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let (good, bad, long) =
             (folder.path().join("a.json"), folder.path().join("b.json"), folder.path().join("c.json"));
@@ -157,11 +158,11 @@ mod tests {
         ] {
             assert!(error.contains(words), "{words}: {error}");
         }
-        assert!(fill(&choices(&[])).is_ok(), "none are none");
+        assert!(fill(&choices(&[])).is_ok(), "no files are no error");
     }
 
     #[test]
-    fn a_strategy_that_stays_keeps_what_it_has_read() {
+    fn existing_strategy_keeps_its_profiles() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("profile.json");
         std::fs::write(&path, simulated("a100").to_string()).unwrap();
@@ -170,11 +171,11 @@ mod tests {
         std::fs::write(&path, "{").unwrap();
         fill(&filled).unwrap();
         assert_eq!(filled.slo_profiles()[0].load().of_files()[0].deployment, "a100");
-        assert!(fill(&choices(&[&path])).is_err(), "another has nothing to go by");
+        assert!(fill(&choices(&[&path])).is_err(), "a new strategy has no previous profiles");
     }
 
     #[tokio::test]
-    async fn a_profile_that_changes_is_read_again_and_one_that_breaks_stays() {
+    async fn changed_profile_is_read_again_and_an_invalid_one_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("profile.json");
         std::fs::write(&path, simulated("a100").to_string()).unwrap();

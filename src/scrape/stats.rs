@@ -1,36 +1,36 @@
-//! What the scraper counts. Written by [`super::feed`], read by telemetry.
+//! Counters of the scraper. Written by [`super::feed`], read by telemetry.
 
 use super::engines::PageError;
 use super::fetch::FetchError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Why a scrape came to nothing: the `reason` label of the error counter.
+/// The reason for which a scrape failed: the `reason` label of the error counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorReason {
-    /// No connection.
+    /// The connection could not be established.
     Connect,
-    /// Not done within the timeout.
+    /// The response was not complete within the timeout.
     Timeout,
-    /// An answer other than 200.
+    /// The status was not 200.
     Status,
-    /// A redirect, which is not followed.
+    /// The response was a redirect, which is not followed.
     Redirect,
-    /// A page larger than the cap.
+    /// The response exceeded the size limit.
     TooLarge,
-    /// A compressed page, which was not asked for.
+    /// The response was compressed, although the request did not allow it.
     Encoded,
-    /// The connection broke, or what came was not HTTP.
+    /// The connection was interrupted, or the response was not HTTP.
     Broken,
-    /// A URL that can't be asked, or no TLS for it.
+    /// The URL cannot be requested, or TLS cannot be set up.
     Url,
-    /// A page without the engine's figures.
+    /// The response lacks a value that every engine reports.
     MissingFamily,
-    /// A figure that is NaN, infinite, negative or no number.
+    /// A value is NaN, infinite, negative or not a number.
     UnusableSample,
 }
 
 impl ErrorReason {
-    /// All of them.
+    /// All reasons in the order of their counters.
     pub const ALL: [ErrorReason; 10] = [
         ErrorReason::Connect,
         ErrorReason::Timeout,
@@ -44,7 +44,7 @@ impl ErrorReason {
         ErrorReason::UnusableSample,
     ];
 
-    /// The label's value.
+    /// Returns the value of the label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -62,21 +62,21 @@ impl ErrorReason {
     }
 }
 
-/// A scrape that came to nothing.
+/// The reason for which a scrape failed, with its details.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ScrapeError {
-    /// The page did not come.
+pub(crate) enum ScrapeError {
+    /// The request to the endpoint failed.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// The page can't be used.
+    /// The endpoint's metrics are incomplete or invalid.
     #[error(transparent)]
     Page(#[from] PageError),
 }
 
 impl ScrapeError {
-    /// The counter that it belongs to.
+    /// Returns the reason under which it is counted.
     #[must_use]
-    pub fn reason(&self) -> ErrorReason {
+    pub(crate) fn reason(&self) -> ErrorReason {
         match self {
             ScrapeError::Fetch(FetchError::Connect(_)) => ErrorReason::Connect,
             ScrapeError::Fetch(FetchError::Timeout(_)) => ErrorReason::Timeout,
@@ -107,49 +107,49 @@ pub struct ScrapeStats {
 }
 
 impl ScrapeStats {
-    /// Pages that were read and used.
+    /// Returns the number of successful scrapes.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages.load(Relaxed)
     }
 
-    /// Bytes of all pages that came whole, used or not.
+    /// Returns the bytes of all complete responses, valid or not.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
-    /// Restarts of servers that were noticed.
+    /// Returns the number of detected restarts.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Relaxed)
     }
 
-    /// Lines of wanted families that could not be understood, on pages that were used all the same.
+    /// Returns the number of invalid lines of selected families in successful scrapes.
     #[must_use]
     pub fn malformed_lines(&self) -> u64 {
         self.malformed_lines.load(Relaxed)
     }
 
-    /// NaN, infinite or negative samples, on pages that were used all the same.
+    /// Returns the number of NaN, infinite or negative samples in successful scrapes.
     #[must_use]
     pub fn unusable_samples(&self) -> u64 {
         self.unusable_samples.load(Relaxed)
     }
 
-    /// Lists of models that servers answered with.
+    /// Returns the number of received model lists.
     #[must_use]
     pub fn model_lists(&self) -> u64 {
         self.model_lists.load(Relaxed)
     }
 
-    /// Questions for such a list that came to nothing.
+    /// Returns the number of failed requests for model lists.
     #[must_use]
     pub fn model_list_failures(&self) -> u64 {
         self.model_list_failures.load(Relaxed)
     }
 
-    /// Models that the servers of now list, each counted once.
+    /// Returns the number of different models that the current servers list.
     #[must_use]
     pub fn served_models(&self) -> u64 {
         self.served_models.load(Relaxed)
@@ -164,7 +164,7 @@ impl ScrapeStats {
         self.served_models.store(models as u64, Relaxed);
     }
 
-    /// Scrapes that came to nothing, for one reason.
+    /// Returns the number of failed scrapes for one reason.
     #[must_use]
     pub fn errors(&self, reason: ErrorReason) -> u64 {
         self.errors.get(reason as usize).map_or(0, |n| n.load(Relaxed))

@@ -30,7 +30,7 @@ const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time from accept until a connection has opened: the TLS handshake, and the first bytes of HTTP.
 pub const OPENING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Limits of one listener.
+/// Limits of the connections and bytes of one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Open connections, at least 1.
@@ -49,7 +49,7 @@ impl ConnectionLimits {
     }
 }
 
-/// Why the picker closed a connection.
+/// The reason for which Attaché closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
     /// The listener was full, and no connection could be evicted for the new one.
@@ -72,42 +72,42 @@ impl Closed {
 #[derive(Debug)]
 pub struct Connections {
     limits: ConnectionLimits,
-    table: Mutex<Table>,
-    /// Connections accepted so far: the clock by which connections are compared.
+    table: Mutex<ConnectionTable>,
+    /// Number of connections accepted so far, by which the age of connections is compared.
     sequence: AtomicU64,
     /// Bytes held by all connections.
     held: AtomicUsize,
-    /// A connection has closed.
+    /// Notified when a connection has closed.
     freed: Notify,
     closed: [AtomicU64; Closed::ALL.len()],
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    peers: AHashMap<IpAddr, Vec<Arc<Entry>>>,
+struct ConnectionTable {
+    peers: AHashMap<IpAddr, Vec<Arc<ConnectionEntry>>>,
     open: usize,
-    /// Connections that are to close and have not yet.
+    /// Number of connections that must close and have not closed yet.
     closing: usize,
 }
 
-/// One open connection.
+/// One open connection and its state.
 #[derive(Debug)]
-struct Entry {
+struct ConnectionEntry {
     id: u64,
     peer: SocketAddr,
     accepted: Instant,
     opened: AtomicBool,
-    /// Requests in flight, where the listener counts them.
+    /// Number of requests in flight, where the listener counts them.
     requests: AtomicUsize,
-    /// The listener's `sequence` when bytes were last received.
+    /// Value of the listener's `sequence` when bytes were last received.
     active: AtomicU64,
     held: AtomicUsize,
     closing: AtomicBool,
     waker: AtomicWaker,
 }
 
-impl Entry {
-    /// The order in which connections are evicted.
+impl ConnectionEntry {
+    /// Sort key of evictions: the smallest connection is evicted first.
     fn worth(&self) -> (bool, bool, u64) {
         (self.requests.load(Relaxed) > 0, self.opened.load(Relaxed), self.active.load(Relaxed))
     }
@@ -117,33 +117,33 @@ impl Entry {
     }
 }
 
-/// What [`Connections::admit`] does next.
+/// The next step of [`Connections::admit`].
 enum Admission {
-    Admitted(Arc<Entry>),
-    /// A connection is closing; its place will be free.
+    Admitted(Arc<ConnectionEntry>),
+    /// A connection is closing, and its place becomes free.
     Closing,
     Refused,
 }
 
-impl Table {
-    fn close(&mut self, entry: &Entry) {
+impl ConnectionTable {
+    fn close(&mut self, entry: &ConnectionEntry) {
         if !entry.closing.swap(true, Relaxed) {
             self.closing += 1;
             entry.waker.wake();
         }
     }
 
-    /// The connection that a new one from `ip` may replace.
-    fn victim(&self, ip: IpAddr) -> Option<Arc<Entry>> {
+    /// Returns the connection that a new one from `ip` may replace.
+    fn victim(&self, ip: IpAddr) -> Option<Arc<ConnectionEntry>> {
         let own = self.peers.get(&ip).map_or(0, Vec::len) + 1;
-        let size = |peer: &IpAddr, entries: &[Arc<Entry>]| if *peer == ip { own } else { entries.len() };
+        let size = |peer: &IpAddr, entries: &[Arc<ConnectionEntry>]| if *peer == ip { own } else { entries.len() };
         let largest = self.peers.iter().map(|(peer, entries)| size(peer, entries)).max()?.max(own);
         let of_largest = self.peers.iter().filter(|(peer, entries)| size(peer, entries) == largest);
         let entries = of_largest.flat_map(|(_, entries)| entries);
         entries.filter(|e| largest > own || e.requests.load(Relaxed) == 0).min_by_key(|e| e.worth()).cloned()
     }
 
-    /// The bytes of each peer's connections that are not closing, and those of closing ones.
+    /// Returns the bytes of each peer's connections that are not closing, and those of closing ones.
     fn held(&self) -> (AHashMap<IpAddr, usize>, usize) {
         let (mut peers, mut closing) = (AHashMap::new(), 0);
         for (ip, entry) in self.peers.iter().flat_map(|(ip, entries)| entries.iter().map(move |entry| (ip, entry))) {
@@ -158,7 +158,7 @@ impl Table {
 }
 
 impl Connections {
-    /// No connections yet.
+    /// Creates an empty set of connections with these limits.
     #[must_use]
     pub fn new(limits: ConnectionLimits) -> Arc<Self> {
         Arc::new(Self {
@@ -171,26 +171,26 @@ impl Connections {
         })
     }
 
-    /// The limits.
+    /// Returns the configured limits.
     #[must_use]
     pub fn limits(&self) -> ConnectionLimits {
         self.limits
     }
 
-    /// Connections open now, those that are about to close included.
+    /// Returns the number of open connections, including those that are closing.
     #[must_use]
     pub fn open(&self) -> usize {
         self.table.lock().open
     }
 
-    /// Bytes held by all connections, queued frames included.
+    /// Returns the bytes held by all connections, including queued frames.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
 
-    /// Connections that the picker has closed for this reason; for [`Closed::Memory`], also the times that bytes were
-    /// refused.
+    /// Returns how many connections Attaché has closed for this reason; for [`Closed::Memory`], also
+    /// how often bytes were refused.
     #[must_use]
     pub fn closed(&self, why: Closed) -> u64 {
         self.closed.get(why as usize).map_or(0, |n| n.load(Relaxed))
@@ -202,7 +202,7 @@ impl Connections {
         }
     }
 
-    /// A place for a new connection of `peer`, after another one was evicted if need be. `None`: close it.
+    /// Admits a new connection of `peer`, evicting another one if necessary. On `None`, the caller must close it.
     pub async fn admit(self: &Arc<Self>, peer: SocketAddr) -> Option<Slot> {
         let deadline = Instant::now() + EVICTION_TIMEOUT;
         loop {
@@ -231,7 +231,7 @@ impl Connections {
             return Admission::Closing;
         }
         let id = self.sequence.fetch_add(1, Relaxed) + 1;
-        let entry = Arc::new(Entry {
+        let entry = Arc::new(ConnectionEntry {
             id,
             peer,
             accepted: Instant::now(),
@@ -247,10 +247,10 @@ impl Connections {
         Admission::Admitted(entry)
     }
 
-    /// Closes connections that have not opened in time. To be called about once a second.
+    /// Closes connections that have not opened in time. Call it about once per second.
     pub fn sweep(&self) {
         let mut table = self.table.lock();
-        let late = |entry: &&Arc<Entry>| {
+        let late = |entry: &&Arc<ConnectionEntry>| {
             !entry.opened.load(Relaxed)
                 && !entry.closing.load(Relaxed)
                 && entry.accepted.elapsed() >= self.limits.opening
@@ -263,8 +263,8 @@ impl Connections {
     }
 
     /// Accounts `more` bytes to `entry`. When all connections together hold too many, the peer that holds most loses
-    /// its largest connection. `false`: that connection is the entry's own, and nothing was accounted.
-    fn charge(&self, entry: &Entry, more: usize) -> bool {
+    /// its largest connection. Returns `false` if that is the entry's own connection; then nothing was accounted.
+    fn charge(&self, entry: &ConnectionEntry, more: usize) -> bool {
         let total = self.held.fetch_add(more, Relaxed).saturating_add(more);
         entry.held.fetch_add(more, Relaxed);
         if total <= self.limits.held_bytes {
@@ -278,7 +278,7 @@ impl Connections {
                 let entries = table.peers.get(ip)?.iter().filter(|e| !e.closing.load(Relaxed));
                 entries.max_by_key(|e| e.held.load(Relaxed)).cloned()
             });
-            // What closed connections have queued may be all that is held.
+            // Frames queued by closed connections may be all that is held.
             let Some(victim) = largest.filter(|e| e.id != entry.id && e.held.load(Relaxed) > 0) else {
                 self.discharge(entry, more);
                 return false;
@@ -291,21 +291,21 @@ impl Connections {
         true
     }
 
-    fn discharge(&self, entry: &Entry, less: usize) {
+    fn discharge(&self, entry: &ConnectionEntry, less: usize) {
         self.held.fetch_sub(less, Relaxed);
         entry.held.fetch_sub(less, Relaxed);
     }
 }
 
-/// The place of one open connection; to be dropped after its socket.
+/// The place of one open connection; drop it after its socket.
 #[derive(Debug)]
 pub struct Slot {
-    entry: Arc<Entry>,
+    entry: Arc<ConnectionEntry>,
     of: Arc<Connections>,
 }
 
 impl Slot {
-    /// The peer's address.
+    /// Returns the peer's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.entry.peer
@@ -327,11 +327,11 @@ impl Slot {
         self.of.count(Closed::Timeout);
     }
 
-    /// Ready when the connection must be closed.
+    /// Polls whether the connection must be closed.
     pub fn poll_closed(&self, cx: &Context<'_>) -> Poll<()> {
         if !self.is_closing() {
             self.entry.waker.register(cx.waker());
-            // It may have been closed before the waker was there.
+            // It may have been closed before the waker was registered.
             if !self.is_closing() {
                 return Poll::Pending;
             }
@@ -350,14 +350,14 @@ impl Slot {
         std::future::poll_fn(|cx| self.poll_closed(cx)).await;
     }
 
-    /// What the connection's requests hold of it.
+    /// Returns a handle to the connection for its requests.
     #[must_use]
     pub fn client(&self) -> Client {
         Client(self.entry.clone())
     }
 
-    /// Accounts memory to the connection. `None` when the listener's connections hold too many bytes, and this peer
-    /// most of them.
+    /// Accounts memory to the connection. Returns `None` when the listener's connections hold too many bytes, and
+    /// this peer most of them.
     #[must_use]
     pub fn hold(&self, bytes: usize) -> Option<Held> {
         let mut held = Held { bytes: 0, entry: self.entry.clone(), of: self.of.clone() };
@@ -384,12 +384,12 @@ impl Drop for Slot {
     }
 }
 
-/// The connection that a request came on.
+/// The connection that a request arrived on.
 #[derive(Clone, Debug)]
-pub struct Client(Arc<Entry>);
+pub struct Client(Arc<ConnectionEntry>);
 
 impl Client {
-    /// The peer's address.
+    /// Returns the peer's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.0.peer
@@ -405,7 +405,7 @@ impl Client {
 
 /// A request in flight on a connection.
 #[derive(Debug)]
-pub struct InFlight(Arc<Entry>);
+pub struct InFlight(Arc<ConnectionEntry>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
@@ -417,12 +417,12 @@ impl Drop for InFlight {
 #[derive(Debug)]
 pub struct Held {
     bytes: usize,
-    entry: Arc<Entry>,
+    entry: Arc<ConnectionEntry>,
     of: Arc<Connections>,
 }
 
 impl Held {
-    /// Changes what is accounted. `false` when that would be too much; nothing has changed then.
+    /// Changes the accounted bytes. Returns `false` if that would exceed the limit; then nothing has changed.
     #[must_use]
     pub fn resize(&mut self, bytes: usize) -> bool {
         match bytes.checked_sub(self.bytes) {

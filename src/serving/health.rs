@@ -1,6 +1,6 @@
-//! Readiness, and the gRPC health service that tells it to Envoy and to Kubernetes.
+//! Readiness, and the gRPC health service that reports it to Envoy and Kubernetes.
 //!
-//! [`Readiness`] is held back by named latches, one per condition (a pool has synced, the listener is open). The gRPC
+//! Named latches hold [`Readiness`] back, one per condition (a pool has synced, the listener is open). The gRPC
 //! service follows it: everything but `liveness` is NOT_SERVING until all latches are released, and again while
 //! draining. Used by `app` and `admin`.
 
@@ -15,32 +15,32 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
-/// The service that answers as long as the process lives.
+/// The service that is SERVING as long as the process runs.
 pub const LIVENESS: &str = "liveness";
 /// Services that follow readiness: the server as a whole, the names that charts probe, and the one that Envoy checks.
 pub const READINESS: &[&str] = &["", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"];
 
-/// Checks and watches at once on one connection to the health port.
+/// Concurrent checks and watches on one connection to the health port.
 const MAX_STREAMS: u32 = 32;
-/// A peer of the health port is asked for a sign of life after this long without traffic.
+/// Time without traffic after which a keepalive ping is sent to a peer of the health port.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// Its connection is closed after this long without an answer.
+/// Time without a response to the ping after which the connection is closed.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Size of a request to the health service, bytes: the name of a service.
+/// Largest request to the health service in bytes; it has the name of a service.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
 
 /// Whether requests can be served, and if not, why.
 #[derive(Clone, Debug)]
-pub struct Readiness(Arc<watch::Sender<State>>);
+pub struct Readiness(Arc<watch::Sender<ReadinessState>>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct State {
+struct ReadinessState {
     next: u64,
     missing: BTreeMap<u64, String>,
     draining: bool,
 }
 
-impl State {
+impl ReadinessState {
     fn ready(&self) -> bool {
         self.missing.is_empty() && !self.draining
     }
@@ -48,13 +48,13 @@ impl State {
 
 impl Default for Readiness {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(State::default())))
+        Self(Arc::new(watch::Sender::new(ReadinessState::default())))
     }
 }
 
 impl Readiness {
-    /// Holds readiness back until the latch is released. A latch that is dropped unreleased holds it back for good: whoever was
-    /// to fulfil the condition has failed.
+    /// Holds readiness back until the latch is released. A latch that is dropped without release holds it back forever,
+    /// since the code that should have met the condition has failed.
     pub fn latch(&self, condition: impl Into<String>) -> Latch {
         let mut id = 0;
         self.0.send_modify(|state| {
@@ -65,33 +65,33 @@ impl Readiness {
         Latch { id, readiness: self.clone() }
     }
 
-    /// Whether everything is there and the process isn't draining.
+    /// Whether all conditions are met and the process is not draining.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.0.borrow().ready()
     }
 
-    /// The conditions that are not met, in the order in which they were named; `draining` last.
+    /// Returns the conditions that are not met, in the order of their creation; `draining` is last.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         let state = self.0.borrow();
         state.missing.values().cloned().chain(state.draining.then(|| "draining".to_owned())).collect()
     }
 
-    /// Not ready from now on.
+    /// Makes the process not ready from now on.
     pub fn set_draining(&self) {
         self.0.send_modify(|state| state.draining = true);
     }
 
-    /// Waits until everything is there. Never returns once draining.
+    /// Waits until all conditions are met. Never returns once draining.
     pub async fn ready(&self) {
         let mut state = self.0.subscribe();
-        // The sender lives in `self`, so the channel can't close while we wait.
-        let _ = state.wait_for(State::ready).await;
+        // The sender is in `self`, so the channel stays open meanwhile.
+        let _ = state.wait_for(ReadinessState::ready).await;
     }
 }
 
-/// One condition of readiness.
+/// One condition of readiness. Dropping it without release keeps the process not ready.
 #[derive(Debug)]
 #[must_use = "readiness waits until the latch is released"]
 pub struct Latch {
@@ -100,7 +100,7 @@ pub struct Latch {
 }
 
 impl Latch {
-    /// The condition is met.
+    /// Marks the condition as met.
     pub fn release(self) {
         self.readiness.0.send_modify(|state| {
             state.missing.remove(&self.id);
@@ -115,10 +115,10 @@ pub struct Health {
 }
 
 impl Health {
-    /// Services in their first state: `liveness` SERVING, all others NOT_SERVING.
+    /// Creates the services in their initial state: `liveness` SERVING, all others NOT_SERVING.
     pub async fn new() -> Self {
         let reporter = HealthReporter::new();
-        // tonic-health is born with "" SERVING; nobody may see that.
+        // tonic-health starts with "" as SERVING, which no client may see.
         for service in READINESS {
             reporter.set_service_status(*service, ServingStatus::NotServing).await;
         }
@@ -126,14 +126,14 @@ impl Health {
         Self { reporter }
     }
 
-    /// The tonic service, for the health port and, unless `--health-checking=false`, for the ext-proc port.
+    /// Returns the tonic service, for the health port and, unless `--health-checking=false`, for the ext-proc port.
     #[must_use]
     pub fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
-    /// Tells what `readiness` says, as long as it is polled.
+    /// Reports the state of `readiness`, as long as it is polled.
     pub async fn follow(&self, readiness: &Readiness) {
         let mut state = readiness.0.subscribe();
         loop {
@@ -149,8 +149,8 @@ impl Health {
     }
 }
 
-/// Serves health alone on `listener`, within the limits of `connections`, and follows `readiness`, until `end`
-/// completes.
+/// Serves only the health service on `listener`, within the limits of `connections`, and
+/// follows `readiness`, until `end` completes.
 ///
 /// # Errors
 /// When the transport fails.
@@ -191,7 +191,7 @@ mod tests {
         HealthClient::new(endpoint.connect().await.unwrap())
     }
 
-    /// Waits on the Watch stream of `service` until it says `want`.
+    /// Waits on the Watch stream of `service` until it reports `want`.
     async fn until(client: &mut HealthClient<tonic::transport::Channel>, service: &str, want: Wire) {
         let request = HealthCheckRequest { service: service.to_owned() };
         let mut stream = client.watch(request).await.unwrap().into_inner();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dropped_latch_is_never_met() {
+    async fn dropped_latch_is_never_met() {
         let readiness = Readiness::default();
         drop(readiness.latch("first scrape"));
         assert_eq!(readiness.missing(), ["first scrape"]);

@@ -1,53 +1,53 @@
-//! The end of the process, in phases that the listeners, health and streams wait for.
+//! Shutdown in phases, which listeners, health and streams wait for.
 //!
 //! ```text
 //! Running ──SIGTERM──▶ Lame ──min delay──▶ Draining ──deadline──▶ Forced
 //!                       └────────────second signal───────────────▶
 //! ```
 //!
-//! Lame: not ready any more, but everything is still served, because load balancers need time to look away. Draining: nothing new
-//! is taken, open streams go on. Forced: what is left is cut. The owner of the streams may end the process as soon as Draining
-//! has come and nothing is open. Used by `app`.
+//! Lame: no longer ready, but all requests are still served, because load balancers need time to react. Draining: new
+//! streams are rejected, open ones continue. Forced: open streams are closed. The owner of the streams may end the
+//! process as soon as Draining has begun and no stream is open. Used by `app`.
 
 use std::io;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// How far the end has come. Phases only go forward.
+/// Progress of the shutdown. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Not asked to end.
+    /// No shutdown was requested.
     Running,
-    /// Asked to end; still serving, no longer ready.
+    /// Shutdown was requested; requests are still served, but the process is not ready.
     Lame,
-    /// Takes nothing new.
+    /// New streams are rejected.
     Draining,
-    /// Out of time.
+    /// The deadline has passed, or a second signal arrived.
     Forced,
 }
 
-/// How long the phases last, both from the first signal.
+/// Durations of the phases, both measured from the first signal.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainTimes {
-    /// Until nothing new is taken.
+    /// Time until new streams are rejected.
     pub min_delay: Duration,
-    /// Until what is open is cut.
+    /// Time until open streams are closed.
     pub deadline: Duration,
 }
 
-/// A handle to wait for a phase. Cheap to clone.
+/// A handle to wait for a phase, cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<Phase>);
 
 impl Shutdown {
-    /// Starts to follow `signals`; each item asks once. Must be called inside a tokio runtime.
+    /// Starts to follow `signals`; each item is a request to shut down. Must be called inside a tokio runtime.
     #[must_use]
     pub fn start(mut signals: mpsc::Receiver<&'static str>, times: DrainTimes) -> Self {
         let (phase, handle) = watch::channel(Phase::Running);
         tokio::spawn(async move {
             let Some(name) = signals.recv().await else {
-                // Nobody can ask any more: the process runs until it is killed.
+                // All senders are gone, so no shutdown can be requested: the process runs until it is killed.
                 return phase.closed().await;
             };
             let asked = Instant::now();
@@ -76,17 +76,17 @@ impl Shutdown {
         Self(handle)
     }
 
-    /// The current phase.
+    /// Returns the current phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         *self.0.borrow()
     }
 
-    /// Waits until `phase` or a later one has come.
+    /// Waits until `phase` or a later one is reached.
     pub async fn reached(&self, phase: Phase) {
         let mut receiver = self.0.clone();
         if receiver.wait_for(|now| *now >= phase).await.is_err() {
-            // The follower is gone only when the runtime ends: there is nothing to wait for.
+            // The task that follows the signals ends only with the runtime.
             std::future::pending::<()>().await;
         }
     }
@@ -96,10 +96,10 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// SIGTERM and SIGINT as a stream of their names. Must be called inside a tokio runtime.
+/// Returns SIGTERM and SIGINT as a stream of their names. Must be called inside a tokio runtime.
 ///
 /// # Errors
-/// When the operating system refuses a signal handler.
+/// When the operating system rejects a signal handler.
 #[cfg(unix)]
 pub fn signals() -> io::Result<mpsc::Receiver<&'static str>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -127,7 +127,7 @@ mod tests {
     const TIMES: DrainTimes = DrainTimes { min_delay: Duration::from_secs(5), deadline: Duration::from_secs(60) };
 
     #[tokio::test(start_paused = true)]
-    async fn the_phases_come_in_order_and_in_time() {
+    async fn phases_follow_in_order_and_in_time() {
         let (ask, signals) = mpsc::channel(1);
         let shutdown = Shutdown::start(signals, TIMES);
         assert_eq!(shutdown.phase(), Phase::Running);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_signal_cuts_at_once() {
+    async fn second_signal_closes_streams_at_once() {
         let (ask, signals) = mpsc::channel(2);
         let shutdown = Shutdown::start(signals, TIMES);
         ask.send("SIGTERM").await.unwrap();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_before_the_delay_still_holds() {
+    async fn deadline_before_the_delay_is_respected() {
         let (ask, signals) = mpsc::channel(1);
         let shutdown = Shutdown::start(signals, DrainTimes { deadline: Duration::from_secs(1), ..TIMES });
         ask.send("SIGTERM").await.unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_anyone_to_ask_it_runs_on() {
+    async fn without_senders_the_process_keeps_running() {
         let (ask, signals) = mpsc::channel(1);
         drop(ask);
         let shutdown = Shutdown::start(signals, TIMES);

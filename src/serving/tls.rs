@@ -36,53 +36,53 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub const CERT_FILE: &str = "tls.crt";
 /// Name of the private key in the directory.
 pub const KEY_FILE: &str = "tls.key";
-/// Lifetime of a self-signed certificate: nobody checks it but by its pin, and a pin changes with every start anyway.
+/// Lifetime of a self-signed certificate: clients verify only its pin, which changes with every start.
 const SELF_SIGNED_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// Largest file that is read as a certificate or key, bytes.
 const MAX_PEM_BYTES: u64 = 1 << 20;
 
-/// Why a certificate can't be used.
+/// The reason for which a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file can't be read.
+    /// A file cannot be read.
     #[error("can't read {path}: {source}", path = path.display())]
     Read {
-        /// The file.
+        /// Path of the file that cannot be read.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A file holds no PEM of the wanted kind.
+    /// A file has no valid PEM of the required type.
     #[error("{path} holds no usable {what}: {why}", path = path.display())]
     Pem {
-        /// The file.
+        /// Path of the file with the invalid PEM.
         path: PathBuf,
         /// `certificate`, `private key` or `client CA`.
         what: &'static str,
-        /// What the parser says.
+        /// Error of the parser.
         why: String,
     },
-    /// Key and certificate don't belong together, or the key's kind is unknown.
+    /// Key and certificate do not match, or the key's type is unknown.
     #[error("certificate and key can't be used together: {0}")]
     Pair(rustls::Error),
-    /// The certificate can't be read.
+    /// The certificate cannot be parsed.
     #[error("the certificate is malformed: {0}")]
     Certificate(String),
-    /// Its time is over.
+    /// The certificate has expired; the value is the end of its validity in Unix seconds.
     #[error("the certificate expired at unix time {0}")]
     Expired(u64),
-    /// A certificate can't be made.
+    /// A self-signed certificate cannot be created.
     #[error("can't make a self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
-    /// rustls refuses the configuration.
+    /// rustls rejects the configuration.
     #[error("can't set up TLS: {0}")]
     Config(rustls::Error),
 }
 
-/// What is known of the certificate in use.
+/// Properties of the certificate in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertInfo {
-    /// End of its validity, Unix seconds.
+    /// End of its validity in Unix seconds.
     pub expires_at: u64,
     /// SHA-256 of the certificate in hex: Envoy's `verify_certificate_hash`.
     pub pin: String,
@@ -94,7 +94,7 @@ struct Loaded {
     info: CertInfo,
 }
 
-/// The certificate that handshakes are answered with.
+/// The certificate that is presented in handshakes.
 pub struct ServingCert {
     current: ArcSwap<Loaded>,
     reloads: AtomicU64,
@@ -103,19 +103,19 @@ pub struct ServingCert {
 
 impl fmt::Debug for ServingCert {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the key.
+        // The key must not be printed.
         f.debug_struct("ServingCert").field("info", &self.info()).finish_non_exhaustive()
     }
 }
 
 impl ServingCert {
-    /// Makes a certificate for localhost and `hostname`, and logs its pin.
+    /// Creates a certificate for localhost and `hostname`, and logs its pin.
     ///
     /// # Errors
-    /// When the random numbers or the system's clock don't allow one.
+    /// When random numbers or the system's clock prevent it.
     pub fn self_signed(hostname: Option<&str>, now: SystemTime) -> Result<Arc<Self>, TlsError> {
         let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(String::from).into();
-        // A host name that isn't a DNS name (an underscore will do) must not keep the picker from starting.
+        // A host name that is not a DNS name, for example with an underscore, must not prevent the start.
         names.extend(hostname.filter(|h| is_dns_name(h)).map(str::to_owned));
         let mut params = rcgen::CertificateParams::new(names)?;
         params.distinguished_name.push(rcgen::DnType::CommonName, "attache");
@@ -134,10 +134,11 @@ impl ServingCert {
         Ok(cert)
     }
 
-    /// Reads `tls.crt` and `tls.key` in `directory`. An expired certificate is taken, with a warning: it is what there is.
+    /// Reads `tls.crt` and `tls.key` in `directory`. An expired certificate is used with a warning,
+    /// since there is no other.
     ///
     /// # Errors
-    /// When a file is missing or can't be used, or the two don't belong together.
+    /// When a file is missing or invalid, or the two do not match.
     pub fn from_directory(directory: &Path, now: SystemTime) -> Result<Arc<Self>, TlsError> {
         let loaded = load_directory(directory)?;
         let info = &loaded.info;
@@ -159,11 +160,11 @@ impl ServingCert {
         })
     }
 
-    /// Reads the directory again. New handshakes get the new pair; a pair that is bad or expired leaves the old one in place.
-    /// Returns whether the certificate has changed.
+    /// Reads the directory again. New handshakes use the new pair; if it is invalid or expired, the old one stays in
+    /// use. Returns whether the certificate has changed.
     ///
     /// # Errors
-    /// Why the old pair was kept.
+    /// The reason for which the old pair stays in use.
     pub fn reload(&self, directory: &Path, now: SystemTime) -> Result<bool, TlsError> {
         let loaded = load_directory(directory).and_then(|loaded| match loaded.info.expires_at {
             end if end <= unix(now) => Err(TlsError::Expired(end)),
@@ -189,28 +190,29 @@ impl ServingCert {
         }
     }
 
-    /// The certificate in use.
+    /// Returns the properties of the certificate in use.
     #[must_use]
     pub fn info(&self) -> CertInfo {
         self.current.load().info.clone()
     }
 
-    /// Certificates that were taken after the first.
+    /// Returns how many new certificates were loaded after the first.
     #[must_use]
     pub fn reloads(&self) -> u64 {
         self.reloads.load(Relaxed)
     }
 
-    /// Certificates that were refused.
+    /// Returns how many certificates were rejected.
     #[must_use]
     pub fn reload_failures(&self) -> u64 {
         self.failures.load(Relaxed)
     }
 
-    /// The rustls configuration that serves with this certificate: HTTP/2 only, TLS 1.2 or 1.3. With `clients`, each client needs a certificate.
+    /// Returns the rustls configuration with this certificate: HTTP/2 only, TLS 1.2 or 1.3. With `clients`,
+    /// each client needs a certificate.
     ///
     /// # Errors
-    /// When rustls refuses its own defaults.
+    /// When rustls rejects its own defaults.
     pub fn server_config(self: &Arc<Self>, clients: Option<Arc<ClientAuth>>) -> Result<Arc<ServerConfig>, TlsError> {
         let clients = clients.map(|clients| clients as Arc<dyn ClientCertVerifier>);
         let mut config = ServerConfig::builder_with_provider(provider())
@@ -219,7 +221,8 @@ impl ServingCert {
             .with_client_cert_verifier(clients.unwrap_or_else(WebPkiClientVerifier::no_client_auth))
             .with_cert_resolver(self.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // A resumed session would count for a client whose authority or name is no longer accepted. Gateways keep their connections.
+        // Otherwise, a resumed session would be valid for a client whose authority or name is no longer accepted.
+        // Gateways keep their connections open anyway.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
@@ -232,10 +235,10 @@ impl ResolvesServerCert for ServingCert {
     }
 }
 
-/// Whether `tls.crt` and `tls.key` in `directory` can be used.
+/// Checks whether `tls.crt` and `tls.key` in `directory` can be used.
 ///
 /// # Errors
-/// Why they can't.
+/// The reason for which they cannot.
 pub fn check_directory(directory: &Path) -> Result<CertInfo, TlsError> {
     load_directory(directory).map(|loaded| loaded.info)
 }
@@ -248,7 +251,7 @@ fn load_directory(directory: &Path) -> Result<Loaded, TlsError> {
     load(chain, key)
 }
 
-/// The certificates in a PEM file: one at least.
+/// Returns the certificates in a PEM file, at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let unusable = |why| TlsError::Pem { path: path.to_owned(), what: "certificate", why };
     let chain = CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<Vec<_>, _>>();
@@ -288,7 +291,8 @@ fn is_dns_name(name: &str) -> bool {
     rustls::pki_types::DnsName::try_from(name).is_ok()
 }
 
-/// The machine's name, for the certificate: `HOSTNAME`, which Kubernetes sets to the pod's name, else what the kernel says.
+/// Returns the machine's name for the certificate: `HOSTNAME`, which Kubernetes sets to the
+/// pod's name, otherwise the kernel's.
 #[must_use]
 pub fn hostname() -> Option<String> {
     std::env::var("HOSTNAME")

@@ -1,4 +1,4 @@
-//! One call to a tokenizer: bounded in time and size, no redirects, no proxies, nothing compressed.
+//! One call to a tokenizer: limited in time and size, without redirects, proxies or compression.
 
 use super::list::TokenListError;
 use attache_http_client::{self as http, cause};
@@ -10,45 +10,45 @@ use std::time::Duration;
 /// Idle connections that are kept for each server.
 const MAX_IDLE_CONNECTIONS: usize = 8;
 
-/// A call that the server is to blame for.
+/// A failed call that is the server's fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// No connection.
+    /// The connection could not be established.
     #[error("can't connect: {0}")]
     Connect(String),
-    /// Not done in time.
-    #[error("no answer within {0:?}")]
+    /// The response was not complete in time.
+    #[error("no response within {0:?}")]
     Timeout(Duration),
-    /// An error of the server's.
+    /// The server returned an error status.
     #[error("got status {0}, want 200")]
     Status(u16),
-    /// A redirect.
+    /// The response is a redirect.
     #[error("got redirect {0}, which is not followed; set the URL itself")]
     Redirect(u16),
-    /// Larger than the cap.
-    #[error("the answer is larger than {0} bytes")]
+    /// The response exceeds the size limit.
+    #[error("the response is larger than {0} bytes")]
     TooLarge(u64),
-    /// The connection broke, or what came was not HTTP.
-    #[error("the answer broke off: {0}")]
+    /// The connection was interrupted, or the response is not HTTP.
+    #[error("the response ended early: {0}")]
     Broken(String),
-    /// No tokens in it.
+    /// The response has no valid list of tokens.
     #[error(transparent)]
     Garbled(#[from] TokenListError),
-    /// Compressed though it was asked for as it is.
-    #[error("the answer is compressed though identity was asked for")]
+    /// The response is compressed, although the request does not allow it.
+    #[error("the response is compressed though identity was asked for")]
     Encoded,
 }
 
-/// What a server said.
+/// The response of a server.
 #[derive(Debug)]
-pub(super) enum Answer {
-    /// The body of a 200.
+pub(super) enum CallResponse {
+    /// The body of a response with status 200.
     Body(Vec<u8>),
-    /// The client's request is to blame.
+    /// An error status that is the fault of the client's request.
     Refused(u16),
 }
 
-/// Makes the client.
+/// Creates the HTTP client for all tokenizers; `verify` enables certificate checks.
 pub(super) fn build(verify: bool) -> Result<Client, String> {
     http::client(verify, MAX_IDLE_CONNECTIONS).build().map_err(|e| cause(&e))
 }
@@ -60,14 +60,14 @@ pub(super) async fn post(
     body: Bytes,
     timeout: Duration,
     max_bytes: u64,
-) -> Result<Answer, CallError> {
+) -> Result<CallResponse, CallError> {
     match tokio::time::timeout(timeout, post_untimed(client, url, body, max_bytes)).await {
         Ok(outcome) => outcome,
         Err(_) => Err(CallError::Timeout(timeout)),
     }
 }
 
-async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -> Result<Answer, CallError> {
+async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -> Result<CallResponse, CallError> {
     let request = (client.post(url))
         .header(CONTENT_TYPE, "application/json")
         .header(ACCEPT, "application/json")
@@ -80,12 +80,13 @@ async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -
     let status = response.status();
     match status {
         StatusCode::OK => {}
-        // vLLM answers 403 where an API is switched off, 405 and 401 come from what stands before it: no request will do better.
+        // vLLM returns 403 if an API is disabled; 405 and 401 come from a proxy before it.
+        // No other request would succeed.
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::METHOD_NOT_ALLOWED => {
             return Err(CallError::Status(status.as_u16()));
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => return Err(CallError::Status(status.as_u16())),
-        _ if status.is_client_error() => return Ok(Answer::Refused(status.as_u16())),
+        _ if status.is_client_error() => return Ok(CallResponse::Refused(status.as_u16())),
         _ if status.is_redirection() => return Err(CallError::Redirect(status.as_u16())),
         _ => return Err(CallError::Status(status.as_u16())),
     }
@@ -103,5 +104,5 @@ async fn post_untimed(client: &Client, url: &str, body: Bytes, max_bytes: u64) -
         }
         answer.extend_from_slice(&chunk);
     }
-    Ok(Answer::Body(answer))
+    Ok(CallResponse::Body(answer))
 }

@@ -1,22 +1,23 @@
-//! Finds the list of token ids in a tokenizer's answer, without building the answer: a prompt of 100k tokens is 600 KB of digits.
+//! Reads the list of token ids from a tokenizer's response without parsing the rest: a prompt of 100,000 tokens
+//! has 600 KB of digits.
 
 use memchr::memchr2;
 
-/// An answer without usable tokens.
+/// A response without a valid list of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenListError {
-    /// Not the object that was expected, or cut off.
-    #[error("the answer is no JSON object, or is cut off")]
+    /// The response is not a JSON object, or it is incomplete.
+    #[error("the response is not a JSON object, or is incomplete")]
     Malformed,
-    /// No such field at the top.
-    #[error("the answer has no list of tokens")]
+    /// The root object has no such member.
+    #[error("the response has no list of tokens")]
     Missing,
-    /// Something in the list that is no token id.
-    #[error("the list of tokens holds something else than numbers of 32 bits")]
+    /// An element of the list is not a token id.
+    #[error("the list of tokens has elements that are not numbers of 32 bits")]
     NotTokens,
 }
 
-/// The ids under `key` in `answer`, an object or a list of objects, of which the first counts.
+/// Returns the ids under `key` in `answer`, an object or a list of objects, of which the first counts.
 pub(super) fn token_list(answer: &[u8], key: &[u8]) -> Result<Vec<u32>, TokenListError> {
     let mut at = Cursor { rest: answer };
     at.white();
@@ -69,7 +70,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A string; what is between its quotes, escapes as they are.
+    /// Reads a string; returns the bytes between its quotes with escapes.
     fn string(&mut self) -> Option<&'a [u8]> {
         let inside = self.rest.strip_prefix(b"\"")?;
         let mut end = 0;
@@ -83,7 +84,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over a value.
+    /// Skips a value.
     fn value(&mut self) -> Option<()> {
         let mut depth = 0u32;
         loop {
@@ -109,7 +110,7 @@ impl<'a> Cursor<'a> {
             if depth == 0 {
                 return Some(());
             }
-            // Between the values of a container.
+            // Separators between the values of a container.
             while let Some((b',' | b':' | b' ' | b'\t' | b'\n' | b'\r', rest)) = self.rest.split_first() {
                 self.rest = rest;
             }
@@ -120,7 +121,7 @@ impl<'a> Cursor<'a> {
         if !self.take(b'[') {
             return Err(TokenListError::Missing);
         }
-        // Digits, comma, and often a blank: most ids have five digits.
+        // Digits, a comma, and often a blank: most ids have five digits.
         let mut ids = Vec::with_capacity(self.rest.len() / 6);
         self.white();
         if self.take(b']') {
@@ -147,7 +148,7 @@ impl<'a> Cursor<'a> {
             self.rest = rest;
         }
         match (u32::try_from(id), digits) {
-            // Ten digits hold every id; more of them could wrap around.
+            // Ten digits are enough for every id; more could overflow.
             (Ok(id), 1..=10) => Ok(id),
             (_, 0) if self.rest.is_empty() => Err(TokenListError::Malformed),
             _ => Err(TokenListError::NotTokens),
@@ -167,20 +168,20 @@ mod tests {
     }
 
     #[test]
-    fn real_answers_give_their_tokens() {
+    fn recorded_responses_give_their_tokens() {
         for name in ["tokenize_chat", "tokenize_completion", "tokenize_completion_nomodel"] {
             let body = capture(name);
             let expected: Vec<u32> = serde_json::from_value(body["tokens"].clone()).unwrap();
             assert_eq!(expected.len() as u64, body["count"].as_u64().unwrap());
             assert_eq!(token_list(&serde_json::to_vec(&body).unwrap(), b"tokens"), Ok(expected), "{name}");
         }
-        // As /v1/completions/render answers: a list, one for each prompt.
+        // The form of /v1/completions/render: a list with one element for each prompt.
         let render = br#"[{"request_id":"cmpl-a3fc","token_ids":[784, 587],"token_offsets":null,"features":null}]"#;
         assert_eq!(token_list(render, b"token_ids"), Ok(vec![784, 587]));
     }
 
     #[test]
-    fn what_holds_no_tokens_is_refused() {
+    fn responses_without_tokens_are_refused() {
         use TokenListError::*;
         let cases: &[(&str, TokenListError)] = &[
             ("", Malformed),
@@ -233,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_serde_json(
+        fn result_agrees_with_serde_json(
             tokens in prop_oneof![prop::collection::vec(any::<u32>(), 0..40).prop_map(Value::from), any_value()],
             before in any_value(),
             after in any_value(),
@@ -241,12 +242,16 @@ mod tests {
             pretty in any::<bool>(),
             cut in 0usize..400,
         ) {
-            // Names before and after in the order of the map.
-            let answer = if first { json!({"tokens": tokens, "z": after}) } else { json!({"a": before, "tokens": tokens, "z": after}) };
+            // Members before and after, in the order of the map.
+            let answer = if first {
+                json!({"tokens": tokens, "z": after})
+            } else {
+                json!({"a": before, "tokens": tokens, "z": after})
+            };
             let text = if pretty { serde_json::to_vec_pretty(&answer) } else { serde_json::to_vec(&answer) }.unwrap();
             let expected = serde_json::from_value::<Vec<u32>>(answer["tokens"].clone());
             prop_assert_eq!(token_list(&text, b"tokens").ok(), expected.ok());
-            // Whatever is cut off, what is found is a beginning of nothing: all of it or an error.
+            // A truncated response gives the complete list or an error.
             let cut = text.get(..cut).unwrap_or(&text);
             if let Ok(found) = token_list(cut, b"tokens") {
                 prop_assert_eq!(Some(found), serde_json::from_value::<Vec<u32>>(answer["tokens"].clone()).ok());

@@ -1,70 +1,70 @@
-//! Which models are in use, and whose tokenizer fails. Pure: moments come in as arguments.
+//! The models in use, and circuit breakers for failing tokenizers. No I/O: times are arguments.
 
 use ahash::AHashMap;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 1 s after a failure the first probe goes out; the waits double up to the probe interval.
-pub const DEFAULT_FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Time from a failure to the first probe, 1 s; later pauses double up to the probe interval.
+pub(crate) const DEFAULT_FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// Why a model's tokenizer is not asked.
+/// The reason for which a model's tokenizer is not called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// It has failed, and no probe has succeeded since.
     Unhealthy,
-    /// There are as many models as allowed.
+    /// The limit of models is reached.
     Full,
 }
 
-/// What became of a probe.
+/// The result of a probe of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Probe {
-    /// Tokens came.
+pub(crate) enum Probe {
+    /// The probe returned tokens.
     Succeeded,
-    /// None came.
+    /// The probe failed through the servers' fault.
     Failed,
-    /// The servers don't know the model.
+    /// The servers do not have the model.
     Unknown,
-    /// There was nobody to ask.
+    /// No server was available for the probe.
     NoEndpoint,
 }
 
-/// One model's tokenizer.
+/// State of one model's tokenizer.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct ModelCircuit {
     last_used: Timestamp,
-    /// When to probe next, unless it is heard of before.
+    /// Time of the next probe, unless a call succeeds before.
     next_probe: Timestamp,
     probing: bool,
-    /// It has given tokens at least once: the name is a model's, not just a client's idea.
+    /// Whether it has returned tokens at least once, which proves that the model exists.
     proven: bool,
-    /// Failures since the last success; 0 is healthy.
+    /// Number of failures since the last success; 0 means healthy.
     failures: u32,
 }
 
-/// The models in use.
+/// The models in use with the state of their tokenizers.
 #[derive(Debug)]
-pub struct Models {
-    entries: AHashMap<Arc<str>, Entry>,
+pub(crate) struct Models {
+    entries: AHashMap<Arc<str>, ModelCircuit>,
     max_models: usize,
     probe_interval: Duration,
     idle_timeout: Duration,
 }
 
 impl Models {
-    /// No models yet.
+    /// Creates an empty set of models.
     #[must_use]
-    pub fn new(max_models: usize, probe_interval: Duration, idle_timeout: Duration) -> Self {
+    pub(crate) fn new(max_models: usize, probe_interval: Duration, idle_timeout: Duration) -> Self {
         Self { entries: AHashMap::new(), max_models, probe_interval, idle_timeout }
     }
 
-    /// A request for `model`: whether its tokenizer may be asked. A new name takes the place of one that never gave tokens, if need be,
-    /// but never the place of one that did.
+    /// Checks whether the tokenizer of a request's `model` may be called. At the limit, a new name replaces one that
+    /// has never returned tokens, but never one that has.
     ///
     /// # Errors
-    /// Why it is not to be asked.
-    pub fn admit(&mut self, model: &str, now: Timestamp) -> Result<(), Refusal> {
+    /// [`Refusal`] with the reason for which it must not be called.
+    pub(crate) fn admit(&mut self, model: &str, now: Timestamp) -> Result<(), Refusal> {
         if let Some(entry) = self.entries.get_mut(model) {
             entry.last_used = now;
             return if entry.failures == 0 { Ok(()) } else { Err(Refusal::Unhealthy) };
@@ -78,26 +78,26 @@ impl Models {
             return Err(Refusal::Full);
         }
         let next_probe = now.after(self.probe_interval);
-        let entry = Entry { last_used: now, next_probe, probing: false, proven: false, failures: 0 };
+        let entry = ModelCircuit { last_used: now, next_probe, probing: false, proven: false, failures: 0 };
         self.entries.insert(model.into(), entry);
         Ok(())
     }
 
-    /// A request that needed no call: the model is in use.
-    pub fn touch(&mut self, model: &str, now: Timestamp) {
+    /// Records a request that needed no call: the model is in use.
+    pub(crate) fn touch(&mut self, model: &str, now: Timestamp) {
         if let Some(entry) = self.entries.get_mut(model) {
             entry.last_used = now;
         }
     }
 
-    /// Whether a model has given tokens.
+    /// Whether a model has returned tokens.
     #[must_use]
-    pub fn is_proven(&self, model: &str) -> bool {
+    pub(crate) fn is_proven(&self, model: &str) -> bool {
         self.entries.get(model).is_some_and(|entry| entry.proven)
     }
 
-    /// Tokens came. A model that is unhealthy stays so: the call may have begun before things went wrong.
-    pub fn succeeded(&mut self, model: &str, now: Timestamp) {
+    /// Records a successful call. An unhealthy model stays so, since the call may have begun before the failure.
+    pub(crate) fn succeeded(&mut self, model: &str, now: Timestamp) {
         if let Some(entry) = self.entries.get_mut(model) {
             entry.proven = true;
             if entry.failures == 0 {
@@ -106,8 +106,8 @@ impl Models {
         }
     }
 
-    /// The servers failed. True when this made the model unhealthy.
-    pub fn failed(&mut self, model: &str, now: Timestamp) -> bool {
+    /// Records a failure of the servers. Returns true when it made the model unhealthy.
+    pub(crate) fn failed(&mut self, model: &str, now: Timestamp) -> bool {
         let retry = retry_after(1, self.probe_interval);
         match self.entries.get_mut(model) {
             Some(entry) if entry.failures == 0 => {
@@ -119,15 +119,16 @@ impl Models {
         }
     }
 
-    /// The servers refused the request. That says nothing against them, but a name that never gave tokens may be nobody's.
-    pub fn refused(&mut self, model: &str) {
+    /// Records that the servers rejected the request. This is not a failure, but a name that never
+    /// returned tokens may not exist.
+    pub(crate) fn refused(&mut self, model: &str) {
         if self.entries.get(model).is_some_and(|e| !e.proven && e.failures == 0) {
             self.entries.remove(model);
         }
     }
 
-    /// The models to probe now.
-    pub fn due_probes(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+    /// Returns the models to probe now.
+    pub(crate) fn due_probes(&mut self, now: Timestamp) -> Vec<Arc<str>> {
         let due = self.entries.iter_mut().filter(|(_, e)| !e.probing && e.next_probe <= now);
         due.map(|(name, entry)| {
             entry.probing = true;
@@ -136,8 +137,8 @@ impl Models {
         .collect()
     }
 
-    /// What became of a probe. True when the model is well again, or has just become unhealthy.
-    pub fn probed(&mut self, model: &str, outcome: Probe, now: Timestamp) -> bool {
+    /// Records the result of a probe. Returns true when the model has recovered, or has just become unhealthy.
+    pub(crate) fn probed(&mut self, model: &str, outcome: Probe, now: Timestamp) -> bool {
         let Some(entry) = self.entries.get_mut(model) else { return false };
         entry.probing = false;
         let before = entry.failures;
@@ -164,8 +165,8 @@ impl Models {
         }
     }
 
-    /// Forgets the models that nobody has asked for in a while.
-    pub fn close_unused(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+    /// Removes the models without recent requests.
+    pub(crate) fn close_unused(&mut self, now: Timestamp) -> Vec<Arc<str>> {
         let idle: Vec<_> = (self.entries.iter())
             .filter(|(_, e)| now >= e.last_used.after(self.idle_timeout))
             .map(|(name, _)| name.clone())
@@ -176,9 +177,9 @@ impl Models {
         idle
     }
 
-    /// When there will be something to do, if nothing happens before.
+    /// Returns when the next action is due, if nothing happens before.
     #[must_use]
-    pub fn next_wake(&self) -> Option<Timestamp> {
+    pub(crate) fn next_wake(&self) -> Option<Timestamp> {
         let wakes = self.entries.values().map(|e| {
             let unused = e.last_used.after(self.idle_timeout);
             if e.probing { unused } else { unused.min(e.next_probe) }
@@ -186,20 +187,20 @@ impl Models {
         wakes.min()
     }
 
-    /// Models in use.
+    /// Returns the number of models in use.
     #[must_use]
-    pub fn active(&self) -> usize {
+    pub(crate) fn active(&self) -> usize {
         self.entries.len()
     }
 
-    /// Models whose tokenizer fails.
+    /// Returns the number of models whose tokenizer fails.
     #[must_use]
-    pub fn unhealthy(&self) -> usize {
+    pub(crate) fn unhealthy(&self) -> usize {
         self.entries.values().filter(|e| e.failures > 0).count()
     }
 }
 
-/// How long after the last of `failures` in a row the next probe goes out.
+/// Returns the time from the last of `failures` consecutive failures to the next probe.
 fn retry_after(failures: u32, probe_interval: Duration) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     DEFAULT_FIRST_RETRY.saturating_mul(1 << doublings).min(probe_interval)
@@ -220,16 +221,16 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_closes_the_circuit_until_a_probe_succeeds() {
+    fn failure_opens_the_circuit_until_a_probe_succeeds() {
         let mut m = models(2);
         assert_eq!(m.admit("a", at(0)), Ok(()));
         m.succeeded("a", at(0));
-        assert!(m.failed("a", at(10)), "the first failure is news");
-        assert!(!m.failed("a", at(10)), "the second is not");
+        assert!(m.failed("a", at(10)), "the first failure changes the state");
+        assert!(!m.failed("a", at(10)), "the second does not");
         assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy));
         m.succeeded("a", at(10));
-        assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy), "a straggler's success is no probe");
-        // Probes come after 1, 2, 4, 8, 16, 30, 30 s.
+        assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy), "a success of an earlier call is not a probe");
+        // Probes follow after 1, 2, 4, 8, 16, 30, 30 s.
         let mut now = 10;
         for wait in [1, 2, 4, 8, 16, 30, 30] {
             m.admit("a", at(now)).unwrap_err();
@@ -241,12 +242,12 @@ mod tests {
             assert!(!m.probed("a", Probe::Failed, at(now)));
         }
         assert_eq!(m.unhealthy(), 1);
-        assert!(m.probed("a", Probe::Succeeded, at(now)), "the recovery is news");
+        assert!(m.probed("a", Probe::Succeeded, at(now)), "the recovery changes the state");
         assert_eq!((m.unhealthy(), m.admit("a", at(now))), (0, Ok(())));
     }
 
     #[test]
-    fn an_empty_pool_changes_nothing() {
+    fn empty_pool_changes_nothing() {
         let mut m = models(2);
         m.admit("a", at(0)).unwrap();
         m.due_probes(at(30));
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_heard_of_is_not_probed() {
+    fn model_with_recent_success_is_not_probed() {
         let mut m = models(2);
         m.admit("a", at(0)).unwrap();
         m.succeeded("a", at(20));
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_models_are_closed() {
+    fn unused_models_are_removed() {
         let mut m = models(2);
         m.admit("a", at(0)).unwrap();
         m.admit("b", at(0)).unwrap();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_names_do_not_keep_real_models_out() {
+    fn invented_names_do_not_displace_real_models() {
         let mut m = models(3);
         for i in 0..50 {
             m.admit(&format!("invented-{i}"), at(i)).unwrap();
@@ -298,13 +299,13 @@ mod tests {
         }
         assert_eq!(m.admit("d", at(101)), Err(Refusal::Full));
         assert_eq!(m.admit("a", at(101)), Ok(()));
-        // Refusals don't count against a model that is one.
+        // Rejections do not count against a proven model.
         m.refused("a");
         assert_eq!(m.active(), 3);
         m.close_unused(at(400));
         m.admit("d", at(400)).unwrap();
         m.refused("d");
-        assert_eq!(m.active(), 1, "a stays, d is nobody's");
+        assert_eq!(m.active(), 1, "a stays, d does not exist");
         m.due_probes(at(500));
         m.probed("a", Probe::Unknown, at(500));
         assert_eq!(m.active(), 0);

@@ -1,14 +1,15 @@
-//! The remote tokenizers of one pool: cache, circuits, attempts, probes.
+//! The remote tokenizers of one pool: cache, circuit breakers, attempts, probes.
 
 pub use super::client::CallError;
 pub use super::request::Ask;
 
-use super::client::{self, Answer};
+use super::client::{self, CallResponse};
+use super::errors::{SetupError, Unavailable};
 use super::list::token_list;
 use super::models::{Models, Probe, Refusal};
 use super::request::Call;
 use super::settings::RemoteSettings;
-use super::stats::{Reason, RemoteStats, UNPROVEN, bucket};
+use super::stats::{RemoteStats, UNPROVEN, bucket};
 use ahash::{AHashMap, RandomState};
 use attache_pool::health::{Availability, HealthPolicy};
 use attache_pool::{Engine, SnapshotStore};
@@ -26,87 +27,19 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-/// What an entry of the cache costs besides its tokens, bytes.
+/// Memory of a cache entry besides its tokens, in bytes.
 const ENTRY_OVERHEAD: u64 = 96;
 /// Expected tokens of a prompt, for sizing the cache's tables.
 const EXPECTED_TOKENS: u64 = 1_024;
 
-/// Stands for the server of a model that has a URL of its own, among the addresses of endpoints.
+/// Stands for the server of a model with its own URL, among the addresses of endpoints.
 const OWN_URL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 /// The status of a server that does not have the model.
 const NOT_FOUND: u16 = 404;
 
-/// Why there are no tokens. The request then has no token keys: other tokens than the engine's own would be keys to something else.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unavailable {
-    /// The tokenizer's API has no words for the request.
-    #[error("can't be tokenized remotely: {0}")]
-    Unsupported(&'static str),
-    /// Nobody to ask.
-    #[error("no server of the pool is ready")]
-    NoEndpoint,
-    /// It failed before.
-    #[error("the model's tokenizer is failing; a probe will tell when it is back")]
-    Unhealthy,
-    /// Too many models.
-    #[error("{0} models have remote tokenizers, which is all that are allowed")]
-    TooManyModels(usize),
-    /// Too many calls.
-    #[error("{0} calls are under way, which is all that are allowed")]
-    Busy(usize),
-    /// Too late.
-    #[error("no tokens within {0:?}")]
-    Late(Duration),
-    /// A request that the server itself will refuse.
-    #[error("the tokenizer refused the request with status {0}")]
-    Refused(u16),
-    /// The server's fault.
-    #[error(transparent)]
-    Failed(#[from] CallError),
-}
-
-impl Unavailable {
-    /// The counter that it belongs to.
-    #[must_use]
-    pub fn reason(&self) -> Reason {
-        match self {
-            Unavailable::Unsupported(_) => Reason::Unsupported,
-            Unavailable::NoEndpoint => Reason::NoEndpoint,
-            Unavailable::Unhealthy => Reason::Unhealthy,
-            Unavailable::TooManyModels(_) => Reason::TooManyModels,
-            Unavailable::Busy(_) => Reason::Busy,
-            Unavailable::Late(_) => Reason::Late,
-            Unavailable::Refused(_) => Reason::Refused,
-            Unavailable::Failed(CallError::Connect(_)) => Reason::Connect,
-            Unavailable::Failed(CallError::Timeout(_)) => Reason::Timeout,
-            Unavailable::Failed(CallError::Status(_)) => Reason::Status,
-            Unavailable::Failed(CallError::Redirect(_)) => Reason::Redirect,
-            Unavailable::Failed(CallError::TooLarge(_)) => Reason::TooLarge,
-            Unavailable::Failed(CallError::Broken(_)) => Reason::Broken,
-            Unavailable::Failed(CallError::Garbled(_) | CallError::Encoded) => Reason::Garbled,
-        }
-    }
-}
-
-/// Settings that can't work.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SetupError {
-    /// A URL that can't be asked.
-    #[error("can't ask `{url}`: {why}")]
-    Url {
-        /// The URL or template.
-        url: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// No HTTP client.
-    #[error("can't make an HTTP client: {0}")]
-    Client(String),
-}
-
 type Outcome = Result<Arc<[u32]>, Unavailable>;
 
-/// Servers that have failed, or that do not have a model, and until when they are passed over.
+/// Servers that have failed, or that lack a model, and until when they are avoided.
 type Avoided = AHashMap<(SocketAddr, Option<Arc<str>>), Timestamp>;
 
 /// The remote tokenizers of one pool.
@@ -119,9 +52,9 @@ pub struct RemotePool {
     client: Client,
     stats: Arc<RemoteStats>,
     models: Mutex<Models>,
-    /// Tells [`RemotePool::run`] that there is something new to wait for.
+    /// Notifies [`RemotePool::run`] of a change.
     changed: Notify,
-    /// Calls of client requests that are under way, for equal requests to wait for.
+    /// Calls in flight for client requests, which equal requests wait for.
     flights: Mutex<AHashMap<u128, watch::Receiver<Option<Outcome>>>>,
     permits: Arc<Semaphore>,
     avoided: Mutex<Avoided>,
@@ -130,7 +63,7 @@ pub struct RemotePool {
     seed: u64,
 }
 
-/// An entry weighs what it holds.
+/// The weight of an entry is its memory.
 #[derive(Clone, Copy, Debug)]
 struct ByBytes;
 
@@ -141,10 +74,11 @@ impl Weighter<u128, Arc<[u32]>> for ByBytes {
 }
 
 impl RemotePool {
-    /// The tokenizers of the pool called `name`, whose endpoints are in `store`. [`RemotePool::run`] has to run beside it.
+    /// Creates the tokenizers of the pool `name` with the endpoints in `store`. [`RemotePool::run`] must run too.
     ///
     /// # Errors
-    /// When a URL can't be asked, or certificates have to be verified and the system's certificate store can't be read.
+    /// [`SetupError`] when a URL cannot be requested, or certificates must be verified and the system's
+    /// certificate store cannot be read.
     pub fn new(
         name: Arc<str>,
         settings: RemoteSettings,
@@ -181,17 +115,18 @@ impl RemotePool {
         })
     }
 
-    /// What it counts.
+    /// Returns the counters of the pool's tokenizers.
     #[must_use]
     pub fn stats(&self) -> Arc<RemoteStats> {
         self.stats.clone()
     }
 
-    /// The tokens of a request, as its servers count them, within the decision timeout. A call that takes longer goes on by itself, up to
-    /// the request timeout, for the next equal request. Nothing is left behind when the caller goes away.
+    /// Returns the tokens of a request according to its servers, within the decision timeout. A longer call
+    /// continues in the background, up to the request timeout, for the next equal request. The caller may
+    /// be cancelled at any time.
     ///
     /// # Errors
-    /// Why there are none; counted here.
+    /// [`Unavailable`] with the reason for which there are none; it is counted here.
     pub async fn tokens(self: &Arc<Self>, ask: Ask<'_>) -> Result<Arc<[u32]>, Unavailable> {
         self.stats.count_request();
         let outcome = self.find(ask).await;
@@ -201,11 +136,12 @@ impl RemotePool {
         outcome
     }
 
-    /// The tokens of a request, if they are remembered. Asked for more than once for some requests, so that
-    /// [`RemotePool::count_known`] counts them.
+    /// Returns the tokens of a request if they are cached. Some requests call it more than
+    /// once, so [`RemotePool::count_known`] counts them.
     ///
     /// # Errors
-    /// [`Unavailable::Unsupported`] when there is no way to ask for them; counted here, as [`RemotePool::tokens`] is then not asked.
+    /// [`Unavailable::Unsupported`] when they cannot be requested; it is counted here, as
+    /// [`RemotePool::tokens`] is then not called.
     pub fn known(&self, ask: &Ask<'_>) -> Result<Option<Arc<[u32]>>, Unavailable> {
         let call = Call::new(self.settings.api, ask).map_err(|why| {
             let why = Unavailable::Unsupported(why);
@@ -216,7 +152,7 @@ impl RemotePool {
         Ok(self.cache.as_ref().and_then(|cache| cache.get(&call.key(self.seed))))
     }
 
-    /// A request goes by what [`RemotePool::known`] gave: the model is in use.
+    /// Records that a request uses the result of [`RemotePool::known`]: the model is in use.
     pub fn count_known(&self, model: &str) {
         self.stats.count_request();
         self.stats.count_cache_hit();
@@ -237,7 +173,7 @@ impl RemotePool {
         let landed = flight.wait_for(Option::is_some);
         match tokio::time::timeout(self.settings.decision_timeout, landed).await {
             Ok(Ok(outcome)) => outcome.clone().unwrap_or(Err(Unavailable::NoEndpoint)),
-            // The call was dropped: the process is going down.
+            // The call was dropped, because the process is shutting down.
             Ok(Err(_)) => Err(Unavailable::NoEndpoint),
             Err(_) => Err(Unavailable::Late(self.settings.decision_timeout)),
         }
@@ -278,7 +214,7 @@ impl RemotePool {
         Ok(flight)
     }
 
-    /// One call for a client's request, with all that follows from its outcome.
+    /// Makes one call for a client's request, and records its result.
     async fn fly(self: Arc<Self>, model: Arc<str>, call: Call, landing: Landing) {
         let outcome = self.ask(&model, &call).await;
         let now = self.clock.now();
@@ -304,8 +240,9 @@ impl RemotePool {
         landing.outcome.send_replace(Some(outcome));
     }
 
-    /// Asks one server after the other, until one gives tokens or says that nobody will. That a server does not have the model is no more
-    /// than its own word; who has given tokens before is looked for among all servers that may have it.
+    /// Calls one server after the other, until one returns tokens or an error that all would return. A server
+    /// that lacks the model speaks only for itself; if the model has returned tokens before, all servers that
+    /// may have it are tried.
     async fn ask(&self, model: &Arc<str>, call: &Call) -> Outcome {
         let deadline = self.clock.now().after(self.settings.request_timeout);
         let is_proven = self.models.lock().is_proven(model);
@@ -316,7 +253,7 @@ impl RemotePool {
             && let Some((address, hope)) = servers.pop_front()
         {
             let started = self.clock.now();
-            // A server that hangs leaves the next one its share.
+            // A hanging server leaves the next one its share of the time.
             let timeout = deadline.since(started) / left;
             if timeout.is_zero() {
                 break;
@@ -327,19 +264,19 @@ impl RemotePool {
             let body = call.body.clone();
             let answer = client::post(&self.client, &url, body, timeout, self.settings.max_answer_bytes).await;
             let tokens = match answer {
-                Ok(Answer::Refused(NOT_FOUND)) => {
+                Ok(CallResponse::Refused(NOT_FOUND)) => {
                     if failure == Unavailable::NoEndpoint {
                         failure = Unavailable::Refused(NOT_FOUND);
                     }
-                    // Names that clients have made up are remembered nowhere and looked for no further.
+                    // Invented names are not stored, and not tried on further servers.
                     if is_proven {
                         self.avoid(address, Some(model));
                     }
                     left -= u32::from(!is_proven || hope == Hope::Bad);
                     continue;
                 }
-                Ok(Answer::Refused(status)) => return Err(Unavailable::Refused(status)),
-                Ok(Answer::Body(body)) => token_list(&body, call.field).map_err(CallError::from),
+                Ok(CallResponse::Refused(status)) => return Err(Unavailable::Refused(status)),
+                Ok(CallResponse::Body(body)) => token_list(&body, call.field).map_err(CallError::from),
                 Err(error) => Err(error),
             };
             match tokens {
@@ -364,7 +301,7 @@ impl RemotePool {
         Err(failure)
     }
 
-    /// A call for `model` brought tokens: its first ones unless `is_proven`.
+    /// Records that a call for `model` returned tokens: its first ones unless `is_proven`.
     fn count_tokens(&self, model: &str, is_proven: bool, took: Duration) {
         self.stats.of_model(model, self.settings.max_models, |stats| {
             stats.creations += u64::from(!is_proven);
@@ -375,19 +312,20 @@ impl RemotePool {
         });
     }
 
-    /// A call for `model` brought none.
+    /// Records that a call for `model` returned none.
     fn count_failure(&self, model: &str, is_proven: bool) {
         let name = if is_proven { model } else { UNPROVEN };
         self.stats.of_model(name, self.settings.max_models, |stats| stats.failures += 1);
     }
 
-    /// Whom to ask, the most hopeful first: ready servers take turns, those that failed a moment ago or did not have the model come last.
+    /// Returns the servers to call, the most promising first: ready servers alternate, and those that failed recently
+    /// or lack the model come last.
     fn servers(&self, model: &Arc<str>) -> VecDeque<(SocketAddr, Hope)> {
         if self.settings.model_urls.contains_key(&**model) {
             return VecDeque::from([(OWN_URL, Hope::Good)]);
         }
         let now = self.clock.now();
-        // What counts here is whether it is ejected, which doesn't depend on the policy.
+        // Only the ejection matters here, which does not depend on the policy.
         let policy = HealthPolicy::default();
         let snapshot = self.store.load();
         let avoided = self.avoided.lock();
@@ -413,13 +351,13 @@ impl RemotePool {
         good
     }
 
-    /// Passes over a server from now on: for one model, or for all.
+    /// Avoids a server from now on: for one model, or for all.
     fn avoid(&self, server: SocketAddr, model: Option<&Arc<str>>) {
         let until = self.clock.now().after(self.settings.probe_interval);
         self.avoided.lock().insert((server, model.cloned()), until);
     }
 
-    /// Probes models and forgets unused ones, until `shutdown`.
+    /// Probes models and removes unused ones, until `shutdown`.
     pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
         let mut probes = FuturesUnordered::new();
         loop {
@@ -462,17 +400,17 @@ impl RemotePool {
         self.stats.count_probe(outcome.is_ok());
         let now = self.clock.now();
         let mut models = self.models.lock();
-        let news = models.probed(&model, result, now);
+        let is_change = models.probed(&model, result, now);
         self.note(&models);
         drop(models);
         match outcome {
-            Ok(_) if news => tracing::info!(pool = %self.name, %model, "remote tokenizer works again"),
-            Err(error) if news => self.warn(&model, &error),
+            Ok(_) if is_change => tracing::info!(pool = %self.name, %model, "remote tokenizer works again"),
+            Err(error) if is_change => self.warn(&model, &error),
             _ => {}
         }
     }
 
-    /// One line per outage, not one per request.
+    /// Logged once per outage, not per request.
     fn warn(&self, model: &str, error: &Unavailable) {
         let reason = error.reason().label();
         tracing::warn!(
@@ -486,16 +424,16 @@ impl RemotePool {
     }
 }
 
-/// How a server did of late.
+/// Whether a server is expected to return tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hope {
-    /// Nothing is known against it.
+    /// It has no recent failure.
     Good,
-    /// It is failing, or does not have the model.
+    /// It has failed recently, or lacks the model.
     Bad,
 }
 
-/// A call that is under way. Whatever becomes of it, equal requests no longer wait for it afterwards.
+/// A call in flight. When it is dropped, equal requests no longer wait for it.
 #[derive(Debug)]
 struct Landing {
     pool: Arc<RemotePool>,
@@ -510,7 +448,7 @@ impl Drop for Landing {
     }
 }
 
-/// The template filled in, without a slash at its end.
+/// Fills in the template; removes a slash at its end.
 fn address(template: &str, at: SocketAddr) -> String {
     let ip = if at.is_ipv6() { format!("[{}]", at.ip()) } else { at.ip().to_string() };
     template.trim_end_matches('/').replace("{address}", &at.to_string()).replace("{ip}", &ip)

@@ -1,4 +1,5 @@
-//! From a client's request to what the tokenizer is asked: the fields that shape the prompt, as the client wrote them.
+//! Conversion of a client's request to a tokenizer request: the members that affect the prompt,
+//! as the client wrote them.
 
 use super::settings::RemoteApi;
 use attache_protocol::Api;
@@ -10,7 +11,7 @@ use std::borrow::Cow;
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// What `/tokenize` understands of a chat.
+/// Members of a chat that `/tokenize` supports.
 const TOKENIZE_CHAT: &[&str] = &[
     "messages",
     "tools",
@@ -22,9 +23,10 @@ const TOKENIZE_CHAT: &[&str] = &[
     "media_io_kwargs",
     "mm_processor_kwargs",
 ];
-/// What `/tokenize` understands of a text completion.
+/// Members of a text completion that `/tokenize` supports.
 const TOKENIZE_COMPLETION: &[&str] = &["prompt", "add_special_tokens"];
-/// What is not handed on to `render`: how the answer is drawn, delivered and accounted for. Everything else may shape the prompt.
+/// Members that are not passed to `render`: those about sampling, delivery and accounting of the response. All
+/// others may affect the prompt.
 const NOT_RENDERED: &[&str] = &[
     "best_of",
     "cache_salt",
@@ -64,21 +66,21 @@ const NOT_RENDERED: &[&str] = &[
     "user",
 ];
 
-/// Fields of the Responses API by which a request continues what only one server has.
+/// Members of the Responses API that continue state of one server.
 const CONTINUES: &[&str] = &["previous_response_id", "conversation"];
 
-/// A request to tokenize.
+/// A client's request whose tokens are needed.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// The model by the name that the servers know, after any rewrite.
+    /// The servers' name of the model, after any rewrite.
     pub model: &'a str,
     /// The API of the request.
     pub api: Api,
-    /// Its body.
+    /// The body of the request.
     pub body: &'a [u8],
 }
 
-/// What is posted, and where in the answer the tokens are.
+/// A tokenizer request, and the position of the tokens in its response.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) path: &'static str,
@@ -87,20 +89,20 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// The call for a client's request; else what the tokenizer has no words for.
+    /// Returns the call for a client's request, or the reason for which the tokenizer does not support it.
     pub(super) fn new(api: RemoteApi, ask: &Ask<'_>) -> Result<Self, &'static str> {
-        let Fields(fields) = serde_json::from_slice(ask.body).map_err(|_| "the body is no JSON object")?;
+        let ObjectMembers(fields) = serde_json::from_slice(ask.body).map_err(|_| "the body is no JSON object")?;
         let (path, field) = place(api, ask.api).ok_or("the tokenizer doesn't know this API")?;
-        let mut body = Body::new(ask.model);
+        let mut body = CallBody::new(ask.model);
         for (key, value) in &fields {
             let key = key.as_ref();
             match (api, ask.api) {
-                // Its text is on the server that gave the other response.
+                // The text of the other response is on the server that created it.
                 (_, Api::Responses) if CONTINUES.contains(&key) && value.get() != "null" => {
                     return Err("the request continues a stored response");
                 }
                 (_, Api::Completions) if key == "prompt" => body.field(key, first_prompt(value)?),
-                // The server cuts what it has tokenized; `/tokenize` does not.
+                // The server truncates the prompt after tokenizing it; `/tokenize` does not.
                 (RemoteApi::Tokenize, _) if key == "truncate_prompt_tokens" && value.get() != "null" => {
                     return Err("/tokenize doesn't truncate prompts");
                 }
@@ -120,19 +122,19 @@ impl Call {
             }
         }
         if api == RemoteApi::Render && ask.api != Api::Responses {
-            // Messages must say how long the answer may get, and the shortest never makes a prompt too long.
+            // Messages require a limit of the response; the smallest one never makes a prompt too long.
             body.field("max_tokens", "1");
         }
         Ok(Self { path, field, body: body.finish() })
     }
 
-    /// A call that any server of `model` can answer.
+    /// Returns a call that any server of `model` can answer.
     pub(super) fn probe(api: RemoteApi, model: &str) -> Self {
         let (path, field) = match api {
             RemoteApi::Tokenize => ("/tokenize", b"tokens".as_slice()),
             RemoteApi::Render => ("/v1/completions/render", b"token_ids".as_slice()),
         };
-        let mut body = Body::new(model);
+        let mut body = CallBody::new(model);
         body.field("prompt", "\"a\"");
         if api == RemoteApi::Render {
             body.field("max_tokens", "1");
@@ -140,9 +142,9 @@ impl Call {
         Self { path, field, body: body.finish() }
     }
 
-    /// What tells it from all other calls.
+    /// Returns a hash that identifies the call.
     pub(super) fn key(&self, seed: u64) -> u128 {
-        // The path's length tells all paths apart.
+        // All paths have different lengths.
         xxh3_128_with_seed(&self.body, seed ^ self.path.len() as u64)
     }
 }
@@ -159,7 +161,7 @@ fn place(api: RemoteApi, of: Api) -> Option<(&'static str, &'static [u8])> {
     Some((path, b"token_ids"))
 }
 
-/// Of a batch the first prompt, the one that routing goes by.
+/// Of a batch, returns the first prompt, which routing uses.
 fn first_prompt(value: &RawValue) -> Result<&str, &'static str> {
     let text = value.get();
     if text.starts_with('"') {
@@ -170,38 +172,38 @@ fn first_prompt(value: &RawValue) -> Result<&str, &'static str> {
     if first.starts_with('"') { Ok(first) } else { Err("the prompt is token ids already") }
 }
 
-/// The fields of an object, in their order.
-struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+/// The members of an object, in order.
+struct ObjectMembers<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 #[derive(Deserialize)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Fields<'de> {
+impl<'de> Deserialize<'de> for ObjectMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Object;
         impl<'de> Visitor<'de> for Object {
-            type Value = Fields<'de>;
+            type Value = ObjectMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ObjectMembers<'de>, A::Error> {
                 let mut fields = Vec::new();
                 while let Some((Key(key), value)) = map.next_entry()? {
                     fields.push((key, value));
                 }
-                Ok(Fields(fields))
+                Ok(ObjectMembers(fields))
             }
         }
         deserializer.deserialize_map(Object)
     }
 }
 
-/// A JSON object that is written field by field.
-struct Body(Vec<u8>);
+/// A JSON object that is written member by member.
+struct CallBody(Vec<u8>);
 
-impl Body {
+impl CallBody {
     fn new(model: &str) -> Self {
         let mut body = Self(b"{\"model\":".to_vec());
         body.text(model);
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenize_is_asked_what_shapes_the_prompt() {
+    fn tokenize_receives_what_affects_the_prompt() {
         let chat = json!({
             "model": "mine", "messages": [{"role": "user", "content": "a\"é\n"}], "tools": [{"type": "function"}], "temperature": 0.5,
             "stream": true, "add_generation_prompt": false, "chat_template_kwargs": {"enable_thinking": false}, "documents": null,
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn render_is_asked_all_but_how_to_answer() {
+    fn render_receives_all_but_response_settings() {
         let body = json!({"model": "mine", "input": "hi", "instructions": "be brief", "max_output_tokens": 5, "stream": true, "x": [1.50]});
         let expected = json!({"model": "served\"name", "input": "hi", "instructions": "be brief", "x": [1.50]});
         assert_eq!(call(RemoteApi::Render, Api::Responses, &body), Ok(("/v1/responses/render", expected)));
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_words_is_not_asked() {
+    fn unsupported_requests_are_not_sent() {
         let refused = |remote, api, body: Value| call(remote, api, &body).unwrap_err();
         for remote in [RemoteApi::Tokenize, RemoteApi::Render] {
             assert!(refused(remote, Api::Embeddings, json!({})).contains("API"));
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_tell_prompts_apart_and_nothing_else() {
+    fn keys_distinguish_prompts_and_nothing_else() {
         let key = |api, body: Value, seed| {
             let body = body.to_string();
             Call::new(RemoteApi::Render, &Ask { model: "m", api, body: body.as_bytes() }).unwrap().key(seed)

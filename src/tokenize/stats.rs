@@ -1,4 +1,4 @@
-//! What the remote tokenizers of one pool did.
+//! Counters of one pool's remote tokenizers.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -6,44 +6,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Upper bounds of the latency buckets, milliseconds; one more bucket holds what took longer.
+/// Upper bounds of the latency buckets in milliseconds; one more bucket has all longer calls.
 pub const LATENCY_BOUNDS_MS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 400, 1_000, 2_000, 5_000];
 
-/// Why a request got no tokens.
+/// The reason for which a request got no tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// A request that the tokenizer's API has no words for.
+    /// The tokenizer's API does not support the request.
     Unsupported,
-    /// No server to ask.
+    /// No server was available.
     NoEndpoint,
-    /// The model's tokenizer failed before, and no probe has succeeded since.
+    /// The model's tokenizer has failed before, and no probe has succeeded since.
     Unhealthy,
-    /// Too many models.
+    /// The limit of models is reached.
     TooManyModels,
-    /// Too many calls at once.
+    /// The limit of concurrent calls is reached.
     Busy,
-    /// Not in time for the decision.
+    /// The tokens did not arrive in time for the decision.
     Late,
-    /// The server refused the request (4xx).
+    /// The server rejected the request (4xx).
     Refused,
-    /// No connection.
+    /// The connection could not be established.
     Connect,
-    /// No answer in time.
+    /// The response was not complete in time.
     Timeout,
-    /// An error of the server's (5xx, 429, no permission).
+    /// The server returned an error (5xx, 429, no permission).
     Status,
-    /// A redirect.
+    /// The response was a redirect.
     Redirect,
-    /// An answer larger than the cap.
+    /// The response exceeded the size limit.
     TooLarge,
-    /// The connection broke.
+    /// The connection was interrupted.
     Broken,
-    /// An answer without usable tokens.
+    /// The response had no valid list of tokens.
     Garbled,
 }
 
 impl Reason {
-    /// All of them, in the order of their counters.
+    /// All reasons in the order of their counters.
     pub const ALL: [Reason; 14] = [
         Reason::Unsupported,
         Reason::NoEndpoint,
@@ -61,7 +61,7 @@ impl Reason {
         Reason::Garbled,
     ];
 
-    /// The name in metric labels and logs.
+    /// Returns the name in metric labels and logs.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -100,96 +100,96 @@ pub struct RemoteStats {
     by_model: Mutex<BTreeMap<Arc<str>, ModelStats>>,
 }
 
-/// What the tokenizer of one model did.
+/// Counters of one model's tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelStats {
-    /// How often it gave its first tokens: a model that was closed begins anew.
+    /// How often it returned its first tokens: a model that was removed starts again.
     pub creations: u64,
     /// Calls and probes without tokens.
     pub failures: u64,
-    /// Calls that brought tokens, in the buckets of [`RemoteStats::latency_buckets`].
+    /// Successful calls in the buckets of [`RemoteStats::latency_buckets`].
     pub buckets: [u64; LATENCY_BOUNDS_MS.len() + 1],
-    /// What those calls took together.
+    /// Total duration of the successful calls.
     pub took: Duration,
 }
 
-/// Stands for all models that have given no tokens: their names are clients' words.
-pub const UNPROVEN: &str = "other";
+/// Stands for all models that have returned no tokens, since clients choose their names.
+pub(crate) const UNPROVEN: &str = "other";
 
 impl RemoteStats {
-    /// Requests for tokens.
+    /// Returns the number of requests for tokens.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }
 
-    /// Of those, answered from the cache.
+    /// Returns how many of these the cache answered.
     #[must_use]
     pub fn cache_hits(&self) -> u64 {
         self.cache_hits.load(Relaxed)
     }
 
-    /// Of those, that waited for the call of an equal request.
+    /// Returns how many of these waited for the call of an equal request.
     #[must_use]
     pub fn shared(&self) -> u64 {
         self.shared.load(Relaxed)
     }
 
-    /// Calls to servers, repeated attempts and probes included.
+    /// Returns the number of calls to servers, including repeated attempts and probes.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Relaxed)
     }
 
-    /// Requests that got no tokens, for one reason.
+    /// Returns the number of requests without tokens, for one reason.
     #[must_use]
     pub fn failures(&self, reason: Reason) -> u64 {
         self.failures.get(reason as usize).map_or(0, |n| n.load(Relaxed))
     }
 
-    /// Probes that have ended.
+    /// Returns the number of probes that have ended.
     #[must_use]
     pub fn probes(&self) -> u64 {
         self.probes.load(Relaxed)
     }
 
-    /// Of those, without tokens.
+    /// Returns the number of probes without tokens.
     #[must_use]
     pub fn failed_probes(&self) -> u64 {
         self.failed_probes.load(Relaxed)
     }
 
-    /// Calls that brought tokens, in the bucket of their duration: up to each of [`LATENCY_BOUNDS_MS`], and longer. Not cumulative.
+    /// Returns the successful calls by duration: up to each of [`LATENCY_BOUNDS_MS`], and longer. Not cumulative.
     #[must_use]
     pub fn latency_buckets(&self) -> [u64; LATENCY_BOUNDS_MS.len() + 1] {
         self.latency_buckets.each_ref().map(|n| n.load(Relaxed))
     }
 
-    /// What those calls took together.
+    /// Returns the total duration of the successful calls.
     #[must_use]
     pub fn latency_sum(&self) -> Duration {
         Duration::from_nanos(self.latency_nanos.load(Relaxed))
     }
 
-    /// Models in use.
+    /// Returns the number of models in use.
     #[must_use]
     pub fn active_models(&self) -> u64 {
         self.active_models.load(Relaxed)
     }
 
-    /// Models in use whose tokenizer fails: their requests have no token keys.
+    /// Returns the number of models whose tokenizer fails: their requests have no token keys.
     #[must_use]
     pub fn unhealthy_models(&self) -> u64 {
         self.unhealthy_models.load(Relaxed)
     }
 
-    /// What the tokenizer of each model did; those that never gave tokens are [`UNPROVEN`] together.
+    /// Returns the counters of each model's tokenizer; those that never returned tokens are [`UNPROVEN`] together.
     #[must_use]
     pub fn by_model(&self) -> BTreeMap<Arc<str>, ModelStats> {
         self.by_model.lock().clone()
     }
 
-    /// Changes what is counted of a model. Of those that are closed, no more than `most` models are remembered.
+    /// Changes the counters of a model. Of removed models, at most `most` are kept.
     pub(super) fn of_model(&self, model: &str, most: usize, change: impl FnOnce(&mut ModelStats)) {
         let mut all = self.by_model.lock();
         let is_new = !all.contains_key(model);
@@ -240,7 +240,7 @@ impl RemoteStats {
     }
 }
 
-/// The bucket of a duration.
+/// Returns the bucket of a duration.
 pub(super) fn bucket(took: Duration) -> usize {
     let bucket = LATENCY_BOUNDS_MS.iter().position(|bound| took <= Duration::from_millis(*bound));
     bucket.unwrap_or(LATENCY_BOUNDS_MS.len())

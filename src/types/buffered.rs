@@ -1,20 +1,20 @@
-//! Memory of request bodies, accounted over all streams.
+//! Accounting of the memory of request bodies over all streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Memory that request bodies and unfinished messages take, over all streams.
+/// Memory of request bodies and incomplete messages over all streams, in bytes.
 #[derive(Debug, Default)]
 pub struct Buffered(AtomicU64);
 
 impl Buffered {
-    /// Bytes held now.
+    /// Returns the bytes that are held now.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.load(Relaxed)
     }
 
-    /// Accounts for `bytes` more, until what it gives is dropped.
+    /// Accounts for `bytes` more, until the returned value is dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>, bytes: u64) -> Held {
         let mut held = self.nothing();
@@ -22,14 +22,14 @@ impl Buffered {
         held
     }
 
-    /// A share of no bytes, which can grow.
+    /// Returns a share of no bytes, which can grow.
     #[must_use]
     pub fn nothing(self: &Arc<Self>) -> Held {
         Held { bytes: 0, buffered: self.clone() }
     }
 }
 
-/// A share of [`Buffered`]. Gives it back on Drop.
+/// A share of [`Buffered`]; Drop releases it.
 #[derive(Debug)]
 pub struct Held {
     bytes: u64,
@@ -37,19 +37,19 @@ pub struct Held {
 }
 
 impl Held {
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds `bytes` to it.
+    /// Increases the share by `bytes`.
     pub fn grow(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.buffered.0.fetch_add(bytes, Relaxed);
     }
 
-    /// Makes it this large.
+    /// Changes the share to `bytes`.
     pub fn resize(&mut self, bytes: u64) {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.grow(more),

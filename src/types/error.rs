@@ -1,25 +1,26 @@
-//! What a client is told when a request is not routed. One type, so that status, machine-readable reason, blame and retry
-//! advice can't disagree. How the body looks in each API's dialect is `protocol::dialect`'s concern.
+//! Errors that clients receive when a request is not routed. One type holds status, machine-readable reason, fault and
+//! retry advice, so that these are consistent. `protocol::dialect` renders it in the format of the client's API.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// Whose fault a refusal is.
+/// The party whose fault a rejection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request itself is wrong; sending it again changes nothing.
+    /// The request itself is wrong; a retry changes nothing.
     Client,
-    /// Its tenant, or its model, has had what it may have for now.
+    /// The tenant or the model has used up its quota for now.
     Tenant,
-    /// The model servers can't take it now.
+    /// The model servers cannot take the request now.
     Upstream,
-    /// The picker can't take it now.
+    /// Attaché cannot take the request now.
     Overload,
-    /// The picker is wrong.
+    /// A bug or a fault in Attaché.
     Internal,
 }
 
-/// Why a request was refused. The name in `x-attache-reason`, in `error.code` and in the metric label is [`Reason::code`].
+/// The reason for which a request was rejected. [`Reason::code`] is its name in `x-attache-reason`, in `error.code`
+/// and in the metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     EmptyBody,
@@ -74,7 +75,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All of them, for tests and for the table in the README.
+    /// All reasons, for tests and for the table in the documentation.
     pub const ALL: &'static [Reason] = &[
         Reason::EmptyBody,
         Reason::BodyTooLarge,
@@ -127,19 +128,19 @@ impl Reason {
         Reason::Internal,
     ];
 
-    /// The machine-readable name: snake_case, stable.
+    /// Returns the stable machine-readable name, in snake_case.
     #[must_use]
     pub fn code(self) -> &'static str {
         self.row().0
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status code.
     #[must_use]
     pub fn status(self) -> u16 {
         self.row().1
     }
 
-    /// Whose fault it is.
+    /// Returns the party whose fault it is.
     #[must_use]
     pub fn fault(self) -> Fault {
         self.row().2
@@ -200,7 +201,7 @@ impl Reason {
             Reason::ModelRequestsPerSecond => ("model_rps_exceeded", 429, Tenant),
             Reason::Concurrency => ("concurrency_exceeded", 429, Tenant),
             Reason::LimitsUnknown => ("limits_unknown", 503, Overload),
-            // AIBrix's status.
+            // The status that AIBrix returns.
             Reason::UnknownUser => ("unknown_user", 500, Client),
             Reason::UnknownPath => ("unknown_path", 403, Client),
             Reason::Internal => ("internal_error", 500, Internal),
@@ -208,36 +209,36 @@ impl Reason {
     }
 }
 
-/// A refusal, ready to be rendered in the client's dialect.
+/// A rejection that can be rendered in the format of the client's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
-    /// Why, for machines.
+    /// The machine-readable reason.
     pub reason: Reason,
-    /// Why, for people: names the field, what was got and what is allowed. Never holds prompt text.
+    /// The reason for people: the field, what was received and what is allowed. Never quotes the prompt.
     pub message: Cow<'static, str>,
-    /// The field at fault, as the client spells it (`messages`, `prompt`, `stream`).
+    /// The field that is wrong, as the client spells it (`messages`, `prompt`, `stream`).
     pub param: Option<&'static str>,
-    /// When it makes sense to try again.
+    /// Time after which a retry may succeed.
     pub retry_after: Option<Duration>,
-    /// The name that the request gave and that is not known or not allowed here.
+    /// The name in the request that is unknown or not allowed here.
     pub rejected_name: Option<Box<str>>,
 }
 
 impl RequestError {
-    /// A refusal without a field or retry advice.
+    /// Creates a rejection without a field; retryable reasons advise a retry after 1 s.
     pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
         let retry_after = reason.retryable().then_some(Duration::from_secs(1));
         Self { reason, message: message.into(), param: None, retry_after, rejected_name: None }
     }
 
-    /// Repeats the name that the request gave.
+    /// Sets the name in the request that was rejected.
     #[must_use]
     pub fn rejecting(mut self, name: &str) -> Self {
         self.rejected_name = Some(name.into());
         self
     }
 
-    /// Names the field at fault.
+    /// Sets the field that is wrong.
     #[must_use]
     pub fn param(mut self, param: &'static str) -> Self {
         self.param = Some(param);

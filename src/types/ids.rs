@@ -1,9 +1,9 @@
-//! Identifiers that the whole crate shares. Imports nothing.
+//! Identifiers that all crates share. Imports nothing.
 
 use std::fmt;
 
-/// Number of an endpoint inside its pool: given out in order of discovery and never given again while the process lives, so that
-/// state that is kept beside an endpoint (index entries, affinity) can't be inherited by a stranger at the same address.
+/// Number of an endpoint in its pool: assigned in the order of discovery and never reused while the process runs. State
+/// that is kept per endpoint (index entries, affinity) can therefore not pass to another endpoint at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 pub struct EndpointId(pub u32);
 

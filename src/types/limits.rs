@@ -1,76 +1,78 @@
-//! Every bound on what a client may make the picker do, in one struct. Each has a counter that tells how often it was hit
-//! (`attache_limit_hits_total{limit="…"}`).
+//! All limits on a client's use of Attaché's resources. Each has a counter of the
+//! requests that exceeded it (`attache_limit_hits_total{limit="…"}`).
 
 use std::time::Duration;
 
-/// 16 MiB: two images in base64 and a 100k-token prompt fit; a client can't fill the memory with a few requests.
+/// Default limit of a request body, 16 MiB: two images in base64 and a prompt of 100,000 tokens fit, and a few
+/// requests cannot fill the memory.
 pub const DEFAULT_MAX_BODY_BYTES: u64 = 16 << 20;
-/// 1 GiB of request bodies held at once over all streams: what the default memory request of the charts leaves room for.
+/// Default limit of all request bodies together, 1 GiB, which the memory request in the charts allows.
 pub const DEFAULT_MAX_BUFFERED_BYTES: u64 = 1 << 30;
-/// 128 levels: what serde_json itself allows; real tool schemas stay below 20.
-pub const DEFAULT_MAX_JSON_DEPTH: u32 = 128;
-/// 500,000 values and keys in one body: a 100k-token prompt as token ids fits, a million-key object does not.
-pub const DEFAULT_MAX_JSON_VALUES: u32 = 500_000;
-/// 10,000 messages: ten times the longest agent conversation seen.
-pub const DEFAULT_MAX_MESSAGES: u32 = 10_000;
-/// 2,048 prompts in one completions or embeddings batch: OpenAI's own limit for embeddings.
-pub const DEFAULT_MAX_PROMPTS: u32 = 2_048;
-/// 256 bytes: longer than any model or adapter name, shorter than an attack on labels.
-pub const DEFAULT_MAX_MODEL_BYTES: u32 = 256;
-/// 1,024 bytes: vLLM's own bound for `cache_salt`.
-pub const DEFAULT_MAX_CACHE_SALT_BYTES: u32 = 1_024;
-/// 64 KiB of request headers: Envoy's own default is 60 KiB.
-pub const DEFAULT_MAX_HEADER_BYTES: u32 = 64 << 10;
-/// 64 KiB of a multipart body are searched for the `model` part, then the request is routed without it.
-pub const DEFAULT_MAX_MULTIPART_SNIFF_BYTES: u32 = 64 << 10;
-/// 4 KiB a second, from the first byte of a body to its last: a telephone line uploads faster, and an upload that
-/// holds memory must progress.
-pub const DEFAULT_MIN_UPLOAD_RATE: u64 = 4 << 10;
-/// 10 s for an upload that has become slower than that to catch up.
-pub const DEFAULT_UPLOAD_GRACE: Duration = Duration::from_secs(10);
-/// 60 s from the headers to the last byte of the request: slow uploads end, long prompts on slow links don't.
+/// Default limit of JSON nesting, 128 levels, as in serde_json; real tool schemas have fewer than 20.
+pub(crate) const DEFAULT_MAX_JSON_DEPTH: u32 = 128;
+/// Default limit of values and keys in one body, 500,000: a prompt of 100,000 token ids fits, an object with
+/// a million keys does not.
+pub(crate) const DEFAULT_MAX_JSON_VALUES: u32 = 500_000;
+/// Default limit of messages, 10,000: ten times the longest agent conversation seen.
+pub(crate) const DEFAULT_MAX_MESSAGES: u32 = 10_000;
+/// Default limit of prompts in one batch, 2,048, which is OpenAI's limit for embeddings.
+pub(crate) const DEFAULT_MAX_PROMPTS: u32 = 2_048;
+/// Default limit of a model name, 256 bytes: longer than any real name, and short enough for metric labels.
+pub(crate) const DEFAULT_MAX_MODEL_BYTES: u32 = 256;
+/// Default limit of `cache_salt`, 1,024 bytes, as in vLLM.
+pub(crate) const DEFAULT_MAX_CACHE_SALT_BYTES: u32 = 1_024;
+/// Default limit of request headers, 64 KiB; Envoy's default is 60 KiB.
+pub(crate) const DEFAULT_MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Default length of a multipart body that is searched for the `model` part, 64 KiB. Without a match, the request
+/// is routed without a model.
+pub(crate) const DEFAULT_MAX_MULTIPART_SNIFF_BYTES: u32 = 64 << 10;
+/// Default minimum rate of an upload, 4 KiB per second from the first byte of a body to the last. Even slow modems are
+/// faster, and an upload that holds memory must progress.
+pub(crate) const DEFAULT_MIN_UPLOAD_RATE: u64 = 4 << 10;
+/// Default time in which an upload may be slower than the minimum, 10 s.
+pub(crate) const DEFAULT_UPLOAD_GRACE: Duration = Duration::from_secs(10);
+/// Default time from the headers to the last byte of a request, 60 s: it ends stuck uploads and allows
+/// long prompts on slow links.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// 30 s for Envoy to say something on a stream that it opened.
+/// Default time from the opening of a stream to Envoy's first message, 30 s.
 pub const DEFAULT_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bounds on one request and on all of them together.
+/// Limits on one request, and on all requests together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest request body, bytes.
+    /// Largest request body in bytes.
     pub max_body_bytes: u64,
-    /// Request bodies held at once over all streams, bytes.
+    /// Total of all request bodies in memory, in bytes.
     pub max_buffered_bytes: u64,
-    /// Memory that the unfinished uploads of one tenant take, or of one client connection where no tenant is known,
-    /// bytes.
+    /// Memory for the incomplete uploads of one tenant, or of one client connection if the tenant is unknown, in bytes.
     pub max_upload_bytes_per_client: u64,
-    /// Slowest upload, bytes a second, once its first byte has come.
+    /// Minimum rate of an upload after its first byte, in bytes per second.
     pub min_upload_rate: u64,
-    /// How long an upload may be slower than that.
+    /// How long an upload may be slower than the minimum rate.
     pub upload_grace: Duration,
-    /// Deepest nesting of a JSON body, in a field that is read or not.
+    /// Deepest nesting of a JSON body, including unknown members.
     pub max_json_depth: u32,
-    /// Values and keys in a JSON body.
+    /// Number of values and keys in a JSON body.
     pub max_json_values: u32,
-    /// Messages in a conversation.
+    /// Number of messages in a conversation.
     pub max_messages: u32,
-    /// Prompts in a batch.
+    /// Number of prompts in a batch.
     pub max_prompts: u32,
-    /// Length of a model name, bytes.
+    /// Length of a model name in bytes.
     pub max_model_bytes: u32,
-    /// Length of a cache salt, bytes.
+    /// Length of a cache salt in bytes.
     pub max_cache_salt_bytes: u32,
-    /// All request headers together, bytes.
+    /// Total of all request headers in bytes.
     pub max_header_bytes: u32,
-    /// How far a multipart body is searched for its `model` part, bytes.
+    /// How many bytes of a multipart body are searched for its `model` part.
     pub max_multipart_sniff_bytes: u32,
-    /// From the request's headers to its last byte.
+    /// Time from the request's headers to its last byte.
     pub request_timeout: Duration,
-    /// From the opening of a stream to its first message.
+    /// Time from the opening of a stream to its first message.
     pub idle_timeout: Duration,
 }
 
-/// What the uploads of one tenant or connection may take where the configuration does not say: half of what all may,
-/// and at least one body.
+/// Returns the default memory for the uploads of one tenant or connection: half of the total, and at least one body.
 #[must_use]
 pub fn client_share(max_buffered_bytes: u64, max_body_bytes: u64) -> u64 {
     (max_buffered_bytes / 2).max(max_body_bytes)

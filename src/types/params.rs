@@ -1,4 +1,4 @@
-//! Parameters of plugins: how they are read, and errors that say which value is wrong and what is allowed.
+//! Parameters of plugins: parsing, and errors that name the wrong value and what is allowed.
 
 use crate::spelling::closest;
 use serde::de::DeserializeOwned;
@@ -6,10 +6,10 @@ use serde_json::Value;
 use serde_path_to_error::Segment;
 use std::fmt;
 
-/// Most characters of a value that a message quotes.
+/// Most characters of a value that an error quotes.
 const SHOWN_CHARS: usize = 60;
 
-/// One step from a mapping or a list to a value in it.
+/// One step of a path from a mapping or a list to a value in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The entry of a mapping with this key.
@@ -27,7 +27,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Parameters that a plugin does not take.
+/// Parameters that a plugin does not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ParamError {
@@ -37,66 +37,66 @@ pub struct ParamError {
 }
 
 impl ParamError {
-    /// An error about the parameters as a whole.
+    /// Creates an error about the parameters as a whole.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), steps: Vec::new(), of_key: false }
     }
 
-    /// `name` has the value `got`, and `allowed` says what it may have.
+    /// Creates an error about `name` with the value `got`; `allowed` describes the allowed values.
     #[must_use]
     pub fn value(name: &str, got: impl fmt::Display, allowed: &str) -> Self {
         Self::new(format!("`{name}` is {got}; {allowed}")).under(name)
     }
 
-    /// The same error, about the value under `key`.
+    /// Returns the error with its path below `key`.
     #[must_use]
     pub fn under(mut self, key: impl Into<String>) -> Self {
         self.steps.insert(0, Step::Key(key.into()));
         self
     }
 
-    /// The same error, about the item at `index` of a list.
+    /// Returns the error with its path below the item at `index` of a list.
     #[must_use]
     pub fn in_item(mut self, index: usize) -> Self {
         self.steps.insert(0, Step::Item(index));
         self
     }
 
-    /// The same error, with the name of the plugin or parameter that has it before the message.
+    /// Returns the error with the name of its plugin or parameter before the message.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.message = format!("`{name}`: {}", self.message);
         self
     }
 
-    /// The way from the parameters to the value that is wrong; empty when they are wrong as a whole.
+    /// Returns the path from the parameters to the wrong value; empty when they are wrong as a whole.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Whether the last key of [`Self::steps`] is wrong, not the value under it.
+    /// Whether the last key of [`Self::steps`] is wrong, instead of its value.
     #[must_use]
     pub fn is_of_key(&self) -> bool {
         self.of_key
     }
 }
 
-/// Reads a plugin's parameters into its own struct; `null` gives the defaults.
+/// Parses the parameters of a plugin; `null` means the defaults.
 ///
 /// # Errors
-/// The first value that is wrong: what it must be, or which names are known.
+/// [`ParamError`] about the first wrong value: its expected type, or the known names.
 pub fn params<P: DeserializeOwned + Default>(value: &Value) -> Result<P, ParamError> {
     match value {
         Value::Null => Ok(P::default()),
         Value::Object(_) => read(value),
-        // Serde would read a list as the values of the fields in their order.
+        // Serde would accept a list as the values of the fields in their order.
         other => Err(ParamError::new(format!("parameters must be a mapping, got {}", describe(other)))),
     }
 }
 
-/// Reads a value that has no default.
+/// Parses a value that has no default.
 ///
 /// # Errors
 /// As [`params`].
@@ -114,7 +114,7 @@ pub fn read<P: DeserializeOwned>(value: &Value) -> Result<P, ParamError> {
     })
 }
 
-/// Serde's message about the value at `steps` in the words of the configuration.
+/// Converts serde's message about the value at `steps` to terms of the configuration.
 fn explain(root: &Value, steps: Vec<Step>, text: &str) -> ParamError {
     let name = steps.iter().rev().find_map(|step| match step {
         Step::Key(key) => Some(shorten(key)),
@@ -142,7 +142,7 @@ fn explain(root: &Value, steps: Vec<Step>, text: &str) -> ParamError {
     ParamError { message, steps, of_key }
 }
 
-/// A name that is not among those that serde lists: `` `got`; did you mean `b`? `` or the whole list.
+/// Describes a name that is not in serde's list: `` `got`; did you mean `b`? `` or the whole list.
 fn unknown(noun: &str, text: &str) -> String {
     let mut quoted = text.split('`').skip(1).step_by(2);
     let got = quoted.next().unwrap_or_default();
@@ -156,7 +156,7 @@ fn unknown(noun: &str, text: &str) -> String {
     }
 }
 
-/// What a Rust type or serde's own wording means for a writer of configurations.
+/// Returns the term of the configuration for a Rust type or serde's own term.
 fn words(expected: &str) -> &str {
     match expected {
         "f32" | "f64" => "a number",
@@ -174,7 +174,7 @@ fn words(expected: &str) -> &str {
     }
 }
 
-/// What a value is, for messages.
+/// Describes a value, for messages.
 fn describe(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
@@ -190,7 +190,7 @@ fn shorten(text: &str) -> String {
     text.chars().take(SHOWN_CHARS).collect()
 }
 
-/// The value that `steps` lead to.
+/// Returns the value at `steps`.
 fn at<'v>(root: &'v Value, steps: &[Step]) -> Option<&'v Value> {
     steps.iter().try_fold(root, |value, step| match step {
         Step::Key(key) => value.get(key),

@@ -1,21 +1,22 @@
-//! Random numbers that can be replayed: every decision draws from a generator that was seeded with a recorded number.
+//! Reproducible random numbers: every decision uses a generator that is seeded with a recorded number.
 
 use rand::SeedableRng;
 use rand::TryRng;
 use rand::rngs::SysRng;
 
-/// The generator that the scheduling code takes as an argument: fast, small, not for secrets.
+/// The generator for scheduling: fast and small; not for secrets.
 pub type PickRng = rand_xoshiro::Xoshiro256PlusPlus;
 
-/// The generator of request number `sequence` under `seed`: equal arguments give equal streams, neighbours are independent.
+/// Returns the generator of request number `sequence` under `seed`: equal arguments give equal numbers, and
+/// consecutive requests have independent ones.
 #[must_use]
 pub fn for_request(seed: u64, sequence: u64) -> PickRng {
     PickRng::seed_from_u64(seed ^ sequence.wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// A seed from the operating system, for runs that were not given one.
+/// Returns a seed from the operating system, for runs without a configured one.
 #[must_use]
 pub fn system_seed() -> u64 {
-    // A machine without entropy still gets a running picker; its picks are then the same at each start.
+    // Without entropy, Attaché runs with a fixed seed; its random choices are then the same after each start.
     SysRng.try_next_u64().unwrap_or(0x5EED)
 }

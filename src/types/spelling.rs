@@ -1,10 +1,10 @@
-//! What was probably meant by a misspelt name. Imports nothing of the crate.
+//! Suggestions for misspelt names. Imports nothing of the crate.
 
-/// The candidate that was probably meant by `got`: close in spelling, ignoring case and separators.
+/// Returns the candidate that is most similar to `got`, ignoring case and separators, if it is similar enough.
 #[must_use]
 pub fn closest<'c>(got: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let plain = |s: &str| s.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    // A name longer than any of ours can't be a misspelling of one, and comparing is quadratic.
+    // A name longer than all candidates is not a misspelling of one, and the comparison is quadratic.
     let got = plain(got.get(..64).unwrap_or(got));
     candidates
         .into_iter()

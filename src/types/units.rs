@@ -1,11 +1,11 @@
-//! Durations and sizes as people write them: `250ms`, `1m30s`, `64KiB`. Imports nothing of the crate.
+//! Durations and sizes in text form: `250ms`, `1m30s`, `64KiB`. Imports nothing of the crate.
 
 use std::time::Duration;
 
-/// Reads a duration: one or more numbers with a unit (`ns`, `us`, `ms`, `s`, `m`, `h`, `d`), as Go and Kubernetes write them.
+/// Parses a duration: one or more numbers with a unit (`ns`, `us`, `ms`, `s`, `m`, `h`, `d`), as in Go and Kubernetes.
 ///
 /// # Errors
-/// What is wrong with the text, ready to be shown.
+/// A message about the text that can be shown to the user.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("`{}` is not a duration; give a number and a unit, as in `250ms`, `5s` or `1m30s`", clip(text));
@@ -40,10 +40,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(total)
 }
 
-/// Reads a size in bytes: a number alone, or with `B`, `KB`/`KiB`/`Ki`, `MB`/`MiB`/`Mi`, `GB`/`GiB`/`Gi`.
+/// Parses a size in bytes: a number alone, or with `B`, `KB`/`KiB`/`Ki`, `MB`/`MiB`/`Mi`, `GB`/`GiB`/`Gi`.
 ///
 /// # Errors
-/// What is wrong with the text, ready to be shown.
+/// A message about the text that can be shown to the user.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
         || format!("`{}` is not a size; give bytes, or a number and a unit, as in `64KiB` or `16MiB`", clip(text));
@@ -74,7 +74,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// Writes a duration the short way: `250ms`, `1m30s`.
+/// Formats a duration in the short form: `250ms`, `1m30s`.
 #[must_use]
 pub fn show_duration(duration: Duration) -> String {
     let ms = duration.as_millis();
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_as_go_and_people_write_them() {
+    fn durations_in_the_form_of_go_are_parsed() {
         for (text, ms) in [
             ("250ms", 250),
             ("1s", 1_000),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_in_decimal_and_binary() {
+    fn sizes_in_decimal_and_binary_units_are_parsed() {
         for (text, bytes) in [
             ("0", 0),
             ("64KiB", 65_536),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_reads_back() {
+    fn formatted_durations_are_parsed_back() {
         for ms in [0, 1, 250, 1_000, 61_000, 90_000, 120_000] {
             let d = Duration::from_millis(ms);
             assert_eq!(parse_duration(&show_duration(d)).unwrap(), d);

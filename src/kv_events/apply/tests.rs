@@ -1,4 +1,4 @@
-//! The recorded scenario, and what a batch can do beside it.
+//! The recorded scenario, and other effects of batches.
 
 use super::*;
 use attache_prefix::block_size::BlockSize;
@@ -36,7 +36,7 @@ impl Rig {
         Self::beside(index(), Arc::new(PoolSize::new(Arc::new(BlockSize::of_engines(16)))))
     }
 
-    /// One more endpoint's.
+    /// An endpoint besides the first one, with the same index.
     fn beside(index: Arc<PrefixIndex>, size: Arc<PoolSize>) -> Self {
         let stats: Arc<KvEventStats> = Arc::default();
         let holder = index.add_holder();
@@ -56,7 +56,7 @@ impl Rig {
         held
     }
 
-    fn apply(&mut self, events: Vec<Any>) -> Outcome {
+    fn apply(&mut self, events: Vec<Any>) -> BatchEffect {
         let mut payload = Vec::new();
         let batch = Any::Array(vec![Any::from(1.0), Any::Array(events), Any::from(0)]);
         rmpv::encode::write_value(&mut payload, &batch).unwrap();
@@ -68,7 +68,7 @@ fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
 }
 
-/// Copies of each block that must be left, reckoned from the decoded events alone.
+/// Number of copies of each block that must remain, computed from the decoded events alone.
 #[derive(Default)]
 struct Reckoning(BTreeMap<u64, u32>);
 
@@ -100,7 +100,7 @@ impl Reckoning {
 }
 
 #[test]
-fn the_recorded_frames_leave_the_blocks_that_the_recording_ends_with() {
+fn recorded_frames_leave_the_blocks_of_the_recordings_end() {
     let mut rig = Rig::new();
     let mut reckoning = Reckoning::default();
     let mut most = 0;
@@ -118,7 +118,7 @@ fn the_recorded_frames_leave_the_blocks_that_the_recording_ends_with() {
 }
 
 #[test]
-fn the_recorded_prompts_are_found_by_their_tokens() {
+fn recorded_prompts_are_found_by_their_tokens() {
     let steps: Vec<Json> = serde_json::from_str(SCENARIO).unwrap();
     let mut rig = Rig::new();
     // Until the pool of 40 blocks is full: prompts of 100 and 140 tokens, an adapter's and a salted one.
@@ -144,13 +144,14 @@ fn the_recorded_prompts_are_found_by_their_tokens() {
 }
 
 #[test]
-fn the_older_encoding_leaves_the_same_blocks() {
+fn older_encoding_leaves_the_same_blocks() {
     let batches: Vec<Json> = serde_json::from_str(LEGACY).unwrap();
     let mut rig = Rig::new();
     let mut reckoning = Reckoning::default();
     let (mut next, mut whole, mut compared) = (0, true, 0);
     for batch in &batches {
-        // The file holds several runs: each begins at 0 again. One has a gap, and is whole again once the engine clears its cache.
+        // The file has several runs, each of which begins at 0. One has a gap, and is complete again once
+        // the engine clears its cache.
         let seq = batch["seq"].as_u64().unwrap();
         if seq == 0 {
             rig.applier.restart();
@@ -207,7 +208,7 @@ fn cleared() -> Any {
 }
 
 #[test]
-fn orphans_find_their_parents() {
+fn orphans_are_stored_when_their_parent_arrives() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(Some(4), &[5, 6]), stored(Some(2), &[3, 4]), stored(Some(6), &[7])]);
     assert_eq!(rig.held(Tier::Gpu), [0u64; 0]);
@@ -224,7 +225,7 @@ fn orphans_find_their_parents() {
 }
 
 #[test]
-fn orphans_that_were_removed_or_cleared_do_not_come_back() {
+fn removed_or_cleared_orphans_are_not_stored() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(Some(2), &[3, 4, 5]), stored(Some(9), &[10])]);
     rig.apply(vec![removed(&[5, 4], vec![]), removed(&[10], vec![])]);
@@ -235,7 +236,7 @@ fn orphans_that_were_removed_or_cleared_do_not_come_back() {
 }
 
 #[test]
-fn groups_without_prefixes_stay_out_and_their_removals_too() {
+fn groups_without_prefix_caching_are_ignored_in_stores_and_removals() {
     let mut rig = Rig::new();
     let group = |g: u64, kind: &'static str| vec![("group_idx", Any::from(g)), ("kv_cache_spec_kind", Any::from(kind))];
     rig.apply(vec![
@@ -249,14 +250,14 @@ fn groups_without_prefixes_stay_out_and_their_removals_too() {
 }
 
 #[test]
-fn tiers_are_kept_apart() {
+fn tiers_are_separate() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(None, &[1]), stored_with(None, &[1], cpu())]);
     rig.apply(vec![removed(&[1], vec![])]);
     assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![], vec![1]));
 }
 
-/// What vLLM's OffloadingConnector says of blocks.
+/// Blocks as vLLM's OffloadingConnector reports them.
 fn offloaded(hashes: &[u64], size: u64, more: Vec<(&str, Any)>) -> Any {
     let mut fields = vec![
         ("type", Any::from("BlockStored")),
@@ -275,12 +276,12 @@ fn cpu() -> Vec<(&'static str, Any)> {
 }
 
 #[test]
-fn what_is_offloaded_lies_on_both_tiers() {
+fn offloaded_blocks_are_on_both_tiers() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(None, &[1, 2, 3, 4])]);
-    // Names that nobody has told of are passed over.
+    // Names that were never reported are skipped.
     let outcome = rig.apply(vec![offloaded(&[1, 77, 2], 0, vec![]), offloaded(&[3], 1, vec![])]);
-    assert_eq!(outcome, Outcome::default());
+    assert_eq!(outcome, BatchEffect::default());
     assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2, 3, 4], vec![1, 2, 3]));
     rig.apply(vec![removed(&[4, 3, 2], vec![])]);
     assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1], vec![1, 2, 3]));
@@ -291,22 +292,22 @@ fn what_is_offloaded_lies_on_both_tiers() {
     rig.index.lookup(&mut all.as_slice(), &mut matches);
     let depth = matches.depth(rig.holder());
     assert_eq!((depth.gpu, depth.cpu, depth.any), (1, 3, 3));
-    // What leaves host memory leaves nothing else.
+    // Blocks that leave host memory stay on other tiers.
     rig.apply(vec![stored(Some(1), &[2]), removed(&[2, 1], cpu())]);
     assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2], vec![3]));
     rig.apply(vec![removed(&[3], cpu()), offloaded(&[3], 0, vec![])]);
-    assert_eq!(rig.held(Tier::Cpu), [0u64; 0], "gone from everywhere");
+    assert_eq!(rig.held(Tier::Cpu), [0u64; 0], "removed from all tiers");
 }
 
 #[test]
-fn a_name_of_several_blocks_is_no_copy_of_the_one() {
+fn name_of_several_blocks_is_not_a_copy_of_one() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(None, &[1, 2, 3, 4]), offloaded(&[4], 4, vec![])]);
     assert_eq!((rig.held(Tier::Gpu).len(), rig.held(Tier::Cpu).len()), (4, 0));
 }
 
 #[test]
-fn what_another_tier_cuts_otherwise_is_passed_over() {
+fn blocks_of_another_size_on_another_tier_are_skipped() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(None, &[1, 2])]);
     let mut chunk = vec![
@@ -316,12 +317,12 @@ fn what_another_tier_cuts_otherwise_is_passed_over() {
         ("block_size", Any::from(2)),
     ];
     chunk.extend(cpu());
-    assert_eq!(rig.apply(vec![map(chunk)]), Outcome::default());
+    assert_eq!(rig.apply(vec![map(chunk)]), BatchEffect::default());
     assert_eq!((rig.held(Tier::Gpu).len(), rig.held(Tier::Cpu).len()), (2, 0));
 }
 
 #[test]
-fn groups_without_prefixes_are_offloaded_unheard() {
+fn offloads_of_groups_without_prefix_caching_are_ignored() {
     let mut rig = Rig::new();
     let group = |g: u64| vec![("group_idx", Any::from(g))];
     let mut window = group(1);
@@ -334,11 +335,11 @@ fn groups_without_prefixes_are_offloaded_unheard() {
 }
 
 #[test]
-fn what_is_offloaded_with_its_tokens_stays_what_it_was() {
+fn block_offloaded_with_its_tokens_keeps_its_key() {
     let mut rig = Rig::new();
     let salted = || vec![("extra_keys", Any::Array(vec![Any::Array(vec![Any::from("salt")]), Any::Nil]))];
     rig.apply(vec![stored_with(None, &[1, 2], salted())]);
-    // It says nothing of the salt.
+    // The event omits the salt.
     rig.apply(vec![stored_with(None, &[1, 2, 3], cpu())]);
     assert_eq!((rig.held(Tier::Gpu), rig.held(Tier::Cpu)), (vec![1, 2], vec![1, 2, 3]));
     let keys = KeySpace::new(KEYS);
@@ -357,7 +358,7 @@ fn what_is_offloaded_with_its_tokens_stays_what_it_was() {
 }
 
 #[test]
-fn blocks_of_another_size_are_a_doubt_until_most_have_them() {
+fn other_block_size_is_a_doubt_until_most_engines_have_it() {
     let mut old = Rig::new();
     old.apply(vec![stored(None, &[1])]);
     assert_eq!(old.size.get(), 1);
@@ -371,25 +372,33 @@ fn blocks_of_another_size_are_a_doubt_until_most_have_them() {
         map(fields)
     };
     let mut new = [(); 3].map(|()| Rig::beside(old.index.clone(), old.size.clone()));
-    assert_eq!(new[0].apply(vec![two()]).doubt, Some(Doubt::BlockSize), "as many have the old ones");
+    assert_eq!(new[0].apply(vec![two()]).doubt, Some(Doubt::BlockSize), "as many engines have the old size");
     assert_eq!(old.applier.sizes().map(|(engine, _)| engine), None);
     assert_eq!(new[0].applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((2, 1)));
     assert_eq!((new[0].held(Tier::Gpu), new[0].applier.fits()), (vec![], Some(false)));
-    // A clear wipes the slate: what is doubted after it is doubted again.
-    assert_eq!(new[0].apply(vec![two(), cleared()]), Outcome { cleared: true, doubt: None });
-    assert_eq!((new[1].apply(vec![two()]).doubt, old.size.get()), (Some(Doubt::BlockSize), 1), "one more is not most");
+    // A clearing resets doubts; later events of the batch can cause a new one.
+    assert_eq!(new[0].apply(vec![two(), cleared()]), BatchEffect { cleared: true, doubt: None });
+    assert_eq!(
+        (new[1].apply(vec![two()]).doubt, old.size.get()),
+        (Some(Doubt::BlockSize), 1),
+        "one more engine is not enough"
+    );
     assert_eq!((new[2].apply(vec![two()]).doubt, old.size.get()), (None, 2));
     assert_eq!((old.applier.fits(), new[0].applier.fits(), new[2].held(Tier::Gpu)), (Some(false), Some(true), vec![1]));
-    assert_eq!(old.applier.sizes().map(|(engine, pool)| (engine, pool.get())), Some((1, 2)), "it is outvoted");
+    assert_eq!(
+        old.applier.sizes().map(|(engine, pool)| (engine, pool.get())),
+        Some((1, 2)),
+        "most engines have another size"
+    );
     assert_eq!(old.apply(vec![stored(None, &[2])]).doubt, Some(Doubt::BlockSize));
-    // A process that was started anew may have others.
+    // A restarted process may have another block size.
     old.applier.restart();
     assert_eq!((old.apply(vec![two()]).doubt, old.held(Tier::Gpu)), (None, vec![1]));
     assert_eq!(old.apply(vec![stored(None, &[2])]).doubt, Some(Doubt::BlockSize), "no engine has two sizes");
 }
 
 #[test]
-fn a_holder_goes_with_its_applier() {
+fn holder_is_removed_with_its_applier() {
     let mut rig = Rig::new();
     rig.apply(vec![stored(None, &[1])]);
     let (index, holder) = (rig.index.clone(), rig.holder());
@@ -400,13 +409,13 @@ fn a_holder_goes_with_its_applier() {
 }
 
 #[test]
-fn what_cannot_be_read_is_a_doubt() {
+fn undecodable_batch_is_a_doubt() {
     let mut rig = Rig::new();
     assert_eq!(rig.applier.apply(b"\xc1").doubt, Some(Doubt::Undecodable));
     assert_eq!(rig.apply(vec![Any::from(1)]).doubt, Some(Doubt::Undecodable));
     assert_eq!(rig.stats.get(Count::DecodeErrors), 1);
     assert_eq!(rig.stats.get(Count::RefusedEvents), 1);
     let novel = map(vec![("type", Any::from("BlockDreamt"))]);
-    assert_eq!(rig.apply(vec![novel]).doubt, None, "what is new is passed over");
+    assert_eq!(rig.apply(vec![novel]).doubt, None, "unknown events are skipped");
     assert_eq!(rig.stats.get(Count::UnknownEvents), 1);
 }

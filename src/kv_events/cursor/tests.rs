@@ -1,4 +1,4 @@
-//! The sequence rules one by one, then a publisher that loses frames, restarts and forgets.
+//! The sequence rules one by one, then a publisher that loses frames, restarts and discards old ones.
 
 mod with_replay;
 mod without_replay;
@@ -6,7 +6,7 @@ mod without_replay;
 use super::*;
 use proptest::prelude::*;
 
-/// The frame `seq` that a process which started at `born` publishes: made one second after the one before it.
+/// Frame `seq` of a process that started at `born`; each frame is made one second after the one before it.
 fn frame(born: f64, seq: u64) -> Bytes {
     let mut out = vec![0x92, 0xcb];
     out.extend_from_slice(&(born + seq as f64).to_be_bytes());
@@ -14,18 +14,18 @@ fn frame(born: f64, seq: u64) -> Bytes {
     out.into()
 }
 
-/// Remembers what was applied since the last clearing, by timestamp.
+/// The frames that were applied since the last clearing, by timestamp.
 #[derive(Default)]
 struct Log {
     applied: Vec<f64>,
     clears: u32,
     restarts: u32,
     relearned: bool,
-    next_outcome: Outcome,
+    next_outcome: BatchEffect,
 }
 
 impl Apply for Log {
-    fn apply(&mut self, payload: &[u8]) -> Outcome {
+    fn apply(&mut self, payload: &[u8]) -> BatchEffect {
         self.applied.push(wire::timestamp(payload).unwrap());
         std::mem::take(&mut self.next_outcome)
     }
@@ -80,7 +80,7 @@ impl Rig {
         self.cursor.replay_ended(end, &mut self.log)
     }
 
-    /// What is in the log, as sequence numbers of the process that started at `born`.
+    /// The log as sequence numbers of the process that started at `born`.
     fn applied(&self, born: f64) -> Vec<u64> {
         self.log.applied.iter().map(|t| (t - born) as u64).collect()
     }
@@ -93,16 +93,16 @@ impl Rig {
     }
 }
 
-/// A publisher with a ring, a connection that loses frames, and a replay socket that fails now and then.
+/// A publisher with a ring, a connection that loses frames, and a replay socket that sometimes fails.
 #[derive(Debug, Clone)]
 enum Happening {
     Publish {
         arrives: bool,
     },
-    /// A process that dies takes its connections with it.
+    /// A process that ends closes its connections.
     Restart,
     Reconnect,
-    /// The replay that runs brings so many frames.
+    /// The running replay returns this many frames.
     Answers(usize),
     ReplayFails,
     Overflow,
@@ -128,7 +128,7 @@ struct World {
     born: f64,
     published: u64,
     ring: usize,
-    /// What the replay that runs has still to bring.
+    /// The remaining frames of the running replay.
     answers: Option<VecDeque<u64>>,
     replayable: bool,
 }
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// Brings up to `n` frames of the replay that runs, and its end when nothing is left.
+    /// Returns up to `n` frames of the running replay, and its end when none is left.
     fn answer(&mut self, n: usize) {
         for _ in 0..n {
             let Some(answers) = &mut self.answers else { return };
@@ -193,7 +193,7 @@ impl World {
         self.act(ask);
     }
 
-    /// What is known is one unbroken stretch of one process.
+    /// Whether the known frames are one sequence of one process without gaps.
     fn unbroken(&self) -> bool {
         self.rig.log.applied.windows(2).all(|w| w[1] - w[0] == 1.0)
     }
@@ -201,7 +201,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn whatever_happens_nothing_false_is_known_and_in_the_end_everything_is(
+    fn any_history_leads_to_no_false_and_finally_complete_knowledge(
         replayable in any::<bool>(),
         ring in 1usize..20,
         backlog in 1usize..8,
@@ -210,7 +210,7 @@ proptest! {
         let rig = Rig::with_backlog(replayable, backlog);
         let mut world = World { rig, born: BORN, published: 0, ring, answers: None, replayable };
         world.reconnect();
-        // Without replay, a new process that happens to go on with the old one's numbers can't be told from it.
+        // Without replay, a new process that continues the old one's numbers cannot be detected.
         let detectable = replayable || !history.iter().any(|h| matches!(h, Happening::Restart));
         for what in history {
             world.happen(what);
@@ -220,7 +220,7 @@ proptest! {
         if !world.replayable {
             return Ok(());
         }
-        // The world calms down: replays answer, frames arrive, silence is looked into.
+        // Failures end: replays succeed, frames arrive, silence is checked.
         for _ in 0..4 {
             while world.answers.is_some() {
                 world.answer(8);
@@ -230,7 +230,7 @@ proptest! {
             world.happen(Happening::Check);
         }
         prop_assert!(world.unbroken());
-        // Nothing was said before frame 0.
+        // Frame 0 is the first one of the process.
         let whole = world.rig.log.applied.first() == Some(&world.born);
         prop_assert_eq!(world.rig.cursor.trust(), if whole { Trust::Exact } else { Trust::Incomplete });
         let last = world.born + (world.published - 1) as f64;

@@ -1,4 +1,4 @@
-//! The handshake and the framing against peers that misbehave. That real ones are understood, `tests/kv_events.rs` shows.
+//! Handshake and framing against peers that misbehave. `tests/kv_events.rs` tests real peers.
 
 use super::*;
 use tokio::io::AsyncReadExt;
@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 const PATIENCE: Duration = Duration::from_secs(10);
 const MAX: usize = 1024;
 
-/// What a peer is asked after so much silence.
+/// A timing with this heartbeat interval.
 fn timing(heartbeat: Duration) -> Timing {
     Timing { connect: PATIENCE, heartbeat, ..Timing::default() }
 }
@@ -43,7 +43,7 @@ async fn peer(bytes: Vec<u8>, step: usize) -> Result<Connection, ZmtpError> {
             stream.flush().await.unwrap();
             tokio::task::yield_now().await;
         }
-        // What the other side says is read, so that closing does not reset the connection.
+        // The peer's bytes are read, so that closing does not reset the connection.
         stream.shutdown().await.unwrap();
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
     });
@@ -56,7 +56,7 @@ async fn after_handshake(bytes: &[u8]) -> Result<Vec<Vec<u8>>, ZmtpError> {
 }
 
 #[tokio::test]
-async fn messages_come_whole_in_pieces_of_any_size() {
+async fn messages_are_received_from_pieces_of_any_size() {
     let mut bytes = publisher();
     put_frame(&mut bytes, COMMAND, b"\x09NEWSPEAK!");
     put_frame(&mut bytes, MORE, b"topic");
@@ -73,7 +73,7 @@ async fn messages_come_whole_in_pieces_of_any_size() {
 }
 
 #[tokio::test]
-async fn no_message_is_lost_where_its_readers_turn_ends() {
+async fn no_message_is_lost_when_the_task_must_yield() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (next, mut asked) = tokio::sync::mpsc::channel::<u8>(1);
@@ -87,7 +87,7 @@ async fn no_message_is_lost_where_its_readers_turn_ends() {
         }
     });
     let mut connection = Connection::connect(address, Role::Sub, MAX, timing(PATIENCE)).await.unwrap();
-    // Tokio lets a task take 128 steps in a turn.
+    // Tokio lets a task take 128 steps before it must yield.
     for taken in 0..=128 {
         next.send(taken).await.unwrap();
         connection.stream.readable().await.unwrap();
@@ -109,7 +109,7 @@ async fn no_message_is_lost_where_its_readers_turn_ends() {
 }
 
 #[tokio::test]
-async fn who_speaks_otherwise_is_refused() {
+async fn peer_with_another_protocol_is_refused() {
     let http = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\nserver: x\r\n\r\n".to_vec();
     assert!(matches!(peer(http, 1000).await, Err(ZmtpError::Greeting)));
     assert!(matches!(peer(greeting_of(b"CURVE"), 1000).await, Err(ZmtpError::Greeting)));
@@ -135,7 +135,7 @@ async fn who_speaks_otherwise_is_refused() {
 }
 
 #[tokio::test]
-async fn a_header_allocates_nothing() {
+async fn frame_header_allocates_nothing() {
     for claimed in [MAX as u64 + 1, 1 << 32, 1 << 50, 1 << 62, u64::MAX] {
         let bytes = [&[LONG], claimed.to_be_bytes().as_slice()].concat();
         let error = after_handshake(&bytes).await.unwrap_err();
@@ -146,7 +146,7 @@ async fn a_header_allocates_nothing() {
 }
 
 #[tokio::test]
-async fn the_frames_of_a_message_are_bounded_together() {
+async fn frames_of_a_message_are_limited_together() {
     let mut large = Vec::new();
     put_frame(&mut large, MORE, &[0; 1000]);
     put_frame(&mut large, 0, &[0; 100]);
@@ -159,7 +159,7 @@ async fn the_frames_of_a_message_are_bounded_together() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_is_answered() {
+async fn heartbeat_is_answered() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let beating = tokio::spawn(async move {
@@ -179,7 +179,7 @@ async fn a_heartbeat_is_answered() {
 }
 
 #[tokio::test]
-async fn a_silent_peer_is_not_waited_for() {
+async fn silent_peer_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let timeout = Duration::from_millis(20);
@@ -188,7 +188,7 @@ async fn a_silent_peer_is_not_waited_for() {
     assert!(matches!(error, ZmtpError::Timeout(t) if t == timeout));
 }
 
-/// A publisher of ZMTP 3.1, which knows heartbeats.
+/// A publisher with ZMTP 3.1, which supports heartbeats.
 fn beating_publisher() -> Vec<u8> {
     let mut bytes = publisher();
     bytes[11] = 1;
@@ -202,14 +202,14 @@ fn ping() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_peer_without_a_sign_of_life_is_left() {
+async fn peer_without_heartbeat_response_is_closed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let hanging = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(&beating_publisher()).await.unwrap();
         let mut heard = Vec::new();
-        // It reads on, and never says anything again.
+        // It keeps reading, and never sends again.
         stream.read_to_end(&mut heard).await.unwrap();
         heard
     });
@@ -217,11 +217,11 @@ async fn a_peer_without_a_sign_of_life_is_left() {
     let mut connection = Connection::connect(address, Role::Sub, MAX, timing(beat)).await.unwrap();
     assert!(matches!(connection.recv().await, Err(ZmtpError::Silent(silence)) if silence == beat));
     drop(connection);
-    assert!(hanging.await.unwrap().ends_with(&ping()), "it was asked");
+    assert!(hanging.await.unwrap().ends_with(&ping()), "a heartbeat was sent");
 }
 
 #[tokio::test]
-async fn a_peer_that_answers_heartbeats_is_kept() {
+async fn peer_that_answers_heartbeats_is_kept() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let beating = tokio::spawn(async move {
@@ -247,7 +247,7 @@ async fn a_peer_that_answers_heartbeats_is_kept() {
 }
 
 #[tokio::test]
-async fn a_peer_that_knows_no_heartbeats_is_left_to_tcp() {
+async fn peer_without_heartbeats_relies_on_tcp_keepalive() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (go_on, waits) = tokio::sync::oneshot::channel::<()>();
@@ -270,5 +270,5 @@ async fn a_peer_that_knows_no_heartbeats_is_left_to_tcp() {
     go_on.send(()).unwrap();
     assert_eq!(connection.recv().await.unwrap()[0], "at last");
     drop(connection);
-    assert_eq!(silent.await.unwrap().len(), GREETING + ready(Role::Sub).len(), "it was asked nothing");
+    assert_eq!(silent.await.unwrap().len(), GREETING + ready(Role::Sub).len(), "no heartbeat was sent");
 }

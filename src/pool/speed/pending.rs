@@ -139,7 +139,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_equal_those_of_the_queue(steps in prop::collection::vec((any::<bool>(), 0u32..1_000, any::<prop::sample::Index>()), 0..100)) {
+        fn sums_equal_those_of_the_queue(
+            steps in prop::collection::vec((any::<bool>(), 0u32..1_000, any::<prop::sample::Index>()), 0..100),
+        ) {
             let pending = Pending::default();
             let mut model: Vec<(u64, u32)> = Vec::new();
             for (push, tokens, which) in steps {

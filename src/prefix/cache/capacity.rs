@@ -15,7 +15,7 @@ pub(super) struct Capacity {
     /// will not find the evicted blocks.
     coming: AtomicU32,
     /// Capacity that the index was last given.
-    told: AtomicU32,
+    given: AtomicU32,
 }
 
 /// Capacity reserved for a prompt in flight, until Drop.
@@ -39,13 +39,13 @@ impl Capacity {
 
     /// Returns the capacity that the index should be given now. A change of less than 2 % is
     /// not worth the writer's lock.
-    pub(super) fn news(&self) -> Option<u32> {
+    pub(super) fn update(&self) -> Option<u32> {
         let all = self.blocks.load(Relaxed);
         let least = (f64::from(all) * LEAST_CAPACITY) as u32;
         let blocks = all.saturating_sub(self.coming.load(Relaxed)).max(least).max(1);
-        let told = self.told.load(Relaxed);
-        let news = (all > 0 && blocks.abs_diff(told) > told / 50).then_some(blocks);
-        news.inspect(|blocks| self.told.store(*blocks, Relaxed))
+        let given = self.given.load(Relaxed);
+        let update = (all > 0 && blocks.abs_diff(given) > given / 50).then_some(blocks);
+        update.inspect(|blocks| self.given.store(*blocks, Relaxed))
     }
 }
 

@@ -75,7 +75,7 @@ impl Found {
     #[must_use]
     pub fn held(&self, endpoint: EndpointId) -> Depth {
         match self.residents.get(&endpoint) {
-            Some(resident) if !self.own_keys => self.told(resident, endpoint),
+            Some(resident) if !self.own_keys => self.reported(resident, endpoint),
             _ => self.guessed(endpoint),
         }
     }
@@ -86,17 +86,17 @@ impl Found {
     }
 
     /// As [`Found::held`], for an endpoint whose engine publishes KV events.
-    fn told(&self, resident: &Resident, endpoint: EndpointId) -> Depth {
+    fn reported(&self, resident: &Resident, endpoint: EndpointId) -> Depth {
         if !resident.is_certain() {
             return self.guessed(endpoint);
         }
         // The server itself picks the rank. A good balancer picks the one that holds most.
         let depths = resident.caches.iter().map(|cache| self.matches.depth(cache.holder));
-        let told = depths.max_by_key(|depth| depth.any).unwrap_or_default();
+        let reported = depths.max_by_key(|depth| depth.any).unwrap_or_default();
         if resident.is_exact() {
-            return told;
+            return reported;
         }
-        [told, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()
+        [reported, self.guessed(endpoint)].into_iter().max_by_key(|d| d.any).unwrap_or_default()
     }
 
     /// Returns the blocks of the prompt that each data-parallel rank of `endpoint` holds; empty

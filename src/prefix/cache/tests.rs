@@ -7,6 +7,7 @@ use crate::residents::Cache;
 use crate::trust::{Doubt, Trust, TrustCell};
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState};
 use attache_protocol::{Prompt, Usage};
+use std::time::Duration;
 
 const NOW: Timestamp = Timestamp(1_000_000_000);
 
@@ -70,8 +71,8 @@ fn weight_halves_after_each_half_life() {
     let holder = cache.index().add_holder();
     let resident = Resident { caches: [Cache { holder, trust: Arc::default() }].into_iter().collect() };
     cache.residents().publish([(EndpointId(2), resident)].into_iter().collect());
-    let told = StoredBlock { hash: EngineHash(1), key: BlockKey(1) };
-    cache.index().store(holder, Tier::Gpu, None, &[told]).unwrap();
+    let stored = StoredBlock { hash: EngineHash(1), key: BlockKey(1) };
+    cache.index().store(holder, Tier::Gpu, None, &[stored]).unwrap();
     let weights = |now| [1, 2, 3].map(|e| (cache.weight(EndpointId(e), now) * 100.0).round());
     assert_eq!(weights(NOW), [10_000.0, 100.0, 0.0]);
     assert_eq!(weights(NOW.after(DEFAULT_HALF_LIFE)), [5_000.0, 50.0, 0.0]);
@@ -123,9 +124,9 @@ fn engine_events_are_used_while_trusted() {
     assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (0, false));
     let own = cache.lookup(&mut &*keys, NOW).of_own_keys(true);
     assert_eq!((own.held(EndpointId(1)).any, own.is_exact(EndpointId(1))), (10, false), "not comparable with events");
-    let told: Vec<_> =
+    let stored: Vec<_> =
         (0u64..).zip(&keys[..4]).map(|(i, key)| StoredBlock { hash: EngineHash(i), key: *key }).collect();
-    cache.index().store(holder, Tier::Gpu, None, &told).unwrap();
+    cache.index().store(holder, Tier::Gpu, None, &stored).unwrap();
     trust.set(Trust::Incomplete);
     assert_eq!((held(&cache, &keys, 1), cache.learns(EndpointId(1))), (10, true), "its blocks are estimated");
     let others = prompt(3, 2);

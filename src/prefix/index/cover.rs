@@ -24,7 +24,7 @@ const PLANES: usize = 7;
 /// Planes that KV events report: one per tier.
 pub(super) const ENGINE: [Plane; 3] = [0, 1, 2];
 /// Planes whose blocks are counted: the tiers and the estimates.
-pub(super) const TOLD: [Plane; 4] = [0, 1, 2, 3];
+pub(super) const COUNTED: [Plane; 4] = [0, 1, 2, 3];
 /// The planes of each depth as bits, from GPU memory alone to any tier.
 pub(super) const LEVELS: [u8; 3] = [0b001_1001, 0b011_1011, 0b111_1111];
 

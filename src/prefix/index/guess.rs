@@ -17,13 +17,13 @@ use super::cover::{Column, GUESS};
 use super::list::{Ends, List, push, unlink};
 use super::run::{GUESSED, MAX_RUN, Run, RunPosition, same_tags};
 use super::table::{NoRoom, WordTable};
-use super::tenants::{OF_TENANT, Tenants};
+use super::tenants::Tenants;
 use super::writer::{HolderPlane, Writer};
 use super::{Shared, TenantId};
 use crate::key::BlockKey;
 use attache_types::clock::Timestamp;
 
-const NODE_WORDS: u32 = 4;
+pub(super) const NODE_WORDS: u32 = 4;
 /// Bytes of a segment and its entry in the table.
 const SEGMENT_BYTES: u32 = 56;
 /// Bytes of a run's node, its entry in the table and its bucket.
@@ -33,27 +33,27 @@ const NODE: Column = Column::MAX;
 /// Times of use have a unit of 2^24 ns, about 17 ms.
 const MOMENT_SHIFT: u32 = 24;
 /// Most runs that change their tenant before one is evicted. It limits how long the writer holds the lock.
-const PASSED_AT_ONCE: u32 = 32;
+pub(super) const PASSED_AT_ONCE: u32 = 32;
 
 /// The lists of segments and runs.
 #[derive(Debug)]
 pub(super) struct Guesses {
     /// Maps (run, column) to the column's newest segment of the run, and (run, [`NODE`]) to the run's node.
     pub(super) table: WordTable,
-    all: Ends,
+    pub(super) all: Ends,
     pub(super) tenants: Tenants,
     /// The runs of the prompt that is being recorded, with the number of matching blocks. They are not evicted.
-    path: Vec<(Addr, u32)>,
+    pub(super) path: Vec<(Addr, u32)>,
     /// A run whose blocks are being added, or 0; it is not evicted.
     pub(super) pinned: Addr,
 }
 
-fn key(run: Addr, column: Column) -> u64 {
+pub(super) fn key(run: Addr, column: Column) -> u64 {
     u64::from(run) << 16 | u64::from(column)
 }
 
-const OF_HOLDER: List = List(2);
-const OF_ALL: List = List(1);
+pub(super) const OF_HOLDER: List = List(2);
+pub(super) const OF_ALL: List = List(1);
 
 impl Guesses {
     /// Empty lists; each tenant's share is `part` of the memory available to estimates.
@@ -205,7 +205,7 @@ impl Writer {
     }
 
     /// Drops a column's estimated blocks of a run, including all segments.
-    fn forget(&mut self, sh: &Shared, run: Addr, column: Column) {
+    pub(super) fn forget(&mut self, sh: &Shared, run: Addr, column: Column) {
         let slot = self.columns.slot(column);
         let mut segment = self.guesses.table.remove(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
         while segment != 0 {
@@ -218,7 +218,7 @@ impl Writer {
         self.count(slot, GUESS, 0, had);
     }
 
-    fn unlink_segment(&mut self, sh: &Shared, slot: usize, segment: Addr) {
+    pub(super) fn unlink_segment(&mut self, sh: &Shared, slot: usize, segment: Addr) {
         if let Some(holder) = self.holders.get_mut(slot) {
             let mut ends = Ends { newest: holder.newest, oldest: holder.oldest };
             unlink(sh, OF_HOLDER, &mut ends, segment);
@@ -311,7 +311,7 @@ impl Writer {
     }
 
     /// Updates the bill of a run's tenant to the run's current size.
-    fn charge(&mut self, sh: &Shared, run: Addr) {
+    pub(super) fn charge(&mut self, sh: &Shared, run: Addr) {
         let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) else { return };
         let node = node as Addr;
         self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
@@ -323,7 +323,7 @@ impl Writer {
     }
 
     /// Bills a run to another tenant that uses it, if that tenant stays within its share.
-    fn pass_on(&mut self, sh: &Shared, node: Addr) -> bool {
+    pub(super) fn pass_on(&mut self, sh: &Shared, node: Addr) -> bool {
         let (owner, user) = (TenantId(sh.arena.high(node)), TenantId(sh.arena.high(node + 3)));
         let bytes = sh.arena.low(node + 3);
         if user == owner || self.due(sh, user) + u64::from(bytes) > self.share() || !self.add_tenant(sh, user) {
@@ -349,141 +349,5 @@ impl Writer {
         self.bill(sh, owner, sh.arena.low(node + 3), 0);
         self.space.free(&sh.arena, node, order_for(NODE_WORDS));
         self.forget_tenant(sh, owner);
-    }
-
-    /// Evicts the estimated blocks of one run from all holders.
-    fn evict(&mut self, sh: &Shared, node: Addr) -> u32 {
-        let run = sh.arena.low(node);
-        self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
-        let columns: Vec<(Column, u32)> = self
-            .cover
-            .all()
-            .filter(|(_, plane, _)| *plane == GUESS)
-            .map(|(column, _, cutoff)| (column, cutoff))
-            .collect();
-        for (column, _) in &columns {
-            self.forget(sh, run, *column);
-        }
-        if columns.is_empty() {
-            self.forget_node(sh, run);
-            self.clean(sh, run);
-        }
-        columns.iter().map(|(_, blocks)| *blocks).sum()
-    }
-
-    fn is_in_use(&self, run: Addr) -> bool {
-        run == self.guesses.pinned || self.guesses.path.iter().any(|(r, _)| *r == run)
-    }
-
-    /// Returns the first node from the oldest on that is not in use. The prompt being recorded
-    /// may itself be the oldest.
-    fn oldest_unused(&self, sh: &Shared, list: List, oldest: Addr) -> Option<Addr> {
-        let mut node = oldest;
-        while node != 0 && self.is_in_use(sh.arena.low(node)) {
-            node = sh.arena.low(node + list.0);
-        }
-        (node != 0).then_some(node)
-    }
-
-    /// Evicts the least recently used run of the tenant that is furthest over its share, or else of all
-    /// tenants. A run that another tenant uses, and whose share has capacity for it, is billed to that tenant
-    /// instead, up to [`PASSED_AT_ONCE`] times.
-    ///
-    /// Returns false when no run may be evicted, for example when a prompt that takes its tenant over its share
-    /// would evict other tenants' runs.
-    pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
-        if std::mem::take(&mut self.is_aside_short) {
-            // Estimated blocks use none of the memory outside the arena.
-            return false;
-        }
-        let greedy = self.oldest_of_greediest(sh);
-        let oldest = self.oldest_unused(sh, OF_ALL, self.guesses.all.oldest);
-        let Some(node) = greedy.or(oldest.filter(|_| !self.is_greedy(sh))) else { return false };
-        let blocks = u64::from(self.evict(sh, node));
-        if Some(node) == oldest {
-            self.stats.evicted_for_budget += blocks;
-        } else {
-            self.stats.evicted_for_tenant += blocks;
-        }
-        true
-    }
-
-    /// Evicts estimated blocks until the index has no more than its maximum of blocks, or none may be evicted.
-    pub(super) fn keep_max_blocks(&mut self, sh: &Shared) {
-        while self.max_blocks.is_some_and(|most| self.stats.blocks as u64 > most) && self.make_room(sh) {}
-    }
-
-    /// Returns the oldest unused run of the tenant that is furthest over its share and has one. Runs
-    /// before it change their tenant.
-    fn oldest_of_greediest(&mut self, sh: &Shared) -> Option<Addr> {
-        let mut left = PASSED_AT_ONCE;
-        for tenant in self.greedy(sh) {
-            while self.due(sh, tenant) > self.share()
-                && let Some(node) = self.oldest_unused(sh, OF_TENANT, self.oldest_run(sh, tenant))
-            {
-                if left == 0 || !self.pass_on(sh, node) {
-                    return Some(node);
-                }
-                left -= 1;
-            }
-        }
-        None
-    }
-
-    /// Evicts a holder's oldest estimated blocks until it is within its capacity.
-    pub(super) fn keep_capacity(&mut self, sh: &Shared, slot: usize) {
-        while let Some(holder) = self.holders.get(slot)
-            && let Some(over) = holder.blocks[GUESS].checked_sub(holder.capacity)
-            && over > 0
-            && holder.oldest != 0
-        {
-            let oldest = holder.oldest;
-            self.stats.evicted_for_capacity += u64::from(self.shorten_oldest(sh, slot, oldest, over));
-        }
-    }
-
-    /// Removes up to `blocks` blocks from the end of a holder's oldest segment. Returns how many.
-    fn shorten_oldest(&mut self, sh: &Shared, slot: usize, segment: Addr, blocks: u32) -> u32 {
-        let (run, column) = (sh.arena.low(segment), sh.arena.high(segment) as Column);
-        let (from, to) = (sh.arena.low(segment + 1), sh.arena.high(segment + 1));
-        let left = to.saturating_sub(blocks).max(from);
-        if left == from {
-            self.unlink_segment(sh, slot, segment);
-            self.cut_chain(sh, run, column, segment);
-            self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
-        } else {
-            sh.arena.set_high(segment + 1, left);
-        }
-        let had = self.drop_range(sh, run, HolderPlane { plane: GUESS, column }, (left, MAX_RUN));
-        self.count(slot, GUESS, 0, had);
-        self.charge(sh, run);
-        had
-    }
-
-    /// Removes the deepest segment of a run from the column's chain.
-    fn cut_chain(&mut self, sh: &Shared, run: Addr, column: Column, segment: Addr) {
-        let first = self.guesses.table.get(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
-        if first == segment {
-            self.guesses.table.remove(&sh.arena, key(run, column));
-            return;
-        }
-        let mut at = first;
-        while at != 0 && sh.arena.low(at + 3) != segment {
-            at = sh.arena.low(at + 3);
-        }
-        if at != 0 {
-            sh.arena.set_low(at + 3, sh.arena.low(segment + 3));
-        }
-    }
-
-    /// Frees one segment of a retired column. Returns the next one.
-    pub(super) fn drop_retired_guess(&mut self, sh: &Shared, column: Column, segment: Addr) -> Addr {
-        let next = sh.arena.high(segment + OF_HOLDER.0);
-        let run = sh.arena.low(segment);
-        self.guesses.table.remove(&sh.arena, key(run, column));
-        self.space.free(&sh.arena, segment, order_for(NODE_WORDS));
-        self.clean(sh, run);
-        self.charge(sh, run);
-        next
     }
 }

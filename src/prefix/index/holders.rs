@@ -2,7 +2,7 @@
 
 use super::HolderId;
 use super::arena::Addr;
-use super::cover::{Column, TOLD};
+use super::cover::{COUNTED, Column};
 use super::table::WordTable;
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub(super) struct Holder {
     pub(super) generation: u16,
     pub(super) present: bool,
     pub(super) column: Option<Column>,
-    pub(super) blocks: [u32; TOLD.len()],
+    pub(super) blocks: [u32; COUNTED.len()],
     pub(super) aside: Option<Box<Aside>>,
     /// Limit of its estimated blocks.
     pub(super) capacity: u32,

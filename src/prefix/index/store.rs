@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const OWN_BYTES: usize = 64 << 10;
 
 /// The value of a name: run, generation and offset of its block. The highest bit stays free.
-fn pack(run: Addr, generation: u32, offset: u32) -> u64 {
+pub(super) fn pack(run: Addr, generation: u32, offset: u32) -> u64 {
     debug_assert!(offset < MAX_RUN);
     u64::from(run / 8) << 34 | u64::from(generation) << 11 | u64::from(offset)
 }
@@ -25,7 +25,7 @@ fn unpack(value: u64) -> (Addr, u32, u32) {
 }
 
 /// Returns the block of a name, if its run still has the same generation and the block.
-fn resolve(sh: &Shared, value: u64) -> Option<RunPosition> {
+pub(super) fn resolve(sh: &Shared, value: u64) -> Option<RunPosition> {
     let (run, generation, offset) = unpack(value);
     let shape = Run::at(&sh.arena, run).shape();
     (shape.generation == generation && offset < shape.len).then_some(RunPosition { run, offset })
@@ -55,12 +55,12 @@ pub(super) fn is_held(
             .any(|(_, ranges)| ranges.iter().any(|(a, b)| *a <= place.offset && place.offset < *b))
 }
 
-fn copy_key(place: RunPosition, plane: Plane) -> u64 {
+pub(super) fn copy_key(place: RunPosition, plane: Plane) -> u64 {
     u64::from(place.run) << 14 | u64::from(place.offset) << 2 | plane as u64
 }
 
 impl Writer {
-    fn own(&self, slot: usize) -> Option<&Aside> {
+    pub(super) fn own(&self, slot: usize) -> Option<&Aside> {
         self.holders.get(slot).and_then(|h| h.aside.as_deref())
     }
 
@@ -103,20 +103,20 @@ impl Writer {
     /// one, then any other holder's.
     fn parent(&mut self, sh: &Shared, slot: usize, hash: EngineHash) -> Option<RunPosition> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
-        if let Some(place) = own.and_then(|value| self.told(sh, value)) {
+        if let Some(place) = own.and_then(|value| self.held_block(sh, value)) {
             return Some(place);
         }
         let common = self.names.get(&sh.arena, hash.0);
-        if let Some(place) = common.and_then(|value| self.told(sh, value)) {
+        if let Some(place) = common.and_then(|value| self.held_block(sh, value)) {
             return Some(place);
         }
         let others: Vec<u64> = self.holders.with_aside().filter_map(|a| a.names.get(&sh.arena, hash.0)).collect();
-        others.into_iter().find_map(|value| self.told(sh, value))
+        others.into_iter().find_map(|value| self.held_block(sh, value))
     }
 
     /// Returns the block of a name, if at least one engine holds it.
     #[inline]
-    fn told(&mut self, sh: &Shared, value: u64) -> Option<RunPosition> {
+    fn held_block(&mut self, sh: &Shared, value: u64) -> Option<RunPosition> {
         let place = resolve(sh, value)?;
         self.anyone_holds(sh, place.run, place.offset).then_some(place)
     }
@@ -394,127 +394,6 @@ impl Writer {
             .find(|at| ENGINE.into_iter().any(|plane| self.holds(sh, at.run, at.offset, HolderPlane { plane, column })))
     }
 
-    /// Removes blocks that an engine has dropped. Returns how many the holder had.
-    pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, hashes: &[EngineHash]) -> u32 {
-        let mut dropped = 0;
-        let mut pending: Option<Pending> = None;
-        let has_aside = self.own(slot).is_some();
-        let spots_of = |w: &Self, hashes: &[EngineHash]| w.names.spots(&sh.arena, hashes.iter().map(|h| h.0));
-        let mut next = spots_of(self, hashes);
-        for (done, part) in hashes.chunks(BATCH).enumerate() {
-            let behind = hashes.get((done + 1) * BATCH..).unwrap_or_default();
-            let spots = if behind.is_empty() { next } else { std::mem::replace(&mut next, spots_of(self, behind)) };
-            let mut at = 0;
-            loop {
-                if let Some(p) = pending.as_mut().filter(|p| !has_aside && p.from > p.others) {
-                    // Consecutive blocks from the tail on, which no other holder has: their
-                    // common names are removed together.
-                    let hashes = part.iter().skip(at).take((p.from - p.others) as usize).map(|hash| hash.0);
-                    let removed = self.names.remove_falling(&spots, at, hashes, p.value - 1);
-                    (p.from, p.value) = (p.from - removed as u32, p.value - removed as u64);
-                    at += removed;
-                }
-                let Some(hash) = part.get(at) else { break };
-                at += 1;
-                let common = WordTable::find(self.names.prepared(&sh.arena, &spots, at - 1, hash.0), hash.0);
-                let value = common.map(|found| found.value);
-                let Some((place, is_own)) = self.named_and_held(sh, slot, claim, (*hash, value), &pending) else {
-                    continue;
-                };
-                if has_aside && self.drop_copy(sh, slot, claim, place) {
-                    continue;
-                }
-                match &mut pending {
-                    Some(p) if p.run == place.run && p.from == place.offset + 1 => {
-                        (p.from, p.value) = (place.offset, p.value - 1);
-                    }
-                    _ => {
-                        dropped += self.flush(sh, slot, claim, pending.take());
-                        let others = self.others(sh, place.run, claim);
-                        let value = pack(place.run, Run::at(&sh.arena, place.run).shape().generation, place.offset);
-                        pending =
-                            Some(Pending { run: place.run, from: place.offset, to: place.offset + 1, others, value });
-                    }
-                }
-                if is_own {
-                    self.forget_own_name(sh, slot, place, claim, *hash);
-                } else if let Some(found) = common
-                    && pending.as_ref().is_some_and(|p| place.offset >= p.others)
-                {
-                    self.names.remove_found(found);
-                }
-            }
-        }
-        dropped + self.flush(sh, slot, claim, pending)
-    }
-
-    /// Returns how many blocks of a run other columns hold, or this holder on another tier.
-    fn others(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> u32 {
-        let header = Run::at(&sh.arena, run);
-        let live = self.columns.live.first().copied().unwrap_or(0);
-        let own =
-            if claim.plane == super::cover::GPU { 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0) } else { 0 };
-        if header.cover() == 0 && !header.has(BEHIND) {
-            return if header.gpu() & live & !own != 0 { header.shape().len } else { 0 };
-        }
-        if header.has(BEHIND) {
-            // In the gaps of other holders, dead names remain.
-            header.set_flags(ALIASED);
-        }
-        self.cover.read(&sh.arena, header, &self.columns.live);
-        let others = self.cover.deepest(&ENGINE, Some((claim.column, claim.plane)));
-        let mine = (run, claim.column, claim.plane as u8);
-        let behind = self.behind_of(run).filter(|(key, _)| **key != mine);
-        others.max(behind.flat_map(|(_, r)| r.iter().map(|r| r.1)).max().unwrap_or(0))
-    }
-
-    /// Returns the block of a name if the holder has it on the tier, and whether the name is the holder's own. The
-    /// holder's own name precedes the common one.
-    fn named_and_held(
-        &mut self,
-        sh: &Shared,
-        slot: usize,
-        claim: HolderPlane,
-        (hash, common): (EngineHash, Option<u64>),
-        pending: &Option<Pending>,
-    ) -> Option<(RunPosition, bool)> {
-        let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0)).and_then(|v| resolve(sh, v));
-        let is_own = own.is_some();
-        let place = own.or_else(|| common.and_then(|v| resolve(sh, v)))?;
-        let is_pending = pending.as_ref().is_some_and(|p| p.run == place.run && (p.from..p.to).contains(&place.offset));
-        (!is_pending && self.holds(sh, place.run, place.offset, claim)).then_some((place, is_own))
-    }
-
-    /// Removes one copy of the block; returns true if others remain.
-    fn drop_copy(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, place: RunPosition) -> bool {
-        let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut()) else { return false };
-        let key = copy_key(place, claim.plane);
-        match aside.copies.get(&sh.arena, key) {
-            None => false,
-            Some(1) => aside.copies.remove(&sh.arena, key).is_some(),
-            Some(more) => aside.copies.set(&sh.arena, &mut self.space, key, more - 1).is_ok(),
-        }
-    }
-
-    /// Removes a holder's own name, unless it has the block on another tier.
-    fn forget_own_name(&mut self, sh: &Shared, slot: usize, place: RunPosition, claim: HolderPlane, hash: EngineHash) {
-        let elsewhere = ENGINE.into_iter().any(|plane| {
-            plane != claim.plane && self.holds(sh, place.run, place.offset, HolderPlane { plane, ..claim })
-        });
-        if let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut())
-            && !elsewhere
-        {
-            aside.names.remove(&sh.arena, hash.0);
-        }
-    }
-
-    fn flush(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, pending: Option<Pending>) -> u32 {
-        let Some(p) = pending else { return 0 };
-        let dropped = self.drop_range(sh, p.run, claim, (p.from, p.to));
-        self.count(slot, claim.plane, 0, dropped);
-        dropped
-    }
-
     /// Returns the names of the blocks that a holder has on a tier.
     pub(super) fn names_of(&mut self, sh: &Shared, slot: usize, claim: HolderPlane) -> Vec<EngineHash> {
         let own = self.own(slot).map(|a| a.names.iter(&sh.arena).collect::<Vec<_>>()).unwrap_or_default();
@@ -544,14 +423,3 @@ impl Writer {
 
 /// Memory charged for a holder's own tables outside the arena, in bytes.
 const ASIDE_BYTES: usize = size_of::<Aside>() + ASIDE_ENTRY;
-
-/// Blocks of one run that are removed together.
-struct Pending {
-    run: Addr,
-    from: u32,
-    to: u32,
-    /// Blocks below this are held by others too, so their names stay.
-    others: u32,
-    /// The value of the name of the block at `from`.
-    value: u64,
-}

@@ -8,6 +8,7 @@ mod tables;
 mod threads;
 
 use super::*;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub(super) fn index(budget_bytes: usize) -> PrefixIndex {

@@ -13,7 +13,7 @@ use crate::key::{BlockKey, KeySpace};
 /// This keeps blocks with equal token ids and different images apart. Requests never match such blocks, because Attaché
 /// cannot know how an engine hashes an image and where it puts its ids. Prompts with media have keys of their own
 /// ([`Found::has_own_keys`](crate::cache::Found::has_own_keys)), and their blocks are estimated from routed requests.
-pub fn multimodal_content(hash: &[u8], offset: Option<i64>, out: &mut Vec<u8>) {
+pub(crate) fn multimodal_content(hash: &[u8], offset: Option<i64>, out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(hash);
     if let Some(offset) = offset {

@@ -11,7 +11,6 @@ mod extra;
 mod msgpack;
 mod stored;
 
-pub use extra::multimodal_content;
 pub use msgpack::Malformed;
 
 use crate::index::{StoredBlock, Tier};

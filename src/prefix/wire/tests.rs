@@ -264,10 +264,10 @@ fn groups_without_prefix_caching_are_reported_apart() {
 #[test]
 fn stored_names_without_tokens_are_copies() {
     // As vLLM's OffloadingConnector writes them: with or without the size of a block.
-    for (size, told) in [(Any::from(0), 0), (Any::from(4), 4), (Any::Nil, 0)] {
+    for (size, expected) in [(Any::from(0), 0), (Any::from(4), 4), (Any::Nil, 0)] {
         let fields = [("token_ids", ints(&[])), ("block_size", size), ("medium", Any::from("CPU"))];
         let said = decode(&batch(vec![stored_with(&fields)])).1;
-        assert_eq!(said, [Said::Copied(vec![11, 12], Tier::Cpu, told, None)]);
+        assert_eq!(said, [Said::Copied(vec![11, 12], Tier::Cpu, expected, None)]);
     }
     let array = [Any::from("BlockStored"), ints(&[5]), Any::Nil, ints(&[]), Any::from(0), Any::Nil, Any::from("CPU")];
     let group = [Any::Nil, Any::Nil, Any::from(1)];

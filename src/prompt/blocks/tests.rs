@@ -6,7 +6,7 @@ use attache_protocol::prompt::Piece;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One id a byte, but a space and the word behind it are one id: cutting at words is true of it. Counts what it was given.
+/// One id per byte, but a space and the word after it are one id, so cuts at words are valid. Counts its input.
 #[derive(Debug, Default)]
 struct Toy {
     bytes: AtomicUsize,
@@ -43,20 +43,20 @@ fn ids(prompt: &Prompt<'_>) -> Vec<u32> {
     let pieces = Pieces::new(prompt, &Volatile::default());
     let text = |t: &str| t.bytes().map(u32::from).collect::<Vec<_>>();
     match pieces.shape() {
-        Shape::Ids(ids) => return ids.to_vec(),
-        Shape::Bare(t) => return text(&t.get()),
-        Shape::Framed => {}
+        PromptForm::Ids(ids) => return ids.to_vec(),
+        PromptForm::Bare(t) => return text(&t.get()),
+        PromptForm::Framed => {}
     }
     let mut out = Vec::new();
     for field in &pieces.fields {
         out.push(field.mark.id());
         match field.body {
-            Body::Nothing => {}
-            Body::Name(t) => out.extend(text(t)),
-            Body::Text(t) => out.extend(text(&t.get())),
-            Body::Json(t) => out.extend(text(&crate::pieces::compact(t))),
-            Body::Media(kind, reference) => out.extend(media_ids(kind, reference)),
-            Body::Tokens(ids) => out.extend(ids),
+            FieldContent::Nothing => {}
+            FieldContent::Name(t) => out.extend(text(t)),
+            FieldContent::Text(t) => out.extend(text(&t.get())),
+            FieldContent::Json(t) => out.extend(text(&crate::pieces::compact(t))),
+            FieldContent::Media(kind, reference) => out.extend(media_ids(kind, reference)),
+            FieldContent::Tokens(ids) => out.extend(ids),
         }
     }
     out
@@ -64,7 +64,7 @@ fn ids(prompt: &Prompt<'_>) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn keys_asked_for_bit_by_bit_are_those_of_the_whole(
+    fn keys_requested_in_steps_equal_those_of_the_whole(
         prompt in prompt(), size in 1usize..20, root in any::<u64>(), steps in prop::collection::vec(0usize..6, 0..40),
     ) {
         let blocks = blocks(size, Toy::default());
@@ -81,10 +81,10 @@ proptest! {
     }
 
     #[test]
-    fn the_next_turn_begins_with_this_one_and_its_answer(prompt in prompt(), answer in "\\PC{0,100}", size in 1usize..20) {
+    fn next_turn_begins_with_this_one_and_its_response(prompt in prompt(), answer in "\\PC{0,100}", size in 1usize..20) {
         let blocks = blocks(size, Toy::default());
         let shape = Pieces::new(&prompt, &Volatile::default()).shape();
-        prop_assume!(shape == Shape::Framed);
+        prop_assume!(shape == PromptForm::Framed);
         let (mut keys, tail) = blocks.keys(&prompt, 3).finish();
     let mut tail = tail.unwrap();
         tail.extend(&*blocks.encoder, Some("assistant"), &answer, &mut keys).unwrap();
@@ -98,7 +98,7 @@ proptest! {
 }
 
 #[test]
-fn a_prompt_that_nobody_holds_costs_its_first_part() {
+fn prompt_without_a_match_costs_its_first_part() {
     let blocks = blocks(16, Toy::default());
     let text = "all these words ".repeat(10_000);
     let mut keys = blocks.text(&text, 0);
@@ -120,7 +120,7 @@ fn text_and_its_ids_have_the_same_keys() {
 }
 
 #[test]
-fn a_bare_prompt_goes_on_in_its_answer() {
+fn bare_prompt_continues_in_its_response() {
     let blocks = blocks(4, Toy::default());
     let ids: Vec<u32> = "Once upon".bytes().map(u32::from).collect();
     for prompt in [blocks.text("Once upon", 0), blocks.ids(ids.into(), 0)] {
@@ -131,7 +131,7 @@ fn a_bare_prompt_goes_on_in_its_answer() {
 }
 
 #[test]
-fn the_first_failure_ends_the_keys_and_is_told() {
+fn first_failure_ends_the_keys_and_is_reported() {
     let blocks = blocks(4, Toy { poison: Some('☠'), ..Toy::default() });
     let prompt = Prompt {
         pieces: vec![Piece::Role("user".into()), Piece::Text("good text".into()), Piece::Text("☠".into())],
@@ -152,7 +152,7 @@ fn the_first_failure_ends_the_keys_and_is_told() {
 }
 
 #[test]
-fn a_prompt_beyond_its_budget_keeps_the_keys_of_its_beginning() {
+fn prompt_over_its_budget_keeps_the_keys_of_its_start() {
     let mut blocks = blocks(4, Toy::default());
     blocks.max_bytes = 5_000;
     let text = "words ".repeat(2_000);
@@ -167,7 +167,7 @@ fn a_prompt_beyond_its_budget_keeps_the_keys_of_its_beginning() {
 }
 
 #[test]
-fn keys_end_where_nothing_more_is_remembered() {
+fn keys_end_where_uncached_text_begins() {
     use crate::memo::{Memo, SegmentCache};
     use crate::tiktoken::{Encoding, Tables};
     let encoder = Tables::default().encoder(Encoding::R50kBase);
@@ -180,9 +180,9 @@ fn keys_end_where_nothing_more_is_remembered() {
     let known = cold.upto(usize::MAX).to_vec();
     assert!(cold.is_cold() && !known.is_empty());
     let (all, tail) = blocks.text(&text, 7).finish();
-    assert!(tail.is_ok(), "all may be encoded");
+    assert!(tail.is_ok(), "all text may be encoded");
     assert!(all.starts_with(&known) && all.len() > known.len());
     let mut warm = blocks.text(&text, 7).with_cold_bytes(200);
-    assert_eq!(warm.upto(usize::MAX), all, "but for a last part that may be too short to be remembered");
+    assert_eq!(warm.upto(usize::MAX), all, "except a last part that may be too short for the cache");
     assert!(!warm.is_cold());
 }

@@ -11,7 +11,7 @@ fn characters(block: usize) -> Characters {
     Characters { block_size, token_bytes: NonZeroUsize::MIN, ..Characters::new(KeySpace::new(7)) }
 }
 
-/// The keys, from the whole stream at once.
+/// The keys, computed from the whole stream at once.
 fn eager(characters: &Characters, prompt: &Prompt<'_>, root: u64) -> Vec<BlockKey> {
     let (bytes, block) = match prompt {
         Prompt { tools: None, documents: None, system, pieces, .. } if system.is_empty() => match pieces.as_slice() {
@@ -31,7 +31,7 @@ fn eager(characters: &Characters, prompt: &Prompt<'_>, root: u64) -> Vec<BlockKe
 
 proptest! {
     #[test]
-    fn keys_asked_for_bit_by_bit_are_those_of_the_whole(
+    fn keys_requested_in_steps_equal_those_of_the_whole(
         prompt in prompt(), block in 1usize..80, root in any::<u64>(), steps in prop::collection::vec(0usize..6, 0..40),
     ) {
         let characters = characters(block);
@@ -41,13 +41,13 @@ proptest! {
         for step in steps {
             asked += step;
             let made = keys.upto(asked);
-            prop_assert_eq!(made, &all[..asked.min(all.len())], "no more and no less");
+            prop_assert_eq!(made, &all[..asked.min(all.len())], "exactly the requested keys");
         }
         prop_assert_eq!(keys.finish().0, all);
     }
 
     #[test]
-    fn the_next_turn_begins_with_this_one_and_its_answer(
+    fn next_turn_begins_with_this_one_and_its_response(
         prompt in prompt(), answer in "\\PC{0,200}", cut in 0usize..200, question in "\\PC{0,40}", block in 1usize..40,
     ) {
         let characters = characters(block);
@@ -61,13 +61,13 @@ proptest! {
         tail.text(two, &mut keys);
         let mut next = prompt.clone();
         next.pieces.extend([Piece::Role("assistant".into()), Piece::Text(answer.into())]);
-        prop_assert_eq!(&eager(&characters, &next, 3), &keys, "exactly the prompt and the answer");
+        prop_assert_eq!(&eager(&characters, &next, 3), &keys, "exactly the prompt and the response");
         next.pieces.extend([Piece::Role("user".into()), Piece::Text(question.into())]);
         prop_assert!(eager(&characters, &next, 3).starts_with(&keys));
     }
 
     #[test]
-    fn a_bare_prompt_goes_on_in_its_answer(text in "\\PC{0,200}", answer in "\\PC{0,200}") {
+    fn bare_prompt_continues_in_its_response(text in "\\PC{0,200}", answer in "\\PC{0,200}") {
         let bare = |text: String| Prompt { pieces: vec![Piece::Text(text.into())], ..Prompt::default() };
         let characters = characters(8);
         let (mut keys, tail) = characters.keys(&bare(text.clone()), 0).finish();
@@ -89,13 +89,13 @@ fn prompts_share_the_blocks_before_their_first_difference() {
     let (mut a, mut b) = (characters.keys(&a, 1), characters.keys(&b, 1));
     let (a, b) = (a.upto(usize::MAX), b.upto(usize::MAX));
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    // Mark of the prompt, mark and name of the role, mark of the text, the head.
+    // Mark of the prompt, mark and name of the role, mark of the text, the common text.
     assert_eq!(same, (1 + 5 + 1 + head.len()) / 64);
     assert!(same + 1 >= a.len());
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_read() {
+fn text_behind_the_requested_keys_is_not_read() {
     let text = "x".repeat(1 << 20);
     let prompt = user(&text);
     let mut keys = characters(64).keys(&prompt, 1);
@@ -105,7 +105,7 @@ fn what_is_not_asked_for_is_not_read() {
 }
 
 #[test]
-fn the_root_separates_and_only_in_the_first_block() {
+fn root_changes_only_the_first_block() {
     let characters = characters(16);
     let text = "abcdefgh".repeat(20);
     let prompt = user(&text);
@@ -117,24 +117,24 @@ fn the_root_separates_and_only_in_the_first_block() {
 }
 
 #[test]
-fn token_ids_are_cut_into_blocks_of_ids() {
+fn token_ids_are_divided_into_blocks_of_ids() {
     let characters = Characters::new(KeySpace::new(7));
     let ids = |n: u32| Prompt { pieces: vec![Piece::Tokens((0..n).collect())], ..Prompt::default() };
     let (keys, tail) = characters.keys(&ids(40), 5).finish();
-    assert_eq!(keys.len(), 2, "full blocks of 16 only");
+    assert_eq!(keys.len(), 2, "only complete blocks of 16");
     assert!(tail.is_none());
     assert_eq!(characters.keys(&ids(100), 5).finish().0[..2], keys[..]);
     assert_eq!(keys, eager(&characters, &ids(40), 5));
 }
 
 #[test]
-fn an_empty_prompt_has_no_keys() {
+fn empty_prompt_has_no_keys() {
     let prompt = Prompt::default();
     assert!(characters(64).keys(&prompt, 1).finish().0.is_empty());
 }
 
 #[test]
-fn bodies_that_mean_the_same_have_the_same_keys() {
+fn equivalent_bodies_have_the_same_keys() {
     use attache_protocol::{Api, parse};
     use attache_types::limits::Limits;
     let keys = |api, body: &str| {
@@ -170,13 +170,13 @@ fn bodies_that_mean_the_same_have_the_same_keys() {
 }
 
 #[test]
-fn blocks_are_as_large_as_the_engines_are_by_now() {
+fn block_size_follows_the_engines() {
     let block_size = Arc::new(BlockSize::of_engines(16));
     let characters = Characters { block_size: block_size.clone(), ..Characters::new(KeySpace::new(7)) };
     let text = "a".repeat(1_000);
     let prompt = Prompt { pieces: vec![Piece::Text(text.as_str().into())], ..Prompt::default() };
     let blocks = || characters.keys(&prompt, 1).finish().0.len();
     assert_eq!(blocks(), 1_000 / 64);
-    block_size.tell(EndpointId(1), HolderId(1), 50);
+    block_size.report(EndpointId(1), HolderId(1), 50);
     assert_eq!(blocks(), 1_000 / 200);
 }

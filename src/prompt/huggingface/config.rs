@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Special tokens that templates may name.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What of the config matters to prompts.
+/// The settings that affect prompts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Config {
     special: BTreeMap<String, Value>,
@@ -17,7 +17,7 @@ pub(super) struct Config {
 }
 
 #[derive(Deserialize)]
-struct File {
+struct ConfigFile {
     chat_template: Option<Templates>,
     add_bos_token: Option<bool>,
     add_eos_token: Option<bool>,
@@ -39,7 +39,7 @@ struct Named {
     template: String,
 }
 
-/// A token as text, or as an object that says more about it.
+/// A token as text, or as an object with its text and options.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Token {
@@ -58,7 +58,7 @@ impl Token {
 impl Config {
     pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
         let wrong = |e: serde_json::Error| e.to_string();
-        let mut file: File = serde_json::from_slice(json).map_err(wrong)?;
+        let mut file: ConfigFile = serde_json::from_slice(json).map_err(wrong)?;
         let mut special = BTreeMap::new();
         for name in TOKENS {
             let value = file.rest.remove(name).unwrap_or_default();
@@ -78,17 +78,17 @@ impl Config {
         Ok(Self { special, templates, add_bos: file.add_bos_token, add_eos: file.add_eos_token })
     }
 
-    /// The special tokens by name, as templates know them.
+    /// Returns the special tokens by the names that templates use.
     pub(super) fn into_special_tokens(self) -> BTreeMap<String, Value> {
         self.special
     }
 
-    /// The chat template of this name.
+    /// Returns the chat template of this name.
     pub(super) fn template(&self, name: &str) -> Option<&str> {
         self.templates.get(name).map(String::as_str)
     }
 
-    /// The tokens that the config puts before and after a text, if it says anything about them.
+    /// Returns the tokens that the configuration adds before and after a text, if it sets either.
     pub(super) fn added_ends(&self) -> Option<(Option<&str>, Option<&str>)> {
         if self.add_bos.is_none() && self.add_eos.is_none() {
             return None;

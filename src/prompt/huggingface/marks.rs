@@ -1,18 +1,18 @@
-//! At which special tokens a text may be cut without a change to its token ids.
+//! Special tokens at which a text may be cut without changing its token ids.
 //!
-//! The library first finds all added tokens in a text (leftmost, longest), then normalises, splits and encodes what lies between
-//! them, each piece by itself. So a cut at an added token changes nothing, unless something looks past the token: the token itself
-//! (`lstrip`, `rstrip`, `single_word`), a match in normalised text, or a step that treats the beginning of a text differently. Only
-//! steps known to look at nothing but their piece are trusted.
+//! The library first finds all added tokens in a text (leftmost, longest), then normalises, splits and encodes each
+//! part between them by itself. A cut at an added token therefore changes nothing, unless something looks beyond the
+//! token: the token itself (`lstrip`, `rstrip`, `single_word`), a match in normalised text, or a step that treats the
+//! start of a text differently. Only steps that are known to look at nothing but their part are trusted.
 
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashSet;
 
-/// Normalisers that work on a piece alike wherever it stands.
+/// Normalisers that treat a part the same at any position.
 const NORMALIZERS: &[&str] =
     &["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Replace", "Nmt", "BertNormalizer", "ByteLevel"];
-/// Pre-tokenizers that do.
+/// Pre-tokenizers that treat a part the same at any position.
 const PRE_TOKENIZERS: &[&str] = &[
     "ByteLevel",
     "Split",
@@ -24,11 +24,11 @@ const PRE_TOKENIZERS: &[&str] = &[
     "BertPreTokenizer",
     "CharDelimiterSplit",
 ];
-/// Longest added token that is looked at: longer ones would make the search for overlaps slow, and none is known.
+/// Longest added token that is considered: longer ones would make the search for overlaps slow, and none is known.
 const MAX_TOKEN_BYTES: usize = 128;
 
 #[derive(Deserialize)]
-struct File {
+struct TokenizerFile {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -50,9 +50,9 @@ struct AddedToken {
     normalized: bool,
 }
 
-/// The marks of a `tokenizer.json`, `None` if there are none.
+/// Returns the marks of a `tokenizer.json`; `None` if there are none.
 pub(super) fn of(tokenizer_json: &[u8]) -> Option<Vec<String>> {
-    let file: File = serde_json::from_slice(tokenizer_json).ok()?;
+    let file: TokenizerFile = serde_json::from_slice(tokenizer_json).ok()?;
     if !trusted(&file.normalizer, "normalizers", NORMALIZERS)
         || !trusted(&file.pre_tokenizer, "pretokenizers", PRE_TOKENIZERS)
     {
@@ -86,8 +86,8 @@ fn trusted(step: &Value, inner: &str, known: &[&str]) -> bool {
     }
 }
 
-/// The tokens whose every occurrence in a text is a match, whatever stands around it: no other token holds one, and neither its
-/// beginning nor its end can be part of a match that began before it or begins in it.
+/// Returns the tokens whose every occurrence in a text is a match, whatever surrounds it: no other token contains one,
+/// and neither its start nor its end can be part of a match that began before it or begins in it.
 fn without_overlaps(tokens: &[&str]) -> Vec<String> {
     let (mut heads, mut tails, mut inside) = (HashSet::new(), HashSet::new(), HashSet::new());
     for token in tokens {

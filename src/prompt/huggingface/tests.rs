@@ -21,7 +21,7 @@ fn ids(model: &dyn Encoder, text: &str) -> Vec<u32> {
     out
 }
 
-/// Cuts at whatever mark comes first: the marks promise that this needs no more care.
+/// Cuts at the first mark found: marks promise that this suffices.
 fn ids_in_pieces(model: &HuggingFace, marks: &[String], text: &str) -> Vec<u32> {
     let (mut out, mut rest) = (Vec::new(), text);
     while let Some((at, mark)) = marks.iter().filter_map(|m| rest.find(m.as_str()).map(|at| (at, m))).min() {
@@ -33,7 +33,7 @@ fn ids_in_pieces(model: &HuggingFace, marks: &[String], text: &str) -> Vec<u32> 
     out
 }
 
-/// Text with everything that has ever upset a tokenizer.
+/// Text with everything that has ever caused tokenizer errors.
 fn hostile_text() -> impl Strategy<Value = String> {
     let mark = prop::sample::select(TINY.cut_marks().unwrap().to_vec());
     let broken = mark.clone().prop_flat_map(|m| (0..m.len()).prop_map(move |i| m[..i].to_owned()));
@@ -52,13 +52,13 @@ fn hostile_text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn a_cut_at_the_marks_changes_nothing(text in hostile_text()) {
+    fn cut_at_marks_changes_no_ids(text in hostile_text()) {
         let marks = TINY.cut_marks().unwrap();
         prop_assert_eq!(ids_in_pieces(&TINY, marks, &text), ids(&**TINY, &text));
     }
 
     #[test]
-    fn what_is_remembered_is_what_the_model_makes(parts in prop::collection::vec(hostile_text(), 1..16), times in 1usize..5) {
+    fn memo_gives_the_ids_of_the_model(parts in prop::collection::vec(hostile_text(), 1..16), times in 1usize..5) {
         let text = parts.concat().repeat(times);
         let memo = Memo::new(TINY.clone(), b"tiny", TINY.cuts(), Arc::new(SegmentCache::new(1 << 20, 7)));
         let plain = ids(&**TINY, &text);
@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn marks_survive_any_set_of_added_tokens(
+    fn marks_are_safe_for_any_set_of_added_tokens(
         tokens in prop::collection::btree_set("[ab<>]{1,4}", 1..6),
         text in "[ab<>]{0,40}",
     ) {
@@ -81,7 +81,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 24 } else { 256 }))]
 
-    /// No mark in it, and longer than a segment: it is cut between words alone.
+    /// It has no marks and is longer than a segment, so it is only cut between words.
     #[test]
     fn long_texts_cut_between_words_give_the_ids_of_the_whole(
         parts in prop::collection::vec("[a-zé漢]{1,9}|[ ]{1,3}|\n{1,3}|[ \r\n\t/]{1,4}|[.,!/'’)]{1,3}|[0-9]{1,4}|'(s|ll)|[\u{300}\u{a0}\u{200d}]", 400..1_200),
@@ -99,7 +99,7 @@ fn added(content: &str) -> serde_json::Value {
     })
 }
 
-/// A tokenizer that knows a few characters, with these added tokens and other changes to its JSON.
+/// A tokenizer that knows a few characters, with these added tokens and changes to its JSON.
 fn words_json(tokens: &[serde_json::Value], changes: serde_json::Value) -> String {
     let added: Vec<_> = tokens
         .iter()
@@ -188,13 +188,13 @@ fn special_tokens_are_added_where_the_tokenizer_adds_them() {
     assert_eq!(render(r#"{"prompt": "ab"}"#), [6, 1, 2]);
     assert_eq!(render(r#"{"prompt": "ab", "add_special_tokens": false}"#), [1, 2]);
     assert_eq!(render(r#"{"prompt": [1, 2]}"#), [1, 2]);
-    let told = load(Some(
+    let configured = load(Some(
         r#"{"add_bos_token": false, "add_eos_token": true, "eos_token": {"content": "</s>"}, "bos_token": "<s>"}"#,
     ));
-    assert_eq!((told.prefix(), told.suffix()), (&[][..], &[7][..]));
+    assert_eq!((configured.prefix(), configured.suffix()), (&[][..], &[7][..]));
     let none = words(&tokens, serde_json::json!({}));
     assert_eq!((none.prefix(), none.suffix()), (&[][..], &[][..]));
-    // What a file was saved with is not what engines do.
+    // Settings of the saved file that engines ignore.
     let cut = serde_json::json!({"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}});
     assert_eq!(ids(&words(&tokens, cut), "ab"), [1, 2]);
 }
@@ -240,7 +240,7 @@ fn broken_files_are_errors() {
 }
 
 #[test]
-fn the_budget_holds() {
+fn budget_limits_text_and_runs() {
     let long = |text: &str| {
         let mut out = vec![7];
         let result = TINY.encode(text, &mut out);
@@ -257,7 +257,7 @@ fn the_budget_holds() {
         );
         assert!(long(&c.repeat(DEFAULT_MAX_RUN_BYTES / c.len())).is_ok(), "{c:?}");
     }
-    // Many short runs are a text like any other.
+    // Many short runs are ordinary text.
     assert!(long(&"word 12\n".repeat(DEFAULT_MAX_WORD_BYTES / 8)).is_ok());
     assert!(matches!(long(&"a b ".repeat(DEFAULT_MAX_WORD_BYTES / 4 + 1)), Err(EncodeError::Budget { done: 0, .. })));
     let whole = words(&[], serde_json::json!({}));

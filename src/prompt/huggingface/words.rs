@@ -1,23 +1,23 @@
-//! Whether a tokenizer splits texts between words as [`Cuts`](crate::memo::Cuts) cuts them: in front of a space behind a word, and
-//! behind a single line end between words.
+//! Whether a tokenizer splits texts between words as [`Cuts`](crate::memo::Cuts) cuts them: before a space that follows
+//! a word, and after a single line end between words.
 //!
-//! A text that is cut there gives the same ids if no piece of the tokenizer's pattern goes over the cut, and no piece depends on what lies beyond
-//! it. The pattern decides this. No match may contain a non-space character followed by a space, or a line end followed by one. Every space and
-//! line end must be in a match. The one look ahead that patterns have, `\s+(?!\S)`, gives a
-//! space back to the word behind it, which no cut separates from it. Any other pattern is not trusted.
+//! A cut there changes no ids if no match of the tokenizer's pattern crosses it and no part depends on what lies beyond
+//! it. The pattern decides this. No match may contain a non-space character followed by a space, or a line end followed
+//! by one. Every space and line end must be in a match. The only lookahead of known patterns, `\s+(?!\S)`, gives a
+//! space back to the word after it, which no cut separates from it. Any other pattern is not trusted.
 
 use regex_automata::meta::Regex;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Normalisers that change neither spaces nor line ends, nor anything beside them because of them.
+/// Normalisers that change neither spaces and line ends nor their neighbours.
 const NORMALIZERS: &[&str] = &["NFC", "NFD", "NFKC", "NFKD", "Lowercase"];
-/// GPT-2's pattern, which `ByteLevel` has.
+/// GPT-2's pattern, which `ByteLevel` uses.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 #[derive(Deserialize)]
-struct File {
+struct TokenizerFile {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -31,9 +31,9 @@ struct AddedToken {
     content: String,
 }
 
-/// Whether the tokenizer of a `tokenizer.json` is known to split there.
+/// Whether the tokenizer of a `tokenizer.json` is known to split between words.
 pub(super) fn are_split(tokenizer_json: &[u8]) -> bool {
-    let Ok(file) = serde_json::from_slice::<File>(tokenizer_json) else { return false };
+    let Ok(file) = serde_json::from_slice::<TokenizerFile>(tokenizer_json) else { return false };
     // Added tokens are found before anything is split.
     if file.added_tokens.iter().any(|token| token.content.contains(char::is_whitespace)) {
         return false;
@@ -48,7 +48,7 @@ pub(super) fn are_split(tokenizer_json: &[u8]) -> bool {
     splits.is_some_and(|splits| splits.contains(&Split::Everywhere))
 }
 
-/// A step, or the steps that a sequence is made of.
+/// Returns a step, or the steps of a sequence.
 fn steps<'v>(step: &'v Value, inner: &str) -> Vec<&'v Value> {
     match (step.get("type").and_then(Value::as_str), step.get(inner).and_then(Value::as_array)) {
         _ if step.is_null() => Vec::new(),
@@ -60,14 +60,14 @@ fn steps<'v>(step: &'v Value, inner: &str) -> Vec<&'v Value> {
 /// How a step splits a text that may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// Wherever it may be cut.
+    /// At all positions where the text may be cut.
     Everywhere,
-    /// At other places, alike on both sides of a cut.
+    /// At other positions, independently of a cut.
     Elsewhere,
 }
 
 impl Split {
-    /// `None` for a step that is not known to do either.
+    /// Returns `None` for a step that is not known to do either.
     fn of(step: &Value) -> Option<Self> {
         let is = |key: &str, value: bool| step.get(key).and_then(Value::as_bool) == Some(value);
         match step.get("type").and_then(Value::as_str)? {
@@ -102,23 +102,23 @@ impl Split {
     }
 }
 
-/// Where the matches of a pattern may have a character of one class (`left`) with one of another (`right`) behind it.
+/// Where a pattern's matches may contain a character of one class (`left`) followed by one of another (`right`).
 #[derive(Clone, Copy, Debug)]
 struct Ends {
-    /// A match may be empty.
+    /// Whether a match may be empty.
     empty: bool,
-    /// A match may begin with a character of `right`.
+    /// Whether a match may begin with a character of `right`.
     begins: bool,
-    /// A match may end with a character of `left`.
+    /// Whether a match may end with a character of `left`.
     ends: bool,
-    /// A match may hold both, one behind the other.
+    /// Whether a match may contain both, one after the other.
     joined: bool,
 }
 
 impl Ends {
     const NOTHING: Self = Self { empty: true, begins: false, ends: false, joined: false };
 
-    /// `None` for a pattern that looks around, or matches what is no text.
+    /// Returns `None` for a pattern with lookaround or with bytes that are not text.
     fn of(hir: &Hir, left: &ClassUnicode, right: &ClassUnicode) -> Option<Self> {
         let holds = |class: &ClassUnicode, of: &ClassUnicode| {
             let mut both = class.clone();
@@ -171,7 +171,7 @@ impl Ends {
         }
     }
 
-    /// A match of this pattern with one of `next` behind it.
+    /// Combines a match of this pattern with one of `next` after it.
     fn then(self, next: Self) -> Self {
         Self {
             empty: self.empty && next.empty,
@@ -186,9 +186,19 @@ impl Ends {
 mod tests {
     use super::*;
 
-    const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    const DEEPSEEK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+    const LLAMA3: &str = concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    );
+    const O200K: &str = concat!(
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    );
+    const DEEPSEEK: &str = concat!(
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"##,
+        r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    );
 
     #[test]
     fn patterns_of_known_models_split_between_words() {
@@ -219,13 +229,16 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_not_known_are_not_trusted() {
+    fn unknown_steps_are_not_trusted() {
         let split = |normalizer: Value, pre_tokenizer: Value| {
             are_split(
                 serde_json::json!({"normalizer": normalizer, "pre_tokenizer": pre_tokenizer}).to_string().as_bytes(),
             )
         };
-        let regex = |pattern: &str| serde_json::json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+        let regex = |pattern: &str| {
+            let pattern = serde_json::json!({"Regex": pattern});
+            serde_json::json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
+        };
         let bytes = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false});
         let sequence = |steps: &[&Value]| serde_json::json!({"type": "Sequence", "pretokenizers": steps});
         let (llama, digits) = (regex(LLAMA3), regex(r"\p{N}{1,3}"));
@@ -236,7 +249,9 @@ mod tests {
         assert!(!split(Value::Null, sequence(&[&digits, &bytes])), "nothing splits at spaces");
         assert!(!split(serde_json::json!({"type": "Replace"}), llama.clone()));
         assert!(!split(Value::Null, sequence(&[&llama, &serde_json::json!({"type": "Metaspace"})])));
-        let merged = serde_json::json!({"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "MergedWithPrevious", "invert": false});
+        let pattern = serde_json::json!({"Regex": LLAMA3});
+        let behavior = "MergedWithPrevious";
+        let merged = serde_json::json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": false});
         assert!(!split(Value::Null, merged));
         assert!(!split(Value::Null, Value::Null));
     }

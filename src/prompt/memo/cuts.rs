@@ -1,24 +1,24 @@
-//! Where a text may be cut so that its parts encode independently: the ids of the whole are the ids of the parts, one after another.
+//! Where a text may be cut so that its parts encode independently: the ids of the whole are those of
+//! the parts, one after another.
 
 use memchr::{memchr, memchr2};
 use std::sync::Arc;
 
-/// Where nothing else bounds a segment it ends at the first word after 4 KiB, some 80 µs of encoding: that much of a growing text is
-/// encoded anew, and what keeping it costs is lost in it.
-pub const DEFAULT_SEGMENT_BYTES: usize = 4 << 10;
-/// Segments shorter than 256 bytes are joined with what follows: a cut in front of each mark of a template would keep one entry for
-/// every role.
-pub const MIN_SEGMENT_BYTES: usize = 256;
+/// A segment without another border ends at the first word after 4 KiB, some 80 µs of encoding. A growing text is
+/// encoded again from its last cut, and the cost of caching is small in comparison.
+pub(crate) const DEFAULT_SEGMENT_BYTES: usize = 4 << 10;
+/// Segments shorter than 256 bytes are joined with what follows; otherwise every role name would be an entry.
+pub(crate) const MIN_SEGMENT_BYTES: usize = 256;
 
-/// `\ud83d\ude00`: a character in two halves.
+/// Longest escape in bytes: `\ud83d\ude00`, a surrogate pair.
 const LONGEST_ESCAPE: usize = 12;
 
-/// The cuts that are true of an encoder.
+/// The cuts that are valid for an encoder.
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
-    /// Sorted, so that those with a common beginning stand together.
+    /// Sorted, so that marks with a common prefix are adjacent.
     marks: Arc<[String]>,
-    /// What all marks begin with; may be empty.
+    /// The common prefix of all marks; may be empty.
     common: Arc<str>,
     words: bool,
 }
@@ -31,16 +31,18 @@ pub(crate) struct Marked<'t> {
 }
 
 impl Cuts {
-    /// No cuts: for an encoder of which nothing is known.
+    /// No cuts, for an unknown encoder.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// `marks` are texts that always become one id each and split what stands around them (special tokens); of two that begin at one
-    /// place the longer counts. An encoder that strips or adds whitespace at a mark, or treats the beginning of a text otherwise than
-    /// its middle, has no true marks. `words` says that the encoder splits as tiktoken's patterns do: no token reaches from the end of
-    /// a word over the space behind it, and none looks back; and no mark holds a space or a line end.
+    /// Creates cuts at `marks`: texts that always become one id each and split the text around them (special tokens);
+    /// of two at the same position, the longer one counts. An encoder that strips or adds white space at a mark, or
+    /// treats the start of a text differently, has no valid marks.
+    ///
+    /// `words` means that the encoder splits as tiktoken's patterns do: no token extends from the end of a word over
+    /// the space after it, none looks back, and no mark has a space or a line end.
     #[must_use]
     pub fn new(marks: impl IntoIterator<Item = String>, words: bool) -> Self {
         let mut marks: Vec<String> = marks.into_iter().filter(|m| !m.is_empty()).collect();
@@ -51,17 +53,18 @@ impl Cuts {
         Self { marks: marks.into(), common: common.into(), words }
     }
 
-    /// The length of the first segment of `text`, 0 only for an empty one. Cutting a segment again gives it whole. Looks no further
-    /// than about twice that length, so that cutting all of a text costs in proportion to it, whatever stands in it.
+    /// Returns the length of the first segment of `text`, 0 only for an empty one. Cutting a segment again
+    /// returns it whole. Reads at most about twice that length, so that cutting a whole text takes time in
+    /// proportion to it, whatever its content.
     #[must_use]
     pub fn first(&self, text: &str) -> usize {
         self.cut(text, |_| true)
     }
 
-    /// As [`Cuts::first`] for the inside of a JSON string: no cut is within an escape or behind one, and what is cut off is a part of the
-    /// text that encodes independently.
+    /// As [`Cuts::first`], for the inside of a JSON string: no cut is inside an escape or after one, and the segment is
+    /// a part of the text that encodes independently.
     #[must_use]
-    pub fn first_escaped(&self, raw: &str) -> usize {
+    pub(crate) fn first_escaped(&self, raw: &str) -> usize {
         let literal = |at: usize| {
             let before = raw.as_bytes().get(at.saturating_sub(LONGEST_ESCAPE)..at).unwrap_or_default();
             !before.contains(&b'\\')
@@ -69,7 +72,7 @@ impl Cuts {
         self.cut(raw, literal)
     }
 
-    /// The first segment that ends where `may` allows it.
+    /// Returns the first segment that ends where `may` allows it.
     fn cut(&self, text: &str, may: impl Fn(usize) -> bool) -> usize {
         let mut window = 2 * DEFAULT_SEGMENT_BYTES;
         let (mut mark_from, mut word_from) = (0, DEFAULT_SEGMENT_BYTES);
@@ -91,7 +94,7 @@ impl Cuts {
         }
     }
 
-    /// The first mark in `text` that begins in `from..end`: its place and length.
+    /// Returns the position and length of the first mark in `text` that begins in `from..end`.
     fn next_mark(&self, text: &str, mut from: usize, end: usize) -> Option<(usize, usize)> {
         if self.marks.is_empty() {
             return None;
@@ -109,7 +112,7 @@ impl Cuts {
         None
     }
 
-    /// The length of the longest mark that `text` begins with, or 0.
+    /// Returns the length of the longest mark at the start of `text`, or 0.
     fn longest_at(&self, text: &[u8]) -> usize {
         if !text.starts_with(self.common.as_bytes()) {
             return 0;
@@ -120,7 +123,7 @@ impl Cuts {
             let at = |mark: &String| mark.as_bytes().get(depth).copied();
             let all = |mark: Option<&String>| mark.and_then(at) == Some(*byte);
             if !(all(within.first()) && all(within.last())) {
-                // Those that end here come first, having no byte; then those with a smaller one.
+                // Marks that end here come first, then those with a smaller byte.
                 let start = within.partition_point(|mark| at(mark) < Some(*byte));
                 within = within.get(start..).unwrap_or_default();
                 let end = within.partition_point(|mark| at(mark) == Some(*byte));
@@ -135,7 +138,7 @@ impl Cuts {
         longest
     }
 
-    /// The text from mark to mark.
+    /// Iterates over the text from mark to mark.
     pub(crate) fn at_marks<'t>(&self, text: &'t str) -> impl Iterator<Item = Marked<'t>> {
         let mut next = Some((0, 0));
         std::iter::from_fn(move || {
@@ -150,18 +153,19 @@ impl Cuts {
     }
 }
 
-/// What the first and the last of sorted texts, and so all of them, begin with.
+/// Returns the common prefix of the first and the last of sorted texts, and so of all of them.
 fn common_prefix(first: Option<&String>, last: Option<&String>) -> String {
     let (Some(first), Some(last)) = (first, last) else { return String::new() };
     first.chars().zip(last.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect()
 }
 
-/// The first place, found by a space or line end in `from..end`, where one piece of tiktoken's patterns is sure to end, whatever follows, and the
-/// pieces on both sides do not depend on each other: in front of a space behind a word, or behind a single line end between words.
+/// Returns the first position near a space or line end in `from..end` where a match of tiktoken's patterns is certain
+/// to end, whatever follows, and the parts on both sides are independent: before a space that follows a word, or after
+/// a single line end between words.
 ///
-/// Pieces hold whitespace only at their beginning, one character of it, or at their end, line ends behind symbols (with slashes among
-/// them), or are nothing but whitespace; and what decides about a run of whitespace is the run and what follows it. So no piece goes
-/// over the end of a word to a space, and none over a line end to a word.
+/// Matches have white space only at their start (one character) or at their end (line ends after symbols, with slashes
+/// among them), or consist of white space. A run of white space is split depending on the run and what follows it. No
+/// match therefore extends from a word over a space, or from a line end over a word.
 fn word_cut(text: &str, mut from: usize, end: usize, may: impl Fn(usize) -> bool) -> Option<usize> {
     let solid = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     while let Some(at) = text.as_bytes().get(from..end).and_then(|rest| memchr2(b' ', b'\n', rest)) {

@@ -3,7 +3,7 @@ use crate::tiktoken::{Encoding, Tables, Tiktoken};
 use proptest::prelude::*;
 use std::sync::OnceLock;
 
-/// Ids depend on the whole text since the last mark: only cuts at marks are true of it.
+/// Ids depend on the whole text since the last mark: only cuts at marks are valid for it.
 #[derive(Debug)]
 struct Toy(&'static [&'static str]);
 
@@ -47,7 +47,7 @@ fn encoded(encoder: &dyn Encoder, text: &str) -> Vec<u32> {
     out
 }
 
-/// What stands between the quotes when `text` is written as JSON.
+/// The bytes between the quotes when `text` is written as JSON.
 fn in_json(text: &str, ascii: bool, slashes: bool) -> String {
     let json = serde_json::to_string(text).expect("a string");
     let raw = json.strip_prefix('"').and_then(|raw| raw.strip_suffix('"')).expect("quotes");
@@ -65,7 +65,7 @@ fn in_json(text: &str, ascii: bool, slashes: bool) -> String {
     out
 }
 
-/// As [`encoded`], of text as it stands in JSON.
+/// As [`encoded`], for text with JSON escapes.
 fn escaped(memo: &Memo, raw: &str) -> Vec<u32> {
     let mut out = vec![42];
     let mut rest = raw;
@@ -77,7 +77,7 @@ fn escaped(memo: &Memo, raw: &str) -> Vec<u32> {
     out
 }
 
-/// More than any text here: what is refused as a whole may fit in parts.
+/// More than any text here: a text that is rejected as a whole may fit in parts.
 const AMPLE: usize = 1 << 20;
 
 fn tiktoken(encoding: Encoding) -> Tiktoken {
@@ -113,7 +113,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 32 } else { 512 }))]
 
     #[test]
-    fn what_tiktoken_makes_is_what_is_remembered(text in long_text(), encoding in prop::sample::select(Encoding::ALL.to_vec())) {
+    fn memo_gives_the_ids_of_tiktoken(text in long_text(), encoding in prop::sample::select(Encoding::ALL.to_vec())) {
         prop_assume!(text.len() < 200_000);
         let memo = remembering(encoding, &cache());
         let plain = encoded(&tiktoken(encoding), &text);
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn marks_are_true_cuts(parts in prop::collection::vec(prop_oneof![
+    fn marks_are_valid_cuts(parts in prop::collection::vec(prop_oneof![
         prop::sample::select(MARKS.to_vec()).prop_map(str::to_owned), "[a<|>\\[]{0,300}", "\\PC{0,60}",
     ], 0..30)) {
         let text = parts.concat();
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn what_stands_in_json_has_the_ids_of_its_text(text in long_text(), ascii in any::<bool>(), slashes in any::<bool>()) {
+    fn escaped_text_has_the_ids_of_its_plain_text(text in long_text(), ascii in any::<bool>(), slashes in any::<bool>()) {
         prop_assume!(text.len() < 100_000);
         let raw = in_json(&text, ascii, slashes);
         let memo = remembering(Encoding::O200kBase, &cache());
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn cuts_in_json_are_true_cuts(parts in prop::collection::vec(prop_oneof![
+    fn cuts_in_escaped_text_are_valid_cuts(parts in prop::collection::vec(prop_oneof![
         prop::sample::select(MARKS.to_vec()).prop_map(str::to_owned), "[a<|>\\[]{0,300}", "\\PC{0,60}", "[\"\\\\\n/ ]{0,9}",
     ], 0..30), ascii in any::<bool>()) {
         let text = parts.concat();
@@ -158,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn segments_are_the_text_and_cut_no_further(text in long_text(), words in any::<bool>()) {
+    fn segments_are_the_text_and_are_not_cut_further(text in long_text(), words in any::<bool>()) {
         let cuts = Cuts::new(["<|endoftext|>".to_owned(), "<|start|>".to_owned()], words);
         let mut rest = text.as_str();
         while !rest.is_empty() {
@@ -173,7 +173,7 @@ proptest! {
 }
 
 #[test]
-fn each_turn_pays_for_what_is_new() {
+fn each_turn_encodes_only_its_new_text() {
     let cache = cache();
     let memo = toy(&cache);
     let turn = |n: usize| (0..n).map(|i| format!("<s>{}", format!("turn {i} ").repeat(100))).collect::<String>();
@@ -186,11 +186,11 @@ fn each_turn_pays_for_what_is_new() {
     assert_eq!(after.hit_bytes, turn(4).len() as u64);
     assert_eq!(after.missed_bytes, turn(5).len() as u64);
     assert_eq!(after.entries, 5);
-    assert!(after.held_bytes >= 4 * turn(5).len() as u64, "an id a byte");
+    assert!(after.held_bytes >= 4 * turn(5).len() as u64, "one id per byte");
 }
 
 #[test]
-fn an_answer_is_known_when_it_comes_back_in_json() {
+fn response_is_cached_when_it_returns_in_json() {
     let cache = cache();
     let memo = remembering(Encoding::O200kBase, &cache);
     let answer = "a line of an answer\n".repeat(40);
@@ -199,9 +199,9 @@ fn an_answer_is_known_when_it_comes_back_in_json() {
     for hits in [1, 2] {
         assert_eq!(escaped(&memo, &raw), ids);
         let stats = cache.stats();
-        assert_eq!((stats.hits, stats.misses), (hits, 1), "nothing is encoded again");
+        assert_eq!((stats.hits, stats.misses), (hits, 1), "no text is encoded again");
     }
-    // One of several segments, which are not cut in JSON where they are in the text.
+    // A response of several segments, which JSON cuts at other positions than the plain text.
     let answer = "a line of a \"longer\" answer\n".repeat(1_000);
     let mut ids = vec![42];
     memo.encode_coming(&answer, &mut ids).expect("encodes");
@@ -213,7 +213,7 @@ fn an_answer_is_known_when_it_comes_back_in_json() {
 }
 
 #[test]
-fn a_text_that_grows_is_encoded_from_its_last_cut_on() {
+fn growing_text_is_encoded_from_its_last_cut() {
     let cache = cache();
     let memo = remembering(Encoding::R50kBase, &cache);
     let document = "The picker reads the body once. ".repeat(1_000);
@@ -224,14 +224,14 @@ fn a_text_that_grows_is_encoded_from_its_last_cut_on() {
 }
 
 #[test]
-fn short_segments_are_not_kept() {
+fn short_segments_are_not_cached() {
     let cache = cache();
     encoded(&toy(&cache), "short");
     assert_eq!(cache.stats(), MemoStats::default());
 }
 
 #[test]
-fn encoders_do_not_share_ids_unless_they_say_so() {
+fn encoders_share_ids_only_with_the_same_identity() {
     let cache = cache();
     let text = "The same text for everybody, long enough to be kept. ".repeat(4);
     let plain = encoded(&tiktoken(Encoding::R50kBase), &text);
@@ -241,7 +241,7 @@ fn encoders_do_not_share_ids_unless_they_say_so() {
 }
 
 #[test]
-fn failures_are_told_and_not_kept() {
+fn failures_are_reported_and_not_cached() {
     let cache = cache();
     let memo = toy(&cache);
     let text = format!("<s>{}<s>{}☠", "good ".repeat(100), "bad ".repeat(100));
@@ -254,7 +254,7 @@ fn failures_are_told_and_not_kept() {
 }
 
 #[test]
-fn the_budget_holds_under_a_flood() {
+fn memory_stays_within_the_budget_under_a_flood() {
     let cache = cache();
     let memo = toy(&cache);
     for i in 0..2_000 {
@@ -265,7 +265,7 @@ fn the_budget_holds_under_a_flood() {
 }
 
 #[test]
-fn without_cuts_the_whole_is_one() {
+fn text_without_cuts_is_one_segment() {
     let text = "<s>words and more words ".repeat(1_000);
     assert_eq!(Cuts::none().first(&text), text.len());
     let spaced = Cuts::new(["a mark".to_owned()], true);
@@ -273,9 +273,9 @@ fn without_cuts_the_whole_is_one() {
 }
 
 #[test]
-fn of_two_marks_the_longer_counts() {
+fn longer_of_two_marks_counts() {
     let memo = toy(&cache());
-    // The shorter would leave `<s>` behind it, far enough on to be a cut.
+    // The shorter one would leave `<s>` behind it, far enough away for a cut.
     let text = format!("{}<|a|><s>{}", "x".repeat(MIN_SEGMENT_BYTES - 4), "y".repeat(300));
     assert_eq!(memo.cuts().first(&text), text.len());
     assert_eq!(encoded(&memo, &text), encoded(&Toy(MARKS), &text));
@@ -284,7 +284,7 @@ fn of_two_marks_the_longer_counts() {
 }
 
 #[test]
-fn a_cut_is_found_however_far_it_is() {
+fn cut_is_found_at_any_distance() {
     let cuts = Cuts::new(["<s>".to_owned(), "<end>".to_owned()], true);
     for far in [8_191, 8_192, 8_193, 50_000, 65_534] {
         let solid = "x".repeat(far);
@@ -298,7 +298,7 @@ fn a_cut_is_found_however_far_it_is() {
 }
 
 #[test]
-fn what_is_not_remembered_is_encoded_only_as_far_as_allowed() {
+fn uncached_text_is_encoded_up_to_the_limit() {
     let memo = toy(&cache());
     let (long, other) = ("a".repeat(300), "b".repeat(300));
     let segment = |text: &str, mut cold: usize| {
@@ -308,7 +308,7 @@ fn what_is_not_remembered_is_encoded_only_as_far_as_allowed() {
     assert_eq!(segment(&long, 299), Err(EncodeError::Cold));
     let (ids, left) = segment(&long, 400).expect("allowed");
     assert_eq!((ids.len(), left), (300, 100));
-    assert_eq!(segment(&long, 0), Ok((ids, 0)), "it is remembered");
+    assert_eq!(segment(&long, 0), Ok((ids, 0)), "it is cached");
     assert_eq!(segment(&other, 100), Err(EncodeError::Cold));
     // Roles cost nothing, and their ids are the encoder's own.
     for _ in 0..2 {
@@ -316,5 +316,5 @@ fn what_is_not_remembered_is_encoded_only_as_far_as_allowed() {
         Toy(MARKS).encode("assistant", &mut plain).expect("encodes");
         assert_eq!(segment("assistant", 0), Ok((plain, 0)));
     }
-    assert_eq!(segment("short", 4), Err(EncodeError::Cold), "too short to be remembered");
+    assert_eq!(segment("short", 4), Err(EncodeError::Cold), "too short for the cache");
 }

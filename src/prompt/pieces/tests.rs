@@ -1,11 +1,11 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A piece as the stream tells it: what a decoder can know.
-type Told = (u8, String);
+/// A field as a decoder of the stream sees it.
+type DecodedField = (u8, String);
 
-/// Splits a stream at its marks; they occur nowhere else.
-fn decode(stream: &[u8]) -> Vec<Told> {
+/// Splits a stream at its marks, which occur nowhere else.
+fn decode(stream: &[u8]) -> Vec<DecodedField> {
     let mut out: Vec<(u8, Vec<u8>)> = Vec::new();
     for byte in stream {
         if *byte >= 0xF5 {
@@ -17,11 +17,12 @@ fn decode(stream: &[u8]) -> Vec<Told> {
     out.into_iter().map(|(mark, text)| (mark, String::from_utf8(text).expect("UTF-8"))).collect()
 }
 
-fn told(mark: Mark, text: &str) -> Told {
+fn field(mark: Mark, text: &str) -> DecodedField {
     (mark.byte(), text.to_owned())
 }
 
-/// Text as the stream holds it, without the code under test: as serde writes it, but for the control characters that have no letter.
+/// The canonical form of text, independent of the tested code: as serde writes it, except for
+/// control characters without a letter.
 fn canonical(text: &str) -> String {
     let escape = |c: char| match c {
         '\0'..' ' if !"\u{8}\u{c}\n\r\t".contains(c) => c.to_string(),
@@ -36,14 +37,14 @@ fn canonical(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// What a prompt should say, without the code under test.
-fn expected(prompt: &Prompt<'_>) -> Vec<Told> {
+/// The expected fields of a prompt, independent of the tested code.
+fn expected(prompt: &Prompt<'_>) -> Vec<DecodedField> {
     let squeeze = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON").to_string();
     let piece = |piece: &Piece<'_>| match piece {
-        Piece::Role(t) => told(Mark::Role, t),
-        Piece::Label(t) => told(Mark::Label, t),
-        Piece::Text(t) => told(Mark::Text, &canonical(&t.get())),
-        Piece::ToolCall(t) => told(Mark::ToolCall, &squeeze(t)),
+        Piece::Role(t) => field(Mark::Role, t),
+        Piece::Label(t) => field(Mark::Label, t),
+        Piece::Text(t) => field(Mark::Text, &canonical(&t.get())),
+        Piece::ToolCall(t) => field(Mark::ToolCall, &squeeze(t)),
         Piece::Media { kind, reference } => {
             let kind = match kind {
                 MediaKind::Image => "i",
@@ -51,21 +52,21 @@ fn expected(prompt: &Prompt<'_>) -> Vec<Told> {
                 MediaKind::Video => "v",
                 MediaKind::Document => "d",
             };
-            told(Mark::Media, &format!("{kind}{:032x}", xxh3_128(reference.as_bytes())))
+            field(Mark::Media, &format!("{kind}{:032x}", xxh3_128(reference.as_bytes())))
         }
         Piece::Tokens(ids) => {
             let digits = |id: &u32| (0..5).map(|i| ((id / 128u32.pow(i)) % 128) as u8 as char).collect::<Vec<_>>();
-            told(Mark::Tokens, &ids.iter().flat_map(digits).collect::<String>())
+            field(Mark::Tokens, &ids.iter().flat_map(digits).collect::<String>())
         }
     };
     let mut out = Vec::new();
-    out.extend(prompt.tools.map(|t| told(Mark::Tools, &squeeze(t))));
-    out.extend(prompt.documents.map(|t| told(Mark::Documents, &squeeze(t))));
+    out.extend(prompt.tools.map(|t| field(Mark::Tools, &squeeze(t))));
+    out.extend(prompt.documents.map(|t| field(Mark::Documents, &squeeze(t))));
     if !prompt.system.is_empty() {
-        out.push(told(Mark::System, ""));
+        out.push(field(Mark::System, ""));
         out.extend(prompt.system.iter().map(piece));
     }
-    out.push(told(Mark::Prompt, ""));
+    out.push(field(Mark::Prompt, ""));
     out.extend(prompt.pieces.iter().map(piece));
     out
 }
@@ -97,13 +98,13 @@ pub(crate) fn prompt() -> impl Strategy<Value = Prompt<'static>> {
 
 proptest! {
     #[test]
-    fn a_stream_tells_exactly_its_prompt(prompt in prompt()) {
+    fn stream_decodes_to_its_prompt(prompt in prompt()) {
         let stream = Pieces::new(&prompt, &Volatile::none()).to_bytes();
         prop_assert_eq!(decode(&stream), expected(&prompt));
     }
 
     #[test]
-    fn a_longer_prompt_begins_with_the_shorter_ones_stream(prompt in prompt(), more in prop::collection::vec(piece(), 0..4)) {
+    fn stream_of_a_longer_prompt_begins_with_the_shorter_one(prompt in prompt(), more in prop::collection::vec(piece(), 0..4)) {
         let mut longer = prompt.clone();
         longer.pieces.extend(more);
         let none = Volatile::none();
@@ -111,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn compact_json_is_what_serde_writes(json in prop::sample::select(JSON.to_vec()), pad in "[ \n\t\r]{0,3}") {
+    fn compact_json_equals_that_of_serde(json in prop::sample::select(JSON.to_vec()), pad in "[ \n\t\r]{0,3}") {
         let padded = format!("{pad}{json}{pad}");
         let value: serde_json::Value = serde_json::from_str(&padded).unwrap();
         let out = compact(&padded);
@@ -131,7 +132,7 @@ fn stream(prompt: &Prompt<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn whitespace_in_tools_does_not_matter_and_content_does() {
+fn whitespace_in_tools_is_ignored_and_content_is_not() {
     let with = |tools| stream(&Prompt { tools: Some(tools), ..chat(&[("user", "hi")]) });
     let plain = with(r#"[{"name":"look up","n":1}]"#);
     assert_eq!(plain, with("[ {\n\t\"name\" : \"look up\",\r\n \"n\": 1 } ]"));
@@ -142,14 +143,14 @@ fn whitespace_in_tools_does_not_matter_and_content_does() {
 }
 
 #[test]
-fn broken_json_is_taken_as_it_is() {
+fn broken_json_is_used_unchanged() {
     for json in ["\"", "\"abc", "\"abc\\", " \"a b\\\" ", "\\", "  "] {
         assert_eq!(compact(json), json.trim_start(), "{json:?}");
     }
 }
 
 #[test]
-fn roles_labels_and_media_matter() {
+fn roles_labels_and_media_change_the_stream() {
     let piece = |piece: Piece<'static>| {
         let mut prompt = chat(&[("user", "hi")]);
         prompt.pieces.push(piece);
@@ -174,7 +175,7 @@ fn roles_labels_and_media_matter() {
 }
 
 #[test]
-fn a_billing_header_is_left_out_of_the_system_prompt_alone() {
+fn billing_header_is_left_out_only_in_the_system_prompt() {
     let header = "x-anthropic-billing-header: cc_version=2.1; cch=4fd1;";
     let with = |blocks: &[&'static str]| {
         let system = blocks.iter().map(|t| Piece::Text((*t).into())).collect();
@@ -184,14 +185,14 @@ fn a_billing_header_is_left_out_of_the_system_prompt_alone() {
     let pieces = Pieces::new(&both, &Volatile::default());
     assert_eq!(pieces.left_out_bytes(), header.len() as u64);
     assert_eq!(pieces.to_bytes(), stream(&with(&["Be brief."])));
-    assert_eq!(stream(&with(&[header])), stream(&chat(&[("user", "hi")])), "no empty system prompt stays behind");
+    assert_eq!(stream(&with(&[header])), stream(&chat(&[("user", "hi")])), "no empty system prompt remains");
     assert_ne!(stream(&both), Pieces::new(&both, &Volatile::none()).to_bytes());
-    // A user who quotes it says something.
+    // A user message that quotes it is content.
     assert_ne!(stream(&chat(&[("user", header)])), stream(&chat(&[])));
 }
 
 #[test]
-fn a_token_reminder_is_left_out_when_it_is_the_whole_message() {
+fn token_reminder_is_left_out_if_it_is_the_whole_message() {
     let plain = [("user", "hi"), ("assistant", "yes?")];
     let with = |reminder| [("user", "hi"), ("system", reminder), ("assistant", "yes?")];
     for reminder in ["<total_tokens>812 tokens left</total_tokens>", " <total_tokens>1</total_tokens>\n"] {
@@ -209,11 +210,11 @@ fn a_token_reminder_is_left_out_when_it_is_the_whole_message() {
     }
     let mut two = chat(&with("<total_tokens>1</total_tokens>"));
     two.pieces.insert(4, Piece::Text("and this".into()));
-    assert_eq!(Pieces::new(&two, &Volatile::default()).left_out_bytes(), 0, "a message that says more");
+    assert_eq!(Pieces::new(&two, &Volatile::default()).left_out_bytes(), 0, "a message with other text");
 }
 
 #[test]
-fn marks_have_ids_that_no_vocabulary_has() {
+fn marks_have_ids_outside_all_vocabularies() {
     assert_eq!(Mark::Tools.id(), 0xFFFF_FFF5);
     assert!(media_ids(MediaKind::Image, "x").iter().all(|id| *id >= 1 << 31 && *id < Mark::Tools.id()));
     assert_ne!(media_ids(MediaKind::Image, "x"), media_ids(MediaKind::Audio, "x"));

@@ -20,13 +20,13 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// The function as templates call it, at one moment.
+/// Returns the function for templates, with a fixed time.
 pub(super) fn strftime_at(time: SystemTime) -> Value {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     Value::from_function(move |format: &str| strftime(format, seconds))
 }
 
-/// Python's `strftime` in the C locale and UTC. A directive that it doesn't know is an error, not a guess.
+/// Python's `strftime` in the C locale and UTC. An unknown directive is an error.
 fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
     let date = Date::of(seconds);
     let mut out = String::with_capacity(format.len() + 16);
@@ -47,17 +47,17 @@ fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
     Ok(out)
 }
 
-/// A moment in the Gregorian calendar, UTC.
+/// A time in the Gregorian calendar, UTC.
 #[derive(Clone, Copy, Debug)]
 struct Date {
     year: u64,
-    /// 0 to 11.
+    /// Month of the year, 0 to 11.
     month: u64,
-    /// 1 to 31.
+    /// Day of the month, 1 to 31.
     day: u64,
-    /// 1 to 366.
+    /// Day of the year, 1 to 366.
     day_of_year: u64,
-    /// 0 is Sunday.
+    /// Day of the week; 0 is Sunday.
     weekday: u64,
     hour: u64,
     minute: u64,
@@ -68,7 +68,7 @@ impl Date {
     fn of(seconds: u64) -> Self {
         let (days, clock) = (seconds / 86_400, seconds % 86_400);
         let (mut year, mut rest) = (1970, days);
-        // 400 years are 146,097 days whatever year they begin in; then year by year.
+        // Any 400 years have 146,097 days; the rest is counted year by year.
         year += 400 * (rest / 146_097);
         rest %= 146_097;
         while rest >= days_in_year(year) {
@@ -94,7 +94,7 @@ impl Date {
         }
     }
 
-    /// Writes one directive; fails on one that it doesn't know.
+    /// Writes one directive; fails on an unknown one.
     fn write(&self, out: &mut String, directive: char, padded: bool) -> std::fmt::Result {
         let month = name(&MONTHS, self.month);
         let day = name(&DAYS, self.weekday);
@@ -152,8 +152,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_as_python_does() {
-        // (seconds, format, what datetime.fromtimestamp(seconds, UTC).strftime(format) gives)
+    fn formats_equal_those_of_python() {
+        // (seconds, format, result of datetime.fromtimestamp(seconds, UTC).strftime(format))
         for (seconds, format, want) in [
             (0, "%d %b %Y", "01 Jan 1970"),
             (951_826_154, "%A, %B %d, %Y %H:%M:%S", "Tuesday, February 29, 2000 12:09:14"),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_directive_is_an_error() {
+    fn unknown_directive_is_an_error() {
         assert!(strftime("%Q", 0).is_err());
         assert!(strftime("100%", 0).is_err());
     }

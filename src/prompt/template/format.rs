@@ -1,22 +1,23 @@
-//! What can be told from a template's source: whether it wants the text of a message whole or in parts.
+//! Analysis of a template's source: whether it expects the text of a message whole or in parts.
 //!
-//! vLLM looks in the syntax tree for a loop over `message.content`, where `message` comes from a loop over `messages` or over a
-//! variable that was set from it; filters, tests and slices don't matter. The same is read here from the tags' tokens.
+//! vLLM searches the syntax tree for a loop over `message.content`, where `message` comes from a loop over
+//! `messages` or over a variable that was set from it; filters, tests and slices are ignored. The same is found here
+//! in the tokens of the tags.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// In which form a template wants the text of a message.
+/// The form in which a template expects the text of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentFormat {
-    /// One string, the parts joined by newlines.
+    /// One string, with parts joined by newlines.
     Text,
     /// A list of `{"type": "text", "text": …}`.
     Parts,
 }
 
 impl ContentFormat {
-    /// The form that the template `source` wants.
+    /// Returns the form that the template `source` expects.
     pub(super) fn detect(source: &str) -> Self {
         let (mut sets, mut loops) = (Vec::new(), Vec::new());
         for tag in tags(source) {
@@ -38,8 +39,8 @@ impl ContentFormat {
     }
 }
 
-/// The template without `{% generation %}`, which `transformers` uses to tell the tokens of answers apart in training and which
-/// changes nothing else: a block of its own scope takes its place.
+/// Replaces `{% generation %}` in the template by a block with its own scope. `transformers` uses it to mark the tokens
+/// of responses in training; it has no other effect.
 pub(super) fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut done = 0;
@@ -59,16 +60,16 @@ pub(super) fn without_generation_marks(source: &str) -> String {
     out
 }
 
-/// A `{% … %}`.
+/// A `{% … %}` tag of a template.
 #[derive(Clone, Debug)]
 struct Tag<'a> {
-    /// What stands between the percent signs.
+    /// The text between the percent signs.
     body: &'a str,
-    /// Where that stands.
+    /// The range of that text in the source.
     range: Range<usize>,
 }
 
-/// All tags of a template: comments, expressions and raw blocks are passed over.
+/// Returns all tags of a template; comments, expressions and raw blocks are skipped.
 fn tags(source: &str) -> Vec<Tag<'_>> {
     let mut out = Vec::new();
     let (mut at, mut raw) = (0, false);
@@ -92,7 +93,7 @@ fn tags(source: &str) -> Vec<Tag<'_>> {
             match body.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+')) {
                 "raw" => raw = true,
                 "endraw" => raw = false,
-                // Inside of a raw block only its end is a tag; what looks like one is text.
+                // Inside a raw block, only its end is a tag.
                 _ if raw => at = inner,
                 _ => out.push(Tag { body, range }),
             }
@@ -101,7 +102,7 @@ fn tags(source: &str) -> Vec<Tag<'_>> {
     out
 }
 
-/// Where `close` stands in `text`, outside of quoted strings.
+/// Returns the position of `close` in `text`, outside of quoted strings.
 fn closing(text: &str, close: &str, quotes: bool) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut quote: Option<u8> = None;
@@ -127,7 +128,7 @@ enum Token<'a> {
     Mark(char),
 }
 
-/// The tokens of a tag's body; numbers count as names.
+/// Returns the tokens of a tag's body; numbers count as names.
 fn tokens(body: &str) -> Vec<Token<'_>> {
     let mut out = Vec::new();
     let mut rest = body.strip_prefix(['-', '+']).unwrap_or(body);
@@ -151,7 +152,7 @@ fn tokens(body: &str) -> Vec<Token<'_>> {
     out
 }
 
-/// A variable or one attribute of it, with whatever filters, tests and slices follow.
+/// A variable or one attribute of it, followed by any filters, tests and slices.
 #[derive(Clone, Copy, Debug)]
 struct Access<'a> {
     name: &'a str,
@@ -159,13 +160,13 @@ struct Access<'a> {
 }
 
 impl<'a> Access<'a> {
-    /// The access that `tokens` are, if they are nothing else.
+    /// Parses `tokens` as an access, if they are nothing else.
     fn whole(tokens: &[Token<'a>]) -> Option<Self> {
         let (access, rest) = Self::parse(tokens)?;
         rest.is_empty().then_some(access)
     }
 
-    /// The access that a loop goes over; a condition or `recursive` may follow.
+    /// Parses the access that a loop iterates over; a condition or `recursive` may follow.
     fn of_loop(tokens: &[Token<'a>]) -> Option<Self> {
         let (access, rest) = Self::parse(tokens)?;
         matches!(rest, [] | [Token::Name("if" | "recursive"), ..]).then_some(access)
@@ -201,7 +202,7 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Where the bracket closes that was opened before `tokens`.
+/// Returns the position of the bracket that closes the one opened before `tokens`.
 fn balanced(tokens: &[Token<'_>], open: char, close: char) -> Option<usize> {
     let mut depth = 0usize;
     for (i, token) in tokens.iter().enumerate() {

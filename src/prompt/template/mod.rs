@@ -1,12 +1,13 @@
-//! Chat templates: the Jinja sources that come with a model and turn a conversation into its prompt.
+//! Chat templates: the Jinja sources that come with a model and convert a conversation to its prompt.
 //!
-//! Rendered as `transformers` does it (which is what vLLM calls): `trim_blocks` and `lstrip_blocks`, loop controls, Python's string
-//! methods, `raise_exception`, `strftime_now`, and a `tojson` that is `json.dumps(ensure_ascii=False)`. Templates come from model
-//! repositories, so they run with fuel, a depth and a cap on their output, and nothing can be loaded by name. What a request holds can't
-//! break them. A template written for it still can: a list wrapped in itself 100,000 times overflows the stack when it is dropped, so
-//! templates need the same trust as the models that they come with.
+//! They are rendered as `transformers` does, which vLLM calls: `trim_blocks` and `lstrip_blocks`, loop controls,
+//! Python's string methods, `raise_exception`, `strftime_now`, and a `tojson` that equals
+//! `json.dumps(ensure_ascii=False)`. Templates come from model repositories, so they run with limits on instructions,
+//! depth and output, and cannot load anything by name. A request's content cannot break them. A malicious template
+//! still can: a list nested in itself 100,000 times overflows the stack when it is dropped, so templates need the
+//! same trust as their models.
 //!
-//! [`chat`] turns request bodies into what a template is given. Called by [`super::huggingface`]; pure.
+//! [`chat`] converts request bodies to the templates' input. Called by [`super::huggingface`]; no I/O.
 
 pub mod chat;
 mod date;
@@ -22,33 +23,34 @@ use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use std::io;
 use std::time::SystemTime;
 
-/// 5 million instructions: a conversation of 10,000 messages needs some 3 million in the longest templates known, and a runaway loop
-/// ends within about 0.3 s.
-pub const DEFAULT_TEMPLATE_FUEL: u64 = 5_000_000;
-/// 400 levels of blocks and macros: a recursive macro over a tool schema takes about 12 a level, and real schemas stay below 20.
-pub const DEFAULT_TEMPLATE_DEPTH: usize = 400;
-/// The prompt may be 4 times as long as the request that it was made from…
-pub const DEFAULT_OUTPUT_FACTOR: usize = 4;
-/// …and 64 KiB longer: room for the system prompt that some templates carry.
-pub const DEFAULT_OUTPUT_HEAD_ROOM: usize = 64 << 10;
+/// Limit of instructions, 5 million: a conversation of 10,000 messages needs some 3 million in the longest known
+/// templates, and an endless loop ends within about 0.3 s.
+pub(crate) const DEFAULT_TEMPLATE_FUEL: u64 = 5_000_000;
+/// Limit of nested blocks and macros, 400: a recursive macro over a tool schema takes about 12 per level, and real
+/// schemas have fewer than 20 levels.
+pub(crate) const DEFAULT_TEMPLATE_DEPTH: usize = 400;
+/// The prompt may be 4 times as long as the request that it was made from, plus [`DEFAULT_OUTPUT_HEAD_ROOM`].
+pub(crate) const DEFAULT_OUTPUT_FACTOR: usize = 4;
+/// Bytes by which a prompt may exceed the factor, 64 KiB: for the system prompts that some templates have.
+pub(crate) const DEFAULT_OUTPUT_HEAD_ROOM: usize = 64 << 10;
 
-/// Longest reason kept of a failed render, characters: templates may put text of the request into it.
+/// Longest stored reason of a failed render in characters; templates may put text of the request into it.
 const REASON_CHARS: usize = 200;
 const NAME: &str = "chat_template";
 
-/// A template that can't be used or refused a conversation.
+/// A template that cannot be used, or that rejected a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// It is not a Jinja template, or uses what is not known here.
+    /// The source is not a Jinja template, or uses an unknown feature.
     #[error("the chat template can't be compiled: {0}")]
     Syntax(String),
-    /// It called `raise_exception`, met a value that it can't handle, or ran out of fuel or depth.
+    /// The template called `raise_exception`, met an invalid value, or exceeded its instructions or depth.
     #[error("the chat template failed: {0}")]
     Failed(String),
-    /// The prompt grew past its cap.
+    /// The prompt exceeded its limit.
     #[error("the rendered prompt is longer than the {allowed} bytes allowed")]
     TooLong {
-        /// The cap.
+        /// The limit in bytes.
         allowed: usize,
     },
     /// The request's work was stopped.
@@ -88,24 +90,24 @@ impl ChatTemplate {
         })
     }
 
-    /// Whether the template wants the text of a message whole or in parts.
+    /// Returns whether the template expects the text of a message whole or in parts.
     #[must_use]
-    pub fn content_format(&self) -> ContentFormat {
+    pub(crate) fn content_format(&self) -> ContentFormat {
         self.content
     }
 
-    /// Whether the template has a place for the role `developer`.
+    /// Whether the template knows the role `developer`.
     #[must_use]
-    pub fn knows_developer(&self) -> bool {
+    pub(crate) fn knows_developer(&self) -> bool {
         self.knows_developer
     }
 
-    /// Renders with these variables. `input_bytes` is the length of the request that they come from; `time` is what `strftime_now`
-    /// tells, in UTC, as servers in containers do. The text is charged to `work`.
+    /// Renders with these variables. `input_bytes` is the length of the request that they come from; `time` is the time
+    /// for `strftime_now`, in UTC, as in servers in containers. The text is charged to `work`.
     ///
     /// # Errors
-    /// The template failed, the work was stopped, or the result would be longer than [`DEFAULT_OUTPUT_FACTOR`] times `input_bytes` plus
-    /// [`DEFAULT_OUTPUT_HEAD_ROOM`].
+    /// [`TemplateError`] when the template failed, the work was stopped, or the result would be longer than
+    /// [`DEFAULT_OUTPUT_FACTOR`] times `input_bytes` plus [`DEFAULT_OUTPUT_HEAD_ROOM`].
     pub fn render(
         &self,
         variables: impl IntoIterator<Item = (String, Value)>,
@@ -115,7 +117,7 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         let allowed = input_bytes.saturating_mul(DEFAULT_OUTPUT_FACTOR).saturating_add(DEFAULT_OUTPUT_HEAD_ROOM);
         let clock = self.tells_time.then(|| ("strftime_now".to_owned(), date::strftime_at(time)));
-        // What the request names comes last, so that it wins, as it does in Python.
+        // The request's variables come last, so that they win, as in Python.
         let context = Value::from_pairs(clock.into_iter().chain(variables));
         let mut out = Capped { bytes: Vec::with_capacity(input_bytes.min(allowed)), allowed, over: false, work };
         let failed = |e: minijinja::Error| TemplateError::Failed(reason(&e));
@@ -130,7 +132,7 @@ impl ChatTemplate {
     }
 }
 
-/// What went wrong and where, in one clipped line.
+/// Returns the problem and its position in one line of limited length.
 fn reason(e: &minijinja::Error) -> String {
     let what = match (e.kind(), e.detail()) {
         (ErrorKind::OutOfFuel, _) => format!("it needs more than {DEFAULT_TEMPLATE_FUEL} instructions"),
@@ -144,7 +146,7 @@ fn reason(e: &minijinja::Error) -> String {
     }
 }
 
-/// Output that ends in an error at its cap.
+/// Output that fails at its limit.
 #[derive(Debug)]
 struct Capped<'w> {
     bytes: Vec<u8>,

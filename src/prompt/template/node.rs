@@ -1,8 +1,9 @@
-//! JSON of a request as a template's values: each list and object is taken apart when the template looks into it, and not before.
+//! JSON of a request as template values: each list and object is parsed when the template accesses it, and not before.
 //!
-//! A value for every number and key of a body takes up to a hundred times the body's bytes. Most templates pass tools through `tojson`, which
-//! writes a [`Node`] from its JSON without values. What a template does look into is charged to the request's [`Work`]. A node that can't be
-//! taken apart within it is empty, and the work is stopped, so the render fails at its next output.
+//! A value for every number and key of a body would take up to a hundred times the body's memory. Most templates pass
+//! tools through `tojson`, which writes a [`Node`] directly from its JSON. Values that a template accesses are charged
+//! to the request's [`Work`]. If the work does not allow them, the node is empty and the work is stopped, so the render
+//! fails at its next output.
 
 use super::python::Dumped;
 use crate::work::{Stopped, Work};
@@ -18,13 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a value takes in a list.
+/// Memory of a value in a list.
 const VALUE_BYTES: usize = size_of::<Value>();
-/// What an entry takes in an object: two values, a hash and its slot in the table.
+/// Memory of an entry in an object: two values, a hash and its slot in the table.
 const ENTRY_BYTES: usize = 2 * VALUE_BYTES + 24;
-/// What a list, an object or a text takes beside its content.
+/// Memory of a list, an object or a text besides its content.
 const ALLOCATION_BYTES: usize = 32;
-/// The longest text that lies in its value.
+/// Longest text that is stored inside its value, in bytes.
 const SHORT_TEXT_BYTES: usize = 22;
 
 /// A JSON list or object of a request.
@@ -32,13 +33,13 @@ const SHORT_TEXT_BYTES: usize = 22;
 pub(super) struct Node {
     json: Arc<Json>,
     at: Range<usize>,
-    /// Its values, once something has looked into it.
+    /// Its values, once they have been accessed.
     level: OnceLock<Value>,
     /// Bytes that are charged for it.
     charged: AtomicUsize,
 }
 
-/// JSON that nodes lie in.
+/// The JSON text that nodes refer to.
 #[derive(Debug)]
 struct Json {
     text: Box<str>,
@@ -51,11 +52,11 @@ impl Drop for Json {
     }
 }
 
-/// The value of `json`, which has passed `protocol::parse`. A list or an object is charged for as long as it lives; a text is the caller's to
-/// charge.
+/// Returns the value of `json`, which has passed `protocol::parse`. A list or an object is charged while it
+/// lives; the caller charges texts.
 ///
 /// # Errors
-/// When the work may not hold it.
+/// [`Stopped`] when the work does not allow it.
 pub(super) fn value(json: &RawValue, work: &Work) -> Result<Value, Stopped> {
     let json = json.get();
     if !is_nested(json) {
@@ -67,10 +68,10 @@ pub(super) fn value(json: &RawValue, work: &Work) -> Result<Value, Stopped> {
     Node::value(json, at)
 }
 
-/// The value of a text that should hold JSON; `None` when it holds none.
+/// Returns the value of a text that should be JSON; `None` when it is not.
 ///
 /// # Errors
-/// When the work may not hold it.
+/// [`Stopped`] when the work does not allow it.
 pub(super) fn parse(text: &str, work: &Work) -> Result<Option<Value>, Stopped> {
     if serde_json::from_str::<Sound>(text).is_err() {
         return Ok(None);
@@ -82,7 +83,7 @@ fn is_nested(json: &str) -> bool {
     json.starts_with(['[', '{'])
 }
 
-/// A string, a number, a boolean or null. What a template can't hold is as good as absent.
+/// Returns a string, a number, a boolean or null. A value that templates cannot represent counts as absent.
 fn scalar(json: &str) -> Value {
     serde_json::from_str(json).unwrap_or_default()
 }
@@ -94,7 +95,7 @@ impl Node {
         Ok(Value::from_object(node))
     }
 
-    /// Charges `bytes` for as long as the node lives.
+    /// Charges `bytes` while the node lives.
     fn charge(&self, bytes: usize) -> Result<(), Stopped> {
         self.json.work.charge(bytes)?;
         self.charged.fetch_add(bytes, Relaxed);
@@ -109,12 +110,12 @@ impl Node {
         self.text().starts_with('[')
     }
 
-    /// The work that it is charged to.
+    /// Returns the work that the node is charged to.
     pub(super) fn work(&self) -> &Work {
         &self.json.work
     }
 
-    /// The value of a part of this node's JSON.
+    /// Returns the value of a part of this node's JSON.
     fn part(&self, part: &RawValue) -> Result<Value, Stopped> {
         let part = part.get();
         if !is_nested(part) {
@@ -125,7 +126,7 @@ impl Node {
         Self::value(self.json.clone(), start..start + part.len())
     }
 
-    /// Its values: a list, or an object with each key once.
+    /// Returns its values: a list, or an object with each key once.
     fn level(&self) -> &Value {
         let take = || {
             self.work().check().ok()?;
@@ -134,17 +135,17 @@ impl Node {
         self.level.get_or_init(|| take().unwrap_or_default())
     }
 
-    /// Writes it as `json.dumps` does; false when a key comes twice, of which only the last counts.
+    /// Writes it as `json.dumps` does; returns false when a key occurs twice, of which only the last counts.
     ///
     /// # Errors
-    /// When the work is stopped.
+    /// [`Stopped`] when the work was stopped.
     pub(super) fn write(&self, out: &mut Dumped, depth: usize) -> Result<bool, Stopped> {
         let mut twice = false;
         let dump = Dump { out, depth, work: self.work(), twice: &mut twice };
         match dump.deserialize(&mut serde_json::Deserializer::from_str(self.text())) {
             Ok(()) => Ok(true),
             Err(_) if twice => Ok(false),
-            // Its JSON is known to be good.
+            // Its JSON was checked before, so only the work can have failed.
             Err(_) => Err(self.work().check().err().unwrap_or(Stopped::TooLarge)),
         }
     }
@@ -178,7 +179,7 @@ impl Object for Node {
     }
 }
 
-/// JSON of which every part can be read, nested no deeper than serde_json reads it.
+/// Valid JSON, nested no deeper than serde_json allows.
 struct Sound;
 
 impl<'de> serde::Deserialize<'de> for Sound {
@@ -229,7 +230,7 @@ impl<'de> Visitor<'de> for Sound {
     }
 }
 
-/// Takes one level apart.
+/// Parses one level of a node.
 struct Level<'n>(&'n Node);
 
 impl<'de> DeserializeSeed<'de> for Level<'_> {
@@ -277,7 +278,7 @@ struct Dump<'o> {
     out: &'o mut Dumped,
     depth: usize,
     work: &'o Work,
-    /// Set when a key comes twice.
+    /// Set when a key occurs twice.
     twice: &'o mut bool,
 }
 
@@ -344,13 +345,13 @@ impl<'de> Visitor<'de> for Dump<'_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         let (mut empty, depth) = (true, self.depth);
-        // Keys by their hashes: two that share one take the slow way, as a key that comes twice does.
+        // Keys are compared by their hashes. If two are equal, the slow path is used, as for a key that occurs twice.
         let mut seen = Seen { keys: HashSet::new(), work: self.work };
         self.out.begin('{');
         while let Some(Key(key)) = map.next_key()? {
             if !seen.insert(&key).map_err(A::Error::custom)? {
                 *self.twice = true;
-                return Err(A::Error::custom("a key comes twice"));
+                return Err(A::Error::custom("a key occurs twice"));
             }
             self.out.next(&mut empty, depth + 1).map_err(A::Error::custom)?;
             self.out.key(&key).map_err(A::Error::custom)?;
@@ -360,7 +361,7 @@ impl<'de> Visitor<'de> for Dump<'_> {
     }
 }
 
-/// An element of a list, with what separates it from the one before.
+/// An element of a list, with the separator before it.
 struct Before<'o, 'e> {
     dump: Dump<'o>,
     empty: &'e mut bool,
@@ -381,11 +382,11 @@ struct Seen<'w> {
     work: &'w Work,
 }
 
-/// What a key takes in [`Seen`], its share of the empty slots included.
+/// Memory of a key in [`Seen`], including its share of empty slots.
 const SEEN_BYTES: usize = 18;
 
 impl Seen<'_> {
-    /// False when the key was there.
+    /// Returns false when the key was there already.
     fn insert(&mut self, key: &str) -> Result<bool, Stopped> {
         let is_new = self.keys.insert(xxh3_64(key.as_bytes()));
         if is_new {
@@ -401,7 +402,7 @@ impl Drop for Seen<'_> {
     }
 }
 
-/// An object with few keys, which are known: less than half of what a map of the template engine takes.
+/// An object with a few known keys: less than half the memory of the template engine's map.
 #[derive(Debug)]
 pub(super) struct Fields {
     fields: Box<[(&'static str, Value)]>,
@@ -409,13 +410,13 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// A value that a template sees as an object with these keys.
+    /// Returns a value that a template sees as an object with these keys.
     ///
     /// # Errors
-    /// When the work may not hold it.
+    /// [`Stopped`] when the work does not allow it.
     pub(super) fn value(fields: Vec<(&'static str, Value)>, work: &Work) -> Result<Value, Stopped> {
         let fields = Self { fields: fields.into_boxed_slice(), work: work.clone() };
-        // Work that is overdrawn stays so: what is given back then counts no more.
+        // Work over its limit stays stopped, so the release in the drop does not matter then.
         work.charge(fields.bytes())?;
         Ok(Value::from_object(fields))
     }
@@ -424,7 +425,7 @@ impl Fields {
         size_of_val(&*self.fields) + size_of::<Self>() + 2 * ALLOCATION_BYTES
     }
 
-    /// The work that it is charged to.
+    /// Returns the work that it is charged to.
     pub(super) fn work(&self) -> &Work {
         &self.work
     }
@@ -441,7 +442,8 @@ impl Object for Fields {
         self.get_value_by_str(key.as_str()?)
     }
 
-    /// Nothing once the work has ended: a template that joins messages one by one copies more with each, and ends with an error here.
+    /// Returns nothing once the work has ended: a template that joins messages one by one copies more
+    /// with each, and fails here.
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
         self.work.check().ok()?;
         self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())

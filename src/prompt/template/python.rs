@@ -1,4 +1,5 @@
-//! What templates expect of Python and minijinja does otherwise: `json.dumps`, the text of floats, `str.strip`, `is sequence`.
+//! Python behaviour that templates expect and minijinja lacks: `json.dumps`, the text
+//! of floats, `str.strip`, `is sequence`.
 
 use super::node::{Fields, Node};
 use crate::work::{Stopped, Work};
@@ -6,7 +7,8 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use std::fmt::Write as _;
 
-/// Deepest value that `tojson` writes: request bodies stay below it, so only a template that builds its own can pass it.
+/// Deepest value that `tojson` writes. Request bodies are below it; only a template that builds its
+/// own values can exceed it.
 const MAX_JSON_DEPTH: usize = 256;
 
 /// Adds the filters, tests, functions and methods to `env`.
@@ -16,7 +18,7 @@ pub(super) fn install(env: &mut Environment<'_>) {
     env.add_filter("trim", |state: &mut State<'_, '_>, value: &Value, chars: Option<&str>| {
         let args: &[Value] = &chars.map(Value::from).into_iter().collect::<Vec<_>>();
         match value.as_str() {
-            // The copy of a text that is as it should be would be as long as the text.
+            // Avoids a copy as long as the text.
             Some(text) if args.is_empty() && strip(text).len() == text.len() => Ok(value.clone()),
             Some(_) => method(state, value, "strip", args),
             None => method(state, &Value::from(value.to_string()), "strip", args),
@@ -50,12 +52,12 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// Python's `str.strip()`.
+/// As Python's `str.strip()`.
 pub(super) fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// Python's `str.rstrip()`.
+/// As Python's `str.rstrip()`.
 pub(super) fn strip_end(text: &str) -> &str {
     text.trim_end_matches(is_space)
 }
@@ -81,7 +83,8 @@ fn float(value: &Value) -> Option<f64> {
     if value.kind() == ValueKind::Number && !value.is_integer() { f64::try_from(value.clone()).ok() } else { None }
 }
 
-/// Python's `repr` of a finite float: the shortest digits that read back the same, with an exponent below 1e-4 and from 1e16 on.
+/// Python's `repr` of a finite float: the shortest digits that read back the same, with an exponent below
+/// 1e-4 and from 1e16 on.
 fn repr(f: f64) -> String {
     let scientific = format!("{f:e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
@@ -104,7 +107,7 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         Some(indent) if indent.is_none() => None,
         Some(indent) => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
-            // More than any template asks for, less than memory.
+            // More than any template uses, and little memory.
             None => " ".repeat(usize::try_from(indent)?.min(64)),
         }),
     };
@@ -127,14 +130,15 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(json.out))
 }
 
-/// What `json.dumps` has written.
+/// The output of `json.dumps`.
 pub(super) struct Dumped {
     out: String,
     indent: Option<String>,
     separators: (String, String),
     ascii: bool,
     sorted: bool,
-    /// Of the request whose values are written. It must allow for the text twice, since the template's value is a copy.
+    /// The work of the request whose values are written. It must allow for the text twice, since the
+    /// template's value is a copy.
     work: Option<Work>,
 }
 
@@ -160,7 +164,7 @@ impl Dumped {
             ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => self.list(value, depth)?,
             ValueKind::Map => self.map(value, depth)?,
-            // As in Python, where `Undefined` can't be serialised.
+            // As in Python, where `Undefined` cannot be serialised.
             kind => {
                 return Err(Error::new(
                     ErrorKind::InvalidOperation,
@@ -204,10 +208,10 @@ impl Dumped {
         self.out.push(bracket);
     }
 
-    /// Goes to where the next item of a list or map stands.
+    /// Moves to the next item of a list or map.
     ///
     /// # Errors
-    /// When the request's work is stopped, or does not allow for the text.
+    /// When the request's work was stopped, or does not allow for the text.
     pub(super) fn next(&mut self, empty: &mut bool, depth: usize) -> Result<(), Error> {
         if !std::mem::take(empty) {
             self.out.push_str(&self.separators.0);
@@ -216,7 +220,7 @@ impl Dumped {
         self.fits()
     }
 
-    /// Writes a key and what separates it from its value.
+    /// Writes a key and the separator before its value.
     ///
     /// # Errors
     /// As [`Dumped::next`].
@@ -268,7 +272,7 @@ impl Dumped {
                 '\x0c' => self.out.push_str("\\f"),
                 c if c < ' ' || (self.ascii && !c.is_ascii()) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
-                        // Writing to a string can't fail.
+                        // Writing to a string cannot fail.
                         let _ = write!(self.out, "\\u{unit:04x}");
                     }
                 }
@@ -284,7 +288,7 @@ fn stopped(stopped: Stopped) -> Error {
     Error::new(ErrorKind::InvalidOperation, stopped.to_string())
 }
 
-/// The text of a key.
+/// Returns the text of a key.
 fn key_text(key: &Value) -> Result<String, Error> {
     Ok(match key.kind() {
         ValueKind::String => key.to_string(),
@@ -295,7 +299,7 @@ fn key_text(key: &Value) -> Result<String, Error> {
     })
 }
 
-/// A number as `json.dumps` writes it.
+/// Returns a number as `json.dumps` writes it.
 fn number(value: &Value) -> String {
     match float(value) {
         Some(f) if f.is_nan() => "NaN".to_owned(),

@@ -10,9 +10,9 @@ fn render(source: &str) -> Result<String, TemplateError> {
     ChatTemplate::compile(source)?.render([("n".to_owned(), Value::from(3))], 0, UNIX_EPOCH, &unbounded())
 }
 
-/// Each expression and what Jinja2 with `transformers`' settings prints for it.
+/// Each expression, and the output of Jinja2 with `transformers`' settings.
 #[test]
-fn prints_what_python_prints() {
+fn output_equals_that_of_python() {
     for (source, want) in [
         (
             "{{ 1e16 }} {{ 1e15 }} {{ 0.0001 }} {{ 0.00001 }} {{ 2.0 }} {{ -1.5e-7 }}",
@@ -38,7 +38,7 @@ fn prints_what_python_prints() {
 }
 
 #[test]
-fn tojson_is_json_dumps() {
+fn tojson_equals_json_dumps() {
     for (source, want) in [
         ("{{ {'b': 1, 'a': [1.0, 1e16, none, true]} | tojson }}", r#"{"b": 1, "a": [1.0, 1e+16, null, true]}"#),
         ("{{ '<é\"\\\\\\n\\x01\\x7f' | tojson }}", "\"<é\\\"\\\\\\n\\u0001\u{7f}\""),
@@ -58,7 +58,7 @@ fn tojson_is_json_dumps() {
 }
 
 #[test]
-fn errors_say_what_and_where() {
+fn errors_report_reason_and_line() {
     let syntax = render("a\n{% if %}").unwrap_err();
     assert!(matches!(&syntax, TemplateError::Syntax(e) if e.ends_with("(line 2)")), "{syntax}");
     let raised = render("\n\n{{ raise_exception('roles must alternate') }}").unwrap_err();
@@ -67,11 +67,11 @@ fn errors_say_what_and_where() {
     assert!(matches!(render("{{ nothing.at_all }}"), Err(TemplateError::Failed(_))));
     assert!(matches!(render("{% include 'other' %}"), Err(TemplateError::Failed(_))), "nothing is loaded by name");
     let long = format!("{{{{ raise_exception('{}') }}}}", "x".repeat(10_000));
-    assert!(render(&long).unwrap_err().to_string().len() < 400, "a reason is clipped");
+    assert!(render(&long).unwrap_err().to_string().len() < 400, "a long reason is shortened");
 }
 
 #[test]
-fn a_runaway_template_ends() {
+fn endless_template_is_stopped() {
     let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
     assert!(matches!(render(loops), Err(TemplateError::Failed(e)) if e.contains("instructions")));
     let deep = "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}";
@@ -82,7 +82,7 @@ fn a_runaway_template_ends() {
     assert_eq!(
         template.render([], 10_000, UNIX_EPOCH, &unbounded()).unwrap().len(),
         99_990,
-        "a longer request may make a longer prompt"
+        "a longer request allows a longer prompt"
     );
     let nested =
         "{% set ns = namespace(x=1) %}{% for a in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}";
@@ -90,7 +90,7 @@ fn a_runaway_template_ends() {
 }
 
 #[test]
-fn the_clock_is_the_callers() {
+fn time_is_the_callers() {
     let template = ChatTemplate::compile("{{ strftime_now('%d %b %Y') }}").unwrap();
     let time = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     assert_eq!(template.render([], 0, time, &unbounded()).unwrap(), "14 Nov 2023");
@@ -98,7 +98,7 @@ fn the_clock_is_the_callers() {
 }
 
 #[test]
-fn tells_templates_that_want_parts() {
+fn templates_that_expect_parts_are_detected() {
     for (source, parts) in [
         ("{% for m in messages %}{{ m.content }}{% endfor %}", false),
         ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", true),
@@ -112,7 +112,7 @@ fn tells_templates_that_want_parts() {
             "{% set rest = messages[1:] %}{% set loop_messages = rest %}{% for m in loop_messages %}{% for c in m.content %}{% endfor %}{% endfor %}",
             true,
         ),
-        // Found by neither: a variable of its own, a macro, another list.
+        // Not found by vLLM either: a variable of its own, a macro, another list.
         ("{% for m in messages %}{% set content = m.content %}{% for c in content %}{% endfor %}{% endfor %}", false),
         ("{% for m in messages %}{% for c in m.tool_calls %}{% endfor %}{% endfor %}", false),
         ("{% for m in messages %}{% for c in m.content.items() %}{% endfor %}{% endfor %}", false),
@@ -130,7 +130,7 @@ fn tells_templates_that_want_parts() {
 }
 
 #[test]
-fn generation_marks_are_a_scope_and_nothing_else() {
+fn generation_marks_are_scopes() {
     let source =
         "{% set x = 1 %}\n{%- generation -%}\n{% set x = 2 %}{{ x }}{% endgeneration %}\n{{ x }} {{ 'generation' }}";
     assert_eq!(render(source).unwrap(), "21 generation");
@@ -139,9 +139,9 @@ fn generation_marks_are_a_scope_and_nothing_else() {
 }
 
 proptest::proptest! {
-    /// Whatever a template's source is, it is compiled or refused.
+    /// Any template source is compiled or rejected.
     #[test]
-    fn no_source_panics(source in "(\\{%|%\\}|\\{\\{|\\}\\}|\\{#|#\\}|-|for|in|set|messages|content|raw|endraw|generation|'|\"|\\\\|\\[|\\]|\\.|\\||:|=| |é|\n){0,40}") {
+    fn no_source_causes_a_panic(source in "(\\{%|%\\}|\\{\\{|\\}\\}|\\{#|#\\}|-|for|in|set|messages|content|raw|endraw|generation|'|\"|\\\\|\\[|\\]|\\.|\\||:|=| |é|\n){0,40}") {
         let _ = ContentFormat::detect(&source);
         let _ = without_generation_marks(&source);
         if let Ok(template) = ChatTemplate::compile(&source) {

@@ -1,27 +1,30 @@
-//! Bounds on what one piece of a regex-split tokenizer can be.
+//! Limits on the parts of a regex-split tokenizer.
 //!
-//! These tokenizers split text into pieces by a regular expression and merge bytes within each piece, at a cost that grows faster than the
-//! piece. A *run* is text in which no piece is sure to end. Ordinary text has short ones; one that is longer than [`MAX_RUN_BYTES`] is cut
-//! there, so its tokens differ from an unbounded tokenizer's at the cuts, and nowhere else.
+//! These tokenizers split text by a regular expression and merge bytes within each part, at a cost that grows faster
+//! than the part. A *run* is text in which no part is certain to end. Ordinary text has short runs. A run longer than
+//! [`MAX_RUN_BYTES`] is cut there, so its tokens differ from an unlimited tokenizer's at the cuts only.
 
-/// A run is cut after 4 KiB: no word of any language is as long, and the regex engine overflows its stack only at 100 times that.
-pub const MAX_RUN_BYTES: usize = 4 << 10;
-/// Runs of 256 bytes and more count as long: tiktoken-rs merges them, in some three to six times the CPU time of ordinary text. Sentences of unspaced scripts stay below.
-pub const LONG_RUN_BYTES: usize = 256;
-/// 4 MiB in one text, some 0.1 s of CPU time: a context of a million tokens.
-pub const DEFAULT_MAX_TEXT_BYTES: usize = 4 << 20;
-/// 128 KiB in long runs in one text, some 20 ms of CPU time: more than the rulers and padding of a large document, less than an attack.
-pub const DEFAULT_MAX_LONG_RUN_BYTES: usize = 128 << 10;
+/// A run is cut after 4 KiB: no word of any language is as long, and the regex engine overflows its stack
+/// only at 100 times that.
+pub(crate) const MAX_RUN_BYTES: usize = 4 << 10;
+/// Runs of 256 bytes and more count as long: tiktoken-rs merges them in three to six times the CPU time of ordinary
+/// text. Sentences of unspaced scripts are shorter.
+pub(crate) const LONG_RUN_BYTES: usize = 256;
+/// Default limit of one text, 4 MiB: a context of a million tokens, or some 0.1 s of CPU time.
+pub(crate) const DEFAULT_MAX_TEXT_BYTES: usize = 4 << 20;
+/// Default limit of bytes in long runs of one text, 128 KiB, or some 20 ms of CPU time: enough for the rulers and
+/// padding of a large document, too little for an attack.
+pub(crate) const DEFAULT_MAX_LONG_RUN_BYTES: usize = 128 << 10;
 
-/// What the tokenizer is given at once: text without a run beyond the bound.
+/// Input for one call of the tokenizer: text without a run over the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window<'t> {
     pub(super) text: &'t str,
-    /// Bytes of it in long runs.
+    /// Its bytes in long runs.
     pub(super) long_bytes: usize,
 }
 
-/// A text in windows, usually one. One ends only where a run is cut.
+/// Divides a text into windows, usually one. A window ends only where a run is cut.
 #[derive(Clone, Debug)]
 pub(super) struct Windows<'t> {
     rest: &'t str,
@@ -47,7 +50,8 @@ impl<'t> Iterator for Windows<'t> {
     }
 }
 
-/// The end of the first window of `text`, and how many of its bytes are in long runs. Looks at a few characters in [`LONG_RUN_BYTES`].
+/// Returns the end of the first window of `text`, and how many of its bytes are in long runs. Reads
+/// a few characters per [`LONG_RUN_BYTES`].
 fn window(text: &str) -> (usize, usize) {
     let mut start = 0;
     let mut long_bytes = 0;
@@ -70,12 +74,12 @@ fn window(text: &str) -> (usize, usize) {
     }
 }
 
-/// The last place between characters that is not behind `at`.
+/// Returns the last character boundary that is not after `at`.
 fn floor(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// The last place in `start+1..=far` where a piece is sure to end.
+/// Returns the last position in `start+1..=far` where a part is certain to end.
 fn last_break(text: &str, start: usize, far: usize) -> Option<usize> {
     let mut right = text.get(far..)?.chars().next()?;
     for (at, left) in text.get(start..far)?.char_indices().rev() {
@@ -87,7 +91,7 @@ fn last_break(text: &str, start: usize, far: usize) -> Option<usize> {
     None
 }
 
-/// The first place in `from..cap` where a piece is sure to end.
+/// Returns the first position in `from..cap` where a part is certain to end.
 fn first_break(text: &str, from: usize, cap: usize) -> Option<usize> {
     let mut left = text.get(..from)?.chars().next_back()?;
     for (at, right) in text.get(from..cap)?.char_indices() {
@@ -105,7 +109,7 @@ enum Class {
     Letter,
     Digit,
     Punctuation,
-    /// What the patterns put with letters and with symbols alike (combining marks), and all that is too rare to be told apart.
+    /// Characters that the patterns treat as letters and as symbols (combining marks), and rare ones.
     Unsure,
 }
 
@@ -124,8 +128,8 @@ fn class(c: char) -> Class {
     }
 }
 
-/// Says whether no piece of any of the encodings' patterns holds `left` and then `right`, but for the one character that a piece may
-/// begin with. Pieces of symbols also take the line ends and slashes behind them, in any mixture.
+/// Whether no match of any encoding's pattern has `left` followed by `right`, except for the one character that a match
+/// may begin with. Matches of symbols also include the line ends and slashes after them, in any mixture.
 fn ends_between(left: char, right: char) -> bool {
     let tail = |c| matches!(c, '\n' | '\r' | '/');
     if tail(left) && tail(right) {

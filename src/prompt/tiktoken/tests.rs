@@ -1,8 +1,8 @@
-use super::runs::{Window, Windows};
+use super::runs::{MAX_RUN_BYTES, Window, Windows};
 use super::*;
 use proptest::prelude::*;
 
-/// One for all tests: a table takes a while to read in an unoptimised build.
+/// One set for all tests: loading a table takes a while in a debug build.
 fn tables() -> &'static Tables {
     static TABLES: OnceLock<Tables> = OnceLock::new();
     TABLES.get_or_init(Tables::default)
@@ -14,14 +14,14 @@ fn encode(encoding: Encoding, text: &str) -> Vec<u32> {
     out
 }
 
-/// tiktoken-rs alone, marks and all.
+/// The ids of tiktoken-rs alone, special tokens included.
 fn plain(encoding: Encoding, text: &str) -> Vec<u32> {
     let encoder = tables().encoder(encoding);
     encoder.table().expect("loads").bpe.encode_with_special_tokens(text)
 }
 
 #[test]
-fn encodings_by_name_and_by_model() {
+fn encodings_are_found_by_name_and_by_model() {
     for encoding in Encoding::ALL {
         assert_eq!(Encoding::by_name(encoding.name()), Some(encoding));
     }
@@ -42,18 +42,18 @@ fn encodings_by_name_and_by_model() {
 }
 
 #[test]
-fn known_ids() {
+fn ids_equal_those_of_openai() {
     // From OpenAI's own tiktoken.
     assert_eq!(encode(Encoding::O200kBase, "hello world"), [24_912, 2_375]);
     assert_eq!(encode(Encoding::Cl100kBase, "hello world"), [15_339, 1_917]);
     assert_eq!(encode(Encoding::R50kBase, "hello world"), [31_373, 995]);
     assert_eq!(encode(Encoding::O200kHarmony, "<|start|>hello<|end|>"), [200_006, 24_912, 200_007]);
     assert_eq!(encode(Encoding::O200kBase, "a<|endoftext|>"), [64, 199_999]);
-    assert_ne!(encode(Encoding::O200kBase, "<|start|>")[0], 200_006, "a mark of another encoding is text");
+    assert_ne!(encode(Encoding::O200kBase, "<|start|>")[0], 200_006, "a special token of another encoding is text");
 }
 
 #[test]
-fn tables_are_read_when_used_and_once() {
+fn tables_are_loaded_once_when_used() {
     let tables = Tables::default();
     let one = tables.encoder(Encoding::R50kBase);
     assert_eq!(format!("{tables:?}"), "[]");
@@ -62,7 +62,7 @@ fn tables_are_read_when_used_and_once() {
     assert!(Arc::ptr_eq(&one.table, &tables.encoder(Encoding::R50kBase).table));
 }
 
-/// Text as it comes, and text that tokenizers stumble over.
+/// Ordinary text, and text that causes problems in tokenizers.
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => "[ ]?[A-Za-z]{1,9}",
@@ -88,14 +88,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 48 } else { 512 }))]
 
     #[test]
-    fn ordinary_text_is_encoded_as_tiktoken_does(text in text(), encoding in prop::sample::select(vec![
+    fn ordinary_text_has_the_ids_of_tiktoken(text in text(), encoding in prop::sample::select(vec![
         Encoding::O200kBase, Encoding::O200kHarmony, Encoding::Cl100kBase, Encoding::P50kBase, Encoding::R50kBase,
     ])) {
         prop_assert_eq!(encode(encoding, &text), plain(encoding, &text));
     }
 
     #[test]
-    fn windows_are_the_text_and_bounded(parts in prop::collection::vec(("\\PC{1,3}", 1usize..3_000), 0..6)) {
+    fn windows_are_the_text_and_limited(parts in prop::collection::vec(("\\PC{1,3}", 1usize..3_000), 0..6)) {
         let text: String = parts.iter().map(|(c, n)| c.repeat(*n)).collect();
         let windows: Vec<Window<'_>> = Windows::new(&text).collect();
         prop_assert_eq!(windows.iter().map(|w| w.text).collect::<String>(), &*text);
@@ -104,9 +104,9 @@ proptest! {
     }
 }
 
-/// Where pieces are merged here and where by tiktoken-rs, with whitespace given back and without.
+/// Lengths that are merged here and lengths that tiktoken-rs merges, with and without white space given back.
 #[test]
-fn runs_of_every_length_are_encoded_as_tiktoken_does() {
+fn runs_of_every_length_have_the_ids_of_tiktoken() {
     for encoding in Encoding::ALL {
         for unit in [" ", "\n", " \n", "\u{A0}", "-", "é"] {
             for times in [1, 2, 3, 99, 100, 127, 128, 129, 130, 300] {
@@ -139,7 +139,7 @@ fn long_runs_are_cut_and_counted() {
         let long: usize = windows.iter().map(|w| w.long_bytes).sum();
         assert!(long > text.len() - MAX_RUN_BYTES, "{:?}", text.get(..4));
     }
-    // The same between two words, and what stands before the run is not cut off from it.
+    // The same between two words; text before the run is not cut off from it.
     let padded = format!("left{}right", " ".repeat(1_000));
     let windows: Vec<Window<'_>> = Windows::new(&padded).collect();
     assert_eq!(windows, [Window { text: &padded, long_bytes: 1_000 }]);
@@ -150,7 +150,7 @@ fn long_runs_are_cut_and_counted() {
 }
 
 #[test]
-fn no_text_makes_it_panic_and_none_exceeds_its_budget() {
+fn no_text_causes_a_panic_or_exceeds_its_budget() {
     // 1 MiB of spaces overflows the stack of tiktoken-rs's regex engine.
     let encoder = tables().encoder(Encoding::R50kBase).with_budget(2 << 20, 2 << 20);
     let spaces = " ".repeat(1 << 20);
@@ -162,13 +162,13 @@ fn no_text_makes_it_panic_and_none_exceeds_its_budget() {
     let mut out = vec![1];
     let error = bounded.encode(&spaces, &mut out).expect_err("too many in runs");
     assert!(matches!(error, EncodeError::Budget { done: 0, bytes: 1_048_576 }), "{error:?}");
-    assert_eq!(out, [1], "nothing half done stays");
+    assert_eq!(out, [1], "a failure appends nothing");
     let small = tables().encoder(Encoding::R50kBase).with_budget(10, 10);
     assert_eq!(small.encode("eleven char", &mut out), Err(EncodeError::Budget { done: 0, bytes: 11 }));
 }
 
 #[test]
-fn every_mark_of_harmony_is_found_among_others() {
+fn special_tokens_of_harmony_are_found_among_others() {
     let text = "<|reserved_200013|><|reserved_20001|><|<|call|>|><<|channel|>final<|message|><|reserved_201087|>";
     assert_eq!(encode(Encoding::O200kHarmony, text), plain(Encoding::O200kHarmony, text));
     assert_eq!(tables().encoder(Encoding::O200kHarmony).table().unwrap().marks.len(), 1_090);

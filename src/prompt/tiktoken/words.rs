@@ -1,9 +1,10 @@
-//! Ordinary text with tiktoken-rs's ids: English and code in two fifths of its time or less.
+//! Encodes ordinary text with tiktoken-rs's ids, English and code in two fifths of its time or less.
 //!
-//! tiktoken's patterns look ahead in one place: whitespace before a word leaves its last character to the word. An engine that looks ahead
-//! backtracks, and that is most of what encoding costs. Here the pattern goes without: what the alternative that looks ahead would have given
-//! back is given back afterwards, and a deterministic automaton finds the pieces. Nearly every piece is a token, found in a table whose keys
-//! are the bytes themselves; another is merged by rank. Pieces that are long are left to tiktoken-rs.
+//! tiktoken's patterns have one lookahead: white space before a word leaves its last character to the word. A
+//! regex engine with lookahead backtracks, which is most of the cost of encoding. Here the pattern has no
+//! lookahead: the character is given back afterwards, and a deterministic automaton finds the parts. Nearly
+//! every part is a token, found in a table whose keys are the bytes themselves; others are merged by rank. Long
+//! parts are passed to tiktoken-rs.
 
 use super::Encoding;
 use ahash::{AHashMap, AHashSet};
@@ -12,40 +13,41 @@ use regex_automata::meta::{Cache, Regex};
 use regex_automata::{Anchored, Input};
 use tiktoken_rs::CoreBPE;
 
-/// Beyond 128 bytes tiktoken-rs merges faster: it keeps pairs in a heap, and here all are looked at for each merge.
+/// Longest part that is merged here, in bytes. tiktoken-rs merges longer ones faster: it keeps pairs in a heap, while
+/// here all are compared for each merge.
 const LONGEST_MERGED: usize = 128;
-/// Ids of all encodings are below 2¹⁸.
+/// Upper limit of the ids in all encodings.
 const MAX_IDS: u32 = 1 << 18;
-/// Tokens of up to 15 bytes, 97 of 100, have keys that need no memory of their own.
+/// Longest token, in bytes, whose key needs no memory of its own: 97 of 100 tokens.
 const SHORT: usize = 15;
-/// No token.
+/// Marks the absence of a token.
 const NONE: u32 = u32::MAX;
 
 /// Tokens and the pattern of one encoding.
 pub(super) struct Words {
     pattern: Regex,
-    /// The pattern has whitespace end with its last line end, and such a piece gives nothing back.
+    /// Whether the pattern ends white space at its last line end; such a match gives nothing back.
     ends_lines: bool,
     short: AHashMap<u128, u32>,
     long: AHashMap<Box<[u8]>, u32>,
-    /// Of the threads that encode, as many as there were at once.
+    /// Buffers of the threads that encode, as many as ever encoded at once.
     desks: Mutex<Vec<Desk>>,
 }
 
-/// What encoding works with.
+/// Buffers of one thread.
 struct Desk {
     cache: Cache,
-    parts: Vec<Part>,
+    parts: Vec<MergePart>,
 }
 
-/// A part of a piece that is merged.
-struct Part {
+/// A part of a match that is merged.
+struct MergePart {
     start: usize,
-    /// Of the token that it makes with the next part.
+    /// Rank of the token that it forms with the next part.
     rank: u32,
 }
 
-/// tiktoken's pattern without the alternative that looks ahead, and whether whitespace ends with its last line end.
+/// Returns tiktoken's pattern without lookahead, and whether white space ends at its last line end.
 fn pattern(encoding: Encoding) -> (String, bool) {
     const SUFFIX: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
     const UPPER: &str = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}";
@@ -66,7 +68,7 @@ fn pattern(encoding: Encoding) -> (String, bool) {
     }
 }
 
-/// The bytes of a short token and how many they are.
+/// Returns the bytes of a short token together with its length.
 fn key(bytes: &[u8]) -> Option<u128> {
     let mut key = [0; SHORT + 1];
     key.get_mut(..SHORT)?.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -74,15 +76,15 @@ fn key(bytes: &[u8]) -> Option<u128> {
 }
 
 impl Words {
-    /// Those of `bpe`, which is the table of `encoding`; `marks` are ids that ordinary text does not have.
+    /// Creates the tokens of `bpe`, which is the table of `encoding`; `marks` are ids that ordinary text does not have.
     ///
     /// # Errors
-    /// When the pattern is none.
+    /// When the pattern is invalid.
     pub(super) fn new(encoding: Encoding, bpe: &CoreBPE, marks: impl Iterator<Item = u32>) -> Result<Self, String> {
         let (pattern, ends_lines) = pattern(encoding);
         let pattern = Regex::new(&pattern).map_err(|e| e.to_string())?;
         let marks: AHashSet<u32> = marks.collect();
-        // As many as the largest encodings have, which would have it grow many times.
+        // As many as the largest encodings have, so that the table does not grow many times.
         let (mut short, mut long) = (AHashMap::with_capacity(MAX_IDS as usize / 4 * 3), AHashMap::new());
         for id in (0..MAX_IDS).filter(|id| !marks.contains(id)) {
             let Ok(bytes) = bpe.decode_bytes(&[id]) else { continue };
@@ -121,7 +123,7 @@ impl Words {
         self.desks.lock().push(desk);
     }
 
-    /// The first piece of `text`, and the rest of it.
+    /// Returns the first match in `text`, and the rest.
     fn piece<'t>(&self, text: &'t str, cache: &mut Cache) -> Option<(&'t str, &'t str)> {
         let input = Input::new(text).anchored(Anchored::Yes);
         let end = self.pattern.search_half_with(cache, &input)?.offset();
@@ -129,15 +131,16 @@ impl Words {
         let last = piece.chars().next_back()?;
         let gives_back = last.is_whitespace() && !rest.is_empty() && !(self.ends_lines && matches!(last, '\n' | '\r'));
         let kept = end - if gives_back { last.len_utf8() } else { 0 };
-        // One space alone has nothing to give.
+        // A single space has nothing to give back.
         text.split_at_checked(if kept > 0 { kept } else { end })
     }
 
-    /// The ids of a piece that is no token: of all neighbours that make one, those with the lowest rank are merged first.
-    fn merge(&self, piece: &[u8], parts: &mut Vec<Part>, out: &mut Vec<u32>) {
+    /// Appends the ids of a part that is not a token: of all neighbours that form one, those with the
+    /// lowest rank are merged first.
+    fn merge(&self, piece: &[u8], parts: &mut Vec<MergePart>, out: &mut Vec<u32>) {
         let id = |from: usize, to: usize| piece.get(from..to).and_then(|bytes| self.id(bytes)).unwrap_or(NONE);
         parts.clear();
-        parts.extend((0..=piece.len()).map(|start| Part { start, rank: id(start, start + 2) }));
+        parts.extend((0..=piece.len()).map(|start| MergePart { start, rank: id(start, start + 2) }));
         while let Some((at, part)) = parts.iter().enumerate().min_by_key(|(_, part)| part.rank)
             && part.rank != NONE
         {

@@ -30,7 +30,7 @@ fn collect_up_to<'c>(
     answer.finish().map(str::to_owned).ok_or(answer.stopped())
 }
 
-/// Feeds the answer whole, cut in two at every byte and byte by byte; all must agree.
+/// Feeds the response whole, split in two at every byte, and byte by byte; all results must be equal.
 fn text(api: Api, format: AnswerFormat, answer: &[u8]) -> Result<String, Option<Stop>> {
     let whole = collect(api, format, [answer]);
     for at in 0..=answer.len() {
@@ -56,7 +56,7 @@ fn stream_text(api: Api, events: &[Value]) -> Result<String, Option<Stop>> {
 }
 
 #[test]
-fn real_answers_give_their_text() {
+fn recorded_responses_give_their_text() {
     use AnswerFormat::*;
     let cases = [
         ("chat", Api::ChatCompletions, Json, "ures couldstatus importas ImportErrorlibc G"),
@@ -75,7 +75,7 @@ fn real_answers_give_their_text() {
 }
 
 #[test]
-fn reasoning_is_no_text() {
+fn reasoning_is_not_text() {
     let chat =
         json!({"choices": [{"index": 0, "message": {"reasoning_content": "hm", "reasoning": "hm", "content": "yes"}}]});
     assert_eq!(json_text(Api::ChatCompletions, &chat).as_deref(), Ok("yes"));
@@ -118,13 +118,17 @@ fn only_choice_0_counts() {
         json!({"choices": [{"index": 10, "delta": {"content": "c"}}]}),
         json!({"choices": [{"delta": {"content": "a"}}]}),
     ];
-    assert_eq!(stream_text(Api::ChatCompletions, &events).as_deref(), Ok("aa"), "without an index it is the only one");
+    assert_eq!(
+        stream_text(Api::ChatCompletions, &events).as_deref(),
+        Ok("aa"),
+        "without an index, it is the only choice"
+    );
     let batch = json!({"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]});
     assert_eq!(json_text(Api::Completions, &batch).as_deref(), Ok("a"));
 }
 
 #[test]
-fn an_answer_with_more_than_one_text_in_it_has_none() {
+fn response_with_other_parts_than_one_text_has_none() {
     let not_plain = Err(Some(Stop::NotPlain));
     for message in [
         json!({"content": "let me see", "tool_calls": [{"id": "call_1", "function": {"name": "f", "arguments": "{}"}}]}),
@@ -165,13 +169,13 @@ fn an_answer_with_more_than_one_text_in_it_has_none() {
             .collect();
         assert_eq!(stream_text(Api::Responses, &events), not_plain);
     }
-    // No calls is no calls, however it is said.
+    // Null and an empty list mean that there are no calls.
     let none = json!({"choices": [{"index": 0, "message": {"content": "a", "tool_calls": [], "function_call": null}}]});
     assert_eq!(json_text(Api::ChatCompletions, &none).as_deref(), Ok("a"));
 }
 
 #[test]
-fn escapes_become_what_they_stand_for() {
+fn escapes_are_decoded() {
     let answer = br#"{"choices":[{"\u0069ndex":0,"te\u0078t":"\"\\\/\b\f\n\r\t \u00e9\u20AC\ud83d\ude00 \ud83d \ude00\ud83d"}]}"#;
     assert_eq!(
         text(Api::Completions, AnswerFormat::Json, answer).as_deref(),
@@ -180,7 +184,7 @@ fn escapes_become_what_they_stand_for() {
 }
 
 #[test]
-fn a_long_text_stops_the_collection() {
+fn text_over_the_limit_stops_the_collection() {
     let event = |text: &str, index: u32| json!({"choices": [{"delta": {"content": text}, "index": index}]});
     let up_to_8 = |events: &[Value]| {
         let body = stream(events);
@@ -194,7 +198,7 @@ fn a_long_text_stops_the_collection() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_gives_whole_events_or_nothing() {
+fn interrupted_response_gives_whole_events_or_nothing() {
     let body =
         stream(&[json!({"choices": [{"delta": {"content": "a"}}]}), json!({"choices": [{"delta": {"content": "b"}}]})]);
     let second = body.windows(3).position(|w| w == b"\"b\"").unwrap();
@@ -205,7 +209,7 @@ fn an_answer_that_breaks_off_gives_whole_events_or_nothing() {
 }
 
 #[test]
-fn what_is_not_the_api_is_not_read() {
+fn response_of_another_api_is_not_read() {
     let malformed = Err(Some(Stop::Malformed));
     for garbage in ["[]", "1", "\"text\"", "{]", "{\"a\":[}", "{1:2}", "{{", "data: {}"] {
         assert_eq!(text(Api::Completions, AnswerFormat::Json, garbage.as_bytes()), malformed, "{garbage}");
@@ -221,7 +225,7 @@ fn what_is_not_the_api_is_not_read() {
 }
 
 #[test]
-fn lines_that_are_no_data_say_nothing() {
+fn lines_without_data_are_ignored() {
     let body = ": ping\n\nevent: x\r\nid: 1\r\ndata:{\"choices\":[{\"text\":\"a\"}]}\r\n\r\ndata\ndatum: {\ndata: 1\ndata: [DONE]\n\n";
     assert_eq!(text(Api::Completions, AnswerFormat::Events, body.as_bytes()).as_deref(), Ok("a"));
 }
@@ -231,7 +235,7 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z ]{0,12}", "[\"\\\\\n\r\t\u{1}é€😀a/]{0,12}"]
 }
 
-/// Values that hold the keys of answers in the wrong places.
+/// Values that have the keys of responses at wrong positions.
 fn decoy() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![Just(Value::Null), any::<i32>().prop_map(Value::from), any_text().prop_map(Value::from)];
     let key =
@@ -245,7 +249,7 @@ fn decoy() -> impl Strategy<Value = Value> {
     })
 }
 
-/// An object of `fields` and decoys under names that mean nothing, in any order.
+/// An object of `fields` and decoys under irrelevant names, in any order.
 fn object(fields: Vec<(&'static str, Value)>) -> impl Strategy<Value = String> {
     let decoys = prop::collection::vec((prop::sample::select(vec!["a", "logprobs", "usage"]), decoy()), 0..3);
     decoys.prop_flat_map(move |decoys| {
@@ -262,7 +266,7 @@ fn object(fields: Vec<(&'static str, Value)>) -> impl Strategy<Value = String> {
     })
 }
 
-/// Events of a chat: texts of choices 0 and 1, and what choice 0 says by serde_json's account.
+/// Events of a chat: texts of choices 0 and 1, and the text of choice 0 according to serde_json.
 fn chat() -> impl Strategy<Value = (Vec<String>, String)> {
     let event = (any_text(), prop::bool::weighted(0.8)).prop_flat_map(|(text, first)| {
         object(vec![("content", text.into()), ("role", "assistant".into())])
@@ -302,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn chunking_changes_nothing(
+    fn chunk_boundaries_change_nothing(
         pieces in prop::collection::vec(prop::sample::select(vec![
             "data: {", "data:", "\n", "\"choices\":[{", "\"delta\":{", "\"content\":\"", "\"index\":", "0", "1", "\\", "u", "d83d", "\"",
             ":", "{", "}", "[", "]", "}]}\n\n", ",", "a", "\u{20ac}", "\"type\":\"text\"", "\"text\":\"", "\"output\":[{\"content\":[{",

@@ -1,62 +1,63 @@
-//! Walks JSON as it passes, in pieces of any size, without keeping it: brackets, keys and the strings that are asked for.
+//! Walks a JSON document that arrives in pieces of any size, without storing it: brackets,
+//! keys, and the requested strings.
 //!
-//! Lenient where nothing depends on it (commas, colons, the spelling of numbers), strict where a mistake would put text in the wrong
-//! place: brackets must match, keys must be strings, nesting is bounded.
+//! It is lenient where nothing depends on it (commas, colons, the form of numbers) and strict where an error would put
+//! text at a wrong position: brackets must match, keys must be strings, nesting is limited.
 
 use super::word::{Word, WordBuffer};
 use memchr::memchr2;
 
-/// Deepest nesting that is followed: what serde_json allows by default.
+/// Deepest nesting that is followed: serde_json's default.
 const MAX_DEPTH: u32 = 128;
 
 /// What to do with a string value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sink {
-    /// Nothing.
+    /// Ignore the string.
     Skip,
-    /// It is text of the answer: hand it over, unescaped.
+    /// Deliver the string unescaped: it is text of the response.
     Text,
-    /// It says what something is: hand it over as a [`Word`].
+    /// Deliver the string as a [`Word`]: it is the type of something.
     Word,
-    /// It is a key.
+    /// The string is a key.
     Key,
 }
 
-/// Sees what the walker walks over.
+/// Receives what the walker finds.
 pub(super) trait Visitor {
     /// An object or array begins.
     fn open(&mut self, array: bool);
     /// The innermost object or array ends.
     fn close(&mut self);
-    /// A key.
+    /// A key was read.
     fn key(&mut self, key: Word);
-    /// A string value begins: what to do with it.
+    /// A string value begins. Returns what to do with it.
     fn string(&mut self) -> Sink;
     /// The next bytes of a string that is text.
     fn text(&mut self, part: &[u8]);
-    /// A string that was asked for as a word.
+    /// A string that was requested as a word.
     fn word(&mut self, word: Word);
-    /// A number, `true`, `false` or `null`: whether it is spelled `0`.
+    /// A number, `true`, `false` or `null`; the flag is whether it is `0`.
     fn scalar(&mut self, zero: bool);
 }
 
-/// Where a walk stands after a chunk.
+/// WalkState of a walk after a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// In the middle.
+    /// The document continues.
     Open,
     /// The outermost object has ended.
     Done,
-    /// This is not JSON.
+    /// The bytes are not JSON.
     Broken,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum WalkState {
     #[default]
     Between,
     String(Sink),
-    /// In a number or a name, which so far is `0` or not.
+    /// Inside a number or a name, which is `0` so far or not.
     Scalar {
         zero: bool,
     },
@@ -66,39 +67,39 @@ enum State {
 enum Escape {
     #[default]
     None,
-    /// After the backslash.
+    /// After a backslash.
     Begun,
-    /// In `\uXXXX`.
+    /// Inside a `\uXXXX` escape.
     Unicode { digits: u8, unit: u16 },
 }
 
-/// One document on its way.
+/// WalkState of one document.
 #[derive(Debug, Default)]
 pub(super) struct Walker {
-    state: State,
+    state: WalkState,
     escape: Escape,
-    /// The first half of a surrogate pair, which waits for the second.
+    /// The first half of a surrogate pair, until the second half arrives.
     high: Option<u16>,
     /// One bit for each open bracket, the innermost lowest: set for an object.
     objects: u128,
     depth: u32,
-    /// The next string is a key.
+    /// Whether the next string is a key.
     key_next: bool,
     word: WordBuffer,
 }
 
 impl Walker {
-    /// Takes the next bytes of the document. Nothing may follow `Done` or `Broken`.
+    /// Processes the next bytes of the document. Must not be called after `Done` or `Broken`.
     pub(super) fn push(&mut self, chunk: &[u8], visitor: &mut impl Visitor) -> Progress {
         let mut rest = chunk;
         loop {
             rest = match self.state {
-                State::String(sink) => self.string(rest, sink, visitor),
-                State::Scalar { zero } => self.scalar(rest, zero, visitor),
-                State::Between => {
+                WalkState::String(sink) => self.string(rest, sink, visitor),
+                WalkState::Scalar { zero } => self.scalar(rest, zero, visitor),
+                WalkState::Between => {
                     let Some((byte, after)) = rest.split_first() else { return Progress::Open };
                     match self.between(*byte, visitor) {
-                        Progress::Open if matches!(self.state, State::Scalar { .. }) => rest,
+                        Progress::Open if matches!(self.state, WalkState::Scalar { .. }) => rest,
                         Progress::Open => after,
                         end => return end,
                     }
@@ -114,7 +115,7 @@ impl Walker {
         match byte {
             b'"' if self.depth > 0 => {
                 let sink = if self.key_next { Sink::Key } else { visitor.string() };
-                self.state = State::String(sink);
+                self.state = WalkState::String(sink);
             }
             b',' => self.key_next = self.objects & 1 == 1,
             b':' | b' ' | b'\t' | b'\r' | b'\n' => {}
@@ -141,23 +142,23 @@ impl Walker {
                 }
             }
             _ if self.key_next || self.depth == 0 => return Progress::Broken,
-            _ => self.state = State::Scalar { zero: true },
+            _ => self.state = WalkState::Scalar { zero: true },
         }
         Progress::Open
     }
 
-    /// Inside a number or a name: up to what can't belong to it.
+    /// Consumes a number or a name up to the first byte that cannot belong to it.
     fn scalar<'c>(&mut self, chunk: &'c [u8], zero: bool, visitor: &mut impl Visitor) -> &'c [u8] {
         let end =
             chunk.iter().position(|b| matches!(b, b',' | b'}' | b']' | b'"' | b':' | b' ' | b'\t' | b'\r' | b'\n'));
         let (part, rest) = chunk.split_at(end.unwrap_or(chunk.len()));
-        // `00` is no number, so a zero that goes on is still taken for one: no harm in it.
+        // `00` is not a valid number; treating it as a zero does no harm.
         let zero = zero && part.iter().all(|b| *b == b'0');
         if end.is_some() {
             visitor.scalar(zero);
-            self.state = State::Between;
+            self.state = WalkState::Between;
         } else {
-            self.state = State::Scalar { zero };
+            self.state = WalkState::Scalar { zero };
         }
         rest
     }
@@ -179,7 +180,7 @@ impl Walker {
             self.escape = Escape::Begun;
             return after;
         }
-        self.state = State::Between;
+        self.state = WalkState::Between;
         match sink {
             Sink::Skip => {}
             Sink::Text => self.take(part, sink, visitor),
@@ -198,7 +199,7 @@ impl Walker {
         after
     }
 
-    /// Takes a part of a string that holds no escapes.
+    /// Processes a part of a string without escapes.
     fn take(&mut self, part: &[u8], sink: Sink, visitor: &mut impl Visitor) {
         self.flush_high(sink, visitor);
         match sink {
@@ -209,7 +210,7 @@ impl Walker {
     }
 }
 
-/// Escapes.
+/// Decoding of escapes.
 impl Walker {
     fn escaped<'c>(&mut self, chunk: &'c [u8], sink: Sink, visitor: &mut impl Visitor) -> &'c [u8] {
         let Some((byte, after)) = chunk.split_first() else { return &[] };
@@ -228,7 +229,8 @@ impl Walker {
                 self.take(&[plain], sink, visitor);
             }
             Escape::Unicode { digits, unit } => {
-                // What is no digit counts as 0: such a document is no JSON, and what becomes of it doesn't matter.
+                // A character that is not a digit counts as 0: the document is not valid JSON, so
+                // the result does not matter.
                 let digit = char::from(*byte).to_digit(16).unwrap_or(0);
                 let unit = unit << 4 | digit as u16;
                 if digits < 3 {
@@ -242,7 +244,7 @@ impl Walker {
         after
     }
 
-    /// Takes one UTF-16 unit.
+    /// Processes one UTF-16 unit.
     fn unit(&mut self, unit: u16, sink: Sink, visitor: &mut impl Visitor) {
         let decoded = match (self.high, unit) {
             (Some(high), 0xDC00..=0xDFFF) => {
@@ -260,7 +262,7 @@ impl Walker {
         self.take(decoded.unwrap_or(char::REPLACEMENT_CHARACTER).encode_utf8(&mut utf8).as_bytes(), sink, visitor);
     }
 
-    /// Half a pair that is followed by something else stands for nothing.
+    /// Replaces half a surrogate pair that was not completed.
     fn flush_high(&mut self, sink: Sink, visitor: &mut impl Visitor) {
         if self.high.take().is_some() {
             let mut utf8 = [0; 4];

@@ -1,9 +1,9 @@
-//! The keys and names that matter in an answer; all others are one.
+//! The keys and type names that matter in a response; all others are one variant.
 
-/// The longest word below is 26 bytes long.
+/// Longest word that is stored, in bytes; the longest one below has 26.
 const MAX_WORD: usize = 32;
 
-/// A key, or the `type` of something.
+/// A key, or the `type` of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Word {
     #[default]
@@ -68,11 +68,11 @@ impl Word {
     }
 }
 
-/// A word that comes in pieces.
+/// Collects a word that arrives in pieces.
 #[derive(Debug, Default)]
 pub(super) struct WordBuffer {
     bytes: [u8; MAX_WORD],
-    /// More than [`MAX_WORD`] when it was too long to keep.
+    /// Length so far; more than [`MAX_WORD`] when the word is too long to store.
     len: usize,
 }
 
@@ -87,7 +87,7 @@ impl WordBuffer {
         }
     }
 
-    /// The word that ends with `last`; empties the buffer.
+    /// Returns the word that ends with `last`, and clears the buffer.
     pub(super) fn finish(&mut self, last: &[u8]) -> Word {
         if self.len == 0 {
             return Word::of(last);

@@ -1,3 +1,4 @@
+use super::members::value_end;
 use super::*;
 use proptest::prelude::*;
 use serde_json::{Map, Value};
@@ -7,7 +8,7 @@ fn edited(object: &str, edits: &Edits<'_>) -> String {
 }
 
 #[test]
-fn every_other_byte_stays() {
+fn edits_change_no_other_byte() {
     let set = || Edits::new().set("a", b"1");
     let remove = || Edits::new().remove("a");
     let replace = || Edits::new().replace("a", b"1");
@@ -35,7 +36,7 @@ fn every_other_byte_stays() {
         (r#"{"x":0}"#, inside(), r#"{"x":0,"p":{"a":1}}"#),
         (r#"{"x":0}"#, Edits::new().inside("p", remove()), r#"{"x":0}"#),
         (r#"{"p":null}"#, Edits::new().inside("p", remove()), r#"{"p":null}"#),
-        // Of two edits of one key the first counts.
+        // Of two edits of the same key, the first counts.
         ("{}", remove().set("a", b"1"), "{}"),
         ("{}", set().or_else(remove()).or_else(Edits::new().set("b", b"2")), r#"{"a":1,"b":2}"#),
     ] {
@@ -44,7 +45,7 @@ fn every_other_byte_stays() {
 }
 
 #[test]
-fn what_does_not_change_is_not_copied() {
+fn unchanged_object_is_not_copied() {
     let edits =
         Edits::new().remove("gone").replace("absent", b"1").set("same", b"[1]").inside("p", Edits::new().remove("x"));
     for object in [r#"{"same":[1]}"#, r#" {"same": [1], "p": {"y":1}, "p2":{"x":1}} "#] {
@@ -56,7 +57,7 @@ fn what_does_not_change_is_not_copied() {
 }
 
 #[test]
-fn what_can_not_be_edited() {
+fn invalid_input_is_an_error() {
     let edits = Edits::new().set("a", b"1").inside("p", Edits::new().remove("x"));
     for (bytes, says) in [
         ("", "expected a JSON object, got nothing"),
@@ -65,7 +66,7 @@ fn what_can_not_be_edited() {
         ("null", "got null"),
         ("-1", "got a number"),
         ("true", "got a boolean"),
-        ("\u{feff}{}", "got what is no JSON"),
+        ("\u{feff}{}", "got invalid JSON"),
         ("{", "expected a key at byte offset 1"),
         ("{,}", "expected a key"),
         (r#"{"a""#, "expected `:`"),
@@ -89,7 +90,7 @@ fn what_can_not_be_edited() {
 }
 
 #[test]
-fn values_end_where_they_end() {
+fn values_end_at_their_last_byte() {
     for length in 0..80 {
         let plain = "1,".repeat(length);
         for value in [
@@ -107,7 +108,7 @@ fn values_end_where_they_end() {
 }
 
 #[test]
-fn elements_of_arrays() {
+fn elements_of_arrays_are_found() {
     for (array, expected) in [
         ("[]", vec![]),
         (" [ 1 , \"a,]\",[2,3] ,{\"b\":[]}, null ] ", vec!["1", "\"a,]\"", "[2,3]", "{\"b\":[]}", "null"]),
@@ -121,7 +122,7 @@ fn elements_of_arrays() {
     }
 }
 
-/// One thing to do to a key, as [`Edits`] and as a map have it.
+/// One edit of a key, in the form of [`Edits`] and of a map.
 #[derive(Clone, Debug)]
 enum Step {
     Set(&'static str),
@@ -142,7 +143,7 @@ fn edits_of(steps: &[(&'static str, Step)]) -> Edits<'static> {
     })
 }
 
-/// The same on a map; `None` where an object is needed and something else stands.
+/// Applies the same edits to a map; `None` where an object is required and another type found.
 fn map_of(mut map: Map<String, Value>, steps: &[(&'static str, Step)]) -> Option<Map<String, Value>> {
     let mut done = Vec::new();
     for (key, step) in steps {
@@ -182,7 +183,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![3 => flat(), 1 => inner.prop_map(Step::Inside)]
 }
 
-/// An object as a client might write it: white space anywhere, keys twice and in odd spellings.
+/// An object as a client might write it: white space anywhere, keys twice and in unusual spellings.
 fn object() -> impl Strategy<Value = String> {
     let space = || prop::sample::select(&["", "", " ", "\n\t", "\r\n  "][..]);
     let key = prop::sample::select(
@@ -213,7 +214,7 @@ fn object() -> impl Strategy<Value = String> {
     })
 }
 
-/// The members that no step names, as they were written.
+/// The members that no edit names, as they were written.
 fn untouched(object: &[u8], steps: &[(&'static str, Step)]) -> Vec<Vec<u8>> {
     let members = Members::new(object).unwrap().map(Result::unwrap);
     members
@@ -224,7 +225,7 @@ fn untouched(object: &[u8], steps: &[(&'static str, Step)]) -> Vec<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn editing_bytes_is_editing_the_map(object in object(), steps in prop::collection::vec((prop::sample::select(KEYS), step()), 0..5)) {
+    fn edited_bytes_equal_the_edited_map(object in object(), steps in prop::collection::vec((prop::sample::select(KEYS), step()), 0..5)) {
         let map: Map<String, Value> = serde_json::from_str(&object).unwrap();
         let edits = edits_of(&steps);
         match (edits.apply(object.as_bytes()), map_of(map, &steps)) {
@@ -246,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn what_serde_takes_for_an_object_can_be_edited(text in r#"[{]?(["{}\[\]:, a1]|\\"|"a":|null|\\u0061){0,12}[}]?"#) {
+    fn object_that_serde_accepts_can_be_edited(text in r#"[{]?(["{}\[\]:, a1]|\\"|"a":|null|\\u0061){0,12}[}]?"#) {
         let edited = Edits::new().set("a", b"7").remove("b").apply(text.as_bytes());
         if let Ok(mut map) = serde_json::from_str::<Map<String, Value>>(&text) {
             map.insert("a".to_owned(), 7.into());
@@ -256,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_off_is_no_object(object in object(), at in any::<prop::sample::Index>()) {
+    fn truncated_object_is_an_error(object in object(), at in any::<prop::sample::Index>()) {
         let whole = object.trim_end();
         prop_assert!(Edits::new().remove("a").apply(&whole.as_bytes()[..at.index(whole.len())]).is_err());
     }

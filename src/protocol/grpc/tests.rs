@@ -43,7 +43,7 @@ fn embed_by_the_original_text() {
 }
 
 #[test]
-fn bodies_that_are_no_frame_are_refused() {
+fn bodies_without_a_valid_frame_are_rejected() {
     let sound = frame(&GenerateRequest { text: "x".to_owned(), ..Default::default() });
     let mut compressed = sound.clone();
     compressed[0] = 1;
@@ -70,7 +70,7 @@ fn bodies_that_are_no_frame_are_refused() {
 }
 
 #[test]
-fn counts_come_through_any_split() {
+fn counts_are_read_for_any_chunks() {
     let chunk = GenerateStreamChunk { prompt_tokens: 7, completion_tokens: 3, cached_tokens: 0 };
     let complete = GenerateComplete { prompt_tokens: 7, completion_tokens: 10, cached_tokens: 4 };
     let mut answer = frame(&GenerateResponse { chunk: Some(chunk), complete: None });
@@ -93,7 +93,7 @@ fn counts_come_through_any_split() {
 }
 
 #[test]
-fn messages_that_are_too_long_or_compressed_are_stepped_over() {
+fn messages_that_are_too_long_or_compressed_are_skipped() {
     let long = vec![7; DEFAULT_MAX_ANSWER_MESSAGE_BYTES + 1];
     let mut stream = vec![0];
     stream.extend_from_slice(&u32::try_from(long.len()).unwrap().to_be_bytes());

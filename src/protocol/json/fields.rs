@@ -1,9 +1,9 @@
-//! The fields of each API's body, and what an absent one means.
+//! The members of each API's body, and the meaning of absent ones.
 
 use super::messages::{Content, Conversation, Conversations, Items};
 use super::prompts::{Prompts, Texts, TokenList, invalid_prompt};
 use super::scalars::{CacheSalt, Count, Flag, Given, ModelName, Name, Set, Typed, invalid_model, invalid_type};
-use super::walk::{Elements, Kind, Shape, Walk, Walked};
+use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::Builder;
 use crate::text::Text;
 use crate::{Api, Model, Request};
@@ -60,7 +60,7 @@ const RESPONSES: &[&str] = &[
 const CONVERSATIONS: &[&str] = &["model", "items"];
 const MESSAGES: &[&str] = &["model", "stream", "max_tokens", "cache_salt", "system", "messages", "tools"];
 const GENERATE: &[&str] = &["model", "stream", "cache_salt", "token_ids", "sampling_params"];
-/// What of `sampling_params` says how much there is to do, and how.
+/// Members of `sampling_params` that affect the amount of work.
 const SAMPLING: &[&str] = &["max_tokens", "n", "prompt_logprobs"];
 const SGLANG: &[&str] = &[
     "model",
@@ -75,7 +75,7 @@ const SGLANG: &[&str] = &[
     "cache_salt",
     "extra_key",
 ];
-/// What of SGLang's `sampling_params` says how much there is to do.
+/// Members of SGLang's `sampling_params` that affect the amount of work.
 const SGLANG_SAMPLING: &[&str] = &["max_new_tokens", "n"];
 const EMBEDDINGS: &[&str] = &["model", "cache_salt", "input", "inputs", "texts", "messages"];
 const RERANK: &[&str] = &["model", "cache_salt", "query", "documents"];
@@ -103,16 +103,16 @@ fn table(api: Api) -> &'static [&'static str] {
     }
 }
 
-/// The whole body of one request.
+/// The body of one request.
 #[derive(Debug)]
-pub(super) struct Body<'l, 'de> {
+pub(super) struct RequestBody<'l, 'de> {
     api: Api,
     limits: &'l Limits,
-    /// It must name a model.
+    /// Whether the body must name a model.
     names_model: bool,
     request: Request<'de>,
     prompt: Builder<'de>,
-    /// The prompt is to be repeated in the answer; with `logprobs`, also the probabilities of its tokens.
+    /// Whether the response repeats the prompt; with `logprobs`, it also has the probabilities of the prompt's tokens.
     echo: bool,
     logprobs: bool,
     left: Side,
@@ -127,8 +127,8 @@ struct Side {
     media_tokens: u64,
 }
 
-impl<'l, 'de> Body<'l, 'de> {
-    /// Of a body of so many bytes.
+impl<'l, 'de> RequestBody<'l, 'de> {
+    /// Creates the parser of a body of this many bytes.
     pub(super) fn new(api: Api, limits: &'l Limits, body_bytes: usize, names_model: bool) -> Self {
         Self {
             api,
@@ -147,12 +147,12 @@ impl<'l, 'de> Body<'l, 'de> {
         match name {
             "model" => self.model(walk)?,
             "stream" => self.request.stream = walk.value(Flag { field: name })?,
-            // Servers disagree which of two limits counts: the larger one bounds what each of them generates.
+            // Servers disagree on which of two limits counts; the larger one bounds all of them.
             "max_completion_tokens" | "max_output_tokens" | "max_tokens" | "max_new_tokens" => {
                 let limit = walk.value(Count { field: name })?;
                 self.request.max_tokens = self.request.max_tokens.max(limit);
             }
-            // A server generates `best_of` answers and returns `n` of them.
+            // A server generates `best_of` responses and returns `n` of them.
             "n" | "best_of" => {
                 let answers = walk.value(Count { field: name })?.unwrap_or(1);
                 self.request.choices = self.request.choices.max(answers);
@@ -172,9 +172,9 @@ impl<'l, 'de> Body<'l, 'de> {
             "logprobs" => self.logprobs = walk.value(Given)?,
             "sampling_params" => walk.value(Sampling { body: self, members: SAMPLING })?,
             "prompt_cache_key" => self.request.prompt_cache_key = walk.value(Name)?,
-            "chat_template" => walk.value(Typed { field: name, expected: Kind::String, allowed: "a string" })?,
+            "chat_template" => walk.value(Typed { field: name, expected: ValueType::String, allowed: "a string" })?,
             "chat_template_kwargs" => {
-                walk.value(Typed { field: name, expected: Kind::Object, allowed: "an object" })?;
+                walk.value(Typed { field: name, expected: ValueType::Object, allowed: "an object" })?;
             }
             "add_generation_prompt" | "continue_final_message" | "return_assistant_tokens_mask" => {
                 walk.value(Flag { field: name })?;
@@ -219,7 +219,7 @@ impl<'l, 'de> Body<'l, 'de> {
         Ok(())
     }
 
-    /// `tools` and the `documents` of a chat: an array that the template puts into the prompt as JSON.
+    /// Reads `tools` or the `documents` of a chat: an array that the template inserts into the prompt as JSON.
     fn list(&mut self, walk: &mut Walk<'_, 'de>, name: &'static str) -> Walked<()> {
         let raw = walk.raw(name)?;
         let got = match raw.as_bytes().first() {
@@ -230,11 +230,11 @@ impl<'l, 'de> Body<'l, 'de> {
                 return Ok(());
             }
             Some(b'n') => return Ok(()),
-            Some(b'{') => Kind::Object,
-            Some(b'"') => Kind::String,
-            Some(b't') => Kind::Bool(true),
-            Some(b'f') => Kind::Bool(false),
-            _ => Kind::Unsigned(0),
+            Some(b'{') => ValueType::Object,
+            Some(b'"') => ValueType::String,
+            Some(b't') => ValueType::Bool(true),
+            Some(b'f') => ValueType::Bool(false),
+            _ => ValueType::Unsigned(0),
         };
         Err(invalid_type(name, "an array", got).into())
     }
@@ -246,7 +246,7 @@ impl<'l, 'de> Body<'l, 'de> {
         Ok(Side { texts, text_bytes: totals.text_bytes - bytes, media_tokens: totals.media_tokens - media })
     }
 
-    /// What the fields come to, once all have been seen.
+    /// Checks the members and returns the request, once all have been read.
     fn finish(mut self) -> Result<Request<'de>, RequestError> {
         if self.request.model.is_none() && self.names_model {
             return Err(invalid_model(self.limits, "nothing"));
@@ -302,10 +302,10 @@ impl Side {
     }
 }
 
-impl<'de> Shape<'de> for Body<'_, 'de> {
+impl<'de> ValueShape<'de> for RequestBody<'_, 'de> {
     type Out = Request<'de>;
 
-    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+    fn other(self, got: ValueType) -> Result<Self::Out, RequestError> {
         let message = format!("the body must be a JSON object, got {}", got.describe());
         Err(RequestError::new(Reason::InvalidJson, message))
     }
@@ -316,19 +316,19 @@ impl<'de> Shape<'de> for Body<'_, 'de> {
     }
 }
 
-/// One set of sampling parameters: an object whose members count as those of the other APIs' bodies.
+/// One set of sampling parameters: an object whose members have the meaning of those in other APIs' bodies.
 #[derive(Debug)]
 struct Sampling<'b, 'l, 'de> {
-    body: &'b mut Body<'l, 'de>,
+    body: &'b mut RequestBody<'l, 'de>,
     members: &'static [&'static str],
 }
 
-impl<'de> Shape<'de> for Sampling<'_, '_, 'de> {
+impl<'de> ValueShape<'de> for Sampling<'_, '_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         match got {
-            Kind::Null => Ok(()),
+            ValueType::Null => Ok(()),
             got => Err(invalid_type("sampling_params", "an object", got)),
         }
     }
@@ -338,18 +338,19 @@ impl<'de> Shape<'de> for Sampling<'_, '_, 'de> {
     }
 }
 
-/// SGLang's `sampling_params`: one object, or an array of one for each prompt. The largest limit counts for all of them.
+/// SGLang's `sampling_params`: one object, or an array with one for each prompt. The largest
+/// limit counts for all prompts.
 #[derive(Debug)]
 struct SglangSampling<'b, 'l, 'de> {
-    body: &'b mut Body<'l, 'de>,
+    body: &'b mut RequestBody<'l, 'de>,
 }
 
-impl<'de> Shape<'de> for SglangSampling<'_, '_, 'de> {
+impl<'de> ValueShape<'de> for SglangSampling<'_, '_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         match got {
-            Kind::Null => Ok(()),
+            ValueType::Null => Ok(()),
             got => Err(invalid_type("sampling_params", "an object or an array of objects", got)),
         }
     }
@@ -360,7 +361,7 @@ impl<'de> Shape<'de> for SglangSampling<'_, '_, 'de> {
 
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { body } = self;
-        // One entry a prompt: where one of them has no limit, the request has none.
+        // One entry per prompt: if one of them has no limit, the request has none.
         let mut largest: Option<Option<u32>> = None;
         loop {
             body.request.max_tokens = None;
@@ -375,14 +376,14 @@ impl<'de> Shape<'de> for SglangSampling<'_, '_, 'de> {
     }
 }
 
-/// The conversation of a Responses request: its id, or an object that holds it.
+/// The conversation of a Responses request: its id, or an object with its id.
 #[derive(Clone, Copy, Debug)]
 struct ConversationId;
 
-impl<'de> Shape<'de> for ConversationId {
+impl<'de> ValueShape<'de> for ConversationId {
     type Out = Option<Cow<'de, str>>;
 
-    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+    fn other(self, got: ValueType) -> Result<Self::Out, RequestError> {
         Name.other(got)
     }
 

@@ -1,15 +1,16 @@
-//! Conversations: OpenAI's messages, the items of the Responses API and Anthropic's messages, which are close enough to be read
-//! by one shape. What a server would refuse in a message and we can read past is passed on: the server decides.
+//! Conversations: OpenAI's messages, items of the Responses API, and Anthropic's messages. They are similar
+//! enough for one parser. Message content that a server would reject, but that can be skipped here, is
+//! passed on: the server decides.
 
 use super::prompts::{check_prompts, invalid_prompt};
 use super::scalars::Name;
-use super::walk::{Elements, Kind, Shape, Skim, Walk, Walked};
+use super::walk::{Elements, Skim, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::{Builder, MediaKind, Piece};
 use crate::text::Text;
 use attache_types::error::{Reason, RequestError};
 use std::borrow::Cow;
 
-/// What matters in a message, an item or a part of its content.
+/// The members that matter in a message, an item or a content part.
 const NODE: &[&str] = &[
     "type",
     "role",
@@ -43,7 +44,7 @@ const NODE: &[&str] = &[
     "source",
 ];
 
-/// What matters in an object that stands for media; the first string of these is the reference.
+/// The members that matter in an object for media; the first one with a string is the reference.
 const MEDIA: &[&str] = &["url", "data", "file_data", "file_id", "file_url", "content"];
 
 /// A list of messages: one conversation.
@@ -53,13 +54,13 @@ pub(super) struct Conversation<'p, 'de> {
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for Conversation<'_, 'de> {
+impl<'de> ValueShape<'de> for Conversation<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         match got {
-            // As good as absent.
-            Kind::Null => Ok(()),
+            // Null has the same meaning as absent.
+            ValueType::Null => Ok(()),
             _ => Err(invalid_messages(self.field, "an array of at least one message", got.describe())),
         }
     }
@@ -91,10 +92,10 @@ pub(super) struct Conversations<'p, 'de> {
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for Conversations<'_, 'de> {
+impl<'de> ValueShape<'de> for Conversations<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         Err(invalid_messages(self.field, "an array of at least one conversation", got.describe()))
     }
 
@@ -120,12 +121,12 @@ pub(super) struct Items<'p, 'de> {
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for Items<'_, 'de> {
+impl<'de> ValueShape<'de> for Items<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         match got {
-            Kind::Null => Ok(()),
+            ValueType::Null => Ok(()),
             _ => Err(invalid_prompt(self.field, "a string or an array of items", got.describe())),
         }
     }
@@ -141,7 +142,7 @@ impl<'de> Shape<'de> for Items<'_, 'de> {
     }
 }
 
-/// One message, item or part of content.
+/// One message, item or content part.
 #[derive(Debug)]
 pub(super) struct Node<'p, 'de> {
     out: &'p mut Builder<'de>,
@@ -150,23 +151,23 @@ pub(super) struct Node<'p, 'de> {
 }
 
 impl<'p, 'de> Node<'p, 'de> {
-    /// A part of content, which has no role.
+    /// A content part, which has no role.
     pub(super) fn part(out: &'p mut Builder<'de>, field: &'static str) -> Self {
         Self { out, field, message: false }
     }
 }
 
-impl<'de> Shape<'de> for Node<'_, 'de> {
+impl<'de> ValueShape<'de> for Node<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         let allowed = if self.message { "an array of objects" } else { "made of strings and objects" };
         Err(invalid_messages(self.field, allowed, got.describe()))
     }
 
     fn string(self, text: Text<'de>) -> Result<(), RequestError> {
         if self.message {
-            return self.other(Kind::String);
+            return self.other(ValueType::String);
         }
         self.out.text(text);
         Ok(())
@@ -175,7 +176,7 @@ impl<'de> Shape<'de> for Node<'_, 'de> {
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
         let Self { out, field, message } = self;
         let mark = if message { out.message() } else { None };
-        // A part says what its `source` or `file` is, before it or after it.
+        // The `type` of a part may come before or after its `source` or `file`.
         let mut document = false;
         walk.fields(NODE, |walk, name| {
             match name {
@@ -230,12 +231,12 @@ pub(super) struct Content<'p, 'de> {
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for Content<'_, 'de> {
+impl<'de> ValueShape<'de> for Content<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         match got {
-            Kind::Null => Ok(()),
+            ValueType::Null => Ok(()),
             _ => Err(invalid_messages(
                 self.field,
                 "made of messages whose content is a string, parts or null",
@@ -260,16 +261,17 @@ impl<'de> Shape<'de> for Content<'_, 'de> {
     }
 }
 
-/// Like [`Content`], in fields that only some servers know: what is neither text nor parts is the server's to refuse.
+/// As [`Content`], for members that only some servers know: the server decides about values that
+/// are neither text nor parts.
 struct Loose<'p, 'de> {
     out: &'p mut Builder<'de>,
     field: &'static str,
 }
 
-impl<'de> Shape<'de> for Loose<'_, 'de> {
+impl<'de> ValueShape<'de> for Loose<'_, 'de> {
     type Out = ();
 
-    fn other(self, _got: Kind) -> Result<(), RequestError> {
+    fn other(self, _got: ValueType) -> Result<(), RequestError> {
         Ok(())
     }
 
@@ -291,10 +293,10 @@ struct LoosePart<'p, 'de> {
     field: &'static str,
 }
 
-impl<'de> Shape<'de> for LoosePart<'_, 'de> {
+impl<'de> ValueShape<'de> for LoosePart<'_, 'de> {
     type Out = ();
 
-    fn other(self, _got: Kind) -> Result<(), RequestError> {
+    fn other(self, _got: ValueType) -> Result<(), RequestError> {
         Ok(())
     }
 
@@ -308,17 +310,17 @@ impl<'de> Shape<'de> for LoosePart<'_, 'de> {
     }
 }
 
-/// A URL, data or an id, as a string or in an object. Borrowed, so that data URIs of any size cost nothing, unless the client
-/// escaped characters in it (some write `\/` for `/`).
+/// A URL, data or an id, as a string or in an object. It is borrowed, so that data URIs of any size cost nothing,
+/// unless the client escaped characters in it (some write `\/` for `/`).
 #[derive(Clone, Copy, Debug)]
 struct Media;
 
-impl<'de> Shape<'de> for Media {
+impl<'de> ValueShape<'de> for Media {
     type Out = Option<Cow<'de, str>>;
 
-    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
-        // An array or a number stands for something that we don't know, but it is there.
-        Ok((got != Kind::Null).then_some(Cow::Borrowed("")))
+    fn other(self, got: ValueType) -> Result<Self::Out, RequestError> {
+        // An array or a number has an unknown meaning, but it counts as present.
+        Ok((got != ValueType::Null).then_some(Cow::Borrowed("")))
     }
 
     fn string(self, text: Text<'de>) -> Result<Self::Out, RequestError> {

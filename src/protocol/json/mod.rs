@@ -1,7 +1,7 @@
-//! JSON bodies: from bytes to a [`Request`](super::Request) in one pass.
+//! Parser of JSON bodies: from bytes to a [`Request`](super::Request) in one pass.
 //!
-//! [`reader`] knows JSON, [`walk`] holds the limits, [`fields`] knows the fields of each API, [`prompts`] and [`messages`] the shapes that
-//! prompts come in, [`scalars`] the single values.
+//! [`reader`] has JSON's tokens, [`walk`] the limits, [`fields`] the members of each API, [`prompts`] and [`messages`]
+//! the forms of prompts, [`scalars`] single values.
 
 mod fields;
 mod messages;
@@ -13,10 +13,10 @@ mod walk;
 use super::{Api, Request};
 use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
-use fields::Body;
+use fields::RequestBody;
 use walk::Walk;
 
-/// Reads the body of an API that we know. `named`: it must name a model where its API asks for one.
+/// Parses the body of a known API. `named` means that it must name a model if its API requires one.
 pub(super) fn read<'a>(
     api: Api,
     content_type: Option<&str>,
@@ -30,20 +30,20 @@ pub(super) fn read<'a>(
         return Err(RequestError::new(Reason::UnsupportedMediaType, message));
     }
     let text = text(body)?;
-    Walk::read(text, limits, Body::new(api, limits, body.len(), named && api.requires_model()))
+    Walk::read(text, limits, RequestBody::new(api, limits, body.len(), named && api.requires_model()))
 }
 
-/// Looks at the body of an API that we don't know: what can be found counts, nothing is refused.
+/// Inspects the body of an unknown API: known members are used, nothing is rejected.
 pub(super) fn glance<'a>(body: &'a [u8], limits: &Limits) -> Request<'a> {
     read(Api::Other, None, body, limits, true).unwrap_or_default()
 }
 
-/// The refusal of a body that names no model.
+/// Returns the error for a body without a model.
 pub(super) fn missing_model(limits: &Limits) -> RequestError {
     scalars::invalid_model(limits, "nothing")
 }
 
-/// The body as text.
+/// Returns the body as text.
 fn text(body: &[u8]) -> Result<&str, RequestError> {
     if body.is_empty() {
         return Err(RequestError::new(Reason::EmptyBody, "the body is empty, expected a JSON object"));

@@ -1,13 +1,13 @@
 //! Prompts that are not conversations: text, token ids, lists of them, pairs.
 
 use super::messages::Node;
-use super::walk::{Elements, Kind, Shape, Walk, Walked};
+use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::Builder;
 use crate::text::Text;
 use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
 
-/// Token ids are signed 32-bit integers in the servers.
+/// Largest token id; servers store ids as signed 32-bit integers.
 const MAX_TOKEN_ID: u64 = i32::MAX as u64;
 
 /// `"text"`, `["text", …]`, `[ids…]` or `[[ids…], …]`.
@@ -17,13 +17,13 @@ pub(super) struct Prompts<'p, 'de> {
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for Prompts<'_, 'de> {
+impl<'de> ValueShape<'de> for Prompts<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         match got {
-            // As good as absent.
-            Kind::Null => Ok(()),
+            // Null has the same meaning as absent.
+            ValueType::Null => Ok(()),
             _ => {
                 Err(invalid_prompt(self.field, "a string, an array of strings or arrays of token ids", got.describe()))
             }
@@ -60,18 +60,18 @@ impl<'de> Shape<'de> for Prompts<'_, 'de> {
     }
 }
 
-/// One element of a list: an id (returned) or a whole prompt (put away).
+/// One element of a list: an id, which is returned, or a whole prompt, which is stored.
 struct Element<'p, 'de> {
     out: &'p mut Builder<'de>,
     field: &'static str,
 }
 
-impl<'de> Shape<'de> for Element<'_, 'de> {
+impl<'de> ValueShape<'de> for Element<'_, 'de> {
     type Out = Option<u32>;
 
-    fn other(self, got: Kind) -> Result<Self::Out, RequestError> {
+    fn other(self, got: ValueType) -> Result<Self::Out, RequestError> {
         match got {
-            Kind::Null | Kind::Bool(_) | Kind::String | Kind::Array | Kind::Object => {
+            ValueType::Null | ValueType::Bool(_) | ValueType::String | ValueType::Array | ValueType::Object => {
                 Err(invalid_prompt(self.field, "a list of strings or of token ids", got.describe()))
             }
             number => TokenId { field: self.field }.other(number).map(Some),
@@ -95,35 +95,36 @@ impl<'de> Shape<'de> for Element<'_, 'de> {
     }
 }
 
-/// One token id.
+/// One token id of a list.
 #[derive(Clone, Copy, Debug)]
 struct TokenId {
     field: &'static str,
 }
 
-impl Shape<'_> for TokenId {
+impl ValueShape<'_> for TokenId {
     type Out = u32;
 
-    fn other(self, got: Kind) -> Result<u32, RequestError> {
+    fn other(self, got: ValueType) -> Result<u32, RequestError> {
         match got {
-            Kind::Unsigned(id @ 0..=MAX_TOKEN_ID) => Ok(id as u32),
-            Kind::Unsigned(_) => Err(invalid_tokens(self.field, "a larger number")),
+            ValueType::Unsigned(id @ 0..=MAX_TOKEN_ID) => Ok(id as u32),
+            ValueType::Unsigned(_) => Err(invalid_tokens(self.field, "a larger number")),
             _ => Err(invalid_tokens(self.field, got.describe())),
         }
     }
 }
 
-/// The texts on one side of a rerank or score request: a string, an object with content, or a list of these. Tells how many.
+/// The texts on one side of a rerank or score request: a string, an object with content, or a list
+/// of these. Returns their number.
 #[derive(Debug)]
 pub(super) struct Texts<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for Texts<'_, 'de> {
+impl<'de> ValueShape<'de> for Texts<'_, 'de> {
     type Out = u32;
 
-    fn other(self, got: Kind) -> Result<u32, RequestError> {
+    fn other(self, got: ValueType) -> Result<u32, RequestError> {
         Err(invalid_prompt(self.field, "a string, an object or an array of these", got.describe()))
     }
 
@@ -159,10 +160,10 @@ struct OneOfTexts<'p, 'de> {
     field: &'static str,
 }
 
-impl<'de> Shape<'de> for OneOfTexts<'_, 'de> {
+impl<'de> ValueShape<'de> for OneOfTexts<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         Err(invalid_prompt(self.field, "a list of strings or objects", got.describe()))
     }
 
@@ -176,17 +177,17 @@ impl<'de> Shape<'de> for OneOfTexts<'_, 'de> {
     }
 }
 
-/// Token ids alone, as `/detokenize` takes them.
+/// A list of token ids, as `/detokenize` has it.
 #[derive(Debug)]
 pub(super) struct TokenList<'p, 'de> {
     pub(super) out: &'p mut Builder<'de>,
     pub(super) field: &'static str,
 }
 
-impl<'de> Shape<'de> for TokenList<'_, 'de> {
+impl<'de> ValueShape<'de> for TokenList<'_, 'de> {
     type Out = ();
 
-    fn other(self, got: Kind) -> Result<(), RequestError> {
+    fn other(self, got: ValueType) -> Result<(), RequestError> {
         Err(invalid_prompt(self.field, "an array of token ids", got.describe()))
     }
 
@@ -201,7 +202,7 @@ impl<'de> Shape<'de> for TokenList<'_, 'de> {
     }
 }
 
-/// Refuses a batch of more prompts than allowed.
+/// Rejects a batch with more prompts than allowed.
 pub(super) fn check_prompts(limits: &Limits, field: &'static str, count: u32) -> Result<(), RequestError> {
     let allowed = limits.max_prompts;
     if count <= allowed {
@@ -211,7 +212,7 @@ pub(super) fn check_prompts(limits: &Limits, field: &'static str, count: u32) ->
     Err(RequestError::new(Reason::TooManyPrompts, message).param(field))
 }
 
-/// A refusal of a prompt.
+/// Returns the error for an invalid prompt.
 pub(super) fn invalid_prompt(field: &'static str, allowed: &str, got: &str) -> RequestError {
     RequestError::new(Reason::InvalidPrompt, format!("`{field}` must be {allowed}, got {got}")).param(field)
 }

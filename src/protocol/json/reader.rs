@@ -1,21 +1,22 @@
-//! The tokens of JSON text: strings, numbers, names, white space and where they stand. What they mean together is [`walk`](super::walk)'s.
+//! Tokens of JSON text with their positions: strings, numbers, names and white space. [`walk`](super::walk) combines
+//! them.
 //!
-//! Accepts what serde_json accepts, and nothing else; only numbers that take more than digits are handed to it.
+//! It accepts exactly what serde_json accepts; numbers that are more than digits are passed to serde_json.
 
 use crate::text::{Escapes, Specials, Text, escape};
 
-/// A place in JSON text.
+/// A position in JSON text.
 #[derive(Debug)]
 pub(super) struct Reader<'de> {
     text: &'de str,
     at: usize,
 }
 
-/// What JSON does not allow; the reader stands at the byte.
+/// A violation of the JSON syntax at the reader's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
-/// A number, as far as anybody asks.
+/// A number, as precisely as callers need it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Number {
     Unsigned(u64),
@@ -28,17 +29,17 @@ impl<'de> Reader<'de> {
         Self { text, at: 0 }
     }
 
-    /// Where it stands.
+    /// Returns the current offset in bytes.
     pub(super) fn place(&self) -> usize {
         self.at
     }
 
-    /// The text from `start` to where it stands.
+    /// Returns the text from `start` to the current position.
     pub(super) fn since(&self, start: usize) -> &'de str {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
-    /// The line and the column of the byte at which it stands, both from 1.
+    /// Returns line and column of the current byte, both counted from 1.
     pub(super) fn position(&self) -> (usize, usize) {
         let before = self.text.as_bytes().get(..self.at).unwrap_or(self.text.as_bytes());
         let line = memchr::memchr_iter(b'\n', before).count();
@@ -50,7 +51,7 @@ impl<'de> Reader<'de> {
         self.text.as_bytes().get(self.at..).unwrap_or_default()
     }
 
-    /// The next byte that is no white space; stays in front of it.
+    /// Skips white space and returns the next byte without consuming it.
     #[inline]
     pub(super) fn peek(&mut self) -> Option<u8> {
         let mut byte = self.rest().first().copied();
@@ -61,13 +62,13 @@ impl<'de> Reader<'de> {
         byte
     }
 
-    /// Steps over the byte that was seen.
+    /// Consumes the byte that was peeked at.
     #[inline]
     pub(super) fn step(&mut self) {
         self.at += 1;
     }
 
-    /// Steps over `byte`, or says that `expected` was.
+    /// Consumes `byte`, or returns an error with `expected`.
     #[inline]
     pub(super) fn expect(&mut self, byte: u8, expected: &'static str) -> Result<(), Malformed> {
         match self.peek() {
@@ -79,13 +80,13 @@ impl<'de> Reader<'de> {
         }
     }
 
-    /// A string, from its opening quote.
+    /// Reads a string, from its opening quote.
     pub(super) fn string(&mut self) -> Result<Text<'de>, Malformed> {
         self.at += 1;
         let (start, inside) = (self.at, self.rest());
         let mut escapes = Escapes::default();
         for place in Specials::new(inside) {
-            // The second half of an escape.
+            // This is the second byte of an escape.
             if start + place < self.at {
                 continue;
             }
@@ -108,7 +109,7 @@ impl<'de> Reader<'de> {
         Err(Malformed("unexpected end in a string"))
     }
 
-    /// `null`, `true` or `false`, whichever `name` is.
+    /// Reads `null`, `true` or `false`, whichever `name` is.
     pub(super) fn name(&mut self, name: &'static str) -> Result<(), Malformed> {
         if !self.rest().starts_with(name.as_bytes()) {
             return Err(unexpected(Some(b'?'), "expected a value"));
@@ -117,12 +118,12 @@ impl<'de> Reader<'de> {
         Ok(())
     }
 
-    /// A number, from its sign or first digit.
+    /// Reads a number, from its sign or first digit.
     pub(super) fn number(&mut self) -> Result<Number, Malformed> {
         let rest = self.rest();
         let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
         let further = matches!(rest.get(digits), Some(b'.' | b'e' | b'E' | b'+' | b'-'));
-        // 19 digits fit whatever they are; a zero in front of others is none of JSON's.
+        // Any 19 digits fit in 64 bits; JSON allows no leading zero.
         if (1..=19).contains(&digits) && !further && (digits == 1 || rest.first() != Some(&b'0')) {
             self.at += digits;
             return Ok(Number::Unsigned(
@@ -141,7 +142,7 @@ impl<'de> Reader<'de> {
     }
 }
 
-/// What stands in place of what was expected: another byte, or the end.
+/// The error for a byte, or the end, in place of what was expected.
 fn unexpected(found: Option<u8>, expected: &'static str) -> Malformed {
     Malformed(if found.is_none() { "unexpected end of the text" } else { expected })
 }
@@ -152,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn positions() {
+    fn position_counts_lines_and_columns() {
         let mut reader = Reader::new("ab\n\ncd");
         let positions: Vec<_> = (0..=6)
             .map(|at| {
@@ -165,23 +166,29 @@ mod tests {
 
     proptest! {
         #[test]
-        fn strings_are_what_serde_takes(inside in r#"([a-zé漢 \x00-\x22]|\\.|\\u[0-9a-fA-F]{3,4}|\\u[dD][89abcdefAB][0-9a-f]{2}){0,12}"#) {
+        fn strings_equal_those_of_serde(
+            inside in r#"([a-zé漢 \x00-\x22]|\\.|\\u[0-9a-fA-F]{3,4}|\\u[dD][89abcdefAB][0-9a-f]{2}){0,12}"#,
+        ) {
             let json = format!("\"{inside}\"");
             let mut reader = Reader::new(&json);
-            let ours = reader.string().ok().filter(|_| reader.at == json.len()).map(|text| text.into_cow().into_owned());
+            let ours = reader.string().ok().filter(|_| reader.at == json.len());
+            let ours = ours.map(|text| text.into_cow().into_owned());
             prop_assert_eq!(ours, serde_json::from_str::<String>(&json).ok());
         }
 
         #[test]
-        fn long_strings_are_what_serde_takes(parts in prop::collection::vec((0usize..90, r#"\\[n"\\/u]|\\u00[0-9a-f]{2}|é|"|\n"#), 0..6)) {
+        fn long_strings_equal_those_of_serde(
+            parts in prop::collection::vec((0usize..90, r#"\\[n"\\/u]|\\u00[0-9a-f]{2}|é|"|\n"#), 0..6),
+        ) {
             let json = format!("\"{}\"", parts.iter().map(|(n, part)| "x".repeat(*n) + part).collect::<String>());
             let mut reader = Reader::new(&json);
-            let ours = reader.string().ok().filter(|_| reader.at == json.len()).map(|text| text.into_cow().into_owned());
+            let ours = reader.string().ok().filter(|_| reader.at == json.len());
+            let ours = ours.map(|text| text.into_cow().into_owned());
             prop_assert_eq!(ours, serde_json::from_str::<String>(&json).ok());
         }
 
         #[test]
-        fn numbers_are_what_serde_takes(json in r"-?[0-9]{0,22}[0-9+.eE-]{0,6}") {
+        fn numbers_equal_those_of_serde(json in r"-?[0-9]{0,22}[0-9+.eE-]{0,6}") {
             let mut reader = Reader::new(&json);
             let ours = reader.number().ok().filter(|_| reader.at == json.len());
             let theirs = serde_json::from_str::<serde_json::Number>(&json).ok().map(|n| match (n.as_u64(), n.as_i64()) {

@@ -29,7 +29,7 @@ fn prompt(prompt: &str) -> String {
     format!(r#"{{"model":"m","prompt":{prompt}}}"#)
 }
 
-/// The pieces as short text, for comparing.
+/// The pieces as short text, for comparison.
 fn shown(pieces: &[Piece<'_>]) -> Vec<String> {
     pieces
         .iter()
@@ -52,7 +52,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn what_is_no_json_text() {
+    fn invalid_json_text_is_rejected() {
         let utf16: Vec<u8> =
             chat(r#"[{"role":"user","content":"hi"}]"#).encode_utf16().flat_map(u16::to_le_bytes).collect();
         let cases: &[(&[u8], Reason, &str)] = &[
@@ -76,12 +76,12 @@ mod bad_inputs {
         for (body, reason, says) in cases {
             let error = refused(Api::ChatCompletions, body);
             assert_eq!(error.reason, *reason, "{error}");
-            assert!(error.message.contains(says), "{error} does not say {says}");
+            assert!(error.message.contains(says), "{error} does not contain {says}");
         }
     }
 
     #[test]
-    fn too_deep_wherever_it_is() {
+    fn too_deep_nesting_is_rejected_anywhere() {
         for levels in [129, 1_000, 200_000] {
             let (arrays, objects) = (deep(levels), format!("{}1{}", r#"{"a":"#.repeat(levels), "}".repeat(levels)));
             for body in [
@@ -104,7 +104,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn no_limit_lets_a_body_use_up_the_stack() {
+    fn any_depth_limit_leaves_enough_stack() {
         let limits = Limits { max_json_depth: u32::MAX, ..Limits::default() };
         for open in [r#"{"content":["#, r#"{"output":["#, r#"{"unknown":["#, r#"{"image_url":{"url":["#] {
             let body = chat(&format!("[{}", open.repeat(10_000)));
@@ -114,7 +114,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn too_many_values() {
+    fn too_many_values_are_rejected() {
         let keys: Vec<String> = (0..1_000_000).map(|i| format!("\"{i}\":0")).collect();
         let elements = vec!["0"; 1_000_000].join(",");
         for body in [
@@ -129,7 +129,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn fields_that_come_twice() {
+    fn duplicate_members_are_rejected() {
         let message = r#"[{"role":"user","content":"x"}]"#;
         let cases = [
             (format!(r#"{{"model":"a","messages":{message},"model":"b"}}"#), "model"),
@@ -148,7 +148,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn models() {
+    fn model_names_are_checked() {
         let long = format!("\"{}\"", "m".repeat(10 << 10));
         for model in ["null", "7", "\"\"", &long, r#""a\u0000b""#, r#""a\nb""#, "[]", "{\"a\":1}", "true"] {
             let body = format!(r#"{{"messages":[{{"content":"x"}}],"model":{model}}}"#);
@@ -164,7 +164,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn messages() {
+    fn messages_are_checked() {
         let many = format!("[{}]", vec![r#"{"role":"user","content":"x"}"#; 100_000].join(","));
         for messages in
             ["[]", "{}", "null", "\"invalid\"", "7", "[\"x\"]", "[7]", "[[]]", r#"[{"content":123}]"#, &many]
@@ -173,7 +173,7 @@ mod bad_inputs {
             assert_eq!((error.reason, error.param), (Reason::InvalidMessages, Some("messages")), "{error}");
         }
         assert_eq!(refused(Api::ChatCompletions, r#"{"model":"m"}"#).reason, Reason::InvalidMessages);
-        // The server decides on these.
+        // The server decides about these.
         for messages in
             [r#"[{"content":"x"}]"#, r#"[{"role":"wizard","content":"x"}]"#, r#"[{"role":123,"content":"x"}]"#]
         {
@@ -182,7 +182,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn token_ids() {
+    fn token_ids_are_checked() {
         for ids in
             ["[-1]", "[2147483648]", "[1.5]", "[1,\"a\"]", "[\"a\",1]", "[[1,-1]]", "[[1],2]", "[[1,\"a\"]]", "[1e3]"]
         {
@@ -193,7 +193,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn prompts() {
+    fn prompts_are_checked() {
         for bad in ["123", "[]", "null", "{}", "true", "[null]", "[{}]", "[true]"] {
             let error = refused(Api::Completions, prompt(bad));
             assert_eq!((error.reason, error.param), (Reason::InvalidPrompt, Some("prompt")), "{bad}: {error}");
@@ -210,7 +210,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn other_fields() {
+    fn other_members_are_checked() {
         let with =
             |field: &str, value: &str| format!(r#"{{"model":"m","messages":[{{"content":"x"}}],"{field}":{value}}}"#);
         for value in ["\"true\"", "1", "{}", "[]"] {
@@ -247,7 +247,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn forms() {
+    fn content_types_other_than_json_are_rejected() {
         let body = chat(r#"[{"content":"x"}]"#);
         for content_type in ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "Multipart/Mixed"]
         {
@@ -261,7 +261,7 @@ mod bad_inputs {
     }
 
     #[test]
-    fn long_runs_and_odd_text() {
+    fn long_runs_and_unusual_text_are_read() {
         let secret = "x".repeat(1 << 20);
         for text in [&secret, &" ".repeat(1 << 20), &"\\n".repeat(1 << 19)] {
             ok(Api::ChatCompletions, &chat(&format!(r#"[{{"role":"user","content":"{text}"}}]"#)));
@@ -269,14 +269,14 @@ mod bad_inputs {
         let odd = "Z\u{341}\u{34d} \u{202e}rtl 👩\u{200d}💻 \\u0000 <|im_start|>";
         let body = chat(&format!(r#"[{{"role":"user","content":"{odd}"}}]"#));
         assert_eq!(shown(&ok(Api::ChatCompletions, &body).prompt.pieces), ["<user>", &odd.replace("\\u0000", "\0")]);
-        // A message tells where, never what.
+        // An error names the position and never quotes the content.
         let error = refused(Api::ChatCompletions, chat(&format!(r#"[{{"role":"user","content":"{secret}"}},7]"#)));
         assert!(!error.message.contains("xxx"), "{error}");
     }
 }
 
 #[test]
-fn pieces_of_a_prompt_are_bounded_by_the_body() {
+fn number_of_pieces_is_bounded_by_the_body() {
     for (part, count, is_cut) in [
         (r#""""#, 2_000, false),
         (r#""""#, 50_000, true),
@@ -296,7 +296,7 @@ fn pieces_of_a_prompt_are_bounded_by_the_body() {
                 "{kept} pieces of {} bytes",
                 body.len()
             );
-            assert!(is_cut || kept > count, "all of them are kept");
+            assert!(is_cut || kept > count, "all pieces are kept");
         }
     }
 }
@@ -331,7 +331,7 @@ fn any_api() -> impl Strategy<Value = Api> {
 }
 
 #[test]
-fn what_keeps_a_prompt_from_its_cache() {
+fn requests_that_bypass_the_cache_are_recognised() {
     let facts = |api, fields: &str| {
         let body = format!(r#"{{"model":"m","prompt":"x","messages":[{{"content":"x"}}]{fields}}}"#);
         let request = ok(api, &body);
@@ -369,8 +369,8 @@ proptest! {
     }
 
     #[test]
-    fn json_is_what_serde_calls_json(body in r#"[\[\]{}",:0-9eE.\-+ntrufalsx \\]{0,24}"#) {
-        // Any object is read for an unknown API, so a refusal is a refusal of the JSON itself.
+    fn json_validity_agrees_with_serde(body in r#"[\[\]{}",:0-9eE.\-+ntrufalsx \\]{0,24}"#) {
+        // Any object is accepted for an unknown API, so an error can only concern the JSON itself.
         let object = format!(r#"{{"x":{body}}}"#);
         let ours = read(Api::Detokenize, None, object.as_bytes(), &Limits::default(), true);
         let theirs = serde_json::from_str::<serde_json::Value>(&object);
@@ -378,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn one_wrong_byte_is_wrong_for_serde_too(value in json(), at in any::<prop::sample::Index>(), byte in any::<prop::sample::Index>()) {
+    fn damaged_body_is_rejected_if_serde_rejects_it(value in json(), at in any::<prop::sample::Index>(), byte in any::<prop::sample::Index>()) {
         let mut body = serde_json::json!({"x": value}).to_string().into_bytes();
         let alphabet = br#"{}[]",:\/u08dD9.eE+- truefalsn"#;
         let at = at.index(body.len());
@@ -390,7 +390,7 @@ proptest! {
     }
 
     #[test]
-    fn texts_are_what_serde_reads(text in ".{0,40}", escaped in prop::collection::vec(any::<bool>(), 40)) {
+    fn texts_equal_those_of_serde(text in ".{0,40}", escaped in prop::collection::vec(any::<bool>(), 40)) {
         let mut json = String::from("\"");
         for (c, escaped) in text.chars().zip(&escaped) {
             if *escaped || c < ' ' || c == '"' || c == '\\' {
@@ -408,7 +408,7 @@ proptest! {
     }
 
     #[test]
-    fn a_rewrite_changes_the_model_and_nothing_else(
+    fn rewrite_changes_only_the_model(
         name in "[^\\p{C}]{1,20}", new_name in "[^\\p{C}]{1,20}", text in ".*", rest in json(), first in any::<bool>(), escaped in any::<bool>(),
     ) {
         let mut model = serde_json::to_string(&name).unwrap();
@@ -436,7 +436,7 @@ proptest! {
 }
 
 #[test]
-fn a_body_may_leave_its_model_to_a_default_and_not_call_it_null() {
+fn body_may_omit_its_model_but_not_set_it_to_null() {
     let read = |body: &str| {
         crate::parse_unnamed(Api::Completions, None, body.as_bytes(), &Limits::default()).map(|r| r.model.is_some())
     };

@@ -1,7 +1,7 @@
-//! Walking JSON once, with every limit held at every value.
+//! Walks JSON once and enforces every limit at every value.
 //!
-//! A [`Shape`] says what it takes from one value; the [`Walk`] finds out which sort of value comes and calls the shape. What a shape does
-//! not want is walked all the same: values are counted, depth is bounded, escapes are checked.
+//! A [`ValueShape`] defines what is read from one value; the [`Walk`] finds the type of the value and calls the shape.
+//! Values that no shape takes are walked all the same: values are counted, depth is limited, escapes are checked.
 
 use super::reader::{Malformed, Number, Reader};
 use crate::text::Text;
@@ -9,7 +9,7 @@ use attache_types::error::{Reason, RequestError};
 use attache_types::limits::Limits;
 use std::ops::Range;
 
-/// Deepest nesting that is walked whatever the limits say: each level costs a stack frame.
+/// Deepest nesting that is walked whatever the limits are: each level costs a stack frame.
 const DEPTH_CEILING: u32 = 512;
 
 /// The state of one walk over a body.
@@ -19,22 +19,26 @@ pub(super) struct Walk<'l, 'de> {
     reader: Reader<'de>,
     depth: u32,
     values: u32,
-    /// The field whose raw value is being walked, for messages.
+    /// The member whose raw value is being walked, for messages.
     field: Option<&'static str>,
 }
 
-/// What comes of walking something. The refusal is boxed, because every level of nesting has a place for it on the stack.
+/// Result of walking a value. The error is boxed, because every level of nesting has space for it on the stack.
 pub(super) type Walked<T> = Result<T, Box<RequestError>>;
 
-/// What is left of an array.
+/// The remaining elements of an array.
 #[derive(Debug)]
 pub(super) struct Elements {
     first: bool,
 }
 
 impl<'l, 'de> Walk<'l, 'de> {
-    /// Reads `json`, which must hold one value and nothing behind it.
-    pub(super) fn read<S: Shape<'de>>(json: &'de str, limits: &'l Limits, shape: S) -> Result<S::Out, RequestError> {
+    /// Walks `json`, which must be exactly one value.
+    pub(super) fn read<S: ValueShape<'de>>(
+        json: &'de str,
+        limits: &'l Limits,
+        shape: S,
+    ) -> Result<S::Out, RequestError> {
         let mut walk = Walk { limits, reader: Reader::new(json), depth: 0, values: 0, field: None };
         let out = walk.value(shape).map_err(|refusal| *refusal)?;
         match walk.reader.peek() {
@@ -43,7 +47,7 @@ impl<'l, 'de> Walk<'l, 'de> {
         }
     }
 
-    /// The refusal of what is no JSON: names the place, never text of the body.
+    /// Returns the error for invalid JSON. It names the position, and never quotes the body.
     #[cold]
     fn invalid(&self, Malformed(what): Malformed) -> Box<RequestError> {
         let (line, column) = self.reader.position();
@@ -80,8 +84,8 @@ impl<'l, 'de> Walk<'l, 'de> {
         self.depth -= 1;
     }
 
-    /// The next value, as `shape` takes it.
-    pub(super) fn value<S: Shape<'de>>(&mut self, shape: S) -> Walked<S::Out> {
+    /// Reads the next value with `shape`.
+    pub(super) fn value<S: ValueShape<'de>>(&mut self, shape: S) -> Walked<S::Out> {
         self.count()?;
         match self.reader.peek() {
             Some(b'"') => Ok(shape.string(self.string()?)?),
@@ -104,15 +108,15 @@ impl<'l, 'de> Walk<'l, 'de> {
         }
     }
 
-    fn scalar(&mut self, byte: u8) -> Walked<Kind> {
+    fn scalar(&mut self, byte: u8) -> Walked<ValueType> {
         let kind = match byte {
-            b'n' => self.reader.name("null").map(|()| Kind::Null),
-            b't' => self.reader.name("true").map(|()| Kind::Bool(true)),
-            b'f' => self.reader.name("false").map(|()| Kind::Bool(false)),
+            b'n' => self.reader.name("null").map(|()| ValueType::Null),
+            b't' => self.reader.name("true").map(|()| ValueType::Bool(true)),
+            b'f' => self.reader.name("false").map(|()| ValueType::Bool(false)),
             b'-' | b'0'..=b'9' => self.reader.number().map(|number| match number {
-                Number::Unsigned(value) => Kind::Unsigned(value),
-                Number::Negative => Kind::Negative,
-                Number::Fraction(value) => Kind::Fraction(value),
+                Number::Unsigned(value) => ValueType::Unsigned(value),
+                Number::Negative => ValueType::Negative,
+                Number::Fraction(value) => ValueType::Fraction(value),
             }),
             _ => Err(Malformed("expected a value")),
         };
@@ -123,12 +127,12 @@ impl<'l, 'de> Walk<'l, 'de> {
         self.reader.string().map_err(|e| self.invalid(e))
     }
 
-    /// The next element of the array that `rest` is of, as `shape` takes it.
-    pub(super) fn element<S: Shape<'de>>(&mut self, rest: &mut Elements, shape: S) -> Walked<Option<S::Out>> {
+    /// Reads the next element of an array with `shape`; `None` after the last.
+    pub(super) fn element<S: ValueShape<'de>>(&mut self, rest: &mut Elements, shape: S) -> Walked<Option<S::Out>> {
         if self.another(&mut rest.first, b']', "expected `,` or `]`")? { self.value(shape).map(Some) } else { Ok(None) }
     }
 
-    /// Steps to the next element or key; false where `close` ends them.
+    /// Moves to the next element or key; returns false at `close`.
     fn another(&mut self, first: &mut bool, close: u8, expected: &'static str) -> Walked<bool> {
         if self.reader.peek() == Some(close) {
             self.reader.step();
@@ -140,15 +144,15 @@ impl<'l, 'de> Walk<'l, 'de> {
         Ok(true)
     }
 
-    /// The next value as `shape` takes it, and where it stands.
-    pub(super) fn placed<S: Shape<'de>>(&mut self, shape: S) -> Walked<(S::Out, Range<usize>)> {
+    /// Reads the next value with `shape`, and returns its range of bytes.
+    pub(super) fn placed<S: ValueShape<'de>>(&mut self, shape: S) -> Walked<(S::Out, Range<usize>)> {
         self.reader.peek();
         let start = self.reader.place();
         let out = self.value(shape)?;
         Ok((out, start..self.reader.place()))
     }
 
-    /// The next value as the client wrote it, walked within the limits.
+    /// Returns the next value as the client wrote it, after checking the limits.
     pub(super) fn raw(&mut self, field: &'static str) -> Walked<&'de str> {
         self.reader.peek();
         let start = self.reader.place();
@@ -158,8 +162,9 @@ impl<'l, 'de> Walk<'l, 'de> {
         Ok(self.reader.since(start))
     }
 
-    /// Walks the fields of an object: each of `table` (at most 64) goes to `on`, which must take its value; the rest is skimmed. A
-    /// field of the table that comes twice is refused, because servers disagree on which one counts.
+    /// Walks the members of an object. Each one in `table` (at most 64 names) is passed to `on`, which must read
+    /// its value; others are skipped. A member of the table that occurs twice is rejected, because servers
+    /// disagree on which one counts.
     pub(super) fn fields(
         &mut self,
         table: &'static [&'static str],
@@ -181,7 +186,7 @@ impl<'l, 'de> Walk<'l, 'de> {
         Ok(())
     }
 
-    /// The next key with its colon: its bit and its name in the table, if it stands there.
+    /// Reads the next key and its colon. Returns its bit and its name if the table has it.
     fn key(&mut self, table: &'static [&'static str]) -> Walked<Option<(u64, &'static str)>> {
         self.count()?;
         if self.reader.peek() != Some(b'"') {
@@ -194,9 +199,9 @@ impl<'l, 'de> Walk<'l, 'de> {
     }
 }
 
-/// One JSON value that is not a string and not taken apart.
+/// The type of a JSON value that is not a string and is not read further.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum ValueType {
     Null,
     Bool(bool),
     Unsigned(u64),
@@ -207,56 +212,57 @@ pub(super) enum Kind {
     Object,
 }
 
-impl Kind {
-    /// What it is, for messages.
+impl ValueType {
+    /// Returns the name of the type, for messages.
     pub(super) fn describe(self) -> &'static str {
         match self {
-            Kind::Null => "null",
-            Kind::Bool(_) => "a boolean",
-            Kind::Unsigned(_) => "a number",
-            Kind::Negative => "a negative number",
-            Kind::Fraction(_) => "a fraction",
-            Kind::String => "a string",
-            Kind::Array => "an array",
-            Kind::Object => "an object",
+            ValueType::Null => "null",
+            ValueType::Bool(_) => "a boolean",
+            ValueType::Unsigned(_) => "a number",
+            ValueType::Negative => "a negative number",
+            ValueType::Fraction(_) => "a fraction",
+            ValueType::String => "a string",
+            ValueType::Array => "an array",
+            ValueType::Object => "an object",
         }
     }
 }
 
-/// What is wanted from one JSON value. Sorts of values that a shape does not speak of go to [`Shape::other`].
-pub(super) trait Shape<'de>: Sized {
+/// Defines what is taken from one JSON value. Types without their own method go to [`ValueShape::other`].
+pub(super) trait ValueShape<'de>: Sized {
     type Out;
 
-    /// Any value that no other method takes: what it counts as, or why it is refused. An array or an object is walked after.
-    fn other(self, got: Kind) -> Result<Self::Out, RequestError>;
+    /// Any value that no other method takes. Returns its result, or the reason for which it is rejected. Arrays
+    /// and objects are walked afterwards.
+    fn other(self, got: ValueType) -> Result<Self::Out, RequestError>;
 
     fn string(self, _text: Text<'de>) -> Result<Self::Out, RequestError> {
-        self.other(Kind::String)
+        self.other(ValueType::String)
     }
 
-    /// Must take all elements.
+    /// Must read all elements.
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<Self::Out> {
-        let out = self.other(Kind::Array)?;
+        let out = self.other(ValueType::Array)?;
         while walk.element(&mut rest, Skim)?.is_some() {}
         Ok(out)
     }
 
-    /// Must take all fields.
+    /// Must read all members.
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<Self::Out> {
-        let out = self.other(Kind::Object)?;
+        let out = self.other(ValueType::Object)?;
         walk.fields(&[], |_, _| Ok(()))?;
         Ok(out)
     }
 }
 
-/// Takes anything and keeps nothing.
+/// Accepts any value and keeps nothing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Skim;
 
-impl Shape<'_> for Skim {
+impl ValueShape<'_> for Skim {
     type Out = ();
 
-    fn other(self, _got: Kind) -> Result<(), RequestError> {
+    fn other(self, _got: ValueType) -> Result<(), RequestError> {
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// What comes out of a renamer that is fed `chunks`.
+/// The output of a renamer that receives `chunks`.
 fn rename(target: &str, incoming: &str, chunks: &[&[u8]]) -> Vec<u8> {
     let mut renamer = ModelRenamer::new(target, incoming).unwrap();
     let mut sent = Vec::new();
@@ -10,7 +10,7 @@ fn rename(target: &str, incoming: &str, chunks: &[&[u8]]) -> Vec<u8> {
         if renamer.push(chunk, i + 1 == chunks.len(), &mut out) {
             sent.extend_from_slice(&out);
         } else {
-            assert!(out.is_empty(), "bytes were appended although the chunk is to be sent as it is");
+            assert!(out.is_empty(), "bytes were appended although the chunk is unchanged");
             sent.extend_from_slice(chunk);
         }
         assert!(renamer.held.len() < KEY.len() + 2 * MAX_SPACE + 4 + 12 * target.len(), "held {}", renamer.held.len());
@@ -33,7 +33,7 @@ fn every_split(target: &str, incoming: &str, input: &str, expected: &str) {
 }
 
 #[test]
-fn the_name_is_put_back_wherever_it_is_a_model() {
+fn name_is_replaced_in_every_model_member() {
     let cases = [
         (r#"{"id":"x","model":"vllm-backend-01","choices":[]}"#, r#"{"id":"x","model":"gpt-4-proxy","choices":[]}"#),
         (r#"{"model": "vllm-backend-01"}"#, r#"{"model": "gpt-4-proxy"}"#),
@@ -52,7 +52,7 @@ fn the_name_is_put_back_wherever_it_is_a_model() {
 }
 
 #[test]
-fn everything_else_stays() {
+fn all_other_bytes_stay() {
     for input in [
         "",
         "data: [DONE]\n\n",
@@ -87,14 +87,14 @@ fn names_with_escapes_are_found_in_every_spelling() {
 }
 
 #[test]
-fn nothing_to_rename_is_no_renamer() {
+fn equal_or_empty_names_need_no_renamer() {
     assert!(ModelRenamer::new("a", "a").is_none());
     assert!(ModelRenamer::new("", "a").is_none());
     assert!(ModelRenamer::new("a", "").is_none());
 }
 
 #[test]
-fn a_chunk_without_a_model_is_not_copied() {
+fn chunk_without_a_model_is_not_copied() {
     let mut renamer = ModelRenamer::new("a", "b").unwrap();
     let mut out = Vec::new();
     assert!(!renamer.push(b"data: {\"model\":\"c\"}\n\n", false, &mut out));
@@ -102,7 +102,7 @@ fn a_chunk_without_a_model_is_not_copied() {
 }
 
 #[test]
-fn a_body_gets_another_model_and_keeps_the_rest() {
+fn model_in_a_body_is_replaced_and_the_rest_kept() {
     let body = br#"{ "model" : "a", "x": 1.0 }"#;
     assert_eq!(replace_model(body, 12..15, "b\"\u{1}"), br#"{ "model" : "b\"\u0001", "x": 1.0 }"#);
     assert_eq!(replace_model(body, 0..0, "b"), body);
@@ -137,7 +137,7 @@ fn fragments() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn chunking_changes_nothing(input in fragments(), cuts in prop::collection::vec(1usize..9, 1..20)) {
+    fn chunk_boundaries_change_nothing(input in fragments(), cuts in prop::collection::vec(1usize..9, 1..20)) {
         let whole = rename("target", "incoming", &[input.as_bytes()]);
         let mut rest = input.as_bytes();
         let mut chunks = Vec::new();
@@ -153,8 +153,8 @@ proptest! {
     }
 
     #[test]
-    fn json_keeps_its_meaning(text in ".*", key in "[a-z]{0,6}") {
-        // What is renamed is exactly what a JSON reader calls a model.
+    fn renamed_json_keeps_its_meaning(text in ".*", key in "[a-z]{0,6}") {
+        // Exactly what a JSON parser finds as a model is renamed.
         let answer = serde_json::json!({
             key: text, "model": "target", "a": [{"model": "target", "text": "\"model\":\"target\""}, "model", "target"],
         });
@@ -168,7 +168,7 @@ proptest! {
 }
 
 #[test]
-fn a_model_is_inserted_as_the_first_field() {
+fn model_is_inserted_as_the_first_member() {
     for (body, want) in [
         (r#"{"messages":[]}"#, r#"{"model":"m\"1","messages":[]}"#),
         (" { \"n\":1}", " {\"model\":\"m\\\"1\", \"n\":1}"),

@@ -1,13 +1,13 @@
-//! Token counts of SGLang's `/generate`: each answer has its own, in `meta_info`, and a stream repeats them as they
-//! grow.
+//! Token counts of SGLang's `/generate`: each response has its own in `meta_info`, and a stream
+//! repeats them as they grow.
 
 use super::Usage;
 
-/// 4,096 answers of one request, 96 KiB: more than any request may ask for by default. The counts of a request with
-/// more are not known.
+/// Most responses of one request whose counts are stored, 4,096 in 96 KiB: more than any request may ask for by
+/// default. With more responses, the counts are unknown.
 const MAX_ANSWERS: usize = 4_096;
 
-/// Counts of one answer.
+/// Counts of one response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct AnswerCounts {
     pub(super) prompt: Option<u64>,
@@ -15,26 +15,26 @@ pub(super) struct AnswerCounts {
     pub(super) cached: Option<u64>,
 }
 
-/// The counts of all answers of a request.
+/// Counts of all responses of a request.
 #[derive(Debug, Default)]
 pub(super) struct Generated {
-    /// Answers to each prompt, at least 1: they follow each other, and each has the counts of the prompt.
+    /// Number of responses to each prompt, at least 1. They follow each other, and each has the counts of the prompt.
     per_prompt: usize,
     answers: Vec<AnswerCounts>,
     too_many: bool,
-    /// What the current object says: which answer it is about, and its counts.
+    /// The number of the response that the current object belongs to, and its counts.
     pub(super) index: Option<u64>,
     pub(super) current: AnswerCounts,
 }
 
 impl Generated {
-    /// Counts of a request that asks for so many answers to each of its prompts.
+    /// Creates counts for a request with this many responses to each of its prompts.
     pub(super) fn new(per_prompt: u32) -> Self {
         Self { per_prompt: usize::try_from(per_prompt).unwrap_or(usize::MAX).max(1), ..Self::default() }
     }
 
-    /// The current object has ended, the one of this `number` in its document. Its counts take the place of those that
-    /// its answer had before.
+    /// Ends the current object, which has this `number` in its document. Its counts replace earlier
+    /// ones of the same response.
     pub(super) fn end(&mut self, number: usize) {
         let index = self.index.map_or(number, |index| usize::try_from(index).unwrap_or(usize::MAX));
         if self.current == AnswerCounts::default() {
@@ -52,7 +52,7 @@ impl Generated {
         }
     }
 
-    /// The counts of the request; `None` when no answer has any, or there are too many answers.
+    /// Returns the counts of the request; `None` when no response has any, or there are too many responses.
     pub(super) fn total(&self) -> Option<Usage> {
         if self.answers.is_empty() || self.too_many {
             return None;
@@ -66,7 +66,7 @@ impl Generated {
     }
 }
 
-/// The sum of the counts that are known; `None` when none is.
+/// Returns the sum of the known counts; `None` when none is known.
 fn sum(counts: impl Iterator<Item = Option<u64>>) -> Option<u64> {
     counts.flatten().reduce(u64::saturating_add)
 }

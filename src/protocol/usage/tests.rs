@@ -19,7 +19,7 @@ fn scanner(api: Api, format: AnswerFormat) -> UsageScanner {
     UsageScanner::new(api, format, ALL)
 }
 
-/// Feeds the answer whole, cut in two at every byte and byte by byte; all must agree.
+/// Feeds the response whole, split in two at every byte, and byte by byte; all results must be equal.
 fn scan(api: Api, format: AnswerFormat, answer: &[u8]) -> UsageScanner {
     let mut whole = scanner(api, format);
     whole.push(answer);
@@ -56,7 +56,7 @@ fn usage(prompt: u64, completion: u64, cached: impl Into<Option<u64>>) -> Option
 
 /// AstrAI's streams: no blank lines, and an event that is nothing but the usage.
 #[test]
-fn events_that_are_nothing_but_usage_are_counted() {
+fn events_with_nothing_but_usage_are_counted() {
     let token = r#"{"id":"a","choices":[{"delta":{"content":"\"prompt_tokens\": 9"}}]}"#;
     for bare in [
         r#"{"prompt_tokens": 34, "completion_tokens": 4, "total_tokens": 38}"#,
@@ -69,7 +69,7 @@ fn events_that_are_nothing_but_usage_are_counted() {
         }
     }
     for other in [
-        // What comes first is no count, so that this is no usage.
+        // The first member is not a count, so this is not a usage.
         r#"{"id":"a","prompt_tokens":34,"completion_tokens":4}"#,
         r#"{"choices":[{"prompt_tokens":34}]}"#,
         r#"[{"prompt_tokens":34}]"#,
@@ -80,11 +80,11 @@ fn events_that_are_nothing_but_usage_are_counted() {
             assert_eq!(scan_events(Api::ChatCompletions, &stream).usage(), None, "{stream}");
         }
     }
-    assert_eq!(scan_json(r#"{"prompt_tokens":34,"completion_tokens":4}"#).usage(), None, "no stream");
+    assert_eq!(scan_json(r#"{"prompt_tokens":34,"completion_tokens":4}"#).usage(), None, "not a stream");
 }
 
 #[test]
-fn real_answers_tell_their_counts() {
+fn recorded_responses_report_their_counts() {
     let cases = [
         ("chat", Api::ChatCompletions, usage(34, 8, 0)),
         ("chat_n2", Api::ChatCompletions, usage(34, 6, 32)),
@@ -93,7 +93,7 @@ fn real_answers_tell_their_counts() {
         ("chat_stream_nousage", Api::ChatCompletions, None),
         ("responses", Api::Responses, usage(12, 5, 0)),
         ("responses_stream", Api::Responses, usage(12, 3, 0)),
-        // Anthropic's `input_tokens` leaves out the 16 tokens that were written to the cache.
+        // Anthropic's `input_tokens` excludes the 16 tokens that were written to the cache.
         ("messages", Api::Messages, usage(22, 5, 0)),
         ("messages_stream", Api::Messages, usage(11, 3, 0)),
         ("batch_chat", Api::ChatBatch, usage(68, 4, None)),
@@ -107,7 +107,7 @@ fn real_answers_tell_their_counts() {
 }
 
 #[test]
-fn counts_in_every_spelling() {
+fn counts_in_every_spelling_are_read() {
     let cases: &[(&str, Option<Usage>)] = &[
         (r#"{"usage":{"prompt_tokens":10,"completion_tokens":20,"total_tokens":30}}"#, usage(10, 20, None)),
         (r#"{"object":"conversation","usage":{"input_tokens":15,"output_tokens":25}}"#, usage(15, 25, None)),
@@ -151,7 +151,7 @@ fn counts_in_every_spelling() {
 }
 
 #[test]
-fn streams_tell_their_counts_last() {
+fn counts_at_the_end_of_streams_are_read() {
     let counts = r#"{"usage":{"prompt_tokens":5,"completion_tokens":10,"total_tokens":15}}"#;
     let started = r#"{"type":"message_start","message":{"usage":{"input_tokens":3,"cache_read_input_tokens":9,"output_tokens":1}}}"#;
     let cases: &[(Api, String, Option<Usage>)] = &[
@@ -197,7 +197,7 @@ fn streams_tell_their_counts_last() {
 }
 
 #[test]
-fn only_events_that_report_counts_count() {
+fn only_events_that_report_counts_are_read() {
     let event = |kind: &str, member: &str| {
         format!("data: {}\n\n", json!({"type": kind, member: {"usage": {"input_tokens": 4, "output_tokens": 2}}}))
     };
@@ -213,13 +213,13 @@ fn only_events_that_report_counts_count() {
     }
     let at_root = "data: {\"type\":\"content_block_start\",\"usage\":{\"input_tokens\":4}}\n\n";
     assert_eq!(scan_events(Api::Messages, at_root).usage(), None);
-    // The type of the data counts before the name of the event.
+    // The type of the data precedes the name of the event.
     let named = format!("event: message_start\n{}", event("content_block_start", "message"));
     assert_eq!(scan_events(Api::Messages, &named).usage(), None);
 }
 
 #[test]
-fn sglang_reports_counts_of_each_answer() {
+fn sglang_reports_counts_of_each_response() {
     let meta = |prompt: u64, completion: u64, cached: u64| {
         json!({"text": "\"meta_info\":{", "meta_info": {
             "id": "x", "finish_reason": {"prompt_tokens": 99}, "prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": cached,
@@ -238,7 +238,7 @@ fn sglang_reports_counts_of_each_answer() {
     let batch = json!([meta(5, 8, 1), meta(6, 9, 2)]).to_string();
     assert_eq!(read(1, AnswerFormat::Json, &batch), usage(11, 17, 3));
     let sampled = json!([meta(5, 8, 1), meta(5, 9, 1), meta(6, 1, 0), meta(6, 2, 0)]).to_string();
-    assert_eq!(read(2, AnswerFormat::Json, &sampled), usage(11, 20, 1), "each prompt once");
+    assert_eq!(read(2, AnswerFormat::Json, &sampled), usage(11, 20, 1), "each prompt counts once");
     let event = |index: Option<u64>, mut event: Value| {
         index.into_iter().for_each(|index| event["index"] = index.into());
         format!("data: {event}\n\n")
@@ -249,13 +249,17 @@ fn sglang_reports_counts_of_each_answer() {
     assert_eq!(read(1, AnswerFormat::Events, &two), usage(11, 8, 0));
     let forged = json!({"text": "", "echo": meta(1, 1, 1), "meta_info": {"echo": {"prompt_tokens": 1}}}).to_string();
     assert_eq!(read(1, AnswerFormat::Json, &forged), None);
-    assert_eq!(read(1, AnswerFormat::Events, &event(Some(1 << 40), meta(1, 1, 1))), None, "more answers than are kept");
+    assert_eq!(
+        read(1, AnswerFormat::Events, &event(Some(1 << 40), meta(1, 1, 1))),
+        None,
+        "more responses than are stored"
+    );
     let error = scan_events(Api::SglangGenerate, "data: {\"error\":{\"message\":\"aborted\"}}\n\n");
     assert_eq!(error.error().map(|error| error.status), Some(500));
 }
 
 #[test]
-fn a_usage_that_is_too_long_is_not_read_and_the_next_one_is() {
+fn usage_over_the_limit_is_skipped_and_the_next_one_read() {
     let long = [&b"data: {\"usage\":{\"x\":\""[..], &vec![b'x'; 4 << 20], b"\xFF\xFE broken\n\n"].concat();
     let mut scanner = scanner(Api::Completions, AnswerFormat::Events);
     for chunk in long.chunks(16 << 10) {
@@ -266,7 +270,7 @@ fn a_usage_that_is_too_long_is_not_read_and_the_next_one_is() {
 }
 
 #[test]
-fn an_error_inside_a_stream_is_seen() {
+fn error_inside_a_stream_is_found() {
     let path = format!("{}/../../tests/data/protocol/failures.json", env!("CARGO_MANIFEST_DIR"));
     let failures: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let busy = failures["admission_reject_stream"][2].as_str().unwrap();
@@ -282,7 +286,7 @@ fn an_error_inside_a_stream_is_seen() {
         (Api::ChatCompletions, "data: {\"error\":{\"code\":\"429\"}}\n\n", Some((429, None))),
         (Api::ChatCompletions, "data: {\"error\":{\"code\":99999999,\"message\":\"m\"}}\n\n", Some((500, None))),
         (Api::ChatCompletions, "data: {\"error\":null,\"choices\":[]}\n\n", None),
-        // Only the event's name says that it is an error.
+        // Only the event's name marks it as an error.
         (Api::Responses, "event: error\ndata: {\"message\":\"m\"}\n\n", Some((500, None))),
         (
             Api::Responses,
@@ -290,7 +294,7 @@ fn an_error_inside_a_stream_is_seen() {
             Some((429, None)),
         ),
         (Api::Responses, "data: {\"type\":\"error\",\"code\":null,\"message\":\"m\"}\n\n", Some((500, None))),
-        // What a client wrote.
+        // Content that a client wrote.
         (Api::ChatCompletions, "data: {\"tools\":[{\"error\":{\"code\":429}}]}\n\n", None),
         (
             Api::Responses,
@@ -314,7 +318,7 @@ fn an_error_inside_a_stream_is_seen() {
 }
 
 #[test]
-fn the_response_id_is_the_first_at_its_place() {
+fn response_id_is_the_first_at_its_position() {
     let streamed = scan(Api::Responses, AnswerFormat::Events, &capture("responses_stream"));
     assert_eq!(streamed.response_id(), Some("resp_a471ddb4aeb52317"));
     let whole = scan(Api::Responses, AnswerFormat::Json, &capture("responses"));

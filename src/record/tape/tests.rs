@@ -21,7 +21,7 @@ fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn lines_are_in_the_order_in_which_turns_were_taken_whoever_took_them() {
+fn lines_have_the_order_of_the_locks_across_threads() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.jsonl");
     let recorder = Recorder::start(settings(&path, DEFAULT_MAX_BYTES), 7, json!({"pools": []})).unwrap();
@@ -39,17 +39,17 @@ fn lines_are_in_the_order_in_which_turns_were_taken_whoever_took_them() {
         }
     });
     recorder.finish();
-    assert!(recorder.turn().is_none(), "what comes late is not recorded");
+    assert!(recorder.turn().is_none(), "a late change is not recorded");
     let lines = lines(&path);
     assert_eq!(lines[0]["format"], FORMAT);
     assert_eq!((&lines[0]["seed"], &lines[0]["settings"]), (&json!(7), &json!({"pools": []})));
-    let told: Vec<u64> = lines[1..].iter().map(|line| line["drop"]["r"].as_u64().unwrap()).collect();
-    assert_eq!(told, order.into_inner());
-    assert_eq!(told, (0..2_000).collect::<Vec<_>>());
+    let written: Vec<u64> = lines[1..].iter().map(|line| line["drop"]["r"].as_u64().unwrap()).collect();
+    assert_eq!(written, order.into_inner());
+    assert_eq!(written, (0..2_000).collect::<Vec<_>>());
 }
 
 #[test]
-fn a_full_recording_ends_with_a_whole_line_and_what_follows_is_done_unrecorded() {
+fn full_recording_ends_with_a_complete_line_and_later_changes_still_happen() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.jsonl");
     let recorder = Recorder::start(settings(&path, 1_000), 7, Value::Null).unwrap();
@@ -66,8 +66,8 @@ fn a_full_recording_ends_with_a_whole_line_and_what_follows_is_done_unrecorded()
     );
     let mut done = 0;
     for _ in 0..200 {
-        tape.change(|tell| {
-            tell(Told::Publish);
+        tape.change(|report| {
+            report(PoolChange::Publish);
             done += 1;
         });
     }
@@ -81,15 +81,15 @@ fn a_full_recording_ends_with_a_whole_line_and_what_follows_is_done_unrecorded()
 }
 
 #[test]
-fn a_file_that_can_not_be_made_is_named() {
+fn file_that_cannot_be_created_is_named() {
     let error = Recorder::start(settings(Path::new("/nowhere/run.jsonl"), 1), 7, Value::Null).unwrap_err();
     assert!(error.to_string().starts_with("can't record to `/nowhere/run.jsonl`: "), "{error}");
 }
 
-/// A disk without room, as Linux has one to test with.
+/// Linux has a device that behaves like a full disk.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_disk_without_room_ends_the_recording() {
+fn full_disk_ends_the_recording() {
     let recorder = Recorder::start(settings(Path::new("/dev/full"), DEFAULT_MAX_BYTES), 7, Value::Null).unwrap();
     recorder.finish();
     assert_eq!(recorder.shared.recording.get(), 0);
@@ -97,9 +97,9 @@ fn a_disk_without_room_ends_the_recording() {
 }
 
 proptest! {
-    /// What is written is what is read, to the last bit.
+    /// Lines are read exactly as they were written.
     #[test]
-    fn lines_survive_being_written(
+    fn lines_are_read_as_they_were_written(
         keys in prop::collection::vec(any::<u64>(), 0..40),
         figures in prop::collection::vec(prop::num::f64::NORMAL | prop::num::f64::ZERO, 2),
         kv_usage in 0f32..1.0,

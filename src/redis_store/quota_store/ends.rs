@@ -1,4 +1,5 @@
-//! What Redis is told of requests that have ended: each at once, and again while it can't be told, until its place there is free anyhow.
+//! Writes the ends of requests to Redis: each at once, and with retries while Redis is
+//! unavailable, until the slot expires.
 
 use super::{LEASE, RedisStore};
 use crate::redis_link::LinkError;
@@ -10,34 +11,36 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-/// 16,384 that wait for Redis to be back, some 20 MB: about as many as a picker has requests under way, and while Redis is away no more are booked there.
+/// Most ends that wait for Redis, 16,384 or some 20 MB: about as many as a process has running requests. While Redis is
+/// unavailable, no new ones are counted there.
 pub(super) const MAX_WAITING: usize = 16_384;
-/// 64 of those told at once, which leaves the connection to requests.
-const TOLD_AT_ONCE: usize = 64;
-/// 500 ms between the first two tries with a connection that is there: what is wrong then does not pass at once.
+/// Most retries at the same time, which leaves the connection to requests.
+const RETRIES_AT_ONCE: usize = 64;
+/// First pause between two attempts with an open connection: such an error does not pass at once.
 const AGAIN: Duration = Duration::from_millis(500);
-/// 30 s between later ones, since many may be waiting: each pause is twice the one before until then.
+/// Longest pause between attempts, since many ends may be waiting; each pause is twice the previous one until then.
 const AGAIN_AT_LAST: Duration = Duration::from_secs(30);
 
-/// The end of a request.
+/// The end of one request.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) name: Arc<str>,
     pub(super) place: Place,
-    /// What it changes in the windows of `at`.
+    /// Its changes in the windows of `at`.
     pub(super) change: Change,
     pub(super) at: Wall,
 }
 
 impl End {
-    /// What is left to be told after it came to nothing for that reason. A place is free however often it is given back; what is counted is counted once,
-    /// so it is told again only where it surely was not. The second in which it ended is over.
+    /// Returns what remains to be written after a failed attempt. Freeing a slot twice does no harm. Counts must be
+    /// applied once, so they are retried only if they were certainly not applied. The second in which it ended is over.
     fn after(self, failure: &LinkError) -> Self {
         let change = if failure.may_have_run() { Change::default() } else { self.change };
         Self { change: Change { second_requests: 0, ..change }, ..self }
     }
 
-    /// What it changes of what is counted, in the order of [`attache_quota::Bound::ALL`] without the last, of which it gives a place back.
+    /// Returns its changes of the counters, in the order of [`attache_quota::Bound::ALL`] without the last
+    /// one, whose slot it frees.
     pub(super) fn counts(&self) -> [i64; 5] {
         let Change { second_requests, minute_requests, minute_tokens, day_requests, day_tokens } = self.change;
         let [of_day, tokens_of_day, of_minute, tokens_of_minute, of_second, _] = self.place.counted;
@@ -51,51 +54,51 @@ impl End {
         ]
     }
 
-    /// It leaves everything in Redis as it is.
+    /// Whether it changes nothing in Redis.
     fn is_nothing(&self) -> bool {
         let [.., has_place] = self.place.counted;
         !has_place && self.counts() == [0; 5]
     }
 }
 
-/// All that have not been told.
+/// All ends that have not been written.
 pub(super) struct Ends {
-    untold: TaskTracker,
+    unwritten: TaskTracker,
     waiting: Semaphore,
     at_once: Semaphore,
-    /// Called for each that is given up.
+    /// Called for each end that is given up.
     lost: Box<dyn Fn() + Send + Sync>,
-    /// That some are given up has been said since Redis was told of any.
+    /// Whether giving up was logged since the last successful write.
     is_said: AtomicBool,
 }
 
 impl Ends {
     pub(super) fn new(lost: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
-            untold: TaskTracker::new(),
+            unwritten: TaskTracker::new(),
             waiting: Semaphore::new(MAX_WAITING),
-            at_once: Semaphore::new(TOLD_AT_ONCE),
+            at_once: Semaphore::new(RETRIES_AT_ONCE),
             lost: Box::new(lost),
             is_said: AtomicBool::new(false),
         }
     }
 
-    /// Runs what tells of one beside everything else.
-    pub(super) fn spawn(&self, telling: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
-        self.untold.spawn_on(telling, runtime);
+    /// Runs the write of one end in the background.
+    pub(super) fn spawn(&self, write: impl Future<Output = ()> + Send + 'static, runtime: &Handle) {
+        self.unwritten.spawn_on(write, runtime);
     }
 
-    /// Waits until all have been told, or are given up.
-    pub(super) async fn told(&self) {
-        self.untold.close();
-        self.untold.wait().await;
+    /// Waits until all ends have been written or given up.
+    pub(super) async fn written(&self) {
+        self.unwritten.close();
+        self.unwritten.wait().await;
     }
 
-    /// Tells `store` of `end`.
-    pub(super) async fn tell(&self, store: &RedisStore, end: End) {
-        let Some(left) = self.tell_once(store, end).await else { return };
+    /// Writes `end` to `store`.
+    pub(super) async fn write(&self, store: &RedisStore, end: End) {
+        let Some(left) = self.write_once(store, end).await else { return };
         if let Ok(_place) = self.waiting.try_acquire()
-            && tokio::time::timeout(LEASE, Box::pin(self.tell_again(store, left))).await.is_ok()
+            && tokio::time::timeout(LEASE, Box::pin(self.write_again(store, left))).await.is_ok()
         {
             return;
         }
@@ -109,12 +112,12 @@ impl Ends {
         }
     }
 
-    /// What is left to be told afterwards, if anything is.
-    async fn tell_once(&self, store: &RedisStore, end: End) -> Option<End> {
+    /// Makes one attempt. Returns what remains to be written, if anything.
+    async fn write_once(&self, store: &RedisStore, end: End) -> Option<End> {
         if end.is_nothing() {
             return None;
         }
-        let Err(error) = store.tell(&end).await else {
+        let Err(error) = store.write(&end).await else {
             self.is_said.store(false, Relaxed);
             return None;
         };
@@ -122,13 +125,13 @@ impl Ends {
         Some(end.after(&error)).filter(|left| !left.is_nothing())
     }
 
-    async fn tell_again(&self, store: &RedisStore, mut end: End) {
+    async fn write_again(&self, store: &RedisStore, mut end: End) {
         let mut connected = store.link.connected();
         for pause in pauses() {
-            // Neither fails: what they wait for is there for as long as `store` and `self` are.
+            // Neither wait can fail: the channel and the semaphore live as long as `store` and `self`.
             drop(connected.wait_for(|is| *is).await);
             let one_of_few = self.at_once.acquire().await;
-            let Some(left) = self.tell_once(store, end).await else { return };
+            let Some(left) = self.write_once(store, end).await else { return };
             drop(one_of_few);
             end = left;
             tokio::time::sleep(pause).await;
@@ -136,7 +139,7 @@ impl Ends {
     }
 }
 
-/// How long to wait after each try. There is no last one.
+/// Returns the pauses between attempts, without an end.
 pub(super) fn pauses() -> impl Iterator<Item = Duration> {
     std::iter::successors(Some(AGAIN), |pause| Some(AGAIN_AT_LAST.min(*pause * 2)))
 }

@@ -1,5 +1,6 @@
-//! Limits of single tenants that AIBrix keeps in Redis, under `aibrix-users/<name>`. What was read counts for a while, that there is nothing too; what
-//! is older counts until it has been read again, which one reader at a time does for each tenant.
+//! Limits of single tenants that AIBrix keeps in Redis, under `aibrix-users/<name>`. A result is fresh for some
+//! time, including a missing record. An older one is used until it has been read again, which one reader per
+//! tenant does at a time.
 //!
 //! Called by `ext_proc::redis_quotas`.
 
@@ -12,83 +13,84 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a record's key begins with; the tenant's name follows.
+/// Prefix of a record's key; the tenant's name follows.
 const KEY_PREFIX: &str = "aibrix-users/";
-/// 10,000 tenants of whom it is known what they have, some 2 MB. Names come from whoever the operator trusts, but what is trusted may be wrong.
+/// Most tenants whose records are cached, 10,000 or some 2 MB. Tenant names come from trusted
+/// sources that may be wrong.
 const MAX_KNOWN: usize = 10_000;
-/// 4 KiB: a record has three fields. Of a longer one no more is fetched, and then it is none.
+/// Largest record in bytes; it has three fields. A longer one is cut, and then invalid.
 const MAX_RECORD_BYTES: isize = 4_096;
 
-/// What stands there of a tenant.
+/// The record of a tenant in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// This record.
+    /// The tenant has this record.
     Record(UserRecord),
-    /// Nothing.
+    /// The tenant has no record.
     Nothing,
-    /// Something that is no record.
+    /// The value is not a valid record.
     Malformed,
 }
 
-/// What was found of a tenant when it was read last.
+/// A cached result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// This.
+    /// The result of the last read.
     pub found: Found,
-    /// It was read so lately that nobody need look again.
+    /// Whether it is recent enough that it need not be read again.
     pub is_fresh: bool,
 }
 
-/// The records of a Redis.
+/// The records in one Redis.
 #[derive(Debug)]
 pub struct UserRecords {
     link: Arc<RedisLink>,
     known: Cache<Arc<str>, (Found, Timestamp)>,
-    /// Whose records are being read again.
+    /// The tenants whose records are being read.
     again: Mutex<HashSet<Arc<str>>>,
 }
 
 impl UserRecords {
-    /// The records in the Redis of `link`, none of which has been read.
+    /// Creates a cache for the Redis of `link`, initially empty.
     #[must_use]
     pub fn new(link: Arc<RedisLink>) -> Self {
         Self { link, known: Cache::new(MAX_KNOWN), again: Mutex::default() }
     }
 
-    /// The Redis where they stand.
+    /// Returns the connection to its Redis.
     #[must_use]
     pub fn link(&self) -> &Arc<RedisLink> {
         &self.link
     }
 
-    /// What was found of `tenant`; it is fresh for `ttl`.
+    /// Returns the cached result for `tenant`; it is fresh for `ttl`.
     #[must_use]
     pub fn known(&self, tenant: &Arc<str>, ttl: Duration, now: Timestamp) -> Option<Known> {
         self.known.get(tenant).map(|(found, at)| Known { found, is_fresh: now.since(at) < ttl })
     }
 
-    /// The right to read the record of `tenant` again; `None` while another has it.
+    /// Returns the right to read the record of `tenant` again; `None` while another task has it.
     #[must_use]
     pub fn again(self: &Arc<Self>, tenant: &Arc<str>) -> Option<Again> {
         let is_first = self.again.lock().insert(tenant.clone());
         is_first.then(|| Again { users: self.clone(), tenant: tenant.clone() })
     }
 
-    /// What was found of `tenant` when it was read last.
+    /// Returns the result of the last read for `tenant`.
     #[must_use]
     pub fn last(&self, tenant: &Arc<str>) -> Option<Found> {
         self.known.get(tenant).map(|(found, _)| found)
     }
 
-    /// Reads what stands there of `tenant`.
+    /// Reads the record of `tenant`.
     ///
     /// # Errors
-    /// When Redis gives no answer.
+    /// [`LinkError`] when Redis does not respond.
     pub async fn read(&self, tenant: &Arc<str>, now: Timestamp) -> Result<Found, LinkError> {
         let mut question = redis::cmd("GETRANGE");
         question.arg(format!("{KEY_PREFIX}{tenant}")).arg(0).arg(MAX_RECORD_BYTES - 1);
         let found = match self.link.ask::<Vec<u8>>(&question).await {
-            // No key and an empty text are one.
+            // A missing key and an empty text give the same result.
             Ok(bytes) if bytes.is_empty() => Found::Nothing,
             Ok(bytes) => match UserRecord::parse(&bytes) {
                 Ok(record) => Found::Record(record),
@@ -108,7 +110,7 @@ impl UserRecords {
     }
 }
 
-/// The right to read a tenant's record again, which one has at a time.
+/// The right to read a tenant's record again, which one task has at a time.
 #[derive(Debug)]
 pub struct Again {
     users: Arc<UserRecords>,

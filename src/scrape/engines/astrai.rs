@@ -1,20 +1,21 @@
-//! AstrAI's `/stats`: one JSON object. Its documentation and its code call the same figures differently; both are read.
+//! AstrAI's `/stats`: one JSON object. Its documentation and its code use different names for the same values; both are
+//! read.
 //!
 //! ```json
 //! {"active_requests": 3, "waiting_requests": 2, "total_requests": 128, "cache_usage": 0.45, "tokens_generated": 10240}
 //! {"active_tasks": 3, "waiting_queue": 2, "total_tasks": 128, "total_tokens": 10240}
 //! ```
 //!
-//! Servers that do not tell `cache_usage` are taken to have an empty cache, so their load is what runs and what waits.
+//! Without `cache_usage`, the cache counts as empty, so the load consists of running and waiting requests.
 
 use super::{PageError, count, fraction};
 use attache_pool::{Counter, Counters, EndpointMetrics};
 use serde_json::Value;
 
-/// Reads a page.
+/// Converts the JSON.
 ///
 /// # Errors
-/// When it does not say how many requests run and wait, or a figure is no number of at least 0.
+/// [`PageError`] when the running or waiting requests are missing, or a value is not a number of at least 0.
 pub(super) fn read(page: &[u8]) -> Result<EndpointMetrics, PageError> {
     let page: Value = serde_json::from_slice(page).unwrap_or_default();
     let figure = |names: [&'static str; 2]| -> Result<Option<f64>, PageError> {
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_spellings_of_the_page_are_read() {
+    fn both_spellings_are_read() {
         let documented = br#"{"active_requests":3,"waiting_requests":2,"total_requests":128,"cache_usage":0.45,"tokens_generated":10240}"#;
         let of_code =
             br#"{"total_tasks":128,"total_tokens":10240,"active_tasks":3,"waiting_queue":2,"avg_ttft_ms":7.5}"#;
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_without_load_is_refused() {
+    fn metrics_without_load_are_refused() {
         let missing = |family| Err(PageError::Missing { family });
         assert_eq!(read(b"# TYPE x counter"), missing("active_requests"));
         assert_eq!(read(b"{}"), missing("active_requests"));

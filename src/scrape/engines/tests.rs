@@ -13,7 +13,7 @@ fn names(list: &[&str]) -> Vec<Arc<str>> {
 }
 
 #[test]
-fn a_real_page_of_vllm_under_load() {
+fn recorded_metrics_of_vllm_under_load() {
     let reading = EngineMap::of(Engine::Vllm).unwrap().read(V0_32_LOAD, Timestamp(7), 3).unwrap();
     assert_eq!(reading.skipped, Skipped::default());
     let expected = EndpointMetrics {
@@ -21,7 +21,7 @@ fn a_real_page_of_vllm_under_load() {
         waiting: 22,
         running: 8,
         kv_usage: 0.304_985_34,
-        // The series with the greatest value is the newest; the others are what was true once.
+        // The series with the greatest value is the newest; the others are outdated.
         lora: Some(LoraState { max: 2, running: names(&["chat", "sql"]), waiting: names(&["chat", "sql"]) }),
         block_size: Some(16),
         num_blocks: Some(1024),
@@ -65,7 +65,7 @@ fn adapters_that_are_no_longer_in_use_are_not_listed() {
 }
 
 #[test]
-fn an_older_vllm() {
+fn metrics_of_an_older_vllm() {
     let metrics = EngineMap::of(Engine::Vllm).unwrap().read(V0_22, Timestamp(7), 0).unwrap().metrics;
     assert_eq!((metrics.block_size, metrics.num_blocks), (Some(16), Some(1024)));
     assert_eq!((metrics.prefix_queries, metrics.prefix_hits), (Some(24932.0), Some(208.0)));
@@ -75,7 +75,7 @@ fn an_older_vllm() {
 }
 
 #[test]
-fn the_oldest_spellings_count_where_the_new_ones_are_missing() {
+fn oldest_names_are_used_if_new_ones_are_missing() {
     let old = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5\n\
                vllm:gpu_prefix_cache_queries_total 10\nvllm:gpu_prefix_cache_hits_total 4\n\
                vllm:cpu_cache_usage_perc 0.125\n";
@@ -88,7 +88,7 @@ fn the_oldest_spellings_count_where_the_new_ones_are_missing() {
 }
 
 #[test]
-fn engines_of_a_data_parallel_server_are_put_together() {
+fn engines_of_a_data_parallel_server_are_combined() {
     let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} 4\n\
         vllm:num_requests_running{engine=\"0\"} 10\nvllm:num_requests_running{engine=\"1\"} 20\n\
         vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\
@@ -99,16 +99,16 @@ fn engines_of_a_data_parallel_server_are_put_together() {
     assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (7, 30, 0.75));
     assert_eq!(metrics.ranks, [13, 24]);
     let alone = page.replace("engine=\"1\"", "engine=\"0\"");
-    assert!(read(Engine::Vllm, &alone).unwrap().ranks.is_empty(), "there is nothing to tell apart");
+    assert!(read(Engine::Vllm, &alone).unwrap().ranks.is_empty(), "there is only one engine");
     for elsewhere in ["4000000000", "2"] {
         let wrong = page.replace("engine=\"1\"", &format!("engine=\"{elsewhere}\""));
-        assert!(read(Engine::Vllm, &wrong).unwrap().ranks.is_empty(), "{elsewhere} is no rank of two");
+        assert!(read(Engine::Vllm, &wrong).unwrap().ranks.is_empty(), "{elsewhere} is not a rank of two");
     }
     assert_eq!((metrics.block_size, metrics.num_blocks, metrics.prefix_hits), (Some(16), Some(150), Some(3.0)));
 }
 
 #[test]
-fn sglang() {
+fn metrics_of_sglang() {
     let page = "sglang:num_queue_reqs{model_name=\"m\",tp_rank=\"0\"} 3.0\nsglang:num_running_reqs{model_name=\"m\"} 5.0\n\
         sglang:token_usage{model_name=\"m\"} 0.28\nsglang:cache_config_info{page_size=\"64\",num_pages=\"512\"} 1\n\
         sglang:prompt_tokens_total{model_name=\"m\"} 8.128902e+06\nsglang:cached_tokens_total{cache_source=\"device\"} 90\n\
@@ -121,7 +121,7 @@ fn sglang() {
 }
 
 #[test]
-fn what_sglang_and_trtllm_serve_count() {
+fn counters_of_sglang_and_trtllm_serve() {
     let figures = "prompt_tokens_total 600\nqueue_time_seconds_sum{tp_rank=\"0\"} 1\nqueue_time_seconds_sum{tp_rank=\"1\"} 1.5\n\
         queue_time_seconds_count{tp_rank=\"0\"} 2\nqueue_time_seconds_count{tp_rank=\"1\"} 3\n\
         queue_time_seconds_bucket{le=\"0.5\"} 9\ngeneration_tokens_total 50\n\
@@ -152,7 +152,7 @@ fn what_sglang_and_trtllm_serve_count() {
 }
 
 #[test]
-fn xllm() {
+fn metrics_of_xllm() {
     let page = "num_waiting_requests 1\nnum_running_requests 2\nkv_cache_utilization_perc 0.5\nengine_utilization 0.25\n\
         num_processing_tokens_total_prompt 10\nnum_processing_tokens_total_generated 20\ngpu_busy_time_ratio 0.75\n";
     let metrics = read(Engine::Xllm, page).unwrap();
@@ -162,7 +162,7 @@ fn xllm() {
 }
 
 #[test]
-fn trtllm_serve() {
+fn metrics_of_trtllm_serve() {
     let page = "trtllm_num_requests_waiting{engine_type=\"trtllm\"} 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\n\
         trtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 101\n";
     let metrics = read(Engine::TrtllmServe, page).unwrap();
@@ -179,21 +179,21 @@ const TRITON_PAGE: &str = "nv_trt_llm_request_metrics{model=\"m\",request_type=\
     nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"max\"} 6239\n";
 
 #[test]
-fn triton_tells_figures_apart_by_label() {
+fn families_of_triton_are_divided_by_label() {
     let metrics = read(Engine::Triton, TRITON_PAGE).unwrap();
     assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (4, 5, 0.125));
     assert_eq!((metrics.block_size, metrics.num_blocks), (Some(64), Some(6239)));
-    // A bad sample of a part that is not read does no harm, one of a part that is read does.
+    // An invalid sample of an unused part is ignored; one of a used part is an error.
     assert!(read(Engine::Triton, &TRITON_PAGE.replace("version=\"1\"} 9", "version=\"1\"} NaN")).is_ok());
     let bad = read(Engine::Triton, &TRITON_PAGE.replace("version=\"1\"} 4", "version=\"1\"} NaN"));
     assert_eq!(bad, Err(PageError::Unusable { family: TRITON_REQUESTS }));
-    // A line whose labels can't be read may be any part.
+    // A line with unreadable labels may belong to any part.
     let bad = read(Engine::Triton, &TRITON_PAGE.replace("request_type=\"active\",", "request_type=active,"));
     assert_eq!(bad, Err(PageError::Unusable { family: TRITON_REQUESTS }));
 }
 
 #[test]
-fn a_page_without_the_figures_is_an_error_and_not_an_idle_server() {
+fn metrics_without_the_values_are_an_error_and_not_an_idle_server() {
     for page in ["", "<html>not found</html>", "# HELP vllm:num_requests_waiting w\n", "sglang:num_queue_reqs 1\n"] {
         assert_eq!(read(Engine::Vllm, page), Err(PageError::Missing { family: "vllm:num_requests_waiting" }), "{page}");
     }
@@ -215,14 +215,14 @@ fn a_page_without_the_figures_is_an_error_and_not_an_idle_server() {
 }
 
 #[test]
-fn one_bad_engine_of_several_spoils_the_sum() {
+fn one_invalid_engine_invalidates_the_sum() {
     let page = "vllm:num_requests_waiting{engine=\"0\"} 3\nvllm:num_requests_waiting{engine=\"1\"} NaN\n\
         vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0\n";
     assert_eq!(read(Engine::Vllm, page), Err(PageError::Unusable { family: "vllm:num_requests_waiting" }));
 }
 
 #[test]
-fn figures_out_of_range_are_clamped_and_optional_ones_dropped() {
+fn values_out_of_range_are_clamped_and_optional_ones_dropped() {
     let page = "vllm:num_requests_waiting 1e30\nvllm:num_requests_running 2.9\nvllm:kv_cache_usage_perc 1.0001\n\
         process_start_time_seconds NaN\nvllm:prefix_cache_hits_total -4\n\
         vllm:cache_config_info{block_size=\"None\",num_gpu_blocks=\"99999999999\"} 1\n\

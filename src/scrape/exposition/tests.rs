@@ -30,7 +30,7 @@ fn pairs(labels: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn only_wanted_families_are_seen() {
+fn only_selected_families_are_found() {
     let page = "# HELP up is it\n# TYPE up gauge\nup 1\nupper 2\nup_total 3\nvllm:num_requests_waiting_by_reason{a=\"b\"} 4\n\
                 vllm:num_requests_waiting_by 5\nvllm:num_requests_waiting{} 6\nu 7\n\nup{";
     let (samples, skipped) = scan(page.as_bytes());
@@ -40,7 +40,7 @@ fn only_wanted_families_are_seen() {
 }
 
 #[test]
-fn lines_that_are_understood() {
+fn valid_lines_are_parsed() {
     for (line, labels, value) in [
         ("up 1", pairs(&[]), 1.0),
         ("up\t1.5e3", pairs(&[]), 1500.0),
@@ -69,7 +69,7 @@ fn lines_that_are_understood() {
 }
 
 #[test]
-fn values_that_are_no_figures_are_dropped_and_counted() {
+fn invalid_values_are_dropped_and_counted() {
     for value in ["NaN", "nan", "+Inf", "-Inf", "inf", "-1", "-0.5", "1e999"] {
         let (samples, skipped) = scan(format!("up{{a=\"b\"}} {value}").as_bytes());
         assert_eq!(samples, [(2, pairs(&[("a", "b")]), None)], "{value}");
@@ -78,7 +78,7 @@ fn values_that_are_no_figures_are_dropped_and_counted() {
 }
 
 #[test]
-fn lines_that_are_not_understood_are_counted_and_say_nothing() {
+fn invalid_lines_are_counted_and_skipped() {
     let long_number = format!("up {}", "1".repeat(65));
     let long_line = format!("up{{a=\"{}\"}} 1", "x".repeat(MAX_LINE_BYTES));
     let many_labels = format!("up{{{}}} 1", "a=\"b\",".repeat(MAX_LABELS + 1));
@@ -118,7 +118,7 @@ fn lines_that_are_not_understood_are_counted_and_say_nothing() {
 }
 
 #[test]
-fn as_many_labels_and_samples_as_the_caps_allow() {
+fn labels_and_samples_up_to_the_limits_are_parsed() {
     let labels = (0..MAX_LABELS).map(|i| format!("l{i}=\"v\"")).collect::<Vec<_>>().join(",");
     assert_eq!(one(&format!("up{{{labels}}} 1")).0.len(), MAX_LABELS);
     let page = "up 1\n".repeat(MAX_SAMPLES + 7);
@@ -127,14 +127,14 @@ fn as_many_labels_and_samples_as_the_caps_allow() {
 }
 
 #[test]
-fn the_last_of_equal_labels_counts() {
+fn last_of_equal_labels_counts() {
     let families = families();
     let sample = Scan::new(b"up{a=\"1\",a=\"2\"} 1", &families).next().unwrap();
     assert_eq!(sample.labels.get("a").as_deref(), Some("2"));
     assert_eq!(sample.labels.get("b"), None);
 }
 
-/// The same grammar, read a character at a time, without any regard for speed.
+/// The same grammar, parsed character by character, without optimisation.
 fn naive(page: &str) -> Vec<Flat> {
     page.split('\n').filter_map(naive_line).collect()
 }
@@ -232,7 +232,7 @@ fn naive_rest(rest: &[char]) -> Option<Rest> {
     Some((labels, Some(value).filter(|v| v.is_finite() && *v >= 0.0)))
 }
 
-/// Pages made of pieces that mean something, put together at random.
+/// Text of meaningful tokens in random order.
 fn pages() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         8 => prop::sample::select(NAMES).prop_map(str::to_owned),

@@ -1,4 +1,4 @@
-//! What becomes of pages, and of one that a socket gives; the scraper over real HTTP is in `tests/feeds.rs`.
+//! Processing of metrics, and of one response from a socket. `tests/feeds.rs` tests the scraper over real HTTP.
 
 use super::*;
 use attache_pool::ranks::RankBooking;
@@ -35,7 +35,7 @@ impl Bench {
         bench
     }
 
-    /// Discovery says that the endpoint runs `engine`.
+    /// Publishes the endpoint with `engine`.
     fn publish(&mut self, engine: Engine) {
         let spec = EndpointSpec { engine, ..EndpointSpec::at(([127, 0, 0, 1], 8000).into()) };
         self.writer.apply(PoolEvent::Endpoints { source: SourceId(0), endpoints: vec![spec.into()] });
@@ -44,7 +44,7 @@ impl Bench {
         self.scraper.follow();
     }
 
-    /// A page that came in `second` from a process that started at `start` and has ended `finished` requests.
+    /// Metrics scraped in `second` of a process that started at `start` and has finished `finished` requests.
     fn page(&mut self, second: u64, start: u32, finished: u32) -> Arc<EndpointMetrics> {
         let target = self.scraper.targets.values().next().unwrap();
         let (id, engine) = (target.endpoint.id, target.engine);
@@ -64,7 +64,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn pages_carry_the_rates_since_those_before_them() {
+async fn metrics_have_the_rates_since_earlier_scrapes() {
     let mut bench = Bench::new();
     assert_eq!(bench.page(100, 1_000, 0).rates.finished, None);
     assert_eq!(bench.page(120, 1_000, 40).rates.finished, Some(2.0));
@@ -76,11 +76,11 @@ async fn pages_carry_the_rates_since_those_before_them() {
 }
 
 #[tokio::test]
-async fn rates_start_anew_with_a_server_and_with_its_engine() {
+async fn rates_restart_with_a_new_process_or_engine() {
     let mut bench = Bench::new();
     bench.page(100, 1_000, 0);
     bench.page(120, 1_000, 40);
-    // The new process is already further than the old one was.
+    // The new process has higher counters than the old one had.
     assert_eq!(bench.page(140, 9_000, 500).rates.finished, None);
     assert_eq!(bench.page(150, 9_000, 530).rates.finished, Some(3.0));
     bench.publish(Engine::Sglang);
@@ -89,7 +89,7 @@ async fn rates_start_anew_with_a_server_and_with_its_engine() {
 }
 
 #[tokio::test]
-async fn a_page_knows_what_was_under_way_when_it_was_asked_for() {
+async fn metrics_know_the_requests_in_flight_when_they_were_requested() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let endpoint = Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(address)));
@@ -97,7 +97,7 @@ async fn a_page_knows_what_was_under_way_when_it_was_asked_for() {
     let serve = async {
         let (mut socket, _) = listener.accept().await.unwrap();
         assert!(socket.read(&mut [0; 4096]).await.unwrap() > 0);
-        // It ends while the page is on its way, which still has it.
+        // It ends during the fetch, whose response still includes it.
         drop(booked);
         let page = "vllm:num_requests_waiting 0\nvllm:num_requests_running{engine=\"0\"} 0\n\
                     vllm:num_requests_running{engine=\"1\"} 1\nvllm:kv_cache_usage_perc 0\n";

@@ -12,7 +12,7 @@ fn settings() -> ScrapeSettings {
     }
 }
 
-/// The delays that a sequence of scrapes leads to, in milliseconds, without jitter.
+/// The delays after a sequence of scrapes in milliseconds, without jitter.
 fn delays(seen: &[Seen]) -> Vec<u128> {
     let mut pace = Pace::new(Timestamp(0));
     let mut at = |seen: &Seen| {
@@ -24,20 +24,20 @@ fn delays(seen: &[Seen]) -> Vec<u128> {
 }
 
 #[test]
-fn busy_endpoints_are_asked_often_and_idle_ones_ever_less() {
+fn busy_endpoints_are_scraped_often_and_idle_ones_less_and_less() {
     use Seen::{Busy, Failed, Idle};
     assert_eq!(delays(&[Busy, Busy, Busy]), [100, 100, 100]);
     assert_eq!(delays(&[Idle; 6]), [100, 200, 400, 800, 1000, 1000]);
     assert_eq!(delays(&[Idle, Idle, Idle, Busy, Idle]), [100, 200, 400, 100, 200]);
     assert_eq!(delays(&[Failed; 9]), [100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
-    // Back again: as after a start.
+    // After a recovery, as after a start.
     assert_eq!(delays(&[Failed, Failed, Failed, Idle, Idle]), [100, 200, 400, 100, 200]);
-    // A failure of an idle endpoint is looked into soon.
+    // After a failure, an idle endpoint is scraped again soon.
     assert_eq!(delays(&[Idle, Idle, Idle, Idle, Failed]), [100, 200, 400, 800, 100]);
 }
 
 #[test]
-fn requests_on_an_idle_endpoint_bring_its_turn_forward() {
+fn requests_on_an_idle_endpoint_advance_its_scrape() {
     let mut pace = Pace::new(Timestamp(0));
     for _ in 0..6 {
         pace.done(Seen::Idle, Timestamp(0), &settings(), 0.5);
@@ -45,7 +45,7 @@ fn requests_on_an_idle_endpoint_bring_its_turn_forward() {
     let now = Timestamp(1_000);
     assert!(pace.hurry(now, &settings(), 0.3));
     assert_eq!(pace.due.since(now), Duration::from_millis(30));
-    assert!(!pace.hurry(now, &settings(), 0.9), "the turn is near already");
+    assert!(!pace.hurry(now, &settings(), 0.9), "the next scrape is soon anyway");
     for _ in 0..6 {
         pace.done(Seen::Failed, Timestamp(0), &settings(), 0.5);
     }
@@ -53,7 +53,7 @@ fn requests_on_an_idle_endpoint_bring_its_turn_forward() {
 }
 
 #[test]
-fn jitter_and_odd_settings_stay_within_bounds() {
+fn jitter_and_extreme_settings_stay_within_limits() {
     for random in [-1.0, 0.0, 0.5, 1.0, 2.0] {
         let delay = spread(Duration::from_millis(1_000), random);
         assert!((900..=1_100).contains(&delay.as_millis()), "{random}");
@@ -76,7 +76,7 @@ fn restarts(pages: &[EndpointMetrics]) -> Vec<bool> {
 }
 
 #[test]
-fn a_later_start_time_is_a_restart_once() {
+fn later_start_time_is_one_restart() {
     let at = |start: f64| page(Some(start), None, None);
     assert_eq!(restarts(&[at(100.0), at(100.0), at(105.0), at(105.0)]), [false, false, true, false]);
     assert_eq!(restarts(&[at(100.0), at(100.4), at(99.0)]), [false, false, false], "a corrected wall clock");
@@ -88,11 +88,11 @@ fn a_later_start_time_is_a_restart_once() {
 }
 
 #[test]
-fn counters_that_fall_are_a_restart_where_no_start_time_is_told() {
+fn decreased_counters_are_a_restart_without_a_start_time() {
     let counted = |queries, hits| page(None, Some(queries), Some(hits));
     assert_eq!(restarts(&[counted(5.0, 2.0), counted(9.0, 3.0), counted(1.0, 0.0)]), [false, false, true]);
     assert_eq!(restarts(&[counted(5.0, 2.0), counted(9.0, 1.0)]), [false, true]);
-    // A page whose counters could not be read changes nothing.
+    // Unreadable counters change nothing.
     assert_eq!(restarts(&[counted(5.0, 2.0), page(None, None, None), counted(6.0, 2.0)]), [false, false, false]);
     assert_eq!(restarts(&[page(Some(100.0), Some(5.0), None), page(Some(100.0), Some(1.0), None)]), [false, false]);
 }

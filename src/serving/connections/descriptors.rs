@@ -1,4 +1,4 @@
-//! How the process's file descriptors are shared between its listeners.
+//! Division of the process's file descriptors between its listeners.
 
 use super::{ConnectionLimits, Connections};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -17,7 +17,8 @@ const MAX_KV_EVENT_BYTES: usize = 64 << 20;
 /// The limit where the system does not name one.
 const UNLIMITED: usize = 1 << 20;
 
-/// Raises the soft limit of open files to the hard limit, as Go's runtime does, and gives the limit that applies then.
+/// Raises the soft limit of open files to the hard limit, as Go's runtime does, and returns
+/// the limit that applies then.
 #[must_use]
 pub fn descriptor_limit() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
@@ -33,19 +34,19 @@ pub fn descriptor_limit() -> usize {
 /// The connections of every listener of the process.
 #[derive(Clone, Debug)]
 pub struct Listeners {
-    /// The gateways' port.
+    /// Connections to the ext-proc port.
     pub ext_proc: Arc<Connections>,
-    /// The gRPC health port.
+    /// Connections to the gRPC health port.
     pub health: Arc<Connections>,
-    /// Metrics and admin pages.
+    /// Connections to the admin port: metrics and admin pages.
     pub admin: Arc<Connections>,
-    /// The central sockets for KV events, all together.
+    /// Connections to all central sockets for KV events.
     pub kv_events: Arc<Connections>,
 }
 
 impl Listeners {
-    /// Shares of `descriptors`: half for ext-proc, an eighth for KV events, a sixteenth each for health and admin. The
-    /// quarter that remains is for scrapes, files and the runtime.
+    /// Divides `descriptors`: half for ext-proc, an eighth for KV events, a sixteenth each for health and admin. The
+    /// remaining quarter is for scrapes, files and the runtime.
     #[must_use]
     pub fn of(descriptors: usize) -> Self {
         let share = |part: usize, most: usize| ConnectionLimits::of((descriptors / part).min(most));
@@ -58,7 +59,7 @@ impl Listeners {
         }
     }
 
-    /// Each listener with its name in metrics.
+    /// Returns each listener with its name in metrics.
     #[must_use]
     pub fn named(&self) -> [(&'static str, &Connections); 4] {
         [("ext-proc", &self.ext_proc), ("health", &self.health), ("admin", &self.admin), ("kv-events", &self.kv_events)]

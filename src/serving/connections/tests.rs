@@ -8,7 +8,7 @@ fn peer(last: u8, port: u16) -> SocketAddr {
     ([10, 0, 0, last], port).into()
 }
 
-/// A connection as its owner holds it: it ends when it must be closed.
+/// Serves a connection until it must be closed.
 fn serve(slot: Slot) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move { slot.closed().await })
 }
@@ -55,7 +55,7 @@ async fn requests_in_flight_protect_from_the_own_peer_but_not_from_smaller_ones(
     let connections = Connections::new(limits(2));
     let (first, second) = (admit(&connections, 66, 1).await, admit(&connections, 66, 2).await);
     let (_one, two) = (first.client().in_flight(), second.client().in_flight());
-    assert!(connections.admit(peer(66, 3)).await.is_none(), "its own requests would be lost");
+    assert!(connections.admit(peer(66, 3)).await.is_none(), "its own requests would be cancelled");
     assert_eq!((connections.closed(Closed::Refused), connections.closed(Closed::Evicted)), (1, 0));
     drop(two);
     let evicted = serve(second);

@@ -1,4 +1,4 @@
-//! Certificates of clients: signed by an authority of the client CA file, and with an allowed name.
+//! Client certificates: signed by an authority of the client CA file, and with an allowed name.
 
 use super::hello::{as_sent, provider};
 use super::{TlsError, certificates};
@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use x509_parser::extensions::GeneralName;
 
-/// Names of a refused certificate that are logged.
+/// Most names of a rejected certificate that are logged.
 const MAX_NAMES_LOGGED: usize = 8;
-/// Bytes of such a name that are logged.
+/// Most bytes of such a name that are logged.
 const MAX_NAME_BYTES_LOGGED: usize = 200;
 
-/// The authorities and the names by which clients are accepted. Either changes while the picker serves; a connection keeps what it was accepted by.
+/// The accepted authorities and names of clients. Both can change while Attaché serves; existing
+/// connections are not checked again.
 pub struct ClientAuth {
     file: PathBuf,
     authorities: ArcSwap<Authorities>,
@@ -40,7 +41,7 @@ impl ClientAuth {
     /// Reads the file with the authorities.
     ///
     /// # Errors
-    /// When the file can't be read, has no certificate, or one that can't be used.
+    /// When the file cannot be read, has no certificate, or an invalid one.
     pub fn from_settings(settings: &ClientAuthSettings) -> Result<Arc<Self>, TlsError> {
         let authorities = load(&settings.ca_file)?;
         tracing::info!(
@@ -58,16 +59,16 @@ impl ClientAuth {
         }))
     }
 
-    /// The file with the authorities.
+    /// Returns the path of the file with the authorities.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Reads the file again. A file that can't be used leaves the authorities as they are. Returns whether they have changed.
+    /// Reads the file again. If it is invalid, the previous authorities stay in use. Returns whether they have changed.
     ///
     /// # Errors
-    /// Why the file can't be used.
+    /// The reason for which the file is invalid.
     pub fn reload(&self) -> Result<bool, TlsError> {
         match load(&self.file) {
             Ok(new) if new.certificates == self.authorities.load().certificates => Ok(false),
@@ -85,7 +86,7 @@ impl ClientAuth {
         }
     }
 
-    /// Accepts these names from now on.
+    /// Replaces the accepted names.
     pub fn allow(&self, names: &[ClientName]) {
         if **self.names.load() != names {
             tracing::info!(names = %Listed(names), "client names reloaded");
@@ -93,19 +94,19 @@ impl ClientAuth {
         }
     }
 
-    /// Client CA files that were taken after the first.
+    /// Returns how many new client CA files were loaded after the first.
     #[must_use]
     pub fn reloads(&self) -> u64 {
         self.reloads.load(Relaxed)
     }
 
-    /// Client CA files that were refused.
+    /// Returns how many client CA files were rejected.
     #[must_use]
     pub fn reload_failures(&self) -> u64 {
         self.failures.load(Relaxed)
     }
 
-    /// Whether a verified certificate has an allowed name.
+    /// Checks whether a verified certificate has an allowed name.
     fn check_names(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
         let allowed = self.names.load();
         if allowed.is_empty() {
@@ -147,7 +148,7 @@ impl fmt::Debug for ClientAuth {
 #[error("the certificate has none of the allowed names; its DNS names and URIs are {0:?}")]
 pub(super) struct NameNotAllowed(Vec<String>);
 
-/// Names in a log.
+/// Formats names for a log.
 struct Listed<'a>(&'a [ClientName]);
 
 impl fmt::Display for Listed<'_> {
@@ -163,7 +164,7 @@ impl fmt::Display for Listed<'_> {
 }
 
 impl ClientCertVerifier for ClientAuth {
-    /// None: the authorities may change, and clients have one certificate to show.
+    /// None, since the authorities may change, and clients have only one certificate.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -203,10 +204,10 @@ impl ClientCertVerifier for ClientAuth {
     }
 }
 
-/// Whether a client CA file can be used.
+/// Checks whether a client CA file can be used.
 ///
 /// # Errors
-/// Why it can't.
+/// The reason for which it cannot.
 pub fn check_client_ca(file: &Path) -> Result<(), TlsError> {
     load(file).map(drop)
 }

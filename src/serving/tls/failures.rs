@@ -1,4 +1,4 @@
-//! Handshakes that failed: counted by cause, and logged at most once in [`LOG_INTERVAL`] for each cause.
+//! Failed handshakes: counted by cause, and logged at most once in [`LOG_INTERVAL`] per cause.
 
 use parking_lot::Mutex;
 use rustls::{CertificateError, Error, InvalidMessage};
@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A failure is logged at WARN when the last one of its cause lies so far back; others are counted and logged at DEBUG.
+/// Shortest time between two failures of one cause that are logged at WARN; others are logged at DEBUG.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why a handshake failed.
+/// The reason for which a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureCause {
-    /// The client speaks no TLS.
+    /// The client does not use TLS.
     NotTls,
-    /// Client and picker have no TLS version, cipher suite or application protocol (`h2`) in common.
+    /// Client and Attaché have no TLS version, cipher suite or application protocol (`h2`) in common.
     Incompatible,
-    /// The client showed no certificate, and must.
+    /// The client sent no certificate although it must.
     NoCertificate,
     /// No authority of the client CA file signed the client's certificate.
     UnknownCa,
@@ -28,18 +28,18 @@ pub enum FailureCause {
     NameNotAllowed,
     /// The client's certificate has another fault: its purpose, its encoding or its signature.
     BadCertificate,
-    /// The client ended the handshake with an alert: it does not trust the picker's certificate.
+    /// The client ended the handshake with an alert: it does not trust Attaché's certificate.
     RefusedByClient,
     /// The handshake took too long.
     Timeout,
-    /// The client closed the connection. Port checks do.
+    /// The client closed the connection, as port checks do.
     Closed,
     /// Any other error.
     Other,
 }
 
 impl FailureCause {
-    /// All of them.
+    /// All causes in the order of their labels.
     pub const ALL: [FailureCause; 11] = [
         FailureCause::NotTls,
         FailureCause::Incompatible,
@@ -54,7 +54,7 @@ impl FailureCause {
         FailureCause::Other,
     ];
 
-    /// The label.
+    /// Returns the cause's metric label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl FailureCause {
         }
     }
 
-    /// What the operator can do.
+    /// Returns what the operator can do.
     fn help(self) -> &'static str {
         match self {
             FailureCause::NotTls => "give the gateway TLS to the picker, or the picker --secure-serving=false",
@@ -121,16 +121,16 @@ impl FailureCause {
     }
 }
 
-/// Failures of one cause.
+/// Counter of failures with one cause, and when one was last logged.
 #[derive(Debug, Default)]
 struct Failures {
     count: AtomicU64,
-    /// When the last one was logged at WARN, and the count then.
+    /// Time of the last log at WARN, and the count then.
     logged: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Failures {
-    /// Counts a failure. Gives the number of failures that have not been logged before this one, when this one is to be.
+    /// Counts a failure. If it should be logged, returns the number of failures before it that were not logged.
     fn count(&self, now: Instant) -> Option<u64> {
         let count = self.count.fetch_add(1, Relaxed) + 1;
         let mut logged = self.logged.lock();
@@ -142,12 +142,12 @@ impl Failures {
     }
 }
 
-/// All failures of a listener.
+/// All failures of a listener, by cause.
 #[derive(Debug, Default)]
 pub struct HandshakeFailures([Failures; FailureCause::ALL.len()]);
 
 impl HandshakeFailures {
-    /// Handshakes that failed, by cause.
+    /// Returns the number of failed handshakes by cause.
     pub fn counts(&self) -> impl Iterator<Item = (FailureCause, u64)> + '_ {
         FailureCause::ALL.into_iter().zip(&self.0).map(|(cause, failures)| (cause, failures.count.load(Relaxed)))
     }

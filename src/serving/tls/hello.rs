@@ -1,11 +1,13 @@
 //! Server names that are not DNS names, which rustls 0.23 refuses.
 //!
-//! Istio sends `outbound|9002||svc.ns.svc.cluster.local` as the TLS server name of a picker whose DestinationRule has no `sni`. rustls 0.23 ends such a
-//! handshake (`ServerNameMustContainOneHostName`) and has no option that ignores the name. The picker has one certificate and needs no name, so this module
-//! keeps the name from rustls: in every ClientHello that arrives, the extension type `server_name` (0) is exchanged with [`STAND_IN`], which rustls ignores.
+//! Istio sends `outbound|9002||svc.ns.svc.cluster.local` as the TLS server name of a picker whose DestinationRule has
+//! no `sni`. rustls 0.23 ends such a handshake (`ServerNameMustContainOneHostName`) and has no option that ignores the
+//! name. The picker has one certificate and needs no name, so this module keeps the name from rustls: in every
+//! ClientHello that arrives, the extension type `server_name` (0) is exchanged with [`STAND_IN`], which rustls ignores.
 //!
-//! Client and server must hash the same bytes, or no handshake completes. So the transcript hash that rustls computes ([`provider`]) exchanges the two types
-//! back. The exchange is its own inverse and applies to every ClientHello, so the transcript covers exactly the bytes that the client sent.
+//! Client and server must hash the same bytes, or no handshake completes. So the transcript hash that rustls computes
+//! ([`provider`]) exchanges the two types back. The exchange is its own inverse and applies to every ClientHello, so
+//! the transcript covers exactly the bytes that the client sent.
 //!
 //! rustls 0.24 has `ServerConfig::invalid_sni_policy`; with it this module can go.
 
@@ -47,7 +49,8 @@ pub(super) fn provider() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// The suite with a [`Transcript`] as its hash. rustls wants suites that live as long as the process: [`provider`] makes each once.
+/// The suite with a [`Transcript`] as its hash. rustls wants suites that live as long as the process: [`provider`]
+/// makes each once.
 fn with_transcript(suite: SupportedCipherSuite) -> SupportedCipherSuite {
     let common = |common: &CipherSuiteCommon| CipherSuiteCommon {
         suite: common.suite,
@@ -116,7 +119,8 @@ impl Context for Running {
     }
 }
 
-/// Handshake messages as the client sent them, from those that rustls read. The last one may end early: a binder of RFC 8446 covers the part before it.
+/// Returns handshake messages as the client sent them, from those that rustls read. The last one may end early: a
+/// binder of RFC 8446 covers the part before it.
 pub(super) fn as_sent(messages: &[u8]) -> Vec<u8> {
     let mut sent = messages.to_vec();
     let mut at = 0;
@@ -131,7 +135,7 @@ pub(super) fn as_sent(messages: &[u8]) -> Vec<u8> {
     sent
 }
 
-/// The length of the handshake message that begins here, header included.
+/// Returns the length of the handshake message that begins here, including its header.
 fn message_length(bytes: &[u8]) -> Option<usize> {
     let [_, high, middle, low] = bytes.first_chunk::<MESSAGE_HEADER>()?;
     Some(MESSAGE_HEADER + (usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low)))
@@ -141,7 +145,7 @@ fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
     bytes.get(at..)?.first_chunk().map(|two| usize::from(u16::from_be_bytes(*two)))
 }
 
-/// Where the extensions of a ClientHello begin: behind version, random, session, cipher suites and compressions.
+/// Returns where the extensions of a ClientHello begin: after version, random, session, cipher suites and compressions.
 fn extensions(hello: &[u8]) -> Option<usize> {
     let session = MESSAGE_HEADER + 2 + 32;
     let suites = session + 1 + usize::from(*hello.get(session)?);
@@ -149,7 +153,7 @@ fn extensions(hello: &[u8]) -> Option<usize> {
     Some(compressions + 1 + usize::from(*hello.get(compressions)?) + 2)
 }
 
-/// Where a ClientHello has one of the two types that are exchanged.
+/// Returns where a ClientHello has one of the two types that are exchanged.
 fn names(hello: &[u8]) -> impl Iterator<Item = usize> + use<'_> {
     let mut next = extensions(hello);
     let all = std::iter::from_fn(move || {
@@ -160,7 +164,7 @@ fn names(hello: &[u8]) -> impl Iterator<Item = usize> + use<'_> {
     all.filter(|at| length_at(hello, *at).is_some_and(|is| [SERVER_NAME, STAND_IN].map(usize::from).contains(&is)))
 }
 
-/// Exchanges the types at two places of `bytes`, one for each byte of the type.
+/// Exchanges the types at two positions of `bytes`, one for each byte of the type.
 fn exchange(bytes: &mut [u8], places: [usize; 2]) {
     for (place, with) in places.into_iter().zip((SERVER_NAME ^ STAND_IN).to_be_bytes()) {
         if let Some(byte) = bytes.get_mut(place) {
@@ -169,55 +173,55 @@ fn exchange(bytes: &mut [u8], places: [usize; 2]) {
     }
 }
 
-/// What the beginning of the bytes from a client is.
-enum Part {
-    /// Not yet known; that many bytes are needed.
+/// The type of the next bytes from a client.
+enum HelloPart {
+    /// Unknown until this many bytes have arrived.
     Incomplete(usize),
-    /// That many bytes are no ClientHello, and one may follow.
+    /// This many bytes are not a ClientHello, and one may follow.
     Between(usize),
-    /// That many bytes are the records of a ClientHello, with types to exchange at these places.
+    /// This many bytes are the records of a ClientHello, with types to exchange at these positions.
     Hello(usize, Vec<[usize; 2]>),
     /// No ClientHello follows.
     Rest,
 }
 
-/// Reads the records at the beginning of `bytes`.
-fn part(bytes: &[u8]) -> Part {
+/// Inspects the records at the start of `bytes`.
+fn part(bytes: &[u8]) -> HelloPart {
     let (mut at, mut hello) = (0, Vec::new());
-    // Where in `hello` and in `bytes` the payload of each record begins.
+    // The start of each record's payload, in `hello` and in `bytes`.
     let mut records = Vec::new();
     loop {
         let kind = bytes.get(at).copied();
         if kind.is_some_and(|kind| ![HANDSHAKE, CHANGE_CIPHER_SPEC].contains(&kind)) {
-            return Part::Rest;
+            return HelloPart::Rest;
         }
-        let Some(length) = length_at(bytes, at + 3) else { return Part::Incomplete(at + RECORD_HEADER) };
+        let Some(length) = length_at(bytes, at + 3) else { return HelloPart::Incomplete(at + RECORD_HEADER) };
         let (begin, end) = (at + RECORD_HEADER, at + RECORD_HEADER + length);
-        let Some(payload) = bytes.get(begin..end) else { return Part::Incomplete(end) };
+        let Some(payload) = bytes.get(begin..end) else { return HelloPart::Incomplete(end) };
         if kind == Some(CHANGE_CIPHER_SPEC) {
-            return if hello.is_empty() { Part::Between(end) } else { Part::Rest };
+            return if hello.is_empty() { HelloPart::Between(end) } else { HelloPart::Rest };
         }
         records.push((hello.len(), begin));
         hello.extend_from_slice(payload);
         at = end;
         if hello.first().is_some_and(|first| *first != CLIENT_HELLO) {
-            return Part::Rest;
+            return HelloPart::Rest;
         }
         if let Some(hello) = message_length(&hello).and_then(|length| hello.get(..length)) {
             let place = |offset: usize| {
                 let record = records.iter().rev().find(|(first, _)| *first <= offset);
                 record.map_or(offset, |(first, begin)| begin + offset - first)
             };
-            return Part::Hello(at, names(hello).map(|name| [place(name), place(name + 1)]).collect());
+            return HelloPart::Hello(at, names(hello).map(|name| [place(name), place(name + 1)]).collect());
         }
     }
 }
 
-/// A connection whose ClientHello rustls reads without server name.
+/// A connection whose ClientHello rustls reads without the server name.
 #[derive(Debug)]
 pub(super) struct Nameless<S> {
     inner: S,
-    /// ClientHellos that may still come.
+    /// Number of ClientHellos that may still arrive.
     hellos: usize,
     /// Bytes from the client that rustls has not read; it may read the first `ready` of them.
     held: Vec<u8>,
@@ -225,26 +229,26 @@ pub(super) struct Nameless<S> {
 }
 
 impl<S> Nameless<S> {
-    /// Of a connection from which nothing has been read.
+    /// Wraps a connection from which nothing has been read.
     pub(super) fn new(inner: S) -> Self {
         Self { inner, hellos: MAX_HELLOS, held: Vec::new(), ready: 0 }
     }
 
-    /// The connection itself.
+    /// Returns the wrapped connection.
     pub(super) fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// Releases what is complete.
+    /// Releases complete records to rustls.
     fn release(&mut self) {
         while self.hellos > 0 {
             let Some(unknown) = self.held.get_mut(self.ready..).filter(|unknown| !unknown.is_empty()) else { return };
             match part(unknown) {
-                // Too long: rustls reads it as it is and the handshake fails.
-                Part::Incomplete(needed) if needed.max(unknown.len()) <= MAX_HELLO_BYTES => return,
-                Part::Incomplete(_) | Part::Rest => self.hellos = 0,
-                Part::Between(bytes) => self.ready += bytes,
-                Part::Hello(bytes, places) => {
+                // Too long: rustls reads it unchanged, and the handshake fails.
+                HelloPart::Incomplete(needed) if needed.max(unknown.len()) <= MAX_HELLO_BYTES => return,
+                HelloPart::Incomplete(_) | HelloPart::Rest => self.hellos = 0,
+                HelloPart::Between(bytes) => self.ready += bytes,
+                HelloPart::Hello(bytes, places) => {
                     places.into_iter().for_each(|places| exchange(unknown, places));
                     self.ready += bytes;
                     self.hellos -= 1;
@@ -276,7 +280,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Nameless<S> {
             let mut read = ReadBuf::new(&mut space);
             ready!(Pin::new(&mut this.inner).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
-                // The end: rustls finds what is missing.
+                // At the end of the stream, rustls finds what is missing.
                 (this.hellos, this.ready) = (0, this.held.len());
                 if this.ready == 0 {
                     return Poll::Ready(Ok(()));

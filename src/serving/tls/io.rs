@@ -1,4 +1,4 @@
-//! Connections for tonic: plain or after a handshake.
+//! Connections for tonic: plain or after a TLS handshake.
 
 use super::failures::HandshakeFailures;
 use super::hello::Nameless;
@@ -19,23 +19,24 @@ use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
-/// A client that has not finished its handshake by then won't.
+/// Longest duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Handshakes at once: they cost CPU, and a picker has few clients.
+/// Most concurrent handshakes: they cost CPU, and Attaché has few clients.
 const MAX_HANDSHAKES: usize = 256;
-/// First and longest pause after the system refused a connection (no file descriptors).
+/// First and longest pause after a failed accept, when file descriptors are exhausted.
 const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// Bytes after which a connection counts as opened: HTTP/2's preface, and hardly any request of HTTP/1.1 is shorter.
+/// Bytes after which a connection counts as opened: the length of HTTP/2's preface; hardly
+/// any HTTP/1.1 request is shorter.
 const OPENING_BYTES: usize = 24;
-/// How often connections that take too long to open are closed.
+/// Interval in which connections that take too long to open are closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One connection, and what is to be dropped with it.
+/// One connection, and a guard that is dropped with it.
 #[derive(Debug)]
 pub struct ServerIo<G = ()> {
     stream: Stream,
-    /// Bytes to come before the connection has opened.
+    /// Bytes that must still arrive before the connection counts as opened.
     opening: usize,
     _guard: G,
 }
@@ -46,7 +47,7 @@ enum Stream {
     Tls(Box<TlsStream<Nameless<Tcp>>>),
 }
 
-/// Makes the handshakes of a listener; those that fail are logged and counted.
+/// Does the handshakes of a listener; failures are logged and counted.
 #[derive(Clone)]
 pub struct Handshaker {
     acceptor: TlsAcceptor,
@@ -54,13 +55,13 @@ pub struct Handshaker {
 }
 
 impl Handshaker {
-    /// Makes handshakes as `config` says.
+    /// Creates a handshaker with this configuration.
     #[must_use]
     pub fn new(config: Arc<ServerConfig>) -> Self {
         Self { acceptor: config.into(), failures: Arc::default() }
     }
 
-    /// The handshakes that failed.
+    /// Returns the counters of failed handshakes.
     #[must_use]
     pub fn failures(&self) -> &Arc<HandshakeFailures> {
         &self.failures
@@ -79,7 +80,7 @@ impl fmt::Debug for Handshaker {
     }
 }
 
-/// A socket with its place among the listener's connections. It fails once the place is taken away.
+/// A socket with its place among the listener's connections. It fails once the place is revoked.
 #[derive(Debug)]
 pub struct Tcp {
     stream: TcpStream,
@@ -87,23 +88,23 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// A socket of the runtime that this is called in.
+    /// Registers a socket with the current runtime.
     ///
     /// # Errors
-    /// When the runtime can't take it.
+    /// When the runtime cannot register it.
     pub fn from_std(stream: std::net::TcpStream, slot: Slot) -> io::Result<Self> {
         Ok(Self { stream: TcpStream::from_std(stream)?, slot })
     }
 
-    /// The socket, for another runtime.
+    /// Releases the socket for another runtime.
     ///
     /// # Errors
-    /// When the runtime can't give it up.
+    /// When the runtime cannot release it.
     pub fn into_std(self) -> io::Result<(std::net::TcpStream, Slot)> {
         Ok((self.stream.into_std()?, self.slot))
     }
 
-    /// What an operation on the socket gives, unless the connection must be closed.
+    /// Returns the result of an operation on the socket, or an error if the connection must be closed.
     fn unless_closed<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -120,7 +121,8 @@ impl Tcp {
     }
 }
 
-/// Makes the handshake on `stream`, or none without TLS. `guard` is dropped with the connection, or here when there is none.
+/// Does the handshake on `stream`, or none without TLS. `guard` is dropped with the connection, or
+/// here if the handshake fails.
 ///
 /// # Errors
 /// When the handshake fails or takes longer than 10 s. The failure has been logged and counted.
@@ -141,8 +143,8 @@ impl<G> ServerIo<G> {
     }
 }
 
-/// A listener that outlives errors: a peer that leaves before it is accepted costs nothing, and when the system has no
-/// file descriptors left, accepting pauses and goes on. It keeps to the limits of its connections.
+/// A listener that survives errors: peers that disconnect before accept are ignored, and accepting pauses when file
+/// descriptors are exhausted. It enforces the limits of its connections.
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
@@ -160,7 +162,7 @@ impl Acceptor {
         Self { listener, connections, sweep, backoff: ACCEPT_BACKOFF.0 }
     }
 
-    /// The next connection that was admitted. While it is polled, connections that do not open in time are closed.
+    /// Returns the next admitted connection. While it is polled, connections that do not open in time are closed.
     pub async fn next(&mut self) -> Tcp {
         loop {
             let accepted = tokio::select! {
@@ -173,7 +175,7 @@ impl Acceptor {
             match accepted {
                 Ok((stream, peer)) => {
                     self.backoff = ACCEPT_BACKOFF.0;
-                    // Messages are small and answers are awaited: Nagle would add 40 ms.
+                    // Messages are small and responses are awaited: Nagle would add 40 ms.
                     let _ = stream.set_nodelay(true);
                     if let Some(slot) = self.connections.admit(peer).await {
                         return Tcp { stream, slot };
@@ -191,9 +193,9 @@ impl Acceptor {
     }
 }
 
-/// Accepts from `listener` within the limits of `connections` and, with a configuration, makes the handshakes: side by
-/// side, so that a slow client keeps nobody waiting. Ends when the stream is dropped. Must be called inside a tokio
-/// runtime.
+/// Accepts from `listener` within the limits of `connections` and does the handshakes if TLS is
+/// configured, concurrently, so that a slow client delays no other. Ends when the stream is dropped. Must
+/// be called inside a tokio runtime.
 pub fn incoming(
     listener: TcpListener,
     connections: Arc<Connections>,
@@ -215,7 +217,7 @@ async fn accept(mut acceptor: Acceptor, tls: Option<Handshaker>, sender: mpsc::S
         let (tls, sender) = (tls.clone(), sender.clone());
         tokio::spawn(async move {
             if let Ok(connection) = handshake(stream, tls.as_ref(), ()).await {
-                // The connection closes with the value when the receiver is gone.
+                // If the receiver is gone, the connection closes with the value.
                 drop(sender.send(Ok(connection)).await);
             }
             drop(permit);
@@ -223,7 +225,7 @@ async fn accept(mut acceptor: Acceptor, tls: Option<Handshaker>, sender: mpsc::S
     }
 }
 
-/// Errors of accept that are about the connection, not about us.
+/// Whether an accept error concerns only the peer's connection.
 fn is_the_peers(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Clients must show a certificate.
+/// Settings under which clients must present a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientAuthSettings {
     /// PEM file with the certificates of the authorities that sign clients' certificates.
     pub ca_file: PathBuf,
-    /// A client's certificate must have one of these subject alternative names. Empty: every certificate of the authorities is accepted. Reloaded.
+    /// Names of which a client's certificate must have one as a subject alternative name. Empty: every certificate of
+    /// the authorities is accepted. Reloaded.
     pub names: Vec<ClientName>,
 }
 
@@ -18,21 +19,22 @@ pub struct ClientName(Pattern);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
-    /// A DNS name, in lower case.
+    /// A DNS name in lower case.
     Dns(String),
-    /// `*.` and this: DNS names with one more label.
+    /// `*.` and this name: DNS names with one more label.
     DnsBelow(String),
-    /// A URI.
+    /// An exact URI.
     Uri(String),
-    /// This, which ends with `/`, and `*`: URIs that begin so and go on.
+    /// This prefix, which ends with `/`, and `*`: longer URIs with this prefix.
     UriBelow(String),
 }
 
 impl ClientName {
-    /// Reads `gateway.example.com`, `*.example.com`, `spiffe://example.com/gateway` or `spiffe://example.com/ns/gateways/*`.
+    /// Parses `gateway.example.com`, `*.example.com`, `spiffe://example.com/gateway` or
+    /// `spiffe://example.com/ns/gateways/*`.
     ///
     /// # Errors
-    /// What is wrong with it, lower case, without full stop.
+    /// The mistake in the text, in lower case, without a full stop.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let pattern = match text.split_once("://") {
             Some((scheme, rest)) => {
@@ -64,12 +66,12 @@ impl ClientName {
         Ok(Self(pattern))
     }
 
-    /// Whether a DNS name of a certificate is meant.
+    /// Whether a DNS name of a certificate matches.
     #[must_use]
-    pub fn matches_dns(&self, name: &str) -> bool {
+    pub(crate) fn matches_dns(&self, name: &str) -> bool {
         match &self.0 {
             Pattern::Dns(wanted) => wanted.eq_ignore_ascii_case(name),
-            // One label: `*.example.com` is not `a.b.example.com`. A certificate for `*.example.com` is for no name in particular.
+            // One label: `*.example.com` does not match `a.b.example.com`. A wildcard in a certificate matches no name.
             Pattern::DnsBelow(wanted) => name
                 .split_once('.')
                 .is_some_and(|(first, rest)| !first.is_empty() && first != "*" && wanted.eq_ignore_ascii_case(rest)),
@@ -77,9 +79,9 @@ impl ClientName {
         }
     }
 
-    /// Whether a URI of a certificate is meant.
+    /// Whether a URI of a certificate matches.
     #[must_use]
-    pub fn matches_uri(&self, uri: &str) -> bool {
+    pub(crate) fn matches_uri(&self, uri: &str) -> bool {
         match &self.0 {
             Pattern::Uri(wanted) => wanted == uri,
             Pattern::UriBelow(wanted) => uri.strip_prefix(wanted.as_str()).is_some_and(|rest| !rest.is_empty()),

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
 
-/// Takes every certificate and remembers the last one's pin.
+/// Accepts every certificate and stores the last one's pin.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Option<String>>);
 
@@ -52,7 +52,7 @@ impl ServerCertVerifier for Recorder {
     }
 }
 
-/// What clients use: rustls's own algorithms as they are.
+/// The provider of clients: rustls's own, unchanged algorithms.
 fn plain() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
@@ -62,7 +62,7 @@ fn now() -> SystemTime {
     clock.wall(clock.now())
 }
 
-/// Makes a handshake and returns the pin of the certificate that was shown and the protocol that was agreed on.
+/// Does a handshake; returns the pin of the presented certificate and the negotiated protocol.
 async fn handshake(address: std::net::SocketAddr) -> (String, Option<Vec<u8>>) {
     let recorder = Arc::new(Recorder::default());
     let mut config = ClientConfig::builder_with_provider(plain())
@@ -111,7 +111,7 @@ fn pair(until: SystemTime) -> (rcgen::Certificate, rcgen::KeyPair) {
 const DAY: Duration = Duration::from_secs(86_400);
 
 #[tokio::test]
-async fn a_self_signed_certificate_serves_http2_and_can_be_pinned() {
+async fn self_signed_certificate_serves_http2_and_can_be_pinned() {
     let cert = ServingCert::self_signed(Some("picker-0"), now()).unwrap();
     let address = serve(&cert).await;
     let (pin, alpn) = handshake(address).await;
@@ -122,14 +122,14 @@ async fn a_self_signed_certificate_serves_http2_and_can_be_pinned() {
 }
 
 #[test]
-fn an_odd_host_name_is_no_reason_not_to_start() {
+fn invalid_host_name_does_not_prevent_the_start() {
     for name in ["my_host", "", "a b", "x.y.", &"long".repeat(100)] {
         ServingCert::self_signed(Some(name), now()).unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_good_new_pair_is_used_and_a_bad_one_is_not() {
+async fn valid_new_pair_is_used_and_an_invalid_one_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let (first, first_key) = pair(now() + DAY);
     write_pair(dir.path(), &first, &first_key);
@@ -138,17 +138,17 @@ async fn a_good_new_pair_is_used_and_a_bad_one_is_not() {
     let (old, _) = handshake(address).await;
     assert!(!cert.reload(dir.path(), now()).unwrap(), "nothing has changed");
 
-    // Half-written: the new certificate beside the old key.
+    // Half-written: the new certificate with the old key.
     let (second, second_key) = pair(now() + DAY);
     std::fs::write(dir.path().join(CERT_FILE), second.pem()).unwrap();
     assert!(matches!(cert.reload(dir.path(), now()), Err(TlsError::Pair(_))));
-    // Truncated.
+    // A truncated file.
     std::fs::write(dir.path().join(CERT_FILE), &second.pem()[..60]).unwrap();
     assert!(matches!(cert.reload(dir.path(), now()), Err(TlsError::Pem { .. })));
-    // Gone.
+    // A missing file.
     std::fs::remove_file(dir.path().join(CERT_FILE)).unwrap();
     assert!(matches!(cert.reload(dir.path(), now()), Err(TlsError::Read { .. })));
-    // Expired.
+    // An expired certificate.
     let (late, late_key) = pair(now() - DAY);
     write_pair(dir.path(), &late, &late_key);
     assert!(matches!(cert.reload(dir.path(), now()), Err(TlsError::Expired(_))));
@@ -163,16 +163,16 @@ async fn a_good_new_pair_is_used_and_a_bad_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_silent_client_keeps_nobody_waiting() {
+async fn silent_client_delays_no_other() {
     let cert = ServingCert::self_signed(None, now()).unwrap();
     let address = serve(&cert).await;
     let _silent = TcpStream::connect(address).await.unwrap();
     handshake(address).await;
 }
 
-/// The guard counts connections, so it must go whether the handshake succeeds or not.
+/// The guard counts connections, so it must be dropped whether the handshake succeeds or not.
 #[tokio::test]
-async fn a_guard_goes_with_its_connection_and_with_a_failed_handshake() {
+async fn guard_is_dropped_with_its_connection_and_after_a_failed_handshake() {
     let cert = ServingCert::self_signed(None, now()).unwrap();
     let tls = Handshaker::new(cert.server_config(None).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -198,7 +198,7 @@ async fn a_guard_goes_with_its_connection_and_with_a_failed_handshake() {
 }
 
 #[tokio::test]
-async fn without_tls_connections_come_as_they_are() {
+async fn without_tls_connections_are_plain() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut connections = incoming(listener, connections(), None);

@@ -1,8 +1,8 @@
-//! Publishers that repeat what they have told.
+//! Publishers with replay.
 
 use super::*;
 
-/// Connected, and the replay of `frames` frames is through.
+/// Connected, after a replay of `frames` frames.
 fn joined(frames: u64) -> Rig {
     let mut rig = Rig::new(true);
     assert_eq!(rig.cursor.connected(), Some(Ask(0)));
@@ -14,7 +14,7 @@ fn joined(frames: u64) -> Rig {
 }
 
 #[test]
-fn who_comes_late_hears_it_all_again() {
+fn late_connection_fetches_all_frames() {
     let mut rig = Rig::new(true);
     assert_eq!(rig.cursor.connected(), Some(Ask(0)));
     assert_eq!(rig.live(3), None);
@@ -27,14 +27,14 @@ fn who_comes_late_hears_it_all_again() {
 }
 
 #[test]
-fn a_publisher_that_has_said_nothing_holds_nothing() {
+fn publisher_without_frames_holds_nothing() {
     let mut rig = joined(0);
     rig.live(0);
     assert_eq!(rig.applied(BORN), [0]);
 }
 
 #[test]
-fn a_gap_is_filled() {
+fn gap_is_filled_by_replay() {
     let mut rig = joined(2);
     assert_eq!(rig.live(5), Some(Ask(1)));
     assert_eq!(rig.cursor.trust(), Trust::Syncing);
@@ -46,14 +46,14 @@ fn a_gap_is_filled() {
 }
 
 #[test]
-fn a_ring_that_has_forgotten_gives_what_it_has() {
+fn truncated_ring_gives_its_remaining_frames() {
     let mut rig = joined(2);
     assert_eq!(rig.live(50), Some(Ask(1)));
     (40..51).for_each(|seq| assert_eq!(rig.replayed(seq), None));
     assert_eq!(rig.end(End::Complete), None);
     assert_eq!((rig.applied(BORN), rig.log.clears), ((40..51).collect(), 1));
     assert_eq!((rig.cursor.trust(), rig.stats.get(Count::ReplaysTruncated)), (Trust::Incomplete, 1));
-    assert!(!rig.cursor.wants_retry(), "the ring would give less, not more");
+    assert!(!rig.cursor.wants_retry(), "another replay would return less");
 
     let mut late = Rig::new(true);
     late.cursor.connected();
@@ -61,11 +61,11 @@ fn a_ring_that_has_forgotten_gives_what_it_has() {
     assert_eq!(late.end(End::Complete), None);
     assert_eq!((late.applied(BORN), late.cursor.trust()), (vec![40, 41, 42], Trust::Incomplete));
     assert_eq!(late.cursor.check(), Some(Ask(42)));
-    assert_eq!(late.cursor.trust(), Trust::Incomplete, "while it is looked whether anything was missed");
+    assert_eq!(late.cursor.trust(), Trust::Incomplete, "during the check for missed frames");
 }
 
 #[test]
-fn a_gap_that_the_ring_does_not_fill_is_not_asked_about_for_ever() {
+fn gap_that_the_ring_cannot_fill_is_not_requested_forever() {
     let mut rig = joined(0);
     assert_eq!(rig.live(5), Some(Ask(0)));
     assert_eq!(rig.end(End::Complete), None);
@@ -74,7 +74,7 @@ fn a_gap_that_the_ring_does_not_fill_is_not_asked_about_for_ever() {
 }
 
 #[test]
-fn the_same_process_goes_on_after_a_reconnection() {
+fn same_process_continues_after_a_reconnection() {
     let mut rig = joined(3);
     rig.cursor.disconnected();
     assert_eq!(rig.suspect(), Some(Doubt::Interrupted));
@@ -86,12 +86,12 @@ fn the_same_process_goes_on_after_a_reconnection() {
 }
 
 #[test]
-fn another_process_is_found_out_by_its_frames_or_by_having_none() {
+fn other_process_is_detected_by_its_frames_or_by_having_none() {
     let born = BORN + 500.0;
     let mut rig = joined(3);
     rig.cursor.disconnected();
     assert_eq!(rig.cursor.connected(), Some(Ask(2)));
-    // It has frame 2 too, but another one.
+    // It also has a frame 2, which differs.
     assert_eq!(rig.cursor.replayed(2, &frame(born, 2), &mut rig.log), Some(Ask(0)));
     (0..3).for_each(|seq| assert_eq!(rig.cursor.replayed(seq, &frame(born, seq), &mut rig.log), None));
     assert_eq!(rig.end(End::Complete), None);
@@ -100,14 +100,14 @@ fn another_process_is_found_out_by_its_frames_or_by_having_none() {
     let mut rig = joined(3);
     rig.cursor.disconnected();
     assert_eq!(rig.cursor.connected(), Some(Ask(2)));
-    assert_eq!(rig.end(End::Complete), Some(Ask(0)), "it has not got so far");
+    assert_eq!(rig.end(End::Complete), Some(Ask(0)), "it has fewer frames");
     assert_eq!(rig.cursor.replayed(0, &frame(born, 0), &mut rig.log), None);
     assert_eq!(rig.end(End::Complete), None);
     assert_eq!((rig.applied(born), rig.cursor.trust()), (vec![0], Trust::Exact));
 }
 
 #[test]
-fn a_restart_that_comes_live_is_replayed_from_its_beginning() {
+fn restart_seen_live_is_replayed_from_its_beginning() {
     let born = BORN + 500.0;
     let mut rig = joined(3);
     assert_eq!(rig.live_from(born, 1), Some(Ask(0)));
@@ -117,27 +117,27 @@ fn a_restart_that_comes_live_is_replayed_from_its_beginning() {
 }
 
 #[test]
-fn a_replay_that_fails_is_asked_thrice_and_later_again() {
+fn failed_replay_is_requested_three_times_and_later_again() {
     let mut rig = joined(2);
     assert_eq!(rig.live(5), Some(Ask(1)));
     assert_eq!(rig.end(End::Failed), Some(Ask(1)));
     assert_eq!(rig.replayed(1), None);
     assert_eq!(rig.replayed(2), None);
-    // It has brought something, so that the count begins again.
+    // It has returned frames, so the count starts again.
     assert_eq!(rig.end(End::Failed), Some(Ask(2)));
     assert_eq!(rig.end(End::Failed), Some(Ask(2)));
     assert_eq!(rig.end(End::Failed), Some(Ask(2)));
     assert_eq!(rig.end(End::Failed), None);
     assert_eq!((rig.suspect(), rig.applied(BORN)), (Some(Doubt::ReplayFailed), vec![5]));
     assert_eq!(rig.live(6), None);
-    assert_eq!(rig.live(8), None, "nobody is asked for the time being");
+    assert_eq!(rig.live(8), None, "no replay is requested for now");
     assert_eq!(rig.applied(BORN), [8]);
 
     assert!(rig.cursor.wants_retry());
     assert_eq!(rig.cursor.retry(), Some(Ask(0)));
     assert_eq!(rig.cursor.trust(), Trust::Syncing);
     assert_eq!(rig.live(9), None);
-    assert_eq!(rig.applied(BORN), [8], "what is known stays until the replay answers");
+    assert_eq!(rig.applied(BORN), [8], "the state stays until the replay returns a frame");
     (0..10).for_each(|seq| assert_eq!(rig.replayed(seq), None));
     assert_eq!(rig.end(End::Complete), None);
     assert_eq!((rig.applied(BORN), rig.cursor.trust()), ((0..10).collect(), Trust::Exact));
@@ -145,7 +145,7 @@ fn a_replay_that_fails_is_asked_thrice_and_later_again() {
 }
 
 #[test]
-fn as_much_as_was_known_is_no_reason_not_to_ask_again() {
+fn same_number_of_blocks_does_not_prevent_another_replay() {
     let mut rig = joined(2);
     assert_eq!(rig.live(5), Some(Ask(1)));
     (0..3).for_each(|_| {
@@ -158,7 +158,7 @@ fn as_much_as_was_known_is_no_reason_not_to_ask_again() {
 }
 
 #[test]
-fn a_replay_that_breaks_off_midway_leaves_doubt() {
+fn interrupted_replay_leaves_a_doubt() {
     let mut rig = Rig::new(true);
     rig.cursor.connected();
     (0..3).for_each(|seq| {
@@ -168,7 +168,7 @@ fn a_replay_that_breaks_off_midway_leaves_doubt() {
     assert_eq!(rig.end(End::Failed), Some(Ask(2)));
     assert_eq!(rig.end(End::Failed), Some(Ask(2)));
     assert_eq!(rig.end(End::Failed), None);
-    assert_eq!(rig.suspect(), Some(Doubt::Interrupted), "what comes next is not known");
+    assert_eq!(rig.suspect(), Some(Doubt::Interrupted), "the next frame is unknown");
     assert_eq!(rig.cursor.retry(), Some(Ask(2)));
     (2..4).for_each(|seq| {
         rig.replayed(seq);
@@ -178,7 +178,7 @@ fn a_replay_that_breaks_off_midway_leaves_doubt() {
 }
 
 #[test]
-fn a_replay_that_never_answers_is_a_doubt_of_its_own() {
+fn replay_that_never_succeeds_is_its_own_doubt() {
     let mut rig = Rig::new(true);
     assert_eq!(rig.cursor.connected(), Some(Ask(0)));
     assert_eq!(rig.live(4), None);
@@ -199,7 +199,7 @@ fn a_replay_that_never_answers_is_a_doubt_of_its_own() {
 }
 
 #[test]
-fn what_does_not_fit_is_fetched_again() {
+fn frames_over_the_backlog_are_fetched_again() {
     let mut rig = Rig::with_backlog(true, 2);
     rig.cursor.connected();
     (0..6).for_each(|seq| {
@@ -214,16 +214,16 @@ fn what_does_not_fit_is_fetched_again() {
 }
 
 #[test]
-fn a_check_finds_lost_ends_and_restarts_and_disturbs_nothing() {
+fn check_finds_lost_frames_and_restarts_without_side_effects() {
     let mut rig = joined(3);
     assert_eq!(rig.cursor.check(), Some(Ask(2)));
     assert_eq!(rig.cursor.trust(), Trust::Exact);
     (2..5).for_each(|seq| assert_eq!(rig.replayed(seq), None));
     assert_eq!(rig.end(End::Complete), None);
     assert_eq!(rig.applied(BORN), [0, 1, 2, 3, 4]);
-    assert!(rig.cursor.is_owed() && !rig.cursor.is_deaf(), "the connection has not brought them yet");
+    assert!(rig.cursor.is_owed() && !rig.cursor.is_deaf(), "the connection has not delivered them yet");
     rig.cursor.overdue();
-    assert!(rig.cursor.is_deaf() && !rig.cursor.is_owed(), "and does not");
+    assert!(rig.cursor.is_deaf() && !rig.cursor.is_owed(), "and fails to deliver them");
     rig.cursor.disconnected();
     assert_eq!(rig.cursor.connected(), Some(Ask(4)));
     rig.replayed(4);
@@ -234,7 +234,7 @@ fn a_check_finds_lost_ends_and_restarts_and_disturbs_nothing() {
     rig.replayed(4);
     rig.replayed(5);
     assert_eq!(rig.end(End::Complete), None);
-    assert!(!rig.cursor.is_owed(), "it came both ways");
+    assert!(!rig.cursor.is_owed(), "both connections delivered it");
     assert_eq!(rig.cursor.check(), Some(Ask(5)));
     rig.replayed(5);
     rig.replayed(6);
@@ -242,13 +242,13 @@ fn a_check_finds_lost_ends_and_restarts_and_disturbs_nothing() {
     assert!(rig.cursor.is_owed());
     rig.live(6);
     rig.cursor.overdue();
-    assert!(!rig.cursor.is_owed() && !rig.cursor.is_deaf(), "by the connection a little later");
+    assert!(!rig.cursor.is_owed() && !rig.cursor.is_deaf(), "delivered by the connection a little later");
     assert_eq!(rig.cursor.check(), Some(Ask(6)));
     for left in (0..3).rev() {
         assert_eq!(rig.end(End::Failed), (left > 0).then_some(Ask(6)));
     }
-    assert_eq!(rig.cursor.trust(), Trust::Exact, "a replay socket that is busy proves nothing");
-    assert_eq!(rig.live(8), Some(Ask(6)), "and is asked when something is missing");
+    assert_eq!(rig.cursor.trust(), Trust::Exact, "a failed check proves nothing");
+    assert_eq!(rig.live(8), Some(Ask(6)), "and a gap still requests a replay");
     rig.end(End::Complete);
     assert_eq!(rig.log.restarts, 1);
 }

@@ -1,4 +1,4 @@
-//! Publishers that tell everything once.
+//! Publishers without replay.
 
 use super::*;
 
@@ -11,18 +11,18 @@ fn joined() -> Rig {
 }
 
 #[test]
-fn who_hears_everything_is_exact() {
+fn publisher_received_from_the_start_is_exact() {
     let mut rig = joined();
     for seq in 0..5 {
         assert_eq!(rig.live(seq), None);
         assert_eq!(rig.cursor.trust(), Trust::Exact);
     }
     assert_eq!(rig.applied(BORN), [0, 1, 2, 3, 4]);
-    assert_eq!(rig.cursor.check(), None, "there is nobody to ask");
+    assert_eq!(rig.cursor.check(), None, "there is no replay");
 }
 
 #[test]
-fn who_comes_late_is_suspect_until_much_is_known_and_never_exact() {
+fn late_connection_is_suspect_until_much_is_known_and_never_exact() {
     let mut rig = joined();
     rig.live(7);
     assert_eq!(rig.suspect(), Some(Doubt::JoinedLate));
@@ -30,34 +30,34 @@ fn who_comes_late_is_suspect_until_much_is_known_and_never_exact() {
     assert_eq!(rig.suspect(), Some(Doubt::JoinedLate));
     rig.log.relearned = true;
     rig.live(9);
-    assert_eq!(rig.cursor.trust(), Trust::Incomplete, "as much is not the same");
+    assert_eq!(rig.cursor.trust(), Trust::Incomplete, "the same number does not mean the same blocks");
     assert_eq!(rig.applied(BORN), [7, 8, 9]);
     rig.live(10);
     assert_eq!(rig.cursor.trust(), Trust::Incomplete);
-    rig.log.next_outcome = Outcome { cleared: true, doubt: None };
+    rig.log.next_outcome = BatchEffect { cleared: true, doubt: None };
     rig.live(11);
     assert_eq!(rig.cursor.trust(), Trust::Exact);
 }
 
 #[test]
-fn a_gap_voids_what_was_known() {
+fn gap_discards_the_state() {
     let mut rig = joined();
     rig.live(0);
     rig.live(1);
     rig.live(4);
     assert_eq!((rig.suspect(), rig.applied(BORN)), (Some(Doubt::Gap), vec![4]));
     assert_eq!(rig.stats.get(Count::Gaps), 1);
-    // The engine says that it holds nothing: from here on all is known.
-    rig.log.next_outcome = Outcome { cleared: true, doubt: None };
+    // The engine has cleared its cache: from here on everything is known.
+    rig.log.next_outcome = BatchEffect { cleared: true, doubt: None };
     rig.live(5);
     assert_eq!(rig.cursor.trust(), Trust::Exact);
 }
 
 #[test]
-fn what_cannot_be_read_is_as_good_as_lost() {
+fn undecodable_frame_counts_as_lost() {
     let mut rig = joined();
     rig.live(0);
-    rig.log.next_outcome = Outcome { cleared: false, doubt: Some(Doubt::Undecodable) };
+    rig.log.next_outcome = BatchEffect { cleared: false, doubt: Some(Doubt::Undecodable) };
     rig.live(1);
     assert_eq!((rig.suspect(), rig.log.clears), (Some(Doubt::Undecodable), 1));
     rig.log.relearned = true;
@@ -66,7 +66,7 @@ fn what_cannot_be_read_is_as_good_as_lost() {
 }
 
 #[test]
-fn a_process_whose_numbers_go_on_where_the_last_one_ended_is_told_by_its_start() {
+fn process_that_continues_the_old_numbers_is_detected_by_its_start_time() {
     let born = BORN + 500.0;
     let mut rig = joined();
     rig.live(0);
@@ -74,9 +74,9 @@ fn a_process_whose_numbers_go_on_where_the_last_one_ended_is_told_by_its_start()
     rig.cursor.disconnected();
     rig.cursor.connected();
     rig.live_from(born, 2);
-    assert_eq!(rig.cursor.trust(), Trust::Exact, "it looks like the same");
+    assert_eq!(rig.cursor.trust(), Trust::Exact, "it looks like the same process");
     assert_eq!(rig.cursor.process_started(BORN - 60.0, &mut rig.log), None);
-    assert_eq!(rig.log.restarts, 0, "it is the start of the one that is known");
+    assert_eq!(rig.log.restarts, 0, "this is the start of the known process");
     assert_eq!(rig.cursor.process_started(born - 60.0, &mut rig.log), None);
     assert_eq!((rig.log.restarts, rig.cursor.trust()), (1, Trust::Unknown));
     rig.live_from(born, 3);
@@ -84,7 +84,7 @@ fn a_process_whose_numbers_go_on_where_the_last_one_ended_is_told_by_its_start()
     assert_eq!(rig.cursor.process_started(born - 60.0, &mut rig.log), None);
     assert_eq!(rig.log.restarts, 1);
 
-    // Told before it speaks, its first frame is taken for what it is.
+    // If the start time is known before its first frame, that frame is recognised.
     rig.cursor.disconnected();
     let born = born + 500.0;
     assert_eq!(rig.cursor.process_started(born - 60.0, &mut rig.log), None);
@@ -95,7 +95,7 @@ fn a_process_whose_numbers_go_on_where_the_last_one_ended_is_told_by_its_start()
 }
 
 #[test]
-fn frames_seen_before_are_ignored() {
+fn duplicate_frames_are_ignored() {
     let mut rig = joined();
     for seq in [0, 1, 2, 1, 2, 0, 3] {
         rig.live(seq);
@@ -106,7 +106,7 @@ fn frames_seen_before_are_ignored() {
 }
 
 #[test]
-fn numbers_that_begin_again_are_a_restart() {
+fn restarted_numbers_mean_a_restart() {
     let mut rig = joined();
     (0..5).for_each(|seq| {
         rig.live(seq);
@@ -116,13 +116,13 @@ fn numbers_that_begin_again_are_a_restart() {
     assert_eq!((rig.log.restarts, rig.applied(born)), (1, vec![0]));
     assert_eq!(rig.cursor.trust(), Trust::Exact);
     rig.live_from(born, 1);
-    // Of the next process the first frames are lost.
+    // The first frames of the next process are lost.
     rig.live_from(born + 500.0, 1);
     assert_eq!((rig.log.restarts, rig.suspect()), (2, Some(Doubt::JoinedLate)));
 }
 
 #[test]
-fn a_new_connection_must_show_that_nothing_was_missed() {
+fn new_connection_must_show_that_nothing_was_missed() {
     let mut rig = joined();
     rig.live(0);
     rig.cursor.disconnected();
@@ -131,7 +131,7 @@ fn a_new_connection_must_show_that_nothing_was_missed() {
     assert_eq!(rig.suspect(), Some(Doubt::Interrupted));
     rig.live(1);
     assert_eq!((rig.cursor.trust(), rig.applied(BORN)), (Trust::Exact, vec![0, 1]));
-    // A new process whose clock is behind: numbers that go backwards on a new connection are enough.
+    // A new process whose clock is behind: decreasing numbers on a new connection suffice.
     rig.cursor.disconnected();
     rig.cursor.connected();
     rig.live_from(BORN - 500.0, 0);
@@ -139,7 +139,7 @@ fn a_new_connection_must_show_that_nothing_was_missed() {
 }
 
 #[test]
-fn dropped_frames_show_as_a_gap_or_keep_it_suspect() {
+fn dropped_frames_show_as_a_gap_or_stay_suspect() {
     let mut rig = joined();
     rig.live(0);
     assert_eq!(rig.cursor.overflowed(), None);

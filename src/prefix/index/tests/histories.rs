@@ -142,8 +142,8 @@ impl World {
                 if !self.names_agree && parent.is_some_and(|p| !self.model.knows(*holder, p)) {
                     return;
                 }
-                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks);
-                assert_eq!(told, self.model.store(*holder, *tier, parent, &blocks), "{op:?}");
+                let stored = self.index.store(self.ids[*holder], *tier, parent, &blocks);
+                assert_eq!(stored, self.model.store(*holder, *tier, parent, &blocks), "{op:?}");
             }
             Op::Copy { holder, tier, prompt, from } => {
                 let names = self.names(*holder, prompt, *from);
@@ -184,13 +184,13 @@ impl World {
     }
 
     /// As [`World::apply`], where the index may have evicted blocks that the model has.
-    fn tell(&mut self, op: &Op) {
+    fn apply_both(&mut self, op: &Op) {
         self.clock += 1;
         match op {
             Op::Store { holder, tier, prompt, from } => {
                 let (parent, blocks) = self.end_of(*holder, prompt, *from);
-                let told = self.index.store(self.ids[*holder], *tier, parent, &blocks);
-                if told.is_ok() {
+                let stored = self.index.store(self.ids[*holder], *tier, parent, &blocks);
+                if stored.is_ok() {
                     self.model.store(*holder, *tier, parent, &blocks).unwrap();
                 }
             }
@@ -304,7 +304,7 @@ fn run_short_of_room(ops: &[Op], (budget, share): (usize, f32), letter: usize, f
     world.ids = (0..HOLDERS).map(|_| world.index.add_holder()).collect();
     let mut matches = Matches::default();
     for op in ops {
-        world.tell(op);
+        world.apply_both(op);
         let (Op::Store { prompt, .. }
         | Op::Copy { prompt, .. }
         | Op::Remove { prompt, .. }

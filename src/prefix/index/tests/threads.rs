@@ -54,7 +54,7 @@ impl Op {
         }
     }
 
-    fn tell(&self, index: &PrefixIndex, ids: &[HolderId]) {
+    fn apply(&self, index: &PrefixIndex, ids: &[HolderId]) {
         match self {
             Self::Store(holder, tier, parent, blocks) => {
                 let _ = index.store(ids[*holder], *tier, *parent, blocks);
@@ -65,7 +65,7 @@ impl Op {
         }
     }
 
-    fn tell_model(&self, model: &mut Model) {
+    fn apply_to_model(&self, model: &mut Model) {
         match self {
             Self::Store(holder, tier, parent, blocks) => {
                 let _ = model.store(*holder, *tier, *parent, blocks);
@@ -82,14 +82,14 @@ fn prompt(letters: &[u64]) -> Vec<BlockKey> {
 }
 
 /// The holders' depths in one state.
-type Answer = [Depth; HOLDERS];
+type Depths = [Depth; HOLDERS];
 
 fn between(a: u32, b: u32, x: u32) -> bool {
     a.min(b) <= x && x <= a.max(b)
 }
 
 /// Whether a result matches one state, or lies between two states while the change was under way.
-fn may_be(answer: &Answer, before: &Answer, after: Option<(&Answer, usize)>) -> bool {
+fn may_be(answer: &Depths, before: &Depths, after: Option<(&Depths, usize)>) -> bool {
     (0..HOLDERS).all(|h| {
         let (is, was) = (answer[h], before[h]);
         match after {
@@ -114,10 +114,10 @@ fn run(seed: u64, steps: usize) {
         (0..12).map(|_| prompt(&(0..6).map(|_| random.below(5) / 3).collect::<Vec<_>>())).collect();
     let ops: Vec<Op> = (0..steps).map(|_| Op::random(&mut random)).collect();
     let state =
-        |model: &Model| -> Vec<Answer> { queries.iter().map(|q| std::array::from_fn(|h| model.depth(h, q))).collect() };
+        |model: &Model| -> Vec<Depths> { queries.iter().map(|q| std::array::from_fn(|h| model.depth(h, q))).collect() };
     let mut states = vec![state(&model)];
     for op in &ops {
-        op.tell_model(&mut model);
+        op.apply_to_model(&mut model);
         states.push(state(&model));
     }
     let (started, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -134,7 +134,7 @@ fn run(seed: u64, steps: usize) {
                     let from = done.load(SeqCst);
                     index.lookup(&mut queries[q].as_slice(), &mut matches);
                     let to = started.load(SeqCst);
-                    let answer: Answer = std::array::from_fn(|h| matches.depth(ids[h]));
+                    let answer: Depths = std::array::from_fn(|h| matches.depth(ids[h]));
                     let was_true = (from..=to).any(|i| {
                         let after = (i < to).then(|| (&states[i + 1][q], ops[i].holder()));
                         may_be(&answer, &states[i][q], after)
@@ -146,7 +146,7 @@ fn run(seed: u64, steps: usize) {
         }
         for (i, op) in ops.iter().enumerate() {
             started.store(i + 1, SeqCst);
-            op.tell(&index, &ids);
+            op.apply(&index, &ids);
             done.store(i + 1, SeqCst);
         }
     });

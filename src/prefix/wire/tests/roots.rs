@@ -1,6 +1,7 @@
 //! The root of a prompt's first block: adapters, salts, images.
 
 use super::*;
+use crate::wire::extra::multimodal_content;
 
 const TOKENS: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 

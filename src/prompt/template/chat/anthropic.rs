@@ -1,8 +1,9 @@
-//! `/v1/messages`: Anthropic's conversations, turned into OpenAI's as vLLM turns them.
+//! `/v1/messages`: Anthropic's conversations, converted to OpenAI's as vLLM does.
 //!
-//! The blocks of `system` become one system message without separators, less those that begin with Claude Code's billing header;
-//! `tool_use` becomes a tool call, `tool_result` of the user a tool message that stands before the rest of its message, `thinking` the
-//! message's reasoning. System messages among the messages are not followed: vLLM's versions place them differently.
+//! The blocks of `system` become one system message without separators, except those that begin with Claude
+//! Code's billing header. `tool_use` becomes a tool call, `tool_result` of the user a tool message before the
+//! rest of its message, `thinking` the message's reasoning. System messages among the messages are not supported,
+//! since vLLM's versions place them differently.
 
 use super::{Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
 use crate::template::node::{self, Fields};
@@ -16,11 +17,12 @@ use smallvec::smallvec;
 use std::borrow::Cow;
 
 const WHAT: &str = "an Anthropic request";
-/// How the block begins that Claude Code puts before its system prompt and that differs in every request: vLLM leaves it out.
+/// Start of the block that Claude Code puts before its system prompt. It differs in every request,
+/// and vLLM leaves it out.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 #[derive(Deserialize)]
-struct Body<'a> {
+struct MessagesBody<'a> {
     #[serde(borrow)]
     system: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -34,16 +36,16 @@ struct Body<'a> {
 }
 
 #[derive(Deserialize)]
-struct Turn<'a> {
+struct MessagesTurn<'a> {
     #[serde(borrow)]
     role: Cow<'a, str>,
     #[serde(borrow)]
     content: &'a RawValue,
 }
 
-/// A request of the Messages API.
+/// Reads a request of the Messages API.
 pub(super) fn messages(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
-    let body: Body<'_> = read_json(WHAT, body)?;
+    let body: MessagesBody<'_> = read_json(WHAT, body)?;
     let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
     let mut chat = Chat::new(work);
     let system = value(body.system)?.as_ref().map_or_else(|| Ok(String::new()), system_text)?;
@@ -53,7 +55,7 @@ pub(super) fn messages(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
     }
     each(WHAT, body.messages, |turn: &RawValue| {
         work.charge(turn.get().len() + ITEM_BYTES)?;
-        let turn: Turn<'_> = read_json(WHAT, turn.get().as_bytes())?;
+        let turn: MessagesTurn<'_> = read_json(WHAT, turn.get().as_bytes())?;
         if turn.role == "system" {
             return Err(RenderError::Unsupported("a system message among Anthropic messages"));
         }
@@ -83,7 +85,7 @@ fn is_type(block: &Value, kind: &str) -> bool {
     get(block, "type").is_some_and(|t| t.as_str() == Some(kind))
 }
 
-/// Adds a turn: the results of tools first, each a message, then what is left of the turn.
+/// Adds a turn: first the results of tools, a message each, then the rest of the turn.
 fn push_turn(role: &str, content: &Value, out: &mut Vec<Message>, work: &Work) -> Result<(), RenderError> {
     let mut message = Message::new(role);
     if content.kind() == ValueKind::String {

@@ -1,21 +1,24 @@
-//! From a request body to what a chat template is given, as vLLM does it before it calls the template.
+//! From a request body to the input of a chat template, as vLLM prepares it.
 //!
-//! `openai`, `anthropic` and `responses` read the three APIs that hold conversations into one form, [`Chat`]; here that form is
-//! normalised: text parts are joined (or kept in parts, see [`ContentFormat`]), `developer` becomes `system` where the template has no
-//! place for it, tools are dumped again in the order of vLLM's own types, the arguments of tool calls are parsed.
+//! `openai`, `anthropic` and `responses` read the three conversation APIs into one form, [`Chat`], which is
+//! normalised here: text parts are joined (or kept as parts, see [`ContentFormat`]), `developer` becomes `system`
+//! where the template does not know it, tools are written again in the member order of vLLM's own types, and
+//! arguments of tool calls are parsed.
 //!
-//! A `chat_template` in the body is ignored: vLLM refuses it unless it was started with `--trust-request-chat-template`.
-//! `tool_choice: none` leaves the tools in the prompt, as vLLM does unless told otherwise.
+//! A `chat_template` in the body is ignored: vLLM rejects it unless it was started with
+//! `--trust-request-chat-template`. `tool_choice: none` leaves the tools in the prompt, as in vLLM by default.
 //!
-//! Known to differ: whole numbers beyond 64 bits become floats, and JSON that only Python reads (`NaN`, lone surrogates) is refused.
+//! Known differences: whole numbers above 64 bits become floats, and JSON that only Python reads
+//! (`NaN`, lone surrogates) is rejected.
 
 mod anthropic;
 mod openai;
 mod responses;
+mod tools;
 
 pub use openai::{Completion, completions};
 
-use super::node::{self, Fields};
+use super::node::Fields;
 use super::{ChatTemplate, ContentFormat, TemplateError, python};
 use crate::work::{Stopped, Work};
 use attache_protocol::{Api, MediaKind};
@@ -29,36 +32,36 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::SystemTime;
+use tools::{calls, dump_tool, parse_call};
 
-/// What a tool call takes once its arguments are parsed: two maps of a few entries.
-const CALL_BYTES: usize = 768;
-/// What a message or a tool takes beside its texts.
+/// Memory of a message or a tool besides its texts.
 const ITEM_BYTES: usize = 128;
 
-/// What `transformers` appends to the last message, to find its end again in the prompt.
+/// The tag that `transformers` appends to the last message, to find the message's end in the prompt.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Why a request was not turned into a prompt. None of these is the client's fault: the server decides about that.
+/// The reason for which a request was not converted to a prompt. None of these rejects the request:
+/// the server decides about that.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RenderError {
-    /// The body is not what its API wants. Never holds text of the body.
+    /// The body does not follow its API. The error never quotes the body.
     #[error("the body can't be read as {what}: {reason}")]
     Body {
-        /// The API.
+        /// Name of the API.
         what: &'static str,
-        /// What is wrong, and where when known.
+        /// The problem, and its position if known.
         reason: String,
     },
-    /// Something that is not text: its tokens come from the model's preprocessor.
+    /// The prompt has media, whose tokens come from the model's preprocessor.
     #[error("the prompt is not text alone, it holds media: {0:?}")]
     NotText(MediaKind),
-    /// Something that servers turn into text in ways that are not followed here, or only the server knows.
+    /// The prompt has a feature that is not rendered here, or that only the server knows.
     #[error("{0} is not rendered here")]
     Unsupported(&'static str),
     /// The model has no chat template.
     #[error("the model has no chat template")]
     NoTemplate,
-    /// The template failed.
+    /// The template failed to render.
     #[error(transparent)]
     Template(TemplateError),
     /// The request's work was stopped.
@@ -75,16 +78,17 @@ impl From<TemplateError> for RenderError {
     }
 }
 
-/// A conversation and how it is to be rendered.
+/// A conversation, and how to render it.
 #[derive(Debug)]
 pub struct Chat {
     messages: Vec<Message>,
-    /// Dumped tools.
+    /// Tools in the form in which vLLM passes them.
     tools: Option<Vec<Value>>,
-    /// What the client adds to the template's variables (`chat_template_kwargs`, `reasoning_effort`, `documents`, …).
+    /// Variables that the client adds for the template (`chat_template_kwargs`, `reasoning_effort`, `documents`, …).
     variables: BTreeMap<String, Value>,
     continue_final_message: bool,
-    /// Whether the tokenizer adds its special tokens to the rendered text: false unless asked for, because templates hold them.
+    /// Whether the tokenizer adds its special tokens to the rendered text: false by
+    /// default, because templates contain them.
     pub add_special_tokens: bool,
     work: Work,
 }
@@ -100,10 +104,10 @@ struct Message {
     more: Option<Box<More>>,
 }
 
-/// What most messages don't have.
+/// Fields that most messages do not have.
 #[derive(Debug, Default)]
 struct More {
-    /// Calls of tools, their arguments not parsed yet.
+    /// Tool calls whose arguments are not parsed yet.
     calls: Vec<Value>,
     tool_call_id: Option<Value>,
     reasoning: Option<Value>,
@@ -124,7 +128,7 @@ impl Chat {
         }
     }
 
-    /// Reads the conversation of a request; of a batch, the first. What it holds is charged to `work`.
+    /// Reads the conversation of a request; of a batch, the first one. Its memory is charged to `work`.
     ///
     /// # Errors
     /// See [`RenderError`].
@@ -137,14 +141,14 @@ impl Chat {
         }
     }
 
-    /// Whether the conversation comes with tools: models may have a template of their own for that.
+    /// Whether the conversation has tools: models may have a separate template for that.
     #[must_use]
-    pub fn has_tools(&self) -> bool {
+    pub(crate) fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
 
-    /// Renders the conversation. `special` are the names and texts of the model's special tokens (`bos_token`, …), `input_bytes` the
-    /// length of the body.
+    /// Renders the conversation. `special` maps names to texts of the model's special tokens (`bos_token`, …);
+    /// `input_bytes` is the length of the body.
     ///
     /// # Errors
     /// See [`RenderError`].
@@ -161,7 +165,7 @@ impl Chat {
         }
         let last = if self.continue_final_message { Some(mark_end(&mut messages, &self.work)?) } else { None };
         let mut variables = special.clone();
-        // Defined in every template, if only as None.
+        // Defined in every template, at least as None.
         variables.insert("documents".to_owned(), Value::from(()));
         variables.insert("tools".to_owned(), self.tools.map_or(Value::from(()), list));
         variables.extend(self.variables);
@@ -173,8 +177,8 @@ impl Chat {
         }
     }
 
-    /// Takes over the request's template variables. A value of null or `auto` counts as not given, as in vLLM; what would replace
-    /// the conversation or the template is left out.
+    /// Sets the request's template variables. Null and `auto` count as absent, as in vLLM; variables that would replace
+    /// the conversation or the template are ignored.
     fn set_variables(&mut self, kwargs: Option<Value>, given: impl IntoIterator<Item = (&'static str, Option<Value>)>) {
         for (key, value) in kwargs.iter().flat_map(pairs) {
             let Some(key) = key.as_str() else { continue };
@@ -190,7 +194,7 @@ impl Chat {
         }
     }
 
-    /// `reasoning_effort`, which also switches thinking on or off in templates that know the switch.
+    /// Sets `reasoning_effort`, which also enables or disables thinking in templates that support the switch.
     fn set_effort(&mut self, effort: Option<Value>) {
         let Some(effort) = effort.filter(|e| !e.is_none()) else { return };
         let thinks = effort.as_str() != Some("none");
@@ -208,7 +212,7 @@ impl Message {
         Self { role: Value::from(role), ..Self::default() }
     }
 
-    /// The same with one text, or none.
+    /// Returns the message with one text, or none.
     fn saying(self, text: Option<Value>) -> Self {
         Self { content: text.map(|text| smallvec![text]), ..self }
     }
@@ -221,7 +225,7 @@ impl Message {
         self.more.get_or_insert_default()
     }
 
-    /// The message as the template gets it.
+    /// Returns the message in the form that the template receives.
     fn into_value(self, template: &ChatTemplate, work: &Work) -> Result<Value, RenderError> {
         let role = match self.role.as_str() {
             Some("developer") if !template.knows_developer() => Value::from("system"),
@@ -234,7 +238,8 @@ impl Message {
                 let parts: Result<Vec<Value>, _> = content.into_iter().map(|text| text_part(text, work)).collect();
                 list(parts?)
             }
-            // An empty part leaves no empty line behind, except where the template gets the parts and a tool's are joined afterwards.
+            // Empty parts are dropped when they are joined. They stay where the template gets parts, and where a
+            // tool's parts are joined afterwards.
             ContentFormat::Parts => join(content.iter(), work)?,
             ContentFormat::Text => join(content.iter().filter(|t| t.as_str() != Some("")), work)?,
         };
@@ -259,7 +264,7 @@ impl Message {
     }
 }
 
-/// The texts of a message's content, in order.
+/// Returns the texts of a message's content, in order.
 fn texts(content: &Value) -> Result<Texts, RenderError> {
     match content.kind() {
         ValueKind::String => Ok(smallvec![content.clone()]),
@@ -269,7 +274,7 @@ fn texts(content: &Value) -> Result<Texts, RenderError> {
     }
 }
 
-/// The text of one part of a content, or `None` where it counts as absent.
+/// Returns the text of one content part, or `None` where it counts as absent.
 fn part_text(part: &Value) -> Result<Option<Value>, RenderError> {
     if part.kind() == ValueKind::String {
         return Ok(Some(part.clone()));
@@ -291,7 +296,7 @@ fn part_text(part: &Value) -> Result<Option<Value>, RenderError> {
     }
 }
 
-/// The kind of media that a part of this type holds.
+/// Returns the media type of a part of this type.
 fn media(kind: &str) -> Option<MediaKind> {
     Some(match kind {
         "image" | "image_url" | "input_image" | "image_embeds" | "image_pil" => MediaKind::Image,
@@ -300,56 +305,6 @@ fn media(kind: &str) -> Option<MediaKind> {
         "file" | "input_file" | "document" => MediaKind::Document,
         _ => return None,
     })
-}
-
-/// The calls of a message, as the client gave them.
-fn calls(calls: &Value) -> Result<Vec<Value>, RenderError> {
-    match calls.kind() {
-        ValueKind::None => Ok(Vec::new()),
-        ValueKind::Seq => Ok(items(calls).collect()),
-        _ => Err(wrong_calls()),
-    }
-}
-
-fn wrong_calls() -> RenderError {
-    body_error("a chat request", "tool_calls must be an array of function calls")
-}
-
-/// A tool call with its arguments parsed: what is not a JSON object counts as an empty one.
-fn parse_call(call: &Value, work: &Work) -> Result<Value, RenderError> {
-    work.charge(CALL_BYTES)?;
-    let function = get(call, "function").filter(|f| f.kind() == ValueKind::Map).ok_or_else(wrong_calls)?;
-    let arguments = match get(&function, "arguments") {
-        Some(text) if text.kind() == ValueKind::String => node::parse(text.as_str().unwrap_or_default(), work)?,
-        other => other,
-    };
-    let arguments = arguments.filter(|v| v.kind() == ValueKind::Map);
-    let arguments = arguments.unwrap_or_else(|| Value::from_pairs::<_, &str, Value>([]));
-    Ok(with(call, "function", with(&function, "arguments", arguments)))
-}
-
-/// A tool as vLLM's types dump it (0.32): the type, then the function with name, description and parameters whether given or not, and
-/// whether it is strict and its loading deferred where that is said; what else the client added is left out. `deferred` is what the tool
-/// itself says of its loading, which its function inherits.
-fn dump_tool(
-    kind: Option<&Value>,
-    function: &Value,
-    deferred: Option<Value>,
-    work: &Work,
-) -> Result<Value, RenderError> {
-    let wrong = || body_error("a request with tools", "a tool must be a function with a name");
-    if function.kind() != ValueKind::Map || kind.is_some_and(|k| k.as_str() != Some("function")) {
-        return Err(wrong());
-    }
-    let name = get(function, "name").filter(|n| n.kind() == ValueKind::String).ok_or_else(wrong)?;
-    let or_none = |key| get(function, key).unwrap_or(Value::from(()));
-    let mut out = vec![("name", name), ("description", or_none("description")), ("parameters", or_none("parameters"))];
-    out.extend(get(function, "strict").map(|v| ("strict", v)));
-    let inherited = get(function, "defer_loading").or_else(|| deferred.clone());
-    out.extend(inherited.map(|v| ("defer_loading", v)));
-    let mut tool = vec![("type", Value::from("function")), ("function", Fields::value(out, work)?)];
-    tool.extend(deferred.map(|v| ("defer_loading", v)));
-    Ok(Fields::value(tool, work)?)
 }
 
 /// Marks the end of the last message's text; returns the text without the mark.
@@ -369,14 +324,14 @@ fn mark_end(messages: &mut [Value], work: &Work) -> Result<String, RenderError> 
     Ok(text.to_string())
 }
 
-/// The prompt up to the mark.
+/// Returns the prompt up to the mark.
 fn cut_at_mark(mut text: String, last: &str) -> Result<String, RenderError> {
     let lost = || TemplateError::Failed("it does not render the message that is to be continued".to_owned());
     let mark = text.rfind(CONTINUE_TAG.trim_end()).filter(|_| text.contains(python::strip(last))).ok_or_else(lost)?;
     let kept_space = text.get(mark..).is_some_and(|t| t.starts_with(CONTINUE_TAG));
     text.truncate(mark);
     if !kept_space {
-        // The template strips messages: so does this one's end.
+        // The template strips messages, so the end of this one is stripped too.
         text.truncate(python::strip_end(&text).len());
     }
     Ok(text)
@@ -386,12 +341,12 @@ fn body_error(what: &'static str, reason: &str) -> RenderError {
     RenderError::Body { what, reason: reason.to_owned() }
 }
 
-/// Reads a body into one of the APIs' shapes.
+/// Parses a body in the form of one of the APIs.
 fn read_json<'a, T: Deserialize<'a>>(what: &'static str, body: &'a [u8]) -> Result<T, RenderError> {
     serde_json::from_slice(body).map_err(|error| json_error(what, &error))
 }
 
-/// The reason of the failure names a place, never text.
+/// The error names a position and never quotes the body.
 fn json_error(what: &'static str, error: &serde_json::Error) -> RenderError {
     let reason = format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column());
     RenderError::Body { what, reason: reason.to_lowercase() }
@@ -418,7 +373,7 @@ fn join<'a>(texts: impl Iterator<Item = &'a Value>, work: &Work) -> Result<Value
     }
 }
 
-/// Calls `on` with each element of a JSON array, one after the other: they are never held at once.
+/// Calls `on` with each element of a JSON array, one after the other, so that they are never in memory together.
 fn each<'a, T: Deserialize<'a>>(
     what: &'static str,
     array: &'a RawValue,
@@ -454,7 +409,7 @@ fn each<'a, T: Deserialize<'a>>(
     done.map_err(|error| elements.failed.unwrap_or_else(|| json_error(what, &error)))
 }
 
-/// What `key` says in a JSON object; `None` also for null.
+/// Returns the value of `key` in a JSON object; `None` also for null.
 fn get(object: &Value, key: &str) -> Option<Value> {
     object.get_attr(key).ok().filter(|v| !v.is_none() && !v.is_undefined())
 }
@@ -467,7 +422,7 @@ fn pairs(object: &Value) -> impl Iterator<Item = (Value, Value)> {
     items(object).filter_map(|key| object.get_item(&key).ok().map(|value| (key, value)))
 }
 
-/// The object with one value set; a key that is there keeps its place.
+/// Returns the object with one value set; an existing key keeps its position.
 fn with(object: &Value, key: &str, value: Value) -> Value {
     Value::from_pairs(pairs(object).chain([(Value::from(key), value)]))
 }

@@ -58,7 +58,7 @@ struct MessageBody<'a> {
     tools: Option<&'a RawValue>,
 }
 
-/// A chat request.
+/// Reads a chat request.
 pub(super) fn chat(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
     let body: ChatBody<'_> = read_json(CHAT, body)?;
     if body.truncate_prompt_tokens.is_some() {
@@ -106,7 +106,7 @@ fn read_message(body: MessageBody<'_>, work: &Work) -> Result<Message, RenderErr
     Ok(message)
 }
 
-/// The texts of a content. Its parts are read one by one.
+/// Returns the texts of a content, reading its parts one by one.
 fn read_content(content: &RawValue, work: &Work) -> Result<Texts, RenderError> {
     if !content.get().starts_with('[') {
         return texts(&node::value(content, work)?);
@@ -138,14 +138,14 @@ fn read_tools(tools: &RawValue, work: &Work) -> Result<Option<Vec<Value>>, Rende
 /// The first prompt of a completion request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// Text, and whether the tokenizer adds its special tokens (BOS) to it: true unless the request says otherwise.
+    /// Text, with a flag for special tokens (BOS), which are added by default.
     Text {
-        /// The prompt.
+        /// The text of the prompt.
         text: String,
         /// Whether special tokens are added.
         add_special_tokens: bool,
     },
-    /// Token ids, which pass as they are.
+    /// Token ids, which are used unchanged.
     Tokens(Vec<u32>),
 }
 
@@ -191,7 +191,7 @@ fn first<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, RenderError> {
     first.ok_or_else(|| body_error(COMPLETION, "prompt is an empty array"))
 }
 
-/// The first element of an array; the others are passed over.
+/// The first element of an array; the others are skipped.
 struct First<T>(Option<T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {

@@ -1,8 +1,8 @@
-//! `/v1/responses`: instructions and input items, turned into messages as vLLM turns them.
+//! `/v1/responses`: instructions and input items, converted to messages as vLLM does.
 //!
-//! Known from its source: `instructions` become the first system message; consecutive items of the assistant (reasoning, text, calls)
-//! become one message; the output of a call becomes a tool message. A request that continues an earlier one is not rendered: its history
-//! lies on the server.
+//! According to its source: `instructions` become the first system message; consecutive items of the assistant
+//! (reasoning, text, calls) become one message; the output of a call becomes a tool message. A request that continues
+//! an earlier one is not rendered, because its history is on the server.
 
 use super::{Chat, ITEM_BYTES, Message, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
 use crate::template::node;
@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 const WHAT: &str = "a Responses request";
 
 #[derive(Deserialize)]
-struct Body<'a> {
+struct ResponsesBody<'a> {
     instructions: Option<String>,
     #[serde(borrow)]
     input: &'a RawValue,
@@ -31,9 +31,9 @@ struct Body<'a> {
     prompt: Option<IgnoredAny>,
 }
 
-/// A request of the Responses API.
+/// Reads a request of the Responses API.
 pub(super) fn responses(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
-    let body: Body<'_> = read_json(WHAT, body)?;
+    let body: ResponsesBody<'_> = read_json(WHAT, body)?;
     if body.previous_response_id.is_some() || body.conversation.is_some() || body.prompt.is_some() {
         return Err(RenderError::Unsupported("a conversation that lies on the server"));
     }
@@ -65,7 +65,7 @@ pub(super) fn responses(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
     Ok(chat)
 }
 
-/// Whether the item is an answer that the model is to go on with.
+/// Whether the item is a response that the model should continue.
 fn is_unfinished(item: &Value) -> bool {
     let kind = get(item, "type");
     let status = get(item, "status");
@@ -115,7 +115,7 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
     Ok(())
 }
 
-/// Changes the last message if it is the assistant's and has room for what comes, else a new one.
+/// Changes the last message if it is the assistant's and satisfies `has_room`, otherwise adds a new one.
 fn assistant(out: &mut Vec<Message>, has_room: impl Fn(&Message) -> bool, change: impl FnOnce(&mut Message)) {
     let last = out.pop_if(|m| m.is_assistant() && has_room(m));
     let mut message = last.unwrap_or_else(|| Message::new("assistant"));
@@ -133,7 +133,7 @@ fn push_call(item: &Value, out: &mut Vec<Message>) {
     assistant(out, |_| true, |message| message.more().calls.push(call));
 }
 
-/// The text of the first part of a list.
+/// Returns the text of the first part of a list.
 fn first_text(item: &Value, key: &str) -> Option<Value> {
     let first = items(&get(item, key)?).next()?;
     if first.kind() == ValueKind::String { Some(first) } else { get(&first, "text") }
@@ -146,7 +146,7 @@ fn read_tools(tools: &RawValue, work: &Work) -> Result<Option<Vec<Value>>, Rende
             work.charge(tool.get().len() + ITEM_BYTES)?;
             let tool = node::value(tool, work)?;
             match get(&tool, "type").as_ref().and_then(Value::as_str) {
-                // The fields of the function stand in the tool itself.
+                // The function's members are in the tool itself.
                 Some("function") => out.push(dump_tool(None, &tool, None, work)?),
                 Some("namespace") => return Err(RenderError::Unsupported("a tool with a namespace")),
                 // The server's own tools are not part of the prompt.

@@ -1,9 +1,9 @@
 use super::*;
 use std::time::UNIX_EPOCH;
 
-/// Shows the whole conversation as the template gets it.
+/// A template that prints the whole conversation.
 const SHOW: &str = "{{ messages | tojson }}";
-/// The same for a template that wants parts and knows `developer`.
+/// A template that prints parts and knows `developer`.
 const SHOW_PARTS: &str =
     "{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}{{ 'developer' and messages | tojson }}";
 
@@ -52,7 +52,7 @@ fn messages_are_normalised() {
 }
 
 #[test]
-fn a_template_that_wants_parts_gets_parts() {
+fn template_that_loops_over_parts_gets_parts() {
     let body = r#"{"messages": [
         {"role": "developer", "content": "d"},
         {"role": "user", "content": [{"type": "text", "text": ""}, {"type": "text", "text": "b"}]},
@@ -81,12 +81,12 @@ fn variables_follow_vllm() {
         "True False False   "
     );
     assert_eq!(show(r#", "chat_template_kwargs": {"x": null, "enable_thinking": "auto"}"#), "True True True   ");
-    // The choice is the decoder's business: the tools stay in the prompt.
+    // `tool_choice` is for the decoder; the tools stay in the prompt.
     assert_eq!(show(r#", "tools": [{"function": {"name": "f"}}], "tool_choice": "none""#), "False True True   ");
 }
 
 #[test]
-fn tools_are_dumped_in_the_order_of_vllms_types() {
+fn tools_are_written_in_the_order_of_vllms_types() {
     let dumped = |tool: &str| {
         let body = format!(r#"{{"messages": [{{"role": "user", "content": "q"}}], "tools": [{tool}]}}"#);
         chat("{{ tools | tojson }}", &body).unwrap()
@@ -107,7 +107,7 @@ fn tools_are_dumped_in_the_order_of_vllms_types() {
 }
 
 #[test]
-fn tools_of_the_other_apis_are_dumped_in_the_same_way() {
+fn tools_of_other_apis_are_written_in_the_same_way() {
     let responses = |tool: &str| {
         let body = format!(r#"{{"input": "q", "tools": [{tool}]}}"#);
         render(Api::Responses, "{{ tools | tojson }}", &body).unwrap()
@@ -128,7 +128,7 @@ fn tools_of_the_other_apis_are_dumped_in_the_same_way() {
 }
 
 #[test]
-fn the_last_message_can_be_continued() {
+fn last_message_can_be_continued() {
     let continued = |source: &str, text: &str| {
         let messages = format!(r#"[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": {text}}}]"#);
         chat(
@@ -150,7 +150,7 @@ fn the_last_message_can_be_continued() {
 }
 
 #[test]
-fn what_can_not_be_rendered_says_why() {
+fn unsupported_request_reports_the_reason() {
     let part = |part: &str| chat(SHOW, &format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#));
     assert_eq!(
         part(r#"{"type": "image_url", "image_url": {"url": "x"}}"#),
@@ -167,7 +167,7 @@ fn what_can_not_be_rendered_says_why() {
 }
 
 #[test]
-fn anthropic_conversations_become_openais() {
+fn anthropic_conversations_become_openai_messages() {
     let body = r#"{"system": [
             {"type": "text", "text": "x-anthropic-billing-header: cch=1;"}, {"type": "text", "text": "be "}, {"type": "text", "text": "brief"}],
         "messages": [
@@ -260,9 +260,9 @@ fn completions_are_text_or_tokens() {
 }
 
 proptest::proptest! {
-    /// Whatever JSON stands where, it is rendered or refused.
+    /// Any JSON at any position is rendered or rejected.
     #[test]
-    fn no_body_panics(
+    fn no_body_causes_a_panic(
         key in "role|content|tool_calls|reasoning|name|type|text|function|arguments|input|system|tools|instructions|output|summary",
         value in "null|1|\"a\"|\\[\\]|\\{\\}|\\[1\\]|\\[null\\]|\\[\\[\\]\\]|\\[\\{\\}\\]|\\{\"type\": \"text\"\\}|\\[\\{\"type\": \"tool_use\"\\}\\]|\\[\\{\"type\": \"function_call\"\\}\\]",
         role in "user|assistant|tool|system|developer",

@@ -11,7 +11,7 @@ fn render(template: &ChatTemplate, v: Value, work: &Work) -> Result<String, Temp
     template.render([("v".to_owned(), v)], 1 << 20, UNIX_EPOCH, work)
 }
 
-/// JSON with repeated keys, escapes and numbers of every kind.
+/// JSON with repeated keys, escapes and numbers of every type.
 fn json() -> impl Strategy<Value = String> {
     let key = prop::sample::select(vec!["a", "b", "role", r"\u0061", "é", "a key of more than twenty-two bytes"]);
     let leaf = prop_oneof![
@@ -48,7 +48,7 @@ const TEMPLATES: [&str; 10] = [
 
 proptest! {
     #[test]
-    fn a_template_sees_a_node_as_it_sees_the_whole_value(json in json()) {
+    fn template_sees_a_node_as_the_whole_value(json in json()) {
         let work = Work::within(usize::MAX / 2);
         let whole: Value = serde_json::from_str(&json).unwrap();
         for source in TEMPLATES {
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_charged_for_nodes_is_given_back(json in json()) {
+    fn charged_bytes_are_released(json in json()) {
         let work = Work::within(1 << 30);
         let template = ChatTemplate::compile(TEMPLATES[6]).unwrap();
         let Ok(text) = render(&template, node(&json, &work).unwrap(), &work) else { return Ok(()) };
@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn text_is_json_where_serde_reads_a_value_of_it(text in r#"(\[|\]|\{|\}|,|:|"a"|"\\ud800"|"\\n"|1|-|1e9|null| ){0,9}"#) {
+    fn text_is_json_if_serde_reads_a_value_from_it(text in r#"(\[|\]|\{|\}|,|:|"a"|"\\ud800"|"\\n"|1|-|1e9|null| ){0,9}"#) {
         let work = Work::within(1 << 20);
         let parsed = parse(&text, &work).unwrap();
         prop_assert_eq!(parsed.is_some(), serde_json::from_str::<Value>(&text).is_ok());
@@ -75,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn values_beyond_the_bound_stop_the_render() {
+fn values_over_the_limit_stop_the_render() {
     let json = format!("{{\"a\": [{}]}}", vec!["10"; 20_000].join(","));
     let read = ChatTemplate::compile("{% for x in v.a %}{{ x }}{% endfor %}").unwrap();
     let printed = ChatTemplate::compile("{{ v | tojson }}").unwrap();
@@ -108,7 +108,7 @@ fn cancelled_work_ends_at_the_next_output() {
 }
 
 #[test]
-fn fields_of_work_that_was_cancelled_hold_nothing() {
+fn fields_of_cancelled_work_are_empty() {
     let work = Work::within(1_000);
     let message = Fields::value(vec![("content", Value::from("text"))], &work).unwrap();
     assert_eq!(message.get_attr("content").unwrap(), Value::from("text"));

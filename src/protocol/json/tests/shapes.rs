@@ -1,9 +1,9 @@
-//! Every shape of every API is read.
+//! Every form of every API's bodies is accepted.
 
 use super::*;
 
 #[test]
-fn completions_in_all_shapes() {
+fn completions_in_all_forms() {
     let cases: &[(&str, &[&str], u64, u64, u32)] = &[
         (r#""hello""#, &["hello"], 5, 0, 1),
         (r#""""#, &[""], 0, 0, 1),
@@ -26,7 +26,7 @@ fn completions_in_all_shapes() {
 }
 
 #[test]
-fn chat_in_all_shapes() {
+fn chat_in_all_forms() {
     let body = chat(
         r#"[
         {"role":"system","content":"be\nbrief","name":"boss"},
@@ -73,7 +73,7 @@ fn chat_in_all_shapes() {
 }
 
 #[test]
-fn chat_options() {
+fn chat_options_are_read() {
     let request = ok(
         Api::ChatCompletions,
         r#"{"messages":[{"role":"user","content":"x"}],"stream":true,"max_completion_tokens":7,"max_tokens":9,"n":3,
@@ -90,7 +90,7 @@ fn chat_options() {
 }
 
 #[test]
-fn a_data_uri_is_not_copied() {
+fn data_uri_is_not_copied() {
     let uri = format!("data:image/png;base64,{}", "A".repeat(10 << 20));
     let body =
         chat(&format!(r#"[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"{uri}"}}}}]}}]"#));
@@ -105,7 +105,7 @@ fn a_data_uri_is_not_copied() {
 }
 
 #[test]
-fn a_batch_keeps_its_first_conversation_and_counts_all() {
+fn batch_keeps_its_first_conversation_and_counts_all() {
     let body = chat(r#"[[{"role":"user","content":"one"}],[{"role":"user","content":"three"}]]"#);
     let request = ok(Api::ChatBatch, &body);
     assert_eq!(shown(&request.prompt.pieces), ["<user>", "one"]);
@@ -116,7 +116,7 @@ fn a_batch_keeps_its_first_conversation_and_counts_all() {
 }
 
 #[test]
-fn responses_in_all_shapes() {
+fn responses_in_all_forms() {
     let request = ok(
         Api::Responses,
         r#"{"model":"m","input":"hi","instructions":"be brief","previous_response_id":"resp_1","max_output_tokens":5,
@@ -170,7 +170,7 @@ fn responses_in_all_shapes() {
 }
 
 #[test]
-fn anthropic_messages_in_all_shapes() {
+fn anthropic_messages_in_all_forms() {
     let request = ok(
         Api::Messages,
         r#"{"max_tokens":9,"messages":[
@@ -214,7 +214,7 @@ fn anthropic_messages_in_all_shapes() {
 }
 
 #[test]
-fn embeddings_rerank_score_and_tokenize() {
+fn embeddings_rerank_score_and_tokenize_in_all_forms() {
     for input in [r#""x""#, r#"["x","y"]"#, "[1,2]", "[[1],[2]]"] {
         ok(Api::Embeddings, &format!(r#"{{"model":"m","input":{input}}}"#));
     }
@@ -261,14 +261,14 @@ fn embeddings_rerank_score_and_tokenize() {
 }
 
 #[test]
-fn token_ids_and_what_to_make_of_them() {
+fn generate_takes_token_ids_and_sampling_parameters() {
     let body = r#"{"token_ids":[5,6,7],"sampling_params":{"max_tokens":9,"n":2,"prompt_logprobs":1,"stop":["x"]},
         "model":"m","stream":true,"cache_salt":"s"}"#;
     let request = ok(Api::Generate, body);
     assert_eq!(request.prompt.pieces, [Piece::Tokens(vec![5, 6, 7])]);
     assert_eq!((request.max_tokens, request.choices, request.skips_cache), (Some(9), 2, true));
     assert_eq!((request.stream, request.cache_salt.as_deref(), request.prompt.count), (true, Some("s"), 1));
-    // The server has a model of its own, and limits of its own.
+    // The server has its own model and its own limits.
     let request = ok(Api::Generate, r#"{"token_ids":[5],"sampling_params":null}"#);
     assert_eq!((request.model, request.max_tokens), (None, None));
     for (bad, param) in [
@@ -282,7 +282,7 @@ fn token_ids_and_what_to_make_of_them() {
 }
 
 #[test]
-fn bodies_of_unknown_apis_are_never_refused() {
+fn bodies_of_unknown_apis_are_never_rejected() {
     let parse = |body: &'static [u8]| parse(Api::Other, None, body, &Limits::default()).unwrap();
     let found = parse(br#"{"x":[1],"model":"m","stream":true}"#);
     assert_eq!((found.model.map(|m| m.name).as_deref(), found.stream), (Some("m"), true));
@@ -299,9 +299,9 @@ fn bodies_of_unknown_apis_are_never_refused() {
     }
 }
 
-/// As pydantic coerces them, and never below what a server may read.
+/// Counts are converted as pydantic does, and never to less than a server may generate.
 #[test]
-fn counts_are_read_as_servers_coerce_them() {
+fn counts_are_converted_as_servers_do() {
     for (value, tokens) in [
         ("4000", Some(4000)),
         ("4000.0", Some(4000)),
@@ -340,7 +340,7 @@ fn counts_are_read_as_servers_coerce_them() {
 }
 
 #[test]
-fn sglang_requests_in_all_shapes() {
+fn sglang_requests_in_all_forms() {
     let one = ok(
         Api::SglangGenerate,
         r#"{"text":"once upon","sampling_params":{"max_new_tokens":7,"n":2,"temperature":0},"stream":true,"extra_key":"k","image_data":null}"#,
@@ -372,7 +372,7 @@ fn sglang_requests_in_all_shapes() {
 }
 
 #[test]
-fn real_requests_are_read() {
+fn recorded_requests_are_accepted() {
     let directory = format!("{}/../../tests/data/protocol", env!("CARGO_MANIFEST_DIR"));
     let mut read = 0;
     for file in std::fs::read_dir(directory).unwrap() {
@@ -385,7 +385,7 @@ fn real_requests_are_read() {
         };
         let name = capture["name"].as_str().unwrap();
         match (name, parse(api, None, body.as_bytes(), &Limits::default())) {
-            // vLLM takes a chat without a model; we don't.
+            // vLLM accepts a chat without a model; Attaché does not.
             ("chat_nomodel", Err(error)) => assert_eq!(error.reason, Reason::InvalidModel),
             ("err_badjson", Err(error)) => assert_eq!(error.reason, Reason::InvalidJson),
             ("err_empty_messages" | "err_missing_messages", Err(error)) => {

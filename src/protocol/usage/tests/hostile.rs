@@ -1,11 +1,11 @@
-//! Responses that repeat what a hostile client wrote: the counts that are read equal those that a strict JSON parser
-//! finds at the place of the API, however the response is cut.
+//! Responses that repeat content of a hostile client: for any chunks, the counts equal those that a strict JSON parser
+//! finds at the API's position.
 
 use super::*;
 use proptest::prelude::*;
 
-/// JSON that a client may write and a server repeats: every name that the scanner looks for, at every depth, in values
-/// and in strings.
+/// JSON that a client may write and a server may repeat: every name that the scanner looks for, at every depth,
+/// in values and in strings.
 fn echo() -> impl Strategy<Value = Value> {
     let name = prop::sample::select(vec![
         "usage",
@@ -50,7 +50,7 @@ fn echo() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What the server itself reports.
+/// The usage that the server itself reports.
 fn reported() -> impl Strategy<Value = Value> {
     let counts = (any::<u32>(), any::<u32>(), any::<u32>());
     prop_oneof![
@@ -65,7 +65,7 @@ fn reported() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Members in a random order, as a server writes them: those that it repeats have names of their own.
+/// Members in a random order, as a server writes them; repeated client content has names of its own.
 fn object(members: Vec<(&'static str, Value)>, order: usize) -> String {
     let count = members.len();
     let member = |(name, value): &(&str, Value)| format!("{}:{value}", json!(name));
@@ -81,7 +81,7 @@ fn counts(usage: &Value) -> Option<Counts> {
     serde_json::from_value::<Option<Counts>>(usage.clone()).ok().flatten()
 }
 
-/// What a strict parser finds where `api` defines it: counts, the status of the error, the id.
+/// The result of a strict parser at the positions of `api`: counts, the status of the error, the id.
 fn strict(api: Api, format: AnswerFormat, documents: &[Value]) -> (Option<Usage>, Option<u16>, Option<String>) {
     let (mut total, mut error, mut id) = (Counts::default(), None, None);
     for document in documents {
@@ -117,7 +117,7 @@ fn strict(api: Api, format: AnswerFormat, documents: &[Value]) -> (Option<Usage>
     (total.total(), error, id)
 }
 
-/// The documents of one response: `echoes` stand where servers repeat what clients wrote.
+/// The documents of one response, with `echoes` where servers repeat client content.
 fn documents(
     api: Api,
     format: AnswerFormat,
@@ -201,7 +201,7 @@ fn stream(documents: &[String], names: bool, crlf: bool) -> String {
 
 proptest! {
     #[test]
-    fn hostile_echoes_change_nothing_that_is_read(
+    fn hostile_content_changes_no_result(
         echoes in prop::collection::vec(echo(), 1..5),
         usages in prop::collection::vec(reported(), 1..3),
         which in 0usize..8,

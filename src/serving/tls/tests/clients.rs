@@ -37,7 +37,7 @@ impl Authority {
     }
 }
 
-/// A certificate and its key.
+/// A certificate with its private key.
 type Identity = (CertificateDer<'static>, Vec<u8>);
 
 fn dns(name: &str) -> SanType {
@@ -58,7 +58,7 @@ fn settings(directory: &Path, pem: &str, allowed: &[&str]) -> ClientAuthSettings
     ClientAuthSettings { ca_file, names: names(allowed) }
 }
 
-/// A listener that accepts one byte from each client that it lets in.
+/// A listener that accepts one byte from each client that it admits.
 struct Server {
     address: std::net::SocketAddr,
     handshaker: Handshaker,
@@ -79,7 +79,7 @@ impl Server {
         Self { address, handshaker }
     }
 
-    /// Whether a client is let in.
+    /// Whether a client is admitted.
     async fn accepts(&self, identity: Option<&Identity>, version: &'static rustls::SupportedProtocolVersion) -> bool {
         let config = ClientConfig::builder_with_provider(plain()).with_protocol_versions(&[version]).unwrap();
         let config = config.dangerous().with_custom_certificate_verifier(Arc::<Recorder>::default());
@@ -92,7 +92,7 @@ impl Server {
         };
         let tcp = TcpStream::connect(self.address).await.unwrap();
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-        // In TLS 1.3 the client has finished before the server has seen its certificate.
+        // In TLS 1.3, the client has finished before the server has received its certificate.
         match connector.connect(ServerName::try_from("localhost").unwrap(), tcp).await {
             Ok(mut stream) => stream.read_u8().await.is_ok(),
             Err(_) => false,
@@ -162,7 +162,7 @@ async fn new_authorities_and_names_count_for_the_next_connection() {
     assert_eq!((clients.reloads(), clients.reload_failures()), (0, 4));
     assert!(server.accepts(Some(&of_old), &TLS13).await, "the previous authorities stay");
 
-    // Both for as long as clients change over.
+    // Both authorities, while clients are being changed over.
     settings(directory.path(), &(old.pem.clone() + &new.pem), &[]);
     assert!(clients.reload().unwrap());
     assert!(server.accepts(Some(&of_old), &TLS13).await && server.accepts(Some(&of_new), &TLS13).await);

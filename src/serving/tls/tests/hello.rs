@@ -6,10 +6,10 @@ use proptest::sample::Index;
 use rustls::ClientConnection;
 use tokio::io::AsyncReadExt;
 
-/// What Istio sends as the server name of a picker.
+/// The server name that Istio sends to Attaché.
 const ISTIO: &[u8] = b"outbound|9002||llm-epp.ai.svc.cluster.local";
 
-/// The records of a ClientHello with a server name that is no DNS name.
+/// The records of a ClientHello with a server name that is not a DNS name.
 fn client_hello() -> Vec<u8> {
     let config = ClientConfig::builder_with_provider(plain()).with_safe_default_protocol_versions().unwrap();
     let config = config.dangerous().with_custom_certificate_verifier(Arc::<Recorder>::default()).with_no_client_auth();
@@ -28,7 +28,7 @@ fn in_records(records: &[u8], bytes: usize) -> Vec<u8> {
     parts.flat_map(|part| [&[22, 3, 1, 0, u8::try_from(part.len()).unwrap()], part].concat()).collect()
 }
 
-/// What rustls reads of what a client sends, byte by byte.
+/// The bytes that rustls reads when a client sends `sent` byte by byte.
 async fn read(sent: &[u8]) -> Vec<u8> {
     let (mut client, server) = tokio::io::duplex(1);
     let (mut server, mut all) = (Nameless::new(server), Vec::new());
@@ -38,7 +38,7 @@ async fn read(sent: &[u8]) -> Vec<u8> {
     all
 }
 
-/// The payloads of records, one after the other.
+/// The payloads of the records, joined.
 fn message(mut records: &[u8]) -> Vec<u8> {
     let mut message = Vec::new();
     while let [_, _, _, high, low, rest @ ..] = records {
@@ -86,7 +86,7 @@ async fn bytes_that_are_no_client_hello_pass_unchanged() {
         vec![21, 3, 3, 0, 2, 1, 0],
         hello[..20].to_vec(),
         hello[..hello.len() - 1].to_vec(),
-        // A ServerHello, and a ClientHello behind it.
+        // A ServerHello followed by a ClientHello.
         [&[22, 3, 3, 0, 4, 2, 0, 0, 0][..], &hello].concat(),
         // 60,000 bytes of a message that claims to be longer than any ClientHello may be.
         [&[22, 3, 1, 0xea, 0x60, 1, 0xff, 0xff, 0xff][..], &vec![0; 59_996]].concat(),
