@@ -50,7 +50,7 @@ pub struct MetricsSource {
     pub scheme: Arc<str>,
     /// The metrics port, if it differs from the serving port.
     pub port: Option<u16>,
-    /// The metrics path. For an AstrAI server, [`DEFAULT_METRICS_PATH`] stands for [`ASTRAI_STATS_PATH`].
+    /// The metrics path. For an AstrAI server, `DEFAULT_METRICS_PATH` stands for `ASTRAI_STATS_PATH`.
     pub path: Arc<str>,
 }
 

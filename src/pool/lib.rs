@@ -4,7 +4,7 @@
 //! it ([`writer::PoolWriter`] holds the rules), and readers take no lock. What the picker itself causes is kept beside
 //! it in atomics that every snapshot shares. Only pools with ranks take a lock for what is in flight on each rank.
 //!
-//! **Owns** [`snapshot`], [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]). **Called
+//! **Owns** `snapshot`, [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]). **Called
 //! by** `scheduling` and `ext_proc` for each request, and by the feeds, which send [`PoolEvent`]s. **Must not** do I/O,
 //! ask for the time, or choose an endpoint.
 //!

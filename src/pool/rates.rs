@@ -149,7 +149,7 @@ impl Means {
     }
 }
 
-/// Rates over roughly the last minute. All are `None` in the first [`MIN_WINDOW`] after the start of
+/// Rates over roughly the last minute. All are `None` in the first `MIN_WINDOW` after the start of
 /// the server or of Attaché.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Rates {
@@ -179,7 +179,7 @@ impl Rates {
 /// Counters of one endpoint over about a minute.
 #[derive(Debug, Default)]
 pub struct RateWindow {
-    /// The oldest first, at least [`SPACING`] apart, all but the first younger than [`WINDOW`].
+    /// The oldest first, at least `SPACING` apart, all but the first younger than [`WINDOW`].
     kept: VecDeque<(Timestamp, Counters)>,
 }
 

@@ -214,7 +214,7 @@ impl PrefixCache {
     }
 
     /// Returns the number of blocks that `endpoint` has stored, exact or estimated; each counts
-    /// half after every [`DEFAULT_HALF_LIFE`]. O(1).
+    /// half after every `DEFAULT_HALF_LIFE`. O(1).
     #[must_use]
     pub fn weight(&self, endpoint: EndpointId, now: Timestamp) -> f64 {
         let (guesses, residents) = (self.guesses.load(), self.residents.load());

@@ -164,7 +164,7 @@ impl fmt::Debug for Tiktoken {
 
 impl Tiktoken {
     /// Returns the encoder with other limits of one text: bytes in total, and bytes in
-    /// runs of more than [`runs::LONG_RUN_BYTES`].
+    /// runs of more than `runs::LONG_RUN_BYTES`.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with_budget(self, max_text_bytes: usize, max_long_run_bytes: usize) -> Self {

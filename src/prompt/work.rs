@@ -36,8 +36,8 @@ struct Shared {
 }
 
 impl Work {
-    /// Creates the work for a body of `bytes` bytes: [`DEFAULT_WORK_FACTOR`] times as many, plus
-    /// [`DEFAULT_WORK_HEAD_ROOM`].
+    /// Creates the work for a body of `bytes` bytes: `DEFAULT_WORK_FACTOR` times as many, plus
+    /// `DEFAULT_WORK_HEAD_ROOM`.
     #[must_use]
     pub fn for_body(bytes: usize) -> Self {
         Self::within(bytes.saturating_mul(DEFAULT_WORK_FACTOR).saturating_add(DEFAULT_WORK_HEAD_ROOM))

@@ -137,7 +137,7 @@ fn parse_header(header: [u8; FRAME_HEADER]) -> (u8, usize) {
 }
 
 /// Splits a stream of bytes, in chunks of any size, into gRPC messages. Stores at most one message of at most
-/// [`DEFAULT_MAX_ANSWER_MESSAGE_BYTES`]; longer and compressed messages are skipped.
+/// `DEFAULT_MAX_ANSWER_MESSAGE_BYTES`; longer and compressed messages are skipped.
 #[derive(Debug, Default)]
 pub struct FrameSplitter {
     header: [u8; FRAME_HEADER],

@@ -3,7 +3,7 @@
 //!
 //! Everything is borrowed from the body and read in one pass, without a document tree.
 //!
-//! **Owns** parsing of every API, byte-exact edits ([`edit`], [`splice`]), usage and transfer scanners of responses
+//! **Owns** parsing of every API, byte-exact edits ([`edit`], `splice`), usage and transfer scanners of responses
 //! ([`usage`], [`transfer`]), and the error bodies of each API ([`dialect`]). **Called by** `ext_proc`, `disagg`,
 //! `prompt`, `scheduling` and the load generator. **Must not** do I/O, keep a body, or know of pools and endpoints.
 //!

@@ -7,7 +7,7 @@
 //! - Names are compared as they are written: a name with escapes is another name.
 //! - A skipped value is not checked. After a bracket that does not match, nothing more is found.
 //!
-//! Memory: one value of at most [`DEFAULT_MAX_VALUE_BYTES`], and only when a chunk boundary splits it. CPU: a string
+//! Memory: one value of at most `DEFAULT_MAX_VALUE_BYTES`, and only when a chunk boundary splits it. CPU: a string
 //! costs one search for its closing quote, an object or array a few operations per 64 bytes.
 //!
 //! Called by [`super::usage`]. Imports nothing of the crate.
@@ -39,7 +39,7 @@ pub(super) trait Visitor {
     fn begin(&mut self);
     /// The members of an object below the root follow, or its value is not an object.
     fn inner(&mut self);
-    /// The value of a selected member as it is written; `None` when it is longer than [`DEFAULT_MAX_VALUE_BYTES`].
+    /// The value of a selected member as it is written; `None` when it is longer than `DEFAULT_MAX_VALUE_BYTES`.
     fn value(&mut self, inner: bool, member: Self::Member, value: Option<&[u8]>);
     /// The root object has ended, or one object of a list, numbered from 0.
     fn end(&mut self, number: usize);

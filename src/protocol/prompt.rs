@@ -90,7 +90,7 @@ pub struct Prompt<'a> {
     pub media_tokens: u64,
     /// Number of prompts in the request; 0 when none could be read.
     pub count: u32,
-    /// Whether the first prompt, or the system prompt, has more pieces than are stored ([`DEFAULT_BYTES_PER_PIECE`]).
+    /// Whether the first prompt, or the system prompt, has more pieces than are stored (`DEFAULT_BYTES_PER_PIECE`).
     pub is_cut: bool,
 }
 

@@ -7,7 +7,7 @@
 //! | `aibrix:<tenant>_TPM_CURRENT:<minute mod 64>` | tokens of the minute, likewise | 2 minutes |
 //! | `attache:<tenant>_RPD:<day>`, `attache:<tenant>_TPD:<day>` | requests and tokens of the day | 2 days |
 //! | `attache:<tenant>_RPS_CURRENT:<second mod 64>` | requests of the second | 2 seconds |
-//! | `attache:<tenant>_RUNNING` | a sorted set: one member per running request, by its expiry | [`LEASE`] |
+//! | `attache:<tenant>_RUNNING` | a sorted set: one member per running request, by its expiry | `LEASE` |
 //!
 //! For a model, keys begin with `attache_model:` in place of `aibrix:` and `attache:`, except for the requests of a
 //! second, which AIBrix's gateway counts too: `aibrix_model:<model>_MODEL_RPS_CURRENT:<second mod 64>`.

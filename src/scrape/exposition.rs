@@ -34,7 +34,7 @@ pub struct Families {
 }
 
 impl Families {
-    /// Prepares `names`; names beyond [`MAX_FAMILIES`] are never found.
+    /// Prepares `names`; names beyond `MAX_FAMILIES` are never found.
     #[must_use]
     pub fn new(names: &[&'static str]) -> Self {
         let names: Box<[&'static str]> = names.iter().copied().take(MAX_FAMILIES).collect();

@@ -1,11 +1,11 @@
 //! Scraping: metrics and model lists that model servers report.
 //!
-//! [`Scraper`] is one task per pool. It keeps a schedule ([`pace`]), fetches metrics over reused connections with
+//! [`Scraper`] is one task per pool. It keeps a schedule (`pace`), fetches metrics over reused connections with
 //! limits on time, size and concurrency ([`fetch`]), reads the few metric families that routing needs ([`exposition`],
 //! [`engines`]), and sends `Scraped` and `Restarted` events. When a server fails, its last metrics count until they are
 //! stale, and no other server is delayed.
 //!
-//! **Owns** metric names of each engine, the exposition parser, bearer tokens ([`credentials`]), lists of models
+//! **Owns** metric names of each engine, the exposition parser, bearer tokens (`credentials`), lists of models
 //! ([`models`]) and SLO profiles from files ([`slo_profiles`]). **Called by** `app`, which starts one scraper for each
 //! pool. **Must not** decide what a metric means for routing, or write a snapshot: it sends events.
 //!

@@ -45,7 +45,7 @@ impl Pace {
     /// Sets the next scrape after one that ended `now`. `random` is in 0..1.
     ///
     /// A busy endpoint is scraped every `interval`. For an idle one the interval doubles up to `idle_interval`, for a
-    /// failing one up to [`MAX_BACKOFF`].
+    /// failing one up to `MAX_BACKOFF`.
     pub(crate) fn done(&mut self, seen: Seen, now: Timestamp, settings: &ScrapeSettings, random: f64) {
         let fast = settings.interval.max(MIN_INTERVAL);
         let doubled = self.delay.max(fast / 2).saturating_mul(2);

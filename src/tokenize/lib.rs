@@ -2,17 +2,17 @@
 //! are exact.
 //!
 //! [`RemotePool`] exists once per pool of endpoints. A decision requests the tokens of a prompt and waits for a short
-//! time; the result is cached, so that an equal prompt costs no call. Each model has a circuit breaker ([`models`]):
+//! time; the result is cached, so that an equal prompt costs no call. Each model has a circuit breaker (`models`):
 //! when its tokenizer fails, requests get an error at once, until a probe succeeds. There is no fallback to another
 //! tokenizer: its tokens would be keys of another hash space, which match nothing or the wrong blocks.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`settings`] | settings with their defaults |
+//! | `settings` | settings with their defaults |
 //! | `request` | conversion of a client's body to a tokenizer request |
 //! | `client` | one call: limited in time and size |
 //! | `list` | the token ids in a response |
-//! | [`models`] | models in use, and their circuit breakers; no I/O |
+//! | `models` | models in use, and their circuit breakers; no I/O |
 //! | `remote` | the combination of all of it |
 //! | `port` | the implementation of the trait through which the picker calls it |
 //! | [`stats`] | counters |

@@ -183,7 +183,7 @@ impl RemoteStats {
         self.unhealthy_models.load(Relaxed)
     }
 
-    /// Returns the counters of each model's tokenizer; those that never returned tokens are [`UNPROVEN`] together.
+    /// Returns the counters of each model's tokenizer; those that never returned tokens are `UNPROVEN` together.
     #[must_use]
     pub fn by_model(&self) -> BTreeMap<Arc<str>, ModelStats> {
         self.by_model.lock().clone()

@@ -29,7 +29,7 @@ pub(crate) const DEFAULT_TEMPLATE_FUEL: u64 = 5_000_000;
 /// Limit of nested blocks and macros, 400: a recursive macro over a tool schema takes about 12 per level, and real
 /// schemas have fewer than 20 levels.
 pub(crate) const DEFAULT_TEMPLATE_DEPTH: usize = 400;
-/// The prompt may be 4 times as long as the request that it was made from, plus [`DEFAULT_OUTPUT_HEAD_ROOM`].
+/// The prompt may be 4 times as long as the request that it was made from, plus `DEFAULT_OUTPUT_HEAD_ROOM`.
 pub(crate) const DEFAULT_OUTPUT_FACTOR: usize = 4;
 /// Bytes by which a prompt may exceed the factor, 64 KiB: for the system prompts that some templates have.
 pub(crate) const DEFAULT_OUTPUT_HEAD_ROOM: usize = 64 << 10;
@@ -107,7 +107,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`TemplateError`] when the template failed, the work was stopped, or the result would be longer than
-    /// [`DEFAULT_OUTPUT_FACTOR`] times `input_bytes` plus [`DEFAULT_OUTPUT_HEAD_ROOM`].
+    /// `DEFAULT_OUTPUT_FACTOR` times `input_bytes` plus `DEFAULT_OUTPUT_HEAD_ROOM`.
     pub fn render(
         &self,
         variables: impl IntoIterator<Item = (String, Value)>,

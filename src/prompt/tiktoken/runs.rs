@@ -2,7 +2,7 @@
 //!
 //! These tokenizers split text by a regular expression and merge bytes within each part, at a cost that grows faster
 //! than the part. A *run* is text in which no part is certain to end. Ordinary text has short runs. A run longer than
-//! [`MAX_RUN_BYTES`] is cut there, so its tokens differ from an unlimited tokenizer's at the cuts only.
+//! `MAX_RUN_BYTES` is cut there, so its tokens differ from an unlimited tokenizer's at the cuts only.
 
 /// A run is cut after 4 KiB: no word of any language is as long, and the regex engine overflows its stack
 /// only at 100 times that.
@@ -51,7 +51,7 @@ impl<'t> Iterator for Windows<'t> {
 }
 
 /// Returns the end of the first window of `text`, and how many of its bytes are in long runs. Reads
-/// a few characters per [`LONG_RUN_BYTES`].
+/// a few characters per `LONG_RUN_BYTES`.
 fn window(text: &str) -> (usize, usize) {
     let mut start = 0;
     let mut long_bytes = 0;
