@@ -3,15 +3,11 @@
 //! All keys are optional unless the section has no meaning without them. A missing key is `None` and gets its default
 //! in `validate`. Keys are camelCase.
 
-use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword, one_of};
+use super::decode::{Bytes, Fields, Keyword, Read, Sink, keyword};
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::document::{Node, Value};
 use super::endpoint_picker;
-use super::settings::{
-    CountIn, ModelsAnswer, OnStoreFailure, OnUnknownUser, OnUnparseable, TokenizerFallback, UnknownPaths, UsageCount,
-};
-use attache_disagg::Fallback;
-use attache_flow::{EvictRunning, Overflow};
+use super::settings::{ModelsAnswer, OnUnparseable, TokenizerFallback, UsageCount};
 use attache_pool::Engine;
 use attache_scheduling::Registry;
 use attache_scheduling::router::Destination;
@@ -126,12 +122,14 @@ mod flow;
 mod objective;
 mod selection;
 mod tenants;
+mod words;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
 pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use objective::{Objective, Slo};
 pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
 pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
+pub(crate) use words::{Word, word};
 
 sections! {
     /// Listeners, threads, TLS and shutdown.
@@ -582,42 +580,4 @@ keywords! {
     TokenizerFallback: "none" => TokenizerFallback::None, "characters" => TokenizerFallback::Characters,
         "tiktoken" => TokenizerFallback::Tiktoken;
     Scheme: "http" => Scheme::Http, "https" => Scheme::Https;
-}
-
-/// A type of another crate whose values each have one keyword in the file.
-pub(super) trait Word: Copy + 'static {
-    /// The keywords and their values.
-    const WORDS: &'static [(&'static str, Self)];
-}
-
-/// Reads the keyword under `key`.
-pub(super) fn word<T: Word>(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<T> {
-    let path = fields.path_of(key);
-    let node = fields.node(key)?;
-    one_of(T::WORDS, node, &path, sink).map(|value| At { value, span: node.span })
-}
-
-macro_rules! words {
-    ($($t:ty: $($word:literal => $value:expr),*;)*) => {$(
-        impl Word for $t {
-            const WORDS: &'static [(&'static str, Self)] = &[$(($word, $value)),*];
-        }
-    )*};
-}
-
-words! {
-    Destination: "single" => Destination::Single, "list" => Destination::List;
-    Engine: "vllm" => Engine::Vllm, "sglang" => Engine::Sglang, "trtllm-serve" => Engine::TrtllmServe,
-        "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "astrai" => Engine::Astrai, "none" => Engine::None;
-    EvictRunning: "never" => EvictRunning::Never, "unanswered" => EvictRunning::Unanswered, "any" => EvictRunning::Any;
-    Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
-    Overflow: "newcomer" => Overflow::Newcomer, "longest-flow" => Overflow::LongestFlow;
-    OnUnparseable: "reject" => OnUnparseable::Reject, "fallback" => OnUnparseable::Fallback;
-    ModelsAnswer: "server" => ModelsAnswer::Server, "pool" => ModelsAnswer::Pool;
-    UsageCount: "prompt" => UsageCount::Prompt, "cached" => UsageCount::Cached,
-        "completion" => UsageCount::Completion, "total" => UsageCount::Total;
-    CountIn: "memory" => CountIn::Memory, "redis" => CountIn::Redis;
-    OnStoreFailure: "allow" => OnStoreFailure::Allow, "refuse" => OnStoreFailure::Refuse;
-    OnUnknownUser: "default" => OnUnknownUser::Default, "refuse" => OnUnknownUser::Refuse;
-    UnknownPaths: "estimate" => UnknownPaths::Estimate, "reject" => UnknownPaths::Reject;
 }

@@ -1,10 +1,11 @@
 //! Prefix cache, tokenizers, KV events and disaggregation.
 
-use super::{Bytes, Decider, DisaggregationMode, Fallback, Opt, Scheme, TokenizerKind, word};
+use super::{Bytes, Decider, DisaggregationMode, Opt, Scheme, TokenizerKind, word};
 use crate::settings::TokenizerFallback;
 use attache_config_schema::decode::{Fields, Read, Sink};
 use attache_config_schema::diagnostic::{At, Span};
 use attache_config_schema::document::{Node, Value};
+use attache_disagg::Fallback;
 use std::time::Duration;
 
 sections! {
