@@ -116,6 +116,7 @@ impl Queues {
     ///
     /// # Errors
     /// When the ceiling can't be built.
+    #[expect(clippy::too_many_arguments, reason = "each is a part that the queues hold")]
     pub fn new(
         flow: PoolFlow,
         store: Arc<SnapshotStore>,

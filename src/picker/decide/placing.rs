@@ -27,6 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Outcome of the last steps.
+#[expect(clippy::large_enum_variant, reason = "it lives for one call; a box would cost each request an allocation")]
 #[derive(Debug)]
 pub(super) enum Placed {
     /// The prompt's keys must be made first.
