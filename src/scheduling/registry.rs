@@ -20,8 +20,11 @@ pub struct Descriptor {
     pub source: &'static str,
     /// Makes it from its parameters (`null` for none), which are refused when a name is unknown or a value out of range.
     /// A strategy that is made of others finds them in the registry.
-    pub build: fn(&Value, &Registry) -> Result<Box<dyn Strategy>, ParamError>,
+    pub build: BuildStrategy,
 }
+
+/// Makes a strategy from its parameters.
+pub type BuildStrategy = fn(&Value, &Registry) -> Result<Box<dyn Strategy>, ParamError>;
 
 /// As [`Descriptor`], for the parts of a `pipeline`.
 #[derive(Clone, Copy, Debug)]
