@@ -1,5 +1,4 @@
-//! The feeds of every pool: discovery, scraping and the task that publishes snapshots. A reload changes them in place,
-//! so that ledgers, health and metrics of unchanged endpoints are kept.
+//! The feeds of every pool: discovery, scraping, snapshots. A reload keeps the state of endpoints that it does not change.
 
 mod deciding;
 mod leased;
