@@ -296,7 +296,7 @@ async fn what_can_not_be_played_is_said_before_it_begins() {
     };
     let unnamed = error(to(&refusing)).await;
     assert!(
-        unnamed.starts_with("no model is named, and http://") && unnamed.contains("got status 503, want 200"),
+        unnamed.starts_with("no model is set, and http://") && unnamed.contains("got status 503, want 200"),
         "{unnamed}"
     );
     let idle = error(LiveConfig { max_in_flight: 0, ..to(&refusing) }).await;
