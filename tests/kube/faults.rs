@@ -230,8 +230,8 @@ async fn who_is_not_known_lacks_no_right() {
     let api = cluster(1).await;
     let picker = started(&api).await;
     api.fail(Outage::Of("pods", 401));
-    let told = "the service account's token";
-    eventually("the token in the log", || async { (said(&picker, told) == 1).then_some(()) }).await;
+    let told = "rejects the credentials";
+    eventually("the rejected credentials in the log", || async { (said(&picker, told) == 1).then_some(()) }).await;
     assert_eq!(said(&picker, "refuses"), 0, "a Role would change nothing");
     assert_eq!(picker.metric("attache_kube_refused_total").await, 0.0);
     assert_eq!(known(&picker).await.len(), 1, "what is known stays");
