@@ -3,10 +3,11 @@
 use attache::clock::Clock;
 use attache::ids::EndpointId;
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache::prompt::remote::TokenCall;
 use attache::protocol::Api;
 use attache::sim::tokenizer::{ChatTurn, Content, render_chat};
 use attache::sim::{ServerConfig, SimConfig, SimHandle, serve};
-use attache::tokenize::{Ask, CallError, Reason, RemoteApi, RemotePool, RemoteSettings, TokenListError, Unavailable};
+use attache::tokenize::{CallError, Reason, RemoteApi, RemotePool, RemoteSettings, TokenListError, Unavailable};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -153,7 +154,7 @@ fn publish(store: &SnapshotStore, servers: &[SocketAddr]) {
 
 async fn ask(pool: &Arc<RemotePool>, model: &str, prompt: &str) -> Result<Vec<u32>, Unavailable> {
     let body = json!({"model": "any", "prompt": prompt}).to_string();
-    let tokens = pool.tokens(Ask { model, api: Api::Completions, body: body.as_bytes() });
+    let tokens = pool.tokens(TokenCall { model, api: Api::Completions, body: body.as_bytes() });
     tokio::time::timeout(PATIENCE, tokens).await.expect("an answer in time").map(|tokens| tokens.to_vec())
 }
 
@@ -191,7 +192,7 @@ async fn model_servers_tell_the_tokens_that_they_will_count() {
     let expected = render_chat(&[turn("system", "Be brief."), turn("user", "Why \"é\"?")], true);
     let body = chat.to_string();
     for _ in 0..3 {
-        let tokens = pool.tokens(Ask { model: &model, api: Api::ChatCompletions, body: body.as_bytes() }).await;
+        let tokens = pool.tokens(TokenCall { model: &model, api: Api::ChatCompletions, body: body.as_bytes() }).await;
         assert_eq!(tokens.as_deref(), Ok(expected.as_slice()));
     }
     let stats = pool.stats();
@@ -456,7 +457,7 @@ async fn render_is_asked_at_the_path_of_the_api() {
         (Api::Responses, "/v1/responses/render"),
     ] {
         let body = br#"{"prompt":"a","messages":[],"input":"a","top_k":1}"#;
-        assert_eq!(pool.tokens(Ask { model: "m", api, body }).await.as_deref(), Ok([784, 587].as_slice()));
+        assert_eq!(pool.tokens(TokenCall { model: "m", api, body }).await.as_deref(), Ok([784, 587].as_slice()));
         let (seen, body) = server.seen.lock().last().cloned().unwrap();
         assert_eq!((seen.as_str(), &body["model"], &body["top_k"]), (path, &json!("m"), &Value::Null));
     }

@@ -1,4 +1,4 @@
-//! What all streams share: the picker, and what does the work that it returns.
+//! The state that all streams share: the picker, and the executors of the work that it returns.
 
 use super::prefiller::Prefiller;
 use super::uploads::Uploads;
@@ -13,19 +13,19 @@ use std::sync::Arc;
 /// The external processor.
 #[derive(Debug)]
 pub struct Processor {
-    /// Decides.
+    /// Makes the decisions.
     pub picker: Picker,
-    /// Counters.
+    /// Metrics of the process.
     pub metrics: Arc<Metrics>,
-    /// The last decisions.
+    /// The decision log.
     pub decisions: Arc<Decisions>,
-    /// Traces, when they are on.
+    /// Creates the spans of requests; does nothing without a collector.
     pub tracing: Tracing,
-    /// The part of the memory for request bodies that waits for more bytes.
+    /// Memory of request bodies that are still being uploaded.
     pub uploads: Arc<Uploads>,
-    /// Where long reading is done.
+    /// Runs computations of prompts outside of the serving threads.
     pub warmer: Warmer,
-    /// Asks prefill servers.
+    /// Calls prefill workers.
     pub prefiller: Prefiller,
 }
 

@@ -1,5 +1,4 @@
-//! The task that looks at a queue when time has passed or its pool is published anew: the picker has no clock of its
-//! own.
+//! The task that drives a queue: it dequeues after a timeout or a new snapshot, because the picker has no clock.
 
 use attache_picker::queues::Queues;
 use attache_pool::Published;
@@ -9,14 +8,14 @@ use std::task::{Wake, Waker};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-/// Tells [`QueueTimer::follow`] that its queue is to be looked at earlier than it had planned.
+/// Wakes [`QueueTimer::follow`] before its timeout, when a queue needs an earlier check.
 #[derive(Clone, Debug, Default)]
-pub struct QueueTimer(Arc<Told>);
+pub struct QueueTimer(Arc<EarlierCheck>);
 
 #[derive(Debug, Default)]
-struct Told(Notify);
+struct EarlierCheck(Notify);
 
-impl Wake for Told {
+impl Wake for EarlierCheck {
     fn wake(self: Arc<Self>) {
         self.0.notify_one();
     }
@@ -27,26 +26,26 @@ impl Wake for Told {
 }
 
 impl QueueTimer {
-    /// For [`Queues::new`].
+    /// The waker that [`Queues::new`] takes.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.0.clone().into()
     }
 
-    /// Tells the queues of every new snapshot of their pool, and when time has passed in which there was none. Ends
-    /// with the queues, or the pool.
+    /// Lets the queue dequeue after each new snapshot of its pool, and after [`Queues::patience`] without one. Ends when
+    /// the queue or the pool is dropped.
     pub async fn follow(self, queues: Weak<Queues>, mut published: watch::Receiver<Published>, clock: Clock) {
         while let Some(patience) = queues.upgrade().map(|queues| queues.patience(clock.now())) {
-            let told = async {
+            let woken = async {
                 tokio::select! {
                     changed = published.changed() => Some(changed.is_ok()),
                     () = self.0.0.notified() => None,
                 }
             };
-            match timeout(patience, told).await {
+            match timeout(patience, woken).await {
                 Ok(Some(false)) => return,
                 Ok(Some(true)) | Err(_) => {}
-                // How soon is to be thought over.
+                // The queue needs an earlier check: compute the timeout again.
                 Ok(None) => continue,
             }
             if let Some(queues) = queues.upgrade() {

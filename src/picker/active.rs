@@ -15,13 +15,13 @@ use std::sync::Arc;
 /// Everything that belongs to one pool.
 #[derive(Clone, Debug)]
 pub struct PoolRuntime {
-    /// Its endpoints, its rules for models, and what decides for it.
+    /// Endpoints, rules for models, and the scheduler.
     pub pool: Arc<Pool>,
-    /// Observer of its requests.
+    /// Receives the events of the pool's requests.
     pub observer: Arc<dyn PoolObserver>,
-    /// Turns prompts into blocks and knows which endpoint holds them. Without it no prompt is looked up.
+    /// Computes the block keys of prompts and looks up which endpoints hold them. Without it, no prompt is looked up.
     pub prefix: Option<Arc<PoolPrefix>>,
-    /// Its queue. Without it no request waits, and none is shed.
+    /// The pool's queue. Without it, no request is queued or shed.
     pub queue: Option<Arc<Queues>>,
 }
 
@@ -36,9 +36,9 @@ pub struct ActiveConfig {
     pub settings: ExchangeSettings,
     /// Number of this configuration in a recording.
     pub number: u32,
-    /// For requests that carry nothing to decide by.
+    /// Strategy of requests without a readable body.
     pub least_loaded: Arc<dyn Strategy>,
-    /// Limits of tenants and of models, one of each at most. Without them nothing is limited.
+    /// Limits of tenants and of models, at most one of each.
     pub quotas: Vec<Arc<Quotas>>,
     pools: Vec<Arc<PoolRuntime>>,
 }
@@ -91,7 +91,7 @@ impl ActiveConfig {
     }
 
     fn at(&self, position: usize) -> Result<&Arc<PoolRuntime>, RequestError> {
-        // The router has the same pools: it was made of them.
+        // Never fails: `new` builds the router from the same pools, in the same order.
         self.pools.get(position).ok_or_else(|| RequestError::new(Reason::Internal, "the router names no pool"))
     }
 }

@@ -1,4 +1,4 @@
-//! The decision in the middle of a request: understand the body, find the pool, name the endpoints.
+//! The decision about one request: parse the body, route it to a pool, choose the endpoints.
 //!
 //! [`decide`] is the order of the steps. Those before the prompt is looked up are in `decide/entering.rs`, the others
 //! in `decide/placing.rs`.
@@ -41,14 +41,14 @@ use std::time::Duration;
 mod entering;
 mod placing;
 
-/// The request body, as far as the gateway shows it.
+/// The part of the request body that the gateway has sent.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen<'a> {
-    /// There is none, or it comes after the decision.
+    /// No body, or it arrives after the decision.
     Nothing,
-    /// Its head (`BUFFERED_PARTIAL` cuts long bodies).
+    /// The beginning (`BUFFERED_PARTIAL` cuts long bodies).
     Head(&'a [u8]),
-    /// All of it.
+    /// The whole body.
     Whole(&'a [u8]),
 }
 
@@ -60,13 +60,13 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Bytes of it.
+    /// Length, bytes.
     pub(super) fn len(self) -> u64 {
         self.bytes().len() as u64
     }
 }
 
-/// All that a decision is made from.
+/// The input of a decision.
 #[derive(Debug)]
 pub struct Question<'a> {
     /// The request's headers.
@@ -75,88 +75,88 @@ pub struct Question<'a> {
     pub called: &'a str,
     /// The request's API.
     pub api: Api,
-    /// The answer of the Responses API that the path names.
+    /// The id of a stored response that the path names (Responses API).
     pub response_id: Option<&'a str>,
-    /// The gateway's choice of endpoints.
+    /// The endpoints that the gateway allows.
     pub subset: Option<&'a Subset>,
     /// The request's body.
     pub body: Seen<'a>,
-    /// The moment.
+    /// The time of the decision.
     pub now: Timestamp,
-    /// When the request came.
+    /// The time at which the request's headers arrived.
     pub opened: Timestamp,
-    /// It was asked before: what is not at hand by now is done without.
+    /// The last attempt: the decision does without prompt keys that are not computed yet.
     pub last: bool,
-    /// Where the outcome of the prompt's background work is, if any was done.
+    /// The outcome of the background work on the prompt, if any was started.
     pub made: Option<&'a OnceLock<Outcome>>,
-    /// There is time to wait for a turn.
+    /// The gateway's body mode leaves time to queue the request.
     pub may_wait: bool,
-    /// The decision is made at the headers, and more of the request follows: a body, or another protocol.
+    /// The decision is made at the headers, and a body or an upgraded connection follows.
     pub opens: bool,
-    /// Its turn has come.
+    /// The queue has dequeued the request.
     pub has_turn: bool,
-    /// There is time to have another server compute the prompt before the request goes on, should the picker be the one
-    /// to ask it.
+    /// The gateway's body mode leaves time for a prefill on another worker, if Attaché calls that worker.
     pub may_split: bool,
 }
 
-/// What was decided, and what the rest of the stream needs of it.
+/// A decision, with everything that the rest of the stream needs.
 #[derive(Debug)]
 pub struct Plan {
-    /// The endpoints.
+    /// The chosen endpoints.
     pub decision: Decision,
-    /// The pool.
+    /// The pool of the request.
     pub runtime: Arc<PoolRuntime>,
     /// The slot of the client, in which the health of endpoints counts its errors.
     pub client: ClientSlot,
-    /// What named them.
+    /// The strategy that chose them.
     pub strategy: Arc<dyn Strategy>,
-    /// The profile that named the strategy.
+    /// The profile that selected the strategy.
     pub profile: Option<Arc<str>>,
-    /// The body was read: the decision rests on more than load.
+    /// The body was parsed, so the decision considers more than load.
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
     pub prompt_tokens: u32,
-    /// Answers asked for to each of its prompts.
+    /// Requested responses for each prompt.
     pub choices: u32,
-    /// The most tokens that it can cost.
+    /// The most tokens that the request can cost.
     pub(super) ceiling: Ceiling,
-    /// The model that the server is asked for; empty when unknown.
+    /// Model name sent to the model server; empty if unknown.
     pub target: Arc<str>,
-    /// Tokens of the prompt that the first pick is thought to hold, what is on its way there included.
+    /// Estimated prompt tokens in the cache of the first pick, requests in flight included.
     pub matched_tokens: u32,
-    /// What the first pick has booked for the request.
+    /// The booking on the first pick.
     pub booked: Option<Booked>,
-    /// What the server that computes the prompt for the first pick has booked, when the decision splits the request.
+    /// The booking on the prefill worker, when the decision splits the request.
     pub prefill: Option<Box<Booking>>,
-    /// What encode servers have booked for its images and sounds, until the answer begins.
+    /// Bookings on encode workers for images and audio, until the response begins.
     pub encoding: Vec<Ticket>,
-    /// Two servers might share it.
+    /// A prefill and a decode worker may share the request.
     pub splittable: bool,
-    /// How the prompt comes to be computed elsewhere, once that is known.
+    /// How the prefill on another worker went, once that is known.
     pub course: Option<Course>,
-    /// The id that both servers know the request by, when the client gave none.
+    /// The request id for both workers, when the client sent none.
     pub request_id: Option<Box<str>>,
-    /// What is kept of it between its turns, where two servers share it and decode servers keep something.
+    /// State of the conversation between turns, when workers share it and decode workers keep blocks.
     pub conversation: Option<Box<Conversation>>,
-    /// What servers are told beside where it goes.
+    /// Headers for the model server besides the destination.
     pub hints: Hints,
-    /// What the keys of the answer follow from, when they are learned.
+    /// The end of the prompt's key chain, when keys of the response are recorded.
     pub tail: Option<(Arc<PoolPrefix>, Tail)>,
-    /// The model that the client asked for, when the server is asked for another.
+    /// The client's model name, when Attaché replaced it.
     pub renamed_from: Option<Arc<str>>,
-    /// The body to send in place of what was seen of the client's.
+    /// The body that replaces the seen part of the client's body.
     pub new_body: Option<Vec<u8>>,
-    /// Length of what was seen of the client's body, bytes.
+    /// Length of the seen part of the client's body, bytes.
     pub seen: usize,
-    /// What is booked for it, where its tenant or its model has limits.
+    /// Reservations in the quotas of its tenant and its model.
     pub permits: Permits,
-    /// Its turn, where turns are taken. The last to be dropped: whoever is let through by that finds the books closed.
+    /// The request's place among those that the queue has let through. Dropped last: the request that is dequeued by
+    /// that must see all other bookings released.
     pub admitted: Option<Admitted>,
 }
 
 impl Plan {
-    /// What became of the request, if two servers might have shared it.
+    /// How the request was served, if it could be split.
     #[must_use]
     pub fn split_outcome(&self) -> Option<SplitOutcome> {
         match &self.course {
@@ -166,63 +166,63 @@ impl Plan {
         }
     }
 
-    /// Another server computes the prompt.
+    /// A prefill worker prefills the prompt.
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.decision.split.is_some()
     }
 
-    /// Its servers are asked at the same time, and the one that answers waits for the other.
+    /// Both workers get the request at the same time, and the decode worker waits for the prefill worker.
     #[must_use]
     pub fn meets(&self) -> bool {
         let prefill = self.decision.split.as_ref().and_then(|split| split.prefill.first());
         prefill.is_some_and(|server| self.runtime.pool.disagg.as_deref().is_some_and(|mode| mode.meets(server)))
     }
 
-    /// The length of the new body, of which `announced` is the old one; `None` when nothing changes or it is not known.
+    /// The length of the new body, bytes, where `announced` is the client's `content-length`. `None` when nothing changes.
     #[must_use]
     pub fn new_length(&self, announced: Option<u64>) -> Option<u64> {
         let new = self.new_body.as_ref()?.len() as u64;
-        // What was not seen goes on behind it.
+        // The unseen rest of the client's body follows the new part.
         let unseen = announced.map_or(0, |a| a.saturating_sub(self.seen as u64));
         Some(new + unseen)
     }
 }
 
-/// What a prompt teaches.
+/// What the prefix cache records about a prompt.
 #[derive(Debug)]
 pub struct Taught {
-    /// Where its keys come from.
+    /// The source of the keys, and the cache to update.
     pub prefix: Arc<PoolPrefix>,
-    /// About the caches.
+    /// The update for the endpoint of the response.
     pub lesson: Lesson,
-    /// About the cache of the server that computes the prompt for another.
+    /// The update for the prefill worker.
     pub prefill: Option<Lesson>,
-    /// What the answer goes on from.
+    /// The end of the key chain, which the response extends.
     pub tail: Option<Tail>,
 }
 
-/// What comes of a question.
+/// Outcome of one call of [`decide`].
 #[derive(Debug)]
 pub enum Step {
-    /// The endpoints.
+    /// The request is decided and booked.
     Decided(Box<Plan>),
-    /// Ask again when this has run. A turn that the request has been given by now is its own until then.
+    /// Call again after this work has run. Keep the admission, if the queue has let the request through.
     Warm(Warming, Option<Admitted>),
-    /// Ask again when this has run: it tells whether the request's tenant, and its model, may have it.
+    /// Call again after this call: it asks the shared store whether the quotas of tenant and model allow the request.
     Allow(Warming),
-    /// Ask again when its turn has come.
+    /// The request is queued. Call again when it is dequeued.
     Park(Parked),
 }
 
-/// Decides.
+/// Decides one request, as far as that is possible without waiting.
 ///
 /// ```text
-/// understand ─▶ route ─▶ rewrite ─▶ choose ─▶ quotas ─▶ read ─▶ admit ─▶ look up ─▶ schedule ─▶ book
+/// understand ─▶ route ─▶ rewrite ─▶ choose ─▶ ask quotas ─▶ read ─▶ admit ─▶ look up ─▶ schedule ─▶ book
 /// ```
 ///
 /// # Errors
-/// The refusal that the client gets.
+/// The error response for the client.
 pub fn decide(
     picker: &Picker,
     config: &ActiveConfig,
@@ -268,33 +268,31 @@ pub fn decide(
     }
 }
 
-/// Whether two servers may share a request: readable, in an API of which the pool's servers know how, of one prompt and
-/// one answer but where servers can do nothing else.
+/// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it has
+/// one prompt and one response. Connectors whose workers serve no whole requests may allow several.
 pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
     let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
         return false;
     };
-    // What a server has computed of a response lives there, and so does its next turn.
+    // A stored response is on one server, so its next turn goes there.
     let alone = request.previous_response_id.is_none() && request.conversation.is_none();
     let one = request.choices == 1 && request.prompt.count <= 1 && !request.opaque_prompt;
     let shared = match mode {
         Mode::Header { .. } => one,
-        // Where nobody serves it whole, the connector has the word on several prompts and answers.
+        // If no worker serves whole requests, the connector decides about several prompts and responses.
         Mode::Direct(direct) => direct.connector.speaks(api) && (one || !direct.connector.serves_whole()),
     };
     shared && alone && !request.skips_cache
 }
 
-/// Whether two servers of the pool may share a request: where only a strategy splits, there must be a server for
-/// prompts.
+/// Whether the pool splits requests. If the strategy decides about splits, the pool must have a prefill worker.
 fn may_share(pool: &Pool) -> bool {
     let by_strategy = pool.scheduler.split().is_some_and(|policy| policy.decider == Decider::Strategy);
     pool.disagg.is_some() && (!by_strategy || pool.store.load().endpoints.iter().any(|s| s.serves(Roles::PREFILL)))
 }
 
-/// Whether a sidecar in front of the server that answers may be told who encodes a request's images and sounds. Chat
-/// completions only: llm-d's sidecar looks for items in `messages`, and some of its versions take whatever has the
-/// header for one.
+/// Whether a header may name encode workers for images and audio to the sidecar of the decode worker. Chat completions
+/// only: llm-d's sidecar looks for items in `messages`, and some versions treat every request with the header as one.
 pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
     let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
     matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()

@@ -1,4 +1,4 @@
-//! What the picker tells of requests: how they end, what was done in degraded mode, which limits took effect.
+//! Events of requests: how they end, degraded modes in use, limits that took effect.
 //!
 //! The picker counts nothing itself. It hands events to observers that the process supplies: [`Observer`] for the
 //! process, [`PoolObserver`] for one pool, [`QueueObserver`] for one queue, [`NameObserver`] for one model or tenant,

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The picker: the state that all requests share.
 
 use super::active::ActiveConfig;
 use super::affinity::{DEFAULT_REMEMBERED_RESPONSES, ResponseTable};
@@ -15,15 +15,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug)]
 pub struct Picker {
     config: ArcSwap<ActiveConfig>,
-    /// Is told of all requests.
+    /// Receives the events of all requests.
     pub observer: Arc<dyn Observer>,
-    /// Where answers of the Responses API live.
+    /// The endpoint that stores each response of the Responses API.
     pub responses: ResponseTable,
-    /// Memory of request bodies and unfinished messages.
+    /// Bytes of buffered request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
-    /// What operators say about single models.
+    /// Policies that operators set for single models.
     pub policies: Arc<ModelPolicies>,
-    /// What is told of every decision, when a recording is made.
+    /// Records every decision, when a recording is made.
     pub recorder: Option<Arc<Recorder>>,
     seed: u64,
     sequence: AtomicU64,
@@ -45,32 +45,32 @@ impl Picker {
         }
     }
 
-    /// The same, and `recorder` is told of all that it decides.
+    /// The same picker, which also records its decisions with `recorder`.
     #[must_use]
     pub fn recorded(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// A turn in the recording, when one is made.
+    /// The lock of the recording, which orders its lines; `None` without a recording.
     #[must_use]
     pub fn turn(&self) -> Option<Turn<'_>> {
         self.recorder.as_deref().and_then(Recorder::turn)
     }
 
-    /// The configuration of now.
+    /// The active configuration.
     #[must_use]
     pub fn config(&self) -> Arc<ActiveConfig> {
         self.config.load_full()
     }
 
-    /// Replaces the configuration for the streams that open from now on; `shown` is what a recording is told of it.
+    /// Replaces the configuration for streams that open from now on. A recording gets the settings that `shown` returns.
     pub fn reload(&self, mut config: ActiveConfig, shown: impl FnOnce() -> serde_json::Value) {
         let mut turn = self.turn();
         config.number = turn.as_mut().map_or(0, |turn| turn.live(shown()));
         self.config.store(Arc::new(config));
     }
 
-    /// The random numbers of the next request.
+    /// The random number generator of the next request; advances the picker's sequence.
     #[must_use]
     pub fn next_rng(&self) -> PickRng {
         rng::for_request(self.seed, self.sequence.fetch_add(1, Relaxed))

@@ -1,4 +1,4 @@
-//! Work that a decision waits for, as a value: the picker returns it, and its caller runs it.
+//! Work that a decision waits for. The picker returns it as a value, and `ext_proc` runs it.
 //!
 //! Made by [`super::prefix`], which needs a prompt's tokens, and by stores of [`super::quotas`] outside of the process.
 
@@ -9,33 +9,33 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
-/// What must be done before a request can be decided.
+/// Work that must finish before the picker can decide a request.
 pub struct Warming {
     /// The work.
     pub job: Job,
-    /// Bytes of the copies that it holds from the beginning.
+    /// Bytes of the request that the work has copied.
     pub bytes: usize,
 }
 
 /// How the work is done.
 pub enum Job {
-    /// It computes: to be run on a thread that serves nothing.
+    /// A computation, for a thread that serves no requests.
     Cpu(Computation),
-    /// It waits for another server, with a time-out of its own.
+    /// A call to another server, with its own timeout.
     Call(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
-/// Turns one prompt into keys.
+/// Computes the block keys of one prompt.
 pub struct Computation {
     run: Run,
     work: Work,
     outcome: Made,
 }
 
-/// What computes an outcome, unless its work is stopped.
+/// Computes an outcome; `None` if the work was cancelled.
 type Run = Box<dyn FnOnce(&Work) -> Option<Outcome> + Send>;
 
-/// Where the outcome of computing is found once it has run.
+/// The cell that holds the outcome after the computation.
 pub type Made = Arc<OnceLock<Outcome>>;
 
 impl fmt::Debug for Warming {
@@ -48,39 +48,38 @@ impl fmt::Debug for Warming {
 }
 
 impl Computation {
-    /// Budget of the work in bytes, and how it is cancelled.
+    /// Memory budget and cancellation of the computation.
     #[must_use]
     pub fn work(&self) -> &Work {
         &self.work
     }
 
-    /// Computes on this thread.
+    /// Runs the computation on this thread.
     pub fn compute(self) {
         if self.work.check().is_ok()
             && let Some(made) = (self.run)(&self.work)
         {
-            // It is set here alone.
+            // No other code sets this cell, so `set` can't fail.
             let _ = self.outcome.set(made);
         }
     }
 }
 
 impl Warming {
-    /// Runs `run` in the background, which holds a copy of a body of so many bytes. Its work may hold what
-    /// [`Work::for_body`] allows.
+    /// A computation that holds a copy of a body of `bytes` bytes. Its memory budget is [`Work::for_body`].
     #[must_use]
     pub fn cpu(bytes: usize, run: impl FnOnce(&Work) -> Option<Outcome> + Send + 'static) -> Self {
         let computation = Computation { run: Box::new(run), work: Work::for_body(bytes), outcome: Made::default() };
         Self { job: Job::Cpu(computation), bytes }
     }
 
-    /// Waits for `call`, which holds copies of so many bytes and has a time-out of its own.
+    /// A call that holds copies of `bytes` bytes and has its own timeout.
     #[must_use]
     pub fn call(bytes: usize, call: Pin<Box<dyn Future<Output = ()> + Send>>) -> Self {
         Self { job: Job::Call(call), bytes }
     }
 
-    /// Where its outcome will be found; `None` for a call.
+    /// The cell for the outcome of a computation; `None` for a call.
     #[must_use]
     pub fn made(&self) -> Option<Made> {
         match &self.job {

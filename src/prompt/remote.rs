@@ -1,4 +1,4 @@
-//! Token ids that are made elsewhere: by the pool's model servers or by a tokenizer service.
+//! The interface to remote tokenizers: the pool's model servers, or a tokenizer service.
 
 use attache_protocol::Api;
 use std::fmt::Debug;
@@ -6,36 +6,36 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// A request whose tokens are asked for.
+/// A client's request to tokenize.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenCall<'a> {
     /// The model by the name that the servers know, after any rewrite.
     pub model: &'a str,
     /// The API of the request.
     pub api: Api,
-    /// Its body.
+    /// The body of the request.
     pub body: &'a [u8],
 }
 
-/// What is known of a request's tokens without asking.
+/// The cached tokens of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KnownTokens {
-    /// They are remembered.
+    /// The cache holds them.
     Ids(Arc<[u32]>),
-    /// They have to be fetched.
+    /// A call must fetch them.
     NotYet,
-    /// The tokenizer has no words for the request.
+    /// The tokenizer does not support this request.
     Unsupported,
 }
 
-/// Tokens by a tokenizer that takes a call. Each call ends within a limit of its own.
+/// A tokenizer behind a network call. Each call has its own timeout.
 pub trait RemoteTokens: Debug + Send + Sync {
-    /// What is known of the tokens of a request.
+    /// The tokens of a request, if the cache holds them. Makes no call.
     fn known(&self, call: TokenCall<'_>) -> KnownTokens;
 
-    /// A request for `model` goes by tokens that [`RemoteTokens::known`] gave: the model is in use.
+    /// Counts a cache hit for `model`, which also marks the model as in use.
     fn count_known(&self, model: &str);
 
-    /// Asks for the tokens of a request, which are known afterwards unless that fails. Holds a copy of its body.
+    /// Fetches the tokens of a request into the cache, unless the call fails. The future holds a copy of the body.
     fn fetch(self: Arc<Self>, call: TokenCall<'_>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }

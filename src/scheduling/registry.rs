@@ -9,24 +9,24 @@ use serde_json::Value;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// How a strategy is known and made: one `pub const PLUGIN` in its file, one line in the list of its crate.
+/// Name, summary and constructor of a strategy: one `pub const PLUGIN` in its file, one line in the list of its crate.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
     /// The name in configurations: kebab-case, unique.
     pub name: &'static str,
     /// One sentence: what it does.
     pub summary: &'static str,
-    /// Where the algorithm comes from.
+    /// The source of the algorithm: product, paper or "ours".
     pub source: &'static str,
-    /// Makes it from its parameters (`null` for none), which are refused when a name is unknown or a value out of range.
-    /// A strategy that is made of others finds them in the registry.
+    /// Builds the strategy from its parameters (`null` for none). Unknown names and values out of range are errors.
+    /// A strategy that combines others finds them in the registry.
     pub build: BuildStrategy,
 }
 
-/// Makes a strategy from its parameters.
+/// Constructor of a strategy from its parameters.
 pub type BuildStrategy = fn(&Value, &Registry) -> Result<Box<dyn Strategy>, ParamError>;
 
-/// As [`Descriptor`], for the parts of a `pipeline`.
+/// The same as [`Descriptor`] for the parts of a `pipeline`.
 #[derive(Clone, Copy, Debug)]
 pub struct PluginDescriptor {
     /// The `type` in configurations: kebab-case, unique.
@@ -37,18 +37,18 @@ pub struct PluginDescriptor {
     pub kind: &'static str,
     /// One sentence: what it does.
     pub summary: &'static str,
-    /// Where it comes from.
+    /// The source of the plugin: product, paper or "ours".
     pub source: &'static str,
-    /// Makes it from its parameters.
+    /// Builds the plugin from its parameters.
     pub build: fn(&Value) -> Result<Plugin, ParamError>,
 }
 
 /// The plugins of one crate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PluginList {
-    /// Its strategies.
+    /// Strategies of the crate.
     pub strategies: &'static [&'static Descriptor],
-    /// Its parts of the `pipeline` strategy.
+    /// The crate's parts of the `pipeline` strategy.
     pub plugins: &'static [&'static PluginDescriptor],
 }
 
@@ -58,9 +58,9 @@ pub struct Registry(Arc<Tables>);
 
 #[derive(Default)]
 struct Tables {
-    /// By name.
+    /// Sorted by name.
     strategies: Vec<&'static Descriptor>,
-    /// By name.
+    /// Sorted by name.
     plugins: Vec<&'static PluginDescriptor>,
 }
 
@@ -151,13 +151,13 @@ pub fn canonical(name: &str) -> &str {
     OTHER_NAMES.iter().find(|(other, _)| *other == name).map_or(name, |(_, own)| own)
 }
 
-/// Why there is no such strategy.
+/// Why a strategy can't be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// No strategy is called so.
+    /// No strategy has this name.
     #[error("no strategy is called `{0}`")]
     Unknown(String),
-    /// It does not take these parameters, or the parts of a weighted name can't be read or added up.
+    /// The strategy rejects these parameters, or the parts of a weighted name are invalid or can't be combined.
     #[error(transparent)]
     Parameters(#[from] ParamError),
 }

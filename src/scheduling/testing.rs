@@ -2,6 +2,7 @@
 
 use crate::candidates::Cached;
 use crate::plugin::{AnswerHeaders, Filter, Headers, Scorer};
+use crate::scheduler::{Explain, Scheduler, Subset};
 use crate::split::{self, Field, Pair, SplitPolicy};
 use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy};
 use attache_pool::Roles;
@@ -12,6 +13,7 @@ use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraS
 use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_protocol::Prompt;
 use attache_types::clock::Timestamp;
+use attache_types::error::RequestError;
 use attache_types::ids::EndpointId;
 use attache_types::rng::for_request;
 use std::collections::BTreeMap;
@@ -39,6 +41,20 @@ pub fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
 #[must_use]
 pub fn context(snapshot: &PoolSnapshot) -> PickContext<'_> {
     PickContext::new(snapshot, NOW, STALE_AFTER)
+}
+
+/// The decision of a scheduler with its default strategy, about [`context`].
+///
+/// # Errors
+/// When no endpoint can be chosen.
+pub fn decide(
+    scheduler: &Scheduler,
+    pool: &PoolSnapshot,
+    subset: Option<&Subset>,
+    seed: u64,
+) -> Result<Decision, RequestError> {
+    let strategy = &*scheduler.choices.default.strategy;
+    scheduler.decide(strategy, &context(pool), subset, Explain::No, &mut for_request(seed, 0))
 }
 
 /// Ejects the endpoint at `position` so that it is half open at [`NOW`] when `half_open`.

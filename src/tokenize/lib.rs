@@ -36,6 +36,6 @@ pub mod stats;
 
 pub use errors::{SetupError, Unavailable};
 pub use list::TokenListError;
-pub use remote::{Ask, CallError, RemotePool};
+pub use remote::{CallError, RemotePool};
 pub use settings::{RemoteApi, RemoteSettings};
 pub use stats::{Reason, RemoteStats};

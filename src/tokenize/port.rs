@@ -1,18 +1,18 @@
-//! The remote tokenizer as the picker knows it.
+//! [`RemotePool`] behind the interface that the picker calls.
 
-use super::{Ask, RemotePool};
+use super::RemotePool;
 use attache_prompt::remote::{KnownTokens, RemoteTokens, TokenCall};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
 impl RemoteTokens for RemotePool {
-    fn known(&self, TokenCall { model, api, body }: TokenCall<'_>) -> KnownTokens {
-        match RemotePool::known(self, &Ask { model, api, body }) {
+    fn known(&self, call: TokenCall<'_>) -> KnownTokens {
+        match RemotePool::known(self, &call) {
             Ok(Some(ids)) => KnownTokens::Ids(ids),
             Ok(None) => KnownTokens::NotYet,
             Err(error) => {
-                tracing::debug!(%error, api = api.name(), "prompt can't be tokenized");
+                tracing::debug!(%error, api = call.api.name(), "prompt can't be tokenized");
                 KnownTokens::Unsupported
             }
         }
@@ -28,7 +28,7 @@ impl RemoteTokens for RemotePool {
     ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let (model, body) = (model.to_owned(), body.to_vec());
         Box::pin(async move {
-            if let Err(error) = self.tokens(Ask { model: &model, api, body: &body }).await {
+            if let Err(error) = self.tokens(TokenCall { model: &model, api, body: &body }).await {
                 tracing::debug!(%error, model, "remote tokenizer returned no tokens for a request");
             }
         })

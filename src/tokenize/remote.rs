@@ -1,7 +1,6 @@
 //! The remote tokenizers of one pool: cache, circuit breakers, attempts, probes.
 
 pub use super::client::CallError;
-pub use super::request::Ask;
 
 use super::client::{self, CallResponse};
 use super::errors::{SetupError, Unavailable};
@@ -13,6 +12,7 @@ use super::stats::{RemoteStats, UNPROVEN, bucket};
 use ahash::{AHashMap, RandomState};
 use attache_pool::health::{Availability, HealthPolicy};
 use attache_pool::{Engine, SnapshotStore};
+use attache_prompt::remote::TokenCall;
 use attache_types::clock::{Clock, Timestamp};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
@@ -127,7 +127,7 @@ impl RemotePool {
     ///
     /// # Errors
     /// [`Unavailable`] with the reason for which there are none; it is counted here.
-    pub async fn tokens(self: &Arc<Self>, ask: Ask<'_>) -> Result<Arc<[u32]>, Unavailable> {
+    pub async fn tokens(self: &Arc<Self>, ask: TokenCall<'_>) -> Result<Arc<[u32]>, Unavailable> {
         self.stats.count_request();
         let outcome = self.find(ask).await;
         if let Err(why) = &outcome {
@@ -142,7 +142,7 @@ impl RemotePool {
     /// # Errors
     /// [`Unavailable::Unsupported`] when they cannot be requested; it is counted here, as
     /// [`RemotePool::tokens`] is then not called.
-    pub fn known(&self, ask: &Ask<'_>) -> Result<Option<Arc<[u32]>>, Unavailable> {
+    pub fn known(&self, ask: &TokenCall<'_>) -> Result<Option<Arc<[u32]>>, Unavailable> {
         let call = Call::new(self.settings.api, ask).map_err(|why| {
             let why = Unavailable::Unsupported(why);
             self.stats.count_request();
@@ -159,7 +159,7 @@ impl RemotePool {
         self.models.lock().touch(model, self.clock.now());
     }
 
-    async fn find(self: &Arc<Self>, ask: Ask<'_>) -> Outcome {
+    async fn find(self: &Arc<Self>, ask: TokenCall<'_>) -> Outcome {
         let call = Call::new(self.settings.api, &ask).map_err(Unavailable::Unsupported)?;
         let key = call.key(self.seed);
         let now = self.clock.now();

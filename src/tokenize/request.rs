@@ -2,6 +2,7 @@
 //! as the client wrote them.
 
 use super::settings::RemoteApi;
+use attache_prompt::remote::TokenCall;
 use attache_protocol::Api;
 use bytes::Bytes;
 use serde::Deserialize;
@@ -69,17 +70,6 @@ const NOT_RENDERED: &[&str] = &[
 /// Members of the Responses API that continue state of one server.
 const CONTINUES: &[&str] = &["previous_response_id", "conversation"];
 
-/// A client's request whose tokens are needed.
-#[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
-    /// The servers' name of the model, after any rewrite.
-    pub model: &'a str,
-    /// The API of the request.
-    pub api: Api,
-    /// The body of the request.
-    pub body: &'a [u8],
-}
-
 /// A tokenizer request, and the position of the tokens in its response.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
@@ -90,7 +80,7 @@ pub(super) struct Call {
 
 impl Call {
     /// Returns the call for a client's request, or the reason for which the tokenizer does not support it.
-    pub(super) fn new(api: RemoteApi, ask: &Ask<'_>) -> Result<Self, &'static str> {
+    pub(super) fn new(api: RemoteApi, ask: &TokenCall<'_>) -> Result<Self, &'static str> {
         let ObjectMembers(fields) = serde_json::from_slice(ask.body).map_err(|_| "the body is no JSON object")?;
         let (path, field) = place(api, ask.api).ok_or("the tokenizer doesn't know this API")?;
         let mut body = CallBody::new(ask.model);
@@ -234,7 +224,7 @@ mod tests {
 
     fn call(remote: RemoteApi, api: Api, body: &Value) -> Result<(&'static str, Value), &'static str> {
         let body = body.to_string();
-        let call = Call::new(remote, &Ask { model: "served\"name", api, body: body.as_bytes() })?;
+        let call = Call::new(remote, &TokenCall { model: "served\"name", api, body: body.as_bytes() })?;
         Ok((call.path, serde_json::from_slice(&call.body).unwrap()))
     }
 
@@ -302,7 +292,7 @@ mod tests {
     fn keys_distinguish_prompts_and_nothing_else() {
         let key = |api, body: Value, seed| {
             let body = body.to_string();
-            Call::new(RemoteApi::Render, &Ask { model: "m", api, body: body.as_bytes() }).unwrap().key(seed)
+            Call::new(RemoteApi::Render, &TokenCall { model: "m", api, body: body.as_bytes() }).unwrap().key(seed)
         };
         let base = key(Api::ChatCompletions, json!({"messages": ["a"]}), 1);
         assert_eq!(

@@ -85,7 +85,7 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// A tokenizer of this type without parameters, which stands in no file.
+    /// A tokenizer of this type without parameters.
     #[must_use]
     pub fn plain(kind: TokenizerKind) -> Self {
         let kind = At { value: kind, span: Span::default() };

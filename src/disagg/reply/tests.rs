@@ -5,8 +5,7 @@ fn read(api: LegApi, reply: &str) -> Reply<'_> {
     Reply::read(api, reply.as_bytes()).unwrap()
 }
 
-/// What the server of the recordings told of each prefill: file, API, tokens of the prompt, cached ones, first word of
-/// the request's id.
+/// Recorded prefill responses: file, API, prompt tokens, cached prompt tokens, prefix of the request id.
 const RECORDED: &[(&str, LegApi, u64, u64, &str)] = &[
     ("01_prefill", LegApi::Completions, 200, 0, "cmpl-a8c42cfe93bb0aab-0-b06a2f42"),
     ("03_chat_prefill", LegApi::ChatCompletions, 155, 0, "chatcmpl-9e49f9aee10a3145-9e9c7e6b"),

@@ -2,10 +2,10 @@ use super::*;
 use std::fs;
 use tempfile::TempDir;
 
-/// Longer than any change takes to be told, shorter than [`POLL_INTERVAL`]: what is seen within it was reported, not
-/// polled.
+/// Longer than a notification of a change takes, shorter than [`POLL_INTERVAL`]: a change that is seen within it was
+/// notified, not polled.
 const SOON: Duration = Duration::from_secs(5);
-/// Longer than a change takes to settle: nothing within it is nothing.
+/// Longer than a change takes to settle: if no event comes within it, none was sent.
 const QUIET: Duration = Duration::from_millis(700);
 
 async fn is_told(watch: &mut FileWatch) -> bool {

@@ -117,7 +117,7 @@ impl Exchange {
     }
 }
 
-/// What the answer cost, for the gateway, when the server has told.
+/// Token usage of the response as dynamic metadata for the gateway, if the model server reported it.
 #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^53")]
 fn cost(routed: &Routed, report: &ReportUsage) -> Option<Struct> {
     Some(metadata::number(&report.namespace, &report.key, routed.used(report.count)? as f64))

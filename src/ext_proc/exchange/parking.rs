@@ -59,13 +59,13 @@ impl Parking {
 }
 
 impl Exchange {
-    /// What is ready when the request's turn has come; [`Event::Turn`] tells of it. Given once.
+    /// Becomes ready when the queue dequeues the request; the caller then sends [`Event::Turn`]. Returned once.
     pub fn waiting(&mut self) -> Option<Waiting> {
         self.parking.parked.as_mut().and_then(|(parked, ..)| parked.waiting())
     }
 
-    /// What is ready when the request is to give way to one that is more important; [`Event::Evicted`] tells of it.
-    /// Given once.
+    /// Becomes ready when a more important request preempts this one; the caller then sends [`Event::Evicted`].
+    /// Returned once.
     pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
         self.parking.eviction.take()
     }

@@ -1,13 +1,13 @@
-//! A stream that does not go its way to the end: the picker fails in the middle of it, or it is gone.
+//! Streams that end early: Attaché fails while it handles one, or the gateway closes it.
 
 use super::*;
 
 impl Exchange {
-    /// The picker's own code failed in the middle of this stream: what can still be told to the client.
+    /// Attaché's own code panicked while it handled this stream. Before the decision, the client gets an error response.
     ///
     /// # Errors
-    /// When the gateway has been told where the request goes, or has an answer. One that is cut can be told from one
-    /// that is whole; one that ends early and well can't.
+    /// When the gateway has the destination or a response already. The error resets the stream, so the client sees
+    /// that the response was cut off; a regular end would look complete.
     pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         self.processor.metrics.panics.inc();
         let undecided = match self.request {

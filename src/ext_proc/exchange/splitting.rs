@@ -25,8 +25,8 @@ use rand::RngExt;
 /// read it.
 const GREATEST_ROOM: u64 = i64::MAX as u64;
 
-/// 5 s for an answer to end whose prompt has failed after its headers had gone by: SGLang's scheduler looks at aborts
-/// each step. Longer than that its client waits for nobody.
+/// 5 s for the decode worker to end a response whose prefill failed after its headers had passed. SGLang's scheduler
+/// checks aborts in each step, so a longer wait has no use.
 const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a split request waits for.

@@ -23,20 +23,20 @@ use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
 use std::sync::Arc;
 
-/// The model that the server is asked for, and what changes in the request by that.
+/// The model name for the model server, and the changes to the request that follow from it.
 pub(super) struct Rewritten {
-    /// The server's name for the model; empty when unknown.
+    /// Model name sent to the model server; empty if unknown.
     pub(super) target: Arc<str>,
-    /// The model that the client asked for, when the server is asked for another.
+    /// The client's model name, when Attaché replaced it.
     pub(super) renamed_from: Option<Arc<str>>,
-    /// The body to send in place of what was seen of the client's.
+    /// The body that replaces the seen part of the client's body.
     pub(super) new_body: Option<Vec<u8>>,
 }
 
-/// Rewrites the model, and takes out of the body what only whoever splits requests may say in it.
+/// Rewrites the model name, and removes KV-transfer parameters that only Attaché may set.
 ///
 /// # Errors
-/// That the body can't be read and must be.
+/// When the body must be parsed to remove them, and is invalid.
 pub(super) fn rewrite(
     config: &ActiveConfig,
     pool: &Pool,
@@ -45,7 +45,7 @@ pub(super) fn rewrite(
     rng: &mut PickRng,
 ) -> Result<Rewritten, RequestError> {
     let asked = request.and_then(|r| r.model.as_ref());
-    // A rule of the pool beats the header: the operator's word over an earlier filter's.
+    // A rule of the pool outranks the header: the operator configures it, an earlier filter sets the header.
     let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
     let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
     let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
@@ -56,14 +56,14 @@ pub(super) fn rewrite(
     Ok(Rewritten { renamed_from: renamed.map(|m| (&*m.name).into()), target, new_body })
 }
 
-/// How long the prompt is thought to be before it is tokenized.
+/// Estimated length of the prompt before it is tokenized.
 #[derive(Clone, Copy)]
 pub(super) struct PromptSize {
-    /// Nothing can be read: a compressed body, an unknown path, a connection that is upgraded.
+    /// The prompt can't be parsed: a compressed body, an unknown path, an upgraded connection.
     pub(super) unread: bool,
-    /// By what was read, tokens.
+    /// Estimate from the parsed body, tokens.
     pub(super) estimated: u32,
-    /// What it counts as in queues, in the ledger and in limits, tokens.
+    /// Tokens that the request counts as in queues, the ledger and limits.
     pub(super) load: u32,
 }
 
@@ -71,30 +71,30 @@ impl PromptSize {
     pub(super) fn of(q: &Question<'_>, request: Option<&Request<'_>>) -> Self {
         let unread = request.is_none() && (q.opens || q.body.len() > 0);
         let estimated = request.map_or(0, |r| r.prompt.estimated_tokens().0);
-        // A form's file is not read, nor what an unknown path takes besides its model.
+        // Neither the file of a form nor the prompt of an unknown path is parsed.
         let is_partly_read = q.api.body_format() == BodyFormat::Multipart || q.api == Api::Other;
         let load = if unread || is_partly_read && q.body.len() > 0 { UNREAD_PROMPT_TOKENS } else { estimated };
         Self { unread, estimated, load }
     }
 }
 
-/// The headers that strategies read.
+/// The request headers for strategies.
 pub(super) fn headers<'a>(
     q: &'a Question<'_>,
     request: Option<&Request<'_>>,
     notes: Option<&'a Notes<'_>>,
 ) -> Headers<'a> {
-    // What is asked for on a path that we don't know is not refused, whatever its headers say.
+    // A request on an unknown path is not rejected because of its headers, so strategies do not see them.
     if q.api == Api::Other && request.is_none() {
         return Headers::default();
     }
     notes.map_or_else(|| Headers::of(q.head), Notes::headers)
 }
 
-/// Finds the strategy.
+/// Selects the strategy of the request.
 ///
 /// # Errors
-/// That the request names one that there is not, or asks for endpoints in a way that can't be read.
+/// When the request names an unknown strategy, or its label filter is invalid.
 pub(super) fn choose<'a>(pool: &Pool, q: &Question<'_>, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
     let chosen = pool.scheduler.choices.choose(facts)?;
     if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
@@ -103,7 +103,7 @@ pub(super) fn choose<'a>(pool: &Pool, q: &Question<'_>, facts: &RequestFacts<'a>
     Ok(chosen)
 }
 
-/// What decides.
+/// The parts that all decisions share.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
     pub(super) picker: &'a Picker,
@@ -115,25 +115,25 @@ pub(super) struct Shared<'a> {
 pub(super) struct Deciding<'a> {
     pub(super) shared: Shared<'a>,
     pub(super) q: &'a Question<'a>,
-    /// The body, as far as it could be read.
+    /// The parsed body.
     pub(super) request: Option<&'a Request<'a>>,
     pub(super) size: PromptSize,
     pub(super) facts: RequestFacts<'a>,
     pub(super) chosen: &'a Chosen<'a>,
-    /// What the strategy, or hints, want to know of the prompt comes from here.
+    /// Computes and looks up the prompt's keys, if the strategy or hint headers need them.
     pub(super) prefix: Option<&'a Arc<PoolPrefix>>,
-    /// The strategy reads who holds how much of the prompt.
+    /// The strategy reads cached tokens of each endpoint.
     pub(super) reads_prefix: bool,
     pub(super) asked: Asked<'a>,
 }
 
-/// A request that may go on now.
+/// A request that is not queued, or no longer.
 pub(super) struct Admission<'a> {
-    /// Its turn, where it was given one now.
+    /// Admission by the queue, if this call received it.
     pub(super) admitted: Option<Admitted>,
-    /// Counts requests that are not shed, where none are queued.
+    /// The queue, in pools that shed requests and queue none.
     pub(super) sheds: Option<&'a Arc<Queues>>,
-    /// The queue, where requests are queued.
+    /// The queue, in pools that queue requests.
     pub(super) holds: Option<&'a Arc<Queues>>,
 }
 
@@ -165,31 +165,31 @@ impl<'a> Deciding<'a> {
         &self.shared.runtime.pool
     }
 
-    /// Asks what the request's tenant and its model may have. What it gives must run first.
+    /// Checks the quotas of the request's tenant and model. Returned work must run first.
     ///
     /// # Errors
-    /// That a limit is used up.
+    /// When a limit is exceeded.
     pub(super) fn ask_quotas(&self, allowance: &mut Allowance) -> Result<Option<Warming>, RequestError> {
         let answers = self.request.map_or(1, Request::answers);
-        // On an unknown path `unknownPathTokens` stands for the prompt too.
+        // On an unknown path, `unknownPathTokens` includes the prompt.
         let prompt_tokens = if self.q.api == Api::Other { 0 } else { self.size.load };
         let booked = RequestFacts { prompt_tokens, ..self.facts };
         allowance.ask(&self.shared.config.quotas, self.q, &booked, answers)
     }
 
-    /// Reads the prompt; `None` when no cache would hold it, or it can't be read.
+    /// Prepares the prompt for the lookup; `None` when no cache can hold it, or it can't be parsed.
     ///
     /// # Errors
-    /// What must run first.
+    /// Work that must run first.
     pub(super) fn read(&self) -> Result<Option<Prepared<'a>>, Warming> {
         let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.asked, self.request);
         Ok(self.prefix.map(prepare).transpose()?.flatten())
     }
 
-    /// Sheds or queues the request, where the pool does so, and looks whether it can be served by its deadline.
+    /// Sheds or queues the request, if the pool is configured so, and checks its deadline.
     ///
     /// # Errors
-    /// The refusal that the client gets.
+    /// The error response for the client.
     pub(super) fn admit(&self, prepared: Option<&Prepared<'_>>) -> Result<Admit<'a>, RequestError> {
         let (q, Shared { picker, config, runtime }) = (self.q, self.shared);
         let queue = runtime.queue.as_ref();
@@ -224,14 +224,14 @@ impl<'a> Deciding<'a> {
         })
     }
 
-    /// The ways in which the request may be served.
+    /// Which workers may serve the request: one endpoint, a pair, or both.
     fn way(&self) -> Way {
         let pool = self.pool();
         let may_split = self.shared.runtime.queue.is_some() && splittable(pool, self.q.head.path(), self.request);
         Way::of(pool.scheduler.split(), &self.chosen.choice.name, may_split, self.size.load)
     }
 
-    /// Whose request it is, for fairness in the queue.
+    /// The flow of the request, for fairness in the queue.
     fn flow(&self, holds: Option<&Arc<Queues>>) -> Option<&'a str> {
         let (head, settings) = (self.q.head, &self.shared.config.settings);
         let named = || head.fairness_id().or_else(|| head.first_of(&settings.session_headers));
@@ -250,7 +250,7 @@ impl<'a> Deciding<'a> {
     ) -> Result<queues::Asked, RequestError> {
         let q = self.q;
         let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(self.shared.picker, q.now)).unzip();
-        // Else whoever names the shortest deadline would go before everybody.
+        // Otherwise untrusted clients could overtake all others with a short deadline.
         let unvouched = !self.shared.config.settings.trust_client_headers && q.head.tenant().name().is_none();
         let spare = if unvouched {
             case.spare(q, &RequestFacts { headers: Headers::default(), ..self.facts }, None)
@@ -263,7 +263,7 @@ impl<'a> Deciding<'a> {
         queues.ask(q, Asking { facts, flow, bytes, answer_tokens, found, way, ttl, spare, unvouched }, due)
     }
 
-    /// Whether all of the body is here.
+    /// Whether the whole body has arrived.
     pub(super) fn is_whole(&self) -> bool {
         matches!(self.q.body, Seen::Whole(_))
     }

@@ -1,4 +1,4 @@
-//! The steps of a decision from the lookup of the prompt on: schedule, report, book.
+//! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten};
 use super::{Admitted, Plan, PoolRuntime, Step, Taught, encodable, splittable};
@@ -26,17 +26,17 @@ use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Outcome of the last steps.
+/// Outcome of [`Deciding::place`].
 #[expect(clippy::large_enum_variant, reason = "it lives for one call; a box would cost each request an allocation")]
 #[derive(Debug)]
 pub(super) enum Placed {
-    /// The prompt's keys must be made first.
+    /// The prompt's keys must be computed first.
     Warm(Warming, Option<Admitted>),
-    /// The endpoints are known, and booked.
+    /// The endpoints are chosen and booked.
     Booked(Placement),
 }
 
-/// A request that is decided, without what its plan takes over from the first steps.
+/// A decided request, without the parts of its plan that the first steps made.
 #[derive(Debug)]
 pub(super) struct Placement {
     scheduled: Scheduled,
@@ -47,11 +47,11 @@ pub(super) struct Placement {
     conversation: Option<Box<Conversation>>,
     bookings: Bookings,
     admitted: Option<Admitted>,
-    /// What is known of the request.
+    /// Facts about the request that its plan keeps.
     known: Known,
 }
 
-/// What a plan keeps of its request.
+/// Facts about the request that its plan keeps.
 #[derive(Debug)]
 struct Known {
     runtime: Arc<PoolRuntime>,
@@ -62,16 +62,16 @@ struct Known {
     seen: usize,
 }
 
-/// What a strategy or a preset has decided.
+/// The decision of a strategy or of a preset.
 #[derive(Debug)]
 struct Scheduled {
     decision: Decision,
     is_preset: bool,
-    /// The part of the first pick that the request takes.
+    /// Share of the first pick that the request takes, by its strategy.
     share: f64,
 }
 
-/// What is booked for a request, and what its response continues.
+/// The bookings of a request, and the key chain that its response extends.
 #[derive(Debug)]
 struct Bookings {
     booked: Option<Booked>,
@@ -84,7 +84,7 @@ impl Deciding<'_> {
     /// Looks the prompt up, schedules the request and books it.
     ///
     /// # Errors
-    /// The refusal that the client gets.
+    /// The error response for the client.
     pub(super) fn place(
         &self,
         prepared: Option<&Prepared<'_>>,
@@ -93,7 +93,7 @@ impl Deciding<'_> {
         rng: &mut PickRng,
     ) -> Result<Placed, RequestError> {
         let (log, explain) = self.explains(rng);
-        // From here to the booking it is one step of the recording.
+        // The recording is locked from here to the booking, so that both are one step of it.
         let mut sheet = Sheet::begin(self.shared.picker, rng);
         let snapshot = self.pool().store.load();
         let mut looked = match self.look_up(prepared, &snapshot) {
@@ -117,7 +117,7 @@ impl Deciding<'_> {
         };
         self.report(&scheduled.decision, cx.request.prompt_tokens, log);
         let hints = self.hints(looked.as_ref(), &scheduled.decision, &snapshot);
-        // Beside what is held of it stands its length, whatever the strategy goes by.
+        // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
         let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, Looked::prompt_tokens);
         let (matched_tokens, taught) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
         let matched_tokens = matched_tokens.unwrap_or(0);
@@ -132,7 +132,7 @@ impl Deciding<'_> {
             hints,
             conversation: conversation.filter(|_| split.is_some()),
             bookings,
-            // Who takes no turn takes room all the same, which those who wait hear of when it ends.
+            // A request that was not queued uses capacity too, so its end must trigger the next dequeue.
             admitted: admission
                 .admitted
                 .or_else(|| admission.holds.filter(|_| !self.q.has_turn).map(Admitted::uncounted)),
@@ -158,7 +158,7 @@ impl Deciding<'_> {
         (log, if log || settings.metadata { Explain::Yes } else { Explain::No })
     }
 
-    /// Who holds how much of the prompt; `None` when it can't be looked up.
+    /// The prompt's cached tokens on each endpoint; `None` when it can't be looked up.
     fn look_up<'p>(
         &self,
         prepared: Option<&'p Prepared<'_>>,
@@ -169,13 +169,13 @@ impl Deciding<'_> {
         Ok(prepared.map(up).transpose()?.flatten())
     }
 
-    /// The first token of the response will be seen as it comes.
+    /// Whether the time of the first token can be observed.
     fn streams(&self) -> bool {
         let api = self.q.api;
         api.first_byte_is_first_token() && self.request.is_some_and(|r| r.stream) || !api.generates()
     }
 
-    /// Writes down what is known of the request before it is scheduled.
+    /// Records the request before it is scheduled.
     fn record(&self, sheet: &mut Sheet<'_>, looked: Option<&mut Looked<'_>>) {
         let (q, facts) = (self.q, &self.facts);
         let prompt = looked.map(|l| l.recorded(q));
@@ -200,7 +200,7 @@ impl Deciding<'_> {
         });
     }
 
-    /// Whether two servers may share the request, as far as there is time for it.
+    /// Whether a prefill and a decode worker may share the request, considering the gateway's body mode.
     fn may_split(&self, snapshot: &PoolSnapshot) -> bool {
         let (pool, q) = (self.pool(), self.q);
         if !splittable(pool, q.head.path(), self.request) {
@@ -208,7 +208,7 @@ impl Deciding<'_> {
         }
         let in_time = match pool.disagg.as_deref() {
             Some(Mode::Direct(direct)) if !direct.is_together_in(snapshot) => q.may_split,
-            // Nobody is waited for; what is to be changed of the body must be here.
+            // Both workers get the request at once, so the body must be complete to be changed.
             Some(Mode::Direct(_)) => self.is_whole(),
             Some(Mode::Header { .. }) | None => true,
         };
@@ -218,7 +218,7 @@ impl Deciding<'_> {
         in_time
     }
 
-    /// What is kept of the conversation's turn before.
+    /// The state of the conversation's previous turn.
     fn converse(&self, looked: Option<&mut Looked<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
         let looked = looked?;
         let (target, now) = (self.facts.model, self.q.now);
@@ -227,7 +227,7 @@ impl Deciding<'_> {
         lookup::guarded(self.shared.picker, begin).flatten()
     }
 
-    /// All that the strategy may decide by.
+    /// The input of the strategy.
     fn context<'c>(
         &'c self,
         looked: Option<&'c Looked<'_>>,
@@ -248,7 +248,7 @@ impl Deciding<'_> {
         }
     }
 
-    /// Names the endpoints: a preset, or else the strategy.
+    /// Chooses the endpoints: by a preset, otherwise by the strategy.
     fn schedule(&self, cx: &PickContext<'_>, explain: Explain, rng: &mut PickRng) -> Result<Scheduled, RequestError> {
         let (pool, q, picker) = (self.pool(), self.q, self.shared.picker);
         let previous = q.response_id.or_else(|| self.request.and_then(|r| r.previous_response_id.as_deref()));
@@ -263,8 +263,8 @@ impl Deciding<'_> {
         Ok(Scheduled { decision, is_preset, share })
     }
 
-    /// Asks the algorithm; one that panics is replaced by load alone for this request, and so is one that has nothing
-    /// to read.
+    /// Calls the strategy. Requests without a parsed body, and those for which the strategy panics, go to the endpoint
+    /// with the fewest requests.
     fn ask_strategy(
         &self,
         mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,
@@ -285,7 +285,7 @@ impl Deciding<'_> {
         }
     }
 
-    /// Logs the decision if it is to be, and counts what it had to do without.
+    /// Logs the decision if `log` is set, and counts degraded modes.
     fn report(&self, decision: &Decision, prompt_tokens: u32, log: bool) {
         let (pool, model) = (self.pool(), self.facts.model);
         if log {
@@ -307,18 +307,18 @@ impl Deciding<'_> {
         }
     }
 
-    /// What servers are told in headers beside where the request goes.
+    /// Headers for the model server besides the destination.
     fn hints(&self, looked: Option<&Looked<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
         let (prefix, head) = (self.shared.runtime.prefix.as_ref(), self.q.head);
-        let told = prefix.filter(|_| self.q.api.prefills());
-        let hints = told.map(|prefix| Hints::of(self.pool(), prefix, looked, decision, snapshot, head, self.q.now));
-        // That of a client that is not trusted is removed whatever is chosen.
+        let used = prefix.filter(|_| self.q.api.prefills());
+        let hints = used.map(|prefix| Hints::of(self.pool(), prefix, looked, decision, snapshot, head, self.q.now));
+        // The rank header of an untrusted client is removed elsewhere, whatever is chosen.
         let trusted = self.shared.config.settings.trust_client_headers;
         let chooses_rank = trusted && prefix.is_some_and(|prefix| prefix.choose_rank);
         Hints { drops_rank: chooses_rank && head.has(RANK_HEADER), ..hints.unwrap_or_default() }
     }
 
-    /// Books the request on its servers. Where a recording is made, the decision is written first.
+    /// Books the request on its endpoints. A recording gets the decision first.
     fn book(
         &self,
         scheduled: &Scheduled,
@@ -363,7 +363,7 @@ impl Deciding<'_> {
 }
 
 impl Placed {
-    /// The step, with what the first steps have made.
+    /// The step, with the results of the first steps.
     pub(super) fn into_step(
         self,
         rewritten: Rewritten,

@@ -1,6 +1,6 @@
 use super::*;
 use crate::RequestFacts;
-use crate::testing::{NOW, context, eject, of_roles, snapshot};
+use crate::testing::{NOW, context, decide, eject, of_roles, snapshot};
 use crate::tests::build;
 use attache_pool::PoolSnapshot;
 use attache_pool::health::Outcome;
@@ -21,21 +21,6 @@ fn subset(entries: &[&str]) -> Subset {
 
 fn scheduler(name: &str, wanted: usize) -> Scheduler {
     Scheduler::new(Choices::only(name, build(name)), HealthPolicy::default(), wanted)
-}
-
-fn decide(
-    scheduler: &Scheduler,
-    pool: &PoolSnapshot,
-    subset: Option<&Subset>,
-    seed: u64,
-) -> Result<Decision, RequestError> {
-    scheduler.decide(
-        &*scheduler.choices.default.strategy,
-        &context(pool),
-        subset,
-        Explain::No,
-        &mut for_request(seed, 0),
-    )
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use super::registry;
 use attache_pool::health::{HealthPolicy, Outcome};
 use attache_pool::{Endpoint, PoolSnapshot, Roles};
-use attache_scheduling::scheduler::{Explain, Subset};
-use attache_scheduling::testing::{NOW, context, eject, of_roles, snapshot};
-use attache_scheduling::{Choices, Decider, Decision, PickContext, Scheduler, SplitPolicy};
-use attache_types::error::{Reason, RequestError};
+use attache_scheduling::scheduler::Explain;
+use attache_scheduling::testing::{NOW, context, decide, eject, of_roles, snapshot};
+use attache_scheduling::{Choices, Decider, PickContext, Scheduler, SplitPolicy};
+use attache_types::error::Reason;
 use attache_types::rng::for_request;
 use serde_json::Value;
 use std::sync::Arc;
@@ -14,21 +14,6 @@ use std::sync::Arc;
 fn scheduler(name: &str, wanted: usize) -> Scheduler {
     let strategy = registry().build(name, &Value::Null).unwrap();
     Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), wanted)
-}
-
-fn decide(
-    scheduler: &Scheduler,
-    pool: &PoolSnapshot,
-    subset: Option<&Subset>,
-    seed: u64,
-) -> Result<Decision, RequestError> {
-    scheduler.decide(
-        &*scheduler.choices.default.strategy,
-        &context(pool),
-        subset,
-        Explain::No,
-        &mut for_request(seed, 0),
-    )
 }
 
 fn policy(decider: Decider) -> Option<SplitPolicy> {

@@ -59,7 +59,7 @@ fn who_comes_late_is_told_all_that_is_known() {
     for updates in [ObjectChange::ListBegun, ObjectChange::ListDone] {
         known.take_in(&WatchUpdate::Change(updates));
     }
-    assert_eq!(names(known.updates()), ["(", ")"], "whoever lists well is well, also in the place of one who failed");
+    assert_eq!(names(known.updates()), ["(", ")"], "a complete list ends the failure before it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,7 +75,7 @@ async fn what_a_follower_leaves_is_followed_anew() {
         tokio::task::yield_now().await;
     }
     assert!(informer.step(&mut following).await);
-    assert!(!following.updates.is_closed(), "somebody tells again");
+    assert!(!following.updates.is_closed(), "a new watcher sends updates again");
     while informer.step(&mut following).await {
         // Nobody is there to be asked, which is trouble.
         if matches!(updates.try_recv(), Ok(WatchUpdate::Failed(_))) {

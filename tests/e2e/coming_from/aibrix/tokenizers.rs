@@ -11,8 +11,9 @@ use crate::support::envoy::EnvoyProcess;
 use crate::support::sim::SimProcess;
 use attache::clock::Clock;
 use attache::pool::SnapshotStore;
+use attache::prompt::remote::TokenCall;
 use attache::protocol::Api;
-use attache::tokenize::{Ask, RemotePool, RemoteSettings};
+use attache::tokenize::{RemotePool, RemoteSettings};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -143,7 +144,7 @@ rows! { ROWS;
         );
         let tokens = |model: &'static str| {
             let pool = pool.clone();
-            async move { pool.tokens(Ask { model, api: Api::Completions, body: br#"{"prompt":"hello"}"# }).await }
+            async move { pool.tokens(TokenCall { model, api: Api::Completions, body: br#"{"prompt":"hello"}"# }).await }
         };
         assert!(tokens("sim-8b").await.is_ok_and(|tokens| !tokens.is_empty()), "its own server is asked");
         assert!(tokens("other").await.is_err(), "the pool has no endpoints");
