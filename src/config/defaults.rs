@@ -24,7 +24,7 @@ pub const DEFAULT_DECISIONS_KEPT: usize = 256;
 /// 100,000: a larger number is assumed to be a mistake.
 pub const MAX_DECISIONS_KEPT: usize = 100_000;
 /// Needs no tuning on any mix of servers; its first tokens arrive in about half the time of the others
-/// (`tests/virtual_time/policies.rs`).
+/// (`tests/in_process/virtual_time/policies.rs`).
 pub const DEFAULT_STRATEGY: &str = "predicted-latency";
 /// Name of the pool that flags create without a file.
 pub const DEFAULT_POOL: &str = "default";

@@ -3,21 +3,20 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[cfg(feature = "kube")]
 #[path = "../support/kube/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "shared with the tests of Kubernetes, which use all of it")]
 mod api;
 #[path = "../attacks/mod.rs"]
 mod attacks;
 mod choosing;
+mod cli;
 mod coming_from;
-#[cfg(feature = "kube")]
 mod conformance;
 mod connectors;
 mod conversations;
 mod deadlines;
 mod disagg;
 mod disagg_faults;
+mod discovery;
 mod faults;
 mod fleet;
 mod flow;
@@ -26,6 +25,7 @@ mod istio;
 mod limits;
 mod llm_d_files;
 mod load;
+mod manifests;
 mod matrix;
 mod models;
 mod operation;

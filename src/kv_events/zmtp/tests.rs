@@ -1,4 +1,4 @@
-//! Handshake and framing against peers that misbehave. `tests/kv_events.rs` tests real peers.
+//! Handshake and framing against peers that misbehave. `tests/in_process/kv_events.rs` tests real peers.
 
 use super::*;
 use tokio::io::AsyncReadExt;

@@ -1,0 +1,87 @@
+//! Metrics and admin pages behind the cluster's own rights.
+
+use super::members::NO_METRICS;
+use crate::api::{FakeApi, STABLE, pod, pool};
+use crate::support::attache::AttacheProcess;
+use crate::support::body::Payload;
+use crate::support::client::{self, Http, Reply};
+use bytes::Bytes;
+use http::{HeaderValue, header};
+
+const SCRAPER: &str = "system:serviceaccount:monitoring:prometheus";
+
+async fn see(picker: &AttacheProcess, path: &str, token: Option<&str>) -> Reply {
+    let mut request = client::request("GET", picker.metrics, Http::H1, path, Payload::sized(Bytes::new()));
+    if let Some(token) = token {
+        let value = HeaderValue::from_str(&format!("Bearer {token}")).expect("a header value");
+        request.headers_mut().insert(header::AUTHORIZATION, value);
+    }
+    client::send(picker.metrics, Http::H1, request).await.expect("an answer")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_are_shown_to_those_who_may_see_them() {
+    let api = FakeApi::start().await;
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    api.pod(pod("a", "vllm", "10.0.0.1"));
+    api.account("scraper", SCRAPER);
+    api.account("passer-by", "jane");
+    api.grant(SCRAPER, "get", "/metrics");
+    let arguments = ["--pool-name", "vllm", "--metrics-endpoint-auth", NO_METRICS];
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
+    // Probes bear no token.
+    picker.until_ready().await;
+    assert_eq!(see(&picker, "/live", None).await.status, 200);
+
+    for path in ["/metrics", "/", "/config_dump", "/decisions", "/endpoints", "/api/nodes/scheduling"] {
+        let nobody = see(&picker, path, None).await;
+        assert_eq!((nobody.status.as_u16(), nobody.header("www-authenticate")), (401, "Bearer"), "{path}");
+    }
+    assert_eq!(api.asked("create", "tokenreviews"), 0, "without a token there is nothing to ask");
+    assert_eq!(see(&picker, "/metrics", Some("made-up")).await.status, 401);
+    assert_eq!(api.asked("create", "subjectaccessreviews"), 0, "nobody to ask about");
+
+    let page = see(&picker, "/metrics", Some("scraper")).await;
+    assert_eq!(page.status, 200);
+    assert!(String::from_utf8_lossy(&page.body).contains("attache_streams_total"));
+    let other = see(&picker, "/config_dump", Some("scraper")).await;
+    assert_eq!(other.status, 403, "a right to one page is none to another");
+    let denied = see(&picker, "/metrics", Some("passer-by")).await;
+    assert_eq!((denied.status.as_u16(), &*denied.body), (403, &b"Authorization denied for user jane\n"[..]));
+    assert_eq!(see(&picker, "/no-such-page", Some("passer-by")).await.status, 404);
+
+    let asked = (api.asked("create", "tokenreviews"), api.asked("create", "subjectaccessreviews"));
+    assert_eq!(asked, (4, 3), "made-up, scraper twice, passer-by");
+    for _ in 0..5 {
+        assert_eq!(see(&picker, "/metrics", Some("scraper")).await.status, 200);
+        assert_eq!(see(&picker, "/metrics", Some("passer-by")).await.status, 403);
+        assert_eq!(see(&picker, "/metrics", Some("made-up")).await.status, 401);
+    }
+    let still = (api.asked("create", "tokenreviews"), api.asked("create", "subjectaccessreviews"));
+    assert_eq!(still, asked, "remembered");
+
+    // Where the picker may not ask, nothing new is shown, and what was allowed still is.
+    api.forbid("create", "tokenreviews", true);
+    assert_eq!(see(&picker, "/metrics", Some("another")).await.status, 500);
+    assert_eq!(see(&picker, "/metrics", Some("scraper")).await.status, 200);
+    let told = |log: String| log.lines().filter(|line| line.contains("token review failed")).count();
+    assert_eq!(see(&picker, "/metrics", Some("a-third")).await.status, 500);
+    assert_eq!(told(picker.process.stderr()), 1, "told once");
+    api.forbid("create", "tokenreviews", false);
+    assert_eq!(
+        see(&picker, "/metrics", Some("another")).await.status,
+        401,
+        "what could not be asked is not remembered"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_asked_where_the_pages_are_open() {
+    let api = FakeApi::start().await;
+    api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
+    let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-name", "vllm", NO_METRICS]).await;
+    for token in [None, Some("made-up")] {
+        assert_eq!(see(&picker, "/metrics", token).await.status, 200);
+    }
+    assert_eq!(api.asked("create", "tokenreviews"), 0);
+}

@@ -1,0 +1,414 @@
+//! Objects together: what one names, another is, and nothing may do more than it needs.
+
+use super::render::{POOL, Rendered, STANDALONE, all, helm, list, text};
+use crate::support::process::repository;
+use attache::config::defaults::DEFAULT_DRAIN_DEADLINE;
+use attache::config::settings::PoolGroup;
+use attache::discovery::kube::objects::ObjectKind;
+use attache::health::{LIVENESS, READINESS};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Whether everything that a selector asks for is among the labels.
+fn selects(selector: &Value, labels: &Value) -> bool {
+    let selector = selector.as_object().filter(|selector| !selector.is_empty());
+    selector.is_some_and(|selector| selector.iter().all(|(key, value)| labels.get(key) == Some(value)))
+}
+
+fn pod(rendered: &Rendered) -> &Value {
+    &rendered.one("Deployment")["spec"]["template"]
+}
+
+/// The picker's own Service.
+fn service(rendered: &Rendered) -> &Value {
+    rendered.named("Service", &rendered.one("Deployment")["metadata"]["name"])
+}
+
+fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
+    let spec = &pod(rendered)["spec"];
+    list(&spec["containers"]).iter().chain(list(&spec["initContainers"]))
+}
+
+/// The port of the pod that others name so, or by its number. Kubernetes before 1.32 looks for names in `containers` alone, not among sidecars.
+fn port(rendered: &Rendered, called: &Value) -> i64 {
+    let mut named = list(&pod(rendered)["spec"]["containers"]).iter().flat_map(|container| list(&container["ports"]));
+    let mut all = containers(rendered).flat_map(|container| list(&container["ports"]));
+    let found = match called {
+        Value::Number(_) => all.find(|port| port["containerPort"] == *called),
+        name => named.find(|port| port["name"] == *name),
+    };
+    let found = found.unwrap_or_else(|| panic!("{}: no port {called}", rendered.name));
+    found["containerPort"].as_i64().expect("a number")
+}
+
+#[test]
+fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
+    for rendered in all() {
+        let (name, labels) = (&rendered.name, &pod(rendered)["metadata"]["labels"]);
+        let deployment = rendered.one("Deployment");
+        let selector = &deployment["spec"]["selector"]["matchLabels"];
+        assert!(selects(selector, labels), "{name}: the Deployment does not find its pods");
+        // A Deployment's selector can't be changed, so a version in it would stop every upgrade.
+        assert!(!selector.to_string().contains("version"), "{name}: {selector}");
+        assert_eq!(&service(rendered)["spec"]["selector"], selector, "{name}");
+        assert_eq!(&rendered.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"], selector, "{name}");
+        for policy in rendered.of("NetworkPolicy") {
+            assert_eq!(&policy["spec"]["podSelector"]["matchLabels"], selector, "{name}");
+        }
+        for constraint in list(&pod(rendered)["spec"]["topologySpreadConstraints"]) {
+            assert_eq!(&constraint["labelSelector"]["matchLabels"], selector, "{name}");
+        }
+        for autoscaler in rendered.of("HorizontalPodAutoscaler") {
+            let target = &autoscaler["spec"]["scaleTargetRef"];
+            assert_eq!(target["name"], deployment["metadata"]["name"], "{name}");
+            // Else each `apply` would undo what the autoscaler has done.
+            assert!(deployment["spec"].get("replicas").is_none(), "{name}: both say how many replicas");
+        }
+        for monitor in rendered.of("ServiceMonitor") {
+            let service = service(rendered);
+            assert!(selects(&monitor["spec"]["selector"]["matchLabels"], &service["metadata"]["labels"]), "{name}");
+            let metrics = &list(&monitor["spec"]["endpoints"])[0]["port"];
+            assert!(list(&service["spec"]["ports"]).iter().any(|port| port["name"] == *metrics), "{name}: {metrics}");
+        }
+    }
+}
+
+#[test]
+fn ports_lead_from_the_pool_to_the_picker() {
+    for rendered in all() {
+        let name = &rendered.name;
+        let service = service(rendered);
+        for entry in list(&service["spec"]["ports"]) {
+            let target = port(rendered, &entry["targetPort"]);
+            assert_eq!(entry["port"].as_i64(), Some(target), "{name}: one number on both sides is easier to find");
+        }
+        for policy in rendered.of("NetworkPolicy") {
+            let ports = list(&policy["spec"]["ingress"]).iter().flat_map(|rule| list(&rule["ports"]));
+            let named: Vec<_> = ports.map(|entry| port(rendered, &entry["port"])).collect();
+            assert!(named.len() >= 2, "{name}: {named:?}");
+            if rendered.of("Service").count() > 1 {
+                assert!(named.contains(&port(rendered, &json!("grpc"))), "{name}: Services that lead nowhere");
+            }
+            let bound = configured(rendered, "tcp://0.0.0.0:5557");
+            assert!(!bound || named.contains(&5557), "{name}: publishers of KV events are kept out");
+        }
+        let flag = |flag: &str, default: i64| {
+            let mut given =
+                list(&rendered.picker()["args"]).iter().filter_map(|a| text(a).strip_prefix(flag)?.strip_prefix('='));
+            given.next_back().map_or(default, |text| text.parse().expect("a port"))
+        };
+        let grpc = flag("--grpc-port", 9002);
+        let named =
+            [port(rendered, &json!("grpc")), port(rendered, &json!("grpc-health")), port(rendered, &json!("metrics"))];
+        assert_eq!(named, [grpc, flag("--grpc-health-port", 9003), flag("--metrics-port", 9090)], "{name}");
+        for pool in rendered.of("InferencePool") {
+            let reference = [&pool["spec"]["endpointPickerRef"], &pool["spec"]["extensionRef"]];
+            let reference = reference.into_iter().find(|r| !r.is_null()).unwrap_or_else(|| panic!("{name}: no picker"));
+            assert_eq!(reference["name"], service["metadata"]["name"], "{name}");
+            let number = reference["port"]["number"].as_i64().or(reference["portNumber"].as_i64());
+            assert_eq!(number, Some(grpc), "{name}");
+            // By a flag or by the configuration, by its name or by its labels.
+            let (args, called) = (rendered.picker()["args"].to_string(), text(&pool["metadata"]["name"]));
+            let configured = |what: &str| rendered.of("ConfigMap").any(|map| map.to_string().contains(what));
+            let by_name =
+                configured(&format!("{{pool: {called}}}")) || args.contains(&format!("--pool-name={called}\""));
+            let by_label =
+                configured("{poolSelector: serving=attache}") && pool["metadata"]["labels"]["serving"] == "attache";
+            assert!(by_name != by_label, "{name}: {args}");
+            assert_eq!(pool["metadata"]["namespace"], rendered.one("Deployment")["metadata"]["namespace"], "{name}");
+        }
+        for rule in rendered.of("DestinationRule") {
+            let at = &service["metadata"];
+            let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
+            assert_eq!(rule["spec"]["host"], host, "{name}");
+            // Else the TLS server name is `outbound|9002||…`, which is no DNS name.
+            assert_eq!(rule["spec"]["trafficPolicy"]["tls"]["sni"], host, "{name}");
+        }
+        for route in rendered.of("HTTPRoute") {
+            for backend in list(&route["spec"]["rules"]).iter().flat_map(|rule| list(&rule["backendRefs"])) {
+                rendered.named("InferencePool", &backend["name"]);
+            }
+        }
+        for objective in rendered.of("InferenceObjective") {
+            rendered.named("InferencePool", &objective["spec"]["poolRef"]["name"]);
+            assert!(rendered.picker()["args"].to_string().contains("--trust-client-headers=true"), "{name}: no effect");
+        }
+        for policy in rendered.of("GCPBackendPolicy").chain(rendered.of("HealthCheckPolicy")) {
+            let (target, pool) = (&policy["spec"]["targetRef"], rendered.one("InferencePool"));
+            assert_eq!(target["name"], pool["metadata"]["name"], "{name}");
+            let group = text(&pool["apiVersion"]).split('/').next();
+            assert_eq!(target["group"].as_str(), group, "{name}");
+        }
+    }
+}
+
+#[test]
+fn probes_ask_for_services_that_the_picker_has() {
+    for rendered in all() {
+        let picker = rendered.picker();
+        let health = port(rendered, &json!("grpc-health"));
+        let (liveness, readiness) = (&picker["livenessProbe"]["grpc"], &picker["readinessProbe"]["grpc"]);
+        assert_eq!(liveness["service"], LIVENESS, "{}: readiness as liveness would restart what waits", rendered.name);
+        assert!(READINESS.contains(&text(&readiness["service"])), "{}: {readiness}", rendered.name);
+        assert_eq!([liveness["port"].as_i64(), readiness["port"].as_i64()], [Some(health); 2], "{}", rendered.name);
+        let grace = pod(rendered)["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a number");
+        assert!(grace > DEFAULT_DRAIN_DEADLINE.as_secs(), "{}: killed after {grace} s, while draining", rendered.name);
+        // The image has no shell that a hook could call, and draining needs none.
+        assert!(picker.get("lifecycle").is_none(), "{}", rendered.name);
+        for sidecar in list(&pod(rendered)["spec"]["initContainers"]) {
+            assert_eq!(
+                sidecar["restartPolicy"], "Always",
+                "{}: a sidecar, or the picker would never start",
+                rendered.name
+            );
+        }
+    }
+}
+
+#[test]
+fn what_pods_mount_and_accounts_may_do_exists() {
+    for rendered in all() {
+        let name = &rendered.name;
+        let spec = &pod(rendered)["spec"];
+        rendered.named("ServiceAccount", &spec["serviceAccountName"]);
+        let volumes: BTreeSet<&str> = list(&spec["volumes"]).iter().map(|volume| text(&volume["name"])).collect();
+        for certificate in rendered.of("Certificate") {
+            let secret = &certificate["spec"]["secretName"];
+            let mut mounted = list(&spec["volumes"]).iter().map(|volume| &volume["secret"]["secretName"]);
+            assert!(mounted.any(|name| name == secret), "{name}: the secret {secret} is not mounted");
+            let at = &service(rendered)["metadata"];
+            let namespace = at["namespace"].as_str().unwrap_or("default");
+            let host = format!("{}.{namespace}.svc.cluster.local", text(&at["name"]));
+            assert!(list(&certificate["spec"]["dnsNames"]).contains(&json!(host)), "{name}: gateways ask for {host}");
+        }
+        for volume in list(&spec["volumes"]) {
+            match &volume["configMap"]["name"] {
+                Value::Null => assert!(volume.get("secret").is_some(), "{name}: {volume}"),
+                map => assert!(rendered.named("ConfigMap", map)["data"].is_object(), "{name}: {map} is empty"),
+            }
+        }
+        for mount in containers(rendered).flat_map(|container| list(&container["volumeMounts"])) {
+            assert!(volumes.contains(text(&mount["name"])), "{name}: {mount}");
+            assert_eq!(mount["readOnly"], true, "{name}: {mount}");
+        }
+        for (binding, role) in [("RoleBinding", "Role"), ("ClusterRoleBinding", "ClusterRole")] {
+            assert_eq!(rendered.of(binding).count(), rendered.of(role).count(), "{name}");
+            for bound in rendered.of(binding) {
+                assert_eq!(bound["roleRef"]["kind"], role, "{name}");
+                rendered.named(role, &bound["roleRef"]["name"]);
+                for subject in list(&bound["subjects"]) {
+                    let account = rendered.named("ServiceAccount", &subject["name"]);
+                    // Without one a RoleBinding means its own namespace; of a ClusterRoleBinding the API server refuses that.
+                    let (named, own) = (&subject["namespace"], &account["metadata"]["namespace"]);
+                    if binding == "RoleBinding" {
+                        assert_eq!(named, own, "{name}");
+                    } else {
+                        assert_eq!(named, own.as_str().unwrap_or("default"), "{name}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a picker watches, by group and resource, as its own source names it.
+fn watched(kinds: &[ObjectKind]) -> BTreeSet<(&'static str, &'static str)> {
+    kinds.iter().map(|kind| (kind.naming().group, kind.naming().plural)).collect()
+}
+
+/// Whether the picker looks for InferencePools by their labels.
+fn searches(rendered: &Rendered) -> bool {
+    let by_flag = rendered.picker()["args"].to_string().contains("--pool-selector=");
+    by_flag || configured(rendered, "poolSelector")
+}
+
+/// What the configurations say.
+fn configured(rendered: &Rendered, what: &str) -> bool {
+    rendered.of("ConfigMap").any(|map| map["data"].to_string().contains(what))
+}
+
+/// Whether a flag switches something on, or a field of the configuration.
+fn switched(rendered: &Rendered, flag: &str, field: &str) -> bool {
+    let arguments = rendered.picker()["args"].to_string();
+    let by_flag = [format!("\"{flag}\""), format!("\"{flag}=true\"")].iter().any(|on| arguments.contains(on));
+    by_flag || configured(rendered, &format!("{field}: true"))
+}
+
+fn elects(rendered: &Rendered) -> bool {
+    switched(rendered, "--ha-enable-leader-election", "leaderElection")
+}
+
+#[test]
+fn roles_grant_what_the_picker_needs_and_nothing_else() {
+    let (mut search, mut reviews) = (0, 0);
+    let read = ["get", "list", "watch"].map(Value::from).to_vec();
+    for rendered in all() {
+        let (mut watches, mut others) = (BTreeSet::new(), BTreeSet::new());
+        for rule in rendered.of("Role").chain(rendered.of("ClusterRole")).flat_map(|role| list(&role["rules"])) {
+            for group in list(&rule["apiGroups"]).iter().map(text) {
+                let resources = list(&rule["resources"]).iter().map(|resource| (group, text(resource)));
+                if list(&rule["verbs"]) == read { watches.extend(resources) } else { others.extend(resources) }
+            }
+        }
+        let mut needs = watched(&ObjectKind::OF_RULES);
+        needs.extend(watched(&[ObjectKind::Pod]));
+        if searches(rendered) {
+            search += 1;
+            needs.extend(watched(&[ObjectKind::ConfigMap]));
+        }
+        if searches(rendered) || rendered.of("InferencePool").count() > 0 || configured(rendered, "{pool: ") {
+            needs.extend(watched(&[ObjectKind::Pool(PoolGroup::Stable), ObjectKind::Pool(PoolGroup::Experimental)]));
+        }
+        assert_eq!(watches, needs, "{}", rendered.name);
+        let mut asked = BTreeSet::from([(ObjectKind::Model.naming().group, "inferencemodels/status")]);
+        if elects(rendered) || switched(rendered, "--model-status", "modelStatus") {
+            asked.insert(("coordination.k8s.io", "leases"));
+        }
+        if switched(rendered, "--metrics-endpoint-auth", "metricsAuth") {
+            reviews += 1;
+            asked.insert(("authentication.k8s.io", "tokenreviews"));
+            asked.insert(("authorization.k8s.io", "subjectaccessreviews"));
+        }
+        assert_eq!(others, asked, "{}: the picker writes nothing else", rendered.name);
+    }
+    assert!(search >= 4, "by kustomize, and by both charts");
+    assert!(reviews >= 3, "by kustomize, by a flag of a chart and by a configuration");
+}
+
+#[test]
+fn pickers_that_are_never_ready_stop_neither_a_rollout_nor_a_drain() {
+    let mut elect = 0;
+    for rendered in all() {
+        let rollout = &rendered.one("Deployment")["spec"]["strategy"]["rollingUpdate"];
+        let budget = &rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"];
+        if elects(rendered) {
+            assert_eq!((&rollout["maxUnavailable"], budget), (&json!("100%"), &json!("100%")), "{}", rendered.name);
+            elect += 1;
+        } else {
+            assert_eq!((&rollout["maxUnavailable"], budget), (&json!(0), &json!(1)), "{}", rendered.name);
+        }
+    }
+    assert!(elect >= 3, "by kustomize, by a flag of a chart and by a configuration");
+}
+
+#[test]
+fn pods_are_locked_down() {
+    for rendered in all() {
+        let security = &pod(rendered)["spec"]["securityContext"];
+        assert_eq!(security["runAsNonRoot"], true, "{}", rendered.name);
+        assert_eq!(security["seccompProfile"]["type"], "RuntimeDefault", "{}", rendered.name);
+        // What a cluster's Services happen to be called must not be read as the picker's variables.
+        assert_eq!(pod(rendered)["spec"]["enableServiceLinks"], false, "{}", rendered.name);
+        for container in containers(rendered) {
+            let inner = &container["securityContext"];
+            assert_eq!(inner["allowPrivilegeEscalation"], false, "{}: {}", rendered.name, container["name"]);
+            assert_eq!(inner["readOnlyRootFilesystem"], true, "{}: {}", rendered.name, container["name"]);
+            assert_eq!(inner["capabilities"]["drop"], json!(["ALL"]), "{}: {}", rendered.name, container["name"]);
+            assert!(
+                container["resources"]["requests"]["memory"].is_string(),
+                "{}: {}",
+                rendered.name,
+                container["name"]
+            );
+            assert!(container["resources"]["limits"].get("cpu").is_none(), "{}: throttled", rendered.name);
+            assert!(!text(&container["image"]).ends_with(":latest"), "{}: {}", rendered.name, container["image"]);
+        }
+    }
+}
+
+#[test]
+fn the_image_is_what_the_manifests_take_it_for() {
+    let dockerfile = std::fs::read_to_string(repository().join("Dockerfile")).expect("the Dockerfile");
+    let line = |word: &str| {
+        let mut lines = dockerfile.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+        lines.next_back().unwrap_or_else(|| panic!("no {word} in the Dockerfile"))
+    };
+    let exposed: BTreeSet<i64> = line("EXPOSE").split(' ').map(|port| port.parse().expect("a port")).collect();
+    for rendered in all().iter().filter(|rendered| rendered.name.starts_with("kustomize")) {
+        let security = &pod(rendered)["spec"]["securityContext"];
+        assert_eq!(line("USER"), format!("{}:{}", security["runAsUser"], security["runAsGroup"]), "{}", rendered.name);
+        let ports = list(&rendered.picker()["ports"]).iter().filter_map(|port| port["containerPort"].as_i64());
+        assert_eq!(ports.collect::<BTreeSet<_>>(), exposed, "{}", rendered.name);
+        // `args` take the place of CMD behind the entry point.
+        assert!(rendered.picker().get("command").is_none(), "{}", rendered.name);
+        assert_eq!(list(&rendered.picker()["args"])[0], "run", "{}", rendered.name);
+    }
+    assert_eq!(line("ENTRYPOINT"), r#"["/usr/local/bin/attache"]"#);
+    assert_eq!(line("CMD"), r#"["run"]"#);
+}
+
+/// The number of peers that the rule of this port allows; 0 stands for every address. `None` when no rule has the port.
+fn peers(policy: &Value, port: &Value) -> Option<usize> {
+    let rules = list(&policy["spec"]["ingress"]).iter();
+    let mut rules = rules.filter(|rule| list(&rule["ports"]).iter().any(|entry| entry["port"] == *port));
+    let rule = rules.next()?;
+    assert!(rules.next().is_none(), "one rule for a port");
+    Some(list(&rule["from"]).len())
+}
+
+#[test]
+fn chart_network_policy_lets_only_gateways_reach_the_ext_proc_port() {
+    for (chart, least) in [("inferencepool", POOL), ("standalone", STANDALONE)] {
+        let rendered = helm(chart, least);
+        let policy = rendered.one("NetworkPolicy");
+        // Envoy in the same pod needs no rule.
+        let expected = if chart == "standalone" { None } else { Some(2) };
+        assert_eq!(peers(policy, &json!("grpc")), expected, "{chart}");
+        assert_eq!(peers(policy, &json!("metrics")), Some(1), "{chart}");
+        let servers = if chart == "standalone" { "endpointsServer: {endpointSelector: a=b}, " } else { "" };
+        let pool = if chart == "standalone" { "" } else { least };
+        let off = format!("{pool}inferenceExtension: {{{servers}networkPolicy: {{enabled: false}}}}\n");
+        assert_eq!(helm(chart, &off).of("NetworkPolicy").count(), 0, "{chart}");
+    }
+    let beside = "inferenceExtension: {endpointsServer: {endpointSelector: app=llm}, poolServices: [a-epp]}\n";
+    assert_eq!(peers(helm("standalone", beside).one("NetworkPolicy"), &json!("grpc")), Some(2));
+    // GKE's load balancer comes from outside of the cluster, from addresses that the chart can't know.
+    let gke = |more: &str| {
+        helm(
+            "inferencepool",
+            &format!("{POOL}provider: {{name: gke}}\ninferenceExtension: {{networkPolicy: {{{more}}}}}\n"),
+        )
+    };
+    assert_eq!(peers(gke("").one("NetworkPolicy"), &json!("grpc")), Some(0));
+    assert_eq!(peers(gke("gatewayCIDRs: [10.129.0.0/23]").one("NetworkPolicy"), &json!("grpc")), Some(1));
+    let labelled = "gatewayNamespaceLabels: {a: b}, gatewayPodLabels: {c: d}";
+    let policy = gke(labelled);
+    let from = &policy.one("NetworkPolicy")["spec"]["ingress"][0]["from"];
+    let both = json!([{"namespaceSelector": {"matchLabels": {"a": "b"}}, "podSelector": {"matchLabels": {"c": "d"}}}]);
+    assert_eq!(*from, both, "pods with these labels in namespaces with those");
+}
+
+#[test]
+fn picker_with_mtls_reads_the_certificates_that_are_mounted() {
+    let mut with = 0;
+    for rendered in all() {
+        let arguments: Vec<&str> = list(&rendered.picker()["args"]).iter().map(text).collect();
+        let mounted = list(&rendered.picker()["volumeMounts"]).iter().any(|mount| mount["mountPath"] == "/tls");
+        let asked = arguments.iter().filter(|argument| argument.starts_with("--client-ca-file=")).count();
+        assert_eq!(asked, usize::from(mounted), "{}: {arguments:?}", rendered.name);
+        if mounted {
+            with += 1;
+            for flag in ["--client-ca-file=/tls/ca.crt", "--cert-path=/tls", "--enable-cert-reload=true"] {
+                assert!(arguments.contains(&flag), "{}: no {flag}", rendered.name);
+            }
+            assert!(!arguments.contains(&"--secure-serving=false"), "{}", rendered.name);
+            for rule in rendered.of("DestinationRule") {
+                let tls = &rule["spec"]["trafficPolicy"]["tls"];
+                assert_eq!((&tls["mode"], &tls["credentialName"]), (&json!("MUTUAL"), &json!("gateway-to-picker")));
+                assert_eq!(tls["subjectAltNames"], json!([rule["spec"]["host"]]), "{}", rendered.name);
+            }
+        }
+    }
+    assert!(with >= 4, "by kustomize and by both charts: {with}");
+}
+
+#[test]
+fn the_base_fits_into_any_namespace() {
+    let base = super::render::kustomize(&super::render::examples().join("base"));
+    for object in &base.objects {
+        let bound = list(&object["subjects"]).iter().map(|subject| &subject["namespace"]);
+        for namespace in bound.chain([&object["metadata"]["namespace"]]) {
+            assert!(namespace.is_null(), "{}: `kubectl apply -n` refuses {namespace}", object["kind"]);
+        }
+    }
+}

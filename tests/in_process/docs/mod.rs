@@ -1,0 +1,12 @@
+//! The documentation is checked against the program: generated reference pages, links, configuration files, commands, length of sentences,
+//! and the site itself.
+//!
+//! `ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs` rewrites the generated parts of `docs/reference`.
+
+mod examples;
+mod links;
+mod markdown;
+mod metrics;
+mod prose;
+mod reference;
+mod site;

@@ -1,0 +1,312 @@
+//! Pages under `docs/reference`: their generated parts are what the program says.
+//!
+//! A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Some tables have columns that are written by hand: those stay
+//! when the others are rewritten, and a row without them fails the test.
+
+use super::markdown::{page, root, rows};
+use attache::config::diagnostic::{Code, Severity};
+use attache::disagg::CONNECTORS;
+use attache::error::{Fault, Reason};
+use attache::flow::registry::{self as flow, PolicyDescriptor};
+use attache::plugins::registry;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::process::Command;
+
+/// Compares the part `name` of a page with what it should be, or rewrites it with `ATTACHE_UPDATE_DOCS=1`.
+pub(crate) fn compare(path: &str, name: &str, wanted: &str) {
+    let text = page(path);
+    let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
+    let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("{path} has no part {name}"));
+    let (found, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{path}: {name} has no end"));
+    let wanted = format!("\n{}\n\n", wanted.trim_end());
+    if found != wanted && std::env::var_os("ATTACHE_UPDATE_DOCS").is_some() {
+        std::fs::write(root().join(path), format!("{before}{begin}{wanted}{end}{after}")).expect("written");
+        return;
+    }
+    let different = wanted.lines().zip(found.lines()).find(|(wanted, found)| wanted != found);
+    let hint = "ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs rewrites it";
+    assert!(found == wanted, "{path}: {name} is not what the program says; {hint}; first difference: {different:#?}");
+}
+
+/// A table. The last `by_hand` cells of each row are those that the page has for the row's key, its first cell.
+pub(crate) fn table(path: &str, head: &[&str], by_hand: usize, program: Vec<Vec<String>>) -> String {
+    let line = format!("| {} |", head.join(" | "));
+    let old: BTreeMap<String, Vec<String>> =
+        rows(&page(path), &line).into_iter().map(|row| (row[0].clone(), row)).collect();
+    let mut out = format!("{line}\n|{}\n", "---|".repeat(head.len()));
+    for mut row in program {
+        let kept = old.get(&row[0]).and_then(|old| old.get(old.len().checked_sub(by_hand)?..));
+        row.extend(kept.map_or_else(|| vec!["TODO".to_owned(); by_hand], <[String]>::to_vec));
+        assert_eq!(row.len(), head.len(), "{row:?}");
+        let updating = std::env::var_os("ATTACHE_UPDATE_DOCS").is_some();
+        assert!(updating || !row.iter().any(|cell| cell.contains("TODO")), "{path}: describe {}", row[0]);
+        out.push_str(&format!("| {} |\n", row.join(" | ")));
+    }
+    out
+}
+
+pub(crate) fn code(text: &str) -> String {
+    format!("`{text}`")
+}
+
+/// The parameters that a part takes, as it lists them when it is given one that it does not have.
+fn parameters<T>(built: Result<T, impl std::fmt::Display>) -> String {
+    let Some(error) = built.err().map(|error| error.to_string()) else { return "any".into() };
+    match error.split_once("allowed: ") {
+        Some((_, names)) => names.split(", ").map(code).collect::<Vec<_>>().join(", "),
+        None if error.ends_with("there are none") => "–".into(),
+        None => error,
+    }
+}
+
+#[test]
+fn plugin_tables_list_the_registries() {
+    const PAGE: &str = "docs/reference/plugins.md";
+    let wrong = json!({"no-such-parameter": 1});
+    let registry = registry();
+    let strategies = registry.strategies().iter().map(|d| {
+        vec![code(d.name), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong, &registry))]
+    });
+    compare(
+        PAGE,
+        "strategies",
+        &table(PAGE, &["strategy", "what it does", "source", "parameters"], 0, strategies.collect()),
+    );
+    let plugins = registry.plugins().iter().map(|d| {
+        let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
+        vec![name, d.kind.to_owned(), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]
+    });
+    let head = ["plugin", "kind", "what it does", "source", "parameters"];
+    compare(PAGE, "plugins", &table(PAGE, &head, 0, plugins.collect()));
+
+    fn each<P: ?Sized>(kind: &str, policies: &[&PolicyDescriptor<P>]) -> Vec<Vec<String>> {
+        let row = |d: &&PolicyDescriptor<P>| {
+            let wrong = json!({"no-such-parameter": 1});
+            let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
+            vec![name, kind.to_owned(), d.summary.to_owned(), d.source.to_owned(), parameters((d.build)(&wrong))]
+        };
+        policies.iter().map(row).collect()
+    }
+    let policies = [
+        each("fairness", flow::FAIRNESS),
+        each("ordering", flow::ORDERINGS),
+        each("ceiling", flow::CEILINGS),
+        each("detector", flow::DETECTORS),
+        each("admitter", flow::ADMITTERS),
+    ];
+    compare(
+        PAGE,
+        "policies",
+        &table(PAGE, &["policy", "kind", "what it does", "source", "parameters"], 0, policies.concat()),
+    );
+    let connectors = CONNECTORS.iter().map(|d| {
+        let name = d.aliases.iter().fold(code(d.name), |name, alias| format!("{name}, `{alias}`"));
+        vec![name, d.summary.to_owned(), d.source.to_owned()]
+    });
+    compare(PAGE, "connectors", &table(PAGE, &["connector", "servers", "source"], 0, connectors.collect()));
+}
+
+#[test]
+fn rejection_reasons_are_those_of_the_program() {
+    const PAGE: &str = "docs/reference/rejections.md";
+    let cause = |fault| match fault {
+        Fault::Client => "request",
+        Fault::Tenant => "limit",
+        Fault::Upstream => "model servers",
+        Fault::Overload => "overload",
+        Fault::Internal => "Attaché",
+    };
+    let mut reasons: Vec<Reason> = Reason::ALL.to_vec();
+    reasons.sort_by_key(|reason| (reason.status(), reason.code()));
+    let row = |reason: Reason| {
+        let retry = if reason.retryable() { "yes" } else { "no" };
+        vec![code(reason.code()), reason.status().to_string(), cause(reason.fault()).to_owned(), retry.to_owned()]
+    };
+    let head = ["reason", "status", "cause", "retry", "meaning", "what to do"];
+    compare(PAGE, "reasons", &table(PAGE, &head, 2, reasons.into_iter().map(row).collect()));
+}
+
+#[test]
+fn diagnostic_codes_are_those_of_the_program() {
+    const PAGE: &str = "docs/reference/diagnostics.md";
+    let row = |code: &Code| {
+        let severity = if code.severity() == Severity::Error { "error" } else { "warning" };
+        vec![self::code(code.as_str()), severity.to_owned()]
+    };
+    let head = ["code", "severity", "cause", "fix"];
+    compare(PAGE, "codes", &table(PAGE, &head, 2, Code::ALL.iter().map(row).collect()));
+}
+
+/// What the program prints with these arguments, whatever this machine exports.
+fn printed(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+    for (name, _) in std::env::vars_os() {
+        if ["ATTACHE_", "OTEL_", "COLUMNS"].iter().any(|ours| name.to_string_lossy().starts_with(ours)) {
+            command.env_remove(name);
+        }
+    }
+    let output = command.args(arguments).output().expect("attache");
+    String::from_utf8(output.stdout).expect("UTF-8").lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+#[test]
+fn command_line_pages_are_the_help() {
+    for (verb, page) in [
+        ("run", "docs/reference/command-line.md"),
+        ("check", "docs/reference/command-line.md"),
+        ("explain", "docs/reference/command-line.md"),
+        ("version", "docs/reference/command-line.md"),
+        ("completions", "docs/reference/command-line.md"),
+        ("replay", "docs/reference/command-line-replay.md"),
+        ("sim", "docs/reference/command-line-sim.md"),
+    ] {
+        compare(page, verb, &format!("```text\n{}```", printed(&[verb, "--help"])));
+    }
+    let list = format!("```text\n{}```", printed(&["replay", "--list"]));
+    compare("docs/reference/command-line-replay.md", "list", &list);
+}
+
+/// A line of a configuration file: the path of its key, its value, its comment.
+fn keys(file: &str) -> Vec<[String; 3]> {
+    let mut path: Vec<(usize, String)> = Vec::new();
+    let mut found: Vec<[String; 3]> = Vec::new();
+    for line in page(file).lines() {
+        let indent = line.len() - line.trim_start().len();
+        let text = line.trim_start();
+        let disabled = text.strip_prefix("# ").filter(|text| is_key(text));
+        if text.is_empty() || (text.starts_with('#') && disabled.is_none()) {
+            continue;
+        }
+        let (indent, text) = match disabled.unwrap_or(text).strip_prefix("- ") {
+            Some(rest) => (indent + 2, rest),
+            None => (indent, disabled.unwrap_or(text)),
+        };
+        let (text, comment) = text.split_once(" # ").unwrap_or((text, ""));
+        if !is_key(text) {
+            continue;
+        }
+        let (key, value) = text.split_once(':').expect("a key");
+        path.retain(|(outer, _)| *outer < indent);
+        path.push((indent, key.to_owned()));
+        let full = path.iter().map(|(_, key)| key.as_str()).collect::<Vec<_>>().join(".");
+        if !found.iter().any(|row| row[0] == full) {
+            found.push([full, value.trim().to_owned(), comment.trim().to_owned()]);
+        }
+    }
+    found
+}
+
+fn is_key(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(key, rest)| {
+        !key.is_empty()
+            && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+            && (rest.is_empty() || rest.starts_with(' '))
+    })
+}
+
+#[test]
+fn configuration_page_lists_every_key() {
+    const PAGE: &str = "docs/reference/configuration.md";
+    let cell = |text: &str| text.replace('|', "\\|");
+    let mut out = String::from("| key | default or example | notes |\n|---|---|---|\n");
+    let mut names = String::new();
+    for file in ["examples/configs/full.yaml", "examples/configs/disaggregation.yaml"] {
+        names.push_str(&page(file));
+        for [key, value, comment] in keys(file) {
+            let shown = if value.is_empty() { "–".to_owned() } else { code(&cell(&value)) };
+            let row = format!("| `{key}` |");
+            if !out.contains(&row) {
+                out.push_str(&format!("{row} {shown} | {} |\n", cell(&comment)));
+            }
+        }
+    }
+    compare(PAGE, "keys", &out);
+
+    // Every key that the schema reads is in one of the files.
+    let mut read = 0;
+    for entry in std::fs::read_dir(root().join("src/config/schema")).expect("the schema") {
+        let text = std::fs::read_to_string(entry.expect("a file").path()).expect("its text");
+        read += known(&text, &names);
+    }
+    read += known(&page("src/config/schema.rs"), &names);
+    assert!(read > 150, "{read}");
+}
+
+/// How many keys a file of the schema reads. Fails if the configuration files lack one.
+fn known(schema: &str, files: &str) -> usize {
+    let starts = [".get(\"", ".required(\"", "section(&mut f, \""];
+    let called = starts.iter().flat_map(|start| schema.split(start).skip(1)).filter_map(|rest| rest.split('"').next());
+    // `"key" => field: Type`, and not `"value" => Variant`.
+    let field = |line: &str| {
+        let (key, field) = line.trim().strip_prefix('"')?.split_once("\" => ")?;
+        field.starts_with(|c: char| c.is_ascii_lowercase()).then(|| key.to_owned())
+    };
+    let listed = schema.lines().filter_map(field);
+    let keys: Vec<String> = called.map(str::to_owned).chain(listed).collect();
+    for key in &keys {
+        assert!(files.contains(&format!("{key}:")), "{key} is in no configuration file with every key");
+    }
+    keys.len()
+}
+
+/// Quoted names that begin with one of `starts` in the sources under a directory, tests left out.
+fn quoted(directory: &str, starts: &[&str], found: &mut Vec<String>) {
+    for entry in std::fs::read_dir(root().join(directory)).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+        if path.is_dir() && name != "tests" {
+            quoted(&format!("{directory}/{name}"), starts, found);
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            let text = std::fs::read_to_string(&path).expect("its text");
+            let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let literals = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"))
+                .flat_map(|line| line.split('"').skip(1).step_by(2));
+            let plain = |text: &&str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_/{}*".contains(c));
+            found.extend(
+                literals
+                    .filter(plain)
+                    .filter(|text| starts.iter().any(|start| text.starts_with(start) && text != start))
+                    .map(str::to_owned),
+            );
+        }
+    }
+}
+
+#[test]
+fn headers_page_lists_every_header() {
+    let mut names = Vec::new();
+    for directory in [
+        "src/ext_proc",
+        "src/picker",
+        "src/protocol",
+        "src/scheduling",
+        "src/quota",
+        "src/disagg",
+        "src/config",
+        "src/pool",
+    ] {
+        quoted(directory, &["x-"], &mut names);
+    }
+    let page = page("docs/reference/headers.md");
+    assert!(names.len() > 20, "{names:?}");
+    let missing: Vec<_> = names.iter().filter(|name| !page.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "docs/reference/headers.md lacks {missing:?}");
+}
+
+#[test]
+fn http_page_lists_every_route() {
+    let page = page("docs/reference/http.md");
+    let mut routes = 0;
+    for file in ["src/admin/mod.rs", "src/admin/policies.rs"] {
+        let text = super::markdown::page(file);
+        for route in text.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+            let shown = route.replace("{*model}", "{model}");
+            assert!(page.contains(&format!("`{shown}`")), "docs/reference/http.md lacks {route}");
+            routes += 1;
+        }
+    }
+    assert!(routes >= 10, "{routes}");
+}

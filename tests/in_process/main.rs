@@ -1,0 +1,15 @@
+//! Everything that needs no process beside the test: the library in one process, the shipped files and the documentation.
+
+mod architecture;
+mod config;
+mod docs;
+mod feeds;
+mod kv_events;
+#[cfg(feature = "hf-tokenizers")]
+mod prompt_vectors;
+mod readme;
+mod replay;
+mod sim;
+mod tokenize;
+mod virtual_time;
+mod vllm_hash;

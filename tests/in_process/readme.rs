@@ -1,0 +1,93 @@
+//! What README.md and SECURITY.md say is so. `tests/in_process/docs` checks the other pages, and the links and sentences of all of them.
+
+use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
+use std::collections::BTreeSet;
+use std::process::Command;
+
+const README: &str = include_str!("../../README.md");
+const SECURITY: &str = include_str!("../../SECURITY.md");
+const METRICS: &str = include_str!("../../docs/reference/metrics.md");
+
+/// The rows of a page's table whose head begins with `head`, cell by cell.
+fn rows_of(page: &'static str, head: &str) -> Vec<Vec<&'static str>> {
+    let start = page.find(head).unwrap_or_else(|| panic!("no table {head:?}"));
+    let lines = page[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<_>> = lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    assert!(!rows.is_empty(), "{head}");
+    rows
+}
+
+fn plain(cell: &str) -> &str {
+    cell.trim_matches('`')
+}
+
+#[test]
+fn the_configuration_is_accepted() {
+    let (_, rest) = README.split_once("```yaml\n").expect("an example");
+    let (text, _) = rest.split_once("```").expect("its end");
+    let sources = Sources {
+        registry: attache::plugins::registry(),
+        text: Some(ConfigText { name: "README.md".into(), bytes: text.as_bytes().to_vec() }),
+        overrides: Overrides::default(),
+        surroundings: Surroundings { cores: 4, terminal: false },
+    };
+    let (settings, warnings) = load(&sources).expect("a configuration");
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(settings.pools.len(), 2);
+}
+
+#[test]
+fn every_flag_exists() {
+    let mut known = String::new();
+    for verb in ["run", "check", "sim", "replay"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().unwrap();
+        known.push_str(&String::from_utf8(output.stdout).unwrap());
+    }
+    let known: BTreeSet<&str> = flags(&known).collect();
+    // cargo's and the quickstart's.
+    let others = ["--path", "--locked", "--stay"];
+    let said: BTreeSet<&str> = flags(README).filter(|flag| !others.contains(flag)).collect();
+    assert!(said.contains("--endpoint"), "{said:?}");
+    assert_eq!(said.difference(&known).collect::<Vec<_>>(), Vec::<&&str>::new(), "flags that there are not");
+}
+
+fn flags(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+    words.filter(|word| word.starts_with("--") && word.len() > 3 && !word.starts_with("---"))
+}
+
+#[test]
+fn every_attack_test_is_named_in_the_threat_model() {
+    let directory = format!("{}/tests/attacks", env!("CARGO_MANIFEST_DIR"));
+    // What the other tests compare with: no attack, or no protection.
+    let controls = [
+        "honest_clients_without_attack_complete",
+        "picker_without_client_ca_takes_streams_of_any_pod",
+        "servers_that_are_down_are_ejected_beyond_the_share_after_two_requests",
+    ];
+    let mut tests = 0;
+    for file in std::fs::read_dir(directory).expect("the attacks") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("its text");
+        for attribute in text.split("#[tokio::test").skip(1) {
+            let name = attribute.split_once("fn ").and_then(|(_, rest)| rest.split('(').next()).expect("a test");
+            assert!(controls.contains(&name) || SECURITY.contains(name), "{name} is not in SECURITY.md");
+            tests += 1;
+        }
+    }
+    assert!(tests > 30, "{tests}");
+}
+
+#[test]
+fn every_limit_of_the_threat_model_names_a_key_and_a_metric_that_exist() {
+    let full = include_str!("../../examples/configs/full.yaml");
+    let known: BTreeSet<&str> = rows_of(METRICS, "| metric |").into_iter().map(|row| plain(row[0])).collect();
+    for row in rows_of(SECURITY, "| resource | limit |") {
+        for key in row[2].split(", ").filter(|key| *key != "–") {
+            let last = plain(key).rsplit('.').next().expect("a key");
+            assert!(full.contains(&format!("{last}:")), "{key} is not in full.yaml");
+        }
+        for metric in row[3].split(", ") {
+            assert!(known.contains(plain(metric)), "{metric} is not on the page of metrics");
+        }
+    }
+}
