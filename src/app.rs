@@ -4,18 +4,21 @@ mod certificates;
 pub mod feeds;
 mod found;
 mod kubernetes;
+mod ports;
 mod presence;
 pub mod prompts;
 mod queues;
 mod quotas;
+mod recording;
 mod redis;
 mod routing;
+mod traces;
 
 use crate::admin::guard::Guard;
 use crate::admin::{self, AdminState, Refusals};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
-use crate::config::settings::{PoolSettings, ServerSettings, TelemetrySettings};
+use crate::config::settings::PoolSettings;
 use crate::connections::{Listeners, descriptor_limit};
 use crate::discovery::watch::{self, FileWatch};
 use crate::error::{Reason, RequestError};
@@ -37,29 +40,26 @@ use crate::telemetry::decisions::Decisions;
 use crate::telemetry::listeners::ListenerCollector;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::metrics::Metrics;
-#[cfg(feature = "otlp")]
-use crate::telemetry::otlp::Otlp;
 use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
 use crate::telemetry::pressure::PressureCollector;
 use crate::telemetry::process::ProcessCollector;
 use crate::telemetry::queues::QueuedBytesCollector;
 use crate::telemetry::trace::Tracing;
-use anyhow::Context;
 use arc_swap::ArcSwap;
 use certificates::Certificates;
 use feeds::{Feeds, Leased};
 use found::FoundPools;
 pub use found::PoolReader;
-#[cfg(feature = "otlp")]
-use opentelemetry::trace::TracerProvider;
+use ports::Ports;
 use prometheus_client::registry::Registry;
+use recording::{recorder, unrecordable};
 use redis::Redis;
 use routing::Prepared;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use traces::Traces;
 
 /// Source of settings, which are read again when they change.
 pub struct Reload {
@@ -116,6 +116,135 @@ struct App {
     leased: Option<Leased>,
 }
 
+/// Metrics, and the objects that parts of the process count with.
+struct Instruments {
+    registry: Registry,
+    metrics: Arc<Metrics>,
+    refusals: Refusals,
+    listeners: Listeners,
+    views: Arc<PoolViews>,
+}
+
+impl Instruments {
+    fn register(settings: &Settings, clock: Clock) -> Self {
+        let mut registry = Registry::with_prefix("attache");
+        let metrics = Metrics::register(&mut registry);
+        let refusals = Refusals::register(&mut registry);
+        let listeners = Listeners::of(descriptor_limit());
+        registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
+        metrics.by_name.bound(&settings.telemetry.labels);
+        metrics.pressure.bound(&settings.telemetry.labels.models);
+        registry.register_collector(Box::new(PressureCollector { pressure: metrics.pressure.clone(), clock }));
+        let views = Arc::new(PoolViews::new(clock));
+        registry.register_collector(Box::new(PoolCollector(views.clone())));
+        Self { registry, metrics, refusals, listeners, views }
+    }
+}
+
+/// The parts that exist before any pool.
+struct Start<'a> {
+    clock: Clock,
+    seed: u64,
+    readiness: &'a Readiness,
+    metrics: &'a Arc<Metrics>,
+    views: &'a Arc<PoolViews>,
+    recorder: Option<Arc<Recorder>>,
+    tracing: Tracing,
+    /// Ends leader election.
+    leading: CancellationToken,
+}
+
+impl Start<'_> {
+    /// Starts the feeds of all pools and builds the picker, which serves nothing yet. Returns the guard of admin pages
+    /// and the task of leader election with it, if they are enabled.
+    async fn assemble(
+        self,
+        file: Settings,
+        mut found: FoundPools,
+        mut feeds: Feeds,
+    ) -> anyhow::Result<(App, Option<Guard>, Option<JoinHandle<()>>)> {
+        let Self { clock, seed, readiness, metrics, views, recorder, tracing, leading } = self;
+        feeds.hold(readiness);
+        found.follow(&file.templates, &mut feeds).await?;
+        let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
+        let (settings, expansion) = found.expand(&file);
+        found.take_up(expansion);
+        feeds.apply(&settings, readiness).await?;
+        let guard = if file.server.metrics_auth { Some(feeds.guard().await?) } else { None };
+        let (leader, leased) = (feeds.lead(&file, readiness, leading), feeds::leased(&file));
+        let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
+        let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept));
+        let telemetry = Arc::new(Telemetry { metrics: metrics.clone(), decisions });
+        let prepared = Prepared::of(&settings, None, None, metrics)?;
+        let (config, redis) = routing::config(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
+        let picker = Picker::new(config, telemetry.clone(), seed).recorded(recorder);
+        picker.policies.configure(settings.model_policies.clone());
+        let processor = Arc::new(Processor::new(picker, &telemetry, tracing));
+        let app = App {
+            dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
+            file,
+            settings,
+            found,
+            searching,
+            processor,
+            telemetry,
+            feeds,
+            certificates: None,
+            views: views.clone(),
+            readiness: readiness.clone(),
+            segments,
+            redis,
+            clock,
+            leased: leased.filter(|_| leader.is_some()),
+        };
+        Ok((app, guard, leader))
+    }
+}
+
+/// The parts that end at shutdown.
+struct Running {
+    shards: Arc<Shards>,
+    /// Ends the acceptor of ext-proc.
+    accepting: CancellationToken,
+    /// Ends the threads of ext-proc after their streams.
+    drain: CancellationToken,
+    /// Ends leader election.
+    leading: CancellationToken,
+    leader: Option<JoinHandle<()>>,
+    /// Ends all other tasks.
+    stop: CancellationToken,
+    recorder: Option<Arc<Recorder>>,
+    traces: Traces,
+}
+
+impl Running {
+    /// Drains the streams by the phases of `shutdown`, and then ends all tasks.
+    async fn end(self, app: &App, shutdown: &Shutdown) {
+        app.readiness.set_draining();
+        self.leading.cancel();
+        shutdown.reached(Phase::Draining).await;
+        self.accepting.cancel();
+        self.drain.cancel();
+        tokio::select! {
+            () = self.shards.drained() => {}
+            () = shutdown.reached(Phase::Forced) => {}
+        }
+        if let Some(leader) = self.leader {
+            // The task releases its lease, so that the next leader need not wait for its expiry.
+            let _ = leader.await;
+        }
+        self.stop.cancel();
+        report_end(&app.telemetry.metrics);
+        if let Some(redis) = &app.redis {
+            redis.part().await;
+        }
+        if let Some(recorder) = self.recorder {
+            recorder.finish();
+        }
+        self.traces.shutdown().await;
+    }
+}
+
 async fn serve(
     file: Settings,
     reload: Option<Reload>,
@@ -126,93 +255,46 @@ async fn serve(
     let clock = Clock::start();
     let server = file.server.clone();
     let seed = server.seed.unwrap_or_else(rng::system_seed);
-    let stop = CancellationToken::new();
+    let (stop, drain, accepting) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let readiness = Readiness::default();
     let listening = readiness.latch("listeners open");
-
-    let mut registry = Registry::with_prefix("attache");
-    let metrics = Metrics::register(&mut registry);
-    let refusals = Refusals::register(&mut registry);
-    let listeners = Listeners::of(descriptor_limit());
-    registry.register_collector(Box::new(ListenerCollector(listeners.clone())));
-    metrics.by_name.bound(&file.telemetry.labels);
-    metrics.pressure.bound(&file.telemetry.labels.models);
-    registry.register_collector(Box::new(PressureCollector { pressure: metrics.pressure.clone(), clock }));
-    let views = Arc::new(PoolViews::new(clock));
-    registry.register_collector(Box::new(PoolCollector(views.clone())));
-    let recorder = recorder(record, &file, seed, &mut registry)?;
-    let mut feeds = Feeds::new(clock, seed, recorder.clone(), listeners.kv_events.clone(), stop.child_token());
-    let mut found = FoundPools::new(read_pool, stop.child_token());
-    registry.register_collector(Box::new(QueuedBytesCollector(found.queued())));
-    feeds.hold(&readiness);
-    found.follow(&file.templates, &mut feeds).await?;
-    let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
-    let (settings, expansion) = found.expand(&file);
-    found.take_up(expansion);
-    feeds.apply(&settings, &readiness).await?;
-    let guard = if server.metrics_auth { Some(feeds.guard().await?) } else { None };
+    let mut instruments = Instruments::register(&file, clock);
+    let recorder = recorder(record, &file, seed, &mut instruments.registry)?;
+    let kv_connections = instruments.listeners.kv_events.clone();
+    let feeds = Feeds::new(clock, seed, recorder.clone(), kv_connections, stop.child_token());
+    let found = FoundPools::new(read_pool, stop.child_token());
+    instruments.registry.register_collector(Box::new(QueuedBytesCollector(found.queued())));
+    let traces = Traces::start(&file.telemetry)?;
     let leading = stop.child_token();
-    let (leader, leased) = (feeds.lead(&file, &readiness, leading.clone()), feeds::leased(&file));
-    let traces = Traces::start(&settings.telemetry)?;
-    let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
-    let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept));
-    let telemetry = Arc::new(Telemetry { metrics, decisions });
-    let prepared = Prepared::of(&settings, None, None, &telemetry.metrics)?;
-    let (config, redis) = routing::config(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
-    let picker = Picker::new(config, telemetry.clone(), seed).recorded(recorder.clone());
-    picker.policies.configure(settings.model_policies.clone());
-    let processor = Arc::new(Processor::new(picker, &telemetry, traces.tracing(clock)));
-
-    let shutdown = Shutdown::start(
-        shutdown::signals()?,
-        DrainTimes { min_delay: server.drain_min_delay, deadline: server.drain_deadline },
-    );
+    let start = Start {
+        clock,
+        seed,
+        readiness: &readiness,
+        metrics: &instruments.metrics,
+        views: &instruments.views,
+        recorder: recorder.clone(),
+        tracing: traces.tracing(clock),
+        leading: leading.clone(),
+    };
+    let (mut app, guard, leader) = start.assemble(file, found, feeds).await?;
+    let times = DrainTimes { min_delay: server.drain_min_delay, deadline: server.drain_deadline };
+    let shutdown = Shutdown::start(shutdown::signals()?, times);
     let ports = Ports::open(&server).await?;
-    let certificates = Certificates::load(&server, clock, &stop)?;
-    registry.register_collector(Box::new(ProcessCollector {
-        buffered: processor.picker.buffered.clone(),
-        segments: segments.clone(),
-        tls: certificates.as_ref().map(Certificates::stats),
-        #[cfg(feature = "otlp")]
-        otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
-    }));
+    app.certificates = Certificates::load(&server, clock, &stop)?;
+    let Instruments { mut registry, refusals, listeners, .. } = instruments;
+    registry.register_collector(Box::new(app.process_collector(&traces)));
 
     let health = Health::new().await;
-    let drain = CancellationToken::new();
-    let service = Service::new(processor.clone(), clock);
+    let service = Service::new(app.processor.clone(), clock);
     let on_grpc_port = server.health_checking.then(|| health.clone());
-    let handshaker = certificates.as_ref().map(Certificates::handshaker);
+    let handshaker = app.certificates.as_ref().map(Certificates::handshaker);
     let shards = Arc::new(Shards::start(server.workers, &service, handshaker, on_grpc_port.as_ref(), &drain)?);
     ports.tell(&server, seed, handshaker.is_some())?;
-    let on_health_port = listeners.health.clone();
-    tokio::spawn(health::serve(
-        ports.health,
-        on_health_port,
-        health,
-        readiness.clone(),
-        stop.clone().cancelled_owned(),
-    ));
-    let mut app = App {
-        dump: Arc::new(ArcSwap::from_pointee(settings.clone())),
-        file,
-        settings,
-        found,
-        searching,
-        processor: processor.clone(),
-        telemetry,
-        feeds,
-        certificates,
-        views: views.clone(),
-        readiness: readiness.clone(),
-        segments,
-        redis,
-        clock,
-        leased: leased.filter(|_| leader.is_some()),
-    };
+    let until = stop.clone().cancelled_owned();
+    tokio::spawn(health::serve(ports.health, listeners.health.clone(), health, readiness, until));
     app.show();
     let state = pages(registry, &app, guard, refusals, logs, clock);
     tokio::spawn(admin::serve(ports.admin, listeners.admin.clone(), state, stop.clone().cancelled_owned()));
-    let accepting = CancellationToken::new();
     let (accepting_shards, until) = (shards.clone(), accepting.clone());
     tokio::spawn(async move { accepting_shards.accept(ports.grpc, listeners.ext_proc, until).await });
     listening.release();
@@ -221,73 +303,8 @@ async fn serve(
         () = shutdown.reached(Phase::Lame) => {}
         () = app.follow(reload) => {}
     }
-    readiness.set_draining();
-    leading.cancel();
-    shutdown.reached(Phase::Draining).await;
-    accepting.cancel();
-    drain.cancel();
-    tokio::select! {
-        () = shards.drained() => {}
-        () = shutdown.reached(Phase::Forced) => {}
-    }
-    if let Some(leader) = leader {
-        // The task releases its lease, so that the next leader need not wait for its expiry.
-        let _ = leader.await;
-    }
-    stop.cancel();
-    report_end(&processor.metrics);
-    if let Some(redis) = &app.redis {
-        redis.part().await;
-    }
-    if let Some(recorder) = recorder {
-        recorder.finish();
-    }
-    traces.shutdown().await;
+    Running { shards, accepting, drain, leading, leader, stop, recorder, traces }.end(&app, &shutdown).await;
     Ok(())
-}
-
-/// Why decisions by these settings can't be recorded; `None` if they can.
-fn unrecordable(settings: &Settings) -> Option<&'static str> {
-    let any = |has: fn(&PoolSettings) -> bool| settings.pools.iter().any(has);
-    if any(|pool| pool.prefix.kv_events.is_some()) {
-        return Some("a pool has `prefixCache.kvEvents`, and recordings hold no KV events");
-    }
-    if any(PoolSettings::reads_redis) {
-        return Some("a strategy has `profilesFromRedis`, and recordings hold nothing from Redis");
-    }
-    any(|pool| asks_for_split(pool, pool.strategies()))
-        .then_some("a pool splits requests (`disaggregation`, `pd`), and recordings hold no prefill requests")
-}
-
-/// Whether requests of `strategies` may be split.
-fn asks_for_split<'s>(
-    pool: &PoolSettings,
-    mut strategies: impl Iterator<Item = (&'s str, &'s serde_json::Value)>,
-) -> bool {
-    pool.disaggregation.as_ref().is_some_and(|d| strategies.any(|(name, _)| d.split.asks(name)))
-}
-
-/// Opens the recording, if one is requested.
-fn recorder(
-    record: Option<RecordSettings>,
-    settings: &Settings,
-    seed: u64,
-    registry: &mut Registry,
-) -> anyhow::Result<Option<Arc<Recorder>>> {
-    let Some(record) = record else { return Ok(None) };
-    if let Some(why) = unrecordable(settings) {
-        anyhow::bail!("--record can't be had here: {why}");
-    }
-    for pool in settings.pools.iter().filter(|pool| asks_for_split(pool, pool.allowed_strategies())) {
-        tracing::warn!(
-            pool = %pool.name,
-            "requests may name the strategy `pd`; what prefill servers do for them is not recorded (`requestStrategy.allow` \
-             of the pool says what they may name)"
-        );
-    }
-    let recorder = Recorder::start(record, seed, settings.to_json())?;
-    recorder.register(registry);
-    Ok(Some(recorder))
 }
 
 /// The content of the admin pages.
@@ -368,87 +385,25 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
     Ok(Picker::new(config, Arc::new(telemetry), seed))
 }
 
-/// Starts the trace pipeline, if a collector is configured.
-struct Traces {
-    #[cfg(feature = "otlp")]
-    otlp: Option<Otlp>,
-}
-
-#[cfg(feature = "otlp")]
-impl Traces {
-    fn start(settings: &TelemetrySettings) -> anyhow::Result<Self> {
-        let start = |endpoint: &String| Otlp::start(endpoint, settings.trace_ratio, tokio::runtime::Handle::current());
-        Ok(Self { otlp: settings.otlp_endpoint.as_ref().map(start).transpose()? })
-    }
-
-    fn tracing(&self, clock: Clock) -> Tracing {
-        self.otlp.as_ref().map_or_else(Tracing::default, |o| Tracing::new(o.provider().tracer("attache"), clock))
-    }
-
-    async fn shutdown(&self) {
-        if let Some(otlp) = &self.otlp {
-            otlp.shutdown().await;
-        }
-    }
-}
-
-#[cfg(not(feature = "otlp"))]
-impl Traces {
-    fn start(settings: &TelemetrySettings) -> anyhow::Result<Self> {
-        anyhow::ensure!(settings.otlp_endpoint.is_none(), "this build has no OTLP exporter (feature `otlp`)");
-        Ok(Self {})
-    }
-
-    fn tracing(&self, _: Clock) -> Tracing {
-        Tracing::default()
-    }
-
-    async fn shutdown(&self) {}
-}
-
 fn report_end(metrics: &Metrics) {
     let ended: u64 = Outcome::ALL.iter().map(|o| metrics.outcome_count(*o)).sum();
     let opened = metrics.streams_opened.get();
     tracing::info!(drained = ended, aborted = opened.saturating_sub(ended), "ended");
 }
 
-/// The open listeners of the process.
-struct Ports {
-    grpc: TcpListener,
-    health: TcpListener,
-    admin: TcpListener,
-}
-
-impl Ports {
-    async fn open(server: &ServerSettings) -> anyhow::Result<Self> {
-        let bind = async |port, flag| {
-            let address = SocketAddr::new(server.bind, port);
-            TcpListener::bind(address).await.with_context(|| format!("can't listen on {address} ({flag})"))
-        };
-        Ok(Self {
-            grpc: bind(server.grpc_port, "--grpc-port").await?,
-            health: bind(server.grpc_health_port, "--grpc-health-port").await?,
-            admin: bind(server.metrics_port, "--metrics-port").await?,
-        })
-    }
-
-    /// Logs the addresses: the system chooses the port for 0.
-    fn tell(&self, server: &ServerSettings, seed: u64, tls: bool) -> anyhow::Result<()> {
-        tracing::info!(
-            grpc = %self.grpc.local_addr()?,
-            health = %self.health.local_addr()?,
-            metrics = %self.admin.local_addr()?,
-            seed,
-            workers = server.workers,
-            tls,
-            version = env!("CARGO_PKG_VERSION"),
-            "listening"
-        );
-        Ok(())
-    }
-}
-
 impl App {
+    /// The collector of metrics of the process as a whole.
+    #[cfg_attr(not(feature = "otlp"), expect(unused_variables, reason = "traces need the feature"))]
+    fn process_collector(&self, traces: &Traces) -> ProcessCollector {
+        ProcessCollector {
+            buffered: self.processor.picker.buffered.clone(),
+            segments: self.segments.clone(),
+            tls: self.certificates.as_ref().map(Certificates::stats),
+            #[cfg(feature = "otlp")]
+            otlp: traces.otlp.as_ref().map(|o| o.stats().clone()),
+        }
+    }
+
     /// Reloads whenever the file or the found InferencePools change; never returns.
     async fn follow(&mut self, reload: Option<Reload>) {
         let mut file = reload.map(|reload| (watch::watch([reload.path]), reload.load));

@@ -1,9 +1,9 @@
 //! The ext-proc listener: one acceptor, and N single-threaded runtimes that serve its connections.
 //!
 //! A request is a few microseconds of work. Threads that share nothing are therefore a third faster than a
-//! work-stealing pool, and a stall in one does not affect the others. Envoy keeps one connection per worker. The
-//! acceptor gives each to the thread with the fewest, since the hash of `SO_REUSEPORT` distributes a handful of
-//! connections unevenly.
+//! work-stealing pool, and a stall in one does not affect the others. Envoy keeps one connection per
+//! worker. The acceptor gives each to the thread with the fewest, since the hash of `SO_REUSEPORT`
+//! distributes a handful of connections unevenly.
 //!
 //! Called by `app`. May import `connections`, `ext_proc`, `health`, `tls`, tonic, tokio.
 
@@ -29,8 +29,8 @@ use tonic::transport::Server;
 /// h2 closes a connection with all its streams if more than this many streams are reset before it has processed them. A
 /// few clients that disconnect during a stall reach its default of 20. Envoy is trusted, so a high limit suffices.
 const MAX_PENDING_RESETS: usize = 100_000;
-/// Bytes of one stream that Envoy may send before the picker has read them, 1 MiB. Smaller windows halve the
-/// throughput of large bodies.
+/// Bytes of one stream that Envoy may send before the picker has read them, 1 MiB. Smaller windows halve
+/// the throughput of large bodies.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// Bytes of all streams of a connection that Envoy may send before the picker has read them, 1 MiB. Bodies of 128 KiB
 /// and more are a third slower with 4 MiB, because waiting bytes exceed the processor's cache. h2's budget

@@ -125,8 +125,8 @@ const MAX_EXPLAINED_AT_ONCE: usize = 2;
 /// Default path of a request to explain.
 pub const DEFAULT_EXPLAINED_PATH: &str = "/v1/chat/completions";
 
-/// Serves the pages on `listener`, within the limits of `connections`, until `end` completes. Open connections are then
-/// cut; scrapers retry.
+/// Serves the pages on `listener`, within the limits of `connections`, until `end` completes. Open connections
+/// are then cut; scrapers retry.
 pub async fn serve(
     listener: TcpListener,
     connections: Arc<Connections>,

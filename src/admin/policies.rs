@@ -1,5 +1,5 @@
-//! Policies of single models in the format of LocalAI's `/api/nodes/scheduling`. The response lists fields without
-//! effect under `without_effect`.
+//! Policies of single models in the format of LocalAI's `/api/nodes/scheduling`. The response lists
+//! fields without effect under `without_effect`.
 
 use super::{AdminState, body, json};
 use crate::scheduling::policy::{Document, MAX_MODEL_NAME, ModelPolicy, PolicyError};
@@ -63,8 +63,8 @@ fn nothing_about(model: &str) -> Response {
     refusal(StatusCode::NOT_FOUND, "model_name", &format!("nothing is said about the model `{shown}`"))
 }
 
-/// Only JSON is accepted: a browser sends a preflight request before a cross-site request with it, which is not
-/// answered.
+/// Only JSON is accepted: a browser sends a preflight request before a cross-site request with
+/// it, which is not answered.
 async fn change(
     State(state): State<AdminState>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,

@@ -62,8 +62,8 @@ impl Refusals {
         for reason in Refusal::ALL {
             drop(refusals.0.get_or_create(&reason.labels()));
         }
-        let help = "rejected requests to the admin port: `peer`, `token`, `host`, `origin`, `body_size`, `body_timeout`, \
-                    `busy`";
+        let help = "rejected requests to the admin port: `peer`, `token`, `host`, `origin`, `body_size`, \
+                    `body_timeout`, `busy`";
         registry.register("admin_requests_refused", help, refusals.0.clone());
         refusals
     }

@@ -208,7 +208,7 @@ async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() 
 }
 
 #[tokio::test]
-async fn hosts_and_origins_of_others_are_refused_by_every_guarded_page() {
+async fn foreign_host_or_origin_rejected_by_every_guarded_page() {
     let (mut state, _) = state();
     state.hosts = Arc::new(["attache.llm".to_owned()]);
     for page in GUARDED {
@@ -233,7 +233,7 @@ async fn hosts_and_origins_of_others_are_refused_by_every_guarded_page() {
 }
 
 #[tokio::test]
-async fn callers_with_a_token_see_pages_from_afar_and_change_nothing() {
+async fn remote_caller_with_token_reads_pages_but_changes_nothing() {
     let (mut state, _) = state();
     let verdict = |caller: guard::Caller| match caller.token.as_str() {
         "good" => guard::Verdict::Allowed,
@@ -256,7 +256,7 @@ async fn callers_with_a_token_see_pages_from_afar_and_change_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bodies_that_stall_are_given_up_and_only_two_are_read_at_once() {
+async fn stalled_body_times_out_and_two_are_read_at_once() {
     let (state, _) = state();
     let app = router(state.clone()).layer(Extension(ConnectInfo(SocketAddr::from((LOCAL, 4000)))));
     let explain = || {
@@ -277,7 +277,7 @@ async fn bodies_that_stall_are_given_up_and_only_two_are_read_at_once() {
 }
 
 #[tokio::test]
-async fn bodies_above_the_limit_are_refused_with_and_without_their_length() {
+async fn body_above_limit_rejected_with_and_without_length() {
     let (state, _) = state();
     let chunks = || futures_util::stream::iter((0..2).map(|_| Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 600]))));
     let bodies = [
@@ -372,7 +372,7 @@ async fn keys_are_snake_case() {
 }
 
 #[tokio::test]
-async fn the_page_for_people_reads_only_keys_that_there_are() {
+async fn overview_page_reads_only_existing_json_keys() {
     let (state, _) = state();
     let address = start(state).await;
     let mut known = keys(&get_json(address, "/endpoints").await);
@@ -396,7 +396,7 @@ async fn the_page_for_people_reads_only_keys_that_there_are() {
 }
 
 #[tokio::test]
-async fn the_page_for_people_loads_nothing_from_elsewhere() {
+async fn overview_page_loads_nothing_from_elsewhere() {
     let (state, _) = state();
     let address = start(state).await;
     let (status, kind, body) = call(address, "GET", "/").await;
@@ -407,7 +407,7 @@ async fn the_page_for_people_loads_nothing_from_elsewhere() {
 }
 
 #[tokio::test]
-async fn the_log_filter_is_changed_by_put_alone_and_a_wrong_one_is_refused() {
+async fn log_filter_changed_only_by_put_invalid_filter_rejected() {
     let (state, _) = state();
     let logs = state.logs.clone();
     let address = start(state).await;
@@ -436,7 +436,7 @@ async fn send(address: SocketAddr, method: &str, kind: &str, body: &str) -> (u16
 }
 
 #[tokio::test]
-async fn the_policy_of_a_model_is_merged_shown_and_forgotten() {
+async fn model_policy_is_merged_shown_and_deleted() {
     let (state, _) = state();
     let policies = state.policies.clone();
     let address = start(state).await;

@@ -2,6 +2,7 @@
 
 mod deciding;
 mod leased;
+mod prefix;
 
 use super::kubernetes::{Cluster, Following};
 use super::presence::Presence;
@@ -9,10 +10,9 @@ use super::prompts::remote_settings;
 use crate::admin::guard::Guard;
 use crate::clock::Clock;
 use crate::config::Settings;
-use crate::config::defaults::DEFAULT_BLOCK_SIZE;
 use crate::config::settings::{
-    DnsSource, FileSource, KubernetesSource, KvEventSettings, ModelsAnswer, PoolSearch, PoolSettings, PrefixSettings,
-    ScrapeSettings, TokenizerSettings,
+    DnsSource, FileSource, KubernetesSource, ModelsAnswer, PoolSearch, PoolSettings, PrefixSettings, ScrapeSettings,
+    TokenizerSettings,
 };
 use crate::connections::Connections;
 use crate::discovery::dns::{DnsStats, SystemResolver};
@@ -20,11 +20,11 @@ use crate::discovery::file::FileStats;
 use crate::discovery::kube::KubeStats;
 use crate::discovery::kube::catalogue::Finding;
 use crate::discovery::{dns, file, publish, static_source};
-use crate::health::Readiness;
-use crate::kv_events::{Destination, Feed, KvEventStats, Source, Subscription};
+use crate::health::{Latch, Readiness};
+use crate::kv_events::{Destination, Feed, KvEventStats};
 use crate::pool::writer::SourceId;
 use crate::pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolWriter, Published, SnapshotStore};
-use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
+use crate::prefix::cache::PrefixCache;
 use crate::record::tape::PoolChange;
 use crate::record::{PoolTape, Recorder};
 use crate::scheduling::router::RuleStore;
@@ -34,6 +34,8 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use deciding::Deciding;
 pub(super) use leased::{Leased, leased};
+pub(super) use prefix::cache;
+use prefix::subscription;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -169,8 +171,8 @@ impl Feeds {
         self.cluster.connect().await
     }
 
-    /// Searches for InferencePools until `stop`; returns the namespace and the findings. `None` without
-    /// [`Feeds::connect`].
+    /// Searches for InferencePools until `stop`; returns the namespace and
+    /// the findings. `None` without [`Feeds::connect`].
     pub(super) fn search(
         &self,
         search: &PoolSearch,
@@ -265,6 +267,20 @@ impl Feeds {
     }
 }
 
+/// The sources of endpoints in the settings.
+fn sources(settings: &PoolSettings) -> Vec<SourceId> {
+    let dns = (1u32..).zip(&settings.dns).map(|(i, _)| SourceId(i));
+    let file = settings.file.as_ref().map(|_| FILE);
+    let kubernetes = settings.kubernetes.as_ref().map(|_| KUBERNETES);
+    std::iter::once(CONFIGURED).chain(dns).chain(file).chain(kubernetes).collect()
+}
+
+/// Releases the latch after the first round of scrapes. Readiness does not wait for a pool that a reload removes.
+async fn release_after(mut first_round: watch::Receiver<bool>, latch: Latch, gone: CancellationToken) {
+    let _ = gone.run_until_cancelled(first_round.wait_for(|done| *done)).await;
+    latch.release();
+}
+
 impl PoolFeeds {
     async fn start(
         settings: &PoolSettings,
@@ -284,18 +300,9 @@ impl PoolFeeds {
         let scraper =
             Scraper::new(store.clone(), published.subscribe(), scrape.subscribe(), events.clone(), clock, seed)?;
         let scrape_stats = scraper.stats();
-        let mut first_round = scraper.first_round();
         let latch = readiness.latch(format!("pool `{}` discovered and scraped once", settings.name));
-        let gone = shutdown.clone();
-        tokio::spawn(async move {
-            // Readiness does not wait for a pool that a reload removes.
-            let _ = gone.run_until_cancelled(first_round.wait_for(|done| *done)).await;
-            latch.release();
-        });
-        let sources = std::iter::once(CONFIGURED).chain((1u32..).zip(&settings.dns).map(|(i, _)| SourceId(i)));
-        let sources = sources.chain(settings.file.as_ref().map(|_| FILE));
-        let sources = sources.chain(settings.kubernetes.as_ref().map(|_| KUBERNETES));
-        let writer = PoolWriter::new(sources.collect());
+        tokio::spawn(release_after(scraper.first_round(), latch, shutdown.clone()));
+        let writer = PoolWriter::new(sources(settings));
         let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
         let deciding = Deciding::default();
         let prepare = deciding::prepare(prefix.clone(), deciding.clone());
@@ -536,58 +543,6 @@ impl PoolFeeds {
             // The channel is closed only when the pool ends.
             let _ = self.events.send(PoolEvent::SourceGone { source }).await;
         }
-    }
-}
-
-fn subscription(
-    settings: &KvEventSettings,
-    socket: Option<&Arc<TcpListener>>,
-    connections: &Arc<Connections>,
-) -> Subscription {
-    let source = match socket {
-        Some(socket) => Source::Central {
-            socket: socket.clone(),
-            connections: connections.clone(),
-            require_sender_address: settings.require_sender_address,
-        },
-        None => Source::Endpoints { port: settings.port },
-    };
-    Subscription {
-        source,
-        replay_port: settings.replay_port,
-        topic: settings.topic.clone(),
-        ranks: settings.ranks,
-        ..Subscription::default()
-    }
-}
-
-pub(super) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
-    let cache = PrefixCache::new(&cache_config(settings, seed));
-    let budget = cache.index().stats().budget_bytes;
-    if (budget as u64) < settings.max_bytes {
-        tracing::warn!(
-            asked = settings.max_bytes,
-            budget,
-            "prefix index is smaller than `prefixCache.maxBytes`: the system refused to reserve that much memory; check \
-             `ulimit -v` and vm.overcommit_memory"
-        );
-    }
-    let cache = cache.with_max_blocks(settings.max_blocks);
-    if settings.block_size.is_some() { cache } else { cache.of_engines_blocks() }
-}
-
-fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
-    let block_size = settings.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
-    let unit = match settings.tokenizer {
-        TokenizerSettings::Characters => BlockUnit::Bytes(block_size * CHARACTERS_PER_TOKEN),
-        _ => BlockUnit::Tokens(block_size),
-    };
-    CacheConfig {
-        unit,
-        max_bytes: settings.max_bytes,
-        tenant_share: settings.tenant_share,
-        claim_life: settings.claim_life,
-        seed,
     }
 }
 

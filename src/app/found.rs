@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 /// The settings of another search take effect once it has a result, or after this time without one.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads a pool's own configuration, given the name of its source and the text; `None` if it is invalid, which has been
-/// logged.
+/// Reads a pool's own configuration, given the name of its source and the text; `None` if it is
+/// invalid, which has been logged.
 pub type PoolReader = Box<dyn Fn(&str, &str) -> Option<PoolSettings> + Send>;
 
 /// One search for InferencePools.
@@ -48,8 +48,8 @@ struct Own {
 pub(super) struct FoundPools {
     read: PoolReader,
     searches: Vec<Search>,
-    /// Searches that are no longer needed. They continue until the new settings take effect, so that a rejected reload
-    /// loses no finding.
+    /// Searches that are no longer needed. They continue until the new settings take effect, so that a
+    /// rejected reload loses no finding.
     leaving: Vec<Search>,
     own: BTreeMap<String, Own>,
     /// Warnings about found pools that have been logged.
@@ -197,8 +197,9 @@ impl FoundPools {
 /// The warning about a pool whose name another one has.
 fn taken(namespace: &str, name: &str, called: &str) -> String {
     format!(
-        "the InferencePool `{name}` in namespace `{namespace}` is not served: another pool is called `{called}`. \
-         A pool of the configuration needs another name; of two selectors that find the same InferencePool the second has no effect on it"
+        "the InferencePool `{name}` in namespace `{namespace}` is not served: another pool is called `{called}`. A \
+         pool of the configuration needs another name; of two selectors that find the same InferencePool the second \
+         has no effect on it"
     )
 }
 
@@ -248,21 +249,23 @@ fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
     let name = &pool.name;
     if pool.matches.is_empty() {
         return Some(format!(
-            "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: it gets \
-             what no other pool takes"
+            "the InferencePool `{name}` names no Service by `endpointPickerRef`, and its configuration no `match`: \
+             it gets what no other pool takes"
         ));
     }
     let rival = |how| others.iter().find(|other| other.matches.rivalry(&pool.matches) == Some(how));
     if let Some(twin) = rival(Rivalry::Whole) {
         return Some(format!(
-            "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a Service of its own",
+            "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a \
+             Service of its own",
             twin.name
         ));
     }
     let neighbour = rival(Rivalry::AtNoPort)?;
     Some(format!(
-        "only the port of their Service tells the pools `{}` and `{name}` apart, and of calls that name no port the first gets the requests: have \
-         the gateway name it (Envoy: `grpc_service.envoy_grpc.authority`), or give each InferencePool a Service of its own",
+        "only the port of their Service tells the pools `{}` and `{name}` apart, and of calls that name no port the \
+         first gets the requests: have the gateway name it (Envoy: `grpc_service.envoy_grpc.authority`), or give \
+         each InferencePool a Service of its own",
         neighbour.name
     ))
 }

@@ -118,8 +118,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Follows the pods of `pool`, instead of the task whose rules are in `before`, if any. `None` without
-    /// [`Cluster::connect`].
+    /// Follows the pods of `pool`, instead of the task whose rules are in `before`,
+    /// if any. `None` without [`Cluster::connect`].
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
     pub(super) fn follow(
@@ -158,8 +158,8 @@ impl Cluster {
         Some(Following { source, stats: stats_kept, stop, task })
     }
 
-    /// Searches for InferencePools until `stop`; returns the namespace and the findings. `None` without
-    /// [`Cluster::connect`].
+    /// Searches for InferencePools until `stop`; returns the namespace and
+    /// the findings. `None` without [`Cluster::connect`].
     #[must_use]
     pub(super) fn search(
         &self,
@@ -195,9 +195,9 @@ impl Cluster {
         }))
     }
 
-    /// Competes for the lease of this name in `namespace`, and holds `readiness` back, if given, while another replica
-    /// has it. While the API server is unreachable, the last holder stays ready. Releases the lease on `stop`, and then
-    /// ends.
+    /// Competes for the lease of this name in `namespace`, and holds `readiness` back, if given, while
+    /// another replica has it. While the API server is unreachable, the last holder stays ready. Releases the
+    /// lease on `stop`, and then ends.
     pub(super) fn lead(
         &self,
         pool: &str,

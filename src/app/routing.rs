@@ -25,8 +25,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Strategies that the pool of the same name had in `before` are kept, and so is the connection of `redis` if
-    /// possible.
+    /// Strategies that the pool of the same name had in `before` are kept, and so is the
+    /// connection of `redis` if possible.
     ///
     /// # Errors
     /// If profiles of a new strategy can't be read, or Redis can't be used with these settings.
@@ -100,7 +100,10 @@ pub(super) fn scheduler(settings: &PoolSettings, before: Option<&Pool>) -> anyho
     match filled {
         // A found pool's own configuration may be invalid for a time, which must not affect other pools.
         Err(error) if settings.kubernetes.as_ref().is_some_and(|source| source.found) => {
-            tracing::error!(pool = %settings.name, error = format!("{error:#}"), "SLO profiles can't be read; the pool has none");
+            tracing::error!(
+                pool = %settings.name, error = format!("{error:#}"),
+                "SLO profiles can't be read; the pool has none"
+            );
         }
         other => other?,
     }

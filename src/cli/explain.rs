@@ -35,8 +35,8 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Blocks of a long prompt that are shown from each end.
 const SHOWN_BLOCKS: usize = 12;
 
-/// Explain where a request would go: its tokens and blocks, the endpoints that hold them, and the score of each
-/// endpoint.
+/// Explain where a request would go: its tokens and blocks, the endpoints that hold them, and
+/// the score of each endpoint.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ExplainArgs {
@@ -179,10 +179,56 @@ fn why(e: &Value, out: &mut String) {
     out.push('\n');
 }
 
+/// The table of endpoints; `blocks` is the number of blocks of the prompt.
+fn endpoints(e: &Value, blocks: usize, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
+        "ENDPOINT", "HOLDS", "TOKENS", "PENDING", "REQUESTS", "KNOWN BY"
+    );
+    for h in list(&e["endpoints"]) {
+        let of = format!("{} of {}", h["blocks"], blocks);
+        let _ = writeln!(
+            out,
+            "{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
+            text(&h["address"]),
+            of,
+            h["tokens"].to_string(),
+            h["on_its_way_blocks"].to_string(),
+            h["requests"].to_string(),
+            text(&h["source"])
+        );
+    }
+}
+
+/// The table of blocks, without those in the middle of a long prompt unless `all_blocks` is set.
+fn show_blocks(blocks: &[Value], all_blocks: bool, out: &mut String) {
+    let _ = writeln!(out, "\n{:>5}  {:<16}  CONTENT", "BLOCK", "KEY");
+    for (i, block) in blocks.iter().enumerate() {
+        if !all_blocks && blocks.len() > 2 * SHOWN_BLOCKS && (SHOWN_BLOCKS..blocks.len() - SHOWN_BLOCKS).contains(&i) {
+            if i == SHOWN_BLOCKS {
+                let _ = writeln!(out, "       … {} more (`--all-blocks`) …", blocks.len() - 2 * SHOWN_BLOCKS);
+            }
+            continue;
+        }
+        let content = match &block["tokens"] {
+            Value::Array(ids) => ids.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
+            _ => format!("{:?}", text(&block["text"])),
+        };
+        let _ = writeln!(out, "{i:>5}  {:<16}  {content}", text(&block["key"]));
+    }
+}
+
+fn text(v: &Value) -> String {
+    v.as_str().unwrap_or_default().to_owned()
+}
+
+fn list(v: &Value) -> Vec<Value> {
+    v.as_array().cloned().unwrap_or_default()
+}
+
 /// Prints the explanation as text.
 fn show(e: &Value, all_blocks: bool) -> String {
-    let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
-    let list = |v: &Value| v.as_array().cloned().unwrap_or_default();
     let blocks = list(&e["blocks"]);
     let about = if e["counted"] == true { "" } else { "about " };
     let mut out = String::new();
@@ -222,38 +268,8 @@ fn show(e: &Value, all_blocks: bool) -> String {
     if !encode.is_empty() {
         line("encode", encode.join(", "));
     }
-    let _ = writeln!(
-        out,
-        "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
-        "ENDPOINT", "HOLDS", "TOKENS", "PENDING", "REQUESTS", "KNOWN BY"
-    );
-    for h in list(&e["endpoints"]) {
-        let of = format!("{} of {}", h["blocks"], blocks.len());
-        let _ = writeln!(
-            out,
-            "{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
-            text(&h["address"]),
-            of,
-            h["tokens"].to_string(),
-            h["on_its_way_blocks"].to_string(),
-            h["requests"].to_string(),
-            text(&h["source"])
-        );
-    }
+    endpoints(e, blocks.len(), &mut out);
     why(e, &mut out);
-    let _ = writeln!(out, "\n{:>5}  {:<16}  CONTENT", "BLOCK", "KEY");
-    for (i, block) in blocks.iter().enumerate() {
-        if !all_blocks && blocks.len() > 2 * SHOWN_BLOCKS && (SHOWN_BLOCKS..blocks.len() - SHOWN_BLOCKS).contains(&i) {
-            if i == SHOWN_BLOCKS {
-                let _ = writeln!(out, "       … {} more (`--all-blocks`) …", blocks.len() - 2 * SHOWN_BLOCKS);
-            }
-            continue;
-        }
-        let content = match &block["tokens"] {
-            Value::Array(ids) => ids.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
-            _ => format!("{:?}", text(&block["text"])),
-        };
-        let _ = writeln!(out, "{i:>5}  {:<16}  {content}", text(&block["key"]));
-    }
+    show_blocks(&blocks, all_blocks, &mut out);
     out
 }

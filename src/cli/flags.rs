@@ -35,13 +35,15 @@ Examples:
     attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload
 
   Only gateways with a certificate may connect:
-    attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload --client-ca-file /etc/attache/tls/ca.crt \
+    attache run --config-file attache.yaml --cert-path /etc/attache/tls --enable-cert-reload --client-ca-file \
+                        /etc/attache/tls/ca.crt \
       --client-name 'spiffe://cluster.local/ns/gateways/*'
 
   Traces of every tenth request:
     attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1
 
-Exit codes: 0 ended after SIGTERM, 64 wrong usage, 70 internal error or an error of the system such as a port in use, 78 wrong configuration.";
+Exit codes: 0 ended after SIGTERM, 64 wrong usage, 70 internal error or an error of the system such as a port in use, \
+                        78 wrong configuration.";
 
 /// OpenTelemetry's variable for the sampling ratio.
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
@@ -104,26 +106,44 @@ pub struct RunArgs {
         help_heading = "Pools and routing"
     )]
     pub distributed_prefix_cache: Option<String>,
-    /// Time for which `prefix-affinity` remembers prompts, as LocalAI's flag [default: the variable
-    /// LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
+    /// Time for which `prefix-affinity` remembers prompts, as LocalAI's flag [default:
+    /// the variable LOCALAI_DISTRIBUTED_PREFIX_CACHE_TTL, else 5m]
     #[arg(long, value_name = "TIME", help_heading = "Pools and routing")]
     pub distributed_prefix_cache_ttl: Option<String>,
     /// Interval of scrapes of a busy endpoint [default: 50ms]
-    #[arg(long, value_name = "TIME", env = "ATTACHE_REFRESH_METRICS_INTERVAL", value_parser = parse_duration, help_heading = "Pools and routing")]
+    #[arg(
+        long, value_name = "TIME", env = "ATTACHE_REFRESH_METRICS_INTERVAL", value_parser = parse_duration,
+        help_heading = "Pools and routing"
+    )]
     pub refresh_metrics_interval: Option<Duration>,
     /// Metrics older than this are ignored [default: 2s]
-    #[arg(long, value_name = "TIME", env = "ATTACHE_METRICS_STALENESS_THRESHOLD", value_parser = parse_duration, help_heading = "Pools and routing")]
+    #[arg(
+        long, value_name = "TIME", env = "ATTACHE_METRICS_STALENESS_THRESHOLD", value_parser = parse_duration,
+        help_heading = "Pools and routing"
+    )]
     pub metrics_staleness_threshold: Option<Duration>,
     /// Ignore the gateway's subset hint [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_DISABLE_ENDPOINT_SUBSET_FILTER", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Pools and routing"
+    )]
     pub disable_endpoint_subset_filter: Option<bool>,
     /// Trust the headers of clients that name objective, flow and model [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_TRUST_CLIENT_HEADERS", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Pools and routing"
+    )]
     pub trust_client_headers: Option<bool>,
 
     /// Answer as the conformance suite of the Gateway API Inference Extension expects: the header
     /// `test-epp-endpoint-selection` names endpoints. Lets every client choose its endpoint [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Pools and routing")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_CONFORMANCE_HEADERS", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Pools and routing"
+    )]
     pub conformance_headers: Option<bool>,
 
     /// The InferencePool whose pods are the endpoints
@@ -147,8 +167,8 @@ pub struct RunArgs {
     /// Namespace of the InferencePool and its pods [default: the variable NAMESPACE, else the namespace of Attaché]
     #[arg(long, value_name = "NAME", env = "ATTACHE_POOL_NAMESPACE", help_heading = "Kubernetes")]
     pub pool_namespace: Option<String>,
-    /// API group of the InferencePool; inference.networking.x-k8s.io for v1alpha2 [default:
-    /// inference.networking.k8s.io]
+    /// API group of the InferencePool; inference.networking.x-k8s.io
+    /// for v1alpha2 [default: inference.networking.k8s.io]
     #[arg(long, value_name = "GROUP", env = "ATTACHE_POOL_GROUP", help_heading = "Kubernetes")]
     pub pool_group: Option<String>,
     /// Labels of the pods that are endpoints, if there is no InferencePool: `app=vllm`
@@ -167,23 +187,40 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", env = "ATTACHE_ENGINE", value_parser = parse_engine, help_heading = "Kubernetes")]
     pub engine: Option<Engine>,
     /// Scheme of the metrics of model servers: http or https [default: http]
-    #[arg(long, value_name = "SCHEME", env = "ATTACHE_MODEL_SERVER_METRICS_SCHEME", value_parser = ["http", "https"], help_heading = "Kubernetes")]
+    #[arg(
+        long, value_name = "SCHEME", env = "ATTACHE_MODEL_SERVER_METRICS_SCHEME",
+        value_parser = ["http", "https"], help_heading = "Kubernetes"
+    )]
     pub model_server_metrics_scheme: Option<String>,
     /// Path of the metrics of model servers [default: /metrics]
-    #[arg(long, value_name = "PATH", env = "ATTACHE_MODEL_SERVER_METRICS_PATH", value_parser = parse_path, help_heading = "Kubernetes")]
+    #[arg(
+        long, value_name = "PATH", env = "ATTACHE_MODEL_SERVER_METRICS_PATH", value_parser = parse_path,
+        help_heading = "Kubernetes"
+    )]
     pub model_server_metrics_path: Option<String>,
     /// Port of the metrics of pods with one rank [default: the serving port]
     #[arg(long, value_name = "PORT", env = "ATTACHE_MODEL_SERVER_METRICS_PORT", help_heading = "Kubernetes")]
     pub model_server_metrics_port: Option<u16>,
     /// Accept any certificate of pods' metrics over https [default: true with that scheme]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_MODEL_SERVER_METRICS_HTTPS_INSECURE_SKIP_VERIFY",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Kubernetes"
+    )]
     pub model_server_metrics_https_insecure_skip_verify: Option<bool>,
     /// Only the replica that holds the Lease of the pool reports ready [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_HA_ENABLE_LEADER_ELECTION", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Kubernetes"
+    )]
     pub ha_enable_leader_election: Option<bool>,
     /// Which replicas write conditions of InferenceModels: true is the one that holds the Lease, false is none
     /// [default: every replica that has the right]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_MODEL_STATUS", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = parse_switch, help_heading = "Kubernetes"
+    )]
     pub model_status: Option<bool>,
 
     /// Address of all listeners [default: 0.0.0.0]
@@ -198,30 +235,43 @@ pub struct RunArgs {
     /// Port of metrics and admin pages, plain HTTP [default: 9090]
     #[arg(long, value_name = "PORT", env = "ATTACHE_METRICS_PORT", help_heading = "Listeners")]
     pub metrics_port: Option<u16>,
-    /// Require a bearer token that the cluster authorizes for metrics and admin pages (TokenReview,
-    /// SubjectAccessReview) [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1, require_equals = true, default_missing_value = "true", help_heading = "Listeners")]
+    /// Require a bearer token that the cluster authorizes for metrics and admin
+    /// pages (TokenReview, SubjectAccessReview) [default: false]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_METRICS_ENDPOINT_AUTH", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", help_heading = "Listeners"
+    )]
     pub metrics_endpoint_auth: Option<bool>,
     /// Further host names of the admin pages, beside IP addresses and localhost
     #[arg(long, value_name = "NAME", env = "ATTACHE_ADMIN_HOSTS", value_delimiter = ',', help_heading = "Listeners")]
     pub admin_hosts: Vec<String>,
     /// Answer gRPC health checks on the ext-proc port too [default: true]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners"
+    )]
     pub health_checking: Option<bool>,
     /// TLS on the ext-proc port; the certificate is self-signed without --cert-path [default: true]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_SECURE_SERVING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_SECURE_SERVING", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners"
+    )]
     pub secure_serving: Option<bool>,
     /// Directory with the certificate, `tls.crt` and `tls.key`
     #[arg(long, value_name = "DIR", env = "ATTACHE_CERT_PATH", help_heading = "Listeners")]
     pub cert_path: Option<PathBuf>,
     /// Reload the certificate when its files change [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Listeners")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_ENABLE_CERT_RELOAD", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Listeners"
+    )]
     pub enable_cert_reload: Option<bool>,
     /// PEM file with authorities: only clients with their certificates may connect; watched and reloaded
     #[arg(long, value_name = "FILE", env = "ATTACHE_CLIENT_CA_FILE", help_heading = "Listeners")]
     pub client_ca_file: Option<PathBuf>,
-    /// Subject alternative name that clients must have: a DNS name, a URI, `*.name` or `uri/*`; may be given several
-    /// times [default: any]
+    /// Subject alternative name that clients must have: a DNS name, a URI, `*.name` or `uri/*`; may be
+    /// given several times [default: any]
     #[arg(
         long = "client-name",
         value_name = "NAME",
@@ -238,10 +288,16 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", env = "ATTACHE_SEED", help_heading = "Process")]
     pub seed: Option<u64>,
     /// Time from SIGTERM until new streams are rejected [default: 5s]
-    #[arg(long, value_name = "TIME", env = "ATTACHE_DRAIN_MIN_DELAY", value_parser = parse_duration, help_heading = "Process")]
+    #[arg(
+        long, value_name = "TIME", env = "ATTACHE_DRAIN_MIN_DELAY", value_parser = parse_duration,
+        help_heading = "Process"
+    )]
     pub drain_min_delay: Option<Duration>,
     /// Time from SIGTERM until open streams are closed [default: 2m]
-    #[arg(long, value_name = "TIME", env = "ATTACHE_DRAIN_DEADLINE", value_parser = parse_duration, help_heading = "Process")]
+    #[arg(
+        long, value_name = "TIME", env = "ATTACHE_DRAIN_DEADLINE", value_parser = parse_duration,
+        help_heading = "Process"
+    )]
     pub drain_deadline: Option<Duration>,
 
     /// Log filter: `info`, `debug`, `attache=debug,info` [default: info]
@@ -251,7 +307,11 @@ pub struct RunArgs {
     #[arg(short = 'v', long = "v", value_name = "N", env = "ATTACHE_V", help_heading = "Logs, traces and recordings")]
     pub verbosity: Option<u8>,
     /// Send the score of each endpoint to the gateway as dynamic metadata [default: false]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Logs, traces and recordings")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_EMIT_ENDPOINT_SCORES", num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Logs, traces and recordings"
+    )]
     pub emit_endpoint_scores: Option<bool>,
     /// Format of logs [default: text on a terminal, else json]
     #[arg(
@@ -263,7 +323,11 @@ pub struct RunArgs {
     )]
     pub log_format: Option<LogFormatArg>,
     /// Send traces, if a collector is configured [default: true]
-    #[arg(long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_switch, help_heading = "Logs, traces and recordings")]
+    #[arg(
+        long, value_name = "BOOL", env = "ATTACHE_TRACING", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = parse_switch,
+        help_heading = "Logs, traces and recordings"
+    )]
     pub tracing: Option<bool>,
     /// Trace collector, OTLP over HTTP
     #[arg(
@@ -274,8 +338,8 @@ pub struct RunArgs {
         help_heading = "Logs, traces and recordings"
     )]
     pub otlp_endpoint: Option<String>,
-    /// Fraction of the requests to trace if the caller has not decided [default: the variable OTEL_TRACES_SAMPLER_ARG,
-    /// else 0.1]
+    /// Fraction of the requests to trace if the caller has not decided [default:
+    /// the variable OTEL_TRACES_SAMPLER_ARG, else 0.1]
     #[arg(long, value_name = "0..1", help_heading = "Logs, traces and recordings")]
     pub trace_ratio: Option<f64>,
     /// Decisions kept for the page `/decisions` [default: 256]
@@ -285,7 +349,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", env = "ATTACHE_RECORD", help_heading = "Logs, traces and recordings")]
     pub record: Option<PathBuf>,
     /// Largest size of the recording, bytes; it stops there
-    #[arg(long, value_name = "N", env = "ATTACHE_RECORD_MAX_BYTES", default_value_t = DEFAULT_MAX_BYTES, help_heading = "Logs, traces and recordings")]
+    #[arg(
+        long, value_name = "N", env = "ATTACHE_RECORD_MAX_BYTES", default_value_t = DEFAULT_MAX_BYTES,
+        help_heading = "Logs, traces and recordings"
+    )]
     pub record_max_bytes: u64,
 }
 

@@ -1,11 +1,11 @@
-//! Command lines of the reference pickers: the flags in Deployments of GIE and llm-d are converted to those of
-//! [`super::flags`], so that their manifests run with only the image changed. Called before the arguments are parsed.
-//! Pure.
+//! Command lines of the reference pickers: the flags in Deployments of GIE and llm-d are converted to
+//! those of [`super::flags`], so that their manifests run with only the image changed. Called before
+//! the arguments are parsed. Pure.
 //!
-//! Four differences are handled. Go accepts a single dash, and old versions wrote `poolName` for `pool-name`. GIE's
-//! chart passes some values with their quotes (`--model-server-metrics-path="/metrics"` as one argument, which no shell
-//! has parsed). Some flags have another name in Attaché. And some have no effect; these are dropped with a warning that
-//! states why.
+//! Four differences are handled. Go accepts a single dash, and old versions wrote `poolName` for `pool-name`.
+//! GIE's chart passes some values with their quotes (`--model-server-metrics-path="/metrics"` as one argument,
+//! which no shell has parsed). Some flags have another name in Attaché. And some have no effect; these are dropped
+//! with a warning that states why.
 
 use super::flags::parse_switch;
 use crate::config::units::parse_duration;
@@ -158,8 +158,8 @@ impl Translated {
     }
 }
 
-/// The name of a long flag, with dashes between words, and its value if it is in the same argument. `None` for other
-/// arguments.
+/// The name of a long flag, with dashes between words, and its value if it is in the same
+/// argument. `None` for other arguments.
 fn flag(word: &str) -> Option<(String, Option<String>)> {
     let text = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
     let (name, value) = match text.split_once('=') {
@@ -303,21 +303,25 @@ mod tests {
     /// All flags of GIE's picker (v1.5) and of llm-d's (v0.10), as their Deployments pass them.
     #[test]
     fn command_lines_of_both_references_are_understood() {
-        let gie = "--pool-name vllm --pool-namespace default --pool-group inference.networking.k8s.io --grpc-port 9002 --grpc-health-port 9003 \
-             --metrics-port 9090 --health-checking=true --secure-serving=false --cert-path= --enable-cert-reload=false \
-             --disable-endpoint-subset-filter=false --config-file /config/default-plugins.yaml --ha-enable-leader-election=false \
-             --refresh-metrics-interval 50ms --refresh-prometheus-metrics-interval 5s --metrics-staleness-threshold 2s \
-             --metrics-endpoint-auth=true --tracing=false --enable-pprof=true --v 4 --zap-encoder json --zap-devel=false --zap-log-level 2 \
-             --zap-stacktrace-level error --zap-time-encoding rfc3339 --model-server-metrics-scheme http --model-server-metrics-path /metrics \
-             --model-server-metrics-port 0 --model-server-metrics-https-insecure-skip-verify=true \
-             --total-queued-requests-metric sglang:num_queue_reqs --total-running-requests-metric sglang:num_running_reqs \
-             --kv-cache-usage-percentage-metric sglang:token_usage --lora-info-metric= --cache-info-metric=";
-        let llm_d = "--endpoint-selector app=vllm --endpoint-target-ports 8000,8001 --config-text {} --tls-min-version VersionTLS13 \
-             --tls-cipher-suites TLS_AES_128_GCM_SHA256 --metrics-cert-dir /certs --metrics-client-ca-file /ca.crt --drain-timeout 30s \
-             --grpc-max-recv-msg-size 4194304 --grpc-max-send-msg-size 4194304 --enable-grpc-stream-metrics --emit-endpoint-scores \
-             --allow-experimental-plugins --ha-enable-leader-election -v=5";
-        let oldest = "-poolName vllm -poolNamespace default -v 4 --zap-encoder json -grpcPort 9002 -grpcHealthPort 9003 \
-             -refreshMetricsInterval 50ms -secureServing=true";
+        let gie = "--pool-name vllm --pool-namespace default --pool-group inference.networking.k8s.io --grpc-port \
+                   9002 --grpc-health-port 9003 --metrics-port 9090 --health-checking=true --secure-serving=false \
+                   --cert-path= --enable-cert-reload=false --disable-endpoint-subset-filter=false --config-file \
+                   /config/default-plugins.yaml --ha-enable-leader-election=false --refresh-metrics-interval 50ms \
+                   --refresh-prometheus-metrics-interval 5s --metrics-staleness-threshold 2s \
+                   --metrics-endpoint-auth=true --tracing=false --enable-pprof=true --v 4 --zap-encoder json \
+                   --zap-devel=false --zap-log-level 2 --zap-stacktrace-level error --zap-time-encoding rfc3339 \
+                   --model-server-metrics-scheme http --model-server-metrics-path /metrics \
+                   --model-server-metrics-port 0 --model-server-metrics-https-insecure-skip-verify=true \
+                   --total-queued-requests-metric sglang:num_queue_reqs --total-running-requests-metric \
+                   sglang:num_running_reqs --kv-cache-usage-percentage-metric sglang:token_usage \
+                   --lora-info-metric= --cache-info-metric=";
+        let llm_d = "--endpoint-selector app=vllm --endpoint-target-ports 8000,8001 --config-text {} \
+                     --tls-min-version VersionTLS13 --tls-cipher-suites TLS_AES_128_GCM_SHA256 --metrics-cert-dir \
+                     /certs --metrics-client-ca-file /ca.crt --drain-timeout 30s --grpc-max-recv-msg-size 4194304 \
+                     --grpc-max-send-msg-size 4194304 --enable-grpc-stream-metrics --emit-endpoint-scores \
+                     --allow-experimental-plugins --ha-enable-leader-election -v=5";
+        let oldest = "-poolName vllm -poolNamespace default -v 4 --zap-encoder json -grpcPort 9002 -grpcHealthPort \
+                      9003 -refreshMetricsInterval 50ms -secureServing=true";
         for line in [gie, llm_d, oldest] {
             let words = ["attache", "run"].into_iter().chain(line.split_whitespace()).map(OsString::from).collect();
             let words = translate(words).words;

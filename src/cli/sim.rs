@@ -49,7 +49,8 @@ Examples:
     curl -s localhost:8001/kv_event_sources
     curl -s localhost:8001/sim/kv_blocks
 
-  A server with four data-parallel ranks behind its port, each with a cache and KV events of its own (ports 5557 to 5560):
+  A server with four data-parallel ranks behind its port, each with a cache and KV events of its own (ports 5557 to \
+                        5560):
     attache sim --endpoints 1 --data-parallel-size 4 --kv-events-port 5557
     curl -si localhost:8001/v1/completions -H 'x-data-parallel-rank: 2' -H 'content-type: application/json' \\
       -d '{\"prompt\":\"Hello\",\"max_tokens\":1}'
@@ -61,7 +62,8 @@ Examples:
       -d '{\"prompt\":\"Hello\",\"max_tokens\":1,\"kv_transfer_params\":{\"do_remote_decode\":true}}'
     curl -s localhost:8001/sim/pd
 
-Prefill and decode (connectors; GET /sim/pd counts legs, transfers, kept blocks, expired leases and failed loads by cause):
+Prefill and decode (connectors; GET /sim/pd counts legs, transfers, kept blocks, expired leases and failed loads by \
+                        cause):
   nixl            vLLM: the decode leg names engine, address, request and blocks of the prefill, and fails with a 500
                   if one is wrong, the lease is over, or the blocks hold another prompt than its own; blocks are
                   free when they were read or the decode's client has gone. Any server takes either leg.
@@ -92,13 +94,17 @@ POST /reset_prefix_cache empties the cache of a server without requests.";
 /// Run a fleet of simulated model servers.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    long_about = "Run a fleet of simulated model servers in one process, on consecutive ports, over real HTTP.\n\nPrints one JSON \
-                  line {\"listening\":[\"127.0.0.1:8001\",…]} when ready, and ends on SIGTERM or SIGINT.",
+    long_about = "Run a fleet of simulated model servers in one process, on consecutive ports, over real \
+                  HTTP.\n\nPrints one JSON line {\"listening\":[\"127.0.0.1:8001\",…]} when ready, and ends on \
+                  SIGTERM or SIGINT.",
     after_long_help = EXAMPLES
 )]
 pub struct Args {
     /// Servers.
-    #[arg(long, value_name = "N", default_value_t = config::DEFAULT_ENDPOINTS, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long, value_name = "N", default_value_t = config::DEFAULT_ENDPOINTS,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     endpoints: u16,
     /// Port of the first server, the others follow; 0 lets the system choose.
     #[arg(long, default_value_t = config::DEFAULT_PORT)]
@@ -151,19 +157,34 @@ pub struct Args {
 #[command(next_help_heading = "Engine (vLLM's names where it has them)")]
 struct EngineArgs {
     /// Tokens in a KV block.
-    #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_BLOCK_SIZE, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(
+        long, value_name = "TOKENS", default_value_t = engine::DEFAULT_BLOCK_SIZE,
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
     block_size: u32,
     /// KV blocks of each server.
-    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_NUM_BLOCKS, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    #[arg(
+        long, value_name = "N", default_value_t = engine::DEFAULT_NUM_BLOCKS,
+        value_parser = clap::value_parser!(u32).range(1..=16_777_216)
+    )]
     blocks: u32,
     /// Sequences in a batch.
-    #[arg(long, value_name = "N", default_value_t = engine::DEFAULT_MAX_NUM_SEQS, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long, value_name = "N", default_value_t = engine::DEFAULT_MAX_NUM_SEQS,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     max_num_seqs: u32,
     /// Tokens computed in a step.
-    #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_NUM_BATCHED_TOKENS, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     max_num_batched_tokens: u32,
     /// Tokens of prompt and answer together.
-    #[arg(long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_MODEL_LEN, value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(
+        long, value_name = "TOKENS", default_value_t = engine::DEFAULT_MAX_MODEL_LEN,
+        value_parser = clap::value_parser!(u32).range(2..)
+    )]
     max_model_len: u32,
     /// Queue capacity of an engine; further requests get 503 (a stream: 200 with an error event) [default: unlimited].
     #[arg(long, value_name = "N")]
@@ -189,22 +210,37 @@ struct LatencyArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_WEIGHT_READ))]
     weight_read: Time,
     /// Computing a prompt token that is not cached.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_PREFILL_TOKEN))]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_time,
+        default_value = Time(latency::DEFAULT_PER_PREFILL_TOKEN)
+    )]
     per_prefill_token: Time,
     /// Computing a pair of tokens in a prefill's attention.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_PREFILL_PAIR))]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_time,
+        default_value = Time(latency::DEFAULT_PER_PREFILL_PAIR)
+    )]
     per_prefill_pair: Time,
     /// Computing the token of a sequence that decodes.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_DECODE_SEQUENCE))]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_time,
+        default_value = Time(latency::DEFAULT_PER_DECODE_SEQUENCE)
+    )]
     per_decode_seq: Time,
     /// Reading a cached token of a sequence that decodes.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_CONTEXT_TOKEN))]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_time,
+        default_value = Time(latency::DEFAULT_PER_CONTEXT_TOKEN)
+    )]
     per_context_token: Time,
     /// Latency of a KV transfer between servers before its first byte.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_TRANSFER_SETUP))]
     transfer_setup: Time,
     /// Transfer time of the KV of one token.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = Time(latency::DEFAULT_PER_RECEIVED_TOKEN))]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_time,
+        default_value = Time(latency::DEFAULT_PER_RECEIVED_TOKEN)
+    )]
     per_received_token: Time,
 }
 
@@ -465,116 +501,4 @@ async fn serve_until_told(config: &SimConfig) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Debug, Parser)]
-    struct Cli {
-        #[command(flatten)]
-        args: Args,
-    }
-
-    fn parse(flags: &[&str]) -> Result<SimConfig, String> {
-        let line = std::iter::once("sim").chain(flags.iter().copied());
-        Cli::try_parse_from(line).map(|cli| cli.args.config()).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn defaults_are_the_documented_ones() {
-        let config = parse(&[]).unwrap();
-        assert_eq!(config.server.engine.latency, LatencyModel::default());
-        let expected = EngineConfig { model: config::DEFAULT_MODEL.into(), ..EngineConfig::default() };
-        assert_eq!(config.server.engine, expected);
-        assert_eq!((config.endpoints, config.port), (4, 8001));
-    }
-
-    #[test]
-    fn flags_reach_the_fleet() {
-        let flags = [
-            "--model=a,b",
-            "--lora=x,y",
-            "--step-base=1.5ms",
-            "--weight-read=9ms",
-            "--speed=100",
-            "--max-num-queued-reqs=7",
-        ];
-        let config = parse(&flags).unwrap();
-        assert_eq!(config.server.models, ["a", "b"]);
-        assert_eq!(config.server.loras, ["x", "y"]);
-        assert_eq!(&*config.server.engine.model, "a");
-        assert_eq!(config.server.engine.latency.step_base, Duration::from_micros(1_500));
-        assert_eq!(config.server.engine.latency.weight_read, Duration::from_millis(9));
-        assert_eq!(config.server.engine.max_num_queued, Some(7));
-    }
-
-    #[test]
-    fn roles_make_the_fleet_and_settings_reach_it() {
-        let config = parse(&["--role", "prefill=2,decode=1"]).unwrap();
-        assert_eq!((config.endpoints, config.roles), (3, vec![Role::Prefill, Role::Prefill, Role::Decode]));
-        assert_eq!(config.server.pd, PdConfig::default());
-        let flags = "--kv-connector sglang --kv-lease 2s --bidirectional-kv --decoder-kv-ttl 3s --decoder-kv-clock unix \
-                     --kv-load-failure-policy recompute --kv-load-failure-delay 4ms --bootstrap-timeout 5s";
-        let config = parse(&flags.split_whitespace().collect::<Vec<_>>()).unwrap();
-        let expected = PdConfig {
-            connector: Connector::Sglang,
-            lease: Duration::from_secs(2),
-            bidirectional: true,
-            decoder_ttl: Duration::from_secs(3),
-            expiry_clock: ExpiryClock::Unix,
-            load_failure: LoadFailure::Recompute,
-            load_failure_delay: Duration::from_millis(4),
-            bootstrap_timeout: Duration::from_secs(5),
-        };
-        assert_eq!((config.server.pd, config.roles), (expected, vec![]));
-        assert!(parse(&["--role", "both=1", "--endpoints", "1"]).is_err());
-        for wrong in ["prefill", "prefill=0", "prefil=1", "decode=x"] {
-            assert!(parse(&["--role", wrong]).unwrap_err().contains("allowed are prefill=N"), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn kv_events_are_published_where_a_flag_says_so() {
-        assert_eq!(parse(&[]).unwrap().server.kv_events, None);
-        let bound = parse(&["--kv-events-port", "5557"]).unwrap().server.kv_events;
-        assert_eq!(bound, Some(KvEventsConfig { outlet: Outlet::Bind { port: 5557 }, ..KvEventsConfig::default() }));
-        let flags = "--kv-events-connect tcp://127.0.0.1:5557 --kv-events-replay-port 0 --kv-events-replay-format legacy \
-                     --kv-events-topic kv --kv-events-buffer-steps 9 --kv-events-encoding array --kv-events-hash bytes \
-                     --kv-events-offload-blocks 7 --prefix-caching-hash-algo xxhash_cbor --hash-seed 42";
-        let connected = parse(&flags.split_whitespace().collect::<Vec<_>>()).unwrap().server.kv_events;
-        let expected = KvEventsConfig {
-            outlet: Outlet::Connect { address: "tcp://127.0.0.1:5557".into() },
-            replay_port: Some(0),
-            topic: Some("kv".into()),
-            buffer_steps: 9,
-            encoding: EventEncoding::Array,
-            hash: HashForm::Bytes,
-            replay_format: ReplayFormat::Legacy,
-            algorithm: Algorithm::XxhashCbor,
-            seed: "42".into(),
-            offload_blocks: 7,
-        };
-        assert_eq!(connected, Some(expected));
-        let error = parse(&["--kv-events-topic", "kv"]).unwrap_err();
-        assert!(error.contains("--kv-events-port") && error.contains("--kv-events-connect"), "{error}");
-        assert!(parse(&["--kv-events-port", "0", "--kv-events-connect", "tcp://h:1"]).is_err());
-    }
-
-    #[test]
-    fn wrong_values_are_refused_with_what_is_allowed() {
-        for (flags, expected) in [
-            (["--speed", "0"], "0.000001 to 1e9"),
-            (["--speed", "NaN"], "0.000001 to 1e9"),
-            (["--step-base", "6"], "a number with a unit"),
-            (["--step-base", "-6ms"], "a number with a unit"),
-            (["--faults", r#"{"refuze":1}"#], "refuze"),
-            (["--block-size", "0"], "1..=1024"),
-            (["--endpoints", "0"], "1..=65535"),
-            (["--prefix-caching-hash-algo", "md5"], "sha256_cbor"),
-        ] {
-            let flags = [&format!("{}={}", flags[0], flags[1])[..]];
-            let error = parse(&flags).unwrap_err();
-            assert!(error.contains(expected), "{flags:?}: {error}");
-        }
-    }
-}
+mod tests;

@@ -114,8 +114,8 @@ fn read_capped(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A warning instead of an error: the file may be checked on a machine without the model, and without its tokenizer a
-/// pool routes by text.
+/// A warning instead of an error: the file may be checked on a machine without the model, and without its tokenizer
+/// a pool routes by text.
 fn check_tokenizers(settings: &Settings) -> impl Iterator<Item = Diagnostic> {
     settings.pools.iter().filter_map(|pool| {
         let TokenizerSettings::HuggingFace { directory } = &pool.prefix.tokenizer else { return None };

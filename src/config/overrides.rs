@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Values that outrank the file, except for those of AIBrix and LocalAI. `None` means that neither a flag nor the
-/// environment sets the value.
+/// Values that outrank the file, except for those of AIBrix and LocalAI. `None` means that neither a flag nor
+/// the environment sets the value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     /// `--bind`

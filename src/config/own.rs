@@ -1,5 +1,5 @@
-//! The configuration of a single pool, beside that of the process: a file of either kind, of which only its one pool is
-//! used.
+//! The configuration of a single pool, beside that of the process: a file of either kind, of which only
+//! its one pool is used.
 
 use super::decode::Sink;
 use super::diagnostic::{At, Code, Diagnostic};

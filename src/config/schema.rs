@@ -95,8 +95,8 @@ fn check_kind(version: Option<&Node>, kind: Option<&Node>, fields: &Fields<'_>, 
     good
 }
 
-/// Declares a section: a struct of optional values, and how it is read. The function after `=` reads a type of another
-/// crate.
+/// Declares a section: a struct of optional values, and how it is read. The function after `=` reads
+/// a type of another crate.
 macro_rules! sections {
     ($($(#[$doc:meta])* $name:ident { $($key:literal => $field:ident: $t:ty $(= $read:ident)?),* $(,)? })*) => {$(
         $(#[$doc])*
@@ -122,7 +122,7 @@ mod flow;
 mod objective;
 mod selection;
 mod tenants;
-mod words;
+mod word;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
 pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};

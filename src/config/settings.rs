@@ -1,5 +1,5 @@
-//! The settings of the process, after flags, environment and file were merged and checked. The serving code reads
-//! nothing else.
+//! The settings of the process, after flags, environment and file were merged and checked. The
+//! serving code reads nothing else.
 
 use attache_flow::PoolFlow;
 use attache_pool::EndpointSpec;
@@ -275,8 +275,8 @@ pub enum TokenizerSettings {
 /// How model servers are asked for tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteTokenizer {
-    /// URL for each endpoint: `{address}` stands for its address and port, `{ip}` for its address alone. `None`: plain
-    /// HTTP at its address.
+    /// URL for each endpoint: `{address}` stands for its address and port, `{ip}` for its address alone. `None`:
+    /// plain HTTP at its address.
     pub url: Option<String>,
     /// URLs of tokenizers by model, used instead of the endpoints.
     pub model_urls: BTreeMap<String, String>,
@@ -322,8 +322,8 @@ pub struct KvEventSettings {
     pub topic: String,
     /// A socket that all publishers connect to, `tcp://0.0.0.0:5557`.
     pub bind: Option<String>,
-    /// With `bind`, events count only if they come from the IP address of the endpoint that they name. Set `false` if
-    /// publishers' addresses are translated.
+    /// With `bind`, events count only if they come from the IP address of the endpoint that they name. Set `false`
+    /// if publishers' addresses are translated.
     pub require_sender_address: bool,
 }
 

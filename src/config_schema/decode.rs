@@ -9,15 +9,15 @@ use attache_types::units::{parse_bytes, parse_duration};
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Collects mistakes.
+/// Collects the mistakes of a configuration.
 #[derive(Debug, Default)]
 pub struct Sink {
-    /// All mistakes so far.
+    /// All mistakes so far, in the order of their discovery.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 impl Sink {
-    /// Adds one mistake.
+    /// Adds one mistake to the list.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         self.diagnostics.push(diagnostic);
     }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 /// A position in the text: line and column count from 1, in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Line number, from 1.
+    /// Line number in the file, from 1.
     pub line: u32,
     /// Column number, from 1, in characters.
     pub column: u32,
@@ -20,31 +20,31 @@ pub struct Span {
 /// A value and the position that it was read from; the default position if it came from a flag or the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At<T> {
-    /// The value itself.
+    /// The value as it was read.
     pub value: T,
     /// Position of the value in the file.
     pub span: Span,
 }
 
-/// Severity of a diagnostic.
+/// How severe a diagnostic is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Valid, but probably not intended.
     Warning,
-    /// The configuration is rejected.
+    /// The configuration is rejected because of it.
     Error,
 }
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal),* $(,)?) => {
-        /// Every kind of diagnostic: E1xx about the text, E2xx about the meaning, W3xx valid but suspicious. Codes are
-        /// stable.
+        /// Every kind of diagnostic: E1xx about the text, E2xx about the meaning, W3xx valid
+        /// but suspicious. Codes are stable.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Code { $($(#[$doc])* $name),* }
 
         impl Code {
-            /// All codes, in order.
+            /// All codes, in the order of their declaration.
             pub const ALL: &'static [Code] = &[$(Code::$name),*];
 
             /// The code as it is printed.
@@ -146,14 +146,14 @@ impl Code {
 pub struct Related {
     /// Position in the file.
     pub span: Span,
-    /// Description of what is there.
+    /// Description of that position, such as "the first one".
     pub note: String,
 }
 
-/// One mistake or warning.
+/// One mistake in a configuration, or a warning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Kind of the mistake.
+    /// Code of the kind of mistake.
     pub code: Code,
     /// The setting, its value and the allowed values: lower case, no full stop.
     pub message: String,

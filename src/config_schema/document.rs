@@ -19,7 +19,7 @@ const MAX_ALIASED_NODES: usize = 20_000;
 pub struct Node {
     /// Where it begins, and its length if it is a scalar.
     pub span: Span,
-    /// The value itself.
+    /// The value with its YAML type.
     pub value: Value,
 }
 
@@ -30,13 +30,13 @@ pub enum Value {
     Null,
     /// `true` or `false`.
     Bool(bool),
-    /// A whole number.
+    /// A whole number, positive or negative.
     Int(i128),
     /// Any other number, including NaN and infinities.
     Float(f64),
-    /// A text scalar.
+    /// Text, quoted or plain.
     Text(String),
-    /// A sequence of nodes.
+    /// A sequence of nodes, in order.
     List(Vec<Node>),
     /// A mapping, in the order of the file.
     Map(Vec<(At<String>, Node)>),
@@ -168,7 +168,7 @@ fn explain(error: &serde_saphyr::Error, text: &str) -> Diagnostic {
         E::DuplicateMappingKey { key, .. } => {
             let key = key.as_deref().unwrap_or("?");
             Diagnostic::new(Code::DuplicateKey, "", format!("duplicate key `{key}`"))
-                .help("remove one of the two; which one was meant can't be told")
+                .help("remove one of the two; Attaché can't know which one was meant")
         }
         E::Budget { .. } => bomb(),
         _ if message.contains("limit exceeded") => bomb(),

@@ -22,8 +22,8 @@ impl LegApi {
     pub const ALL: &'static [LegApi] =
         &[LegApi::ChatCompletions, LegApi::Completions, LegApi::Messages, LegApi::Responses, LegApi::Generate];
 
-    /// The API of `path`; `None` if its requests are not split. Prefixes and the query are ignored, as in
-    /// [`Api::from_path`].
+    /// The API of `path`; `None` if its requests are not split. Prefixes and the query
+    /// are ignored, as in [`Api::from_path`].
     #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
         match Api::from_path(path).0 {

@@ -5,8 +5,7 @@
 //! failed (refused, broken off, 429, 5xx, unusable response)    next worker, else give up
 //! too slow (`timeout`)                                         give up: no time is left for another worker
 //! slow (`hedge_after`), if enabled                             next worker as well; the first response wins
-//! any other status                                             give up: the decode worker reports best what is wrong with
-//!                                                              the request
+//! any other status                                             give up: the decode worker reports the client's mistake
 //! ```
 //!
 //! Giving up is not an error by itself: the decode worker can prefill the prompt too.

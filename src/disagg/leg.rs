@@ -11,11 +11,11 @@ use std::net::SocketAddr;
 pub struct Leg<'a> {
     /// The API, the same for both legs.
     pub api: LegApi,
-    /// The client's body, with the model name as the servers know it. Its [`CONTROLLED`](super::CONTROLLED) members are
-    /// not trusted.
+    /// The client's body, with the model name as the servers know it. Its
+    /// [`CONTROLLED`](super::CONTROLLED) members are not trusted.
     pub body: &'a [u8],
-    /// The prefill worker as the decode worker can reach it: an IP address or a name, without port and without
-    /// brackets.
+    /// The prefill worker as the decode worker can reach it: an IP address or a name,
+    /// without port and without brackets.
     pub prefill_host: &'a str,
     /// URL of the prefill leg.
     pub prefill_address: SocketAddr,

@@ -27,8 +27,8 @@ pub use reply::{Prefilled, Reply, Transfer};
 use attache_protocol::edit::{EditError, Edits};
 use std::borrow::Cow;
 
-/// Members of a request body that only the component that splits requests may set: they name servers, ports and memory
-/// to read from.
+/// Members of a request body that only the component that splits requests may set: they name servers, ports
+/// and memory to read from.
 pub const CONTROLLED: &[&str] = &[
     "kv_transfer_params",
     "ec_transfer_params",

@@ -1,5 +1,5 @@
-//! How a pool splits requests between prefill and decode workers: who sends the prefill leg, by which connector, with
-//! which time limits.
+//! How a pool splits requests between prefill and decode workers: who sends the prefill leg, by which
+//! connector, with which time limits.
 
 use super::attempts::Bounds;
 use super::connector::{Connector, Sequence, neuron_nixl, sglang, shfs, trtllm};
@@ -17,8 +17,8 @@ pub const ENGINE_LABEL: &str = "model.aibrix.ai/engine";
 pub const KV_CONNECTOR_LABEL: &str = "model.aibrix.ai/kv-connector-type";
 /// AIBrix's label that groups the prefill and decode workers of one set.
 pub const ROLESET_LABEL: &str = "roleset-name";
-/// Label of a DisaggregatedSet's pods with their revision: a worker may be unable to read the KV cache of another
-/// revision.
+/// Label of a DisaggregatedSet's pods with their revision: a worker may be unable to read the
+/// KV cache of another revision.
 pub const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
 
 /// Name in configurations for the connector that the prefill worker's labels select.
@@ -30,8 +30,8 @@ pub fn default_together() -> Vec<Arc<str>> {
     [ROLESET_LABEL, REVISION_LABEL].map(Into::into).to_vec()
 }
 
-/// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks for the next turn's
-/// prefill.
+/// 480 s: vLLM's `decoder_kv_blocks_ttl`, for which a decode server keeps a conversation's blocks
+/// for the next turn's prefill.
 pub const DEFAULT_DECODER_BLOCKS_TTL: Duration = Duration::from_secs(480);
 
 /// Which component sends the prefill leg of a request.
@@ -41,8 +41,8 @@ pub enum Mode {
     Direct(Direct),
     /// llm-d's sidecar of the decode worker, which gets the prefill worker in a header.
     Header {
-        /// If set, the header also names an endpoint that has at least this many prompt tokens more cached than the
-        /// prefill worker.
+        /// If set, the header also names an endpoint that has at least this many prompt tokens more
+        /// cached than the prefill worker.
         source_tokens: Option<u32>,
     },
 }
@@ -68,15 +68,15 @@ pub struct Direct {
     pub fallback: Fallback,
     /// Scheme towards model servers, `http` or `https`.
     pub scheme: Arc<str>,
-    /// Prefix of API paths on model servers, usually empty. Not taken from the client's path, which the gateway may
-    /// rewrite.
+    /// Prefix of API paths on model servers, usually empty. Not taken from the client's path,
+    /// which the gateway may rewrite.
     pub path_prefix: Arc<str>,
     /// Whether certificates of model servers are accepted without verification.
     pub insecure_skip_verify: bool,
     /// SGLang's bootstrap port for workers without a label.
     pub bootstrap_port: u16,
-    /// How long decode workers keep a conversation's blocks for the prefill of the next turn; zero if they are not
-    /// used.
+    /// How long decode workers keep a conversation's blocks for the prefill of the next turn; zero
+    /// if they are not used.
     pub decoder_blocks_ttl: Duration,
 }
 
@@ -103,8 +103,8 @@ impl Direct {
         Self { connector: self.connector_of(Some(prefill)), ..self.clone() }
     }
 
-    /// Whether a prefill worker of the pool and the decode worker are called at the same time. As in AIBrix, the first
-    /// prefill worker represents all.
+    /// Whether a prefill worker of the pool and the decode worker are called at the same time. As in AIBrix, the
+    /// first prefill worker represents all.
     #[must_use]
     pub fn is_together_in(&self, pool: &PoolSnapshot) -> bool {
         let first = || pool.endpoints.iter().find(|state| state.serves(Roles::PREFILL));

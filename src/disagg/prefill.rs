@@ -31,16 +31,16 @@ const DROPPED: &[&str] = &[
     "guided_whitespace_pattern",
 ];
 
-/// The same for the Responses API. `text` stays, because a format may be part of the prompt; `background` would respond
-/// before the prefill.
+/// The same for the Responses API. `text` stays, because a format may be part of the prompt; `background`
+/// would respond before the prefill.
 const DROPPED_RESPONSES: &[&str] = &["stream_options", "background", "include", "top_logprobs"];
 
 /// The same for the Messages API.
 const DROPPED_MESSAGES: &[&str] = &["stream_options", "stop_sequences"];
 
-/// Edits of a client's body so that it asks for one token without streaming, and without members that only the decode
-/// leg needs. The token is discarded. The client's [`CONTROLLED`] members are removed, except for those in `own`, which
-/// the caller sets.
+/// Edits of a client's body so that it asks for one token without streaming, and without members that only the
+/// decode leg needs. The token is discarded. The client's [`CONTROLLED`] members are removed, except for those in
+/// `own`, which the caller sets.
 pub(super) fn one_token<'v>(api: LegApi, own: &[&'static str]) -> Edits<'v> {
     let edits = distrust(api, own).set("stream", b"false").remove_if("tool_choice", forces_a_call);
     match api {
@@ -104,9 +104,9 @@ pub(super) enum Allowed {
     Several,
 }
 
-/// Whether a sidecar, which builds the prefill leg by itself, can split a request; otherwise the client would get its
-/// error. llm-d's sidecar leaves a forced tool call in the prefill leg, and vLLM fails on one of a single token
-/// (vllm#38911).
+/// Whether a sidecar, which builds the prefill leg by itself, can split a request; otherwise the client
+/// would get its error. llm-d's sidecar leaves a forced tool call in the prefill leg, and vLLM fails on one
+/// of a single token (vllm#38911).
 #[must_use]
 pub fn is_for_sidecars(api: LegApi, body: &[u8]) -> bool {
     let forced = |member: Result<Member<'_>, _>| {

@@ -1,5 +1,5 @@
-//! The response of a prefill worker, parsed in one pass over its top level. Parts that go to the decode worker stay
-//! byte for byte.
+//! The response of a prefill worker, parsed in one pass over its top level. Parts that go to the decode
+//! worker stay byte for byte.
 
 use super::api::LegApi;
 use super::leg::LegError;
@@ -116,8 +116,8 @@ fn reason(details: &[u8]) -> Option<Cow<'_, str>> {
     members.find_map(|member| member.ok().filter(|m| m.is("reason"))).and_then(|member| word(member.value))
 }
 
-/// Cached tokens of the prompt, from vLLM's `kv_transfer_params`: newer than `usage`, and exact if blocks came from a
-/// decode worker.
+/// Cached tokens of the prompt, from vLLM's `kv_transfer_params`: newer than `usage`, and exact if blocks
+/// came from a decode worker.
 fn cached_in(params: &[u8]) -> Option<u64> {
     let mut members = Members::new(params).ok()?;
     let member = members.find_map(|member| member.ok().filter(|m| m.is("remote_prefill_cached_tokens")))?;
@@ -157,15 +157,15 @@ pub struct Transfer {
     /// Number of tokens in the KV cache that it holds.
     #[serde(rename = "remote_num_tokens", default, deserialize_with = "lenient")]
     pub num_tokens: Option<u64>,
-    /// When it releases the blocks, seconds; only decode workers report it (bidirectional transfer), see
-    /// [`Transfer::life`].
+    /// When it releases the blocks, seconds; only decode workers report
+    /// it (bidirectional transfer), see [`Transfer::life`].
     #[serde(rename = "remote_blocks_expiry_time", default, deserialize_with = "lenient")]
     pub expiry_time: Option<f64>,
     /// Cached tokens of the prompt.
     #[serde(rename = "remote_prefill_cached_tokens", default, deserialize_with = "lenient")]
     pub prefill_cached_tokens: Option<u64>,
-    /// Whether the blocks are for a prefill worker: set by a decode worker at the end of a turn (bidirectional
-    /// transfer).
+    /// Whether the blocks are for a prefill worker: set by a decode worker at the end
+    /// of a turn (bidirectional transfer).
     #[serde(rename = "do_remote_decode", default, deserialize_with = "lenient")]
     pub for_prefill: Option<bool>,
     /// `pull` or `push`.

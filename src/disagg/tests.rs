@@ -19,7 +19,7 @@ pub(super) fn recorded(name: &str) -> Recorded {
 }
 
 #[test]
-fn members_that_clients_may_not_write_go() {
+fn controlled_members_are_removed() {
     let body =
         br#"{"model":"m", "kv_transfer_params":{"remote_host":"10.0.0.1"}, "bootstrap\u005fhost":"x","rid":"mine"}"#;
     assert_eq!(without_controlled(body, false).unwrap().as_ref(), br#"{"model":"m","rid":"mine"}"#);

@@ -66,8 +66,8 @@ impl DnsStats {
     }
 }
 
-/// Resolves one name until `shutdown`, or until the pool's writer is gone. Sends endpoints only when the addresses have
-/// changed.
+/// Resolves one name until `shutdown`, or until the pool's writer is gone. Sends endpoints only
+/// when the addresses have changed.
 pub async fn run(
     resolver: impl Resolver,
     source: SourceId,
@@ -132,8 +132,8 @@ fn backoff(failures: u32, refresh: Duration) -> Duration {
     first.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_BACKOFF)
 }
 
-/// Looks the name up once. Addresses are sorted and unique; IPv4 addresses that the resolver maps into IPv6 become
-/// IPv4.
+/// Looks the name up once. Addresses are sorted and unique; IPv4 addresses that the resolver
+/// maps into IPv6 become IPv4.
 async fn lookup(resolver: &impl Resolver, name: &DnsSource) -> io::Result<Vec<SocketAddr>> {
     let answer = tokio::time::timeout(LOOKUP_TIMEOUT, resolver.resolve(&name.host, name.port)).await;
     let mut addresses = answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;

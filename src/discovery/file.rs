@@ -1,5 +1,5 @@
-//! Endpoints that a file lists; Attaché reads it again when it changes. The format is llm-d's (`file-discovery`), YAML
-//! or JSON:
+//! Endpoints that a file lists; Attaché reads it again when it changes. The format is
+//! llm-d's (`file-discovery`), YAML or JSON:
 //!
 //! ```yaml
 //! endpoints:
@@ -57,8 +57,8 @@ impl FileStats {
     }
 }
 
-/// Sends the endpoints of the file, at start and after each change, until `shutdown` or until the pool's writer is
-/// gone.
+/// Sends the endpoints of the file, at start and after each change, until `shutdown` or until
+/// the pool's writer is gone.
 pub async fn run(
     source: SourceId,
     file: FileSource,
@@ -258,8 +258,10 @@ endpoints:
             entries in prop::collection::vec(
                 prop_oneof![
                     "[\\PC\\n]{0,30}",
-                    (0u8..4, 0u32..70_000).prop_map(|(ip, port)| format!("{{name: a, address: 10.0.0.{ip}, port: '{port}'}}")),
-                    (0u8..4, any::<i64>()).prop_map(|(ip, port)| format!("{{name: b, address: '::{ip}', port: {port}}}")),
+                    (0u8..4, 0u32..70_000)
+                        .prop_map(|(ip, port)| format!("{{name: a, address: 10.0.0.{ip}, port: '{port}'}}")),
+                    (0u8..4, any::<i64>())
+                        .prop_map(|(ip, port)| format!("{{name: b, address: '::{ip}', port: {port}}}")),
                 ],
                 0..8,
             ),

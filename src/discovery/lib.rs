@@ -1,8 +1,8 @@
 //! Discovery: finds the endpoints of pools, and turns events of all feeds into snapshots.
 //!
-//! Each source ([`static_source`], [`file`], [`dns`], [`kube`]) is a task that sends `PoolEvent::Endpoints` over the
-//! bounded channel of its pool. [`publish`] is the task at the other end, the only one that writes the pool's
-//! snapshots.
+//! Each source ([`static_source`], [`file`], [`dns`], [`kube`]) is a task that sends
+//! `PoolEvent::Endpoints` over the bounded channel of its pool. [`publish`] is the task at the other end,
+//! the only one that writes the pool's snapshots.
 //!
 //! **Owns** the sources and their settings, InferencePools and rules for models ([`kube`]), and file watches
 //! ([`watch`]). **Called by** `app`, which starts the sources of each pool; `config` and `cli` watch files through it.

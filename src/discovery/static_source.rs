@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Sends the configured endpoints at start and whenever `endpoints` changes. Ends on `shutdown`, or when either channel
-/// is closed.
+/// Sends the configured endpoints at start and whenever `endpoints` changes. Ends on `shutdown`, or
+/// when either channel is closed.
 pub async fn run(
     source: SourceId,
     mut endpoints: watch::Receiver<Vec<EndpointSpec>>,

@@ -1,10 +1,10 @@
 //! Reports changes of files.
 //!
-//! The directory is watched, not the file: editors and deployment tools replace files by renaming, and Kubernetes swaps
-//! the `..data` symlink of a mounted file. A watch on the file itself would follow the old one. In addition the files
-//! are checked every [`POLL_INTERVAL`], since the kernel does not report everything (network file systems, no watches
-//! left, a replaced directory). A deleted file is not a change: its reader keeps the last contents until there are new
-//! ones.
+//! The directory is watched, not the file: editors and deployment tools replace files by renaming, and Kubernetes
+//! swaps the `..data` symlink of a mounted file. A watch on the file itself would follow the old one. In addition
+//! the files are checked every [`POLL_INTERVAL`], since the kernel does not report everything (network file
+//! systems, no watches left, a replaced directory). A deleted file is not a change: its reader keeps the last
+//! contents until there are new ones.
 
 use notify::event::{AccessKind, AccessMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};

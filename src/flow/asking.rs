@@ -59,8 +59,8 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Expected prefill time, seconds, on the endpoint that has the most of the prompt cached, where the request will
-    /// probably go.
+    /// Expected prefill time, seconds, on the endpoint that has the most of the prompt cached, where
+    /// the request will probably go.
     fn work(&self, view: &View<'_>) -> f64 {
         let prompt_tokens = self.facts.prompt_tokens;
         let serving = view.pool.endpoints.iter().filter(|e| e.serves(Roles::DECODE));

@@ -1,5 +1,5 @@
-//! One band: the flows of requests with equal priority, and the order in which they are dequeued. Called by
-//! [`super::control`] alone.
+//! One band: the flows of requests with equal priority, and the order in which they are
+//! dequeued. Called by [`super::control`] alone.
 
 use super::drain::Drain;
 use super::fairness::{Fairness, Meter, QueueHead};
@@ -27,15 +27,15 @@ fn short(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_NAME_BYTES { name.into() } else { Sha256::digest(name).escape_ascii().to_string().into() }
 }
 
-/// 1,024 requests are counted one by one to predict a newcomer's position. That takes some microseconds, however deep
-/// the queue is.
+/// 1,024 requests are counted one by one to predict a newcomer's position. That takes some microseconds,
+/// however deep the queue is.
 const COUNTED: usize = 1_024;
 
 /// A request's sort key within its flow, and its slot.
 pub(super) type QueuePosition = (QueueHead, u32);
 
-/// How many requests of `queue` go before `place`, counted from the nearer end. If both ends are more than `counted`
-/// away, an upper bound.
+/// How many requests of `queue` go before `place`, counted from the nearer end. If both ends are more than
+/// `counted` away, an upper bound.
 fn before(queue: &BTreeSet<QueuePosition>, place: &QueuePosition, counted: usize) -> u64 {
     let behind = queue.range(place..).take(counted).count();
     let before = if behind < counted { counted } else { queue.range(..place).take(counted).count() };
@@ -112,8 +112,8 @@ impl Band {
         self.requests - requests < self.max_requests && (self.bytes - held).saturating_add(bytes) <= self.max_bytes
     }
 
-    /// The name of the flow that serves requests of `name`: its own, or that of all names beyond the limit of `most`
-    /// flows.
+    /// The name of the flow that serves requests of `name`: its own, or that of all names beyond
+    /// the limit of `most` flows.
     fn flow_name<'n>(&self, name: &'n str, most: usize) -> &'n str {
         if self.names.contains_key(name) || self.names.len() < most { name } else { OTHERS }
     }
@@ -238,8 +238,8 @@ impl Band {
         self.flows.get(flow)?.queue.last().map(|(_, slot)| *slot)
     }
 
-    /// Slots of the requests to evict, in order, for one more of `newcomer`: each is the last request of the flow that
-    /// is then longest.
+    /// Slots of the requests to evict, in order, for one more of `newcomer`: each is the last request of the
+    /// flow that is then longest.
     pub(super) fn eviction_order(&self, newcomer: u32) -> impl Iterator<Item = u32> {
         let own = self.flows.get(newcomer).map_or(0, |f| f.queue.len());
         let mut others = self.lengths.iter().rev().copied().peekable();

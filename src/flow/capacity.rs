@@ -1,10 +1,10 @@
 //! Memory limits for the bodies of queued requests: one limit for each pool, and one that several pools share.
 //!
 //! Pools come and go, so the shared limit has no fixed part for each. A pool may take at most as much as it leaves
-//! free. One pool alone gets half of the shared limit; of two that both want all, each gets a third; a newcomer always
-//! finds some. Switches share buffer memory among queues in this way (dynamic thresholds: Choudhury and Hahne, IEEE/ACM
-//! Transactions on Networking 6(2), 1998). The total never exceeds the limit, even when several threads take at the
-//! same time.
+//! free. One pool alone gets half of the shared limit; of two that both want all, each gets a third; a newcomer
+//! always finds some. Switches share buffer memory among queues in this way (dynamic thresholds: Choudhury and
+//! Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). The total never exceeds the limit, even when several
+//! threads take at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

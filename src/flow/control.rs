@@ -6,8 +6,8 @@
 //! * No band exceeds its limits, and all bands together do not exceed the pool's.
 //! * A band is served only when all bands above it are empty.
 //!
-//! A call costs O(log n) in the queued requests and O(1) for each band. To make a [`Gauge`] costs one look at each
-//! endpoint.
+//! A call costs O(log n) in the queued requests and O(1) for each band. To make a [`Gauge`] costs
+//! one look at each endpoint.
 
 mod estimates;
 mod eviction;
@@ -154,9 +154,9 @@ impl<T> FlowControl<T> {
         (self.len(), self.bytes(), self.bands.iter().map(Band::in_flight).sum(), self.running.len())
     }
 
-    /// Records whether the pool has endpoints that serve requests. While it has none, a request without a time to live
-    /// expires [`empty_ttl`](Settings::empty_ttl) after its arrival or after the pool lost its last endpoint, whichever
-    /// is later.
+    /// Records whether the pool has endpoints that serve requests. While it has none, a request without a
+    /// time to live expires [`empty_ttl`](Settings::empty_ttl) after its arrival or after the pool lost its
+    /// last endpoint, whichever is later.
     pub fn pool_serves(&mut self, serves: bool, now: Timestamp) {
         let since = (!serves).then(|| self.empty_since.unwrap_or(now));
         if since == self.empty_since {
@@ -233,8 +233,8 @@ impl<T> FlowControl<T> {
         Verdict::Parked(handle)
     }
 
-    /// Takes queue capacity for a request of `flow`, and evicts others for it if needed. Returns its slot and
-    /// generation.
+    /// Takes queue capacity for a request of `flow`, and evicts others for it if needed.
+    /// Returns its slot and generation.
     fn reserve_slot(
         &mut self,
         at: usize,
@@ -260,8 +260,8 @@ impl<T> FlowControl<T> {
         self.drain.moved(0, self.items.len() as u64, now);
     }
 
-    /// Whether a band may get capacity by its turns alone, so that the caller should check again though nothing
-    /// changed.
+    /// Whether a band may get capacity by its turns alone, so that the caller should
+    /// check again though nothing changed.
     #[must_use]
     pub fn takes_turns(&self) -> bool {
         !self.is_empty() && self.ceiling.takes_turns()
@@ -295,8 +295,8 @@ impl<T> FlowControl<T> {
         self.bands.retain(|band| !band.is_void());
     }
 
-    /// Removes a request whose client disconnected, and returns its kept value; `None` if it has left the queue
-    /// already.
+    /// Removes a request whose client disconnected, and returns its kept value; `None` if it
+    /// has left the queue already.
     pub fn cancel(&mut self, handle: Handle, now: Timestamp) -> Option<T> {
         if self.items.generation(handle.slot)? != handle.generation {
             return None;
@@ -336,13 +336,13 @@ impl<T> FlowControl<T> {
         }
     }
 
-    /// The request in flight to preempt for a queued one, and the refusal for its client. It counts as in flight until
-    /// [`FlowControl::ended`].
+    /// The request in flight to preempt for a queued one, and the refusal for its client. It counts
+    /// as in flight until [`FlowControl::ended`].
     pub fn evict_running(&mut self, gauge: &Gauge, now: Timestamp) -> Option<(Seat, Refusal)> {
         let first = self.bands.iter().position(|b| b.requests > 0)?;
         let seat = self.running.first(self.bands.get(first)?.priority, now)?;
-        // By the limit of short work: no request is preempted only because a long one waits for an endpoint to be
-        // nearly done.
+        // By the limit of short work: no request is preempted only because a long one waits for an
+        // endpoint to be nearly done.
         let saturation = gauge.saturation(self.pending, Need { work: 0.0, ..self.need_of_next(first) });
         let ceiling = *self.ceilings(saturation).get(first)?;
         // A closed band stays closed, whichever request is preempted.
@@ -366,8 +366,8 @@ impl<T> FlowControl<T> {
         })
     }
 
-    /// Whether the next request of a band may be dispatched. A long one goes by the limit of short ones after
-    /// [`LONGEST_FOR_LONG`] without capacity.
+    /// Whether the next request of a band may be dispatched. A long one has the limit of
+    /// short ones once it has lacked capacity for [`LONGEST_FOR_LONG`].
     fn may_dispatch(&mut self, at: usize, gauge: &Gauge, now: Timestamp) -> bool {
         let need = self.need_of_next(at);
         let short = Need { work: 0.0, ..need };

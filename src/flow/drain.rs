@@ -1,7 +1,7 @@
 //! How fast a queue empties while it is not empty, and from that how long a newcomer would wait.
 //!
-//! [`DepartureRate`](super::pace::DepartureRate) divides departures by all the time that has passed, so a pool with few requests looks
-//! slow. Here only the time counts in which a request was queued.
+//! [`DepartureRate`](super::pace::DepartureRate) divides departures by all the time that has passed, so a pool with few
+//! requests looks slow. Here only the time counts in which a request was queued.
 
 use attache_types::clock::Timestamp;
 use std::time::Duration;

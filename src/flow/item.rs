@@ -89,8 +89,8 @@ pub struct Handle {
 }
 
 /// A dispatched request, kept until its response ends. The holder reports progress by
-/// [`FlowControl::landed`](super::FlowControl::landed), [`answered`](super::FlowControl::answered) and, always,
-/// [`ended`](super::FlowControl::ended).
+/// [`FlowControl::landed`](super::FlowControl::landed),
+/// [`answered`](super::FlowControl::answered) and, always, [`ended`](super::FlowControl::ended).
 #[derive(Debug)]
 #[must_use = "its flow is charged and kept until `ended`"]
 pub struct Passage {

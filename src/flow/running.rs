@@ -78,8 +78,8 @@ impl PreemptibleRequests {
         Some(seat)
     }
 
-    /// Records that a response has begun to reach its client. Returns whether that protects the request from
-    /// preemption.
+    /// Records that a response has begun to reach its client. Returns whether that
+    /// protects the request from preemption.
     pub(super) fn answers(&mut self, seat: Seat) -> bool {
         if self.which != EvictRunning::Unanswered {
             return false;

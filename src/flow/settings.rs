@@ -68,8 +68,8 @@ impl Default for BandSettings {
 /// Settings of a pool's flow control.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whether requests are queued while the pool is saturated. Otherwise sheddable ones are refused and all others
-    /// proceed.
+    /// Whether requests are queued while the pool is saturated. Otherwise sheddable ones are
+    /// refused and all others proceed.
     pub queue: bool,
     /// Bands with settings of their own, by priority.
     pub bands: BTreeMap<i32, BandSettings>,

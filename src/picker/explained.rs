@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// A decision with its explanation.
 #[derive(Debug)]
 pub struct Explained<'a> {
-    /// Name of the pool.
+    /// Name of the request's pool.
     pub pool: &'a str,
     /// Name of the strategy, as in configurations.
     pub strategy: &'a str,
@@ -36,8 +36,8 @@ impl Explained<'_> {
     }
 }
 
-/// Scores by part and endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": score}}]`; null for a missing
-/// score.
+/// Scores by part and endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": score}}]`;
+/// null for a missing score.
 #[must_use]
 pub fn parts(decision: &Decision) -> Value {
     let part = |part: &attache_scheduling::decision::Part| {

@@ -1,5 +1,5 @@
-//! A connection that accepts any `:authority` from the client (see [`super::authority`]), and any number of small DATA
-//! frames.
+//! A connection that accepts any `:authority` from the client (see [`super::authority`]), and any
+//! number of small DATA frames.
 //!
 //! h2 closes a connection with all its streams if more than about 2,000 small DATA frames wait for their streams (half
 //! of the connection window, 246 bytes a frame; neither hyper nor tonic has a setting for it). Envoy sends one such
@@ -50,8 +50,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
             }
             (this.ready, this.given) = (Vec::new(), 0);
             if this.mender.small_frames() >= MAX_SMALL_FRAMES {
-                // The connection's task reads again for each accepted stream, before any stream runs, so waking it is
-                // not sufficient.
+                // The connection's task reads again for each accepted stream, before any stream runs, so
+                // waking it is not sufficient.
                 let pause = this.pause.get_or_insert_with(|| tokio::spawn(std::future::ready(())));
                 // The task neither panics nor is aborted.
                 let _ = ready!(Pin::new(pause).poll(cx));

@@ -26,8 +26,8 @@ pub struct Counts {
     completion_tokens: Counter,
     /// Rejections by limit, in the order of [`Bound::ALL`].
     refused: [Counter; 6],
-    /// Decisions by the estimated fraction of the prompt that the chosen endpoint has cached, in the order of
-    /// [`MATCHES`].
+    /// Decisions by the estimated fraction of the prompt that the chosen endpoint has cached,
+    /// in the order of [`MATCHES`].
     matched: [Counter; MATCHES.len()],
     decisions: Times,
 }

@@ -19,9 +19,9 @@ pub(super) struct DeadlineFamily(Family<Label, Counter>);
 impl DeadlineFamily {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let family = Self::default();
-        let help = "requests with a deadline, of pools with `deadlineAdmission`: `fits`, `waits` in the queue, `unknown` \
-                    because nothing is learned; rejected are `late` (no server meets it), `queue` (too long), `passed` \
-                    (dequeued too late)";
+        let help = "requests with a deadline, of pools with `deadlineAdmission`: `fits`, `waits` in the queue, \
+                    `unknown` because nothing is learned; rejected are `late` (no server meets it), `queue` (too \
+                    long), `passed` (dequeued too late)";
         registry.register("deadlines", help, family.0.clone());
         family
     }

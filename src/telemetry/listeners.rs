@@ -25,7 +25,8 @@ impl Collector for ListenerCollector {
         for (listener, connections) in self.0.named() {
             gauge(connections.limits().connections).encode(limit.encode_family(&[("listener", listener)])?)?;
         }
-        let help = "connections that Attaché closed to keep the limits of a listener: `refused`, `evicted`, `timeout`, `memory`";
+        let help = "connections that Attaché closed to keep the limits of a listener: `refused`, `evicted`, \
+                    `timeout`, `memory`";
         let mut closed = encoder.encode_descriptor("listener_connections_closed", help, None, MetricType::Counter)?;
         for (listener, connections) in self.0.named() {
             for (why, reason) in Closed::ALL {

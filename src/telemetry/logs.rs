@@ -11,8 +11,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::{Layer, Registry};
 
-/// Default levels of verbose libraries, unless the filter names them. The last two log at every retry; their callers
-/// log the failure once.
+/// Default levels of verbose libraries, unless the filter names them. The last two log at every retry; their
+/// callers log the failure once.
 const QUIET: &[&str] = &[
     "h2=warn",
     "hyper=warn",

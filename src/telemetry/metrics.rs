@@ -1,7 +1,7 @@
 //! The metrics of the request path. The registry is a value and not a global, so that tests can run in parallel.
 //!
-//! Label values are pools, outcomes, reasons and limits, so their number is bounded. Names from requests become label
-//! values only in [`super::by_name`].
+//! Label values are pools, outcomes, reasons and limits, so their number is bounded. Names from requests become
+//! label values only in [`super::by_name`].
 
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
@@ -83,14 +83,14 @@ pub(super) const DECISION: [f64; 11] =
 pub struct Metrics {
     /// Streams that Envoy opened.
     pub streams_opened: Counter,
-    /// Panics that were caught.
+    /// Panics that were caught in request handling.
     pub panics: Counter,
     /// Invalid entries of subset hints.
     pub subset_malformed: Counter,
     /// Endpoints ejected by passive health.
     pub ejections: Counter,
-    /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with the
-    /// same roles are ejected.
+    /// Ejections by error responses that did not happen, because `health.maxEjectionPercent` of the endpoints with
+    /// the same roles are ejected.
     pub ejections_capped: Counter,
     /// Messages that violate the ext-proc protocol.
     pub protocol_errors: Counter,
@@ -123,31 +123,75 @@ pub struct Metrics {
     pub redis: RedisMetrics,
 }
 
+fn plain(registry: &mut Registry, name: &str, help: &str) -> Counter {
+    let counter = Counter::default();
+    registry.register(name, help, counter.clone());
+    counter
+}
+
+fn reload_counters(registry: &mut Registry) -> [Counter; 2] {
+    [
+        plain(registry, "config_reloads", "configurations applied after the first"),
+        plain(registry, "config_reload_failures", "invalid configurations; the previous one stayed in effect"),
+    ]
+}
+
+fn limit_counters(registry: &mut Registry) -> [(Limit, Counter); 12] {
+    let limits = Family::<LimitLabel, Counter>::default();
+    registry.register("limit_hits", "how often a configured limit took effect, by limit", limits.clone());
+    let limit = |l: Limit, label| (l, limits.get_or_create_owned(&LimitLabel { limit: label }));
+    [
+        limit(Limit::BodyBytes, "body_bytes"),
+        limit(Limit::BufferedBytes, "buffered_bytes"),
+        limit(Limit::BodyMessages, "body_messages"),
+        limit(Limit::UploadBytesPerClient, "upload_bytes_per_client"),
+        limit(Limit::UploadRate, "upload_rate"),
+        limit(Limit::HeaderBytes, "header_bytes"),
+        limit(Limit::RequestTimeout, "request_timeout"),
+        limit(Limit::IdleTimeout, "idle_timeout"),
+        limit(Limit::Parser, "parser"),
+        limit(Limit::ReportedTokens, "reported_tokens"),
+        limit(Limit::PromptBytes, "prompt_bytes"),
+        limit(Limit::TokenizeQueue, "tokenize_queue"),
+    ]
+}
+
+fn degraded_counters(registry: &mut Registry) -> [(Degraded, Counter); 16] {
+    let degraded = Family::<ModeLabel, Counter>::default();
+    registry.register("degraded", "decisions in degraded mode, by cause", degraded.clone());
+    let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
+    [
+        mode(Degraded::EncodedBody, "encoded_body"),
+        mode(Degraded::Unparseable, "unparseable"),
+        mode(Degraded::StrategyPanic, "strategy_panic"),
+        mode(Degraded::AllEjected, "all_ejected"),
+        mode(Degraded::LookupPanic, "lookup_panic"),
+        mode(Degraded::ReadingLate, "reading_late"),
+        mode(Degraded::Untokenized, "untokenized"),
+        mode(Degraded::NoTimeToSplit, "no_time_to_split"),
+        mode(Degraded::AttemptsUntold, "attempts_untold"),
+        mode(Degraded::DiscoveryStale, "discovery_stale"),
+        mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
+        mode(Degraded::Lacking(Signal::Prefix), "no_prefix"),
+        mode(Degraded::Lacking(Signal::Prompt), "no_prompt"),
+        mode(Degraded::Lacking(Signal::Latency), "no_latency"),
+        mode(Degraded::Lacking(Signal::User), "no_user"),
+        mode(Degraded::Lacking(Signal::Profile), "no_profile"),
+    ]
+}
+
 impl Metrics {
     /// Creates the metrics and registers them in `registry`, whose prefix is `attache`.
     pub fn register(registry: &mut Registry) -> Arc<Self> {
-        let plain = |registry: &mut Registry, name: &str, help: &str| {
-            let counter = Counter::default();
-            registry.register(name, help, counter.clone());
-            counter
-        };
         let outcomes = Family::<OutcomeLabel, Counter>::default();
         registry.register("streams", "ext-proc streams that ended, by outcome", outcomes.clone());
         let rejections = Family::<ReasonLabel, Counter>::default();
         registry.register("rejections", "rejected requests, by reason", rejections.clone());
-        let limits = Family::<LimitLabel, Counter>::default();
-        registry.register("limit_hits", "how often a configured limit took effect, by limit", limits.clone());
-        let degraded = Family::<ModeLabel, Counter>::default();
-        registry.register("degraded", "decisions in degraded mode, by cause", degraded.clone());
+        let limits = limit_counters(registry);
+        let degraded = degraded_counters(registry);
         let decision_seconds = Histogram::new(DECISION);
-        registry.register_with_unit(
-            "decision",
-            "time from the last byte of the request to the decision",
-            Unit::Seconds,
-            decision_seconds.clone(),
-        );
-        let limit = |l: Limit, label| (l, limits.get_or_create_owned(&LimitLabel { limit: label }));
-        let mode = |m: Degraded, label| (m, degraded.get_or_create_owned(&ModeLabel { mode: label }));
+        let help = "time from the last byte of the request to the decision";
+        registry.register_with_unit("decision", help, Unit::Seconds, decision_seconds.clone());
         let metrics = Self {
             streams_opened: plain(registry, "streams_opened", "ext-proc streams that Envoy opened"),
             panics: plain(registry, "panics", "caught panics"),
@@ -168,48 +212,15 @@ impl Metrics {
                 "errors_in_stream",
                 "errors that servers sent inside a response with status 200",
             ),
-            reloads: [
-                plain(registry, "config_reloads", "configurations applied after the first"),
-                plain(registry, "config_reload_failures", "invalid configurations; the previous one stayed in effect"),
-            ],
+            reloads: reload_counters(registry),
             decision_seconds,
             outcomes: Outcome::ALL.map(|o| outcomes.get_or_create_owned(&OutcomeLabel { outcome: o.label() })),
             rejections: Reason::ALL
                 .iter()
                 .map(|r| (*r, rejections.get_or_create_owned(&ReasonLabel { reason: r.code() })))
                 .collect(),
-            limits: [
-                limit(Limit::BodyBytes, "body_bytes"),
-                limit(Limit::BufferedBytes, "buffered_bytes"),
-                limit(Limit::BodyMessages, "body_messages"),
-                limit(Limit::UploadBytesPerClient, "upload_bytes_per_client"),
-                limit(Limit::UploadRate, "upload_rate"),
-                limit(Limit::HeaderBytes, "header_bytes"),
-                limit(Limit::RequestTimeout, "request_timeout"),
-                limit(Limit::IdleTimeout, "idle_timeout"),
-                limit(Limit::Parser, "parser"),
-                limit(Limit::ReportedTokens, "reported_tokens"),
-                limit(Limit::PromptBytes, "prompt_bytes"),
-                limit(Limit::TokenizeQueue, "tokenize_queue"),
-            ],
-            degraded: [
-                mode(Degraded::EncodedBody, "encoded_body"),
-                mode(Degraded::Unparseable, "unparseable"),
-                mode(Degraded::StrategyPanic, "strategy_panic"),
-                mode(Degraded::AllEjected, "all_ejected"),
-                mode(Degraded::LookupPanic, "lookup_panic"),
-                mode(Degraded::ReadingLate, "reading_late"),
-                mode(Degraded::Untokenized, "untokenized"),
-                mode(Degraded::NoTimeToSplit, "no_time_to_split"),
-                mode(Degraded::AttemptsUntold, "attempts_untold"),
-                mode(Degraded::DiscoveryStale, "discovery_stale"),
-                mode(Degraded::Lacking(Signal::Metrics), "no_metrics"),
-                mode(Degraded::Lacking(Signal::Prefix), "no_prefix"),
-                mode(Degraded::Lacking(Signal::Prompt), "no_prompt"),
-                mode(Degraded::Lacking(Signal::Latency), "no_latency"),
-                mode(Degraded::Lacking(Signal::User), "no_user"),
-                mode(Degraded::Lacking(Signal::Profile), "no_profile"),
-            ],
+            limits,
+            degraded,
             ends: Family::default(),
             statuses: Family::default(),
             ttft: Family::new_with_constructor(latency),
@@ -227,47 +238,52 @@ impl Metrics {
             pressure: Arc::default(),
             redis: RedisMetrics::register(registry),
         };
-        registry.register_collector(Box::new(ByNameCollector(metrics.by_name.clone())));
+        metrics.register_families(registry);
+        Arc::new(metrics)
+    }
+
+    /// Registers the metrics of routed requests.
+    fn register_families(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(ByNameCollector(self.by_name.clone())));
         for outcome in Failure::CODES.into_iter().chain([LEG_OK]) {
-            drop(metrics.legs.get_or_create_owned(&OutcomeLabel { outcome }));
+            drop(self.legs.get_or_create_owned(&OutcomeLabel { outcome }));
         }
         registry.register(
             "requests_ended",
             "routed requests, by how they ended; `evicted` means preempted while in flight",
-            metrics.ends.clone(),
+            self.ends.clone(),
         );
-        registry.register("responses", "responses, by class of their status", metrics.statuses.clone());
+        registry.register("responses", "responses, by class of their status", self.statuses.clone());
         let seconds = Unit::Seconds;
         registry.register_with_unit(
             "time_to_first_byte",
             "time from the request headers to the first byte of the response body",
             seconds.clone(),
-            metrics.ttft.clone(),
+            self.ttft.clone(),
         );
         registry.register_with_unit(
             "request_duration",
             "time from the request headers to the end of the response",
             seconds,
-            metrics.duration.clone(),
+            self.duration.clone(),
         );
-        registry.register("prompt_tokens", "prompt tokens, as servers report them", metrics.prompt_tokens.clone());
+        registry.register("prompt_tokens", "prompt tokens, as servers report them", self.prompt_tokens.clone());
         registry.register(
             "cached_tokens",
             "prompt tokens that servers found in a prefix cache",
-            metrics.cached_tokens.clone(),
+            self.cached_tokens.clone(),
         );
-        registry.register("completion_tokens", "generated tokens", metrics.completion_tokens.clone());
-        let help = "requests that went elsewhere than to the endpoint of their prefix because of its load; a high rate often \
-                    means that the pool is too small";
-        registry.register("diverted", help, metrics.diverted.clone());
-        let help = "requests of pools with `disaggregation`: `split`; `whole` by choice; `local` because no prefill server \
-                    answered; `refused` for the same reason";
-        registry.register("disaggregation", help, metrics.splits.clone());
+        registry.register("completion_tokens", "generated tokens", self.completion_tokens.clone());
+        let help = "requests that went elsewhere than to the endpoint of their prefix because of its load; a high \
+                    rate often means that the pool is too small";
+        registry.register("diverted", help, self.diverted.clone());
+        let help = "requests of pools with `disaggregation`: `split`; `whole` by choice; `local` because no prefill \
+                    server answered; `refused` for the same reason";
+        registry.register("disaggregation", help, self.splits.clone());
         let help = "requests to prefill servers, by outcome";
-        registry.register("prefill_legs", help, metrics.legs.clone());
+        registry.register("prefill_legs", help, self.legs.clone());
         let help = "time from the decision until another server had computed the prompt, over all attempts";
-        registry.register_with_unit("prefill", help, Unit::Seconds, metrics.prefill_seconds.clone());
-        Arc::new(metrics)
+        registry.register_with_unit("prefill", help, Unit::Seconds, self.prefill_seconds.clone());
     }
 
     /// Counts the outcome of a stream.

@@ -2,12 +2,12 @@
 //! process. So only some names get a label value of their own, and all others share one, `other`:
 //!
 //! - names that the operator lists,
-//! - a number of the most frequent others. Free label values go to the first names. Once a minute, names that were much
-//!   more frequent than one with a label value replace it. Its counters are dropped, not moved, so that no series ever
-//!   decreases.
+//! - a number of the most frequent others. Free label values go to the first names. Once a minute, names that
+//!   were much more frequent than one with a label value replace it. Its counters are dropped, not moved, so
+//!   that no series ever decreases.
 //!
-//! The frequency of names without a label value is estimated in bounded memory (Space-Saving, Metwally et al. 2005) by
-//! its lower bound.
+//! The frequency of names without a label value is estimated in bounded memory (Space-Saving, Metwally et al.
+//! 2005) by its lower bound.
 
 use ahash::AHashMap;
 use attache_config::settings::NameSettings;

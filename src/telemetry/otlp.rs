@@ -1,8 +1,8 @@
 //! Traces over OTLP (HTTP, protobuf). A slow or unreachable collector does not delay requests.
 //!
-//! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor runs in its
-//! own thread without a tokio reactor, so `Exporter` passes each batch to the runtime and waits for it. Used by
-//! `telemetry::trace` and `app`.
+//! Spans go into a bounded queue; when it is full they are dropped and counted. The SDK's batch processor runs
+//! in its own thread without a tokio reactor, so `Exporter` passes each batch to the runtime and waits for it.
+//! Used by `telemetry::trace` and `app`.
 
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
@@ -77,9 +77,9 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Starts to export to `endpoint` (`http://collector:4318`; a path other than `/` is used as it is, else
-    /// `/v1/traces`). `ratio` is the fraction of requests that are traced if their caller has not decided. `runtime`
-    /// sends the batches.
+    /// Starts to export to `endpoint` (`http://collector:4318`; a path other than `/` is used as it is,
+    /// else `/v1/traces`). `ratio` is the fraction of requests that are traced if their caller has not
+    /// decided. `runtime` sends the batches.
     ///
     /// # Errors
     /// If the client can't be created. An unreachable collector is not an error.
@@ -125,8 +125,8 @@ impl Otlp {
         &self.stats
     }
 
-    /// Sends the queued spans and ends, within [`FLUSH_TIMEOUT`] whatever the collector does. Spans that end later are
-    /// dropped.
+    /// Sends the queued spans and ends, within [`FLUSH_TIMEOUT`] whatever the collector does. Spans
+    /// that end later are dropped.
     pub async fn shutdown(&self) {
         let provider = self.provider.clone();
         let flush = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
@@ -225,7 +225,8 @@ impl SpanExporter for Exporter {
                     stats.failed.fetch_add(spans, Relaxed);
                     // One line when exports begin to fail, none while they keep failing.
                     if !stats.failing.swap(true, Relaxed) {
-                        tracing::warn!(%error, "export of spans failed; spans are dropped until the collector accepts them");
+                        tracing::warn!(%error, "export of spans failed; spans are dropped until the collector \
+                                                accepts them");
                     }
                 }
             }

@@ -26,7 +26,7 @@ mod remote;
 /// The parts of one pool that the collector reads.
 #[derive(Clone, Debug)]
 pub struct PoolView {
-    /// Name of the pool.
+    /// Name of the pool, the label `pool`.
     pub name: Arc<str>,
     /// Scheduler with the strategies of the pool.
     pub strategy: String,
@@ -36,9 +36,9 @@ pub struct PoolView {
     pub store: Arc<SnapshotStore>,
     /// Decides which endpoints are ejected.
     pub health: HealthPolicy,
-    /// Counters of the scraper.
+    /// Counters of the scraper of this pool.
     pub scrape: Arc<ScrapeStats>,
-    /// Counters of DNS lookups.
+    /// Counters of DNS lookups for this pool.
     pub dns: Arc<DnsStats>,
     /// Counters of the endpoints file.
     pub file: Arc<FileStats>,
@@ -65,7 +65,7 @@ pub struct PoolViews {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Standing {
-    /// It gets requests.
+    /// It gets requests without restriction.
     Ready,
     /// It gets a single request as a probe.
     HalfOpen,
@@ -118,7 +118,7 @@ impl PoolViews {
         self.views.store(Arc::new(views));
     }
 
-    /// The current views.
+    /// The current views of all pools.
     #[must_use]
     pub fn load(&self) -> Arc<Vec<PoolView>> {
         self.views.load_full()
@@ -332,8 +332,8 @@ impl Collector for PoolCollector {
 
 impl PoolCollector {
     fn evictions(&self, pools: &[PoolView], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is reached, \
-                    or a tenant exceeds its share";
+        let help = "blocks evicted from the index, by cause: the cache of the endpoint is full, the memory limit is \
+                    reached, or a tenant exceeds its share";
         let mut counters =
             encoder.encode_descriptor("prefix_index_evicted_blocks", help, None, ConstCounter::<u64>::TYPE)?;
         for pool in pools {

@@ -1,5 +1,5 @@
-//! Metrics of the process as a whole, read from their owners at each scrape: certificate, traces, memory of bodies,
-//! version.
+//! Metrics of the process as a whole, read from their owners at each scrape: certificate,
+//! traces, memory of bodies, version.
 //!
 //! Metrics of a part that is off (TLS, traces) appear without samples. Registered by `app`.
 

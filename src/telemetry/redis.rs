@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 /// Why the quota store did not decide about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreFailure {
-    /// Redis was not connected.
+    /// There was no connection to Redis.
     Away,
     /// Redis did not respond in time.
     Late,
@@ -35,11 +35,11 @@ impl StoreFailure {
 /// The result of the lookup of a tenant's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordOutcome {
-    /// A valid record exists.
+    /// Redis has a valid record of the tenant.
     Found,
-    /// No record exists.
+    /// Redis has no record of the tenant.
     Unknown,
-    /// The record is invalid.
+    /// Redis has an invalid record of the tenant.
     Malformed,
     /// Redis did not respond, and the last known record is used.
     Stale,

@@ -1,7 +1,7 @@
 //! One span for each request, a child of the W3C context in its headers; the model server gets the context of the span.
 //!
-//! Off unless a collector is configured. A request that is not sampled costs one random number. The exporter is in
-//! `otlp`.
+//! Off unless a collector is configured. A request that is not sampled costs one random number.
+//! The exporter is in `otlp`.
 
 #[cfg(feature = "otlp")]
 mod on {

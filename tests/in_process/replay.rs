@@ -770,7 +770,7 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
         (
             vec!["--workload", "unique", "--kv-events", "--profile", "8b-h100,prefill-6000"],
             64,
-            "only one size can be told",
+            "events support only one size",
         ),
         (vec!["--workload", "unique", "--profile", &absent], 64, "absent.yaml"),
         (vec!["--workload", "unique", "--profile", &thin], 64, "`gpus`"),

@@ -1,5 +1,5 @@
-//! The strategies that decide for a pool, for its feeds: they hear of lost caches before requests see the pool without
-//! them.
+//! The strategies that decide for a pool, for its feeds: they hear of lost caches before requests
+//! see the pool without them.
 
 use crate::pool::PoolSnapshot;
 use crate::prefix::cache::PrefixCache;

@@ -25,8 +25,8 @@ pub(in crate::app) fn leased(settings: &Settings) -> Option<Leased> {
     pods.or_else(searched)
 }
 
-/// What a lease says in place of a pool's name where pools are searched for: something that no other search of the
-/// namespace has.
+/// What a lease says in place of a pool's name where pools are searched for: something that no other
+/// search of the namespace has.
 fn search_id(search: &PoolSearch) -> String {
     let meant = [search.group.as_str(), &search.selector].join("\n");
     Sha256::digest(meant).iter().take(6).fold("search-".to_owned(), |id, byte| format!("{id}{byte:02x}"))

@@ -43,7 +43,7 @@ const TWO: &str =
     "pools: [{name: one, kubernetes: {poolSelector: a=b}}, {name: two, kubernetes: {poolSelector: c=d}}]\n";
 
 #[test]
-fn pools_of_several_namespaces_are_called_by_both_names() {
+fn pools_of_several_namespaces_have_namespace_in_name() {
     let file = settings(TWO);
     let of = |names: &[&str]| Finding::Found(names.iter().map(|name| pool(name, 9002, None)).collect());
     let mut apart = found(&file, vec![("a", of(&["llama", "qwen"])), ("b", of(&["llama"]))]);
@@ -63,7 +63,7 @@ fn pools_of_several_namespaces_are_called_by_both_names() {
 }
 
 #[test]
-fn pools_behind_one_service_are_asked_for_by_its_ports() {
+fn pools_with_one_service_are_selected_by_port() {
     let file = settings(TWO);
     let behind = |service: &str, port| FoundPool { service: Some(service.into()), port, config: None };
     let pools = [
@@ -113,7 +113,7 @@ fn pools_behind_one_service_are_asked_for_by_its_ports() {
 }
 
 #[test]
-fn however_many_pools_are_found_their_queues_share_what_one_may_hold() {
+fn found_pools_share_the_queue_capacity_of_one() {
     let file = settings(
         "limits: {maxBodyBytes: 1000, maxBufferedBytes: 9000}\npools:\n- {name: named, match: {service: x}, flowControl: {enabled: true}, \
          endpoints: ['127.0.0.1:1']}\n- {name: one, kubernetes: {poolSelector: a=b}, flowControl: {enabled: true}}\n\
@@ -141,7 +141,7 @@ fn however_many_pools_are_found_their_queues_share_what_one_may_hold() {
 }
 
 #[test]
-fn a_search_that_is_refused_is_waited_for_where_there_is_nothing_else() {
+fn refused_search_delays_readiness_only_without_other_pools() {
     let file = settings(TWO);
     let served = || vec![settings("pools: [{name: a, endpoints: ['127.0.0.1:1']}]\n").pools.remove(0)];
     let nothing = || Finding::Found(Default::default());

@@ -32,8 +32,8 @@ fn chart_file(text: &str) -> Result<PathBuf, String> {
 macro_rules! of_the_world {
     ($($more:literal),*) => {
         &[
-            "disaggregation", "compare", "baseline", "max_loras", "change", "metrics_every", "metrics_delay", "discovery_delay",
-            "kv_events", "jobs" $(, $more)*
+            "disaggregation", "compare", "baseline", "max_loras", "change", "metrics_every", "metrics_delay",
+            "discovery_delay", "kv_events", "jobs" $(, $more)*
         ]
     };
 }
@@ -69,14 +69,16 @@ Examples:
     attache replay --trace t.jsonl --profile '8b-h100*6,8b-h100@0.5*2' --kv-events 50ms,0.01
 
   Two servers compute prompts for six others, or every server serves whole requests:
-    attache replay --workload unique --profile '8b-h100:prefill*2,8b-h100:decode*6' --disaggregation predicted,always,never --compare ''
+    attache replay --workload unique --profile '8b-h100:prefill*2,8b-h100:decode*6' --disaggregation \
+                        predicted,always,never --compare ''
     attache replay --workload unique --profile '8b-h100*8'
 
   In CI: fails with exit code 2 when it does not hold:
     attache replay --trace t.jsonl --assert 'predicted-latency:ttft_mean<0.7*pipeline:ttft_mean'
 
   The effect of late binding, compared with the default:
-    attache replay --trace t.jsonl --compare predicted-latency+late-binding --assert 'predicted-latency+late-binding:wait_max<20s'
+    attache replay --trace t.jsonl --compare predicted-latency+late-binding --assert \
+                        'predicted-latency+late-binding:wait_max<20s'
 
   The same workload to a real gateway, at real time:
     attache replay --workload multi-turn:clients=8 --target http://127.0.0.1:10000
@@ -92,7 +94,9 @@ Examples:
   All workloads, profiles and policies:
     attache replay --list
 
-Exit codes: 0 good, 2 an --assert does not hold or a recorded decision differs without --config-file, 64 wrong usage or a trace or recording that can't be read, 70 internal error, 78 wrong configuration,\n130 stopped by Ctrl-C: the figures cover the part that was played, and no --assert is checked.";
+Exit codes: 0 good, 2 an --assert does not hold or a recorded decision differs without --config-file, 64 wrong usage \
+                        or a trace or recording that can't be read, 70 internal error, 78 wrong configuration,\n130 \
+                        stopped by Ctrl-C: the figures cover the part that was played, and no --assert is checked.";
 
 /// Play a workload to simulated servers in virtual time, once with each strategy, and compare.
 #[derive(Args, Debug)]
@@ -124,7 +128,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", help_heading = "Workload")]
     pub(super) clients: Option<u32>,
     /// Pause of a client between response and next request
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "clients", help_heading = "Workload")]
+    #[arg(
+        long, value_name = "TIME", value_parser = parse_duration, default_value = "0", requires = "clients",
+        help_heading = "Workload"
+    )]
     pub(super) think: Duration,
     /// Model of requests without an adapter [default: `sim`; with --target the first of the gateway's /v1/models]
     #[arg(long, value_name = "NAME", help_heading = "Workload")]
@@ -152,12 +159,12 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED, help_heading = "Strategies")]
     pub(super) seed: u64,
 
-    /// Number of servers; several values give a table each, with --target only one is allowed [default: as many as the
-    /// configuration names, or 8]
+    /// Number of servers; several values give a table each, with --target only one is allowed [default: as many as
+    /// the configuration names, or 8]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Servers")]
     pub(super) endpoints: Vec<usize>,
-    /// Profiles of the servers: `profile[@speed][:role][*number],…`, where a profile is one of --list or a `FILE.yaml`
-    /// with an engine's constants
+    /// Profiles of the servers: `profile[@speed][:role][*number],…`, where a profile is one of --list or a
+    /// `FILE.yaml` with an engine's constants
     #[arg(long, value_name = "LIST", default_value = "8b-h100", help_heading = "Servers")]
     pub(super) profile: String,
     /// LoRA adapters that a server holds at once
@@ -185,7 +192,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = NOT_DECIDED_AGAIN, help_heading = "Recordings")]
     pub(super) from_record: Option<PathBuf>,
     /// Derive the constants of the engine from a recording; constants that it can't derive come from --profile
-    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_FITTED, requires = "profile_out", help_heading = "Recordings")]
+    #[arg(
+        long, value_name = "FILE", conflicts_with_all = NOT_FITTED, requires = "profile_out",
+        help_heading = "Recordings"
+    )]
     pub(super) fit_profile: Option<PathBuf>,
     /// Write these constants to this file, for --profile FILE
     #[arg(long, value_name = "FILE", requires = "fit_profile", help_heading = "Recordings")]

@@ -19,7 +19,10 @@ pub(super) fn all() -> String {
     profiles::list().lines().for_each(|line| {
         let _ = writeln!(out, "  {line}");
     });
-    out.push_str("\nPolicies (--compare name or name={parameters}; +late-binding behind it: while the pool is full requests wait, as with\n");
+    out.push_str(
+        "\nPolicies (--compare name or name={parameters}; +late-binding behind it: while the pool is full \
+                  requests wait, as with\n",
+    );
     out.push_str("`flowControl: {enabled: true}`; +at-once: they do not, whatever the configuration says):\n");
     for strategy in registry().strategies() {
         let _ = writeln!(out, "  {}: {}", strategy.name, strategy.summary);

@@ -37,10 +37,16 @@ pub(super) struct LiveArgs {
     #[arg(long, value_name = "N", default_value_t = loadgen::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "Real gateway")]
     max_in_flight: usize,
     /// Timeout of one request
-    #[arg(long, value_name = "TIME", value_parser = crate::config::units::parse_duration, default_value = "5m", requires = "target", help_heading = "Real gateway")]
+    #[arg(
+        long, value_name = "TIME", value_parser = crate::config::units::parse_duration, default_value = "5m",
+        requires = "target", help_heading = "Real gateway"
+    )]
     timeout: Duration,
     /// Header of every request, `name: value`
-    #[arg(long = "header", value_name = "HEADER", value_parser = header, requires = "target", help_heading = "Real gateway")]
+    #[arg(
+        long = "header", value_name = "HEADER", value_parser = header, requires = "target",
+        help_heading = "Real gateway"
+    )]
     headers: Vec<(String, String)>,
     /// Response header that names the server [default: those of known gateways]
     #[arg(long, value_name = "NAME", requires = "target", help_heading = "Real gateway")]
@@ -49,7 +55,10 @@ pub(super) struct LiveArgs {
     #[arg(long, value_name = "NAME", requires = "target", help_heading = "Real gateway")]
     tenant_header: Option<String>,
     /// Objective of requests with this priority, `PRIORITY=NAME`; others are sent without one
-    #[arg(long, value_name = "OBJECTIVE", value_parser = objective, allow_hyphen_values = true, requires = "target", help_heading = "Real gateway")]
+    #[arg(
+        long, value_name = "OBJECTIVE", value_parser = objective, allow_hyphen_values = true,
+        requires = "target", help_heading = "Real gateway"
+    )]
     objective: Vec<(i32, String)>,
     /// Write the outcome of each request to this file, one JSON object per line
     #[arg(long, value_name = "FILE", requires = "target", help_heading = "Real gateway")]
@@ -268,12 +277,14 @@ fn tell(outcome: &LiveOutcome, servers: Option<usize>) {
     }
     if *unranked > 0 {
         eprintln!(
-            "{unranked} have a priority that the gateway does not get; --objective PRIORITY=NAME sends an objective for it"
+            "{unranked} have a priority that the gateway does not get; --objective PRIORITY=NAME sends an objective \
+             for it"
         );
     }
     if *late > 0 {
         eprintln!(
-            "{late} were sent late, the latest by {latest:.1?}: {held} waited for --max-in-flight, the others for this machine"
+            "{late} were sent late, the latest by {latest:.1?}: {held} waited for --max-in-flight, the others for \
+             this machine"
         );
     }
     if *cut > 0 {

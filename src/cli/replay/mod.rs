@@ -278,8 +278,8 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
             let given = flags.into_iter().chain([("--bursty", args.bursty.is_some())]).find(|(_, given)| *given);
             if let Some((flag, _)) = given.filter(|_| synthetic::is_closed(spelling)) {
                 bail!(
-                    "{flag} does not go with `{spelling}`: its requests follow from responses, and have no other times; see \
-                     its parameters in --list"
+                    "{flag} does not go with `{spelling}`: its requests follow from responses, and have no other \
+                     times; see its parameters in --list"
                 );
             }
             workload
@@ -391,14 +391,13 @@ impl Observer for Counting<'_> {
     }
 }
 
-fn play(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings, bar: &ProgressBar) -> Result<Played, Failure> {
-    let clock = Clock::start();
-    let began = clock.now();
+/// The configuration of the picker under test.
+fn front(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings) -> Result<FrontConfig, Failure> {
     let pool = &job.policy.pool;
     let unusable = |e: anyhow::Error| Failure(EXIT_CONFIG, e);
     let scheduler = pool.scheduler(None).map_err(|e| unusable(e.into()))?;
     slo_profiles::fill(&scheduler.choices).map_err(|e| unusable(e.into()))?;
-    let front = FrontConfig {
+    Ok(FrontConfig {
         scheduler,
         patience: plan::patience(pool),
         stale_after: pool.scrape.stale_after,
@@ -414,7 +413,14 @@ fn play(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings, bar: &Progre
         queues: (pool.flow.clone().map(|flow| PoolQueues::new(flow, args.seed)).transpose())
             .map_err(|e| unusable(e.into()))?,
         seed: args.seed,
-    };
+    })
+}
+
+fn play(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings, bar: &ProgressBar) -> Result<Played, Failure> {
+    let clock = Clock::start();
+    let began = clock.now();
+    let pool = &job.policy.pool;
+    let front = front(args, job, signals)?;
     let named = |i: usize| pool.endpoints.get(i).cloned().unwrap_or_else(|| spec(i));
     let config = WorldConfig {
         front,

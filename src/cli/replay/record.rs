@@ -7,8 +7,8 @@ use crate::replay::record::{Summary, replay_file};
 use anyhow::Context;
 use std::path::Path;
 
-/// Decides again the requests in `file`, with its own configuration or with `config`; returns whether all decisions are
-/// equal.
+/// Decides again the requests in `file`, with its own configuration or with `config`; returns
+/// whether all decisions are equal.
 pub(super) fn run(file: &Path, config: Option<&Path>) -> Result<bool, Failure> {
     let other = match config {
         None => None,

@@ -1,5 +1,5 @@
-//! All plugin types of GIE (to v1.5) and llm-d (to v0.10), and how each is handled. Extend this list to support another
-//! type.
+//! All plugin types of GIE (to v1.5) and llm-d (to v0.10), and how each is handled. Extend this
+//! list to support another type.
 
 use super::mapping::{self, Mapped};
 use attache_config_schema::decode::{Fields, Sink};
@@ -105,13 +105,16 @@ pub(super) const IMPLICIT: &[&str] = &[
     "vllmhttp-parser",
 ];
 
-const DCGM: &str = "DCGM exporters are not scraped; `GPUUtilization` is `gpu_busy_time_ratio` of the server's own metrics page, and unknown where the page has none";
-const EVICTION: &str = "what is sheddable gives way in this order";
+const DCGM: &str = "DCGM exporters are not scraped; `GPUUtilization` is `gpu_busy_time_ratio` of the server's own \
+                    metrics page, and unknown where the page has none";
+const EVICTION: &str = "sheddable requests are evicted in this order";
 const BY_HANDLER: &str = "the profiles are those that the profile handler names";
-const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions serve; in Attaché's own file `disaggregation.together` names the labels";
+const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions \
+                        serve; in Attaché's own file `disaggregation.together` names the labels";
 /// A parser: the request's path decides which one reads a body.
 const BY_PATH: Fate = Fate::BuiltIn("", &[]);
-const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the requests that this picker has sent there and by their responses";
+const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the \
+                            requests that this picker has sent there and by their responses";
 
 const fn part(name: &'static str) -> Entry {
     Entry { name, aliases: &[], slots: &[], fate: Fate::Part }
@@ -215,7 +218,7 @@ pub(super) const CATALOGUE: &[Entry] = &[
         "inflight-load-producer",
         &[],
         Fate::BuiltIn(
-            "requests and prompt tokens under way are counted as they are",
+            "requests and prompt tokens in flight are counted as they are",
             &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"],
         ),
     ),
@@ -224,7 +227,7 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other(
         "session-id-producer",
         &[],
-        Fate::BuiltIn("the plugin that goes by sessions names the header", &["headerName", "cookieName"]),
+        Fate::BuiltIn("the plugin that uses sessions names the header", &["headerName", "cookieName"]),
     ),
     Entry { name: "token-producer", aliases: &["tokenizer"], slots: &[], fate: Fate::Settings(mapping::tokens) },
     other("burst-prefix-cache-producer", &[], Fate::Settings(mapping::burst_prefix)),

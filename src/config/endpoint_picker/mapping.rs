@@ -143,7 +143,7 @@ pub(super) fn approx_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sink
 
 /// Limits of the index that have no counterpart in Attaché.
 fn bounds(f: &mut Fields<'_>, sink: &mut Sink) {
-    const ROOM: &str = "each server says itself how many blocks it has room for";
+    const ROOM: &str = "each server reports how many blocks it can hold";
     ignored(f, &["autoTune", "lruCapacityPerServer"], ROOM, sink);
     ignored(f, &["maxPrefixBlocksToMatch", "maxPrefixTokensToMatch"], "prompts are compared to their end", sink);
 }
@@ -374,7 +374,7 @@ pub(super) fn precise_prefix(f: &mut Fields<'_>, to: &mut Mapped, sink: &mut Sin
     let mut events = schema::KvEvents::default();
     within(f, "kvEventsConfig", sink, |f, sink| events = kv_events(f, sink));
     set(&mut to.kv_events, Some(At { value: events, span }), &path, sink);
-    const CLAIMS: &str = "a prompt that is on its way always counts as cached, until its answer";
+    const CLAIMS: &str = "a prompt in flight always counts as cached, until its response";
     ignored(f, &["speculativeIndexing", "speculativeTTL"], CLAIMS, sink);
     ignored(f, &["sessionManager"], "blocks are found by their tokens", sink);
 }
@@ -400,8 +400,8 @@ fn kv_events(f: &mut Fields<'_>, sink: &mut Sink) -> schema::KvEvents {
         }
         ignored(f, &["podLabelSelector", "podNamespace"], "all endpoints of the pool are listened to", sink);
     });
-    // Upstream subscribes twice to the same events if both are set. The servers' own sockets identify the server, so
-    // they are used.
+    // Upstream subscribes twice to the same events if both are set. The servers' own sockets identify the
+    // server, so they are used.
     let from_servers = discover.as_ref().is_some_and(|at| at.value) || events.port.is_some();
     if let Some(at) = bind {
         if from_servers {
@@ -521,7 +521,7 @@ fn attribute(node: &Node, path: &str, sink: &mut Sink) -> Opt<schema::ReportUsag
     let (mut namespace, mut key) = (None, None);
     within(&mut f, "key", sink, |f, sink| (namespace, key) = (f.get("namespace", sink), f.get("name", sink)));
     let expression = f.required::<String>("expression", sink);
-    ignored(&mut f, &["condition"], "the count is told of every answer that has one", sink);
+    ignored(&mut f, &["condition"], "the count is reported for every response that has one", sink);
     f.finish(sink);
     let At { value: expression, span } = expression?;
     let count = match expression.split_whitespace().collect::<String>().as_str() {
@@ -529,7 +529,8 @@ fn attribute(node: &Node, path: &str, sink: &mut Sink) -> Opt<schema::ReportUsag
         "usage.completion_tokens" | "usage.output_tokens" => UsageCount::Completion,
         "usage.total_tokens" | "usage.prompt_tokens+usage.completion_tokens" => UsageCount::Total,
         _ => {
-            const COUNTS: &str = "one of the counts `usage.prompt_tokens`, `usage.completion_tokens` and `usage.total_tokens` can be told";
+            const COUNTS: &str = "one of the counts `usage.prompt_tokens`, `usage.completion_tokens` and \
+                                  `usage.total_tokens` can be reported";
             no_effect(&format!("{path}.expression"), span, "expression", COUNTS, sink);
             return None;
         }

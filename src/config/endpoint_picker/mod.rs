@@ -1,5 +1,5 @@
-//! Files of kind `EndpointPickerConfig`, in the format of GIE's picker and llm-d's router: one pool with the strategy
-//! `pipeline`.
+//! Files of kind `EndpointPickerConfig`, in the format of GIE's picker and llm-d's router: one
+//! pool with the strategy `pipeline`.
 //!
 //! Such a file declares plugins and puts them into profiles. It names no endpoints, so those come from flags.
 //! `catalogue` lists how each plugin type is handled: as a part of the pipeline, as settings (`mapping`), as always in

@@ -1,5 +1,5 @@
-//! The section `schedulingProfiles`, and the pipeline that results from it and the plugins, with the rules for omitted
-//! parts.
+//! The section `schedulingProfiles`, and the pipeline that results from it and the plugins, with
+//! the rules for omitted parts.
 
 use super::catalogue::Slot;
 use super::mapping::{self, Mapped};
@@ -169,8 +169,8 @@ fn check_names(profiles: &[Profile<'_>], sink: &mut Sink) {
     }
 }
 
-/// All filters, scorers and pickers of a profile, in the order of the file. `None` if it has none: then the pipeline's
-/// default applies.
+/// All filters, scorers and pickers of a profile, in the order of the file. `None` if it has none:
+/// then the pipeline's default applies.
 fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
     let parts = plugins.declared.iter().filter(|d| d.part.is_some() && !is_handler(d) && !is_decider(d));
     let parts: Vec<_> = parts.map(|d| (d, None)).collect();

@@ -163,7 +163,7 @@ pub(super) fn parsers(f: &mut Fields<'_>, plugins: &Plugins, sink: &mut Sink) {
         }
     });
     if let [("passthrough-parser", span)] = named[..] {
-        let why = "bodies are read where their path is known; others pass unread, whoever asks";
+        let why = "bodies are parsed if their path is known; others pass unread for all clients";
         sink.push(no_effect("passthrough-parser", span, why));
     }
 }

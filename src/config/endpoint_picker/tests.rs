@@ -76,7 +76,7 @@ fn one_endpoint() -> Overrides {
 }
 
 #[test]
-fn the_pipeline_is_what_the_rules_make_of_the_file() {
+fn pipeline_follows_the_rules_for_omitted_parts() {
     let plugin = |kind: &str| json!({"name": kind, "type": kind, "parameters": null});
     assert_eq!(pipeline(""), Value::Null, "nothing at all: the pipeline's own default");
     assert_eq!(pipeline("plugins: [{type: approx-prefix-cache-producer}]"), Value::Null, "no part of the pipeline");
@@ -154,7 +154,7 @@ fn producers_and_sources_become_settings() {
 }
 
 #[test]
-fn tokens_come_from_where_the_producer_says() {
+fn token_source_follows_the_producer() {
     let cases: &[(&str, Option<&str>)] = &[
         ("{}", None),
         ("{estimate: {}}", None),
@@ -173,7 +173,7 @@ fn tokens_come_from_where_the_producer_says() {
 }
 
 #[test]
-fn kv_events_come_from_where_the_producer_says() {
+fn kv_event_source_follows_the_producer() {
     /// The servers' port, or the socket that is bound.
     type Events = (Option<u16>, Option<&'static str>);
     let cases: &[(&str, Events)] = &[
@@ -203,7 +203,7 @@ fn kv_events_come_from_where_the_producer_says() {
 
 /// Nothing is dropped in silence: every parameter of these that changes nothing here is named by a warning.
 #[test]
-fn what_has_no_effect_is_said() {
+fn settings_without_effect_are_warned_of() {
     let cases: &[(&str, &str, &[&str])] = &[
         (
             "approx-prefix-cache-producer",
@@ -271,7 +271,7 @@ fn what_has_no_effect_is_said() {
 }
 
 #[test]
-fn the_catalogue_holds_together() {
+fn catalogue_is_consistent() {
     let mut names = BTreeSet::new();
     for entry in CATALOGUE {
         for name in [entry.name].iter().chain(entry.aliases) {
@@ -324,7 +324,7 @@ fn staged(plugins: &str) -> String {
 }
 
 #[test]
-fn deciders_go_into_the_pipeline_with_the_handler_that_asks_them() {
+fn deciders_join_pipeline_with_their_handler() {
     let text = staged(
         "- {type: disagg-profile-handler, parameters: {deciders: {prefill: mine}}}\n\
          - {name: mine, type: prefix-based-pd-decider, parameters: {nonCachedTokens: 16}}\n- {type: disagg-headers-handler}\n",
@@ -344,7 +344,7 @@ fn deciders_go_into_the_pipeline_with_the_handler_that_asks_them() {
 }
 
 #[test]
-fn what_keeps_a_stage_from_running_is_said() {
+fn stage_that_can_not_run_is_reported() {
     let handler = |parameters: &str| format!("- {{type: disagg-profile-handler, parameters: {parameters}}}\n");
     let always = "- {type: always-disagg-pd-decider}\n";
     for (case, plugins, code, says) in [
@@ -368,7 +368,7 @@ fn what_keeps_a_stage_from_running_is_said() {
 }
 
 #[test]
-fn a_profile_of_another_stage_that_can_run_means_sidecars() {
+fn prefill_or_encode_profile_means_sidecars() {
     let shipped = [
         ("pd-epp", include_str!("../../../tests/data/endpoint_picker/pd-epp.yaml"), true),
         ("sim-pd", include_str!("../../../tests/data/endpoint_picker/sim-pd.yaml"), true),
@@ -390,7 +390,7 @@ fn a_profile_of_another_stage_that_can_run_means_sidecars() {
 }
 
 #[test]
-fn a_source_producer_tells_the_sidecar_who_holds_more() {
+fn p2p_source_producer_names_endpoint_with_longer_prefix() {
     let read = |text: &str| full(&format!("{HEAD}{text}"), one_endpoint());
     let of = |text: &str| {
         let (settings, warnings) = read(text).unwrap_or_else(|d| panic!("{}", show(text, &d)));
@@ -421,7 +421,7 @@ fn a_source_producer_tells_the_sidecar_who_holds_more() {
 }
 
 #[test]
-fn a_rank_header_handler_chooses_among_ranks_with_events_and_without() {
+fn rank_header_handler_chooses_ranks_with_and_without_kv_events() {
     let producers = |ranks: &str| {
         format!(
             "{HEAD}plugins:\n- {{type: dp-rank-header-handler}}\n- {{type: token-producer, parameters: {{vllm: {{url: 'http://a:1'}}}}}}\n\
@@ -444,7 +444,7 @@ fn a_rank_header_handler_chooses_among_ranks_with_events_and_without() {
 }
 
 #[test]
-fn a_flag_that_takes_the_files_place_is_told() {
+fn flag_that_overrides_the_file_is_warned_of() {
     let text = format!(
         "{HEAD}plugins: [{{type: metrics-data-source, parameters: {{path: /stats, port: 9100}}}}, {{type: core-metrics-extractor, parameters: {{defaultEngine: sglang}}}}]\n"
     );

@@ -71,8 +71,8 @@ impl Pairs<'_> {
     }
 }
 
-/// How a pool splits requests: as the file configures it, else by AIBrix's labels if `pd` may be selected and has
-/// endpoints to choose from.
+/// How a pool splits requests: as the file configures it, else by AIBrix's labels if `pd` may be selected and
+/// has endpoints to choose from.
 pub(super) fn of_pool(
     file: Option<At<schema::Disaggregation>>,
     pairs: &Pairs<'_>,
@@ -82,7 +82,8 @@ pub(super) fn of_pool(
 ) -> Option<Disaggregation> {
     if pairs.by_pool && !pairs.endpoints.is_empty() && !pairs.have_prefill() {
         let message = "`pd` has nothing to pair: no endpoint of the pool computes prompts for others";
-        let help = "give prefill servers `role: prefill`, or AIBrix's label `role-name: prefill`, and decode servers `role: decode`";
+        let help = "give prefill servers `role: prefill`, or AIBrix's label `role-name: prefill`, and decode \
+                    servers `role: decode`";
         sink.push(Diagnostic::new(Code::Contradiction, format!("{path}.strategy"), message).help(help));
     }
     let path = format!("{path}.disaggregation");
@@ -120,6 +121,66 @@ fn tell_void(path: &str, env: &AibrixDefaults, sink: &mut Sink) {
     }
 }
 
+/// The mode in which a sidecar sends the prefill leg; warns of keys that only apply to Attaché's own calls.
+fn header_mode(file: &schema::Disaggregation, path: &str, sink: &mut Sink) -> Mode {
+    let direct_only: [(&str, Option<_>); 9] = [
+        ("connector", file.connector.as_ref().map(|at| at.span)),
+        ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
+        ("hedgeAfter", file.hedge_after.map(|at| at.span)),
+        ("fallback", file.fallback.map(|at| at.span)),
+        ("scheme", file.scheme.map(|at| at.span)),
+        ("pathPrefix", file.path_prefix.as_ref().map(|at| at.span)),
+        ("insecureSkipVerify", file.insecure_skip_verify.map(|at| at.span)),
+        ("bootstrapPort", file.bootstrap_port.map(|at| at.span)),
+        ("decoderBlocksTtl", file.decoder_blocks_ttl.map(|at| at.span)),
+    ];
+    for (key, span) in direct_only.into_iter().filter_map(|(key, span)| Some((key, span?))) {
+        let message = format!("`{key}` is the sidecar's business with `mode: header`");
+        sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}"), message).at(span));
+    }
+    if let Some(at) = file.cache_source_tokens.filter(|at| at.value == 0) {
+        sink.out_of_range(at.span, &format!("{path}.cacheSourceTokens"), at.value, "1 or more");
+    }
+    let source_tokens = file.cache_source_tokens.map(|at| at.value);
+    Mode::Header { source_tokens }
+}
+
+/// The connector in the file, else in AIBrix's environment, else the default, with its name there; and whether labels
+/// of workers select it.
+fn connector<'f>(
+    file: Option<&'f At<String>>,
+    path: &str,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Option<(&'static connector::Descriptor, &'f str, bool)> {
+    let said = file.map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
+    let by_label = said == BY_LABEL;
+    let name = if by_label { env.kv_connector.unwrap_or(connector::shfs::CONNECTOR.name) } else { said };
+    if let Some(of_env) = env.kv_connector.filter(|of_env| *of_env != name) {
+        let message = format!("`AIBRIX_KV_CONNECTOR_TYPE` has no effect: `connector` is `{name}`, not `{of_env}`");
+        sink.push(Diagnostic::new(Code::Overridden, "AIBRIX_KV_CONNECTOR_TYPE", message));
+    }
+    let Some(descriptor) = connector::named(name) else {
+        let names: Vec<&str> = connector::CONNECTORS.iter().map(|d| d.name).chain([BY_LABEL]).collect();
+        let span = file.map(|at| at.span).unwrap_or_default();
+        let shown: String = name.chars().take(60).collect();
+        sink.out_of_range(span, &format!("{path}.connector"), format!("`{shown}`"), &names.join(", "));
+        return None;
+    };
+    Some((descriptor, name, by_label))
+}
+
+/// The prefix of API paths on model servers, without a slash at the end.
+fn path_prefix<'f>(file: Option<&'f At<String>>, path: &str, sink: &mut Sink) -> &'f str {
+    let path_prefix = file.map_or("", |at| at.value.trim_end_matches('/'));
+    let is_path = path_prefix.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#'));
+    if let Some(at) = file.filter(|_| !is_path || !matches!(path_prefix.get(..1), None | Some("/"))) {
+        let shown: String = at.value.chars().take(60).collect();
+        sink.out_of_range(at.span, &format!("{path}.pathPrefix"), format!("`{shown}`"), "a path such as /llm");
+    }
+    path_prefix
+}
+
 /// Checks the section; `None` if its connector is unknown. If the strategy decides exactly as in AIBrix (`exact`), a
 /// failed prefill fails the request.
 fn disaggregation(
@@ -134,46 +195,14 @@ fn disaggregation(
         Some(at) => at.value.iter().map(|label| label.value.as_str().into()).collect(),
     };
     let split = SplitPolicy { decider: decider(file.decider.as_ref(), path, sink), together, whole: true };
-    let direct_only: [(&str, Option<_>); 9] = [
-        ("connector", file.connector.as_ref().map(|at| at.span)),
-        ("prefillTimeout", file.prefill_timeout.map(|at| at.span)),
-        ("hedgeAfter", file.hedge_after.map(|at| at.span)),
-        ("fallback", file.fallback.map(|at| at.span)),
-        ("scheme", file.scheme.map(|at| at.span)),
-        ("pathPrefix", file.path_prefix.as_ref().map(|at| at.span)),
-        ("insecureSkipVerify", file.insecure_skip_verify.map(|at| at.span)),
-        ("bootstrapPort", file.bootstrap_port.map(|at| at.span)),
-        ("decoderBlocksTtl", file.decoder_blocks_ttl.map(|at| at.span)),
-    ];
     if given(file.mode, DisaggregationMode::Direct) == DisaggregationMode::Header {
-        for (key, span) in direct_only.into_iter().filter_map(|(key, span)| Some((key, span?))) {
-            let message = format!("`{key}` is the sidecar's business with `mode: header`");
-            sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}"), message).at(span));
-        }
-        if let Some(at) = file.cache_source_tokens.filter(|at| at.value == 0) {
-            sink.out_of_range(at.span, &format!("{path}.cacheSourceTokens"), at.value, "1 or more");
-        }
-        let source_tokens = file.cache_source_tokens.map(|at| at.value);
-        return Some(Disaggregation { split, mode: Mode::Header { source_tokens } });
+        return Some(Disaggregation { split, mode: header_mode(&file, path, sink) });
     }
     if let Some(at) = file.cache_source_tokens {
-        let message = "a sidecar is told where to fetch a prompt's beginning: this takes `mode: header`";
+        let message = "only a sidecar can fetch a cached prefix from another server: this needs `mode: header`";
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.cacheSourceTokens"), message).at(at.span));
     }
-    let said = file.connector.as_ref().map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
-    let by_label = said == BY_LABEL;
-    let name = if by_label { env.kv_connector.unwrap_or(connector::shfs::CONNECTOR.name) } else { said };
-    if let Some(of_env) = env.kv_connector.filter(|of_env| *of_env != name) {
-        let message = format!("`AIBRIX_KV_CONNECTOR_TYPE` has no effect: `connector` is `{name}`, not `{of_env}`");
-        sink.push(Diagnostic::new(Code::Overridden, "AIBRIX_KV_CONNECTOR_TYPE", message));
-    }
-    let Some(descriptor) = connector::named(name) else {
-        let names: Vec<&str> = connector::CONNECTORS.iter().map(|d| d.name).chain([BY_LABEL]).collect();
-        let span = file.connector.as_ref().map(|at| at.span).unwrap_or_default();
-        let shown: String = name.chars().take(60).collect();
-        sink.out_of_range(span, &format!("{path}.connector"), format!("`{shown}`"), &names.join(", "));
-        return None;
-    };
+    let (descriptor, name, by_label) = connector(file.connector.as_ref(), path, env, sink)?;
     let split = SplitPolicy { whole: descriptor.connector.serves_whole(), ..split };
     if let Some(at) = file.decider.as_ref().filter(|_| !split.whole && split.decider == Decider::Never) {
         let message = format!("no request is split, and decode servers of `connector: {name}` serve none that is not");
@@ -195,14 +224,7 @@ fn disaggregation(
         let message = format!("decode servers keep nothing for the next turn with `connector: {name}`");
         sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.decoderBlocksTtl"), message).at(at.span));
     }
-    let path_prefix = file.path_prefix.as_ref().map_or("", |at| at.value.trim_end_matches('/'));
-    let is_path = path_prefix.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '?' | '#'));
-    if let Some(at) =
-        file.path_prefix.as_ref().filter(|_| !is_path || !matches!(path_prefix.get(..1), None | Some("/")))
-    {
-        let shown: String = at.value.chars().take(60).collect();
-        sink.out_of_range(at.span, &format!("{path}.pathPrefix"), format!("`{shown}`"), "a path such as /llm");
-    }
+    let path_prefix = path_prefix(file.path_prefix.as_ref(), path, sink);
     let scheme = if given(file.scheme, Scheme::Http) == Scheme::Https { "https" } else { "http" };
     let direct = Direct {
         connector: descriptor.connector,

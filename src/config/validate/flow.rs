@@ -5,7 +5,10 @@ use super::{given, positive};
 use crate::schema::{self, Strategy, Word};
 use attache_config_schema::decode::{Bytes, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span, closest};
+use attache_flow::admitter::Admitter;
+use attache_flow::ceiling::Ceiling;
 use attache_flow::registry::{self, ADMITTERS, CEILINGS, DETECTORS, FAIRNESS, ORDERINGS, PolicyDescriptor};
+use attache_flow::saturation::Detector;
 use attache_flow::settings::{DEFAULT_BAND_BYTES, DEFAULT_BAND_REQUESTS, DEFAULT_EMPTY_TTL};
 use attache_flow::{BandSettings, EvictRunning, Overflow, PoolFlow, Settings};
 use attache_types::limits::DEFAULT_MAX_BUFFERED_BYTES;
@@ -14,8 +17,8 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Default detector: keeps the model servers' queues short, so that most requests wait in Attaché, which can reorder
-/// them.
+/// Default detector: keeps the model servers' queues short, so that most requests wait in
+/// Attaché, which can reorder them.
 const DEFAULT_DETECTOR: &str = "backlog-detector";
 /// The default detector of GIE and llm-d.
 const SHEDDING_DETECTOR: &str = "utilization-detector";
@@ -23,8 +26,8 @@ const SHEDDING_DETECTOR: &str = "utilization-detector";
 const DEFAULT_CEILING: &str = "static-usage-limit-policy";
 /// Default fairness: tenants compete for tokens.
 const DEFAULT_FAIRNESS: &str = "vtc-fair";
-/// 32,768, some seconds of one server: lets a tenant that asks for less than its share go before one that floods the
-/// pool.
+/// 32,768, some seconds of one server: lets a tenant that asks for less than its share go before
+/// one that floods the pool.
 const DEFAULT_BURST_TOKENS: u32 = 32_768;
 /// Default ordering: a long prompt does not delay short ones, and is delayed by 10 s at most.
 const DEFAULT_ORDERING: &str = "least-work";
@@ -231,8 +234,8 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Divides the memory for queued bodies among the pools with queues. A search counts as one, since any pool that it
-    /// finds may have queues.
+    /// Divides the memory for queued bodies among the pools with queues. A search counts as one, since any pool that
+    /// it finds may have queues.
     pub(super) fn shared(buffered: u64, pools: &[At<schema::Pool>]) -> Self {
         let has_queues =
             |flow: &At<schema::FlowControl>| given(flow.value.enabled, false) && given(flow.value.queue, true);
@@ -260,30 +263,50 @@ fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink
     limit(bytes(file), room.queued, path, sink)
 }
 
-/// Checks the section; `None` if flow control is off or invalid.
-pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
+/// The detector and the ceiling of a pool.
+fn detector_and_ceiling(
+    file: &schema::FlowControl,
+    path: &str,
+    sink: &mut Sink,
+) -> (Option<Chosen<dyn Detector>>, Option<Chosen<dyn Ceiling>>) {
     let detector = file.detector.as_ref().map(|at| &at.value);
     let detector =
         choose("detector", DETECTORS, detector, (DEFAULT_DETECTOR, Value::Null), &format!("{path}.detector"), sink);
     let ceiling = file.ceiling.as_ref().map(|at| &at.value);
     let ceiling =
         choose("ceiling", CEILINGS, ceiling, (DEFAULT_CEILING, Value::Null), &format!("{path}.ceiling"), sink);
+    (detector, ceiling)
+}
+
+/// The admitters of a pool.
+fn admitters(file: &schema::FlowControl, path: &str, sink: &mut Sink) -> Vec<Chosen<dyn Admitter>> {
     let admitters = file.admitters.iter().flat_map(|at| &at.value).enumerate();
-    let admitters: Vec<_> = admitters
+    admitters
         .filter_map(|(i, at)| {
             let path = format!("{path}.admitters[{i}]");
             choose("admitter", ADMITTERS, Some(&at.value), ("", Value::Null), &path, sink)
         })
-        .collect();
-    let none = schema::Band::default();
-    let usual = file.default_band.as_ref().map_or(&none, |at| &at.value);
-    let sheddable = file.sheddable_band.as_ref().map(|at| &at.value);
+        .collect()
+}
+
+/// Warns of priorities in bands that are for all priorities without a band of their own.
+fn check_priorities(usual: &schema::Band, sheddable: Option<&schema::Band>, path: &str, sink: &mut Sink) {
     for (key, band) in [("defaultBand", Some(usual)), ("sheddableBand", sheddable)] {
         if let Some(at) = band.and_then(|band| band.priority) {
             let message = format!("`priority` belongs to `bands`: `{key}` is for those that are not named there");
             sink.push(Diagnostic::new(Code::NoEffect, format!("{path}.{key}.priority"), message).at(at.span));
         }
     }
+}
+
+/// Checks the section; `None` if flow control is off or invalid.
+pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mut Sink) -> Option<PoolFlow> {
+    let (detector, ceiling) = detector_and_ceiling(file, path, sink);
+    let admitters = self::admitters(file, path, sink);
+    let none = schema::Band::default();
+    let usual = file.default_band.as_ref().map_or(&none, |at| &at.value);
+    let sheddable = file.sheddable_band.as_ref().map(|at| &at.value);
+    check_priorities(usual, sheddable, path, sink);
     let default_band = band(usual, None, &format!("{path}.defaultBand"), sink);
     let ttl = file.ttl.map(|at| positive(&format!("{path}.ttl"), Some(at), at.value, sink));
     let empty_ttl = positive(&format!("{path}.emptyTtl"), file.empty_ttl, ttl.unwrap_or(DEFAULT_EMPTY_TTL), sink);
@@ -296,8 +319,7 @@ pub(super) fn flow(file: &schema::FlowControl, room: Room, path: &str, sink: &mu
     let named = file.bands.as_ref().map(|at| at.value.as_slice()).unwrap_or_default();
     let (bands, bands_said) = bands(named, &default_band, path, sink);
     let (detector, ceiling) = (detector?, ceiling?);
-    let queue = given(file.queue, true);
-    let evict_sheddable = given(file.evict_sheddable, true);
+    let (queue, evict_sheddable) = (given(file.queue, true), given(file.evict_sheddable, true));
     let evict_running = given(file.evict_running, DEFAULT_EVICT_RUNNING);
     let said = json!({
         "enabled": true,

@@ -17,11 +17,14 @@ mod templates;
 mod tenants;
 mod tls;
 
+use super::aibrix_env::AibrixDefaults;
 use super::decode::Sink;
 use super::defaults::*;
 use super::diagnostic::{At, Code, Diagnostic, Span};
 use super::schema::{self, File, LogFormat, Opt};
-use super::settings::{ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings};
+use super::settings::{
+    ExchangeSettings, ExplainSettings, ReportUsage, ServerSettings, Settings, TelemetrySettings, TenantRule,
+};
 use super::units::show_duration;
 use super::{Overrides, Sources, Surroundings, localai_env};
 use attache_types::limits::{Limits, client_share};
@@ -47,12 +50,7 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
         None => of_env,
     };
     if exchange.tenant.is_none() {
-        let files = pools.iter().flat_map(|at| &at.value);
-        let mut names: Vec<&str> = files.map(|at| queued::strategy_of(&at.value, flags, &env)).collect();
-        if names.is_empty() {
-            names.push(strategies::name_of(None, flags, &env));
-        }
-        exchange.tenant = queued::tenants(names, sink);
+        exchange.tenant = default_tenants(&pools, flags, &env, sink);
     }
     let rule = exchange.tenant.as_ref();
     let tenants = limits.tenants.take().map(|file| tenants::limits(file, rule, redis_at.is_some(), sink));
@@ -75,21 +73,13 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
         templates,
         limits,
     };
-    for pool in settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool)) {
-        let affine = pool.strategies().filter(|(name, _)| *name == localai_env::STRATEGY);
-        affine.for_each(|(_, parameters)| flags.localai.tell_overridden(&pool.name, parameters, sink));
-    }
+    check_localai(&settings, flags, sink);
     if !policies::are_used(&settings) {
         policies::tell_unused(policies_at, sink);
         flags.localai.tell_unused(sink);
     }
     let of_cluster = settings.pools.iter().any(|pool| pool.kubernetes.is_some()) || !settings.templates.is_empty();
-    for (what, key, at) in [("leader election", "leaderElection", election), ("`modelStatus`", "modelStatus", status)] {
-        if let Some(at) = at.filter(|_| !of_cluster) {
-            let message = format!("{what} has no effect: no pool has `kubernetes`, which is where leases are");
-            sink.push(Diagnostic::new(Code::NoEffect, format!("server.{key}"), message).at(at.span));
-        }
-    }
+    check_leases(election, status, of_cluster, sink);
     let all_pools = || settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool));
     slo::tell(all_pools(), &strategies, redis_at.is_some(), sink);
     let limits = [settings.tenants.as_ref(), settings.models.as_ref()];
@@ -104,8 +94,41 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
     settings
 }
 
-/// For each pool, where its strategy is configured, or where the pool begins. Named pools come before those of
-/// searches.
+/// The source of tenants that the strategies of the pools imply, where the file names none.
+fn default_tenants(
+    pools: &Opt<Vec<At<schema::Pool>>>,
+    flags: &Overrides,
+    env: &AibrixDefaults,
+    sink: &mut Sink,
+) -> Option<TenantRule> {
+    let files = pools.iter().flat_map(|at| &at.value);
+    let mut names: Vec<&str> = files.map(|at| queued::strategy_of(&at.value, flags, env)).collect();
+    if names.is_empty() {
+        names.push(strategies::name_of(None, flags, env));
+    }
+    queued::tenants(names, sink)
+}
+
+/// Warns of LocalAI's variables and flags that the parameters in the file outrank.
+fn check_localai(settings: &Settings, flags: &Overrides, sink: &mut Sink) {
+    for pool in settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool)) {
+        let affine = pool.strategies().filter(|(name, _)| *name == localai_env::STRATEGY);
+        affine.for_each(|(_, parameters)| flags.localai.tell_overridden(&pool.name, parameters, sink));
+    }
+}
+
+/// Warns of settings that need leases while no pool is in a cluster.
+fn check_leases(election: Opt<bool>, status: Opt<bool>, of_cluster: bool, sink: &mut Sink) {
+    for (what, key, at) in [("leader election", "leaderElection", election), ("`modelStatus`", "modelStatus", status)] {
+        if let Some(at) = at.filter(|_| !of_cluster) {
+            let message = format!("{what} has no effect: no pool has `kubernetes`, which is where leases are");
+            sink.push(Diagnostic::new(Code::NoEffect, format!("server.{key}"), message).at(at.span));
+        }
+    }
+}
+
+/// For each pool, where its strategy is configured, or where the pool begins. Named pools
+/// come before those of searches.
 fn places_of_strategies(pools: &Opt<Vec<At<schema::Pool>>>) -> Vec<(usize, Span)> {
     let pools = pools.iter().flat_map(|at| &at.value).enumerate();
     let (searched, named): (Vec<_>, Vec<_>) = pools.partition(|(_, pool)| templates::searches(&pool.value));
@@ -313,6 +336,25 @@ fn check_otlp(at: &At<String>, sink: &mut Sink) {
     }
 }
 
+/// Warns of settings that have no effect because the headers of clients are not trusted.
+fn check_untrusted(file: &schema::Exchange, sink: &mut Sink) {
+    if let Some(at) = file.objectives.as_ref().filter(|at| at.value.iter().any(|(_, priority)| priority.value > 0)) {
+        let message = "`objectives` above 0 have no effect: the header by which requests name theirs is not believed";
+        sink.push(Diagnostic::new(Code::NoEffect, "exchange.objectives", message).at(at.span).help(
+            "`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from \
+                     setting the header",
+        ));
+    }
+    if let Some(at) = file.session_headers.as_ref().filter(|at| !at.value.is_empty()) {
+        let message = "`sessionHeaders` have no effect: what requests say of their flow is not believed";
+        sink.push(
+            Diagnostic::new(Code::NoEffect, "exchange.sessionHeaders", message)
+                .at(at.span)
+                .help("`trustClientHeaders: true` or `--trust-client-headers`, where clients may name their own flows"),
+        );
+    }
+}
+
 fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> ExchangeSettings {
     let conformance = pick(flags.conformance_headers.as_ref(), file.conformance_headers).filter(|at| at.value);
     if let Some(at) = &conformance {
@@ -327,24 +369,8 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
         );
     }
     let trust_client_headers = pick_or(flags.trust_client_headers.as_ref(), file.trust_client_headers, false);
-    if let Some(at) = file
-        .objectives
-        .as_ref()
-        .filter(|at| !trust_client_headers && at.value.iter().any(|(_, priority)| priority.value > 0))
-    {
-        let message = "`objectives` above 0 have no effect: the header by which requests name theirs is not believed";
-        sink.push(Diagnostic::new(Code::NoEffect, "exchange.objectives", message).at(at.span).help(
-            "`trustClientHeaders: true` or `--trust-client-headers`, where the gateway keeps strangers from \
-                     setting the header",
-        ));
-    }
-    if let Some(at) = file.session_headers.as_ref().filter(|at| !at.value.is_empty() && !trust_client_headers) {
-        let message = "`sessionHeaders` have no effect: what requests say of their flow is not believed";
-        sink.push(
-            Diagnostic::new(Code::NoEffect, "exchange.sessionHeaders", message)
-                .at(at.span)
-                .help("`trustClientHeaders: true` or `--trust-client-headers`, where clients may name their own flows"),
-        );
+    if !trust_client_headers {
+        check_untrusted(&file, sink);
     }
     let session_headers = file.session_headers.map(|at| at.value).unwrap_or_default();
     let session_headers = session_headers.iter().map(|at| tenants::header(at, "exchange.sessionHeaders", sink).into());
@@ -436,6 +462,12 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
         request_timeout: positive("limits.requestTimeout", file.request_timeout, d.request_timeout, sink),
         idle_timeout: positive("limits.idleTimeout", file.idle_timeout, d.idle_timeout, sink),
     };
+    check_buffered(&limits, file, sink);
+    limits
+}
+
+/// Reports a limit of all bodies together that is below the limit of one.
+fn check_buffered(limits: &Limits, file: &schema::LimitsSection, sink: &mut Sink) {
     if limits.max_buffered_bytes < limits.max_body_bytes {
         let span = |a: Opt<super::decode::Bytes>| a.map(|a| a.span).unwrap_or_default();
         let (all, one) = (span(file.max_buffered_bytes), span(file.max_body_bytes));
@@ -452,7 +484,6 @@ fn limits(file: &schema::LimitsSection, sink: &mut Sink) -> Limits {
             .related(if all.line > 0 { one } else { Span::default() }, "a single one"),
         );
     }
-    limits
 }
 
 /// A duration of at least 1 s: the speed of an upload can't be measured over less.

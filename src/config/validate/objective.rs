@@ -8,8 +8,8 @@ use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::objective::{DEFAULT_SHARE, MAX_SHARE, Objective, Slo};
 use attache_scheduling::registry::Registry;
 
-/// 100: a greater weight would leave no influence to the other part of a response. A weight of 0 there states that
-/// directly.
+/// 100: a greater weight would leave no influence to the other part of a response. A weight of
+/// 0 there states that directly.
 const MAX_WEIGHT: f64 = 100.0;
 
 /// Checks the weight of one part of a response.

@@ -10,12 +10,16 @@ use crate::Overrides;
 use crate::aibrix_env::AibrixDefaults;
 use crate::defaults::*;
 use crate::schema::{self, Opt, Scheme};
-use crate::settings::{PoolSettings, PoolTemplate, ScrapeSettings};
+use crate::settings::{
+    DnsSource, FileSource, KubernetesSource, PoolSearch, PoolSettings, PoolTemplate, ScrapeSettings,
+};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
+use attache_flow::PoolFlow;
 use attache_pool::health::HealthPolicy;
 use attache_pool::{EndpointSpec, MetricsSource};
 use attache_scheduling::Registry;
+use attache_scheduling::choice::{ModelRule, RequestSpec, StrategySpec};
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache_types::units::show_duration;
 use std::collections::{BTreeMap, HashMap};
@@ -138,6 +142,47 @@ fn flag_endpoints(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mu
     read.collect()
 }
 
+/// Where the endpoints of a pool come from.
+struct Sources {
+    endpoints: Vec<EndpointSpec>,
+    dns: Vec<DnsSource>,
+    file: Option<FileSource>,
+    kubernetes: Option<KubernetesSource>,
+    search: Option<PoolSearch>,
+}
+
+/// The sources of endpoints in the file and in flags, which replace those of the file.
+fn sources(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Sink) -> Sources {
+    let mut endpoints = endpoints(&pool.endpoints, path, sink);
+    let named = endpoints.len();
+    let dns: Vec<_> =
+        pool.dns.iter().enumerate().filter_map(|(i, d)| dns(d, &format!("{path}.dns[{i}]"), sink)).collect();
+    let file = endpoints_file(pool, path, flags, sink);
+    if !flags.endpoints.is_empty() {
+        endpoints = flag_endpoints(flags, pool.from_flags.as_ref(), sink);
+        if named > 0 {
+            let message = format!("`--endpoint` replaces the {named} endpoints of pool `{}`", pool.name.value);
+            sink.push(Diagnostic::new(Code::Overridden, "--endpoint", message).at(pool.name.span));
+        }
+    }
+    let of_file = kubernetes::of_file(&pool.kubernetes, path, sink);
+    let of_flags = kubernetes::of_flags(flags, pool.from_flags.as_ref(), sink);
+    if of_flags.is_some() || !flags.endpoints.is_empty() {
+        kubernetes::tell_replaced(&flags.kubernetes, pool.from_flags.as_ref(), sink);
+    }
+    if let (Some(_), Some(at)) = (&of_flags, &pool.kubernetes) {
+        let message = format!("flags replace the pods of pool `{}`", pool.name.value);
+        sink.push(Diagnostic::new(Code::Overridden, "--pool-name", message).at(at.span));
+    }
+    let (kubernetes, search) = pods_or_pools(of_flags.or(of_file));
+    if search.is_some() {
+        check_template(pool, path, flags, sink);
+    } else if endpoints.is_empty() && dns.is_empty() && file.is_none() && kubernetes.is_none() {
+        check_empty(pool, path, flags, sink);
+    }
+    Sources { endpoints, dns, file, kubernetes, search }
+}
+
 fn pool(
     index: usize,
     at: At<schema::Pool>,
@@ -151,41 +196,10 @@ fn pool(
     let pool = at.value;
     let strategy = strategies::of_pool(pool.strategy.as_ref(), &path, registry, flags, env, sink);
     let rules = strategies::rules(&pool.strategies, &path, registry, env, sink);
-    let mut endpoints = endpoints(&pool.endpoints, &path, sink);
-    let named = endpoints.len();
-    let dns: Vec<_> =
-        pool.dns.iter().enumerate().filter_map(|(i, d)| dns(d, &format!("{path}.dns[{i}]"), sink)).collect();
-    let file = endpoints_file(&pool, &path, flags, sink);
-    if !flags.endpoints.is_empty() {
-        endpoints = flag_endpoints(flags, pool.from_flags.as_ref(), sink);
-        if named > 0 {
-            let message = format!("`--endpoint` replaces the {named} endpoints of pool `{}`", pool.name.value);
-            sink.push(Diagnostic::new(Code::Overridden, "--endpoint", message).at(pool.name.span));
-        }
-    }
-    let of_file = kubernetes::of_file(&pool.kubernetes, &path, sink);
-    let of_flags = kubernetes::of_flags(flags, pool.from_flags.as_ref(), sink);
-    if of_flags.is_some() || !flags.endpoints.is_empty() {
-        kubernetes::tell_replaced(&flags.kubernetes, pool.from_flags.as_ref(), sink);
-    }
-    if let (Some(_), Some(at)) = (&of_flags, &pool.kubernetes) {
-        let message = format!("flags replace the pods of pool `{}`", pool.name.value);
-        sink.push(Diagnostic::new(Code::Overridden, "--pool-name", message).at(at.span));
-    }
-    let (kubernetes, search) = pods_or_pools(of_flags.or(of_file));
-    if search.is_some() {
-        check_template(&pool, &path, flags, sink);
-    } else if endpoints.is_empty() && dns.is_empty() && file.is_none() && kubernetes.is_none() {
-        check_empty(&pool, &path, flags, sink);
-    }
+    let Sources { endpoints, dns, file, kubernetes, search } = sources(&pool, &path, flags, sink);
     let deadline_admission = flow::deadline_admission(&pool, &path, sink);
-    let allows_any = pool.request_strategy.as_ref().is_none_or(strategies::allows_any);
     let of_env = strategies::is_of_env(pool.strategy.is_some(), flags, env);
-    let mut by_request = match pool.request_strategy {
-        Some(file) => Some(strategies::by_request(file.value, &path, &strategy, registry, env, sink)),
-        None => of_env.then(|| strategies::by_aibrix_request(&strategy, registry, env, sink)),
-    };
-    queued::check_others(&strategy, &rules, by_request.as_mut(), allows_any, &path, sink);
+    let by_request = by_request(pool.request_strategy, (&strategy, of_env), &rules, &path, (registry, env), sink);
     let aim = objective::objective(pool.objective.as_ref(), &path, sink);
     objective::check_read(pool.objective.as_ref(), &strategy, &rules, by_request.as_ref(), &path, registry, sink);
     let rewrites = rewrites(&pool.rewrites, &path, sink);
@@ -193,26 +207,15 @@ fn pool(
     let reject_unknown_models = given(pool.reject_unknown_models, false);
     // A pool of a search with a configuration of its own gets its pods from the search.
     let of_cluster = kubernetes.is_some() || search.is_some() || flags.one_pool;
-    // Cluster objects name models too.
-    if reject_unknown_models && matches.models.is_empty() && rewrites.exact.is_empty() && !of_cluster {
-        sink.push(
-            Diagnostic::new(
-                Code::Contradiction,
-                format!("{path}.rejectUnknownModels"),
-                "every model is unknown: neither `match.models` nor `modelRewrites` names one",
-            )
-            .at(pool.reject_unknown_models.map(|at| at.span).unwrap_or_default()),
-        );
+    if reject_unknown_models && !of_cluster {
+        check_models(pool.reject_unknown_models, &matches, &rewrites, &path, sink);
     }
     let are_found = file.is_some() || of_cluster;
     let mut pairs = strategies::pairs(&strategy, &rules, by_request.as_ref(), (&endpoints, are_found));
     // The latency of split requests is not predicted.
     pairs.by_others &= !deadline_admission;
     let split = disaggregation::of_pool(pool.disaggregation, &pairs, &path, env, sink);
-    let flow = match pool.flow_control {
-        Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
-        None => flow::shedding(room, sink).filter(|_| of_cluster),
-    };
+    let flow = flow_control(pool.flow_control, room, of_cluster, &path, sink);
     let flow = queued::of_users(flow, &strategy.name, flags);
     let is_aibrix = of_env || strategies::is_exact_prefix_cache(&strategy);
     let settings = PoolSettings {
@@ -249,6 +252,49 @@ fn pool(
     (settings, search)
 }
 
+/// The strategies that requests may select: those in the file, or all if AIBrix's environment names the pool's
+/// (`of_env`).
+fn by_request(
+    file: Opt<schema::RequestStrategy>,
+    (strategy, of_env): (&StrategySpec, bool),
+    rules: &[ModelRule],
+    path: &str,
+    (registry, env): (&Registry, &AibrixDefaults),
+    sink: &mut Sink,
+) -> Option<RequestSpec> {
+    let allows_any = file.as_ref().is_none_or(strategies::allows_any);
+    let mut by_request = match file {
+        Some(file) => Some(strategies::by_request(file.value, path, strategy, registry, env, sink)),
+        None => of_env.then(|| strategies::by_aibrix_request(strategy, registry, env, sink)),
+    };
+    queued::check_others(strategy, rules, by_request.as_mut(), allows_any, path, sink);
+    by_request
+}
+
+fn flow_control(
+    file: Opt<schema::FlowControl>,
+    room: flow::Room,
+    of_cluster: bool,
+    path: &str,
+    sink: &mut Sink,
+) -> Option<PoolFlow> {
+    match file {
+        Some(at) => flow::flow(&at.value, room, &format!("{path}.flowControl"), sink),
+        None => flow::shedding(room, sink).filter(|_| of_cluster),
+    }
+}
+
+/// Reports that no model is known, so that every request would be rejected. Pools of a cluster are not checked, since
+/// cluster objects name models too.
+fn check_models(at: Opt<bool>, matches: &PoolMatch, rewrites: &ModelRewrites, path: &str, sink: &mut Sink) {
+    if !matches.models.is_empty() || !rewrites.exact.is_empty() {
+        return;
+    }
+    let message = "every model is unknown: neither `match.models` nor `modelRewrites` names one";
+    let diagnostic = Diagnostic::new(Code::Contradiction, format!("{path}.rejectUnknownModels"), message);
+    sink.push(diagnostic.at(at.map(|at| at.span).unwrap_or_default()));
+}
+
 fn default_model(at: Opt<String>, path: &str, sink: &mut Sink) -> Option<String> {
     let at = at?;
     if at.value.is_empty() {
@@ -270,7 +316,8 @@ fn check_empty(pool: &schema::Pool, path: &str, flags: &Overrides, sink: &mut Si
         }
     } else if pool.endpoints.is_empty() && pool.dns.is_empty() && pool.kubernetes.is_none() && !broken {
         let message = format!(
-            "pool `{}` has none of `endpoints`, `endpointsFile`, `dns` and `kubernetes`: its requests are answered with 503",
+            "pool `{}` has none of `endpoints`, `endpointsFile`, `dns` and `kubernetes`: its requests are answered \
+             with 503",
             pool.name.value
         );
         sink.push(Diagnostic::new(Code::EmptyPool, path, message).at(pool.name.span));

@@ -4,16 +4,29 @@ use super::{given, positive};
 use crate::aibrix_env::AibrixDefaults;
 use crate::aibrix_env::tokenizer_pool::RemoteDefaults;
 use crate::defaults::*;
-use crate::schema::{self, TokenizerKind};
+use crate::schema::{self, Opt, TokenizerKind};
 use crate::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, TokenizerSettings, VolatileRule};
 use crate::tokenizer_url;
-use attache_config_schema::decode::Sink;
+use attache_config_schema::decode::{Bytes, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
 use attache_prefix::cache::{DEFAULT_MAX_BYTES, DEFAULT_TENANT_SHARE};
 use attache_prefix::claims::DEFAULT_CLAIM_LIFE;
 use attache_prefix::index::LEAST_SHARE;
 use attache_prompt::tiktoken::Encoding;
 use std::time::Duration;
+
+/// Reports numbers that are out of range.
+fn check_ranges(block_size: Opt<u32>, max_bytes: Opt<Bytes>, tenant_share: Opt<f64>, path: &str, sink: &mut Sink) {
+    if let Some(at) = block_size.filter(|at| !(1..=MAX_BLOCK_SIZE).contains(&at.value)) {
+        sink.out_of_range(at.span, &format!("{path}.blockSize"), at.value, &format!("1 to {MAX_BLOCK_SIZE}"));
+    }
+    if let Some(at) = max_bytes.filter(|at| !(1 << 20..=1 << 40).contains(&at.value.0)) {
+        sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1MiB to 1TiB");
+    }
+    if let Some(at) = tenant_share.filter(|at| !(LEAST_SHARE..=1.0).contains(&(at.value as f32))) {
+        sink.out_of_range(at.span, &format!("{path}.tenantShare"), at.value, &format!("{LEAST_SHARE} to 1"));
+    }
+}
 
 /// Checks the section. `is_aibrix`: AIBrix's variable names the pool's strategy, or it decides as in AIBrix.
 pub(super) fn prefix(
@@ -33,23 +46,15 @@ pub(super) fn prefix(
     let kv_events = file.kv_events.map(|at| (at.span, kv_events(at.value, &format!("{path}.kvEvents"), sink)));
     let blind = matches!(tokenizer, TokenizerSettings::Characters | TokenizerSettings::Tiktoken { .. });
     if let Some((span, _)) = kv_events.as_ref().filter(|_| blind) {
-        let message = "KV events name blocks by the model's tokens, which this tokenizer does not know for conversations: they \
-                       are learned from what is routed";
+        let message = "KV events name blocks by the model's tokens, which this tokenizer does not know for \
+                       conversations: they are learned from what is routed";
         sink.push(
             Diagnostic::new(Code::NoEffect, format!("{path}.kvEvents"), message)
                 .at(*span)
                 .help("add `tokenizer: {type: huggingface, directory: …}` or `tokenizer: remote`"),
         );
     }
-    if let Some(at) = file.block_size.filter(|at| !(1..=MAX_BLOCK_SIZE).contains(&at.value)) {
-        sink.out_of_range(at.span, &format!("{path}.blockSize"), at.value, &format!("1 to {MAX_BLOCK_SIZE}"));
-    }
-    if let Some(at) = file.max_bytes.filter(|at| !(1 << 20..=1 << 40).contains(&at.value.0)) {
-        sink.out_of_range(at.span, &format!("{path}.maxBytes"), at.value.0, "1MiB to 1TiB");
-    }
-    if let Some(at) = file.tenant_share.filter(|at| !(LEAST_SHARE..=1.0).contains(&(at.value as f32))) {
-        sink.out_of_range(at.span, &format!("{path}.tenantShare"), at.value, &format!("{LEAST_SHARE} to 1"));
-    }
+    check_ranges(file.block_size, file.max_bytes, file.tenant_share, path, sink);
     let tenant_header = file.tenant_header.map(|at| {
         if at.value.parse::<http::HeaderName>().is_err() {
             let shown: String = at.value.chars().take(60).collect();

@@ -1,5 +1,5 @@
-//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` order queued requests and choose
-//! endpoints by load.
+//! The strategies that need a queue: `vtc-fair`, `vtc-max-fair` and `vtc-pred` order queued requests
+//! and choose endpoints by load.
 //!
 //! The name of the strategy alone enables the queue, with the fairness policy of that name. A configuration that
 //! disables the queue or selects another policy is an error.
@@ -80,8 +80,8 @@ pub(super) fn of_users(flow: Option<PoolFlow>, name: &str, flags: &Overrides) ->
     Some(PoolFlow { settings: Settings { user_header, ..flow.settings }, ..flow })
 }
 
-/// Rules, profiles and requests can't change the pool's queue, so they may select only the strategy that the queue was
-/// made for.
+/// Rules, profiles and requests can't change the pool's queue, so they may select only the strategy that
+/// the queue was made for.
 pub(super) fn check_others(
     of_pool: &StrategySpec,
     rules: &[ModelRule],
@@ -116,7 +116,7 @@ pub(super) fn tenants<'a>(strategies: impl IntoIterator<Item = &'a str>, sink: &
     let name = strategies.into_iter().find_map(queued)?;
     let message = format!("`{name}` is fair to the users that the header `{USER_HEADER}` names, which clients set");
     let diagnostic = Diagnostic::new(Code::TrustsClients, "exchange.tenant", message);
-    sink.push(diagnostic.help("give `exchange.tenant`, to say whom the picker believes"));
+    sink.push(diagnostic.help("set `exchange.tenant`, the source of tenants that Attaché trusts"));
     Some(TenantRule { source: TenantSource::Header(USER_HEADER.to_owned()), strip: None })
 }
 

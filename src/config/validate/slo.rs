@@ -1,5 +1,5 @@
-//! AIBrix's SLO strategies: the queue that its environment implies, the profiles in its Redis, and warnings if profiles
-//! are missing.
+//! AIBrix's SLO strategies: the queue that its environment implies, the profiles in its Redis, and
+//! warnings if profiles are missing.
 
 use crate::aibrix_env::{AibrixDefaults, FROM_REDIS, PROFILES};
 use crate::schema::{self, Opt};
@@ -73,7 +73,8 @@ pub(super) fn tell<'a>(
             let help = if has_redis {
                 "`parameters: {profilesFromRedis: true}` reads AIBrix's profiles in `redis`"
             } else {
-                "name files in `parameters: {profiles: […]}`, or give `redis` and `parameters: {profilesFromRedis: true}`"
+                "name files in `parameters: {profiles: […]}`, or give `redis` and `parameters: {profilesFromRedis: \
+                 true}`"
             };
             let diagnostic = Diagnostic::new(Code::NoEffect, format!("pools[{position}].strategy"), message);
             sink.push(diagnostic.at(span).help(help));
@@ -85,7 +86,8 @@ pub(super) fn tell<'a>(
             let message =
                 format!("requests that name `{name}` do not wait: a request starts no queue, and the pool has none");
             let help = format!(
-                "`flowControl: {{enabled: true, detector: {DETECTOR}, defaultBand: {{ordering: {ORDERING}}}}}` of the pool"
+                "`flowControl: {{enabled: true, detector: {DETECTOR}, defaultBand: {{ordering: {ORDERING}}}}}` of \
+                 the pool"
             );
             let diagnostic = Diagnostic::new(Code::NoEffect, format!("pools[{position}].requestStrategy"), message);
             sink.push(diagnostic.at(span).help(help));

@@ -89,8 +89,8 @@ fn checked(
 ) -> StrategySpec {
     let given = parameters.map_or(Value::Null, |given| given.value.clone());
     if name == STATIC_HASH {
-        let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their endpoint \
-                       is full";
+        let message = "`static_hash` is `consistent-hash` here: requests with one body stay together until their \
+                       endpoint is full";
         let help = "write `consistent-hash`, or `chwbl` for the bound that keeps more of the prompts at home";
         sink.push(Diagnostic::new(Code::NoEffect, path, message).at(span).help(help));
     }
@@ -272,8 +272,8 @@ pub(super) fn pairs<'p>(
     }
 }
 
-/// The strategies that requests may select. An allowed name without parameters that is the pool's own strategy includes
-/// its parameters.
+/// The strategies that requests may select. An allowed name without parameters that is the pool's
+/// own strategy includes its parameters.
 pub(super) fn by_request(
     file: schema::RequestStrategy,
     path: &str,

@@ -1,5 +1,5 @@
-//! Templates of pools for cluster objects: separated from named pools, and checked for settings that can't apply to
-//! many pools.
+//! Templates of pools for cluster objects: separated from named pools, and checked for settings that
+//! can't apply to many pools.
 
 use super::kubernetes::Named;
 use crate::Overrides;

@@ -78,7 +78,7 @@ pub(super) fn limits(
     let default = bounds(&file.default.map(|at| at.value).unwrap_or_default(), &Limits::default());
     let named = file.overrides.map(|at| at.value).unwrap_or_default();
     if rule.is_none() {
-        let message = "nobody says who a tenant is, so all requests together are one";
+        let message = "no source of tenants is configured, so all requests together are one tenant";
         let help = "give `exchange.tenant`";
         sink.push(Diagnostic::new(Code::NoEffect, PATH, message).at(span).help(help));
     }

@@ -2,15 +2,15 @@
 //!
 //! | name | servers | legs | what connects them |
 //! |---|---|---|---|
-//! | `nixl` | vLLM with NIXL, pull and push, one-way and bidirectional | prefill first | `kv_transfer_params` of the response |
-//! | `shfs` | vLLM as AIBrix runs it by default | prefill first | the same, `remote_host` is the prefill worker's address |
+//! | `nixl` | vLLM with NIXL: pull, push, bidirectional | prefill first | `kv_transfer_params` of the response |
+//! | `shfs` | vLLM as AIBrix runs it by default | prefill first | the same, with the prefill worker's address |
 //! | `neuron-nixl` | vLLM on Neuron | prefill first | the whole response as `disagg_prefill_resp` |
-//! | `sglang` | SGLang, whose decode workers serve no whole request | both at once | `bootstrap_host`, `_port`, `_room` |
+//! | `sglang` | SGLang: decode workers serve no whole request | both at once | `bootstrap_host`, `_port`, `_room` |
 //! | `trtllm` | TensorRT-LLM | prefill first | `disaggregated_params` of the response |
-//! | `shared-storage` | vLLM with a shared KV store (LMCache, a directory) | prefill first | nothing: blocks are found by content |
+//! | `shared-storage` | vLLM with a shared KV store (LMCache) | prefill first | nothing: blocks are found by content |
 //!
-//! AIBrix's label `model.aibrix.ai/kv-connector-type` uses `nixl` for the Neuron connector; all others use it for
-//! vLLM's.
+//! AIBrix's label `model.aibrix.ai/kv-connector-type` uses `nixl` for the Neuron connector; all
+//! others use it for vLLM's.
 //!
 //! Not supported: Mooncake and MoRI-IO, whose legs need engine ids and data-parallel ranks that must be queried from
 //! the servers first, and vLLM's OffloadingConnector.
@@ -101,14 +101,14 @@ pub trait Connector: Debug + Sync {
         true
     }
 
-    /// Whether decode workers may end a response with `kv_transfer_params` for the prefill of the next turn
-    /// ([`Leg::carried`]).
+    /// Whether decode workers may end a response with `kv_transfer_params` for the prefill
+    /// of the next turn ([`Leg::carried`]).
     fn carries(&self) -> bool {
         false
     }
 
-    /// The request that aborts a leg on a server which waits for the other leg; `None` if closing the connection is
-    /// enough.
+    /// The request that aborts a leg on a server which waits for the other leg; `None` if
+    /// closing the connection is enough.
     fn abort_request(&self, _leg: &Leg<'_>) -> Option<AbortRequest> {
         None
     }

@@ -1,8 +1,8 @@
 //! `neuron-nixl`: vLLM on AWS Neuron, which AIBrix calls `nixl`.
 //!
-//! The prefill leg asks for one token without any transfer parameter. The decode worker gets the client's body with the
-//! whole response of the prefill worker as `disagg_prefill_resp`, byte for byte, and reads everything from it, the
-//! first token included.
+//! The prefill leg asks for one token without any transfer parameter. The decode worker gets the client's body
+//! with the whole response of the prefill worker as `disagg_prefill_resp`, byte for byte, and reads everything
+//! from it, the first token included.
 //!
 //! Source: AIBrix `pd` router, connector `nixl`.
 
@@ -11,7 +11,7 @@ use crate::api::LegApi;
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
 
-/// Registry entry.
+/// Entry of this connector in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "neuron-nixl",
     aliases: &[],

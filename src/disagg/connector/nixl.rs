@@ -15,7 +15,7 @@ use super::{Connector, Descriptor, object, reply_of};
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, one_token, splittable};
 
-/// Registry entry.
+/// Entry of this connector in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "nixl",
     aliases: &["nixlv2"],
@@ -49,8 +49,8 @@ impl Connector for Nixl {
 
     fn decode_body<'a>(&self, leg: &Leg<'a>, reply: Option<&[u8]>) -> Result<DecodeBody<'a>, LegError> {
         let reply = reply_of(self, leg, reply)?;
-        // Some servers return no parameters for a response that ended with its first token; another server would do the
-        // same.
+        // Some servers return no parameters for a response that ended with its first token; another
+        // server would do the same.
         let why = if reply.stopped() { LegError::Ended } else { LegError::NoParams { field: PARAMS } };
         let params = reply.kv_transfer_params.ok_or(why)?;
         let edits = distrust(leg.api, &[PARAMS]).set(PARAMS, object(PARAMS, params)?);

@@ -19,7 +19,7 @@ use crate::prefill::{Allowed, distrust, first_token, splittable};
 use crate::reply::{Prefilled, Reply};
 use attache_protocol::edit::Edits;
 
-/// Registry entry.
+/// Entry of this connector in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "sglang",
     aliases: &[],
@@ -60,8 +60,8 @@ fn room(leg: &Leg<'_>) -> u64 {
     leg.room & (u64::MAX >> 1)
 }
 
-/// The server's id of the request. SGLang aborts all requests whose id begins with the given one, so a unique part of
-/// fixed length ends it.
+/// The server's id of the request. SGLang aborts all requests whose id begins with the given one, so a unique part
+/// of fixed length ends it.
 fn rid(leg: &Leg<'_>) -> String {
     format!("{}-{:016x}", leg.request_id, room(leg))
 }

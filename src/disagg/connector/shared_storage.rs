@@ -1,5 +1,5 @@
-//! `shared-storage`: model servers with a shared store of KV blocks (vLLM's ExampleConnector on a shared directory,
-//! LMCache, Mooncake's store).
+//! `shared-storage`: model servers with a shared store of KV blocks (vLLM's ExampleConnector on a
+//! shared directory, LMCache, Mooncake's store).
 //!
 //! Nothing connects the legs: the prefill worker writes the prompt's blocks into the store, and the decode worker,
 //! which gets the client's body, finds them there by content. Several prompts and choices are therefore supported.
@@ -16,7 +16,7 @@ use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, one_token, splittable};
 use crate::reply::{Prefilled, Reply};
 
-/// Registry entry.
+/// Entry of this connector in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "shared-storage",
     aliases: &["lmcache"],

@@ -2,8 +2,8 @@
 //!
 //! As [`nixl`], with two differences. The decode worker gets the prefill worker's address as `remote_host`, whatever
 //! the response contains (servers that listen on all addresses return one that can't be reached). And a response
-//! without `kv_transfer_params` is not an error, because the decode worker may find the blocks in the shared pool: it
-//! gets the client's body.
+//! without `kv_transfer_params` is not an error, because the decode worker may find the blocks in the shared pool:
+//! it gets the client's body.
 //!
 //! Source: AIBrix `pd` router, connector `shfs`.
 
@@ -15,7 +15,7 @@ use crate::prefill::distrust;
 use crate::reply::Reply;
 use attache_protocol::edit::Edits;
 
-/// Registry entry.
+/// Entry of this connector in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "shfs",
     aliases: &[],

@@ -29,7 +29,7 @@ fn connector(name: &str) -> &'static dyn Connector {
 }
 
 #[test]
-fn names_are_told_apart() {
+fn connector_names_are_unique() {
     let mut names = Vec::new();
     for descriptor in CONNECTORS {
         assert_eq!(descriptor.name, descriptor.connector.name());
@@ -51,7 +51,7 @@ fn names_are_told_apart() {
 }
 
 #[test]
-fn what_one_prompt_and_one_answer_can_not_say() {
+fn requests_with_several_prompts_or_choices_not_split() {
     use LegApi::*;
     for (api, body, field, several) in [
         (ChatCompletions, r#"{"n":2}"#, Some("n"), true),
@@ -105,10 +105,10 @@ fn what_one_prompt_and_one_answer_can_not_say() {
     }
 }
 
-/// A server that is to make a call of a single token fails on it; one whose token is the answer's first must make it as
-/// it was asked.
+/// A server that is to make a call of a single token fails on it; one whose token is the answer's first must make
+/// it as it was asked.
 #[test]
-fn no_prefill_is_asked_for_a_tool_call_that_nobody_reads() {
+fn prefill_leg_has_no_forced_tool_call() {
     use LegApi::*;
     for (api, choice, goes) in [
         (ChatCompletions, r#""required""#, true),
@@ -133,7 +133,7 @@ fn no_prefill_is_asked_for_a_tool_call_that_nobody_reads() {
 }
 
 #[test]
-fn sidecars_are_given_what_two_servers_can_share() {
+fn sidecar_gets_only_splittable_requests() {
     use LegApi::*;
     for (api, body, given) in [
         (ChatCompletions, r#"{"messages":[],"n":1}"#, true),
@@ -151,7 +151,7 @@ fn sidecars_are_given_what_two_servers_can_share() {
 }
 
 #[test]
-fn both_servers_find_their_own_rank_in_a_room() {
+fn sglang_room_gives_both_workers_their_rank() {
     let body = br#"{"prompt":"a","routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":5}"#;
     let leg = leg(LegApi::Completions, body);
     let sglang = connector("sglang");
@@ -161,7 +161,7 @@ fn both_servers_find_their_own_rank_in_a_room() {
 }
 
 #[test]
-fn apis_that_a_connector_does_not_speak() {
+fn unsupported_api_is_rejected_by_connector() {
     for descriptor in CONNECTORS {
         for api in LegApi::ALL {
             let spoken = descriptor.connector.speaks(*api);
@@ -176,7 +176,7 @@ fn apis_that_a_connector_does_not_speak() {
 }
 
 #[test]
-fn bodies_and_replies_that_can_not_be_read() {
+fn invalid_bodies_and_replies_are_errors() {
     let api = LegApi::Completions;
     for connector in CONNECTORS.iter().map(|d| d.connector) {
         for body in [&b""[..], b"[1]", b"null", b"{", b"{\"a\":1}x"] {
@@ -199,7 +199,7 @@ fn bodies_and_replies_that_can_not_be_read() {
 }
 
 #[test]
-fn what_is_found_by_its_content_is_pinned_by_nobody() {
+fn content_addressed_blocks_are_not_pinned() {
     let told = br#"{"kv_transfer_params":{"a":1},"disaggregated_params":{"a":1}}"#;
     for Descriptor { name, connector, .. } in CONNECTORS {
         assert_eq!(connector.pins(LegApi::Completions, told), *name != "shared-storage", "{name}");
@@ -210,7 +210,7 @@ fn what_is_found_by_its_content_is_pinned_by_nobody() {
 }
 
 #[test]
-fn replies_without_params() {
+fn replies_without_transfer_params() {
     let decode = |name, reply: &str| {
         connector(name).decode_body(&leg(LegApi::Completions, b"{\"a\":1}"), Some(reply.as_bytes()))
     };
@@ -233,7 +233,7 @@ fn replies_without_params() {
 }
 
 #[test]
-fn errors_name_what_was_got_and_what_is_allowed() {
+fn errors_name_value_and_allowed_values() {
     for (error, text) in [
         (LegError::Api { connector: "trtllm", api: LegApi::Generate }, "`trtllm` can't split requests of generate"),
         (LegError::Request(EditError::NotAnObject { got: "null" }), "the request: expected a JSON object, got null"),

@@ -14,7 +14,7 @@ use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
 use attache_protocol::edit::Edits;
 
-/// Registry entry.
+/// Entry of this connector in the registry.
 pub const CONNECTOR: Descriptor = Descriptor {
     name: "trtllm",
     aliases: &[],
@@ -68,6 +68,6 @@ impl Connector for TrtLlm {
     }
 }
 
-/// Smaller numbers belong to the servers themselves; an id that two servers share, [`Leg::room`], must not be among
-/// them.
+/// Smaller numbers belong to the servers themselves; an id that two servers share, [`Leg::room`],
+/// must not be among them.
 pub const LEAST_SHARED_ID: u64 = 1 << 42;

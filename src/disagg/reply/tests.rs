@@ -17,7 +17,7 @@ const RECORDED: &[(&str, LegApi, u64, u64, &str)] = &[
 ];
 
 #[test]
-fn what_vllm_answers_is_read() {
+fn recorded_vllm_replies_are_parsed() {
     for (file, api, tokens, cached, request_id) in RECORDED {
         let reply = recorded(file).reply;
         let reply = Reply::read(*api, &reply).unwrap();
@@ -51,7 +51,7 @@ fn what_vllm_answers_is_read() {
 }
 
 #[test]
-fn params_are_found_where_servers_put_them() {
+fn transfer_params_found_at_all_known_places() {
     let deep = r#"{"choices":[{"index":0,"text":"\"kv_transfer_params\":{}","kv_transfer_params":{"a" : 1},
         "disaggregated_params":{"b":2},"prompt_token_ids":[1, 2]},{"kv_transfer_params":{"c":3}}]}"#;
     let reply = read(LegApi::Completions, deep);
@@ -72,7 +72,7 @@ fn params_are_found_where_servers_put_them() {
 }
 
 #[test]
-fn each_api_says_in_its_words_why_it_ended() {
+fn finish_reason_read_for_each_api() {
     use LegApi::*;
     for (api, reply, finish, finished, stopped) in [
         (Completions, r#"{"choices":[{"finish_reason":"length"}]}"#, Some("length"), true, false),
@@ -111,7 +111,7 @@ fn each_api_says_in_its_words_why_it_ended() {
 }
 
 #[test]
-fn bookkeeping_takes_what_it_understands() {
+fn transfer_fields_of_wrong_type_are_ignored() {
     let params = br#"{"do_remote_decode":true,"remote_engine_id":7,"remote_request_id":"r","remote_port":70000,"remote_host":null,
         "remote_blocks_expiry_time":1234.5,"remote_num_tokens":-1,"remote_block_ids":[[1,2],[3]],"new":{"a":[]}}"#;
     let expected = Transfer {
@@ -129,7 +129,7 @@ fn bookkeeping_takes_what_it_understands() {
 }
 
 #[test]
-fn cached_tokens_are_the_servers_own_count() {
+fn cached_tokens_come_from_transfer_params() {
     let reply =
         r#"{"usage":{"prompt_tokens":50,"prompt_tokens_details":{"cached_tokens":16}},"kv_transfer_params":{"a":1}}"#;
     assert_eq!(read(LegApi::Completions, reply).prefilled().cached_tokens, Some(16));
@@ -140,7 +140,7 @@ fn cached_tokens_are_the_servers_own_count() {
 }
 
 #[test]
-fn blocks_are_asked_for_until_shortly_before_their_server_lets_them_go() {
+fn blocks_fetched_until_shortly_before_release() {
     let ttl = Duration::from_secs(480);
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     let told = |at: Option<f64>| Transfer { expiry_time: at, ..Transfer::default() };

@@ -66,7 +66,7 @@ async fn every_address_is_an_endpoint() {
 }
 
 #[tokio::test]
-async fn says_something_only_when_the_addresses_change() {
+async fn sends_endpoints_only_when_addresses_change() {
     let mut dns = start(&[Ok(vec!["10.0.0.1", "10.0.0.2"]), Ok(vec!["10.0.0.2", "10.0.0.1"]), Ok(vec!["10.0.0.2"])]);
     assert_eq!(dns.addresses().await.len(), 2);
     assert_eq!(dns.addresses().await, ["10.0.0.2:8000"], "another order is no change");
@@ -74,7 +74,7 @@ async fn says_something_only_when_the_addresses_change() {
 }
 
 #[tokio::test]
-async fn a_failure_and_an_empty_answer_keep_the_last_addresses() {
+async fn failed_or_empty_lookup_keeps_last_addresses() {
     let mut dns = start(&[
         Err(io::ErrorKind::TimedOut),
         Ok(vec!["10.0.0.1"]),
@@ -97,7 +97,7 @@ async fn ends_when_the_writer_is_gone() {
 }
 
 #[test]
-fn failures_are_repeated_ever_more_slowly() {
+fn failed_lookups_are_retried_with_backoff() {
     let seconds: Vec<f64> = (1..9).map(|n| backoff(n, Duration::from_secs(5)).as_secs_f64()).collect();
     assert_eq!(seconds, [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]);
     assert_eq!(backoff(1, Duration::from_millis(200)), Duration::from_millis(200), "no slower than the refresh");
@@ -105,7 +105,7 @@ fn failures_are_repeated_ever_more_slowly() {
 }
 
 #[tokio::test]
-async fn the_system_resolves_addresses_and_localhost() {
+async fn system_resolver_resolves_addresses_and_localhost() {
     let v6 = SystemResolver.resolve("::1", 80).await.unwrap();
     assert_eq!(v6, ["[::1]:80".parse().unwrap()]);
     let local = SystemResolver.resolve("localhost", 80).await.unwrap();

@@ -141,7 +141,8 @@ fn text_of<'d>(data: &'d BTreeMap<String, String>, named: Option<&str>) -> Resul
         }),
         (None, Some(text), 1) => Ok(text),
         (None, Some(_), count) => Err(format!(
-            "`data` has {count} keys ({}): the annotation `{CONFIG_KEY_ANNOTATION}` must name the one that holds the configuration",
+            "`data` has {count} keys ({}): the annotation `{CONFIG_KEY_ANNOTATION}` must name the one that holds \
+             the configuration",
             keys()
         )),
     }
@@ -176,22 +177,22 @@ impl Catalogue {
         }
     }
 
-    /// Records that configurations are listed or unavailable, so that pools no longer wait for them. Always true, since
-    /// the result may differ.
+    /// Records that configurations are listed or unavailable, so that pools no longer wait for them. Always true,
+    /// since the result may differ.
     pub fn configs_resolved(&mut self) -> bool {
         self.configs_resolved = true;
         true
     }
 
-    /// Records that pools may not be listed or the kind is not installed. Known pools stay. Always true, since the
-    /// result may differ.
+    /// Records that pools may not be listed or the kind is not installed. Known pools stay. Always true,
+    /// since the result may differ.
     pub fn refused(&mut self) -> bool {
         self.refused = true;
         true
     }
 
-    /// The pools that were found. Of two configurations for one pool the older one is used, of two equally old ones the
-    /// first by name.
+    /// The pools that were found. Of two configurations for one pool the older one is used, of two equally old
+    /// ones the first by name.
     #[must_use]
     pub fn found(&self) -> Finding {
         if !self.pools.is_listed() {

@@ -8,8 +8,8 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Environment variable with the namespace, as GIE's charts set it.
 pub const NAMESPACE_VARIABLE: &str = "NAMESPACE";
 
-/// A client of the cluster that this process runs in, or that the kubeconfig (`KUBECONFIG`, `~/.kube/config`) names. It
-/// sends no request yet.
+/// A client of the cluster that this process runs in, or that the kubeconfig (`KUBECONFIG`, `~/.kube/config`) names.
+/// It sends no request yet.
 ///
 /// # Errors
 /// If neither names an API server, or the settings are invalid.

@@ -97,8 +97,8 @@ impl Report {
         self.wanted.iter().any(|wanted| self.found(&wanted.kind).is_none_or(|found| !found.says(wanted)))
     }
 
-    /// Whether a write would set or clear a missing target model. Replicas may disagree there, as each sees only its
-    /// own requests.
+    /// Whether a write would set or clear a missing target model. Replicas may disagree there, as each
+    /// sees only its own requests.
     #[must_use]
     pub fn flips_denial(&self) -> bool {
         let [_, ready] = &self.wanted;

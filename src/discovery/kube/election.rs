@@ -96,8 +96,8 @@ impl Election {
         self.held_last = false;
     }
 
-    /// Whether this replica held the lease last, as far as is known. Lasts longer than [`Election::leads`] while the
-    /// lease can't be read.
+    /// Whether this replica held the lease last, as far as is known. Lasts longer than [`Election::leads`] while
+    /// the lease can't be read.
     #[must_use]
     pub fn held_last(&self) -> bool {
         self.held_last
@@ -161,7 +161,9 @@ mod tests {
     proptest! {
         /// Three replicas, some of which can't reach the API server at times: there is never more than one leader.
         #[test]
-        fn election_never_has_two_leaders(looks in prop::collection::vec((0usize..3, 0u64..4_000, any::<bool>()), 1..200)) {
+        fn election_never_has_two_leaders(
+            looks in prop::collection::vec((0usize..3, 0u64..4_000, any::<bool>()), 1..200),
+        ) {
             let mut replicas = ["a", "b", "c"].map(|name| Election::new(name.into()));
             let (mut lease, mut now) = (None::<LeaseRecord>, Timestamp(0));
             for (n, (who, pause, reaches)) in looks.into_iter().enumerate() {

@@ -84,8 +84,8 @@ fn take_in(catalogue: &mut Catalogue, kind: ObjectKind, updates: WatchUpdate, na
                 true
             })
         }
-        // Known pools stay. Pools do not wait for configurations that may not be read, but for an API server that does
-        // not answer.
+        // Known pools stay. Pools do not wait for configurations that may not be read, but for an API
+        // server that does not answer.
         WatchUpdate::Failed(setback) if kind == ObjectKind::ConfigMap => {
             !setback.is_loss && catalogue.configs_resolved()
         }

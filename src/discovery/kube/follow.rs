@@ -1,7 +1,7 @@
 //! Follows one kind of object: lists it, watches it from there, and lists again when its resource version has expired.
 //!
-//! A failure is logged once when it begins and once when it ends. It is retried forever, with growing delays. Known
-//! objects stay meanwhile.
+//! A failure is logged once when it begins and once when it ends. It is retried forever, with growing
+//! delays. Known objects stay meanwhile.
 
 use super::objects::{ApiNames, Meta, Object, ObjectKind};
 use super::table::ObjectChange;
@@ -47,12 +47,12 @@ const MIN_WATCH: Duration = Duration::from_secs(1);
 const NOT_KNOWN: &str = "the API server rejects the credentials: the token of the service account, or the credentials \
                          in the kubeconfig, are not valid";
 
-/// The objects to follow.
+/// Selects the objects that a follower lists and watches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
-    /// ObjectKind of the objects.
+    /// Kind of the objects to follow.
     pub kind: ObjectKind,
-    /// Namespace of the objects.
+    /// Namespace in which the objects are.
     pub namespace: String,
     /// Label selector for the list and the watch; `None` selects all.
     pub labels: Option<String>,
@@ -65,7 +65,7 @@ pub enum WatchUpdate {
     Change(ObjectChange),
     /// A list or a watch failed, and is retried.
     Failed(Setback),
-    /// The failure has ended.
+    /// The failure that was sent before has ended.
     Recovered,
 }
 
@@ -78,8 +78,8 @@ pub struct Setback {
     pub refused: bool,
     /// Known objects may be out of date.
     pub is_loss: bool,
-    /// The kind may be listed but not watched. It is listed every [`RELIST_INTERVAL`], and the setback lasts until it
-    /// can be watched.
+    /// The kind may be listed but not watched. It is listed every [`RELIST_INTERVAL`], and the setback lasts
+    /// until it can be watched.
     pub unwatched: bool,
 }
 
@@ -163,7 +163,7 @@ enum WatchError {
     NotInstalled,
     /// The resource version has expired, or the kind was removed.
     Gone,
-    /// Any other failure.
+    /// Any other failure, with its message.
     Other { verb: &'static str, error: String },
 }
 
@@ -230,11 +230,11 @@ pub struct Follower {
     trouble: Option<WatchError>,
 }
 
-/// The resource version that a list or a watch has reached; or the failure, with the version to continue from if there
-/// is one.
+/// The resource version that a list or a watch has reached; or the failure, with the version to continue
+/// from if there is one.
 type Reached = Result<String, (WatchError, Option<String>)>;
 
-/// The listener is gone.
+/// Signals that the listener is gone, so that the follower ends.
 struct ListenerGone;
 
 impl Follower {
@@ -423,8 +423,8 @@ impl Follower {
                 namespace,
                 group,
                 resource = plural,
-                "the API server refuses `watch` on `{plural}` (group `{group}`) in namespace `{namespace}`; Attaché lists them every {} s instead. \
-                 The service account's Role there needs `{rule}`",
+                "the API server refuses `watch` on `{plural}` (group `{group}`) in namespace `{namespace}`; Attaché \
+                 lists them every {} s instead. The service account's Role there needs `{rule}`",
                 RELIST_INTERVAL.as_secs()
             ),
             WatchError::Forbidden { verb } if self.subject.kind.is_needed() => tracing::error!(
@@ -440,8 +440,8 @@ impl Follower {
                 group,
                 resource = plural,
                 verb,
-                "the API server refuses `{verb}` on `{plural}` in namespace `{namespace}`; InferencePools there use the template, without \
-                 settings of their own. The service account's Role there needs `{rule}`"
+                "the API server refuses `{verb}` on `{plural}` in namespace `{namespace}`; InferencePools there use \
+                 the template, without settings of their own. The service account's Role there needs `{rule}`"
             ),
             // Roles of GIE's charts contain neither llm-d's kinds nor older ones.
             WatchError::Forbidden { verb } => tracing::info!(
@@ -456,8 +456,8 @@ impl Follower {
                 namespace,
                 group,
                 resource = plural,
-                "the API server does not know `{plural}` of `{group}/{version}`: its CustomResourceDefinition is not installed, \
-                 or only in another group or version (`--pool-group`)"
+                "the API server does not know `{plural}` of `{group}/{version}`: its CustomResourceDefinition is \
+                 not installed, or only in another group or version (`--pool-group`)"
             ),
             WatchError::NotInstalled => {
                 tracing::debug!(group, resource = plural, "resource is not installed; Attaché checks again later");
@@ -496,35 +496,4 @@ fn backoff(failures: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn retry_delay_doubles_up_to_bound() {
-        let delays: Vec<u128> = [0, 1, 2, 5, 6, 40].map(|n| backoff(n).as_millis()).to_vec();
-        assert_eq!(delays, [200, 400, 800, 4_000, 4_000, 4_000]);
-        let longest = MAX_BACKOFF.mul_f64(1.0 + JITTER);
-        assert!(longest < Duration::from_secs(5), "a restored API server is noticed after {longest:?}");
-    }
-
-    #[test]
-    fn http_statuses_map_to_failures() {
-        for (code, want) in [
-            (403, WatchError::Forbidden { verb: "list" }),
-            (404, WatchError::NotInstalled),
-            (410, WatchError::Gone),
-            (503, WatchError::Other { verb: "list", error: "status 503: away".into() }),
-        ] {
-            assert_eq!(WatchError::of_status("list", code, "away"), want);
-        }
-        assert_eq!(
-            WatchError::of_status("watch", 404, "away"),
-            WatchError::Gone,
-            "only a list decides whether a kind exists"
-        );
-        let WatchError::Other { error, .. } = WatchError::of_status("list", 401, "Unauthorized") else {
-            panic!("a Role does not help with invalid credentials");
-        };
-        assert!(error.contains("Unauthorized") && error.contains("token"), "{error}");
-    }
-}
+mod tests;

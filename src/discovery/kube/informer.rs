@@ -1,9 +1,9 @@
-//! Follows each subject once for all pools: the API server gets one list and one watch for a namespace, kind and
-//! selector.
+//! Follows each subject once for all pools: the API server gets one list and one watch for
+//! a namespace, kind and selector.
 //!
-//! Pods are selected by each pool's own labels, so other pods of the namespace are neither sent nor stored. Pools with
-//! the same labels share a follower. All other kinds are followed as a whole, and each pool takes its own objects from
-//! them.
+//! Pods are selected by each pool's own labels, so other pods of the namespace are neither sent nor stored.
+//! Pools with the same labels share a follower. All other kinds are followed as a whole, and each pool takes
+//! its own objects from them.
 //!
 //! The known objects are kept beside the follower, so that a new listener gets them without another list. The follower
 //! ends with its last listener. Called by `source` and `finder`.
@@ -44,8 +44,8 @@ impl Informers {
         &self.client
     }
 
-    /// Sends updates about `subject`, the known objects first, until the receiver is dropped. Must be called within a
-    /// tokio runtime.
+    /// Sends updates about `subject`, the known objects first, until the receiver is dropped. Must be
+    /// called within a tokio runtime.
     #[must_use]
     pub fn listen(self: &Arc<Self>, subject: &Subject) -> mpsc::Receiver<WatchUpdate> {
         let (listener, updates) = mpsc::channel(QUEUE);

@@ -42,9 +42,9 @@ pub struct LeaseClaim {
 }
 
 impl LeaseClaim {
-    /// A claim on the lease `name`. `leads` becomes whether this replica is the leader and may write. `serves` becomes
-    /// whether it is the active replica, which lasts while the API server is away until another replica is known to
-    /// hold the lease.
+    /// A claim on the lease `name`. `leads` becomes whether this replica is the leader and may write. `serves`
+    /// becomes whether it is the active replica, which lasts while the API server is away until another replica is
+    /// known to hold the lease.
     #[must_use]
     pub fn new(
         client: Client,
@@ -164,7 +164,8 @@ impl LeaseClaim {
 fn describe(verb: &str, error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => format!(
-            "the API server refuses `{verb}` on `leases` (group `coordination.k8s.io`); the service account's Role must allow get, create and update"
+            "the API server refuses `{verb}` on `leases` (group `coordination.k8s.io`); the service account's Role \
+             must allow get, create and update"
         ),
         error => error.to_string(),
     }

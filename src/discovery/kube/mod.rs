@@ -1,12 +1,12 @@
-//! Endpoints and model rules from the Kubernetes API: the pods of an `InferencePool` or of a label selector, and the
-//! objects that define models.
+//! Endpoints and model rules from the Kubernetes API: the pods of an `InferencePool` or of a label selector, and
+//! the objects that define models.
 //!
 //! * `source` is the task of one pool. It applies updates of objects to [`state`] and [`rules`], and sends the results
 //!   to the pool's writer and the router.
 //! * `informer` sends the updates. It has one follower (`follow`: list, watch, retry) for each namespace, kind and
 //!   selector, which all pools share.
-//! * [`state`], [`rules`], [`table`] and [`objects`] (which parses objects) are pure, and exist without the feature
-//!   `kube` too.
+//! * [`state`], [`rules`], [`table`] and [`objects`] (which parses objects) are pure, and exist
+//!   without the feature `kube` too.
 //! * `finder` finds the `InferencePool`s that become pools at run time, by [`catalogue`].
 //! * `lease` holds a Lease by the rules of [`election`], where one replica is the leader.
 //! * `status` writes what `conditions` derives for objects; `reviews` asks who may see admin pages.

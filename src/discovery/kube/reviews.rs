@@ -82,8 +82,8 @@ impl Reviews {
                 if !self.troubled.swap(true, Relaxed) {
                     tracing::warn!(
                         error,
-                        "token review failed; admin requests with a token are rejected. The service account needs `create` \
-                         on `tokenreviews` and `subjectaccessreviews`"
+                        "token review failed; admin requests with a token are rejected. The service account needs \
+                         `create` on `tokenreviews` and `subjectaccessreviews`"
                     );
                 }
                 None

@@ -16,8 +16,8 @@ pub struct Rules {
     objectives: ByOrigin<Objective>,
     rewrites: ByOrigin<Rewrite>,
     models: ObjectTable<InferenceModel>,
-    /// The valid fields of invalid `InferenceModel`s, and why they are invalid. Deleted ones are removed later, by
-    /// `models`.
+    /// The valid fields of invalid `InferenceModel`s, and why they are invalid. Deleted ones
+    /// are removed later, by `models`.
     unreadable: BTreeMap<String, (UnreadableModel, String)>,
 }
 
@@ -139,8 +139,8 @@ impl Rules {
         self.models_of(pool).into_iter().filter_map(|(_, model)| conditions::target_status(model)).collect()
     }
 
-    /// Objects that refer to a pool of this name in another API group: kind, name, and that group. They do not apply to
-    /// this pool.
+    /// Objects that refer to a pool of this name in another API group: kind, name, and that group. They do
+    /// not apply to this pool.
     pub fn strangers<'a>(&'a self, pool: ServedPool<'a>) -> impl Iterator<Item = (&'static str, &'a str, &'a str)> {
         let objectives = self.objectives.iter().map(|(name, o)| ("InferenceObjective", name, &o.pool));
         let rewrites = self.rewrites.iter().map(|(name, r)| ("InferenceModelRewrite", name, &r.pool));

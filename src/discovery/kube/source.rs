@@ -19,8 +19,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Shortest time between two updates of the endpoints. Changes meanwhile are combined; the first one after a quiet time
-/// is sent at once.
+/// Shortest time between two updates of the endpoints. Changes meanwhile are combined; the first one after a quiet
+/// time is sent at once.
 pub const SEND_INTERVAL: Duration = Duration::from_millis(10);
 /// 1 s between two checks for missing targets of `InferenceModel`s.
 const MISSING_INTERVAL: Duration = Duration::from_secs(1);
@@ -283,7 +283,8 @@ impl FeedTask {
                     tracing::error!(%pool, kind, name, reason, "invalid object; keeping its last valid version");
                 }
                 (false, true) => {
-                    tracing::error!(%pool, kind, name, reason, "invalid InferencePool; it has no endpoints until it is valid");
+                    tracing::error!(%pool, kind, name, reason, "invalid InferencePool; it has no endpoints until it \
+                                                                is valid");
                 }
                 (false, false) => {
                     tracing::error!(%pool, kind, name, reason, "invalid object; it has no effect until it is valid");
@@ -318,8 +319,9 @@ impl FeedTask {
             tracing::warn!(
                 pool = %self.feed.pool,
                 objective,
-                "InferenceObjectives with a priority above 0 have no effect: Attaché does not trust the header `x-gateway-inference-objective`. \
-                 Set `--trust-client-headers` (`exchange.trustClientHeaders`) if the gateway removes that header from client requests"
+                "InferenceObjectives with a priority above 0 have no effect: Attaché does not trust the header \
+                 `x-gateway-inference-objective`. Set `--trust-client-headers` (`exchange.trustClientHeaders`) if \
+                 the gateway removes that header from client requests"
             );
         }
     }
@@ -334,7 +336,8 @@ impl FeedTask {
             tracing::warn!(
                 pool = %self.feed.pool,
                 pod,
-                "annotation `model.aibrix.ai/config` ignored; set routing profiles under `strategies` of the pool in the configuration"
+                "annotation `model.aibrix.ai/config` ignored; set routing profiles under `strategies` of the pool \
+                 in the configuration"
             );
         }
     }
@@ -368,14 +371,18 @@ impl FeedTask {
             for report in reports.iter().filter(|r| !self.disputed.contains(&r.name)) {
                 let Some(message) = report.dispute() else { continue };
                 let object = &report.name;
-                tracing::warn!(pool = %self.feed.pool, object, message, "InferenceModel ignored: an older one has the same model name");
+                tracing::warn!(
+                    pool = %self.feed.pool, object, message,
+                    "InferenceModel ignored: an older one has the same model name"
+                );
             }
             for (kind, object, group) in self.rules.strangers(served) {
                 if self.strangers.insert((kind, object.to_owned())) {
                     let of = served.group.map(PoolGroup::as_str);
                     tracing::warn!(
                         pool = %self.feed.pool, kind, object, group, served = of,
-                        "object ignored: it names the pool in another API group; `spec.poolRef.group` must be the group of the InferencePool"
+                        "object ignored: it names the pool in another API group; `spec.poolRef.group` must be the \
+                         group of the InferencePool"
                     );
                 }
             }
@@ -443,35 +450,4 @@ async fn next_of_any(followed: &mut [Followed]) -> (ObjectKind, Vec<WatchUpdate>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use attache_scheduling::router::{MissingTarget, ModelRewrites, RewriteTarget};
-    use attache_types::clock::Timestamp;
-
-    #[test]
-    fn denied_target_outlives_older_status_of_available_targets() {
-        let exact = [("m".to_owned(), vec![RewriteTarget { model: "v1".into(), weight: 1 }])].into();
-        let rewrites = ModelRewrites { exact, any: Vec::new() };
-        let store = RuleStore::default();
-        store.store(PoolRules { rewrites, priorities: [("m".to_owned(), 0)].into(), ..PoolRules::default() });
-        let v1 = || vec![MissingTarget { model: "m".into(), target: "v1".into() }];
-        let said = |fingerprint: &str, are_missing| TargetStatus {
-            uid: "u".into(),
-            fingerprint: fingerprint.into(),
-            targets: v1(),
-            are_missing,
-        };
-        let mut before = HashMap::new();
-        store.target_missing("m", "v1", Timestamp::default());
-        apply_target_statuses(&mut before, vec![said("True 1", false)], &store);
-        assert_eq!(store.missing(), v1(), "the status may be older than the denial");
-        apply_target_statuses(&mut before, vec![said("False 2", true)], &store);
-        apply_target_statuses(&mut before, vec![said("True 3", false)], &store);
-        assert_eq!(store.missing(), [], "another replica saw the target served");
-        store.target_missing("m", "v1", Timestamp::default());
-        apply_target_statuses(&mut before, vec![said("True 3", false)], &store);
-        assert_eq!(store.missing(), v1(), "the same status again");
-        apply_target_statuses(&mut before, Vec::new(), &store);
-        assert!(before.is_empty(), "the object was deleted");
-    }
-}
+mod tests;

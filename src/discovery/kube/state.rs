@@ -32,8 +32,8 @@ const MAX_LABEL_BYTES: usize = 63;
 /// Default port of a pod: vLLM's own, and AIBrix's default.
 pub const DEFAULT_TARGET_PORT: u16 = 8000;
 
-/// Most endpoints of a pool. Each decision looks at all of them, and a selector that matches all pods of a cluster must
-/// not stop the picker.
+/// Most endpoints of a pool. Each decision looks at all of them, and a selector that matches all pods of a cluster
+/// must not stop the picker.
 pub const MAX_ENDPOINTS: usize = 4_096;
 
 /// The known pods of a pool.
@@ -71,8 +71,8 @@ impl Selection<'_> {
 }
 
 impl Members {
-    /// The state before any object is known. If it `succeeds` another of the same pool, an invalid pool does not remove
-    /// that one's endpoints.
+    /// The state before any object is known. If it `succeeds` another of the same pool, an invalid pool does
+    /// not remove that one's endpoints.
     #[must_use]
     pub fn new(source: KubernetesSource, succeeds: bool) -> Self {
         Self {

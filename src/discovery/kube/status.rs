@@ -3,8 +3,8 @@
 //! With leader election or `modelStatus: true`, only the replica that holds the lease writes. By default every replica
 //! writes conditions that an object lacks. All replicas derive the same conditions, so one writes and the others find
 //! it done. They may differ only in missing target models, since each sees only its own requests. So each replica
-//! applies what another has written about them ([`super::conditions::target_status`]), and changes it at most once a minute. A
-//! missing right is logged once and retried every ten minutes.
+//! applies what another has written about them ([`super::conditions::target_status`]), and changes it at most once a
+//! minute. A missing right is logged once and retried every ten minutes.
 //!
 //! Writes are server-side applies to the subresource `status` with an own field manager, so conditions of other writers
 //! stay. Unchanged conditions are not written again. Failed writes are retried later and do not delay others.
@@ -177,8 +177,8 @@ impl StatusWriter {
         if !std::mem::replace(&mut self.logged_rights, true) {
             tracing::info!(
                 error,
-                "conditions of InferenceModels are not written: the service account lacks `patch` on `inferencemodels/status`; \
-                 `--model-status=false` (`server.modelStatus`) disables them"
+                "conditions of InferenceModels are not written: the service account lacks `patch` on \
+                 `inferencemodels/status`; `--model-status=false` (`server.modelStatus`) disables them"
             );
         }
     }

@@ -164,8 +164,8 @@ impl<T> ObjectTable<T> {
         self.known.entries.get(name).map(|entry| &entry.value)
     }
 
-    /// Whether an object of this name exists and is invalid now. [`ObjectTable::get`] returns its last valid version, if
-    /// there was one.
+    /// Whether an object of this name exists and is invalid now. [`ObjectTable::get`] returns its last valid
+    /// version, if there was one.
     #[must_use]
     pub fn is_unreadable(&self, name: &str) -> bool {
         self.known.unreadable.contains_key(name)

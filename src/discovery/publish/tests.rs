@@ -72,7 +72,7 @@ async fn ends_on_shutdown() {
 }
 
 #[tokio::test]
-async fn what_the_feeds_said_last_is_published_when_they_are_gone() {
+async fn last_events_are_published_after_feeds_end() {
     let Pool { events, store, task, .. } = start();
     events.send(endpoints(3)).await.unwrap();
     drop(events);

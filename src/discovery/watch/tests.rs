@@ -24,7 +24,7 @@ fn file(text: &str) -> (TempDir, PathBuf) {
 }
 
 #[tokio::test]
-async fn a_rewrite_is_told_once_and_reading_is_no_change() {
+async fn rewrite_reported_once_and_read_is_no_change() {
     let (_directory, path) = file("one");
     let mut watch = watch([path.clone()]);
     assert!(is_quiet(&mut watch).await, "what is there at the start is known");
@@ -37,7 +37,7 @@ async fn a_rewrite_is_told_once_and_reading_is_no_change() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_renamed_over_is_followed() {
+async fn file_replaced_by_rename_is_followed() {
     let (_directory, path) = file("one");
     let mut watch = watch([path.clone()]);
     for text in ["a", "b"] {
@@ -50,7 +50,7 @@ async fn a_file_that_is_renamed_over_is_followed() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn the_symlink_swap_of_a_kubernetes_volume_is_told() {
+async fn symlink_swap_of_kubernetes_volume_is_reported() {
     use std::os::unix::fs::symlink;
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
@@ -73,7 +73,7 @@ async fn the_symlink_swap_of_a_kubernetes_volume_is_told() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_rewrite_behind_a_symlink_is_told() {
+async fn rewrite_behind_symlink_is_reported() {
     let (_elsewhere, real) = file("one");
     let directory = tempfile::tempdir().unwrap();
     let link = directory.path().join("link.yaml");
@@ -84,7 +84,7 @@ async fn a_rewrite_behind_a_symlink_is_told() {
 }
 
 #[tokio::test]
-async fn a_file_that_vanishes_is_no_change_and_its_return_is_one() {
+async fn deleted_file_is_no_change_but_its_return_is() {
     let (_directory, path) = file("one");
     let mut watch = watch([path.clone()]);
     fs::remove_file(&path).unwrap();
@@ -94,7 +94,7 @@ async fn a_file_that_vanishes_is_no_change_and_its_return_is_one() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_there_yet_is_waited_for() {
+async fn missing_file_is_reported_once_it_exists() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("late.yaml");
     let mut watch = watch([path.clone()]);
@@ -103,7 +103,7 @@ async fn a_file_that_is_not_there_yet_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_hundred_rewrites_are_told_no_oftener_than_files_can_have_settled() {
+async fn hundred_rewrites_are_debounced() {
     let (_directory, path) = file("one");
     let begun = Instant::now();
     let mut watch = watch([path.clone()]);
@@ -126,7 +126,7 @@ async fn a_hundred_rewrites_are_told_no_oftener_than_files_can_have_settled() {
 }
 
 #[tokio::test]
-async fn a_change_survives_a_wait_that_was_given_up() {
+async fn change_survives_a_cancelled_wait() {
     let (_directory, path) = file("one");
     let mut watch = watch([path.clone()]);
     fs::write(&path, "two!").unwrap();
@@ -136,7 +136,7 @@ async fn a_change_survives_a_wait_that_was_given_up() {
 }
 
 #[tokio::test]
-async fn files_that_belong_together_are_told_together() {
+async fn related_files_are_reported_together() {
     let (directory, first) = file("one");
     let second = directory.path().join("second");
     fs::write(&second, "one").unwrap();

@@ -12,7 +12,7 @@ use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
     name: "latency-slo-admitter",
     aliases: &[],

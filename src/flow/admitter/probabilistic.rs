@@ -24,7 +24,7 @@ use rand::RngExt;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
     name: "probabilistic-admitter",
     aliases: &[],

@@ -8,7 +8,7 @@ use attache_scheduling::plugin::{ParamError, params};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     name: "static-usage-limit-policy",
     aliases: &["static"],
@@ -23,7 +23,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     },
 };
 
-/// 1, as in GIE and llm-d: a pool is full when its detector says so.
+/// 1, as in GIE and llm-d: the pool is full at the limits of its detector.
 pub const DEFAULT_THRESHOLD: f64 = 1.0;
 
 #[derive(Debug, Deserialize)]

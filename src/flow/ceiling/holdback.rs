@@ -1,5 +1,5 @@
-//! `priority-holdback-policy`: the lower a band, the lower its ceiling, so that capacity is left for more important
-//! requests.
+//! `priority-holdback-policy`: the lower a band, the lower its ceiling, so that capacity is
+//! left for more important requests.
 //!
 //! ```text
 //! rank      c = maxCeiling − i · (maxCeiling − minCeiling) / (bands − 1), the highest band is i = 0
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     name: "priority-holdback-policy",
     aliases: &["holdback"],

@@ -1,5 +1,5 @@
-//! How much of the pool a band may use, one file a policy. A band is served while the saturation of the pool is below
-//! its ceiling.
+//! How much of the pool a band may use, one file a policy. A band is served while the saturation of the
+//! pool is below its ceiling.
 
 pub mod fixed;
 pub mod holdback;
@@ -13,8 +13,8 @@ pub type Ceilings = SmallVec<[f64; 8]>;
 
 /// How much of the pool a band may use.
 pub trait Ceiling: Send + Debug {
-    /// The ceilings of the bands with these priorities, the highest first. No ceiling is higher than that of the band
-    /// above.
+    /// The ceilings of the bands with these priorities, the highest first. No ceiling is higher than
+    /// that of the band above.
     fn ceilings(&self, saturation: f64, priorities: &[i32]) -> Ceilings;
 
     /// Starts the next turn, which is one check whether a pool of this saturation has capacity.

@@ -1,21 +1,21 @@
-//! `soft-reflective-ceiling-policy`: the higher the saturation, the fewer turns lower bands get; the highest band is
-//! always open.
+//! `soft-reflective-ceiling-policy`: the higher the saturation, the fewer turns lower bands get; the
+//! highest band is always open.
 //!
 //! ```text
 //! open while saturation < 1 − i · saturation / (bands − 1), the highest band is i = 0
 //! else, below 1, in one turn of round(saturation / (1 − saturation)); at 1 closed
 //! ```
 //!
-//! A turn is a check for capacity, at least one each 5 ms while requests are queued. All bands with turns have the same
-//! one, so no band is open while one above it is closed. When not: there is one band; then it is a ceiling of 1.
-//! Source: llm-d.
+//! A turn is a check for capacity, at least one each 5 ms while requests are queued. All bands with turns have
+//! the same one, so no band is open while one above it is closed. When not: there is one band; then it is a
+//! ceiling of 1. Source: llm-d.
 
 use super::{Ceiling, Ceilings};
 use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
     name: "soft-reflective-ceiling-policy",
     aliases: &["soft-reflective"],

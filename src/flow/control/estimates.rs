@@ -20,9 +20,9 @@ impl<T> FlowControl<T> {
         self.drain.wait(above + before, now).max(own)
     }
 
-    /// Requests in higher bands, and in its own band, that would be dequeued before a short request that arrives now.
-    /// `None` if it would not wait. Assumes that flows take turns; a flow that was served much recently may wait for
-    /// more.
+    /// Requests in higher bands, and in its own band, that would be dequeued before a short request that
+    /// arrives now. `None` if it would not wait. Assumes that flows take turns; a flow that was served much
+    /// recently may wait for more.
     pub(crate) fn ahead(&mut self, arrival: &Arrival<'_>, gauge: &Gauge, now: Timestamp) -> Option<(u64, u64)> {
         let at = self.band(arrival.priority);
         let above: u64 = self.bands.iter().take(at).map(|b| b.requests).sum();

@@ -1,5 +1,5 @@
-//! Capacity of the queue itself: the limits of a band, of the pool and of all pools, and the queued requests that are
-//! evicted for a newcomer.
+//! Capacity of the queue itself: the limits of a band, of the pool and of all pools, and the queued requests that
+//! are evicted for a newcomer.
 
 use super::FlowControl;
 use crate::band::Band;

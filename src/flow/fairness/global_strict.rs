@@ -10,7 +10,7 @@ use attache_types::clock::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "global-strict-fairness-policy",
     aliases: &["global-strict"],

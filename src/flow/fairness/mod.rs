@@ -65,8 +65,8 @@ pub trait Fairness: Send + Sync + Debug {
     /// The flow that would be dequeued last.
     fn last(&mut self) -> Option<u32>;
 
-    /// For policies without turns: the flows that have requests before `head`, at most `most` of them. `None` if flows
-    /// take turns.
+    /// For policies without turns: the flows that have requests before `head`, at most `most` of them.
+    /// `None` if flows take turns.
     fn before(&self, _head: &QueueHead, _most: usize) -> Option<Vec<u32>> {
         None
     }

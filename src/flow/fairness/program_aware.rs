@@ -1,5 +1,5 @@
-//! `program-aware-fairness`: the flow with little recent service and a long wait goes first. With `strategy:
-//! turn-priority` it is [`super::turn_priority`].
+//! `program-aware-fairness`: the flow with little recent service and a long wait goes first. With
+//! `strategy: turn-priority` it is [`super::turn_priority`].
 //!
 //! ```text
 //! score   = lasWeightService · (1 − service normalised) + lasWeightHeadWait · (wait of the first request normalised)
@@ -14,9 +14,9 @@
 //! threshold algorithm). Service decays only while its flow is in neither order, so decay changes no order: it is
 //! applied when the flow returns.
 //!
-//! One difference from llm-d: `lasDecayFactor` without a half-life decays by the second, as llm-d documents it. When
-//! not: requests last long against the half-life. Requests in flight do not count yet; `vtc-fair` charges them as
-//! tokens arrive. Source: llm-d.
+//! One difference from llm-d: `lasDecayFactor` without a half-life decays by the second, as llm-d documents it.
+//! When not: requests last long against the half-life. Requests in flight do not count yet; `vtc-fair` charges them
+//! as tokens arrive. Source: llm-d.
 
 use super::turn_priority::{self, TurnPriority};
 use super::{Fairness, Meter, QueueHead};
@@ -32,7 +32,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "program-aware-fairness",
     aliases: &["program-aware-fairness-policy", "program-aware"],

@@ -12,7 +12,7 @@ use attache_types::rng::PickRng;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "round-robin-fairness-policy",
     aliases: &["round-robin"],

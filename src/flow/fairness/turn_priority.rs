@@ -1,8 +1,9 @@
-//! The strategy `turn-priority` of `program-aware-fairness`: the session that has had most turns goes first, since its
-//! prefix is cached.
+//! The strategy `turn-priority` of `program-aware-fairness`: the session that has had most turns goes first,
+//! since its prefix is cached.
 //!
 //! ```text
-//! score = requests dispatched + 1 + turnPriorityTimeWeight · seconds that the first request has waited; the greatest goes
+//! score = requests dispatched + 1 + turnPriorityTimeWeight · seconds that the first request has waited
+//!         the greatest score goes
 //! ```
 //!
 //! A flow that had nothing in flight for longer than `turnPriorityInactivitySeconds` starts again at its first turn.

@@ -16,8 +16,8 @@
 //! tokens. A new flow has none.
 //!
 //! Work-conserving: while the pool has capacity, a queued request is dispatched. When not: there is one tenant; then
-//! only the ordering matters. Source: Sheng et al., "Fairness in serving large language models" (OSDI 2024), with real
-//! token counts and shares.
+//! only the ordering matters. Source: Sheng et al., "Fairness in serving large language models" (OSDI 2024), with
+//! real token counts and shares.
 
 use super::counters::{Counters, TokenWeights};
 use super::{Fairness, Meter, QueueHead};
@@ -29,7 +29,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::fmt::Debug;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "vtc-fair",
     aliases: &[],
@@ -178,8 +178,8 @@ mod tests {
     const PROMPT: u32 = 60;
     const ANSWER: u32 = 40;
 
-    /// An arriving request: flow, prompt tokens, response tokens, and the percentage of its prompt that the model
-    /// server reports.
+    /// An arriving request: flow, prompt tokens, response tokens, and the percentage of its prompt
+    /// that the model server reports.
     type Request = (u32, u32, u32, u32);
 
     #[derive(Clone, Debug)]
@@ -288,8 +288,8 @@ mod tests {
         }
     }
 
-    /// The bound is tight to an order of magnitude: with one slot, the longest request spreads the counters by its own
-    /// cost.
+    /// The bound is tight to an order of magnitude: with one slot, the longest request spreads the
+    /// counters by its own cost.
     #[test]
     fn vtc_fair_one_long_request_spreads_counters_by_its_cost() {
         let ops = [(0, 1, 1), (0, PROMPT, ANSWER), (0, 1, 1), (1, 1, 1), (1, 1, 1)];

@@ -16,7 +16,7 @@ use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "vtc-max-fair",
     aliases: &[],

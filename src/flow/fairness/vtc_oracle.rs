@@ -14,7 +14,7 @@ use rand::RngExt;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
     name: "vtc-oracle",
     aliases: &[],

@@ -7,7 +7,7 @@ use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "fcfs-ordering-policy",
     aliases: &["fcfs"],

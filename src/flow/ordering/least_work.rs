@@ -5,10 +5,10 @@
 //! ```
 //!
 //! The key of a queued request does not change, and newcomers get later keys: this is the ageing. It gives two
-//! guarantees. A request goes before all that arrive more than `maxDelay` after it, so its wait is at most that of
-//! first come, first served for an arrival `maxDelay` later. And short work delays a request by at most `stretch` times
-//! the request's own work: a prompt that takes a hundredth of another's time does not wait for it, unless it arrives
-//! very much later.
+//! guarantees. A request goes before all that arrive more than `maxDelay` after it, so its wait is at most that
+//! of first come, first served for an arrival `maxDelay` later. And short work delays a request by at most
+//! `stretch` times the request's own work: a prompt that takes a hundredth of another's time does not wait for
+//! it, unless it arrives very much later.
 //!
 //! Useful because the queue is here and not in the engines: an engine takes prompts in order of arrival, so one of
 //! 100,000 tokens delays a hundred short ones behind it. When not: requests are alike; then the order is that of
@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "least-work",
     aliases: &[],

@@ -1,5 +1,5 @@
-//! `slo-deadline-ordering-policy`: the request whose first token is due earliest goes first; due = arrival +
-//! `x-slo-ttft-ms`.
+//! `slo-deadline-ordering-policy`: the request whose first token is due earliest goes first;
+//! due = arrival + `x-slo-ttft-ms`.
 //!
 //! Requests without the header go behind all that have it, by arrival. When not: only some clients send it; the others
 //! may wait forever. Source: GIE and llm-d.
@@ -10,7 +10,7 @@ use attache_scheduling::plugin::{NoParams, params};
 use attache_types::clock::Timestamp;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "slo-deadline-ordering-policy",
     aliases: &["slo-deadline"],

@@ -4,10 +4,10 @@
 //! due = arrival + spare      spare: time the request may wait and still meet its objective, as predicted on arrival
 //! ```
 //!
-//! The pool's strategy predicts `spare` from a measured profile (the `slo` family), or `deadlineAdmission` predicts it
-//! from the learned speed and the request's deadline. Requests that already miss their objective go first, those that
-//! miss it most before the others. A request without an objective is due at the end of its time to live, so that it is
-//! served at last.
+//! The pool's strategy predicts `spare` from a measured profile (the `slo` family), or `deadlineAdmission` predicts
+//! it from the learned speed and the request's deadline. Requests that already miss their objective go first, those
+//! that miss it most before the others. A request without an objective is due at the end of its time to live, so that
+//! it is served at last.
 //!
 //! The order equals the ranks of AIBrix's queue. A rank, time waited + expected - target, grows at one rate for all
 //! queued requests. The greatest rank is therefore the earliest `due`, which need not be computed again. When not: no
@@ -19,7 +19,7 @@ use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 use std::time::Duration;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
     name: "slo-urgency",
     aliases: &[],

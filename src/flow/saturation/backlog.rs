@@ -18,9 +18,9 @@
 //! `predicted-latency` has learned of the endpoint; they also drain the work of responses that do not stream. The
 //! strategy should use the same figures, as `predicted-latency` does, or it chooses endpoints that have no capacity.
 //!
-//! A dispatched request stays behind all requests of its endpoint. A queued one can still go to another endpoint, and a
-//! shorter one can overtake it. So the less is dispatched early the better, down to what an endpoint needs to never
-//! idle.
+//! A dispatched request stays behind all requests of its endpoint. A queued one can still go to another
+//! endpoint, and a shorter one can overtake it. So the less is dispatched early the better, down to what an
+//! endpoint needs to never idle.
 //!
 //! When not: model servers whose own scheduler needs to see all requests. Source: attache.
 
@@ -34,7 +34,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "backlog-detector",
     aliases: &[],
@@ -43,14 +43,14 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     build: |value: &Value| Backlog::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };
 
-/// 50 ms: longer than a round trip to an endpoint and one decode step, so that no endpoint idles, and hardly noticeable
-/// for people.
+/// 50 ms: longer than a round trip to an endpoint and one decode step, so that no endpoint idles,
+/// and hardly noticeable for people.
 pub const DEFAULT_MAX_PREFILL_TIME: Duration = Duration::from_millis(50);
 /// 5 ms: about one round trip to an endpoint. A longer time delays urgent requests more than it helps the endpoints,
 /// because a request can't overtake those that were dispatched before it.
 pub const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(5);
-/// 16 requests without a first token: short prompts fill the next step long before that number, and at most one step's
-/// worth is dispatched early.
+/// 16 requests without a first token: short prompts fill the next step long before that number, and at most one
+/// step's worth is dispatched early.
 pub const DEFAULT_MAX_WAITING: u32 = 16;
 /// 95 % of the KV cache: beyond that, model servers admit no request before another ends.
 pub const DEFAULT_MAX_KV_USAGE: f64 = 0.95;

@@ -5,16 +5,16 @@
 //! load       = requests: sent and not ended; tokens: prompt tokens sent to endpoints that have not begun to answer
 //! ```
 //!
-//! Its `headroom` has no effect here: it is capacity for bursts on single endpoints, which the filter of the same name
-//! uses. When not: other pickers or clients use the same model servers; this detector does not see their requests.
-//! Source: GIE and llm-d.
+//! Its `headroom` has no effect here: it is capacity for bursts on single endpoints, which the filter of the same
+//! name uses. When not: other pickers or clients use the same model servers; this detector does not see their
+//! requests. Source: GIE and llm-d.
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
 use attache_scheduling::facts::concurrency::ConcurrencyLimits;
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "concurrency-detector",
     aliases: &[],

@@ -126,8 +126,8 @@ impl<'a> View<'a> {
         pool.endpoints.iter().filter(move |e| e.serves(roles)).filter(is_open)
     }
 
-    /// When an endpoint is expected to have prefilled the next of its requests whose responses do not stream and so
-    /// show no first token.
+    /// When an endpoint is expected to have prefilled the next of its requests whose responses do not stream and
+    /// so show no first token.
     fn computes_in(&self) -> Option<Duration> {
         let speeds = self.pool.endpoints.iter().map(|e| &e.live().speed);
         let soonest = speeds.filter_map(|speed| speed.computes_in(self.now)).reduce(f64::min)?;

@@ -2,22 +2,23 @@
 //!
 //! ```text
 //! saturation = least utilization + usual share
-//!              utilization: Σ share of requests in flight; share: part of an endpoint that a request takes, by the strategy
+//!              utilization: Σ share of requests in flight
+//!              share: part of an endpoint that a request takes, by the strategy
 //! usual      = Σ utilization / Σ requests, of all endpoints
 //! ```
 //!
 //! For the strategies of the `slo` family. AIBrix keeps their requests in a queue of its own; here they wait in flow
-//! control until one fits under the limit of 1. The detector does not know which request is next, so it assumes one of
-//! the usual share. While no request runs, one goes to each endpoint, and shows the usual share. An endpoint without a
-//! known share looks empty, as in AIBrix, so each deployment needs its profile. When not: the strategy is of another
-//! family. Source: AIBrix `slo`.
+//! control until one fits under the limit of 1. The detector does not know which request is next, so it assumes one
+//! of the usual share. While no request runs, one goes to each endpoint, and shows the usual share. An endpoint
+//! without a known share looks empty, as in AIBrix, so each deployment needs its profile. When not: the strategy is
+//! of another family. Source: AIBrix `slo`.
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage};
 use crate::registry::PolicyDescriptor;
 use attache_scheduling::plugin::{NoParams, params};
 use serde_json::Value;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "slo-load-detector",
     aliases: &[],

@@ -3,8 +3,8 @@
 //! ```text
 //! saturation = mean over endpoints of max(queue / queueDepthThreshold, kv / kvCacheUtilThreshold)
 //! queue      = the scraped queue depth, plus requests that came and minus those that ended since the scrape;
-//!              without one or with stale metrics: this process's requests without a first token, where responses that do
-//!              not stream count until their prefill is expected to be done
+//!              without one or with stale metrics: this process's requests without a first token, where
+//!              responses that do not stream count until their prefill is expected to be done
 //! ```
 //!
 //! Two differences from GIE and llm-d. There, an endpoint with metrics older than `metricsStalenessThreshold` counts as
@@ -20,7 +20,7 @@ use attache_scheduling::facts::utilization::UtilizationLimits;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Registry entry.
+/// Entry of this policy in the registry.
 pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "utilization-detector",
     aliases: &[],

@@ -125,8 +125,8 @@ fn ahead_deep_queue_is_never_underestimated() {
 }
 
 proptest! {
-    /// Exact without turns, and with turns of one request each for a flow that has nothing queued. Otherwise never too
-    /// low.
+    /// Exact without turns, and with turns of one request each for a flow that has nothing
+    /// queued. Otherwise never too low.
     #[test]
     fn ahead_prediction_is_exact_or_upper_bound(
         waiting in prop::collection::vec((0..FLOWS.len() + 1, prop::option::of(0.0..9.0)), 0..60),

@@ -224,8 +224,8 @@ proptest! {
         alone in 0..60u32,
     ) {
         let (mut world, mut rng) = (World::new("vtc-fair", &json!({"burstTokens": burst}), capacity, shares), for_request(3, 3));
-        // All flows were active, and then one has the pool for itself. The others return with all that they may have
-        // saved up.
+        // All flows were active, and then one has the pool for itself. The others return with all that
+        // they may have saved up.
         for flow in 0..FLOWS {
             world.run(Op::Comes { flow, prompt: 1, answer: 1 }, &mut rng);
             world.run(Op::Steps(0, 1), &mut rng);
@@ -242,8 +242,8 @@ proptest! {
         prop_assert!(one <= 4.0 * unit + burst + 0.01, "W_g - W_f = {one}, 4U + B = {}", 4.0 * unit + burst);
     }
 
-    /// Charges in advance and their refunds add the tokens in flight, once for each of the two flows and once for the
-    /// refund.
+    /// Charges in advance and their refunds add the tokens in flight, once for each of the two flows
+    /// and once for the refund.
     #[test]
     fn vtc_pred_service_within_multiple_of_bounds(
         ops in prop::collection::vec(op(), 1..400), capacity in 1..4u32, shares in shares(),

@@ -1,5 +1,5 @@
-//! Random histories: no request is lost or returned twice, limits hold, bands are strict, capacity is used, and no
-//! state is left over.
+//! Random histories: no request is lost or returned twice, limits hold, bands are strict, capacity is used, and
+//! no state is left over.
 
 use super::{at, fairness, gauge};
 use crate::ceiling::fixed::Fixed;

@@ -48,7 +48,7 @@ fn through(bytes: &[u8], cuts: &[usize]) -> Vec<u8> {
 
 /// RFC 7541, C.4.1 and C.6.1, and another encoder's.
 #[test]
-fn packed_strings_are_read() {
+fn huffman_strings_are_decoded() {
     let of_rfc = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
     assert_eq!(unpacked(&of_rfc).as_deref(), Some(&b"www.example.com"[..]));
     assert_eq!(unpacked(&[0xae, 0xc3, 0x77, 0x1a, 0x4b]).as_deref(), Some(&b"private"[..]));
@@ -58,7 +58,7 @@ fn packed_strings_are_read() {
 }
 
 #[test]
-fn an_authority_that_is_none_becomes_one_of_the_same_length() {
+fn invalid_authority_is_repaired_to_same_length() {
     let whole =
         |flags: u8, before: &[u8], block: &[u8], after: &[u8]| frame(HEADERS, flags, &[before, block, after].concat());
     let mut by_name = vec![0x10];
@@ -97,7 +97,7 @@ fn an_authority_that_is_none_becomes_one_of_the_same_length() {
 }
 
 #[test]
-fn where_nothing_is_mended_nothing_is_copied() {
+fn unrepaired_input_is_not_copied() {
     let bytes = connection(&[frame(4, 0, &[]), frame(HEADERS, 4, &block(b"picker")), frame(0, 1, &[7; 20_000])]);
     let (plain, instead) = Mender::new().take(&bytes);
     assert_eq!((plain, instead.len()), (bytes.len(), 0));
@@ -105,7 +105,7 @@ fn where_nothing_is_mended_nothing_is_copied() {
 
 proptest! {
     #[test]
-    fn pieces_come_to_the_same_as_the_whole(
+    fn split_input_gives_the_same_output(
         cuts in prop::collection::vec(0usize..70, 0..30),
         odd in prop::collection::vec(any::<bool>(), 1..4),
         size in 0usize..300,
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_pass(bytes in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(0usize..100, 0..10)) {
+    fn arbitrary_bytes_pass_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(0usize..100, 0..10)) {
         let all = connection(&[bytes]);
         let out = through(&all, &cuts);
         prop_assert_eq!(&out[..24], &all[..24]);

@@ -63,7 +63,7 @@ fn span(otlp: &Otlp, name: &'static str) {
 
 /// The picker runs its workers on one-threaded runtimes, so both kinds are tested.
 #[tokio::test]
-async fn spans_arrive_on_a_one_threaded_runtime() {
+async fn spans_arrive_on_single_threaded_runtime() {
     let (url, mut spans) = collector(StatusCode::OK).await;
     let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
     span(&otlp, "pick");
@@ -75,7 +75,7 @@ async fn spans_arrive_on_a_one_threaded_runtime() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn spans_arrive_on_a_many_threaded_runtime() {
+async fn spans_arrive_on_multi_threaded_runtime() {
     let (url, mut spans) = collector(StatusCode::OK).await;
     let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
     for _ in 0..1_000 {
@@ -91,7 +91,7 @@ async fn spans_arrive_on_a_many_threaded_runtime() {
 }
 
 #[tokio::test]
-async fn a_callers_decision_outranks_the_ratio() {
+async fn sampling_decision_of_caller_outranks_ratio() {
     let (url, mut spans) = collector(StatusCode::OK).await;
     let otlp = Otlp::start(&url, 0.0, Handle::current()).unwrap();
     let tracer = otlp.provider().tracer("test");
@@ -116,7 +116,7 @@ async fn a_callers_decision_outranks_the_ratio() {
 }
 
 #[tokio::test]
-async fn a_collector_that_refuses_is_counted() {
+async fn rejected_batches_are_counted() {
     let (url, mut spans) = collector(StatusCode::BAD_REQUEST).await;
     let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
     span(&otlp, "pick");
@@ -128,7 +128,7 @@ async fn a_collector_that_refuses_is_counted() {
 /// A collector that accepts connections and never answers: spans are dropped beyond the bound, ending a span never
 /// waits, and neither does the end of the process.
 #[tokio::test]
-async fn a_blackhole_costs_nothing() {
+async fn unreachable_collector_does_not_block() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let otlp = Otlp::start(&url, 1.0, Handle::current()).unwrap();
@@ -148,7 +148,7 @@ async fn a_blackhole_costs_nothing() {
 }
 
 #[test]
-fn the_path_is_added_when_there_is_none() {
+fn default_path_is_added_to_endpoint() {
     for (endpoint, url) in [
         ("http://c:4318", "http://c:4318/v1/traces"),
         ("http://c:4318/", "http://c:4318/v1/traces"),

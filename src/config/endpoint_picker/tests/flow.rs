@@ -47,7 +47,7 @@ fn with(mut value: Value, key: &str, to: Value) -> Value {
 }
 
 #[test]
-fn with_the_gate_requests_wait_as_the_section_says() {
+fn with_feature_gate_requests_are_queued_as_configured() {
     let cases: &[(&str, &str, Value)] = &[
         ("the gate alone", "", queues(json!({}))),
         (
@@ -152,7 +152,7 @@ fn every_policy_can_be_named() {
 }
 
 #[test]
-fn what_of_the_section_has_no_effect_is_said() {
+fn flow_settings_without_effect_are_warned_of() {
     let (said, warnings) = flow("featureGates: [flowControl]\nflowControl: {maxBytes: 4Gi}");
     assert_eq!((said, warnings), (queues(json!({"maxBytes": 4u64 << 30})), 1), "bodies may not hold as much");
     for (text, count) in [
@@ -188,7 +188,7 @@ fn shedding(detector: Value, admitters: Value) -> Value {
 }
 
 #[test]
-fn without_the_gate_sheddable_requests_are_refused_and_nobody_waits() {
+fn without_feature_gate_sheddable_rejected_none_queued() {
     let utilization = || named("utilization-detector");
     let at_seven = json!({"name": "utilization-detector", "parameters": {"queueDepthThreshold": 7}});
     let concurrency = json!({"name": "concurrency-detector", "parameters": {"maxConcurrency": 3}});

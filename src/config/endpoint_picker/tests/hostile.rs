@@ -14,7 +14,7 @@ proptest! {
 
     /// A file with one piece overwritten is answered, and every diagnostic can be shown.
     #[test]
-    fn damaged_files_are_answered(
+    fn damaged_files_give_diagnostics(
         file in 0usize..FILES.len(), at in any::<prop::sample::Index>(), cut in 0usize..40,
         junk in prop_oneof!["[\\PC\\n]{0,12}", Just("null".to_owned()), Just("[]".to_owned()), Just("{}".to_owned()), Just("-1".to_owned())],
     ) {

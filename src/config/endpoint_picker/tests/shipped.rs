@@ -13,7 +13,7 @@ fn named(warnings: &[Diagnostic]) -> Vec<&str> {
 }
 
 #[test]
-fn every_shipped_file_loads_and_means_the_same_in_our_own_words() {
+fn every_shipped_file_loads_and_equals_its_attache_form() {
     let mut seen = 0;
     for entry in std::fs::read_dir(folder()).unwrap() {
         let path = entry.unwrap().path();
@@ -35,7 +35,7 @@ fn every_shipped_file_loads_and_means_the_same_in_our_own_words() {
 
 /// The files that did not load once: each with what its warnings name, in order.
 #[test]
-fn files_that_were_refused_once_warn_of_what_has_no_effect() {
+fn formerly_rejected_files_warn_of_settings_without_effect() {
     const DCGM: &[&str] = &["dcgm-data-source", "dcgm-extractor"];
     let cases: &[(&str, &[&str])] = &[
         ("sim-epp-gpu", &["models-data-source", "models-data-extractor", DCGM[0], DCGM[1]]),
@@ -109,7 +109,7 @@ fn flat_parameters_of_the_handler_are_the_nested_ones() {
 }
 
 #[test]
-fn agents_sessions_are_flows_and_sources_of_affinity() {
+fn agent_sessions_are_flows_and_affinity_sources() {
     let text = include_str!("../../../../tests/data/endpoint_picker/session-affinity-agents.yaml");
     let (settings, _) = full(text, one_endpoint()).unwrap_or_else(|d| panic!("{}", show(text, &d)));
     assert!(settings.exchange.session_headers.is_empty(), "no queues, no flows");

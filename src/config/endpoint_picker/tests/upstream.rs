@@ -4,7 +4,7 @@ use super::*;
 
 /// The reference's cases that the loaders accept, each with the codes of the warnings that it gets here.
 #[test]
-fn what_upstream_accepts_is_accepted() {
+fn files_accepted_upstream_are_accepted() {
     let cases: &[(&str, &str, &[Code])] = &[
         ("4.3 empty", "", &[]),
         ("4.3 plugins without profiles", "plugins: [{type: queue-scorer}]", &[]),
@@ -100,7 +100,7 @@ fn what_upstream_accepts_is_accepted() {
 
 /// The reference's cases that the loaders refuse, each with its code and a word of the message or of the help.
 #[test]
-fn what_upstream_refuses_is_refused() {
+fn files_rejected_upstream_are_rejected() {
     let two = "plugins: [{type: queue-scorer}, {type: HANDLER}]\n\
                schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}, {name: b, plugins: [{pluginRef: queue-scorer}]}]";
     let handlers = "plugins: [{type: single-profile-handler}, {type: header-profile-handler}]";

@@ -3,8 +3,8 @@
 use super::*;
 use crate::tests::{Recorded, recorded};
 
-/// A body as a client would have sent it: without what a split puts in, with the limit and the streaming that it takes
-/// away.
+/// A body as a client would have sent it: without what a split puts in, with the limit and the
+/// streaming that it takes away.
 fn client_of(api: LegApi, request: &[u8], stream: bool) -> Vec<u8> {
     let mut client = map(request);
     client.remove("kv_transfer_params");
@@ -42,7 +42,7 @@ fn said(api: LegApi, body: &[u8]) -> Map<String, Value> {
 }
 
 #[test]
-fn prefill_bodies_are_what_vllm_was_sent() {
+fn prefill_bodies_equal_vllm_recordings() {
     for (file, api) in [
         ("01_prefill", LegApi::Completions),
         ("03_chat_prefill", LegApi::ChatCompletions),
@@ -72,7 +72,7 @@ const PAIRS: &[(&str, &str, LegApi)] = &[
 ];
 
 #[test]
-fn decode_bodies_are_what_vllm_was_sent() {
+fn decode_bodies_equal_vllm_recordings() {
     for (prefill, decode, api) in PAIRS {
         let (prefill, decode) = (recorded(prefill), recorded(decode));
         let params = Reply::read(*api, &prefill.reply).unwrap().kv_transfer_params.unwrap().to_vec();

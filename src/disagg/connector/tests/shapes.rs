@@ -184,7 +184,7 @@ fn prefill_legs_ask_for_one_token() {
 }
 
 #[test]
-fn what_clients_say_of_transfers_is_not_believed() {
+fn transfer_members_from_clients_are_removed() {
     let client = br#"{"kv_transfer_params":{"evil":1},"kv\u005ftransfer_params":{"evil":2},"disaggregated_params":{"evil":3},"bootstrap_host":"evil","bootstrap_port":666,"bootstrap_room":"evil","disagg_prefill_resp":"evil"}"#;
     let reply = br#"{"kv_transfer_params":{"a":1},"disaggregated_params":{"b":2}}"#;
     for descriptor in CONNECTORS {
@@ -199,7 +199,7 @@ fn what_clients_say_of_transfers_is_not_believed() {
 }
 
 #[test]
-fn the_last_turns_decode_server_feeds_the_next_prefill() {
+fn previous_decode_worker_feeds_next_prefill() {
     let carried = br#"{"do_remote_decode":true, "remote_block_ids":[[9]],"remote_blocks_expiry_time":12.5}"#;
     let leg = Leg { carried: Some(carried), ..leg(LegApi::ChatCompletions, b"{\"messages\":[]}") };
     let expected = r#"{"messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"kv_transfer_params":"#;
@@ -231,7 +231,7 @@ fn sglang_legs_can_be_aborted() {
 }
 
 #[test]
-fn an_answer_that_ended_has_no_decode_leg() {
+fn ended_response_has_no_decode_leg() {
     let reply =
         br#"{"choices":[{"finish_reason":"stop","disaggregated_params":{"a":1}}],"kv_transfer_params":{"a":1}}"#;
     let leg = leg(LegApi::Completions, b"{}");

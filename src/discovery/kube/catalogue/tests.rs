@@ -67,7 +67,7 @@ fn pools_are_found_by_their_labels_once_all_is_known() {
 }
 
 #[test]
-fn a_configuration_that_can_not_be_told_from_others_is_named() {
+fn ambiguous_configuration_key_is_reported() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
     listed(&mut catalogue, ObjectKind::ConfigMap, vec![config("of-a", 0, "a", "first")]);
@@ -94,7 +94,7 @@ fn a_configuration_that_can_not_be_told_from_others_is_named() {
 }
 
 #[test]
-fn a_search_that_is_refused_is_told_from_one_that_waits() {
+fn refused_search_differs_from_pending_search() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     assert!(catalogue.refused());
     assert_eq!(catalogue.found(), Finding::Refused);
@@ -106,7 +106,7 @@ fn a_search_that_is_refused_is_told_from_one_that_waits() {
 }
 
 #[test]
-fn configurations_that_may_not_be_read_keep_no_pool_waiting() {
+fn unreadable_configurations_do_not_delay_pools() {
     let mut catalogue = Catalogue::new("tier=gold".into());
     listed(&mut catalogue, POOL, vec![pool("a", "gold", "a-epp")]);
     assert!(catalogue.configs_resolved());

@@ -29,7 +29,7 @@ fn names(updates: impl IntoIterator<Item = WatchUpdate>) -> Vec<String> {
 }
 
 #[test]
-fn who_comes_late_is_told_all_that_is_known() {
+fn late_listener_receives_all_known_objects() {
     let mut known = SubjectState::default();
     assert_eq!(names(known.updates()), [""; 0], "before a list nothing is known");
     let listed = |o| WatchUpdate::Change(ObjectChange::Listed(o));
@@ -63,7 +63,7 @@ fn who_comes_late_is_told_all_that_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_follower_leaves_is_followed_anew() {
+async fn panicked_follower_is_replaced() {
     let informers = informers();
     let (listener, mut updates) = mpsc::channel(QUEUE);
     let joins = mpsc::unbounded_channel().1;
@@ -86,7 +86,7 @@ async fn what_a_follower_leaves_is_followed_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_follower_serves_all_and_ends_with_the_last() {
+async fn one_follower_serves_all_listeners_and_ends_with_last() {
     let informers = informers();
     let mut ears: Vec<_> = (0..3).map(|_| informers.listen(&subject())).collect();
     assert_eq!(informers.running.lock().len(), 1);

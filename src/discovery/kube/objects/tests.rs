@@ -14,7 +14,7 @@ fn target(model: &str, weight: u32) -> RewriteTarget {
 }
 
 #[test]
-fn pools_of_every_version_are_read() {
+fn inference_pools_of_every_version_are_parsed() {
     let app: BTreeMap<String, String> = [("app".to_owned(), "vllm".to_owned())].into();
     for (spec, ports) in [
         (json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}]}), vec![8000]),
@@ -33,7 +33,7 @@ fn pools_of_every_version_are_read() {
 }
 
 #[test]
-fn pools_that_the_api_would_refuse_are_unreadable() {
+fn inference_pools_invalid_for_the_api_are_invalid() {
     let labels = json!({"matchLabels": {"app": "vllm"}});
     let nine: Vec<Value> = (8000..8009).map(|number| json!({"number": number})).collect();
     for (spec, says) in [

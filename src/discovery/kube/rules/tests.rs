@@ -49,7 +49,7 @@ fn one(model: &str, weight: u32) -> Vec<(String, u32)> {
 }
 
 #[test]
-fn exact_before_general_older_before_younger_first_before_second() {
+fn rule_precedence_exact_then_older_then_first() {
     let mut rules = Rules::default();
     listed(
         &mut rules,
@@ -70,7 +70,7 @@ fn exact_before_general_older_before_younger_first_before_second() {
 }
 
 #[test]
-fn llm_ds_definition_hides_gies_where_it_is_installed() {
+fn llm_d_kind_hides_gie_kind_if_installed() {
     let mut rules = Rules::default();
     let objective =
         |name: &str, priority: i32| object(name, 1, json!({"poolRef": {"name": "p"}, "priority": priority}));
@@ -84,7 +84,7 @@ fn llm_ds_definition_hides_gies_where_it_is_installed() {
 }
 
 #[test]
-fn inference_models_are_the_authority_once_there_is_one() {
+fn inference_models_define_all_models_once_one_exists() {
     let mut rules = Rules::default();
     listed(&mut rules, ObjectKind::Model, vec![]);
     assert!(!rules.of_pool(P).models_only);
@@ -151,7 +151,7 @@ fn told(rules: &Rules) -> Vec<(String, String)> {
 }
 
 #[test]
-fn of_objects_that_claim_a_name_the_oldest_has_it_and_the_others_are_told_who() {
+fn oldest_object_owns_model_name_others_get_condition() {
     let accepted = |object: &str, name: &str| {
         (object.to_owned(), format!("True Accepted: the model name `{name}` is this object's"))
     };
@@ -200,7 +200,7 @@ fn of_objects_that_claim_a_name_the_oldest_has_it_and_the_others_are_told_who() 
 }
 
 #[test]
-fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
+fn unchanged_conditions_not_due_and_keep_their_time() {
     let wanted = {
         let mut rules = Rules::default();
         let mut fresh = model("x", 1, "a", &[]);
@@ -234,7 +234,7 @@ fn what_an_object_says_already_is_not_due_and_times_tell_when_it_became_so() {
 }
 
 #[test]
-fn what_a_replica_wrote_of_targets_is_heard_by_others() {
+fn target_status_of_one_replica_reaches_others() {
     let heard = |generation: i64, status: &str, reason: &str, message: &str| {
         let mut object = model("split", 1, "split", &[("v1", 50), ("v2", 50)]);
         object.meta.generation = 4;
@@ -259,7 +259,7 @@ fn conditions(rules: &Rules, missing: &[MissingTarget]) -> Vec<(String, [String;
 }
 
 #[test]
-fn each_object_is_told_whether_its_requests_are_served_with_a_reason() {
+fn conditions_state_whether_requests_are_served_and_why() {
     let mut rules = Rules::default();
     let odd = json!({"poolRef": {"name": "p"}, "criticality": "Urgent"});
     let odd_elsewhere = json!({"poolRef": {"name": "q"}, "criticality": "Urgent"});
@@ -305,7 +305,7 @@ fn each_object_is_told_whether_its_requests_are_served_with_a_reason() {
 }
 
 #[test]
-fn objects_that_name_a_pool_of_another_group_do_not_speak_of_this_one() {
+fn objects_for_pool_of_another_group_are_ignored() {
     let of = |group: &str| json!({"poolRef": {"name": "p", "group": group}});
     let mut rules = Rules::default();
     let groups = ["", PoolGroup::Stable.as_str(), PoolGroup::Experimental.as_str(), "example.com"];

@@ -78,7 +78,7 @@ fn some(list: &[&str]) -> Option<Vec<String>> {
 }
 
 #[test]
-fn nothing_is_said_before_pool_and_pods_are_known() {
+fn no_endpoints_before_pool_and_pods_are_known() {
     let mut members = by_pool();
     assert_eq!((names(&mut members), members.selector()), (None, None));
     list_pool(&mut members, vec![]);
@@ -94,7 +94,7 @@ fn nothing_is_said_before_pool_and_pods_are_known() {
 }
 
 #[test]
-fn a_pool_that_can_not_be_read_has_no_endpoints_and_goes_on_as_it_was_if_it_could() {
+fn invalid_pool_keeps_last_valid_version_or_has_no_endpoints() {
     let without_labels =
         || Object { spec: json!({"selector": {}, "targetPorts": [{"number": 8000}]}), ..pool("", &[]) };
     for found in [false, true] {
@@ -123,7 +123,7 @@ fn a_pool_that_can_not_be_read_has_no_endpoints_and_goes_on_as_it_was_if_it_coul
 }
 
 #[test]
-fn a_reload_takes_no_endpoints_from_a_pool_that_can_not_be_read_just_then() {
+fn reload_keeps_endpoints_of_currently_invalid_pool() {
     let unreadable = || {
         let mut object = pool("vllm", &[8000]);
         object.spec["selector"] = json!({});
@@ -141,7 +141,7 @@ fn a_reload_takes_no_endpoints_from_a_pool_that_can_not_be_read_just_then() {
 }
 
 #[test]
-fn pods_of_before_stay_at_the_ports_of_before() {
+fn old_pods_keep_old_ports_until_relist() {
     let mut members = by_pool();
     list_pool(&mut members, vec![pool("vllm", &[8000])]);
     list(&mut members, vec![pod(1)]);
@@ -158,7 +158,7 @@ fn pods_of_before_stay_at_the_ports_of_before() {
 }
 
 #[test]
-fn only_pods_that_are_ready_and_not_on_their_way_out_serve() {
+fn only_ready_pods_without_deletion_serve() {
     let mut members = by_selector("app=vllm", &[8000]);
     let not_ready = |n| {
         let conditions = json!([{"type": "Ready", "status": "False"}]);
@@ -178,7 +178,7 @@ fn only_pods_that_are_ready_and_not_on_their_way_out_serve() {
 }
 
 #[test]
-fn selectors_of_every_form_are_understood() {
+fn selectors_of_every_form_are_parsed() {
     let pods =
         || vec![pod(1), labelled(2, &[("tier", "a")]), labelled(3, &[("tier", "b")]), labelled(4, &[("app", "x")])];
     for (selector, want) in [
@@ -217,7 +217,7 @@ fn each_target_port_is_a_rank() {
 }
 
 #[test]
-fn labels_of_every_project_are_understood() {
+fn labels_of_every_project_are_parsed() {
     let gie = "inference.networking.k8s.io/engine-type";
     for (labels, url, engine) in [
         (&[][..], "http://10.0.0.1:8000/metrics", Engine::Vllm),
@@ -248,7 +248,7 @@ fn labels_of_every_project_are_understood() {
 }
 
 #[test]
-fn what_aibrix_puts_into_annotations_counts_where_no_label_says_otherwise() {
+fn aibrix_annotations_count_as_labels_unless_label_exists() {
     let bootstrap = "model.aibrix.ai/sglang-bootstrap-port";
     let mut both = labelled(2, &[(bootstrap, "9100"), ("app", "vllm")]);
     let mut said = pod(1);
@@ -269,7 +269,7 @@ fn what_aibrix_puts_into_annotations_counts_where_no_label_says_otherwise() {
 }
 
 #[test]
-fn pods_of_before_stay_until_those_of_another_selector_are_known() {
+fn old_pods_stay_until_new_selector_is_listed() {
     let mut members = by_pool();
     members.pool(ObjectChange::Applied(pool("vllm", &[8000]))).unwrap();
     list(&mut members, vec![pod(1)]);
@@ -283,7 +283,7 @@ fn pods_of_before_stay_until_those_of_another_selector_are_known() {
 }
 
 #[test]
-fn of_two_pods_at_one_address_the_younger_has_it() {
+fn two_pods_with_one_address_younger_is_used() {
     let mut members = by_selector("app=vllm", &[8000]);
     let at = |n: u8, created: i64| {
         let mut object = pod(n);
@@ -329,10 +329,10 @@ fn deed() -> impl Strategy<Value = Deed> {
 }
 
 proptest! {
-    /// Whatever happens, the endpoints are those of the pods that the API server has now, and no broken list changes
-    /// them.
+    /// Whatever happens, the endpoints are those of the pods that the API server has now, and
+    /// no broken list changes them.
     #[test]
-    fn endpoints_are_the_pods_that_serve(deeds in prop::collection::vec(deed(), 0..60)) {
+    fn endpoints_are_the_ready_pods(deeds in prop::collection::vec(deed(), 0..60)) {
         let mut members = by_selector("app=vllm", &[8000, 8001]);
         list(&mut members, vec![]);
         let mut cluster: BTreeMap<u8, Object> = BTreeMap::new();
@@ -377,7 +377,7 @@ proptest! {
 }
 
 #[test]
-fn of_too_many_endpoints_the_oldest_are_served() {
+fn endpoints_beyond_limit_oldest_are_served() {
     let ports: Vec<u16> = (8000..8008).collect();
     let mut members = by_selector("app=vllm", &ports);
     // The later in the alphabet the older.

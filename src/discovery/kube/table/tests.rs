@@ -32,7 +32,7 @@ fn listed(objects: &[(&str, i64)]) -> ObjectTable<Number> {
 }
 
 #[test]
-fn a_list_counts_when_it_is_done() {
+fn incomplete_list_has_no_effect() {
     let mut table = listed(&[("a", 1), ("b", 2)]);
     for change in [ObjectChange::ListBegun, ObjectChange::Listed(object("b", "b", 3))] {
         assert_eq!(table.apply(change), Ok(false));
@@ -46,7 +46,7 @@ fn a_list_counts_when_it_is_done() {
 }
 
 #[test]
-fn what_says_nothing_new_changes_nothing() {
+fn equal_object_is_no_change() {
     let mut table = listed(&[("a", 1)]);
     assert_eq!(table.apply(ObjectChange::Applied(object("a", "a", 1))), Ok(false));
     assert_eq!(table.apply(ObjectChange::Applied(object("a", "other uid", 1))), Ok(true));
@@ -66,7 +66,7 @@ fn what_says_nothing_new_changes_nothing() {
 }
 
 #[test]
-fn the_last_good_one_stays() {
+fn last_valid_version_stays() {
     let mut table = listed(&[("a", 1)]);
     let unreadable = Unreadable { name: "a".into(), reason: "`spec` is no number".into(), kept: true };
     assert_eq!(table.apply(ObjectChange::Applied(object("a", "a", "one"))), Err(unreadable.clone()));
@@ -83,7 +83,7 @@ fn the_last_good_one_stays() {
 }
 
 #[test]
-fn what_can_not_be_read_is_known_to_be_there_until_it_goes_or_can() {
+fn invalid_object_is_known_until_deleted_or_valid() {
     let mut table = ObjectTable::<Number>::default();
     let unreadable = Unreadable { name: "a".into(), reason: "`spec` is no number".into(), kept: false };
     table.apply(ObjectChange::ListBegun).unwrap();

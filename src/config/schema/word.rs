@@ -1,4 +1,4 @@
-//! Words for the values of types that other crates declare.
+//! Keywords of types that other crates declare.
 
 use super::{At, Fields, Opt, Sink};
 use crate::settings::{CountIn, ModelsAnswer, OnStoreFailure, OnUnknownUser, OnUnparseable, UnknownPaths, UsageCount};
@@ -8,13 +8,13 @@ use attache_flow::{EvictRunning, Overflow};
 use attache_pool::Engine;
 use attache_scheduling::router::Destination;
 
-/// A type of another crate of which each value has one word.
+/// A type of another crate whose values each have one keyword in the file.
 pub(crate) trait Word: Copy + 'static {
-    /// The words and what they mean.
+    /// The keywords and their values.
     const WORDS: &'static [(&'static str, Self)];
 }
 
-/// The value under `key`, one of the words of its type.
+/// Reads the keyword under `key`.
 pub(crate) fn word<T: Word>(fields: &mut Fields<'_>, key: &'static str, sink: &mut Sink) -> Opt<T> {
     let path = fields.path_of(key);
     let node = fields.node(key)?;
@@ -32,7 +32,8 @@ macro_rules! words {
 words! {
     Destination: "single" => Destination::Single, "list" => Destination::List;
     Engine: "vllm" => Engine::Vllm, "sglang" => Engine::Sglang, "trtllm-serve" => Engine::TrtllmServe,
-        "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "astrai" => Engine::Astrai, "none" => Engine::None;
+        "triton-tensorrt-llm" => Engine::Triton, "xllm" => Engine::Xllm, "astrai" => Engine::Astrai,
+        "none" => Engine::None;
     EvictRunning: "never" => EvictRunning::Never, "unanswered" => EvictRunning::Unanswered, "any" => EvictRunning::Any;
     Fallback: "local" => Fallback::Local, "fail" => Fallback::Fail;
     Overflow: "newcomer" => Overflow::Newcomer, "longest-flow" => Overflow::LongestFlow;
