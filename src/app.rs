@@ -325,7 +325,7 @@ fn pages(
         pools: Arc::new(move || views.load().to_vec()),
         decisions: Arc::new(move || decisions.to_json(clock.now())),
         config: Arc::new(move || dump.load().to_json()),
-        explain: Arc::new(move |asked: admin::Asked| {
+        explain: Arc::new(move |asked: admin::ExplainRequest| {
             let processor = to_explain.clone();
             Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
         }),
@@ -341,7 +341,7 @@ fn pages(
     }
 }
 
-async fn explain(picker: &Picker, asked: &admin::Asked, now: Timestamp) -> Result<serde_json::Value, RequestError> {
+async fn explain(picker: &Picker, asked: &admin::ExplainRequest, now: Timestamp) -> Result<serde_json::Value, RequestError> {
     let query = ExplainQuery {
         pool: asked.pool.as_deref(),
         path: &asked.path,

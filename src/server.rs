@@ -127,10 +127,10 @@ async fn serve(
     connections: Arc<AtomicUsize>,
     drain: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let (ready, incoming) = mpsc::channel::<io::Result<Lenient<ServerIo<Open>>>>(HANDOVER_QUEUE);
+    let (ready, incoming) = mpsc::channel::<io::Result<Lenient<ServerIo<OpenConnection>>>>(HANDOVER_QUEUE);
     tokio::spawn(async move {
         while let Some(stream) = handed.recv().await {
-            let open = Open(connections.clone());
+            let open = OpenConnection(connections.clone());
             let (tls, ready) = (tls.clone(), ready.clone());
             tokio::spawn(async move {
                 // A failed handshake was logged and counted.
@@ -157,15 +157,19 @@ async fn serve(
 type Accepted = (std::net::TcpStream, Slot);
 
 /// Takes a connection over from the acceptor's runtime.
-async fn adopt((stream, slot): Accepted, tls: Option<&Handshaker>, open: Open) -> io::Result<ServerIo<Open>> {
+async fn adopt(
+    (stream, slot): Accepted,
+    tls: Option<&Handshaker>,
+    open: OpenConnection,
+) -> io::Result<ServerIo<OpenConnection>> {
     handshake(Tcp::from_std(stream, slot)?, tls, open).await
 }
 
 /// Counts an open connection of a thread while it exists.
 #[derive(Debug)]
-struct Open(Arc<AtomicUsize>);
+struct OpenConnection(Arc<AtomicUsize>);
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }

@@ -1,6 +1,6 @@
 //! Bodies of requests to the admin port, limited in size, time and number.
 
-use super::refusal::{Refusal, refuse};
+use super::refusal::{RefusalReason, refuse};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -18,7 +18,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reads a body of at most `limit` bytes; the error is a response with status 413, 408 or 400.
 pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Response> {
     let too_large =
-        || refuse(Refusal::BodySize, StatusCode::PAYLOAD_TOO_LARGE, format!("the limit is {limit} bytes\n"));
+        || refuse(RefusalReason::BodySize, StatusCode::PAYLOAD_TOO_LARGE, format!("the limit is {limit} bytes\n"));
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large());
     }
@@ -28,7 +28,7 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Response> {
         Ok(Err(error)) => Err((StatusCode::BAD_REQUEST, format!("{error}\n")).into_response()),
         Err(_) => {
             let text = format!("the body did not arrive within {BODY_TIMEOUT:?}\n");
-            Err(refuse(Refusal::BodyTimeout, StatusCode::REQUEST_TIMEOUT, text))
+            Err(refuse(RefusalReason::BodyTimeout, StatusCode::REQUEST_TIMEOUT, text))
         }
     }
 }
@@ -36,7 +36,11 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Response> {
 /// Limits concurrent requests to the number of permits; others get 503 before their body is read.
 pub(super) async fn few(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     let Ok(_permit) = permits.try_acquire() else {
-        return refuse(Refusal::Busy, StatusCode::SERVICE_UNAVAILABLE, "too many of these requests run; try again\n");
+        return refuse(
+            RefusalReason::Busy,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many of these requests run; try again\n",
+        );
     };
     next.run(request).await
 }

@@ -3,7 +3,7 @@
 use crate::clock::Timestamp;
 use crate::pool::{EndpointMetrics, EndpointState, ledger};
 use crate::prefix::index::Tier;
-use crate::telemetry::pools::{PoolView, Standing};
+use crate::telemetry::pools::{EndpointStanding, PoolView};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) fn pool(view: &PoolView, now: Timestamp) -> Value {
 fn endpoint(state: &EndpointState, view: &PoolView, now: Timestamp) -> Value {
     let (endpoint, metrics) = (&state.endpoint, state.metrics());
     let spec = &endpoint.spec;
-    let status = Standing::of(state, &view.health, now);
+    let status = EndpointStanding::of(state, &view.health, now);
     json!({
         "id": endpoint.id.0,
         "name": &*spec.name,

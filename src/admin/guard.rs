@@ -13,7 +13,7 @@
 //! The responses of a [`Guard`] are those of controller-runtime, which guards the reference pickers' metrics, except
 //! that an unknown token gets 401, as a missing one does.
 
-use super::refusal::{Refusal, refuse};
+use super::refusal::{RefusalReason, refuse};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -37,7 +37,7 @@ pub struct Caller {
 
 /// Result of the check of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AccessDecision {
     /// The caller may see the page.
     Allowed,
     /// The token is not valid.
@@ -49,20 +49,20 @@ pub enum Verdict {
 }
 
 /// Decides who may see which page.
-pub type Guard = Arc<dyn Fn(Caller) -> Pin<Box<dyn Future<Output = Verdict> + Send>> + Send + Sync>;
+pub type Guard = Arc<dyn Fn(Caller) -> Pin<Box<dyn Future<Output = AccessDecision> + Send>> + Send + Sync>;
 
 /// Passes a request on if the guard allows it.
 pub(super) async fn by_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let Some(token) = bearer(request.headers()) else { return unauthorized() };
     let (verb, path) = (verb(request.method()), request.uri().path().to_owned());
     match guard(Caller { token, verb, path }).await {
-        Verdict::Allowed => next.run(request).await,
-        Verdict::Unknown => unauthorized(),
-        Verdict::Denied(user) => {
+        AccessDecision::Allowed => next.run(request).await,
+        AccessDecision::Unknown => unauthorized(),
+        AccessDecision::Denied(user) => {
             let text = format!("Authorization denied for user {user}\n");
-            refuse(Refusal::Token, StatusCode::FORBIDDEN, text)
+            refuse(RefusalReason::Token, StatusCode::FORBIDDEN, text)
         }
-        Verdict::Unclear => (StatusCode::INTERNAL_SERVER_ERROR, "Authentication failed\n").into_response(),
+        AccessDecision::Unclear => (StatusCode::INTERNAL_SERVER_ERROR, "Authentication failed\n").into_response(),
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) async fn by_peer(ConnectInfo(peer): ConnectInfo<SocketAddr>, request:
     if is_local(peer.ip()) {
         return next.run(request).await;
     }
-    refuse(Refusal::Peer, StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n")
+    refuse(RefusalReason::Peer, StatusCode::FORBIDDEN, "only from loopback; try `kubectl port-forward`\n")
 }
 
 /// Passes a request on if its host is a name of the picker and it has no other origin. `names` are in lower case.
@@ -79,10 +79,10 @@ pub(super) async fn by_origin(State(names): State<Arc<[String]>>, request: Reque
     let headers = request.headers();
     if !names_the_picker(request.uri().authority(), headers, &names) {
         let text = "this host name is not the picker's; use an IP address or localhost, or see `--admin-hosts`\n";
-        return refuse(Refusal::Host, StatusCode::MISDIRECTED_REQUEST, text);
+        return refuse(RefusalReason::Host, StatusCode::MISDIRECTED_REQUEST, text);
     }
     if is_cross_origin(headers) {
-        return refuse(Refusal::Origin, StatusCode::FORBIDDEN, "requests of other origins are not allowed\n");
+        return refuse(RefusalReason::Origin, StatusCode::FORBIDDEN, "requests of other origins are not allowed\n");
     }
     next.run(request).await
 }
@@ -124,7 +124,7 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
 }
 
 fn unauthorized() -> Response {
-    let mut response = refuse(Refusal::Token, StatusCode::UNAUTHORIZED, "Unauthorized\n");
+    let mut response = refuse(RefusalReason::Token, StatusCode::UNAUTHORIZED, "Unauthorized\n");
     response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
 }

@@ -66,7 +66,7 @@ pub type Source<T> = Arc<dyn Fn() -> T + Send + Sync>;
 
 /// A request to explain.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ExplainRequest {
     /// Name of the pool; `None` selects it by the model.
     pub pool: Option<String>,
     /// Path that the request would be sent to.
@@ -78,8 +78,11 @@ pub struct Asked {
 }
 
 /// Explains a request as JSON; the error is a rejection.
-pub type Explain =
-    Arc<dyn Fn(Asked) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> + Send + Sync>;
+pub type Explain = Arc<
+    dyn Fn(ExplainRequest) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>>
+        + Send
+        + Sync,
+>;
 
 /// The data behind the admin pages.
 #[derive(Clone)]
@@ -250,15 +253,15 @@ async fn log_level(State(state): State<AdminState>) -> String {
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Endpoint {
+struct EndpointQuery {
     endpoint: SocketAddr,
 }
 
 async fn kv_blocks(
     State(state): State<AdminState>,
-    query: Result<Query<Endpoint>, axum::extract::rejection::QueryRejection>,
+    query: Result<Query<EndpointQuery>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
-    let Ok(Query(Endpoint { endpoint })) = query else {
+    let Ok(Query(EndpointQuery { endpoint })) = query else {
         return (StatusCode::BAD_REQUEST, "give the endpoint, as in `?endpoint=10.0.0.7:8000`\n").into_response();
     };
     match endpoints::kv_blocks(&(state.pools)(), endpoint) {
@@ -294,7 +297,7 @@ async fn explain(
     };
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let path = path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned());
-    let asked = Asked { pool, path, content_type, body };
+    let asked = ExplainRequest { pool, path, content_type, body };
     match (state.explain)(asked).await {
         Ok(explanation) => json(&explanation),
         Err(error) => {

@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 
 /// Why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum RefusalReason {
     /// It comes from another machine.
     Peer,
     /// Its token is missing, invalid, or not sufficient for the page.
@@ -27,7 +27,7 @@ pub(super) enum Refusal {
     Busy,
 }
 
-impl Refusal {
+impl RefusalReason {
     const ALL: [Self; 7] =
         [Self::Peer, Self::Token, Self::Host, Self::Origin, Self::BodySize, Self::BodyTimeout, Self::Busy];
 
@@ -59,7 +59,7 @@ impl Refusals {
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let refusals = Self::default();
-        for reason in Refusal::ALL {
+        for reason in RefusalReason::ALL {
             drop(refusals.0.get_or_create(&reason.labels()));
         }
         let help = "rejected requests to the admin port: `peer`, `token`, `host`, `origin`, `body_size`, \
@@ -70,13 +70,13 @@ impl Refusals {
 
     /// Number of requests rejected for this reason.
     #[cfg(test)]
-    pub(super) fn get(&self, why: Refusal) -> u64 {
+    pub(super) fn get(&self, why: RefusalReason) -> u64 {
         self.0.get_or_create(&why.labels()).get()
     }
 }
 
 /// A response that rejects a request; [`count`] counts it.
-pub(super) fn refuse(why: Refusal, status: StatusCode, text: impl IntoResponse) -> Response {
+pub(super) fn refuse(why: RefusalReason, status: StatusCode, text: impl IntoResponse) -> Response {
     let mut response = (status, text).into_response();
     response.extensions_mut().insert(why);
     response
@@ -84,7 +84,7 @@ pub(super) fn refuse(why: Refusal, status: StatusCode, text: impl IntoResponse) 
 
 /// Counts the response if it is a rejection.
 pub(super) async fn count(State(refusals): State<Refusals>, response: Response) -> Response {
-    if let Some(why) = response.extensions().get::<Refusal>() {
+    if let Some(why) = response.extensions().get::<RefusalReason>() {
         refusals.0.get_or_create(&why.labels()).inc();
     }
     response

@@ -1,4 +1,4 @@
-use super::refusal::Refusal;
+use super::refusal::RefusalReason;
 use super::*;
 use crate::clock::Timestamp;
 use crate::connections::{ConnectionLimits, Connections};
@@ -62,7 +62,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     };
     let decisions = Decisions::new(8);
     decisions.push(record(Timestamp(clock.now().0.saturating_sub(500_000_000))));
-    let refuse = |_: Asked| -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> {
+    let refuse = |_: ExplainRequest| -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> {
         Box::pin(async { Err(RequestError::new(crate::error::Reason::InvalidJson, "nothing to explain")) })
     };
     let state = AdminState {
@@ -176,7 +176,7 @@ async fn remote_peer_is_refused_by_every_guarded_page_before_its_body_is_read() 
         let (status, _) = ask(&state, REMOTE, page, &[], endless()).await;
         assert_eq!(status, 403, "{page:?}");
     }
-    assert_eq!(state.refusals.get(Refusal::Peer), GUARDED.len() as u64);
+    assert_eq!(state.refusals.get(RefusalReason::Peer), GUARDED.len() as u64);
     for page in [("GET", "/metrics"), ("GET", "/live"), ("GET", "/ready")] {
         assert_eq!(ask(&state, REMOTE, page, &[("host", "any.example")], endless()).await.0, 200, "{page:?}");
     }
@@ -219,7 +219,10 @@ async fn foreign_host_or_origin_rejected_by_every_guarded_page() {
         assert_eq!(ask(&state, LOCAL, page, &cross, endless()).await.0, 403, "{page:?}");
     }
     let pages = GUARDED.len() as u64;
-    assert_eq!((state.refusals.get(Refusal::Host), state.refusals.get(Refusal::Origin)), (pages, 2 * pages));
+    assert_eq!(
+        (state.refusals.get(RefusalReason::Host), state.refusals.get(RefusalReason::Origin)),
+        (pages, 2 * pages)
+    );
     assert!(state.logs.current().ends_with("info"));
     // A forwarded port, another machine's name for it, a browser on its page.
     for headers in [
@@ -236,8 +239,8 @@ async fn foreign_host_or_origin_rejected_by_every_guarded_page() {
 async fn remote_caller_with_token_reads_pages_but_changes_nothing() {
     let (mut state, _) = state();
     let verdict = |caller: guard::Caller| match caller.token.as_str() {
-        "good" => guard::Verdict::Allowed,
-        _ => guard::Verdict::Unknown,
+        "good" => guard::AccessDecision::Allowed,
+        _ => guard::AccessDecision::Unknown,
     };
     state.guard = Some(Arc::new(move |caller| Box::pin(async move { verdict(caller) })));
     let good = [("authorization", "Bearer good")];
@@ -270,7 +273,7 @@ async fn stalled_body_times_out_and_two_are_read_at_once() {
     statuses.sort_unstable();
     assert_eq!(statuses, [408, 408, 503]);
     assert_eq!(begun.elapsed(), Duration::from_secs(10));
-    assert_eq!((state.refusals.get(Refusal::BodyTimeout), state.refusals.get(Refusal::Busy)), (2, 1));
+    assert_eq!((state.refusals.get(RefusalReason::BodyTimeout), state.refusals.get(RefusalReason::Busy)), (2, 1));
     let body = [("content-type", "application/json")];
     let (status, _) = ask(&state, LOCAL, ("POST", "/api/nodes/scheduling"), &body, endless()).await;
     assert_eq!(status, 408, "a change has the same time");
@@ -287,7 +290,7 @@ async fn body_above_limit_rejected_with_and_without_length() {
     ];
     for (refusals, body) in (1..).zip(bodies) {
         assert_eq!(ask(&state, LOCAL, ("POST", "/explain"), &[], body).await.0, 413);
-        assert_eq!(state.refusals.get(Refusal::BodySize), refusals);
+        assert_eq!(state.refusals.get(RefusalReason::BodySize), refusals);
     }
     let (status, text) = ask(&state, LOCAL, ("POST", "/explain"), &[], vec![b' '; 1_000].into()).await;
     assert_eq!((status, text.as_str()), (400, "invalid_json: nothing to explain\n"));

@@ -3,7 +3,7 @@
 
 use crate::admin::guard::Guard;
 #[cfg(feature = "kube")]
-use crate::admin::guard::{Caller, Verdict};
+use crate::admin::guard::{AccessDecision, Caller};
 use crate::clock::Clock;
 use crate::config::settings::{KubernetesSource, PoolSearch};
 use crate::discovery::kube::KubeStats;
@@ -186,10 +186,10 @@ impl Cluster {
             let reviews = reviews.clone();
             Box::pin(async move {
                 match reviews.review(&caller.token, &caller.verb, &caller.path).await {
-                    Some(Review::Allowed) => Verdict::Allowed,
-                    Some(Review::Unknown) => Verdict::Unknown,
-                    Some(Review::Denied(user)) => Verdict::Denied(user),
-                    None => Verdict::Unclear,
+                    Some(Review::Allowed) => AccessDecision::Allowed,
+                    Some(Review::Unknown) => AccessDecision::Unknown,
+                    Some(Review::Denied(user)) => AccessDecision::Denied(user),
+                    None => AccessDecision::Unclear,
                 }
             })
         }))

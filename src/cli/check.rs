@@ -18,7 +18,7 @@ Exit codes: 0 when the file is good, 78 when it isn't.";
 
 /// Output format of diagnostics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
+pub(super) enum DiagnosticFormat {
     /// Text for people, on standard error.
     Text,
     /// JSON for programs, on standard output.
@@ -32,8 +32,8 @@ pub(super) struct CheckArgs {
     #[command(flatten)]
     which: Which,
     /// How diagnostics are printed
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = DiagnosticFormat::Text)]
+    format: DiagnosticFormat,
     /// Treat warnings as errors
     #[arg(long)]
     deny_warnings: bool,
@@ -56,8 +56,8 @@ pub(super) fn check(args: &CheckArgs) -> ExitCode {
     let reading = ReloadSource::of_file_alone(file.clone()).read();
     let refused = reading.diagnostics.iter().any(|d| d.is_error() || args.deny_warnings);
     match (args.format, &reading.settings) {
-        (Format::Json, _) => println!("{}", render_json(&reading.diagnostics, file.to_str())),
-        (Format::Text, settings) => {
+        (DiagnosticFormat::Json, _) => println!("{}", render_json(&reading.diagnostics, file.to_str())),
+        (DiagnosticFormat::Text, settings) => {
             eprint!("{}", reading.render(colour()));
             if let (Some(settings), false) = (settings, refused) {
                 let endpoints: usize = settings.pools.iter().map(|p| p.endpoints.len()).sum();

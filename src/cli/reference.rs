@@ -13,7 +13,7 @@ use std::ffi::OsString;
 
 /// How a flag of the reference pickers is handled that Attaché lacks under its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum FlagHandling {
     /// It has another name in Attaché.
     Renamed(&'static str),
     /// `json` and `console` select the format of logs.
@@ -30,13 +30,13 @@ enum Fate {
 
 /// Whether a flag may stand without a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+enum FlagShape {
     Switch,
     Value,
 }
 
-use Fate::{DrainTimeout, EngineByMetric, LogEncoder, LogLevel, Renamed, Void};
-use Shape::{Switch, Value};
+use FlagHandling::{DrainTimeout, EngineByMetric, LogEncoder, LogLevel, Renamed, Void};
+use FlagShape::{Switch, Value};
 
 const NO_PPROF: &str = "there is no profiler in the process";
 const BY_ENGINE: &str = "the names of metrics follow from the engine";
@@ -44,7 +44,7 @@ const PLAIN_METRICS: &str = "metrics are plain HTTP; keep their port from strang
 const OWN_TLS: &str = "TLS 1.2 and 1.3 are spoken, with rustls's own choice of ciphers";
 const OWN_LOGS: &str = "logs have one shape; see `--log-format` and `--log-level`";
 
-const FLAGS: &[(&str, Shape, Fate)] = &[
+const FLAGS: &[(&str, FlagShape, FlagHandling)] = &[
     ("zap-encoder", Value, LogEncoder),
     ("zap-log-level", Value, LogLevel),
     ("zap-devel", Switch, Void(OWN_LOGS)),
@@ -131,7 +131,7 @@ pub(super) fn translate(words: Vec<OsString>) -> Translated {
 }
 
 impl Translated {
-    fn give(&mut self, name: &str, fate: Fate, value: &str, ours: &mut Vec<(&'static str, String)>) {
+    fn give(&mut self, name: &str, fate: FlagHandling, value: &str, ours: &mut Vec<(&'static str, String)>) {
         match fate {
             Renamed(flag) => ours.push((flag, value.to_owned())),
             LogEncoder => ours.push(("log-format", if value == "json" { "json" } else { "text" }.to_owned())),

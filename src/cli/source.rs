@@ -26,7 +26,7 @@ pub struct ReloadSource {
 
 /// The result of reading a configuration.
 #[derive(Debug)]
-pub struct Reading {
+pub struct ConfigReading {
     /// The settings, if there is no error.
     pub settings: Option<Settings>,
     /// Errors and warnings.
@@ -35,7 +35,7 @@ pub struct Reading {
     pub text: Option<ConfigText>,
 }
 
-impl Reading {
+impl ConfigReading {
     /// The diagnostics as text for people.
     #[must_use]
     pub fn render(&self, colour: bool) -> String {
@@ -64,14 +64,14 @@ impl ReloadSource {
 
     /// Reads everything again, and checks the certificate files in the settings.
     #[must_use]
-    pub fn read(&self) -> Reading {
+    pub fn read(&self) -> ConfigReading {
         let text = match &self.path {
             Some(path) => match read_capped(path) {
                 Ok(bytes) => Some(ConfigText { name: path.display().to_string(), bytes }),
                 Err(error) => {
                     let message = format!("can't read {}: {error}", path.display());
                     let diagnostic = Diagnostic::new(Code::Unreadable, "--config-file", message);
-                    return Reading { settings: None, diagnostics: vec![diagnostic], text: None };
+                    return ConfigReading { settings: None, diagnostics: vec![diagnostic], text: None };
                 }
             },
             None => {
@@ -92,7 +92,7 @@ impl ReloadSource {
         let certificates: Vec<Diagnostic> = settings.iter().flat_map(|s| check_certificates(&s.server)).collect();
         let settings = settings.filter(|_| certificates.is_empty());
         diagnostics.extend(certificates);
-        Reading { settings, diagnostics, text }
+        ConfigReading { settings, diagnostics, text }
     }
 
     /// Reads a pool's own configuration, with the flags about pools.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
-use tokenizer_pool::{Part, RemoteDefaults};
+use tokenizer_pool::{PoolVariable, RemoteDefaults};
 
 pub(super) mod tokenizer_pool;
 
@@ -45,7 +45,7 @@ enum Meaning {
     /// Most blocks in the prefix index.
     BlockNumber,
     /// A setting of the tokenizer pool.
-    TokenizerPool(Part),
+    TokenizerPool(PoolVariable),
     /// Longest time for a prefill.
     PrefillTimeout,
     /// How vLLM workers transfer KV caches.
@@ -53,13 +53,13 @@ enum Meaning {
     /// Host, port or password of Redis.
     Redis,
     /// A parameter of a strategy.
-    Parameter(&'static str, &'static str, Kind),
+    Parameter(&'static str, &'static str, ParameterKind),
     /// Nothing, with the reason.
     Nothing(&'static str),
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum ParameterKind {
     Whole,
     Number,
     Word,
@@ -106,11 +106,11 @@ const PREFIX: &str = "AIBRIX_";
 
 /// All variables. One that is a parameter of several strategies has a row for each.
 const VARIABLES: &[(&str, Meaning)] = {
-    use Kind::{Flag, Number, Whole, Word};
     use Meaning::{
         BlockNumber, BlockSize, Exact, KvConnector, Nothing, Parameter, PrefillTimeout, Redis, Strategy, Tokenizer,
         TokenizerPool,
     };
+    use ParameterKind::{Flag, Number, Whole, Word};
     const VTC: &str = "vtc-basic";
     const PREBLE: &str = "prefix-cache-preble";
     const PD: &str = "pd";
@@ -135,14 +135,14 @@ const VARIABLES: &[(&str, Meaning)] = {
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_PUBLISH_ADDR", Nothing(BY_FILE)),
         ("AIBRIX_PREFIX_CACHE_KV_EVENT_SUBSCRIBE_ADDRS", Nothing(BY_FILE)),
         ("AIBRIX_KV_EVENT_SYNC_ENABLED", Nothing(BY_FILE)),
-        ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", TokenizerPool(Part::Use)),
-        ("AIBRIX_USE_REMOTE_TOKENIZER", TokenizerPool(Part::Use)),
-        ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", TokenizerPool(Part::Template)),
-        ("AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE", TokenizerPool(Part::Template)),
-        ("AIBRIX_TOKENIZER_HEALTH_CHECK_PERIOD", TokenizerPool(Part::HealthCheckPeriod)),
-        ("AIBRIX_TOKENIZER_TTL", TokenizerPool(Part::Ttl)),
-        ("AIBRIX_MAX_TOKENIZERS_PER_POOL", TokenizerPool(Part::MaxModels)),
-        ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", TokenizerPool(Part::RequestTimeout)),
+        ("AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER", TokenizerPool(PoolVariable::Use)),
+        ("AIBRIX_USE_REMOTE_TOKENIZER", TokenizerPool(PoolVariable::Use)),
+        ("AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT", TokenizerPool(PoolVariable::Template)),
+        ("AIBRIX_VLLM_TOKENIZER_ENDPOINT_TEMPLATE", TokenizerPool(PoolVariable::Template)),
+        ("AIBRIX_TOKENIZER_HEALTH_CHECK_PERIOD", TokenizerPool(PoolVariable::HealthCheckPeriod)),
+        ("AIBRIX_TOKENIZER_TTL", TokenizerPool(PoolVariable::Ttl)),
+        ("AIBRIX_MAX_TOKENIZERS_PER_POOL", TokenizerPool(PoolVariable::MaxModels)),
+        ("AIBRIX_TOKENIZER_REQUEST_TIMEOUT", TokenizerPool(PoolVariable::RequestTimeout)),
         ("AIBRIX_ROUTER_PREBLE_TARGET_GPU", Parameter(PREBLE, "targetGPU", Word)),
         ("AIBRIX_ROUTER_PREBLE_DECODING_LENGTH", Parameter(PREBLE, "decodingLength", Whole)),
         ("AIBRIX_ROUTER_PREBLE_SLIDING_WINDOW_PERIOD", Parameter(PREBLE, "slidingWindowPeriod", Whole)),
@@ -285,15 +285,15 @@ fn flag(text: &str) -> Result<bool, String> {
 }
 
 /// Parses and checks a parameter of a strategy.
-fn checked(strategy: &str, parameter: &str, kind: Kind, text: &str, registry: &Registry) -> Result<Value, String> {
+fn checked(strategy: &str, parameter: &str, kind: ParameterKind, text: &str, registry: &Registry) -> Result<Value, String> {
     let value = match kind {
-        Kind::Whole => Value::from(text.parse::<u32>().map_err(|_| "a whole number, 0 or more".to_owned())?),
-        Kind::Number => {
+        ParameterKind::Whole => Value::from(text.parse::<u32>().map_err(|_| "a whole number, 0 or more".to_owned())?),
+        ParameterKind::Number => {
             let number = text.parse::<f64>().ok().filter(|n| n.is_finite());
             Value::from(number.ok_or_else(|| "a number".to_owned())?)
         }
-        Kind::Word => Value::from(text),
-        Kind::Flag => Value::from(flag(text)?),
+        ParameterKind::Word => Value::from(text),
+        ParameterKind::Flag => Value::from(flag(text)?),
     };
     let alone = Value::Object(Map::from_iter([(parameter.to_owned(), value.clone())]));
     match registry.build(strategy, &alone) {

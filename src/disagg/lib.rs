@@ -18,7 +18,7 @@ pub mod reply;
 
 pub use api::LegApi;
 pub use attempts::{Attempts, Failure, Next};
-pub use connector::{CONNECTORS, Connector, Descriptor, Sequence};
+pub use connector::{CONNECTORS, Connector, ConnectorDescriptor, Sequence};
 pub use leg::{AbortRequest, DecodeBody, Leg, LegError};
 pub use policy::{Direct, Fallback, Mode};
 pub use prefill::is_for_sidecars;

@@ -181,12 +181,12 @@ fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
 
 /// A string in a header block, not decoded, since most strings are not needed.
 #[derive(Clone, Copy)]
-struct Text<'a> {
+struct HpackString<'a> {
     packed: bool,
     bytes: &'a [u8],
 }
 
-impl<'a> Text<'a> {
+impl<'a> HpackString<'a> {
     /// The decoded string; `None` if it contains rare symbols.
     fn read(self) -> Option<Cow<'a, [u8]>> {
         if self.packed { unpacked(self.bytes).map(Cow::Owned) } else { Some(Cow::Borrowed(self.bytes)) }
@@ -200,11 +200,11 @@ impl<'a> Text<'a> {
 }
 
 /// A string and its end. RFC 7541, 5.2.
-fn text(block: &[u8], at: usize) -> Option<(Text<'_>, usize)> {
+fn text(block: &[u8], at: usize) -> Option<(HpackString<'_>, usize)> {
     let packed = block.get(at)? & 0x80 != 0;
     let (length, at) = integer(block, at, 7)?;
     let end = at + length;
-    Some((Text { packed, bytes: block.get(at..end)? }, end))
+    Some((HpackString { packed, bytes: block.get(at..end)? }, end))
 }
 
 fn put_text(value: &[u8], out: &mut Vec<u8>) {

@@ -33,12 +33,12 @@ const MARGIN: u64 = 10;
 /// Counters by name, for a bounded number of names.
 #[derive(Debug, Default)]
 pub struct Names<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<NameState<T>>,
     other: Arc<T>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct NameState<T> {
     allowed: BTreeSet<String>,
     top: usize,
     shown: AHashMap<Arc<str>, Shown<T>>,
@@ -63,7 +63,7 @@ struct Watched {
     doubtful: u64,
 }
 
-impl<T> Default for State<T> {
+impl<T> Default for NameState<T> {
     fn default() -> Self {
         let NameSettings { allow, top } = NameSettings::default();
         Self { allowed: allow, top, shown: AHashMap::new(), watched: Vec::new(), turned: Timestamp::default() }
@@ -112,7 +112,7 @@ impl<T: Default> Names<T> {
     }
 }
 
-impl<T: Default> State<T> {
+impl<T: Default> NameState<T> {
     fn has_place(&self) -> bool {
         self.shown.values().filter(|shown| !shown.stays).count() < self.top
     }

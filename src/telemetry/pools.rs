@@ -64,7 +64,7 @@ pub struct PoolViews {
 /// Whether an endpoint gets requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub enum EndpointStanding {
     /// It gets requests without restriction.
     Ready,
     /// It gets a single request as a probe.
@@ -77,31 +77,36 @@ pub enum Standing {
     Draining,
 }
 
-impl Standing {
-    const ALL: [Standing; 5] =
-        [Standing::Ready, Standing::HalfOpen, Standing::SlowStart, Standing::Ejected, Standing::Draining];
+impl EndpointStanding {
+    const ALL: [EndpointStanding; 5] = [
+        EndpointStanding::Ready,
+        EndpointStanding::HalfOpen,
+        EndpointStanding::SlowStart,
+        EndpointStanding::Ejected,
+        EndpointStanding::Draining,
+    ];
 
     /// The standing of an endpoint at this time.
     #[must_use]
     pub fn of(state: &EndpointState, health: &HealthPolicy, now: Timestamp) -> Self {
         if state.endpoint.spec.draining {
-            return Standing::Draining;
+            return EndpointStanding::Draining;
         }
         match state.endpoint.health.availability(now, health) {
-            Availability::Open => Standing::Ready,
-            Availability::SlowStart(_) => Standing::SlowStart,
-            Availability::HalfOpen => Standing::HalfOpen,
-            Availability::Ejected => Standing::Ejected,
+            Availability::Open => EndpointStanding::Ready,
+            Availability::SlowStart(_) => EndpointStanding::SlowStart,
+            Availability::HalfOpen => EndpointStanding::HalfOpen,
+            Availability::Ejected => EndpointStanding::Ejected,
         }
     }
 
     fn label(self) -> &'static str {
         match self {
-            Standing::Ready => "ready",
-            Standing::HalfOpen => "half-open",
-            Standing::SlowStart => "slow-start",
-            Standing::Ejected => "ejected",
-            Standing::Draining => "draining",
+            EndpointStanding::Ready => "ready",
+            EndpointStanding::HalfOpen => "half-open",
+            EndpointStanding::SlowStart => "slow-start",
+            EndpointStanding::Ejected => "ejected",
+            EndpointStanding::Draining => "draining",
         }
     }
 }
@@ -445,9 +450,12 @@ impl PoolCollector {
         let mut gauges = encoder.encode_descriptor("pool_endpoints", help, None, MetricType::Gauge)?;
         for pool in pools {
             let (snapshot, now) = (pool.store.load(), self.0.clock.now());
-            for standing in Standing::ALL {
-                let count =
-                    snapshot.endpoints.iter().filter(|s| Standing::of(s, &pool.health, now) == standing).count();
+            for standing in EndpointStanding::ALL {
+                let count = snapshot
+                    .endpoints
+                    .iter()
+                    .filter(|s| EndpointStanding::of(s, &pool.health, now) == standing)
+                    .count();
                 let labels = [("pool", &*pool.name), ("state", standing.label())];
                 let count = i64::try_from(count).unwrap_or(i64::MAX);
                 ConstGauge::new(count).encode(gauges.encode_family(&labels)?)?;

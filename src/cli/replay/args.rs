@@ -170,7 +170,7 @@ pub(crate) struct ReplayArgs {
     /// LoRA adapters that a server holds at once
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_LORAS, help_heading = "Servers")]
     pub(super) max_loras: u32,
-    /// Failure or change of a server during the run: `10m lose 3`, `5m restart 0`, `1h join`
+    /// ReplayFailure or change of a server during the run: `10m lose 3`, `5m restart 0`, `1h join`
     #[arg(long, value_name = "CHANGE", help_heading = "Servers")]
     pub(super) change: Vec<String>,
     /// Interval of scrapes [default: the configuration's]; metrics older than its `staleAfter` are ignored

@@ -2,7 +2,10 @@
 
 use super::args::NOT_LIVE;
 use super::plan::MAX_SERVERS;
-use super::{Counting, EXIT_INTERNAL, EXIT_STOPPED, Failure, ReplayArgs, Source, progress_of, show, sources, workload};
+use super::{
+    Counting, EXIT_INTERNAL, EXIT_STOPPED, ReplayArgs, ReplayFailure, WorkloadSource, progress_of, show, sources,
+    workload,
+};
 use crate::clock::{Clock, Timestamp};
 use crate::loadgen::{self, LiveApi, LiveConfig, LiveError, LiveOutcome};
 use crate::report::Observer;
@@ -79,16 +82,16 @@ fn objective(text: &str) -> Result<(i32, String), String> {
 }
 
 /// Plays every source to `target`, one after the other; returns whether all assertions hold.
-pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
+pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, ReplayFailure> {
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &[GATEWAY])).collect::<Result<Vec<_>, _>>();
-    let assertions = assertions.map_err(|e| Failure::usage(e.into()))?;
+    let assertions = assertions.map_err(|e| ReplayFailure::usage(e.into()))?;
     if !matches!(args.endpoints.as_slice(), [] | [1..=MAX_SERVERS]) {
         let got = &args.endpoints;
-        return Err(Failure::usage(anyhow::anyhow!(
+        return Err(ReplayFailure::usage(anyhow::anyhow!(
             "--endpoints is {got:?}; one number from 1 to {MAX_SERVERS} is allowed with --target"
         )));
     }
-    let internal = |e: anyhow::Error| Failure(EXIT_INTERNAL, e);
+    let internal = |e: anyhow::Error| ReplayFailure(EXIT_INTERNAL, e);
     // reqwest uses the process-wide provider; a second call, in tests, finds it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| internal(e.into()))?;
@@ -96,13 +99,13 @@ pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
     let out = args.live.requests_out.as_ref();
     let out = out.map(|path| File::create(path).with_context(|| cannot_write(path))).transpose().map_err(internal)?;
     let mut out = out.map(BufWriter::new);
-    let sources = sources(args).map_err(Failure::usage)?;
+    let sources = sources(args).map_err(ReplayFailure::usage)?;
     let (mut runs, mut stopped) = (Vec::new(), false);
     for (source, speed) in sources.iter().flat_map(|source| args.speed.iter().map(move |speed| (source, *speed))) {
-        let mut workload = workload(args, source, speed).map_err(Failure::usage)?;
+        let mut workload = workload(args, source, speed).map_err(ReplayFailure::usage)?;
         let run = runtime.block_on(play(args, target, source, speed, &mut *workload, out.as_mut()));
         let run = run.map_err(|e| match e {
-            LiveError::Setting(_) | LiveError::Workload(_) => Failure::usage(e.into()),
+            LiveError::Setting(_) | LiveError::Workload(_) => ReplayFailure::usage(e.into()),
             _ => internal(e.into()),
         })?;
         runs.push(run.0);
@@ -124,7 +127,10 @@ pub(super) fn run(args: &ReplayArgs, target: &str) -> Result<bool, Failure> {
     // Assertions need the complete workload.
     let hold = show(args, &report, if stopped { &[] } else { &assertions }).map_err(internal)?;
     if stopped {
-        return Err(Failure(EXIT_STOPPED, anyhow::anyhow!("stopped; the figures are of what was played until then")));
+        return Err(ReplayFailure(
+            EXIT_STOPPED,
+            anyhow::anyhow!("stopped; the figures are of what was played until then"),
+        ));
     }
     Ok(hold)
 }
@@ -199,7 +205,7 @@ impl Observer for Writing<'_> {
 async fn play(
     args: &ReplayArgs,
     target: &str,
-    source: &Source,
+    source: &WorkloadSource,
     speed: f64,
     workload: &mut dyn Workload,
     out: Option<&mut BufWriter<File>>,

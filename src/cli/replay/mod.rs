@@ -34,7 +34,7 @@ use anyhow::{Context, bail, ensure};
 pub(super) use args::ReplayArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use plan::{Policy, Server};
+use plan::{Policy, SimulatedServer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -52,9 +52,9 @@ const DEFAULT_SERVERS: usize = 8;
 const PROGRESS_STEP: u64 = 256;
 
 /// A failure, with the exit code.
-struct Failure(u8, anyhow::Error);
+struct ReplayFailure(u8, anyhow::Error);
 
-impl Failure {
+impl ReplayFailure {
     fn usage(error: anyhow::Error) -> Self {
         Self(EXIT_USAGE, error)
     }
@@ -74,7 +74,7 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_ASSERTION),
-        Err(Failure(code, error)) => {
+        Err(ReplayFailure(code, error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(code)
         }
@@ -83,52 +83,52 @@ pub(super) fn run(args: &ReplayArgs) -> ExitCode {
 
 /// The workload to play: a trace or a synthetic one.
 #[derive(Clone, Debug)]
-enum Source {
+enum WorkloadSource {
     Trace(PathBuf),
     /// The bytes of standard input, which each policy plays from the beginning.
     Piped(Arc<[u8]>),
     MadeUp(String),
 }
 
-impl Source {
+impl WorkloadSource {
     fn name(&self) -> String {
         match self {
-            Source::Trace(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            Source::Piped(_) => "-".to_owned(),
-            Source::MadeUp(spelling) => spelling.clone(),
+            WorkloadSource::Trace(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            WorkloadSource::Piped(_) => "-".to_owned(),
+            WorkloadSource::MadeUp(spelling) => spelling.clone(),
         }
     }
 }
 
 /// One run of the plan: a workload with a policy and a fleet.
-struct Job<'p> {
-    source: &'p Source,
+struct ReplayJob<'p> {
+    source: &'p WorkloadSource,
     speed: f64,
-    servers: &'p [Server],
+    servers: &'p [SimulatedServer],
     changes: &'p [TimedChange],
     policy: &'p Policy,
 }
 
 /// Plays everything and shows the report; returns whether all assertions hold.
-fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
+fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
     let (base, config_text) = configuration(args)?;
-    let fleets = fleets(args, &base).map_err(Failure::usage)?;
+    let fleets = fleets(args, &base).map_err(ReplayFailure::usage)?;
     let policies = plan::policies(&base, &args.compare, |file| pool_of(file, None).map(|(pool, _)| pool))
         .and_then(|policies| plan::split_by(policies, &args.disaggregation, plan::may_split(&fleets)))
-        .map_err(Failure::usage)?;
+        .map_err(ReplayFailure::usage)?;
     for policy in &policies {
         let playable = policy.pool.scheduler(None).map_err(Into::into).and_then(|_| playable(&policy.pool));
-        playable.with_context(|| format!("policy `{}`", policy.name)).map_err(Failure::usage)?;
+        playable.with_context(|| format!("policy `{}`", policy.name)).map_err(ReplayFailure::usage)?;
     }
     let names: Vec<&str> = policies.iter().map(|p| p.name.as_str()).collect();
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &names)).collect::<Result<Vec<_>, _>>();
-    let assertions = assertions.map_err(|e| Failure::usage(e.into()))?;
-    let baseline = baseline(args, &names).map_err(Failure::usage)?;
-    let sources = sources(args).map_err(Failure::usage)?;
-    let changes = changes(args, &fleets).map_err(Failure::usage)?;
-    let signals = signals(args, &base).map_err(Failure::usage)?;
+    let assertions = assertions.map_err(|e| ReplayFailure::usage(e.into()))?;
+    let baseline = baseline(args, &names).map_err(ReplayFailure::usage)?;
+    let sources = sources(args).map_err(ReplayFailure::usage)?;
+    let changes = changes(args, &fleets).map_err(ReplayFailure::usage)?;
+    let signals = signals(args, &base).map_err(ReplayFailure::usage)?;
     if signals.kv_events.is_some() {
-        fleets.iter().try_for_each(|fleet| plan::block_size(fleet).map(drop)).map_err(Failure::usage)?;
+        fleets.iter().try_for_each(|fleet| plan::block_size(fleet).map(drop)).map_err(ReplayFailure::usage)?;
     }
 
     let mut jobs = Vec::new();
@@ -136,14 +136,14 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
         for fleet in &fleets {
             for speed in &args.speed {
                 for policy in &policies {
-                    jobs.push(Job { source, speed: *speed, servers: fleet, changes: &changes, policy });
+                    jobs.push(ReplayJob { source, speed: *speed, servers: fleet, changes: &changes, policy });
                 }
             }
         }
     }
     // Files that can't be opened are reported before anything runs.
     for (source, speed) in sources.iter().flat_map(|source| args.speed.iter().map(move |speed| (source, *speed))) {
-        workload(args, source, speed).map_err(Failure::usage)?;
+        workload(args, source, speed).map_err(ReplayFailure::usage)?;
     }
     let runs = play_all(args, &jobs, &signals)?;
     let report = Report {
@@ -153,13 +153,13 @@ fn replay(args: &ReplayArgs) -> Result<bool, Failure> {
         seed: args.seed,
         config: config_text,
     };
-    show(args, &report, &assertions).map_err(|e| Failure(EXIT_INTERNAL, e))
+    show(args, &report, &assertions).map_err(|e| ReplayFailure(EXIT_INTERNAL, e))
 }
 
 /// The configured pool that is played, and the file's text.
-fn configuration(args: &ReplayArgs) -> Result<(PoolSettings, String), Failure> {
+fn configuration(args: &ReplayArgs) -> Result<(PoolSettings, String), ReplayFailure> {
     match &args.config_file {
-        Some(file) => pool_of(file, args.pool.as_deref()).map_err(|e| Failure(EXIT_CONFIG, e)),
+        Some(file) => pool_of(file, args.pool.as_deref()).map_err(|e| ReplayFailure(EXIT_CONFIG, e)),
         None => {
             // The defaults of a pool that is not configured.
             let overrides = Overrides { endpoints: vec!["127.0.0.1:8000".to_owned()], ..Overrides::default() };
@@ -167,7 +167,7 @@ fn configuration(args: &ReplayArgs) -> Result<(PoolSettings, String), Failure> {
             let pool = settings.and_then(|s| s.pools.into_iter().next());
             let pool = pool.map(|pool| PoolSettings { endpoints: Vec::new(), ..pool });
             Ok((
-                pool.context("the default configuration has no pool").map_err(|e| Failure(EXIT_INTERNAL, e))?,
+                pool.context("the default configuration has no pool").map_err(|e| ReplayFailure(EXIT_INTERNAL, e))?,
                 String::new(),
             ))
         }
@@ -200,7 +200,7 @@ fn baseline(args: &ReplayArgs, names: &[&str]) -> anyhow::Result<usize> {
     found.with_context(|| format!("--baseline `{wanted}` is none of the policies: {}", names.join(", ")))
 }
 
-fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<Source>> {
+fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<WorkloadSource>> {
     let is_piped = |path: &&PathBuf| path.as_os_str() == "-";
     ensure!(
         args.trace.iter().filter(is_piped).count() <= 1,
@@ -211,17 +211,17 @@ fn sources(args: &ReplayArgs) -> anyhow::Result<Vec<Source>> {
         sources.push(if is_piped(&path) {
             let mut all = Vec::new();
             std::io::stdin().read_to_end(&mut all).context("--trace -")?;
-            Source::Piped(all.into())
+            WorkloadSource::Piped(all.into())
         } else {
-            Source::Trace(path.clone())
+            WorkloadSource::Trace(path.clone())
         });
     }
-    sources.extend(args.workload.iter().cloned().map(Source::MadeUp));
+    sources.extend(args.workload.iter().cloned().map(WorkloadSource::MadeUp));
     ensure!(!sources.is_empty(), "nothing to play; give --trace FILE or --workload NAME (--list shows all)");
     Ok(sources)
 }
 
-fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<Server>>> {
+fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<SimulatedServer>>> {
     if !args.endpoints.is_empty() {
         return args.endpoints.iter().map(|n| plan::servers(&args.profile, Some(*n))).collect();
     }
@@ -235,7 +235,7 @@ fn fleets(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<Vec<Vec<Serv
     Ok(vec![plan::servers(&args.profile, count)?])
 }
 
-fn changes(args: &ReplayArgs, fleets: &[Vec<Server>]) -> anyhow::Result<Vec<TimedChange>> {
+fn changes(args: &ReplayArgs, fleets: &[Vec<SimulatedServer>]) -> anyhow::Result<Vec<TimedChange>> {
     let first = fleets.first().map(Vec::as_slice).unwrap_or_default();
     let mut changes = args.change.iter().map(|c| plan::change(c, first)).collect::<anyhow::Result<Vec<_>>>()?;
     changes.sort_by_key(|c| c.at);
@@ -267,12 +267,12 @@ fn signals(args: &ReplayArgs, base: &PoolSettings) -> anyhow::Result<SignalSetti
 }
 
 /// Opens one workload at its beginning.
-fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
+fn workload(args: &ReplayArgs, source: &WorkloadSource, speed: f64) -> anyhow::Result<Box<dyn Workload>> {
     let options = trace::Options::default();
     let mut workload = match source {
-        Source::Trace(path) => trace::open(path, &options).with_context(|| path.display().to_string())?,
-        Source::Piped(all) => trace::read(Cursor::new(all.clone()), &options).context("standard input")?,
-        Source::MadeUp(spelling) => {
+        WorkloadSource::Trace(path) => trace::open(path, &options).with_context(|| path.display().to_string())?,
+        WorkloadSource::Piped(all) => trace::read(Cursor::new(all.clone()), &options).context("standard input")?,
+        WorkloadSource::MadeUp(spelling) => {
             let workload = synthetic::build(spelling, args.seed).map_err(|e| anyhow::anyhow!("--workload: {e}"))?;
             let flags = [("--clients", args.clients.is_some()), ("--poisson", args.poisson.is_some())];
             let given = flags.into_iter().chain([("--bursty", args.bursty.is_some())]).find(|(_, given)| *given);
@@ -308,20 +308,20 @@ fn workload(args: &ReplayArgs, source: &Source, speed: f64) -> anyhow::Result<Bo
 type Played = (RunResult, BTreeSet<String>);
 
 /// Plays all jobs, several at a time; returns the runs in the order of the jobs.
-fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], signals: &SignalSettings) -> Result<Vec<RunResult>, Failure> {
+fn play_all(args: &ReplayArgs, jobs: &[ReplayJob<'_>], signals: &SignalSettings) -> Result<Vec<RunResult>, ReplayFailure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.jobs.unwrap_or(cores).clamp(1, jobs.len().max(1));
-    let bar = progress(args, jobs).map_err(Failure::usage)?;
+    let bar = progress(args, jobs).map_err(ReplayFailure::usage)?;
     let waiting = Mutex::new(jobs.iter().enumerate());
-    let done: Mutex<BTreeMap<usize, Result<Played, Failure>>> = Mutex::default();
+    let done: Mutex<BTreeMap<usize, Result<Played, ReplayFailure>>> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
                     let Some((i, job)) = waiting.lock().next() else { break };
                     let run = play(args, job, signals, &bar);
-                    let named = |Failure(code, e)| {
-                        Failure(code, e.context(format!("{}, {}", job.source.name(), job.policy.name)))
+                    let named = |ReplayFailure(code, e)| {
+                        ReplayFailure(code, e.context(format!("{}, {}", job.source.name(), job.policy.name)))
                     };
                     done.lock().insert(i, run.map_err(named));
                 }
@@ -337,13 +337,13 @@ fn play_all(args: &ReplayArgs, jobs: &[Job<'_>], signals: &SignalSettings) -> Re
     Ok(runs)
 }
 
-fn progress(args: &ReplayArgs, jobs: &[Job<'_>]) -> anyhow::Result<ProgressBar> {
+fn progress(args: &ReplayArgs, jobs: &[ReplayJob<'_>]) -> anyhow::Result<ProgressBar> {
     let mut total = Some(0);
     for job in jobs {
         let one = match job.source {
             // Counting the requests of a file would read it to its end.
-            Source::Trace(_) | Source::Piped(_) => args.requests,
-            Source::MadeUp(_) => workload(args, job.source, job.speed)?.total(),
+            WorkloadSource::Trace(_) | WorkloadSource::Piped(_) => args.requests,
+            WorkloadSource::MadeUp(_) => workload(args, job.source, job.speed)?.total(),
         };
         total = total.zip(one).map(|(all, one)| all + one);
     }
@@ -392,9 +392,9 @@ impl Observer for Counting<'_> {
 }
 
 /// The configuration of the picker under test.
-fn front(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings) -> Result<FrontConfig, Failure> {
+fn front(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings) -> Result<FrontConfig, ReplayFailure> {
     let pool = &job.policy.pool;
-    let unusable = |e: anyhow::Error| Failure(EXIT_CONFIG, e);
+    let unusable = |e: anyhow::Error| ReplayFailure(EXIT_CONFIG, e);
     let scheduler = pool.scheduler(None).map_err(|e| unusable(e.into()))?;
     slo_profiles::fill(&scheduler.choices).map_err(|e| unusable(e.into()))?;
     Ok(FrontConfig {
@@ -403,7 +403,7 @@ fn front(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings) -> Result<F
         stale_after: pool.scrape.stale_after,
         block_size: match signals.kv_events {
             // Events name blocks of the engines' size, whatever size the policy uses.
-            Some(_) => plan::block_size(job.servers).map_err(Failure::usage)?,
+            Some(_) => plan::block_size(job.servers).map_err(ReplayFailure::usage)?,
             None => pool.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
         },
         max_index_bytes: pool.prefix.max_bytes,
@@ -416,7 +416,7 @@ fn front(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings) -> Result<F
     })
 }
 
-fn play(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings, bar: &ProgressBar) -> Result<Played, Failure> {
+fn play(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings, bar: &ProgressBar) -> Result<Played, ReplayFailure> {
     let clock = Clock::start();
     let began = clock.now();
     let pool = &job.policy.pool;
@@ -440,9 +440,9 @@ fn play(args: &ReplayArgs, job: &Job<'_>, signals: &SignalSettings, bar: &Progre
     let roles = config.servers.iter().map(|(spec, _)| Roles::of_labels(&spec.labels)).collect();
     let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles).aiming_at(pool.objective);
     let mut observer = Counting { tally, bar, unshown: 0 };
-    let mut workload = workload(args, job.source, job.speed).map_err(Failure::usage)?;
+    let mut workload = workload(args, job.source, job.speed).map_err(ReplayFailure::usage)?;
     let mut world = World::new(config, &mut *workload, &mut observer);
-    let outcome = world.run().map_err(|e| Failure::usage(e.into()))?;
+    let outcome = world.run().map_err(|e| ReplayFailure::usage(e.into()))?;
     let late = late_changes(job, outcome.ended.since(Timestamp(0)));
     let warnings = idle_rules(pool, world.models()).chain(late).collect();
     bar.inc(observer.unshown);
@@ -481,7 +481,7 @@ fn idle_rules(pool: &PoolSettings, asked: &BTreeSet<Arc<str>>) -> impl Iterator<
 }
 
 /// Warnings of changes that the run did not reach.
-fn late_changes(job: &Job<'_>, ended: Duration) -> impl Iterator<Item = String> {
+fn late_changes(job: &ReplayJob<'_>, ended: Duration) -> impl Iterator<Item = String> {
     let late = job.changes.iter().filter(move |change| change.at.since(Timestamp(0)) > ended);
     late.map(move |change| {
         let (at, ended) = (show_duration(change.at.since(Timestamp(0))), ended.as_secs_f64());

@@ -142,13 +142,13 @@ pub(super) fn policies(
 
 /// A simulated server.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Server {
+pub(super) struct SimulatedServer {
     pub(super) engine: EngineConfig,
     /// Role as in a role label; `None` for whole requests.
     pub(super) role: Option<Arc<str>>,
 }
 
-impl Server {
+impl SimulatedServer {
     /// The endpoint as discovery reports it, with the address from `spec`.
     pub(super) fn spec(&self, spec: EndpointSpec) -> EndpointSpec {
         with_role(spec, self.role.as_ref())
@@ -156,8 +156,8 @@ impl Server {
 }
 
 /// Whether any server is a prefill worker only.
-pub(super) fn may_split(fleets: &[Vec<Server>]) -> bool {
-    let roles = |s: &Server| s.role.as_deref().and_then(Roles::of_word).unwrap_or_default();
+pub(super) fn may_split(fleets: &[Vec<SimulatedServer>]) -> bool {
+    let roles = |s: &SimulatedServer| s.role.as_deref().and_then(Roles::of_word).unwrap_or_default();
     fleets.iter().flatten().any(|server| roles(server).has(Roles::PREFILL))
 }
 
@@ -224,7 +224,7 @@ pub(super) fn patience(pool: &PoolSettings) -> Patience {
 ///
 /// # Errors
 /// If a part is invalid.
-pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Vec<Server>> {
+pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Vec<SimulatedServer>> {
     let mut servers = Vec::new();
     for part in split(spelling) {
         let (kind, number) = match part.rsplit_once('*') {
@@ -249,7 +249,7 @@ pub(super) fn servers(spelling: &str, count: Option<usize>) -> anyhow::Result<Ve
         };
         let engine = engine(name.trim())?.scaled(speed)?;
         ensure!(number <= MAX_SERVERS, "`{part}`: {number} servers, at most {MAX_SERVERS} are simulated");
-        servers.extend(std::iter::repeat_n(Server { engine, role: role.map(Arc::from) }, number));
+        servers.extend(std::iter::repeat_n(SimulatedServer { engine, role: role.map(Arc::from) }, number));
     }
     ensure!(!servers.is_empty(), "no servers are named; a profile is needed, as in `8b-h100`");
     if let Some(count) = count {
@@ -277,7 +277,7 @@ pub(super) fn engine(name: &str) -> anyhow::Result<EngineConfig> {
 ///
 /// # Errors
 /// If the change is invalid.
-pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedChange> {
+pub(super) fn change(spelling: &str, fleet: &[SimulatedServer]) -> anyhow::Result<TimedChange> {
     let form = "a change is a moment, `lose N`, `restart N` or `join [PROFILE]`, as in `10m lose 3`";
     let mut words = spelling.split_whitespace();
     let at = words.next().context(form)?;
@@ -292,7 +292,7 @@ pub(super) fn change(spelling: &str, fleet: &[Server]) -> anyhow::Result<TimedCh
         Some("lose") => FleetChange::Lose(server()?),
         Some("restart") => FleetChange::Restart(server()?),
         Some("join") => {
-            let Server { engine, role } = match which {
+            let SimulatedServer { engine, role } = match which {
                 Some(profile) => one(profile)?,
                 None => fleet.first().context("there is no server to be like")?.clone(),
             };
@@ -331,7 +331,7 @@ pub(super) fn possible(changes: &[TimedChange], servers: usize) -> anyhow::Resul
     Ok(())
 }
 
-fn one(profile: &str) -> anyhow::Result<Server> {
+fn one(profile: &str) -> anyhow::Result<SimulatedServer> {
     servers(profile, Some(1))?.into_iter().next().context("no server is named")
 }
 
@@ -339,7 +339,7 @@ fn one(profile: &str) -> anyhow::Result<Server> {
 ///
 /// # Errors
 /// If servers have different block sizes: prompts have only one.
-pub(super) fn block_size(servers: &[Server]) -> anyhow::Result<u32> {
+pub(super) fn block_size(servers: &[SimulatedServer]) -> anyhow::Result<u32> {
     let sizes: BTreeSet<u32> = servers.iter().map(|server| server.engine.block_size).collect();
     let mut all = sizes.iter();
     match (all.next(), all.next()) {

@@ -26,7 +26,7 @@ fn every_variable_of_the_table_is_taken() {
             Meaning::Parameter(_, "targetGPU", _) => "A6000",
             Meaning::Parameter(_, "timeUnit", _) => "seconds",
             Meaning::Parameter(_, "prefillScorePolicy" | "decodeScorePolicy", _) => "conductor",
-            Meaning::Parameter(_, _, Kind::Flag) => "True",
+            Meaning::Parameter(_, _, ParameterKind::Flag) => "True",
             Meaning::Parameter(..) => "7",
             Meaning::Nothing(_) => "true",
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The setting that a variable of the pool changes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
+pub(super) enum PoolVariable {
     /// Whether model servers are asked for tokens.
     Use,
     /// URL template for each endpoint.
@@ -32,13 +32,13 @@ pub(crate) struct RemoteDefaults {
     pub(crate) is_used: Option<bool>,
     /// URL template for each endpoint.
     pub(crate) url: Option<String>,
-    /// See [`Part::HealthCheckPeriod`].
+    /// See [`PoolVariable::HealthCheckPeriod`].
     pub(crate) health_check_period: Option<Duration>,
-    /// See [`Part::Ttl`].
+    /// See [`PoolVariable::Ttl`].
     pub(crate) ttl: Option<Duration>,
-    /// See [`Part::MaxModels`].
+    /// See [`PoolVariable::MaxModels`].
     pub(crate) max_models: Option<u32>,
-    /// See [`Part::RequestTimeout`].
+    /// See [`PoolVariable::RequestTimeout`].
     pub(crate) request_timeout: Option<Duration>,
     /// AIBrix's `DefaultTokenizer`, if its variables select the remote one.
     pub(crate) fallback: Option<TokenizerFallback>,
@@ -55,17 +55,17 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 
 impl RemoteDefaults {
     /// Applies the value of `variable`. The error describes valid values.
-    pub(super) fn set(&mut self, part: Part, variable: &str, value: &str) -> Result<(), String> {
+    pub(super) fn set(&mut self, part: PoolVariable, variable: &str, value: &str) -> Result<(), String> {
         match part {
-            Part::Use => {
+            PoolVariable::Use => {
                 self.is_used = Some(super::flag(value)?);
                 return Ok(());
             }
-            Part::Template => self.url = Some(tokenizer_url::template(value)?),
-            Part::HealthCheckPeriod => self.health_check_period = Some(seconds(value)?),
-            Part::Ttl => self.ttl = Some(seconds(value)?),
-            Part::RequestTimeout => self.request_timeout = Some(seconds(value)?),
-            Part::MaxModels => {
+            PoolVariable::Template => self.url = Some(tokenizer_url::template(value)?),
+            PoolVariable::HealthCheckPeriod => self.health_check_period = Some(seconds(value)?),
+            PoolVariable::Ttl => self.ttl = Some(seconds(value)?),
+            PoolVariable::RequestTimeout => self.request_timeout = Some(seconds(value)?),
+            PoolVariable::MaxModels => {
                 let models = value.parse().ok().filter(|models| (1..=MAX_TOKENIZER_MODELS).contains(models));
                 self.max_models = Some(models.ok_or_else(|| format!("1 to {MAX_TOKENIZER_MODELS}, whole"))?);
             }

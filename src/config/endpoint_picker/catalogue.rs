@@ -10,7 +10,7 @@ pub(super) type Reads = fn(&mut Fields<'_>, &mut Mapped, &mut Sink);
 
 /// How a plugin is handled.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fate {
+pub(super) enum PluginHandling {
     /// It is a part of the `pipeline`; the registry builds it.
     Part,
     /// The same, after some of its parameters became settings.
@@ -69,7 +69,7 @@ impl Slot {
 
 /// One plugin type.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct PluginEntry {
     /// Name of the type.
     pub name: &'static str,
     /// Names of the type in other versions.
@@ -77,17 +77,17 @@ pub(super) struct Entry {
     /// Where it may be named, besides profiles.
     pub slots: &'static [Slot],
     /// How it is handled.
-    pub fate: Fate,
+    pub fate: PluginHandling,
 }
 
 /// The entry for a type, by any of its names.
-pub(super) fn entry(name: &str) -> Option<&'static Entry> {
+pub(super) fn entry(name: &str) -> Option<&'static PluginEntry> {
     CATALOGUE.iter().find(|e| e.name == name || e.aliases.contains(&name))
 }
 
 /// All known names, for suggestions.
 pub(super) fn names(registry: &Registry) -> impl Iterator<Item = &'static str> {
-    let held = CATALOGUE.iter().filter(|e| !matches!(e.fate, Fate::Absent(_))).map(|e| e.name);
+    let held = CATALOGUE.iter().filter(|e| !matches!(e.fate, PluginHandling::Absent(_))).map(|e| e.name);
     held.chain(registry.plugins().iter().map(|d| d.name))
 }
 
@@ -112,68 +112,78 @@ const BY_HANDLER: &str = "the profiles are those that the profile handler names"
 const TOGETHER: &str = "servers whose `disaggregatedset.x-k8s.io/revision` differs are never paired, and all revisions \
                         serve; in Attaché's own file `disaggregation.together` names the labels";
 /// A parser: the request's path decides which one reads a body.
-const BY_PATH: Fate = Fate::BuiltIn("", &[]);
+const BY_PATH: PluginHandling = PluginHandling::BuiltIn("", &[]);
 const MULTICLUSTER: &str = "the metrics of other clusters' pickers are not read; clusters are chosen by the \
                             requests that this picker has sent there and by their responses";
 
-const fn part(name: &'static str) -> Entry {
-    Entry { name, aliases: &[], slots: &[], fate: Fate::Part }
+const fn part(name: &'static str) -> PluginEntry {
+    PluginEntry { name, aliases: &[], slots: &[], fate: PluginHandling::Part }
 }
 
-const fn other(name: &'static str, slots: &'static [Slot], fate: Fate) -> Entry {
-    Entry { name, aliases: &[], slots, fate }
+const fn other(name: &'static str, slots: &'static [Slot], fate: PluginHandling) -> PluginEntry {
+    PluginEntry { name, aliases: &[], slots, fate }
 }
 
 /// All types: parts of the pipeline first, by kind.
-pub(super) const CATALOGUE: &[Entry] = &[
+pub(super) const CATALOGUE: &[PluginEntry] = &[
     // Filters.
     part("context-length-aware"),
     part("decode-filter"),
     part("encode-filter"),
     part("endpoint-attribute-filter"),
     part("header-based-testing-filter"),
-    Entry { name: "label-selector-filter", aliases: &["by-label-selector", "by-label"], slots: &[], fate: Fate::Part },
+    PluginEntry {
+        name: "label-selector-filter",
+        aliases: &["by-label-selector", "by-label"],
+        slots: &[],
+        fate: PluginHandling::Part,
+    },
     part("prefill-filter"),
-    other("prefix-cache-affinity-filter", &[], Fate::PartAnd(mapping::affinity)),
-    Entry {
+    other("prefix-cache-affinity-filter", &[], PluginHandling::PartAnd(mapping::affinity)),
+    PluginEntry {
         name: "session-affinity-filter",
         aliases: &["multicluster-session-affinity-filter"],
         slots: &[],
-        fate: Fate::Part,
+        fate: PluginHandling::Part,
     },
     part("slo-headroom-tier-filter"),
     part("topology-affinity-filter"),
     part("utilization-filter"),
-    other("concurrency-detector", &[Slot::Detector], Fate::Part),
-    other("utilization-detector", &[Slot::Detector], Fate::Part),
+    other("concurrency-detector", &[Slot::Detector], PluginHandling::Part),
+    other("utilization-detector", &[Slot::Detector], PluginHandling::Part),
     // Scorers.
     part("active-request-scorer"),
     part("endpoint-attribute-scorer"),
     part("header-label-affinity-scorer"),
-    Entry {
+    PluginEntry {
         name: "kv-cache-utilization-scorer",
         aliases: &["kv-cache-scorer", "multicluster-kv-cache-utilization-scorer"],
         slots: &[],
-        fate: Fate::Part,
+        fate: PluginHandling::Part,
     },
-    Entry {
+    PluginEntry {
         name: "latency-scorer",
         aliases: &["predicted-latency-scorer", "latency-observation-scorer-hub"],
         slots: &[],
-        fate: Fate::PartAnd(mapping::latency),
+        fate: PluginHandling::PartAnd(mapping::latency),
     },
     part("lmetric-scorer"),
     part("load-aware-scorer"),
     part("lora-affinity-scorer"),
-    other("no-hit-lru-scorer", &[], Fate::PartAnd(mapping::one_index)),
-    other("precise-prefix-cache-scorer", &[Slot::Extractor], Fate::PartAnd(mapping::precise_prefix)),
-    Entry {
+    other("no-hit-lru-scorer", &[], PluginHandling::PartAnd(mapping::one_index)),
+    other("precise-prefix-cache-scorer", &[Slot::Extractor], PluginHandling::PartAnd(mapping::precise_prefix)),
+    PluginEntry {
         name: "prefix-cache-scorer",
         aliases: &["multicluster-prefix-cache-scorer"],
         slots: &[],
-        fate: Fate::PartAnd(mapping::prefix_scorer),
+        fate: PluginHandling::PartAnd(mapping::prefix_scorer),
     },
-    Entry { name: "queue-scorer", aliases: &["multicluster-queue-scorer"], slots: &[], fate: Fate::Part },
+    PluginEntry {
+        name: "queue-scorer",
+        aliases: &["multicluster-queue-scorer"],
+        slots: &[],
+        fate: PluginHandling::Part,
+    },
     part("running-requests-size-scorer"),
     part("session-affinity-scorer"),
     part("token-load-scorer"),
@@ -182,86 +192,95 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other(
         "thunder-agent",
         &[Slot::Detector, Slot::Fairness],
-        Fate::Absent("programs of agents are not scheduled as a whole"),
+        PluginHandling::Absent("programs of agents are not scheduled as a whole"),
     ),
     // Pickers and profile handlers.
     part("max-score-picker"),
     part("random-picker"),
     part("weighted-random-picker"),
     part("data-parallel-profile-handler"),
-    other("disagg-profile-handler", &[], Fate::PartAnd(mapping::disagg)),
+    other("disagg-profile-handler", &[], PluginHandling::PartAnd(mapping::disagg)),
     part("header-profile-handler"),
-    other("pd-profile-handler", &[], Fate::PartAnd(mapping::pd)),
+    other("pd-profile-handler", &[], PluginHandling::PartAnd(mapping::pd)),
     part("single-profile-handler"),
     // Prefill, decode and encode on servers of their own.
     part("always-disagg-multimodal-decider"),
     part("always-disagg-pd-decider"),
     // The exchange sets `x-prefiller-host-port` and `x-encoder-hosts-ports` of every request with such workers.
-    Entry {
+    PluginEntry {
         name: "disagg-headers-handler",
         aliases: &["prefill-header-handler"],
         slots: &[],
-        fate: Fate::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]),
+        fate: PluginHandling::BuiltIn(BY_HANDLER, &["prefillProfile", "encodeProfile"]),
     },
-    other("disaggregatedset-rollout-screener", &[], Fate::Idle(TOGETHER, None)),
-    other("prefix-based-pd-decider", &[], Fate::PartAnd(mapping::one_index)),
-    other("dp-rank-header-handler", &[], Fate::Settings(mapping::choose_rank)),
-    other("p2p-source-producer", &[], Fate::Settings(mapping::p2p_source)),
+    other("disaggregatedset-rollout-screener", &[], PluginHandling::Idle(TOGETHER, None)),
+    other("prefix-based-pd-decider", &[], PluginHandling::PartAnd(mapping::one_index)),
+    other("dp-rank-header-handler", &[], PluginHandling::Settings(mapping::choose_rank)),
+    other("p2p-source-producer", &[], PluginHandling::Settings(mapping::p2p_source)),
     // Producers.
-    Entry {
+    PluginEntry {
         name: "approx-prefix-cache-producer",
         aliases: &["multicluster-approx-prefix-cache-producer"],
         slots: &[],
-        fate: Fate::Settings(mapping::approx_prefix),
+        fate: PluginHandling::Settings(mapping::approx_prefix),
     },
     other(
         "inflight-load-producer",
         &[],
-        Fate::BuiltIn(
+        PluginHandling::BuiltIn(
             "requests and prompt tokens in flight are counted as they are",
             &["addEstimatedOutputTokens", "outputRatio", "maxEstimatedOutputTokens", "prefixMatchInfoProducerName"],
         ),
     ),
-    other("precise-prefix-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::precise_prefix)),
-    other("predicted-latency-producer", &[], Fate::BuiltIn(mapping::LEARNED, mapping::LEARNED_PARAMETERS)),
+    other("precise-prefix-cache-producer", &[Slot::Extractor], PluginHandling::Settings(mapping::precise_prefix)),
+    other("predicted-latency-producer", &[], PluginHandling::BuiltIn(mapping::LEARNED, mapping::LEARNED_PARAMETERS)),
     other(
         "session-id-producer",
         &[],
-        Fate::BuiltIn("the plugin that uses sessions names the header", &["headerName", "cookieName"]),
+        PluginHandling::BuiltIn("the plugin that uses sessions names the header", &["headerName", "cookieName"]),
     ),
-    Entry { name: "token-producer", aliases: &["tokenizer"], slots: &[], fate: Fate::Settings(mapping::tokens) },
-    other("burst-prefix-cache-producer", &[], Fate::Settings(mapping::burst_prefix)),
-    other("mm-embeddings-cache-producer", &[Slot::Extractor], Fate::Settings(mapping::embeddings_cache)),
+    PluginEntry {
+        name: "token-producer",
+        aliases: &["tokenizer"],
+        slots: &[],
+        fate: PluginHandling::Settings(mapping::tokens),
+    },
+    other("burst-prefix-cache-producer", &[], PluginHandling::Settings(mapping::burst_prefix)),
+    other("mm-embeddings-cache-producer", &[Slot::Extractor], PluginHandling::Settings(mapping::embeddings_cache)),
     // The data layer.
-    other("metrics-data-source", &[Slot::Source], Fate::Settings(mapping::metrics_source)),
-    Entry {
+    other("metrics-data-source", &[Slot::Source], PluginHandling::Settings(mapping::metrics_source)),
+    PluginEntry {
         name: "core-metrics-extractor",
         aliases: &["model-server-protocol-metrics"],
         slots: &[Slot::Extractor],
-        fate: Fate::Settings(mapping::core_metrics),
+        fate: PluginHandling::Settings(mapping::core_metrics),
     },
-    other("endpoint-notification-source", &[Slot::Source], Fate::BuiltIn("", &[])),
+    other("endpoint-notification-source", &[Slot::Source], PluginHandling::BuiltIn("", &[])),
     other(
         "models-data-source",
         &[Slot::Source],
-        Fate::Idle("which adapters a server has is read from its metrics", None),
+        PluginHandling::Idle("which adapters a server has is read from its metrics", None),
     ),
     other(
         "models-data-extractor",
         &[Slot::Extractor],
-        Fate::Idle("which adapters a server has is read from its metrics", None),
+        PluginHandling::Idle("which adapters a server has is read from its metrics", None),
     ),
-    other("models-responder", &[], Fate::Settings(mapping::models_responder)),
-    other("topology-extractor", &[Slot::Extractor], Fate::BuiltIn("", &[])),
+    other("models-responder", &[], PluginHandling::Settings(mapping::models_responder)),
+    other("topology-extractor", &[Slot::Extractor], PluginHandling::BuiltIn("", &[])),
     other(
         "k8s-notification-source",
         &[Slot::Source],
-        Fate::Idle("the pool's own objects in Kubernetes are watched without it", None),
+        PluginHandling::Idle("the pool's own objects in Kubernetes are watched without it", None),
     ),
-    other("local-syncer", &[Slot::Syncer], Fate::Idle("replicas do not share what they know in this version", None)),
-    other("dcgm-data-source", &[Slot::Source], Fate::Idle(DCGM, None)),
-    other("dcgm-extractor", &[Slot::Extractor], Fate::Idle(DCGM, None)),
-    other("file-discovery", &[Slot::Discovery], Fate::Settings(mapping::file_discovery)),
+    other(
+        "local-syncer",
+        &[Slot::Syncer],
+        PluginHandling::Idle("replicas do not share what they know in this version", None),
+    ),
+    other("dcgm-data-source", &[Slot::Source], PluginHandling::Idle(DCGM, None)),
+    other("dcgm-extractor", &[Slot::Extractor], PluginHandling::Idle(DCGM, None)),
+    other("file-discovery", &[Slot::Discovery], PluginHandling::Settings(mapping::file_discovery)),
     // Parsers.
     other("anthropic-parser", &[Slot::Parser], BY_PATH),
     other("openai-parser", &[Slot::Parser], BY_PATH),
@@ -271,41 +290,41 @@ pub(super) const CATALOGUE: &[Entry] = &[
     other("vllmgrpc-parser", &[Slot::Parser], BY_PATH),
     other("vllmhttp-parser", &[Slot::Parser], BY_PATH),
     // Admission and flow control.
-    other("agent-identity", &[], Fate::Settings(mapping::agent_identity)),
-    other("latency-slo-admitter", &[], Fate::Policy),
-    other("probabilistic-admitter", &[], Fate::Policy),
-    other("global-strict-fairness-policy", &[Slot::Fairness], Fate::Policy),
-    Entry {
+    other("agent-identity", &[], PluginHandling::Settings(mapping::agent_identity)),
+    other("latency-slo-admitter", &[], PluginHandling::Policy),
+    other("probabilistic-admitter", &[], PluginHandling::Policy),
+    other("global-strict-fairness-policy", &[Slot::Fairness], PluginHandling::Policy),
+    PluginEntry {
         name: "program-aware-fairness",
         aliases: &["program-aware-fairness-policy"],
         slots: &[Slot::Fairness],
-        fate: Fate::Policy,
+        fate: PluginHandling::Policy,
     },
-    other("round-robin-fairness-policy", &[Slot::Fairness], Fate::Policy),
-    other("edf-ordering-policy", &[Slot::Ordering], Fate::Policy),
-    other("fcfs-ordering-policy", &[Slot::Ordering], Fate::Policy),
-    other("slo-deadline-ordering-policy", &[Slot::Ordering], Fate::Policy),
-    other("priority-holdback-policy", &[Slot::UsageLimit], Fate::Policy),
-    other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], Fate::Policy),
-    other("static-usage-limit-policy", &[Slot::UsageLimit], Fate::Policy),
-    Entry {
+    other("round-robin-fairness-policy", &[Slot::Fairness], PluginHandling::Policy),
+    other("edf-ordering-policy", &[Slot::Ordering], PluginHandling::Policy),
+    other("fcfs-ordering-policy", &[Slot::Ordering], PluginHandling::Policy),
+    other("slo-deadline-ordering-policy", &[Slot::Ordering], PluginHandling::Policy),
+    other("priority-holdback-policy", &[Slot::UsageLimit], PluginHandling::Policy),
+    other("soft-reflective-ceiling-policy", &[Slot::UsageLimit], PluginHandling::Policy),
+    other("static-usage-limit-policy", &[Slot::UsageLimit], PluginHandling::Policy),
+    PluginEntry {
         name: "sheddable-eviction-filter",
         aliases: &["eviction-sheddable-filter"],
         slots: &[],
-        fate: Fate::BuiltIn(EVICTION, &[]),
+        fate: PluginHandling::BuiltIn(EVICTION, &[]),
     },
-    Entry {
+    PluginEntry {
         name: "priority-then-time-eviction-order-policy",
         aliases: &["eviction-priority-then-time-ordering"],
         slots: &[],
-        fate: Fate::BuiltIn(EVICTION, &[]),
+        fate: PluginHandling::BuiltIn(EVICTION, &[]),
     },
     // Reports about a request.
-    other("destination-endpoint-served-verifier", &[], Fate::Settings(mapping::served_verifier)),
-    other("request-attribute-reporter", &[], Fate::Settings(mapping::attribute_reporter)),
+    other("destination-endpoint-served-verifier", &[], PluginHandling::Settings(mapping::served_verifier)),
+    other("request-attribute-reporter", &[], PluginHandling::Settings(mapping::attribute_reporter)),
     // Several clusters.
-    other("multicluster-file-discovery", &[Slot::Discovery], Fate::Settings(mapping::cluster_discovery)),
-    other("multicluster-metrics-data-source", &[Slot::Source], Fate::Idle(MULTICLUSTER, None)),
-    other("multicluster-metrics-extractor", &[Slot::Extractor], Fate::Idle(MULTICLUSTER, None)),
-    other("latency-observer-producer-hub", &[Slot::Source], Fate::Idle(mapping::LEARNED, None)),
+    other("multicluster-file-discovery", &[Slot::Discovery], PluginHandling::Settings(mapping::cluster_discovery)),
+    other("multicluster-metrics-data-source", &[Slot::Source], PluginHandling::Idle(MULTICLUSTER, None)),
+    other("multicluster-metrics-extractor", &[Slot::Extractor], PluginHandling::Idle(MULTICLUSTER, None)),
+    other("latency-observer-producer-hub", &[Slot::Source], PluginHandling::Idle(mapping::LEARNED, None)),
 ];

@@ -1,6 +1,6 @@
 //! The section `plugins`: names, types and parameters, and how each is handled.
 
-use super::catalogue::{self, Entry, Fate, IMPLICIT, Slot};
+use super::catalogue::{self, IMPLICIT, PluginEntry, PluginHandling, Slot};
 use super::flow;
 use super::mapping::{Mapped, ignored};
 use super::undefined;
@@ -30,7 +30,7 @@ pub(super) struct Declared {
     /// Type of the plugin, under its present name.
     pub kind: String,
     /// The entry in the catalogue; `None` for types that only the registry has, and for unknown ones.
-    pub entry: Option<&'static Entry>,
+    pub entry: Option<&'static PluginEntry>,
     /// The part of the pipeline, if the plugin is one.
     pub part: Option<Plugin>,
     /// Parameters that the plugin was built with.
@@ -42,7 +42,7 @@ pub(super) struct Declared {
 impl Declared {
     /// Whether it has no effect, which was reported.
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.entry, Some(Entry { fate: Fate::Idle(..), .. }))
+        matches!(self.entry, Some(PluginEntry { fate: PluginHandling::Idle(..), .. }))
     }
 }
 
@@ -81,7 +81,7 @@ impl Plugins {
                 sink.push(diagnostic.related(span, "the first one").help("give one of them a `name` of its own"));
             }
         }
-        let beside = Beside::of(&heads);
+        let beside = RelatedSettings::of(&heads);
         mapped.agent_affinity = beside.agent_affinity;
         Self { declared: heads.into_iter().map(|head| declare(head, &beside, registry, mapped, sink)).collect() }
     }
@@ -122,7 +122,7 @@ impl Plugins {
 }
 
 /// Settings of a plugin that other parts of the file decide.
-struct Beside {
+struct RelatedSettings {
     /// The names of all plugins.
     names: Vec<String>,
     /// The headers of `agent-identity`, if it is declared.
@@ -133,7 +133,7 @@ struct Beside {
     encoded_items: Option<u32>,
 }
 
-impl Beside {
+impl RelatedSettings {
     /// Reads them without reports; mistakes are reported where the plugins themselves are read.
     fn of(heads: &[Head<'_>]) -> Self {
         let parameters = |kind: &str| {
@@ -206,7 +206,7 @@ fn head<'n>(item: &'n Node, path: &str, sink: &mut Sink) -> Option<Head<'n>> {
     Some(Head { path: path.to_owned(), name, kind, parameters })
 }
 
-fn declare(head: Head<'_>, beside: &Beside, registry: &Registry, mapped: &mut Mapped, sink: &mut Sink) -> Declared {
+fn declare(head: Head<'_>, beside: &RelatedSettings, registry: &Registry, mapped: &mut Mapped, sink: &mut Sink) -> Declared {
     let Head { path, name, kind, parameters: mut f } = head;
     let path = format!("{path}.type");
     let mut declared = Declared {
@@ -223,12 +223,12 @@ fn declare(head: Head<'_>, beside: &Beside, registry: &Registry, mapped: &mut Ma
     declared.kind = type_name.to_owned();
     declared.entry = entry;
     let made = match entry.map(|e| e.fate) {
-        None | Some(Fate::Part) => part(&kind, &path, type_name, f, beside, registry, sink),
-        Some(Fate::PartAnd(reads)) => {
+        None | Some(PluginHandling::Part) => part(&kind, &path, type_name, f, beside, registry, sink),
+        Some(PluginHandling::PartAnd(reads)) => {
             reads(&mut f, mapped, sink);
             part(&kind, &path, type_name, f, beside, registry, sink)
         }
-        Some(Fate::Policy) => {
+        Some(PluginHandling::Policy) => {
             declared.parameters = rest(&f);
             let error = flow::refused(type_name, &declared.parameters);
             error.iter().for_each(|error| refused(type_name, error, &f, sink));
@@ -249,11 +249,18 @@ fn declare(head: Head<'_>, beside: &Beside, registry: &Registry, mapped: &mut Ma
 }
 
 /// Applies a plugin that is not a part of the pipeline; false if it is rejected.
-fn apply(kind: &At<String>, path: &str, fate: Fate, mut f: Fields<'_>, mapped: &mut Mapped, sink: &mut Sink) -> bool {
+fn apply(
+    kind: &At<String>,
+    path: &str,
+    fate: PluginHandling,
+    mut f: Fields<'_>,
+    mapped: &mut Mapped,
+    sink: &mut Sink,
+) -> bool {
     match fate {
-        Fate::Settings(reads) => reads(&mut f, mapped, sink),
-        Fate::BuiltIn(why, keys) => ignored(&mut f, keys, why, sink),
-        Fate::Idle(why, keys) => {
+        PluginHandling::Settings(reads) => reads(&mut f, mapped, sink),
+        PluginHandling::BuiltIn(why, keys) => ignored(&mut f, keys, why, sink),
+        PluginHandling::Idle(why, keys) => {
             let message = format!("`{}` has no effect: {why}", kind.value);
             sink.push(Diagnostic::new(Code::NoEffect, path, message).at(kind.span));
             match keys {
@@ -261,13 +268,13 @@ fn apply(kind: &At<String>, path: &str, fate: Fate, mut f: Fields<'_>, mapped: &
                 None => return true,
             }
         }
-        Fate::Absent(why) => {
+        PluginHandling::Absent(why) => {
             let message = format!("plugins of type `{}` are not in this version: {why}", kind.value);
             let help = "take it out of `plugins` and of the profiles to do without";
             sink.push(Diagnostic::new(Code::UnknownPlugin, path, message).at(kind.span).help(help));
             return false;
         }
-        Fate::Part | Fate::PartAnd(_) | Fate::Policy => {}
+        PluginHandling::Part | PluginHandling::PartAnd(_) | PluginHandling::Policy => {}
     }
     f.finish(sink);
     true
@@ -279,7 +286,7 @@ fn part(
     path: &str,
     type_name: &str,
     mut f: Fields<'_>,
-    beside: &Beside,
+    beside: &RelatedSettings,
     registry: &Registry,
     sink: &mut Sink,
 ) -> Option<(Plugin, Json)> {

@@ -20,7 +20,7 @@ const DEFAULT_PROFILE: &str = "default";
 const DEFAULT_PICKER: &str = "max-score-picker";
 
 /// One profile: its plugins in order, with their weights.
-struct Profile<'p> {
+struct ProfilePlugins<'p> {
     name: At<String>,
     plugins: Vec<(&'p Declared, Option<f64>)>,
 }
@@ -60,7 +60,7 @@ pub(super) fn pipeline(
     At { value: strategy, span }
 }
 
-fn read<'p>(node: Option<&Node>, plugins: &'p Plugins, sink: &mut Sink) -> Vec<Profile<'p>> {
+fn read<'p>(node: Option<&Node>, plugins: &'p Plugins, sink: &mut Sink) -> Vec<ProfilePlugins<'p>> {
     let items: &[Node] = match node {
         None => &[],
         Some(Node { value: Value::List(items), .. }) => items,
@@ -79,7 +79,7 @@ fn read<'p>(node: Option<&Node>, plugins: &'p Plugins, sink: &mut Sink) -> Vec<P
         f.finish(sink);
         // A profile without a name was reported; it still counts as a profile.
         let name = name.unwrap_or(At { value: path, span: item.span });
-        profiles.push(Profile { name, plugins: parts });
+        profiles.push(ProfilePlugins { name, plugins: parts });
     }
     profiles
 }
@@ -157,7 +157,7 @@ fn asks(stages: Option<&Stages>, name: &str) -> bool {
     stages.is_some_and(|s| s.iter().any(|stage| stage.decider.as_ref().is_some_and(|d| d.name == name)))
 }
 
-fn check_names(profiles: &[Profile<'_>], sink: &mut Sink) {
+fn check_names(profiles: &[ProfilePlugins<'_>], sink: &mut Sink) {
     let mut first: HashMap<&str, Span> = HashMap::new();
     for profile in profiles {
         if let Some(span) = first.insert(&profile.name.value, profile.name.span) {
@@ -171,16 +171,16 @@ fn check_names(profiles: &[Profile<'_>], sink: &mut Sink) {
 
 /// All filters, scorers and pickers of a profile, in the order of the file. `None` if it has none:
 /// then the pipeline's default applies.
-fn default_profile(plugins: &Plugins, span: Span) -> Option<Profile<'_>> {
+fn default_profile(plugins: &Plugins, span: Span) -> Option<ProfilePlugins<'_>> {
     let parts = plugins.declared.iter().filter(|d| d.part.is_some() && !is_handler(d) && !is_decider(d));
     let parts: Vec<_> = parts.map(|d| (d, None)).collect();
     let name = At { value: DEFAULT_PROFILE.to_owned(), span };
-    (!parts.is_empty()).then_some(Profile { name, plugins: parts })
+    (!parts.is_empty()).then_some(ProfilePlugins { name, plugins: parts })
 }
 
 /// Warns of plugins that are declared for a profile and used in none. Pickers replace those that a profile omits, and
 /// saturation detectors have a section of their own.
-fn warn_of_unused(plugins: &Plugins, profiles: &[Profile<'_>], sink: &mut Sink) {
+fn warn_of_unused(plugins: &Plugins, profiles: &[ProfilePlugins<'_>], sink: &mut Sink) {
     for declared in &plugins.declared {
         let detector = declared.entry.is_some_and(|e| e.slots.contains(&Slot::Detector));
         // By name: if two have the same name, which was reported, either may be meant.
@@ -194,7 +194,7 @@ fn warn_of_unused(plugins: &Plugins, profiles: &[Profile<'_>], sink: &mut Sink) 
     }
 }
 
-fn check_pickers(profile: &Profile<'_>, sink: &mut Sink) {
+fn check_pickers(profile: &ProfilePlugins<'_>, sink: &mut Sink) {
     let mut pickers = profile.plugins.iter().filter(|(d, _)| is_picker(d)).map(|(d, _)| &d.name);
     if let (Some(first), Some(second)) = (pickers.next(), pickers.next()) {
         let message =
@@ -205,13 +205,18 @@ fn check_pickers(profile: &Profile<'_>, sink: &mut Sink) {
 }
 
 /// The picker of a profile without one: a declared picker, as upstream. Upstream takes any of them, Attaché the first.
-fn add_picker<'p>(profile: &mut Profile<'p>, plugins: &'p Plugins) {
+fn add_picker<'p>(profile: &mut ProfilePlugins<'p>, plugins: &'p Plugins) {
     if !profile.plugins.iter().any(|(d, _)| is_picker(d)) {
         profile.plugins.extend(plugins.declared.iter().find(|d| is_picker(d)).map(|d| (d, None)));
     }
 }
 
-fn handler<'p>(plugins: &'p Plugins, profiles: &[Profile<'_>], span: Span, sink: &mut Sink) -> Option<&'p Declared> {
+fn handler<'p>(
+    plugins: &'p Plugins,
+    profiles: &[ProfilePlugins<'_>],
+    span: Span,
+    sink: &mut Sink,
+) -> Option<&'p Declared> {
     let mut handlers = plugins.declared.iter().filter(|d| is_handler(d));
     let (first, second) = (handlers.next(), handlers.next());
     if let (Some(first), Some(second)) = (first, second) {
@@ -279,7 +284,7 @@ fn check_deciders(plugins: &Plugins, handler: Option<&Declared>, sink: &mut Sink
 }
 
 /// The parameters of the `pipeline` strategy.
-fn parameters(plugins: &Plugins, profiles: &[Profile<'_>], handler: Option<&Declared>) -> Json {
+fn parameters(plugins: &Plugins, profiles: &[ProfilePlugins<'_>], handler: Option<&Declared>) -> Json {
     let stages = stages(handler);
     let used = |d: &&Declared| {
         let named = profiles.iter().flat_map(|p| &p.plugins).any(|(p, _)| std::ptr::eq(*p, *d));
@@ -292,7 +297,6 @@ fn parameters(plugins: &Plugins, profiles: &[Profile<'_>], handler: Option<&Decl
         Some(weight) => json!({"pluginRef": d.name.value, "weight": weight}),
         None => json!({"pluginRef": d.name.value}),
     };
-    let profile =
-        |p: &Profile<'_>| json!({"name": p.name.value, "plugins": p.plugins.iter().map(entry).collect::<Vec<_>>()});
+    let profile = |p: &ProfilePlugins<'_>| json!({"name": p.name.value, "plugins": p.plugins.iter().map(entry).collect::<Vec<_>>()});
     json!({"plugins": declared.collect::<Vec<_>>(), "profiles": profiles.iter().map(profile).collect::<Vec<_>>()})
 }

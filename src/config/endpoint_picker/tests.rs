@@ -1,7 +1,7 @@
-//! What a file becomes, the files that llm-d ships, and what becomes of each plugin. Beside: the cases of the loaders
+//! What a file becomes, the files that llm-d ships, and what becomes of each plugin. RelatedSettings: the cases of the loaders
 //! of GIE and llm-d, damaged files.
 
-use super::catalogue::{self, CATALOGUE, Fate, IMPLICIT};
+use super::catalogue::{self, CATALOGUE, IMPLICIT, PluginHandling};
 use crate::schema::{File, Pool, TokenizerKind};
 use crate::settings::{TokenizerSettings, UsageCount};
 use crate::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load, registry};
@@ -59,8 +59,8 @@ fn pipeline(text: &str) -> Value {
 /// Whether this version has what a plugin type stands for.
 fn held(kind: &str) -> bool {
     match catalogue::entry(kind).map(|e| (e.name, e.fate)) {
-        Some((name, Fate::Part | Fate::PartAnd(_))) => registry().plugin(name).is_some(),
-        Some((_, Fate::Absent(_))) => false,
+        Some((name, PluginHandling::Part | PluginHandling::PartAnd(_))) => registry().plugin(name).is_some(),
+        Some((_, PluginHandling::Absent(_))) => false,
         Some(_) => true,
         None => registry().plugin(kind).is_some(),
     }
@@ -277,12 +277,14 @@ fn catalogue_is_consistent() {
         for name in [entry.name].iter().chain(entry.aliases) {
             assert!(names.insert(*name), "{name} twice");
         }
-        let part = matches!(entry.fate, Fate::Part | Fate::PartAnd(_));
+        let part = matches!(entry.fate, PluginHandling::Part | PluginHandling::PartAnd(_));
         let policy = super::flow::refused(entry.name, &json!({"noSuchParameter": 1})).is_some();
-        assert_eq!(policy, matches!(entry.fate, Fate::Policy), "{}", entry.name);
+        assert_eq!(policy, matches!(entry.fate, PluginHandling::Policy), "{}", entry.name);
         assert!(part || registry().plugin(entry.name).is_none(), "{} is a part of the pipeline by now", entry.name);
     }
-    let lacking = CATALOGUE.iter().filter(|e| matches!(e.fate, Fate::Part | Fate::PartAnd(_)) && !held(e.name));
+    let lacking = CATALOGUE
+        .iter()
+        .filter(|e| matches!(e.fate, PluginHandling::Part | PluginHandling::PartAnd(_)) && !held(e.name));
     assert_eq!(lacking.map(|e| e.name).collect::<Vec<_>>(), Vec::<&str>::new());
     for name in IMPLICIT {
         assert!(!catalogue::entry(name).unwrap().slots.is_empty(), "{name}");

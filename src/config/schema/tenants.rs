@@ -31,12 +31,12 @@ sections! {
     }
     /// Limits of one tenant or model.
     TenantLimits {
-        "requestsPerSecond" => requests_per_second: Ceiling,
-        "requestsPerMinute" => requests_per_minute: Ceiling,
-        "tokensPerMinute" => tokens_per_minute: Ceiling,
-        "concurrency" => concurrency: Ceiling,
-        "requestsPerDay" => requests_per_day: Ceiling,
-        "tokensPerDay" => tokens_per_day: Ceiling,
+        "requestsPerSecond" => requests_per_second: LimitValue,
+        "requestsPerMinute" => requests_per_minute: LimitValue,
+        "tokensPerMinute" => tokens_per_minute: LimitValue,
+        "concurrency" => concurrency: LimitValue,
+        "requestsPerDay" => requests_per_day: LimitValue,
+        "tokensPerDay" => tokens_per_day: LimitValue,
     }
     /// Limits of single tenants in Redis.
     UserRecords {
@@ -64,9 +64,9 @@ sections! {
 
 /// A limit: a number, or `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ceiling(pub Option<u64>);
+pub struct LimitValue(pub Option<u64>);
 
-impl Read for Ceiling {
+impl Read for LimitValue {
     fn read(node: &Node, path: &str, sink: &mut Sink) -> Option<Self> {
         match &node.value {
             Value::Text(word) if word == "unlimited" => Some(Self(None)),

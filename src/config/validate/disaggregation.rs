@@ -152,7 +152,7 @@ fn connector<'f>(
     path: &str,
     env: &AibrixDefaults,
     sink: &mut Sink,
-) -> Option<(&'static connector::Descriptor, &'f str, bool)> {
+) -> Option<(&'static connector::ConnectorDescriptor, &'f str, bool)> {
     let said = file.map_or(DEFAULT_CONNECTOR, |at| at.value.as_str());
     let by_label = said == BY_LABEL;
     let name = if by_label { env.kv_connector.unwrap_or(connector::shfs::CONNECTOR.name) } else { said };

@@ -12,7 +12,11 @@ use attache_pool::MetricsSource;
 use attache_scheduling::selector::LabelSelector;
 
 /// The pods that flags select; `like` has defaults for engine and metrics.
-pub(super) fn of_flags(flags: &Overrides, like: Option<&schema::FromFlags>, sink: &mut Sink) -> Option<Named> {
+pub(super) fn of_flags(
+    flags: &Overrides,
+    like: Option<&schema::FromFlags>,
+    sink: &mut Sink,
+) -> Option<SelectedObjects> {
     fn at<T>(value: T) -> At<T> {
         At { value, span: Span::default() }
     }
@@ -31,15 +35,15 @@ pub(super) fn of_flags(flags: &Overrides, like: Option<&schema::FromFlags>, sink
     if !k.any() {
         return None;
     }
-    let mut named = named(&section, Span::default(), Place::Flags, sink)?;
+    let mut named = named(&section, Span::default(), SettingPlace::Flags, sink)?;
     match &mut named {
-        Named::Pods(source) => {
+        SelectedObjects::Pods(source) => {
             source.metrics = metrics_of_flags(k, like, sink);
             if let (Some(port), true) = (metrics_port(k), several_ports(&source.pods)) {
                 port_of_several("--model-server-metrics-port", port, Span::default(), sink);
             }
         }
-        Named::Pools(search) => search.metrics = metrics_of_flags(k, like, sink),
+        SelectedObjects::Pools(search) => search.metrics = metrics_of_flags(k, like, sink),
     }
     Some(named)
 }
@@ -128,14 +132,14 @@ pub(super) fn tell_replaced(flags: &KubernetesFlags, like: Option<&schema::FromF
 
 /// Where a selection of pods is configured.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum SettingPlace<'a> {
     /// In the section of the file with this path.
     File(&'a str),
     /// By command-line flags.
     Flags,
 }
 
-impl Place<'_> {
+impl SettingPlace<'_> {
     /// The name of a setting there: a key of the section, or a flag.
     fn name(self, key: &'static str) -> &'static str {
         match (self, key) {
@@ -159,7 +163,7 @@ impl Place<'_> {
 }
 
 /// The objects that a section of the file, or flags, select.
-pub(super) enum Named {
+pub(super) enum SelectedObjects {
     /// Pods, which are a pool's endpoints.
     Pods(KubernetesSource),
     /// InferencePools, which become pools.
@@ -167,19 +171,19 @@ pub(super) enum Named {
 }
 
 /// The objects that a section of the file selects.
-pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sink) -> Option<Named> {
+pub(super) fn of_file(file: &Opt<schema::Kubernetes>, path: &str, sink: &mut Sink) -> Option<SelectedObjects> {
     let At { value, span } = file.as_ref()?;
     let path = format!("{path}.kubernetes");
-    named(value, *span, Place::File(&path), sink)
+    named(value, *span, SettingPlace::File(&path), sink)
 }
 
-fn named(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sink) -> Option<Named> {
+fn named(file: &schema::Kubernetes, span: Span, place: SettingPlace<'_>, sink: &mut Sink) -> Option<SelectedObjects> {
     // For the section as a whole: contradicting flags were rejected before.
     let path = match place {
-        Place::File(path) => path,
-        Place::Flags if file.pool.is_some() => "--pool-name",
-        Place::Flags if file.pool_selector.is_some() => "--pool-selector",
-        Place::Flags => "--endpoint-selector",
+        SettingPlace::File(path) => path,
+        SettingPlace::Flags if file.pool.is_some() => "--pool-name",
+        SettingPlace::Flags if file.pool_selector.is_some() => "--pool-selector",
+        SettingPlace::Flags => "--endpoint-selector",
     };
     if cfg!(not(feature = "kube")) {
         let message = "this build can't ask Kubernetes (it lacks the feature `kube`)";
@@ -206,7 +210,13 @@ fn named(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sin
     if let Some(at) = &file.pool_selector {
         let selector = selector_of(at, "poolSelector", place, sink);
         let group = of_inference_pool(file, place, sink);
-        return Some(Named::Pools(PoolSearch { namespace, group: group?, selector: selector?, engine, metrics }));
+        return Some(SelectedObjects::Pools(PoolSearch {
+            namespace,
+            group: group?,
+            selector: selector?,
+            engine,
+            metrics,
+        }));
     }
     let pods = match (&file.pool, &file.selector) {
         (Some(pool), _) => of_pool(pool, file, place, sink),
@@ -223,10 +233,10 @@ fn named(file: &schema::Kubernetes, span: Span, place: Place<'_>, sink: &mut Sin
     if let (Some(at), true) = (port, several_ports(&pods)) {
         port_of_several(&format!("{path}.metrics.port"), at.value, at.span, sink);
     }
-    Some(Named::Pods(KubernetesSource { namespace, pods, engine, metrics, found: false }))
+    Some(SelectedObjects::Pods(KubernetesSource { namespace, pods, engine, metrics, found: false }))
 }
 
-fn of_pool(pool: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PodsOf> {
+fn of_pool(pool: &At<String>, file: &schema::Kubernetes, place: SettingPlace<'_>, sink: &mut Sink) -> Option<PodsOf> {
     if !is_name(&pool.value) {
         wrong_name(pool, "pool", place, sink);
     }
@@ -234,7 +244,7 @@ fn of_pool(pool: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink:
 }
 
 /// The group of an InferencePool, which also names the ports.
-fn of_inference_pool(file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PoolGroup> {
+fn of_inference_pool(file: &schema::Kubernetes, place: SettingPlace<'_>, sink: &mut Sink) -> Option<PoolGroup> {
     if let Some(at) = &file.target_ports {
         let message = format!("`{}` has no effect: the InferencePool names the ports", place.name("targetPorts"));
         sink.push(Diagnostic::new(Code::NoEffect, place.path("targetPorts"), message).at(at.span));
@@ -248,7 +258,12 @@ fn of_inference_pool(file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sin
     group
 }
 
-fn of_selector(selector: &At<String>, file: &schema::Kubernetes, place: Place<'_>, sink: &mut Sink) -> Option<PodsOf> {
+fn of_selector(
+    selector: &At<String>,
+    file: &schema::Kubernetes,
+    place: SettingPlace<'_>,
+    sink: &mut Sink,
+) -> Option<PodsOf> {
     if let Some(at) = &file.group {
         let message = format!("`{}` has no effect: there is no InferencePool to look for", place.name("group"));
         sink.push(Diagnostic::new(Code::NoEffect, place.path("group"), message).at(at.span));
@@ -265,7 +280,7 @@ fn of_selector(selector: &At<String>, file: &schema::Kubernetes, place: Place<'_
     Some(PodsOf::Selector { selector, target_ports })
 }
 
-fn selector_of(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut Sink) -> Option<String> {
+fn selector_of(at: &At<String>, key: &'static str, place: SettingPlace<'_>, sink: &mut Sink) -> Option<String> {
     let problem = match LabelSelector::parse(&at.value) {
         Ok(_) if at.value.trim().is_empty() => "it is empty".to_owned(),
         Ok(_) => return Some(at.value.clone()),
@@ -277,7 +292,7 @@ fn selector_of(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut 
     None
 }
 
-fn wrong_name(at: &At<String>, key: &'static str, place: Place<'_>, sink: &mut Sink) {
+fn wrong_name(at: &At<String>, key: &'static str, place: SettingPlace<'_>, sink: &mut Sink) {
     let got = format!("`{}`", shown(&at.value));
     sink.out_of_range(at.span, &place.path(key), got, "lower-case letters, digits, `-` and `.`");
 }

@@ -1,7 +1,7 @@
 //! Templates of pools for cluster objects: separated from named pools, and checked for settings that
 //! can't apply to many pools.
 
-use super::kubernetes::Named;
+use super::kubernetes::SelectedObjects;
 use crate::Overrides;
 use crate::schema;
 use crate::settings::{KubernetesSource, PoolSearch, PoolSettings, PoolTemplate};
@@ -32,10 +32,10 @@ pub(super) fn apart(
 }
 
 /// Pods of a pool, or a search for pools.
-pub(super) fn pods_or_pools(named: Option<Named>) -> (Option<KubernetesSource>, Option<PoolSearch>) {
+pub(super) fn pods_or_pools(named: Option<SelectedObjects>) -> (Option<KubernetesSource>, Option<PoolSearch>) {
     match named {
-        Some(Named::Pods(source)) => (Some(source), None),
-        Some(Named::Pools(search)) => (None, Some(search)),
+        Some(SelectedObjects::Pods(source)) => (Some(source), None),
+        Some(SelectedObjects::Pools(search)) => (None, Some(search)),
         None => (None, None),
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn rule(file: At<schema::Tenant>, sink: &mut Sink) -> Option<TenantRu
 
 /// The limits in `file`, completed from `like`.
 fn bounds(file: &schema::TenantLimits, like: &Limits) -> Limits {
-    let or = |at: schema::Opt<schema::Ceiling>, like: Option<u64>| at.map_or(like, |at| at.value.0);
+    let or = |at: schema::Opt<schema::LimitValue>, like: Option<u64>| at.map_or(like, |at| at.value.0);
     Limits {
         requests_per_second: or(file.requests_per_second, like.requests_per_second),
         requests_per_minute: or(file.requests_per_minute, like.requests_per_minute),

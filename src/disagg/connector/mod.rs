@@ -28,7 +28,7 @@ use super::reply::Reply;
 use std::fmt::Debug;
 
 /// All connectors, in the order of the reference.
-pub const CONNECTORS: &[&Descriptor] = &[
+pub const CONNECTORS: &[&ConnectorDescriptor] = &[
     &neuron_nixl::CONNECTOR,
     &nixl::CONNECTOR,
     &sglang::CONNECTOR,
@@ -39,7 +39,7 @@ pub const CONNECTORS: &[&Descriptor] = &[
 
 /// A connector with its names and its description.
 #[derive(Debug)]
-pub struct Descriptor {
+pub struct ConnectorDescriptor {
     /// Unique kebab-case name in configurations.
     pub name: &'static str,
     /// Further unique names that select the same connector.
@@ -116,7 +116,7 @@ pub trait Connector: Debug + Sync {
 
 /// The connector of this name in Attaché or llm-d.
 #[must_use]
-pub fn named(name: &str) -> Option<&'static Descriptor> {
+pub fn named(name: &str) -> Option<&'static ConnectorDescriptor> {
     CONNECTORS.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
 }
 

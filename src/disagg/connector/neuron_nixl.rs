@@ -6,13 +6,13 @@
 //!
 //! Source: AIBrix `pd` router, connector `nixl`.
 
-use super::{Connector, Descriptor, reply_of, spoken};
+use super::{Connector, ConnectorDescriptor, reply_of, spoken};
 use crate::api::LegApi;
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
 
 /// Entry of this connector in the registry.
-pub const CONNECTOR: Descriptor = Descriptor {
+pub const CONNECTOR: ConnectorDescriptor = ConnectorDescriptor {
     name: "neuron-nixl",
     aliases: &[],
     summary: "vLLM on Neuron: the decode worker gets the prefill worker's whole response. AIBrix calls it nixl.",

@@ -11,12 +11,12 @@
 //! after the first transfer: vllm#38900, vllm#43509), and requests that need the whole prefill on the decode worker.
 //! Source: vLLM 0.32 (recorded bodies in `tests/data/pd`), llm-d's `nixlv2`.
 
-use super::{Connector, Descriptor, object, reply_of};
+use super::{Connector, ConnectorDescriptor, object, reply_of};
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, one_token, splittable};
 
 /// Entry of this connector in the registry.
-pub const CONNECTOR: Descriptor = Descriptor {
+pub const CONNECTOR: ConnectorDescriptor = ConnectorDescriptor {
     name: "nixl",
     aliases: &["nixlv2"],
     summary: "vLLM with NIXL: the decode worker gets the kv_transfer_params of the prefill worker's response.",

@@ -12,7 +12,7 @@
 //!
 //! Source: SGLang's `bootstrap_*` request fields, llm-d `sglang`, AIBrix `pd` for SGLang and its #2746 for `rid`.
 
-use super::{Connector, Descriptor, Sequence, json_string, spoken};
+use super::{Connector, ConnectorDescriptor, Sequence, json_string, spoken};
 use crate::api::LegApi;
 use crate::leg::{AbortRequest, DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
@@ -20,7 +20,7 @@ use crate::reply::{Prefilled, Reply};
 use attache_protocol::edit::Edits;
 
 /// Entry of this connector in the registry.
-pub const CONNECTOR: Descriptor = Descriptor {
+pub const CONNECTOR: ConnectorDescriptor = ConnectorDescriptor {
     name: "sglang",
     aliases: &[],
     summary: "SGLang: both workers get the request at once and meet in a bootstrap room.",

@@ -10,14 +10,14 @@
 //!
 //! Source: llm-d `shared-storage` (before: `lmcache`), vLLM #24256.
 
-use super::{Connector, Descriptor};
+use super::{Connector, ConnectorDescriptor};
 use crate::api::LegApi;
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, one_token, splittable};
 use crate::reply::{Prefilled, Reply};
 
 /// Entry of this connector in the registry.
-pub const CONNECTOR: Descriptor = Descriptor {
+pub const CONNECTOR: ConnectorDescriptor = ConnectorDescriptor {
     name: "shared-storage",
     aliases: &["lmcache"],
     summary: "Servers with one store of KV blocks: the prompt is prefilled on one, then served on the other.",

@@ -8,7 +8,7 @@
 //! Source: AIBrix `pd` router, connector `shfs`.
 
 use super::nixl::{self, PARAMS};
-use super::{Connector, Descriptor, json_string, object, reply_of};
+use super::{Connector, ConnectorDescriptor, json_string, object, reply_of};
 use crate::api::LegApi;
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::distrust;
@@ -16,7 +16,7 @@ use crate::reply::Reply;
 use attache_protocol::edit::Edits;
 
 /// Entry of this connector in the registry.
-pub const CONNECTOR: Descriptor = Descriptor {
+pub const CONNECTOR: ConnectorDescriptor = ConnectorDescriptor {
     name: "shfs",
     aliases: &[],
     summary: "vLLM as AIBrix runs it: as nixl, with the prefill worker's address as remote_host.",

@@ -201,7 +201,7 @@ fn invalid_bodies_and_replies_are_errors() {
 #[test]
 fn content_addressed_blocks_are_not_pinned() {
     let told = br#"{"kv_transfer_params":{"a":1},"disaggregated_params":{"a":1}}"#;
-    for Descriptor { name, connector, .. } in CONNECTORS {
+    for ConnectorDescriptor { name, connector, .. } in CONNECTORS {
         assert_eq!(connector.pins(LegApi::Completions, told), *name != "shared-storage", "{name}");
     }
     for reply in ["{}", r#"{"kv_transfer_params":null}"#, "no JSON"] {

@@ -8,14 +8,14 @@
 //!
 //! Source: AIBrix `pd` for TensorRT-LLM; TensorRT-LLM's `DisaggregatedParams`.
 
-use super::{Connector, Descriptor, object, reply_of, spoken};
+use super::{Connector, ConnectorDescriptor, object, reply_of, spoken};
 use crate::api::LegApi;
 use crate::leg::{DecodeBody, Leg, LegError};
 use crate::prefill::{Allowed, distrust, first_token, splittable};
 use attache_protocol::edit::Edits;
 
 /// Entry of this connector in the registry.
-pub const CONNECTOR: Descriptor = Descriptor {
+pub const CONNECTOR: ConnectorDescriptor = ConnectorDescriptor {
     name: "trtllm",
     aliases: &[],
     summary: "TensorRT-LLM: context_only, then generation_only with the disaggregated_params of the response.",
