@@ -47,7 +47,7 @@ const OPEN: &str = "  strategies:\n  - profiles: {sticky: {strategy: session-aff
                     allow: [session-affinity, least-request]\n    filterHeader: external-filter\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_stays_on_its_server_and_its_key_is_told_to_nobody() {
+async fn session_stays_on_its_server_and_its_key_is_hidden() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::configured(&config(&a, &b, OPEN)).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;

@@ -69,7 +69,7 @@ impl Gateway {
     }
 }
 
-/// A shipped bootstrap with these servers in place of its own four.
+/// A shipped bootstrap with these servers instead of its own four.
 fn knowing(file: &str, picker: &AttacheProcess, servers: &[SocketAddr]) -> String {
     let text = shipped(file, &[(8080, 0), (9901, 0), (9002, picker.grpc.port()), (9003, picker.health.port())]);
     assert!(text.contains(FIRST_SERVER), "{file} has no `{FIRST_SERVER}`");
@@ -158,7 +158,7 @@ async fn ask(to: SocketAddr, method: &str, selections: &[&str]) -> Reply {
     client::send(to, Http::H1, request).await.expect("an answer")
 }
 
-/// Asks as often as the suite does. Every answer must be good and name the server that it came from; those are what comes back.
+/// Sends as many requests as the suite. Every response must be 200 and name its server; returns those servers.
 async fn reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
     let mut servers = BTreeSet::new();
     for _ in 0..REQUESTS / CONCURRENCY {
@@ -244,17 +244,17 @@ async fn the_gateway_follows_the_picker_to_each_rank() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_endpoint_that_served_is_told_after_fallbacks_too() {
+async fn endpoint_that_served_is_reported_after_fallbacks() {
     let mut cluster = Cluster::of(4, 1).await;
     let servers = cluster.servers();
     let [a, b, c, d] = servers[..] else { panic!("four pods") };
-    // Still pods of the pool, but nobody listens there.
+    // Still pods of the pool, but without a listener.
     cluster.pods.drain(..2);
     let gateway = Gateway::OverrideHost;
     let picker = cluster.picker(gateway).await;
     let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
     let to = envoy.listener("inference");
-    // `reached` compares what is told with who answered.
+    // `reached` compares the reported endpoint with the server that responded.
     assert_eq!(reached(to, &[&list(&[a, c, d])]).await, [c].into(), "past one");
     assert_eq!(reached(to, &[&list(&[b, d, c])]).await, [d].into(), "past another, in the other order");
     assert_eq!(reached(to, &[&list(&[b, a, d])]).await, [d].into(), "past two");
@@ -262,7 +262,7 @@ async fn the_endpoint_that_served_is_told_after_fallbacks_too() {
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 
-    // ORIGINAL_DST has one endpoint and nothing to walk: the client sees that it is away, and nobody is said to have served.
+    // ORIGINAL_DST has one endpoint and no fallback: the client gets an error, and no endpoint is reported.
     let gateway = Gateway::OriginalDst;
     let picker = cluster.picker(gateway).await;
     let envoy = envoy.beside(&gateway.bootstrap(&picker, &servers)).await;
@@ -298,7 +298,7 @@ async fn one_flag_answers_the_suite_without_a_configuration_file() {
     }
 }
 
-/// Asks with a destination of the client's own, as nobody should be able to. How many servers got a request is what comes back.
+/// Sends a destination header from the client, which must have no effect. Returns how many servers got a request.
 async fn ask_without_a_picker(to: SocketAddr, cluster: &Cluster, allowed: impl Fn(u16) -> bool) -> usize {
     let served = || cluster.pods.iter().flatten().map(Echo::requests).sum::<usize>();
     let before = served();

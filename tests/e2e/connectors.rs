@@ -87,7 +87,7 @@ async fn answers_are_those_of_one_server_in_every_api() {
     }
 }
 
-/// vLLM on Neuron: what its decode server gets is the prefill server's answer as it came, beside what the client wrote.
+/// vLLM on Neuron: the decode worker gets the prefill worker's response unchanged, besides the client's body.
 #[tokio::test(flavor = "multi_thread")]
 async fn neurons_decode_server_gets_the_whole_answer_of_the_prefill_server() {
     let (prefill, decode) = (Echo::start().await, Echo::start().await);

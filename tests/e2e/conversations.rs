@@ -77,7 +77,7 @@ async fn the_next_turns_prefill_fetches_what_the_decode_server_keeps() {
         assert_eq!(stack.count(stack.prefill(), "/pulls").await - before, 2);
     }
     assert_eq!(stack.failed_loads().await, 0);
-    // What nobody went on from is all that is still kept: the first conversation and the last turns of the two others.
+    // Only blocks that no turn continued are still kept: the first conversation, and the last turns of the two others.
     assert_eq!(stack.count(stack.decode(), "/pinned/requests").await, 3);
     stack.picker.assert_settled().await;
     // The first conversation only showed that servers keep any: its prompt was not known token by token.
@@ -92,7 +92,7 @@ async fn the_next_turns_prefill_fetches_what_the_decode_server_keeps() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_fetches_what_is_not_the_beginning_of_the_own_prompt() {
+async fn blocks_that_are_no_prefix_of_the_prompt_are_not_fetched() {
     let stack = keeping(&[]).await;
     let mut talk = Talk::begin(1, Some("mine"), false);
     talk.turn(&stack).await;
@@ -107,7 +107,7 @@ async fn nobody_fetches_what_is_not_the_beginning_of_the_own_prompt() {
         history[edited] += 1;
         assert_eq!(Talk { tokens: history, ..talk.clone() }.turn(&stack).await, "split");
     }
-    // Two who go on from one turn: the first gets it, and the other does without.
+    // Two requests continue one turn: the first gets its blocks, the other prefills.
     let mut branch = talk.clone();
     assert_eq!(talk.turn(&stack).await, "split; carried=439");
     assert_eq!(branch.turn(&stack).await, "split");

@@ -26,7 +26,7 @@ async fn picker(sim: &SimProcess, more: &str) -> AttacheProcess {
     .await
 }
 
-/// A request whose prompt nobody has seen before, with a deadline in milliseconds.
+/// A request with a new prompt, and a deadline in milliseconds.
 async fn ask(to: SocketAddr, number: usize, tokens: usize, deadline: Option<&'static str>) -> Reply {
     let text = format!("{number:08} ").repeat(tokens * TOKEN / 9 + 1);
     let body = json!({"model": "sim-8b", "messages": [{"role": "user", "content": text}], "stream": true});
@@ -64,7 +64,7 @@ async fn what_a_busy_server_can_not_do_in_time_is_refused_and_the_rest_is_served
     let picker = picker(&sim, "").await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    // Nothing is known yet: nobody is refused.
+    // The speed is unknown yet, so no request is rejected.
     assert_eq!(ask(to, 900, 100, Some("1")).await.status, 200);
     learn(to).await;
     assert_eq!(ask(to, 901, 200, Some("2000")).await.status, 200, "an idle server has it in time");

@@ -199,7 +199,7 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
     let (split, whole) = ("split", "");
     for (what, servers, faults, patience, allowed) in [
         ("one refuses", &one[..], json!({"refuse": true}), 10, &[split][..]),
-        // Who is ejected is not asked: requests are served whole then.
+        // Ejected workers are not called: requests are served whole then.
         ("both refuse", &both, json!({"refuse": true}), 10, &["local; reason=prefill_failed", whole]),
         ("one fails now and then", &one, json!({"fail_next": {"count": 10, "status": 500}}), 10, &[split]),
         (
@@ -210,7 +210,7 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
             &["local; reason=prefill_failed", split, whole],
         ),
         ("both hang", &both, json!({"prefill": {"hang": true}}), 20, &["local; reason=prefill_late", whole]),
-        // What is not told can't be fetched, so it stays: the last.
+        // Blocks without transfer parameters can't be fetched, so the last one stays.
         ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), 10, &[split]),
     ] {
         stack.assert_nothing_stays().await;
@@ -219,7 +219,7 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
         let courses = stack.load(40, well).await;
         assert_eq!(courses.len(), 40, "{what}");
         assert!(courses.iter().all(|course| allowed.contains(&&**course)), "{what}: {courses:?}");
-        // What is told of a fault is told at least once.
+        // Each fault is reported at least once.
         assert!(courses.iter().any(|course| course == allowed[0]), "{what}: {courses:?}");
         assert!(began.elapsed() < Duration::from_secs(patience), "{what}: {:?}", began.elapsed());
         eventually("the servers to see that nobody waits", || async {
@@ -234,16 +234,16 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_prefill_is_asked_of_another_server_as_well_and_the_first_answer_wins() {
+async fn slow_prefill_is_hedged_and_the_first_response_wins() {
     let stack = Stack::start(&[], "decider: always, hedgeAfter: 50ms").await;
-    // One that hangs for good: whoever is sent to it is served by the other, long before the prefill's time is over.
+    // One worker hangs: its requests are served by the other, long before the prefill timeout.
     stack.faults(&stack.prefill()[..1], json!({"prefill": {"hang": true}})).await;
     let courses = stack.load(40, well).await;
     assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
     let asked = stack.count(&stack.prefill()[..1], "/prefills").await;
     assert!(asked > 0, "the slow one was asked");
     assert!(stack.count(&stack.prefill()[1..], "/prefills").await >= 40);
-    // Nobody waits for the slow ones any longer.
+    // No request waits for the slow workers any longer.
     eventually("the slow questions to end", || async {
         (stack.count(stack.prefill(), "/hanging").await == 0).then_some(())
     })
@@ -276,7 +276,7 @@ pub(crate) fn long_stream(number: usize) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_leave_while_the_prompt_is_computed_or_the_answer_comes_leave_nothing_pinned() {
+async fn disconnect_during_prefill_or_decode_leaves_nothing_pinned() {
     const LEAVING: u64 = 24;
     let stack = Stack::start(&[], "decider: always").await;
     let to = stack.to();
@@ -295,7 +295,7 @@ async fn clients_that_leave_while_the_prompt_is_computed_or_the_answer_comes_lea
     .await;
     clients.shutdown().await;
     stack.picker.assert_settled().await;
-    // A server that goes on before it has seen that nobody waits keeps what it computes: only its lease ends that, as vLLM's.
+    // A worker that continues before it notices the disconnect keeps its blocks until their lease ends, as vLLM does.
     eventually("the servers to see that nobody waits", || async {
         (stack.count(stack.prefill(), "/hanging").await == 0).then_some(())
     })
@@ -337,13 +337,13 @@ async fn clients_that_leave_at_any_moment_leave_the_books_closed() {
     }
     clients.join_all().await;
     stack.picker.assert_settled().await;
-    // Whoever left between the two servers, when only Envoy knew whether the second one had been asked, is waited for by the lease alone.
+    // After a disconnect between both legs, only Envoy knows whether the second was sent, so only the lease frees blocks.
     stack.until_nothing_is_pinned().await;
     assert_eq!(stack.failed_loads().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decode_server_that_fails_is_the_clients_answer_and_is_left_alone() {
+async fn failing_decode_worker_is_the_response_and_is_ejected() {
     let stack = Stack::start(&[], "decider: always").await;
     stack.faults(&stack.decode()[..1], json!({"refuse": true})).await;
     let began = Instant::now();
@@ -396,7 +396,7 @@ pub(crate) fn ended(reply: Reply) -> End {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_servers_meet_and_a_failed_prefill_is_told_at_once() {
+async fn sglang_workers_meet_and_failed_prefill_is_reported_at_once() {
     let more = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
     let stack = Stack::start(&more, "decider: always, connector: sglang").await;
     let courses = stack.load(40, well).await;

@@ -35,7 +35,7 @@ async fn serves_again(stack: &Stack) {
 async fn a_prompt_whose_lease_is_over_is_computed_again_or_fails_as_the_server_has_it() {
     for (policy, expected) in [("recompute", 200), ("fail", 500)] {
         let stack = Stack::start(&["--kv-lease", "100ms", "--kv-load-failure-policy", policy], "decider: always").await;
-        // The decode servers look for the blocks when nobody keeps them any longer.
+        // The decode workers ask for the blocks after these were released.
         stack.faults(stack.decode(), json!({"first_byte_delay_ms": 700})).await;
         let reply = client::post(stack.to(), "/v1/completions", request(1, false)).await.expect("an answer");
         assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (expected, "split"), "{policy}");
@@ -88,7 +88,7 @@ async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_servers_that_hang_or_refuse_are_told_of_within_the_prefills_time() {
+async fn sglang_hang_or_refusal_is_reported_within_prefill_timeout() {
     let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
     let stack = Stack::start(&sim, "connector: sglang, prefillTimeout: 1s").await;
     for (what, faults) in [("hang", json!({"prefill": {"hang": true}})), ("refuse", json!({"refuse": true}))] {
@@ -121,7 +121,7 @@ async fn sglang_streams_come_whole_where_envoy_shows_no_bodies_of_answers() {
     for bootstrap in [closed_at_heads, buffered] {
         let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
         let stack = Stack::with_envoy(bootstrap, &sim, "connector: sglang, prefillTimeout: 3s").await;
-        // Longer than a question lasts that nobody waits for.
+        // Longer than a call lasts without a waiting request.
         stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
         assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
         stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
@@ -220,7 +220,7 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     picker.assert_settled().await;
 }
 
-/// Stands before `server`, and is gone as soon as that answers a request: whoever has sent it can't tell how far the server was.
+/// A proxy of `server` that ends as soon as the server responds: the caller can't know how far the server was.
 async fn gone_when_it_answers(server: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -279,9 +279,9 @@ async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
     picker.assert_settled().await;
 }
 
-/// Who waits for the prompt is the server that a retry has led to.
+/// The decode worker that waits for the prefill is the one that a retry has chosen.
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_servers_that_answer_after_retries_are_told_that_their_prompt_does_not_come() {
+async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
     let sim = ["--speed", "20", "--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &sim).await;
     let [prefill, first, second] = sim.servers[..] else { panic!("three servers") };
@@ -312,7 +312,7 @@ async fn sglang_servers_that_answer_after_retries_are_told_that_their_prompt_doe
 
 /// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prefill_server_that_takes_connections_and_never_answers_is_left_alone() {
+async fn unresponsive_prefill_worker_is_ejected() {
     let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &["--speed", "20"]).await;
     let [prefill, decode] = sim.servers[..] else { panic!("two servers") };
     let silent = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -359,7 +359,7 @@ async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picker_that_is_told_to_stop_sees_prompts_and_answers_through() {
+async fn shutdown_completes_prefills_and_responses() {
     let mut stack = Stack::start(&[], "decider: always").await;
     let clients = waiting(&stack).await;
     stack.picker.process.signal("TERM");
@@ -373,7 +373,7 @@ async fn a_picker_that_is_told_to_stop_sees_prompts_and_answers_through() {
     stack.assert_nothing_pinned().await;
 }
 
-/// What it held is lost, since nobody else knows it; what its servers held for it is not.
+/// The killed picker's state is lost; blocks that its servers keep are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_picker_that_is_killed_costs_the_requests_under_way_and_leaves_nothing_pinned() {
     let mut stack = Stack::start(&[], "decider: always").await;

@@ -129,7 +129,7 @@ async fn a_client_that_leaves_is_recorded_with_the_time_that_it_has_waited() {
     picker.assert_settled().await;
 }
 
-/// Starts a request that gets no answer, and goes away once Envoy has it.
+/// Starts a request that gets no response, and disconnects once Envoy has it.
 async fn leave_when<T>(request: impl Future<Output = T>, envoy: &EnvoyProcess, listener: &str) {
     let seen = eventually("a request under way", || async { (active(envoy, listener).await > 0).then_some(()) });
     // The loser is dropped, and its connection with it.
@@ -262,7 +262,7 @@ async fn trailers_pass_in_both_directions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picker_that_is_told_to_stop_finishes_what_it_has_begun() {
+async fn shutdown_finishes_requests_in_flight() {
     let echo = Echo::start().await;
     let drain = ["--drain-min-delay", "100ms", "--drain-deadline", "20s"];
     let mut picker = AttacheProcess::start(&[echo.address], &drain).await;

@@ -1,4 +1,4 @@
-//! The whole road with simulated model servers: each API of the quickstart, answered by the server that the picker chose.
+//! The whole request path with simulated model servers: each API of the quickstart, served by the chosen endpoint.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -48,7 +48,7 @@ async fn every_api_is_answered_and_every_server_gets_its_share() {
     picker.assert_settled().await;
 }
 
-/// The first requests find out: Envoy answers them 503 on its own. Then the picker knows, and says so to clients at once.
+/// Envoy responds 503 to the first requests. Then the picker has ejected the servers, and rejects requests at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_servers_are_ejected_and_the_live_one_serves() {
     let echo = Echo::start().await;
@@ -63,7 +63,7 @@ async fn dead_servers_are_ejected_and_the_live_one_serves() {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).to_string();
     let ask =
         || async { client::post(to, "/v1/chat/completions", Bytes::from(body.clone())).await.expect("an answer") };
-    // Envoy tells that it could not connect, so two failures a server are enough.
+    // Envoy reports failed connections, so two failures for each server are enough.
     let mut failures = 0;
     for _ in 0..40 {
         failures += u32::from(ask().await.status != 200);
@@ -73,7 +73,7 @@ async fn dead_servers_are_ejected_and_the_live_one_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_ready_server_clients_are_told_when_to_retry() {
+async fn without_ready_server_rejections_have_retry_after() {
     let picker = AttacheProcess::configured(
         r#"{apiVersion: attache.dev/v1, kind: Attache, pools: [{name: p, endpoints: [{address: "127.0.0.1:1", draining: true}]}]}"#,
     )

@@ -1,4 +1,4 @@
-//! A pool that is full, through real Envoy: the important goes first, the rest waits or is told when to come again, and everybody gets an answer.
+//! A full pool behind real Envoy: important requests go first, the rest is queued or gets `Retry-After`.
 
 use crate::shipped::by_header;
 use crate::support::Error;
@@ -56,7 +56,7 @@ async fn ask(to: SocketAddr, objective: &'static str, number: usize, ms: u64) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_three_times_the_capacity_the_important_go_first_and_everybody_gets_an_answer() {
+async fn at_triple_load_important_requests_go_first_and_all_get_responses() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&configuration(&echo, "    maxRequests: 10\n    ttl: 30s\n")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -128,7 +128,7 @@ async fn before_a_fleet_that_is_overloaded_only_the_sheddable_and_the_flood_lose
     .await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    // Who, how many clients, how many requests each.
+    // Objective, number of clients, requests of each.
     let kinds = [("urgent", "one", 4, 15), ("batch", "one", 8, 15), ("", "one", 2, 15), ("", "flood", 16, 15)];
     let mut clients = tokio::task::JoinSet::new();
     for (kind, (objective, tenant, count, requests)) in kinds.into_iter().enumerate() {
@@ -304,8 +304,8 @@ async fn urgent_ones_come(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_under_way_gives_way_to_what_is_urgent_and_is_told_when_to_come_again() {
-    // Nobody would wait for these: without giving way the test would fail by its own patience.
+async fn running_batch_is_preempted_for_urgent_request_with_retry_after() {
+    // These run long: without preemption the test would time out.
     let batches = urgent_ones_come("unanswered", "delay_ms=600000", false, async |_| {}).await;
     for reply in batches {
         let reply = reply.expect("an answer");
@@ -317,7 +317,7 @@ async fn a_batch_under_way_gives_way_to_what_is_urgent_and_is_told_when_to_come_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_has_begun_is_cut_so_that_its_client_can_tell() {
+async fn preempted_stream_is_cut_detectably() {
     let servers_see_it = async |echo: &Echo| {
         eventually("the server to see all of them go", || async { (echo.cut_short() == ROOM).then_some(()) }).await;
     };

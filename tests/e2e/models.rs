@@ -40,7 +40,7 @@ fn config(servers: &[SocketAddr], models: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_models_of_all_servers_are_listed_whoever_serves_them() {
+async fn models_of_all_servers_are_listed() {
     let sim = SimProcess::start(2, &["--model", "sim-8b"]).await;
     load_adapter(sim.servers[0], "sql").await;
     load_adapter(sim.servers[1], "chat/formal").await;

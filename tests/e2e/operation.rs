@@ -93,7 +93,7 @@ async fn a_configuration_changes_under_load_and_no_request_fails() {
 /// Load balancers need time to look away, so readiness goes at once and service goes on; a stream without end does not keep the
 /// process from ending.
 #[tokio::test(flavor = "multi_thread")]
-async fn told_to_stop_it_is_unready_at_once_serves_on_and_ends_in_time() {
+async fn shutdown_is_unready_at_once_serves_on_and_ends_in_time() {
     let echo = Echo::start().await;
     let drain = ["--drain-min-delay", "1500ms", "--drain-deadline", "2s"];
     let mut picker = AttacheProcess::start(&[echo.address], &drain).await;

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// Chosen at random, so that nobody keeps away from a server that has told nothing of itself.
+/// Random choice, so that servers without metrics are chosen too.
 fn pool(more: &str, prefill: &[SocketAddr], decode: SocketAddr) -> String {
     let line = |role: &str, address: &SocketAddr| format!("  - {{address: \"{address}\", role: {role}}}\n");
     let prefill: String = prefill.iter().map(|address| line("prefill", address)).collect();
@@ -28,7 +28,7 @@ fn pool(more: &str, prefill: &[SocketAddr], decode: SocketAddr) -> String {
     )
 }
 
-/// Nobody is ejected: each request is split, or its answer says why it was not.
+/// Without ejection: each request is split, or its response names the reason why it was not.
 const NO_EJECTION: &str = "  health: {consecutiveFailures: 0}\n  disaggregation: {decider: always}\n";
 
 /// Two prefill servers and a decode server, of which a picker and its Envoy know those that its file names.
@@ -114,7 +114,7 @@ impl Stack {
         (clients, hanging.await)
     }
 
-    /// Nobody computes or keeps anything for another, though no lease has ended, and the books are closed.
+    /// No worker prefills or keeps blocks, though no lease has ended, and all counters are back at zero.
     async fn assert_nothing_stays(&self) {
         for what in ["/hanging", "/pinned/requests"] {
             eventually(what, || async { (self.counts(what).await == [0; 3]).then_some(()) }).await;
@@ -273,7 +273,7 @@ async fn prefill_servers_that_leave_the_pool_while_they_compute_leave_every_requ
         let (clients, hanging) = stack.waiting(2 * CLIENTS).await;
         assert!(hanging[..2].iter().all(|count| *count > 0), "both compute prompts: {hanging:?}");
         stack.becomes(&pool(&settings, &[], stack.decode()), 1).await;
-        // Whoever comes now finds no prefill server, and does not wait behind those that did.
+        // New requests find no prefill worker, and do not wait behind earlier ones.
         let whole = load(stack.to(), CLIENTS, courses).await;
         assert_eq!(whole, vec![(String::new(), String::new()); CLIENTS], "{end:?}");
         match end {

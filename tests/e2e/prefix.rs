@@ -112,7 +112,7 @@ async fn believed(picker: &AttacheProcess, servers: &[SocketAddr]) {
     }
 }
 
-/// Tokens that were thought to be cached, and that were, of all answers that told.
+/// Estimated and reported cached tokens, of all responses that report them.
 async fn foretold_and_reported(picker: &AttacheProcess) -> (f64, f64) {
     let reply = client::get(picker.metrics, "/metrics").await.expect("metrics");
     let metrics = String::from_utf8(reply.body).expect("text");
@@ -404,7 +404,7 @@ async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_clien
     picker.assert_settled().await;
 }
 
-/// Where no rank tells what it holds, the page tells how busy each is, also with what others have sent.
+/// Without KV events, the metrics show how busy each rank is, including requests of other clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rank_behind_a_port_that_has_least_to_do_serves_where_no_events_tell() {
     let sim = SimProcess::start(1, &["--data-parallel-size", "3"]).await;

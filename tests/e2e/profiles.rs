@@ -109,7 +109,7 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     until_series(&picker, GOOD, 2.0).await;
     assert_eq!(fleet.share(to).await, [SOME, 0]);
 
-    // What can't be read is counted and harms nobody else; what stood there before stays.
+    // An invalid profile is counted and does not affect others; its last valid version stays.
     redis.say("SET aibrix:profile_m_l40s '{\"gpu\": \"l40s\"'");
     redis.say("SET aibrix:profile_other_b200 junk");
     redis.say("LPUSH aibrix:profile_list_b200 1");

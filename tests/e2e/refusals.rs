@@ -37,7 +37,7 @@ async fn bad_json_is_answered_in_every_mode_that_shows_it() {
     picker.assert_settled().await;
 }
 
-/// tonic refuses messages over 4 MiB unless told otherwise, and Envoy then sends the request on without the picker.
+/// By default tonic rejects messages over 4 MiB, and Envoy then sends the request on without the picker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_buffered_body_does_not_get_past_the_picker() {
     let echo = Echo::start().await;

@@ -123,7 +123,7 @@ async fn clients_that_wait_are_never_more_than_there_are() {
     let ((outcome, seen), most) = tokio::join!(playing, looking);
     assert_eq!((outcome.answered, outcome.most_in_flight), (outcome.sent, 3), "{outcome:?}");
     assert!(outcome.sent >= 20 && (1..=3).contains(&most), "{most} at a time, {outcome:?}");
-    // As clients see it: whoever sends the next request has had an answer.
+    // As clients see it: a client sends its next request after the response.
     for served in &seen {
         let ended = served.at.after(served.total);
         let open = seen.iter().filter(|other| other.at < ended && served.at < other.at.after(other.total));

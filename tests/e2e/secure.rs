@@ -138,7 +138,7 @@ async fn certificates_are_replaced_while_streams_run() {
 
 /// The default, as the reference picker's.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_self_signed_certificate_serves_envoy_and_nobody_who_speaks_no_tls() {
+async fn self_signed_certificate_serves_envoy_and_rejects_plaintext() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &["--secure-serving=true"]).await;
     let envoy = EnvoyProcess::start(&over_tls(picker.grpc)).await;

@@ -52,7 +52,7 @@ impl Told {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_is_told_the_prefill_server_and_a_client_is_not_believed() {
+async fn sidecar_gets_prefill_worker_only_from_picker() {
     let told = Told::start(&["prefill", "decode"], "mode: header, decider: always").await;
     let [prefill, decode] = told.servers.as_slice() else { panic!("two servers") };
     let said = told.tells(PREFILLER, "/v1/completions", request(1, false)).await;
@@ -69,7 +69,7 @@ fn looking_at(images: &[&str]) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_is_told_who_encodes_images_and_a_client_is_not_believed() {
+async fn sidecar_gets_encode_workers_only_from_picker() {
     const CHAT: &str = "/v1/chat/completions";
     for (case, roles, decider) in [
         ("E/PD", &["decode", "encode", "encode"][..], "never"),
@@ -100,7 +100,7 @@ async fn a_sidecar_is_told_who_encodes_images_and_a_client_is_not_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_is_told_who_holds_more_of_a_prompt_as_llm_ds_file_asks() {
+async fn sidecar_gets_endpoint_with_longer_prefix_by_llm_d_file() {
     const SOURCE: &str = "x-kv-cache-source-host-port";
     let servers = [Echo::start().await, Echo::start().await];
     let text = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- {type: random-picker}\n\

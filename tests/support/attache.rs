@@ -1,4 +1,4 @@
-//! The picker's own binary, started as an operator starts it, and its books.
+//! The picker's own binary, started as an operator starts it, and its counters.
 
 use super::process::{Process, eventually, scratch};
 use super::{Error, client};
@@ -16,7 +16,7 @@ pub(crate) struct AttacheProcess {
     pub(crate) metrics: SocketAddr,
 }
 
-/// What the picker says it has done.
+/// Counters of the picker from its metrics page.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     pub(crate) opened: u64,
@@ -54,7 +54,7 @@ impl AttacheProcess {
         Self::with_arguments(&arguments).await
     }
 
-    /// Starts the picker with room for so many open files.
+    /// Starts the picker with a limit of this many open files.
     pub(crate) async fn with_open_files(count: u32, endpoints: &[SocketAddr]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {count}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_attache")]);
@@ -74,7 +74,8 @@ impl AttacheProcess {
         Self::with_command(command, arguments).await
     }
 
-    /// Starts the picker in the cluster that this kubeconfig names, and waits until it listens: it may not be ready yet.
+    /// Starts the picker in the cluster that this kubeconfig names, and waits until it listens. It
+    /// may not be ready yet.
     #[cfg(feature = "kube")]
     pub(crate) async fn in_cluster(kubeconfig: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
@@ -82,12 +83,12 @@ impl AttacheProcess {
         Self::listening(command, &arguments.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()).await
     }
 
-    /// Whether it says that it is ready.
+    /// Whether its readiness page reports ready.
     pub(crate) async fn is_ready(&self) -> bool {
         client::get(self.metrics, "/ready").await.is_ok_and(|reply| reply.status.is_success())
     }
 
-    /// Waits until it is.
+    /// Waits until it reports ready.
     pub(crate) async fn until_ready(&self) {
         eventually("the picker to be ready", || async { self.is_ready().await.then_some(()) }).await;
     }
@@ -120,7 +121,8 @@ impl AttacheProcess {
         Self { grpc: address("grpc"), health: address("health"), metrics: address("metrics"), process }
     }
 
-    /// The sum of the metrics with this name, whatever their labels, or the one of this name and these labels; 0 when there is none.
+    /// The sum of the metrics with this name, whatever their labels, or the one of this name and these labels;
+    /// 0 when there is none.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = client::get(self.metrics, "/metrics").await.expect("the picker's metrics");
         let text = String::from_utf8_lossy(&page.body).into_owned();
@@ -137,7 +139,7 @@ impl AttacheProcess {
             .await;
     }
 
-    /// What the page `/endpoints` says of each endpoint.
+    /// The content of the page `/endpoints` for each endpoint.
     pub(crate) async fn endpoints(&self) -> Vec<serde_json::Value> {
         let page = client::get(self.metrics, "/endpoints").await.expect("the picker's endpoints").json();
         let mut all = Vec::new();
@@ -145,7 +147,7 @@ impl AttacheProcess {
         all
     }
 
-    /// Reads the books.
+    /// Reads the counters.
     pub(crate) async fn books(&self) -> Result<Books, Error> {
         let page = client::get(self.metrics, "/metrics").await?;
         let mut books = Books::default();
@@ -163,8 +165,8 @@ impl AttacheProcess {
         Ok(books)
     }
 
-    /// Waits for the end of all streams and checks the identity: each stream that was opened has one outcome, and no
-    /// endpoint holds a request.
+    /// Waits for the end of all streams and checks the totals: each opened stream has one outcome, and
+    /// no endpoint holds a request.
     pub(crate) async fn assert_settled(&self) -> Books {
         let mut last = Books::default();
         for _ in 0..1000 {
@@ -200,7 +202,8 @@ fn collect(key: &str, value: &serde_json::Value, into: &mut Vec<serde_json::Valu
     }
 }
 
-/// What all endpoints of all pools hold. A page that says nothing of it is no proof that nothing is held.
+/// Requests and tokens that all endpoints of all pools hold. A page without these fields proves nothing,
+/// so it fails the test.
 fn in_flight(page: &serde_json::Value) -> u64 {
     let list = |value: &serde_json::Value, name: &str| -> Vec<serde_json::Value> {
         value[name].as_array().unwrap_or_else(|| panic!("no {name} in {value}")).clone()

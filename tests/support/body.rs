@@ -1,4 +1,4 @@
-//! Bodies whose every byte follows from a few numbers, so that both ends can tell whether one was lost, doubled or moved.
+//! Bodies whose bytes follow from a few numbers, so that both ends can detect lost, doubled or moved bytes.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -25,7 +25,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A small generator: tests must not depend on the crate's own.
+/// A small random generator: tests must not depend on the crate's own.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// `length` letters, never the same for long, so that a piece in the wrong place changes the digest.
+/// `length` letters that rarely repeat, so that a chunk in the wrong position changes the digest.
 fn letters(length: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut text = Vec::with_capacity(length + 8);
@@ -60,7 +60,7 @@ fn letters(length: usize, seed: u64) -> Vec<u8> {
     text
 }
 
-/// A chat request of exactly `size` bytes; below the smallest possible one, letters without meaning.
+/// A chat request of exactly `size` bytes; below the smallest possible size, letters without meaning.
 pub(crate) fn chat(size: usize, stream: bool, seed: u64) -> Bytes {
     let head = format!(r#"{{"model":"sim-8b","stream":{stream},"messages":[{{"role":"user","content":""#);
     framed(head.as_bytes(), br#""}]}"#, size, seed)
@@ -92,7 +92,7 @@ pub(crate) fn events(size: usize, events: usize, seed: u64) -> VecDeque<Bytes> {
     let mut pieces = VecDeque::new();
     let mut left = size - END.len();
     while left > 0 {
-        // The last event takes what would be too little for one of its own.
+        // The last event includes a remainder that is too small for an event of its own.
         let length = if left < each + overhead { left } else { each };
         pieces.push_back(framed(HEAD, TAIL, length, seed + left as u64));
         left -= length;
@@ -101,7 +101,7 @@ pub(crate) fn events(size: usize, events: usize, seed: u64) -> VecDeque<Bytes> {
     pieces
 }
 
-/// Cuts `body` at random places into pieces of at most `most` bytes.
+/// Cuts `body` at random positions into chunks of at most `most` bytes.
 pub(crate) fn cut(mut body: Bytes, most: usize, seed: u64) -> VecDeque<Bytes> {
     let mut random = Random::new(seed);
     let mut pieces = VecDeque::new();
@@ -112,7 +112,7 @@ pub(crate) fn cut(mut body: Bytes, most: usize, seed: u64) -> VecDeque<Bytes> {
     pieces
 }
 
-/// A body to send: its pieces, how its length is told, the pace and the trailers.
+/// A body to send: its chunks, how its length is announced, the pace and the trailers.
 pub(crate) struct Payload {
     pieces: VecDeque<Bytes>,
     length: Option<u64>,
@@ -124,7 +124,7 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    /// Told by `content-length`.
+    /// With `content-length`.
     pub(crate) fn sized(body: Bytes) -> Self {
         Self::chunked(if body.is_empty() { VecDeque::new() } else { [body].into() }).with_length()
     }
@@ -134,13 +134,13 @@ impl Payload {
         Self { pieces, length: None, trailers: None, pace: None, timer: None, finished: false, cut_short: None }
     }
 
-    /// Tells the length of the pieces by `content-length`.
+    /// Announces the length of the chunks by `content-length`.
     pub(crate) fn with_length(mut self) -> Self {
         self.length = Some(self.pieces.iter().map(|p| p.len() as u64).sum());
         self
     }
 
-    /// Waits this long before each piece but the first.
+    /// Waits this long before each chunk except the first.
     pub(crate) fn paced(mut self, pace: Duration) -> Self {
         self.pace = (!pace.is_zero()).then_some(pace);
         self
@@ -152,7 +152,7 @@ impl Payload {
         self
     }
 
-    /// Calls `tell` when the body is dropped before its end.
+    /// Calls `tell` if the body is dropped before its end.
     pub(crate) fn on_cut_short(mut self, tell: Arc<dyn Fn() + Send + Sync>) -> Self {
         self.cut_short = Some(tell);
         self
@@ -182,7 +182,7 @@ impl Body for Payload {
     }
 
     fn is_end_stream(&self) -> bool {
-        // A chunked body without pieces still has to say so on the wire.
+        // A chunked body without chunks still needs its end on the wire.
         self.length == Some(0) && self.trailers.is_none()
     }
 

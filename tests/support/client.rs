@@ -12,14 +12,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// How to speak to a server.
+/// Protocol of a connection to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Http {
     H1,
     H2,
 }
 
-/// A complete answer.
+/// A complete response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
@@ -30,18 +30,18 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// A header as text, empty when absent.
+    /// A header as text; empty if it is absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
     }
 
-    /// The body as JSON, `Null` when it is none.
+    /// The body as JSON; `Null` if it is not JSON.
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
-/// An answer whose body is still to be read. Dropping it is what a client does that goes away.
+/// A response whose body is still to be read. To drop it is to disconnect.
 pub(crate) struct Open {
     pub(crate) response: Response<Incoming>,
     connection: Connection,
@@ -57,7 +57,7 @@ impl Drop for Connection {
 }
 
 impl Open {
-    /// The next piece of the body, `None` at its end.
+    /// The next chunk of the body, `None` at its end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while let Some(frame) = self.response.body_mut().frame().await {
             if let Ok(data) = frame?.into_data() {
@@ -110,7 +110,7 @@ pub(crate) async fn open(to: SocketAddr, http: Http, request: Request<Payload>) 
     Ok(Open { response, connection })
 }
 
-/// Sends a request and reads the whole answer; an answer that takes longer than a minute is an error.
+/// Sends a request and reads the whole response; one that takes longer than a minute is an error.
 pub(crate) async fn send(to: SocketAddr, http: Http, request: Request<Payload>) -> Result<Reply, Error> {
     tokio::time::timeout(Duration::from_secs(60), async { open(to, http, request).await?.finish().await }).await?
 }

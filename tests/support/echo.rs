@@ -1,13 +1,15 @@
-//! A server that tells what it got and answers what the query asks for. HTTP/1.1 and HTTP/2 on one port.
+//! A server that reports what it received and responds as the query asks. HTTP/1.1 and HTTP/2 on one port.
 //!
-//! Query: `kind=json|sse`, `size` bytes, `events` (about so many), `chunked=1`, `pace_ms` between events, `status`, `trailers=1`,
-//! `early=1` (answer before the request's body is read), `delay_ms` before the answer, `cut` (the first piece of the body is so long) and
-//! `piece` (all are), `reset=1` (close the connection in place of an answer), `hold=1` (the answer is the text given to [`Echo::answering`]),
-//! `reply=1` (the answer is the string `reply` of the request's JSON), `tell` (names of headers, with commas). `/metrics` and `/health` answer as
-//! an idle model server does.
+//! Query: `kind=json|sse`, `size` bytes, `events` (approximate number), `chunked=1`, `pace_ms` between events,
+//! `status`, `trailers=1`, `early=1` (respond before the request's body is read), `delay_ms` before the response,
+//! `cut` (length of the first chunk of the body) and `piece` (of all chunks), `reset=1` (close the connection instead
+//! of a response), `hold=1` (the response is the text given to [`Echo::answering`]), `reply=1` (the response is the
+//! string `reply` of the request's JSON), `tell` (names of headers, with commas). `/metrics` and `/health` respond
+//! like an idle model server.
 //!
-//! Response headers: `x-echo-server` (its address), `x-echo-sha256` and `x-echo-length` of the request's body, `x-echo-trailers` (how
-//! many), `x-echo-destination` (the destination header as it arrived), `x-echo-told` (the headers of `tell` as `name=value`, with `;`).
+//! Response headers: `x-echo-server` (its address), `x-echo-sha256` and `x-echo-length` of the request's body,
+//! `x-echo-trailers` (their number), `x-echo-destination` (the destination header as received), `x-echo-told` (the
+//! headers of `tell` as `name=value`, with `;`).
 
 use super::body::{Payload, completion, cut, events, hex};
 use bytes::Bytes;
@@ -48,13 +50,13 @@ impl Echo {
         Self::on(TcpListener::bind("127.0.0.1:0").await.expect("a free port"))
     }
 
-    /// Answers with these bytes when the query says `hold=1`.
+    /// Responds with these bytes if the query has `hold=1`.
     pub(crate) async fn answering(answer: impl Into<Bytes>) -> Self {
         let counts = Counts { answer: answer.into(), ..Counts::default() };
         Self::with(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), counts)
     }
 
-    /// Answers 503 to everything, and claims with `x-envoy-overloaded` that Envoy's circuit breaker is the cause.
+    /// Responds 503 to everything, and claims with `x-envoy-overloaded` that Envoy's circuit breaker is the cause.
     pub(crate) async fn failing() -> Self {
         let counts = Counts { fails: true, ..Counts::default() };
         Self::with(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), counts)
@@ -77,12 +79,12 @@ impl Echo {
         self.counts.requests.load(Ordering::SeqCst)
     }
 
-    /// Most requests that were under way at the same time, from their bodies' end to their response.
+    /// Most requests in flight at the same time, from the end of their bodies to their response.
     pub(crate) fn peak(&self) -> usize {
         self.counts.peak.load(Ordering::SeqCst)
     }
 
-    /// Response bodies that nobody read to the end.
+    /// Number of response bodies that no client read to the end.
     pub(crate) fn cut_short(&self) -> usize {
         self.counts.cut_short.load(Ordering::SeqCst)
     }
@@ -111,7 +113,7 @@ async fn accept(listener: TcpListener, address: SocketAddr, counts: Arc<Counts>)
 async fn serve(stream: TcpStream, address: SocketAddr, counts: Arc<Counts>) {
     let _ = stream.set_nodelay(true);
     let service = hyper::service::service_fn(move |request| answer(request, address, counts.clone()));
-    // An error here is a client that went away.
+    // An error here is a client that disconnected.
     let _ = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
         .serve_connection_with_upgrades(TokioIo::new(stream), service)
         .await;
@@ -197,7 +199,7 @@ async fn replied(body: Incoming) -> Bytes {
     request["reply"].as_str().unwrap_or_default().to_owned().into()
 }
 
-/// What the query asks for.
+/// The parameters in the query.
 struct Wish {
     sse: bool,
     size: usize,
@@ -276,7 +278,7 @@ impl Wish {
     }
 }
 
-/// Accepts the upgrade and sends back whatever comes.
+/// Accepts the upgrade and sends all received bytes back.
 fn upgrade(request: Request<Incoming>, headers: HeaderMap) -> Response<Payload> {
     tokio::spawn(async move {
         if let Ok(upgraded) = hyper::upgrade::on(request).await {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The Envoy binary: `ATTACHE_ENVOY`, else where tests/run.sh installs it. A missing Envoy fails the test: skipping would hide it.
+/// The Envoy binary: `ATTACHE_ENVOY`, else where tests/run.sh installs it. A missing Envoy fails the
+/// test: skipping would hide it.
 pub(crate) fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("ATTACHE_ENVOY") {
         return path.into();
@@ -28,7 +29,7 @@ pub(crate) fn binary() -> PathBuf {
 pub(crate) fn shipped(file: &str, ports: &[(u16, u16)]) -> String {
     let path = repository().join("envoy").join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
-    // In two steps, so that a new port that looks like another old one is not replaced again.
+    // In two steps, so that a new port that equals another old one is not replaced again.
     let marked = ports.iter().fold(text.replace("address: 0.0.0.0", "address: 127.0.0.1"), |text, (old, _)| {
         let from = format!("port_value: {old}}}");
         assert!(text.contains(&from), "{file} has no `{from}`");
@@ -37,7 +38,8 @@ pub(crate) fn shipped(file: &str, ports: &[(u16, u16)]) -> String {
     ports.iter().fold(marked, |text, (old, new)| text.replace(&format!("@{old}@"), &new.to_string()))
 }
 
-/// A bootstrap with its lines for TLS to the picker activated. Certificates are in `certificates`; what says so is written to `sds`.
+/// A bootstrap with its lines for TLS to the picker enabled. Certificates are in `certificates`; the SDS
+/// file is written to `sds`.
 #[allow(dead_code, reason = "only the end-to-end tests have certificates")]
 pub(crate) fn with_mtls(bootstrap: &str, certificates: &Path, sds: &Path) -> String {
     for file in ["certificate.yaml", "authority.yaml"] {
@@ -59,14 +61,15 @@ pub(crate) struct EnvoyProcess {
     _turn: Turn,
 }
 
-/// Tests run side by side, except one that needs the whole machine. Every test that needs Envoy takes a turn for as long as it runs.
+/// Tests run in parallel, except one that needs the whole machine. Every test with Envoy holds this lock while it runs.
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
 #[expect(dead_code, reason = "held, not read")]
 enum Turn {
     Shared(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
-    /// Another Envoy of the same test holds one: two of them would wait for each other when somebody wants to be alone in between.
+    /// A further Envoy of the same test has no lock of its own: two locks in one test could deadlock with a test
+    /// that needs the machine alone.
     Anothers,
 }
 
@@ -76,7 +79,7 @@ impl EnvoyProcess {
         Self::with_workers(bootstrap, 2).await
     }
 
-    /// Another one for the test that has this one, which must be dropped last.
+    /// A further Envoy for the test that has this one, which must be dropped last.
     pub(crate) async fn beside(&self, bootstrap: &str) -> Self {
         Self::launch(bootstrap, 2, Turn::Anothers).await
     }
@@ -137,7 +140,7 @@ impl EnvoyProcess {
         values.iter().sum()
     }
 
-    /// Waits until no request is under way, then checks that Envoy found nothing wrong with the picker's answers.
+    /// Waits until no request is in flight, then checks that Envoy accepted all responses of the picker.
     pub(crate) async fn assert_picker_was_correct(&self) {
         assert!(self.stat("ext_proc.streams_started").await > 0, "no request went past the picker");
         for name in ["spurious_msgs_received", "rejected_header_mutations", "streams_failed", "message_timeouts"] {

@@ -1,4 +1,4 @@
-//! A gRPC client that speaks HTTP/2 directly, so that it can say what no proper client would.
+//! A gRPC client that speaks HTTP/2 directly, so that it can send what no proper client would.
 
 use super::Error;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -40,7 +40,7 @@ impl Connection {
         Self::with(to, &h2::client::Builder::new()).await
     }
 
-    /// A connection on which no body of an answer may be sent.
+    /// A connection on which no response body may be sent.
     pub(crate) async fn without_window(to: SocketAddr) -> Result<Self, Error> {
         Self::with(to, h2::client::Builder::new().initial_window_size(0)).await
     }
@@ -51,7 +51,7 @@ impl Connection {
         Self::over(socket, http).await
     }
 
-    /// Over a socket of any kind.
+    /// A connection over any kind of socket.
     pub(crate) async fn over(
         socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         http: &h2::client::Builder,
@@ -94,12 +94,12 @@ impl Stream {
         self.send_raw(frame(0, &message.encode_to_vec()))
     }
 
-    /// Ends the request side of the stream: no more messages come.
+    /// Ends the request side of the stream, after which no messages follow.
     pub(crate) fn half_close(&mut self) -> Result<(), Error> {
         Ok(self.outbound.send_data(Bytes::new(), true)?)
     }
 
-    /// The next answer; `None` when the stream has ended, with [`Stream::status`] told.
+    /// The next response message; `None` at the end of the stream, with [`Stream::status`] set.
     pub(crate) async fn answer(&mut self) -> Result<Option<ProcessingResponse>, Error> {
         if let Some(response) = self.response.take() {
             let response = response.await?;
@@ -157,7 +157,7 @@ pub(crate) fn request_headers(headers: &[(&str, &[u8])], end_of_stream: bool) ->
     message(Event::RequestHeaders(HttpHeaders { headers, end_of_stream, ..HttpHeaders::default() }))
 }
 
-/// A piece of the request's body.
+/// A chunk of the request's body.
 pub(crate) fn request_body(body: &[u8], end_of_stream: bool) -> ProcessingRequest {
     message(Event::RequestBody(HttpBody { body: body.to_vec(), end_of_stream, ..HttpBody::default() }))
 }

@@ -1,5 +1,5 @@
-//! What the end-to-end tests are made of: processes (Envoy, the picker, the simulated servers), an echo server, an HTTP client
-//! and bodies whose every byte is known.
+//! Parts of the end-to-end tests: processes (Envoy, the picker, simulated servers), an echo server, an HTTP client,
+//! and bodies with known bytes.
 
 pub(crate) mod attache;
 pub(crate) mod body;
@@ -20,5 +20,5 @@ pub(crate) mod redis;
 pub(crate) mod sidecar;
 pub(crate) mod sim;
 
-/// The error of everything that can fail while a test talks to something.
+/// The error of every operation in a test.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -1,20 +1,20 @@
-//! Every body mode that Envoy can ask for, each on a listener of its own in one Envoy.
+//! Every body mode of Envoy, each on a listener of its own in one Envoy.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
 
-/// How Envoy hands bodies to the picker.
+/// How Envoy passes bodies to the picker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     FullDuplex,
     Streamed,
-    /// STREAMED, with the request's body sent on before its headers are answered.
+    /// STREAMED, where the request's body is sent before the response to its headers.
     StreamedNoWait,
     /// Whole requests, streamed responses.
     Buffered,
     /// Whole requests and whole responses.
     BufferedBoth,
-    /// What fits into Envoy's buffer, both ways.
+    /// As much as fits into Envoy's buffer, both ways.
     BufferedPartial,
     /// Headers only.
     None,
@@ -45,7 +45,7 @@ impl Mode {
         }
     }
 
-    /// Whether the picker sees the request's body before it has to name a server.
+    /// Whether the picker receives the request's body before it has to choose an endpoint.
     pub(crate) fn shows_body(self) -> bool {
         !matches!(self, Mode::None | Mode::Streamed)
     }
@@ -64,8 +64,8 @@ impl Mode {
     }
 }
 
-/// A bootstrap with a listener for each mode and one picker. Upstream speaks the protocol of the client. Client headers are
-/// not cleaned here, so that the picker itself is tested against spoofed ones.
+/// A bootstrap with a listener for each mode and one picker. Upstream speaks the protocol of the client. Client headers
+/// are not cleaned here, so that the picker itself is tested against spoofed ones.
 pub(crate) fn bootstrap(modes: &[Mode], picker: SocketAddr) -> String {
     let listeners = modes.iter().fold(String::new(), |mut text, mode| {
         let (request, response, trailers, no_wait) = mode.settings();

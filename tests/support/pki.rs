@@ -1,4 +1,4 @@
-//! Certificate authorities, certificates, and directories that hold them as Kubernetes mounts a secret.
+//! Certificate authorities, certificates, and directories with the layout of a Kubernetes secret mount.
 
 use attache::clock::wall_now;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
@@ -56,7 +56,7 @@ impl Authority {
     }
 }
 
-/// A directory whose files are replaced all at once, by the swap of a symbolic link, as the kubelet does it.
+/// A directory whose files are replaced at once, by the swap of a symbolic link, as the kubelet does it.
 pub(crate) struct Secret {
     directory: PathBuf,
     versions: AtomicUsize,

@@ -5,10 +5,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest wait for anything that should happen at once. Generous: test machines are busy.
+/// Longest wait for anything that should happen at once. Generous, since test machines are busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Killed on drop; the end of its log is shown when the test is failing.
+/// Killed on drop; the end of its log is shown if the test fails.
 pub(crate) struct Process {
     name: &'static str,
     child: Child,
@@ -51,7 +51,7 @@ impl Process {
         assert!(status.is_ok_and(|s| s.success()), "sending SIG{name} to {} ({})", self.name, self.id());
     }
 
-    /// Ends it without a chance to say goodbye.
+    /// Kills it without a chance to shut down.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -62,7 +62,7 @@ impl Process {
         self.child.try_wait().expect("asking for an exit status")
     }
 
-    /// Waits for a value to turn up in what the process does or writes; panics when the process ends first.
+    /// Waits for a value in the process's state or output; panics if the process ends first.
     pub(crate) async fn wait_for<T>(&mut self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -113,7 +113,7 @@ pub(crate) fn scratch(name: &str) -> tempfile::TempDir {
     tempfile::Builder::new().prefix(name).tempdir_in(root).expect("creating a scratch directory")
 }
 
-/// Waits until `look` finds something; panics with `what` when it does not.
+/// Waits until `look` finds something; panics with `what` otherwise.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

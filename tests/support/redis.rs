@@ -1,4 +1,4 @@
-//! A real Redis of the test's own.
+//! A real Redis for one test.
 
 use super::process::{Process, eventually, repository, scratch};
 use rustls::ServerConfig;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
 
-/// The binary: `ATTACHE_REDIS`, else where tests/run.sh installs it. A missing one fails the test: skipping would hide it.
+/// The binary: `ATTACHE_REDIS`, else where tests/run.sh installs it. A missing one fails the
+/// test: skipping would hide it.
 fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("ATTACHE_REDIS") {
         return path.into();
@@ -40,7 +41,7 @@ impl RedisProcess {
         Self::at(free).await
     }
 
-    /// Starts one there.
+    /// Starts one on this port.
     pub(crate) async fn at(address: SocketAddr) -> Self {
         let mut command = Command::new(binary());
         command.args([
@@ -64,7 +65,7 @@ impl RedisProcess {
         format!("redis://{}/0", self.address)
     }
 
-    /// What it answers to one command: `:3`, `+OK`, or the text of `$1`.
+    /// Its response to one command: `:3`, `+OK`, or the text of `$1`.
     pub(crate) fn say(&self, command: &str) -> String {
         self.try_say(command).expect("an answer of redis-server")
     }
@@ -79,10 +80,10 @@ impl RedisProcess {
     }
 }
 
-/// TLS before a Redis: the binary that tests have speaks none.
+/// A TLS proxy for a Redis, since the test binary supports no TLS.
 pub(crate) struct TlsFront {
     pub(crate) address: SocketAddr,
-    /// The file with the certificate that it shows, as PEM.
+    /// The file with its certificate, PEM.
     pub(crate) certificate: PathBuf,
     _directory: tempfile::TempDir,
     task: tokio::task::JoinHandle<()>,

@@ -1,6 +1,7 @@
-//! llm-d's sidecar in front of a decode server, as far as `nixlv2` and tests go: it has the prompt computed by whoever
-//! `x-prefiller-host-port` names, and gives the request with what was told to its own server. Like the original it asks nobody else when that fails:
-//! a prefill's refusal is the answer, a server that can't be reached is a 502. Answers go on when they are whole.
+//! llm-d's sidecar of a decode worker, as far as `nixlv2` and tests need it. It calls the prefill worker in
+//! `x-prefiller-host-port`, and sends the request with the transfer parameters to its own server. Like the original it
+//! does not retry: a prefill worker's rejection is the response, and an unreachable one is a 502. Responses are passed
+//! on when they are complete.
 
 use super::body::Payload;
 use super::client::{self, Http, Reply};
@@ -22,7 +23,7 @@ pub(crate) struct Sidecar {
 }
 
 impl Sidecar {
-    /// Stands before `decoder`.
+    /// A sidecar of `decoder`.
     pub(crate) async fn start(decoder: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a bound address");
@@ -32,7 +33,7 @@ impl Sidecar {
             while let Ok((stream, _)) = listener.accept().await {
                 connections.spawn(async move {
                     let service = hyper::service::service_fn(move |request| answer(request, decoder));
-                    // An error here is a client that went away.
+                    // An error here is a client that disconnected.
                     let _ = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new())
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
@@ -68,7 +69,7 @@ async fn answer(request: Request<Incoming>, decoder: SocketAddr) -> Result<Respo
     Ok(reply.map_or_else(|| failed(StatusCode::BAD_GATEWAY), passed_on))
 }
 
-/// The decode leg's body; what the client gets when the prompt could not be computed.
+/// The decode leg's body; the error is the client's response if the prefill failed.
 async fn prefill(prefiller: SocketAddr, target: &str, body: &Bytes) -> Result<Bytes, Response<Payload>> {
     let Ok(Value::Object(request)) = serde_json::from_slice(body) else { return Ok(body.clone()) };
     let mut leg = request.clone();

@@ -16,7 +16,7 @@ impl SimProcess {
         Self::spawn(count, &[&["--endpoints", &count.to_string()], more].concat()).await
     }
 
-    /// Starts servers with roles, as `--role` takes them; `count` says how many that makes.
+    /// Starts servers with roles, in the syntax of `--role`; `count` is their number.
     pub(crate) async fn with_roles(roles: &str, count: usize, more: &[&str]) -> Self {
         Self::spawn(count, &[&["--role", roles], more].concat()).await
     }

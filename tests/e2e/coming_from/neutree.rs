@@ -14,7 +14,7 @@ fn neutrees() -> Fleet {
     Fleet::of("consistent_hash", "{}")
 }
 
-/// The endpoint where the request goes while nobody has anything to do.
+/// The endpoint that gets the request while all endpoints are idle.
 fn home(fleet: &Fleet, body: &Value, endpoints: usize) -> u32 {
     fleet.ask(body, &vec![0; endpoints]).endpoint
 }

@@ -1,4 +1,4 @@
-//! Pods that come and go fast, and somebody who asks the picker meanwhile.
+//! Pods that are created and deleted fast, with requests to the picker meanwhile.
 
 use super::picks::pick;
 use super::{FakeApi, STABLE, pod, pool};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Changes a second.
+/// Changes of pods a second.
 pub(crate) const CHANGES_PER_SECOND: u32 = 200;
 
-/// The address of the pod with this number, which no other has.
+/// The address of the pod with this number, which is used only once.
 pub(crate) fn address(n: usize) -> String {
     format!("10.{}.{}.{}", 1 + n / 62_500, n / 250 % 250, n % 250 + 1)
 }
@@ -38,12 +38,12 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Of a cluster of so many pods.
+    /// Churn in a cluster with this many pods.
     pub(crate) fn of(api: FakeApi, pods: usize) -> Self {
         Self { api, alive: (0..pods).collect(), next: pods, changes: 0, ended: Arc::default() }
     }
 
-    /// Changes pods until `deadline`. How many changes that made.
+    /// Changes pods until `deadline`, and returns the number of changes.
     pub(crate) async fn until(&mut self, deadline: Instant) -> usize {
         let before = self.changes;
         let mut beat = tokio::time::interval(Duration::from_secs(1) / CHANGES_PER_SECOND);
@@ -63,12 +63,12 @@ impl Churn {
         self.changes - before
     }
 
-    /// The pods of now.
+    /// The current pods.
     pub(crate) fn pods(&self) -> BTreeSet<String> {
         self.alive.iter().map(|n| format!("pod-{n}")).collect()
     }
 
-    /// Asks the picker at `grpc` until `deadline`, apart from this task.
+    /// Sends requests to the picker at `grpc` until `deadline`, in a task of its own.
     pub(crate) fn ask(&self, grpc: SocketAddr, deadline: Instant) -> tokio::task::JoinHandle<Asked> {
         let ended = self.ended.clone();
         tokio::spawn(async move {
@@ -80,7 +80,7 @@ impl Churn {
                 result.picks += 1;
                 let destination = picked.destination().rsplit_once(':').expect("a port").0.to_owned();
                 let end = ended.lock().get(&destination).copied();
-                // A pick that was asked for before the end is not late.
+                // A pick for a request from before the deletion is not late.
                 if let Some(end) = end
                     && asked > end
                 {
@@ -93,11 +93,11 @@ impl Churn {
     }
 }
 
-/// What came of asking.
+/// Results of the requests.
 pub(crate) struct Asked {
-    /// Picks.
+    /// Number of picks.
     pub(crate) picks: u64,
-    /// Picks of pods that were gone: when each was asked for, and how long after the pod's end.
+    /// Picks of deleted pods: time of the request, and how long after the deletion.
     pub(crate) late: Vec<(Instant, Duration)>,
 }
 

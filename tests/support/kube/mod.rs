@@ -1,5 +1,5 @@
-//! A Kubernetes API server over real HTTP, with what a picker sees of one: lists in pages, watches with bookmarks, places that are forgotten,
-//! rights, outages.
+//! A Kubernetes API server over real HTTP, as far as a picker uses one: paged lists, watches with bookmarks,
+//! expired resource versions, rights, outages.
 
 pub(crate) mod churn;
 mod objects;
@@ -31,12 +31,12 @@ pub(crate) const LLM_D: &str = "llm-d.ai/v1alpha2";
 /// How the server fails.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Outage {
-    /// It does not.
+    /// It does not fail.
     #[default]
     None,
     /// Every request gets this status.
     Status(u16),
-    /// Answers break off after their first piece.
+    /// Responses break off after their first chunk.
     Broken,
     /// Requests for this resource get this status.
     Of(&'static str, u16),
@@ -57,22 +57,23 @@ pub(super) struct Step {
 #[derive(Debug, Default)]
 pub(super) struct Store {
     version: u64,
-    /// Objects by resource (`v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`) and `namespace/name`. A resource that is not among them is not installed.
+    /// Objects by resource (`v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`) and `namespace/name`. A resource that
+    /// is absent here is not installed.
     resources: BTreeMap<String, BTreeMap<String, Value>>,
     history: VecDeque<Step>,
-    /// Places before this one are forgotten.
+    /// Resource versions before this one have expired.
     oldest: u64,
-    /// Users by the token that they bear.
+    /// Users by bearer token.
     accounts: BTreeMap<String, String>,
     /// Users, verbs and pages outside of the API that they may see.
     grants: BTreeSet<(String, String, String)>,
     /// Verbs and resources that are refused, in this namespace or in all.
     forbidden: BTreeSet<(&'static str, Option<String>, String)>,
-    /// Plurals and names of objects of which nothing is written, as an admission webhook refuses it.
+    /// Plurals and names of objects whose writes an admission webhook rejects.
     denied: BTreeSet<(String, String)>,
     outage: Outage,
     delay: Duration,
-    /// What was asked for: verb and resource, in order.
+    /// Requests so far: verb and resource, in order.
     asked: Vec<(&'static str, String)>,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct FakeApi {
     store: Arc<Mutex<Store>>,
     /// The version of the last change.
     changed: watch::Sender<u64>,
-    /// Open watches of an older age are cut.
+    /// Open watches of an older generation are cut.
     age: watch::Sender<u64>,
     directory: Arc<tempfile::TempDir>,
 }
@@ -114,7 +115,7 @@ impl FakeApi {
         api
     }
 
-    /// A file that tells clients where the server is.
+    /// A kubeconfig file for this server.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("config")
     }
@@ -124,30 +125,31 @@ impl FakeApi {
         self.store.lock().resources.entry(format!("{group}/{plural}")).or_default();
     }
 
-    /// Takes a kind away, with its objects.
+    /// Removes a kind with its objects.
     pub(crate) fn uninstall(&self, group: &str, plural: &str) {
         self.store.lock().resources.remove(&format!("{group}/{plural}"));
         self.cut();
     }
 
-    /// Makes or changes an object in the namespace that it names, else in [`NAMESPACE`]; it keeps the UID that it has or gets one of its own.
+    /// Creates or changes an object in the namespace that it names, else in [`NAMESPACE`]; it keeps its UID or
+    /// gets one of its own.
     pub(crate) fn apply(&self, group: &str, plural: &str, object: Value) {
         self.store.lock().apply(&format!("{group}/{plural}"), object);
         self.tell();
     }
 
-    /// Takes an object away.
+    /// Deletes an object.
     pub(crate) fn delete(&self, group: &str, plural: &str, name: &str) {
         self.store.lock().delete(&format!("{group}/{plural}"), name);
         self.tell();
     }
 
-    /// Makes or changes a pod.
+    /// Creates or changes a pod.
     pub(crate) fn pod(&self, pod: Value) {
         self.apply("v1", "pods", pod);
     }
 
-    /// Takes a pod away.
+    /// Deletes a pod.
     pub(crate) fn delete_pod(&self, name: &str) {
         self.delete("v1", "pods", name);
     }
@@ -162,7 +164,8 @@ impl FakeApi {
         self.cut();
     }
 
-    /// Refuses a verb on a resource in every namespace, or allows it again: on a plural of every group, or on one of `group/version/plural`.
+    /// Refuses a verb on a resource in every namespace, or allows it again: on a plural of every group,
+    /// or on one of `group/version/plural`.
     pub(crate) fn forbid(&self, verb: &'static str, resource: &str, refused: bool) {
         self.forbidden(verb, None, resource, refused);
     }
@@ -180,14 +183,14 @@ impl FakeApi {
         self.cut();
     }
 
-    /// Refuses whatever is written of an object by clients, or takes it again.
+    /// Rejects all writes of an object by clients, or accepts them again.
     pub(crate) fn deny(&self, plural: &str, name: &str, denied: bool) {
         let object = (plural.to_owned(), name.to_owned());
         let mut store = self.store.lock();
         let _ = if denied { store.denied.insert(object) } else { store.denied.remove(&object) };
     }
 
-    /// Whoever bears `token` is `user`.
+    /// Sets the user of `token`.
     pub(crate) fn account(&self, token: &str, user: &str) {
         self.store.lock().accounts.insert(token.to_owned(), user.to_owned());
     }
@@ -197,12 +200,12 @@ impl FakeApi {
         self.store.lock().grants.insert((user.to_owned(), verb.to_owned(), path.to_owned()));
     }
 
-    /// Every answer waits so long before it begins.
+    /// Delays the start of every response by this time.
     pub(crate) fn delay(&self, delay: Duration) {
         self.store.lock().delay = delay;
     }
 
-    /// Forgets all places up to now: watches that go on from there are told that they are gone.
+    /// Expires all resource versions so far: watches that continue from them get the status for that.
     pub(crate) fn forget(&self) {
         let mut store = self.store.lock();
         store.version += 1;
@@ -212,7 +215,7 @@ impl FakeApi {
         self.cut();
     }
 
-    /// How often this was asked for.
+    /// How often this was requested.
     pub(crate) fn asked(&self, verb: &str, plural: &str) -> usize {
         self.store.lock().asked.iter().filter(|(v, resource)| *v == verb && resource.ends_with(plural)).count()
     }
@@ -227,20 +230,20 @@ impl FakeApi {
     }
 }
 
-/// What an object is kept under.
+/// The key under which an object is stored.
 pub(super) fn key(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
 impl Store {
-    /// Whether somebody may do this.
+    /// Whether a user has this right.
     fn allows(&self, verb: &str, namespace: Option<&str>, resource: &str) -> bool {
         let speaks_of = |right: &String| resource == right || resource.ends_with(&format!("/{right}"));
         let mut refused = self.forbidden.iter().filter(|(v, _, right)| *v == verb && speaks_of(right));
         !refused.any(|(_, within, _)| within.is_none() || within.as_deref() == namespace)
     }
 
-    /// Makes or changes an object. Gives it as it is kept.
+    /// Creates or changes an object, and returns it as stored.
     fn apply(&mut self, resource: &str, mut object: Value) -> Value {
         self.version += 1;
         let version = self.version;
@@ -259,7 +262,7 @@ impl Store {
         if meta["creationTimestamp"].is_null() {
             meta["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
-        // A pod of another UID is another pod: the old one goes first.
+        // A pod with another UID is another pod: the old one is deleted first.
         let replaced = before.as_ref().is_some_and(|b| b["metadata"]["uid"] != object["metadata"]["uid"]);
         objects.insert(name, object.clone());
         if replaced {

@@ -1,4 +1,4 @@
-//! Objects as manifests write them.
+//! Objects in the form of manifests.
 
 use serde_json::{Value, json};
 

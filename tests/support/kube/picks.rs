@@ -1,4 +1,4 @@
-//! Asks the picker as Envoy does.
+//! Sends requests to the picker as Envoy does.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::grpc::{Connection, PROCESS, Stream, request_body, request_headers};
@@ -13,12 +13,12 @@ use std::collections::BTreeSet;
 
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 
-/// What came of a request.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Picked {
-    /// The endpoint, and the model that it is asked for.
+    /// The endpoint, and the model name for the model server.
     Endpoint { destination: String, model: String },
-    /// A refusal: its status, and its body.
+    /// A rejection: its status and its body.
     Refused(i32, String),
 }
 
@@ -48,7 +48,7 @@ pub(crate) async fn pick_with(connection: &Connection, model: &str, headers: &[(
     asked(connection, model, headers, None).await
 }
 
-/// One pick among this endpoint alone, as a gateway's hint limits it.
+/// One pick among this endpoint alone, with a gateway's subset hint.
 pub(crate) async fn pick_only(connection: &Connection, model: &str, endpoint: &str) -> Picked {
     let value = PbValue { kind: Some(Kind::StringValue(endpoint.to_owned())) };
     let fields = [("x-gateway-destination-endpoint-subset".to_owned(), value)].into();
@@ -65,7 +65,7 @@ async fn asked(
     outcome(&mut sent(connection, model, headers, metadata_context).await).await
 }
 
-/// A request for `model` that has been sent whole. Its stream stays open, as it does while a server answers.
+/// A complete request for `model`. Its stream stays open, as while a server responds.
 pub(crate) async fn sent(
     connection: &Connection,
     model: &str,
@@ -91,7 +91,7 @@ pub(crate) async fn sent_body(
     stream
 }
 
-/// What the picker says to a request that has been sent.
+/// The picker's response to a request.
 pub(crate) async fn outcome(stream: &mut Stream) -> Picked {
     let mut destination = String::new();
     loop {

@@ -1,4 +1,4 @@
-//! The HTTP side of the API server: which path is which question, and how answers go out.
+//! The HTTP side of the API server: which path is which request, and how responses are sent.
 
 use super::{FakeApi, NAMESPACE, Outage, Step, key};
 use axum::Router;
@@ -15,21 +15,21 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Bookmarks come this often: far more often than a real server's, so that tests see some.
+/// Interval of bookmarks: far shorter than a real server's, so that tests see some.
 const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) async fn serve(listener: TcpListener, api: FakeApi) {
     let router = Router::new().fallback(answer).with_state(api);
-    // As Go's servers have it: an event goes out when it happens.
+    // Like Go's servers: an event is sent when it happens.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("no delay"));
     let _ = axum::serve(listener, router).await;
 }
 
-/// What is asked for.
+/// The resource that a request names.
 struct Question {
     /// `v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`
     resource: String,
-    /// None for what is in no namespace.
+    /// `None` for resources without a namespace.
     namespace: Option<String>,
     name: Option<String>,
     query: BTreeMap<String, String>,
@@ -62,7 +62,7 @@ impl Question {
         self.query.get(key)?.parse().ok()
     }
 
-    /// What the object is kept under that is asked for.
+    /// The key of the requested object.
     fn key(&self) -> String {
         key(self.namespace.as_deref().unwrap_or(NAMESPACE), self.name.as_deref().unwrap_or_default())
     }
@@ -71,7 +71,7 @@ impl Question {
         self.query.get("watch").is_some_and(|value| value == "true" || value == "1")
     }
 
-    /// Whether an object is among those that are asked for: by its namespace, labels by `k=v` or by `k` alone and a name, which is what pickers ask by.
+    /// Whether an object is selected: by its namespace, by labels `k=v` or `k` alone, and by name, as pickers select.
     fn wants(&self, object: &Value) -> bool {
         if self.namespace.as_ref().is_some_and(|namespace| object["metadata"]["namespace"] != namespace.as_str()) {
             return false;
@@ -160,7 +160,7 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
     }
 }
 
-/// Server-side apply of conditions, which are told apart by their types. What else an object holds stays.
+/// Server-side apply of conditions, which are identified by their types. The rest of the object stays.
 fn apply_status(api: &FakeApi, question: &Question, body: &[u8]) -> Response {
     if question.query.get("fieldManager").is_none_or(String::is_empty) {
         return status(400, "fieldManager is required for apply patch");
@@ -183,7 +183,7 @@ fn apply_status(api: &FakeApi, question: &Question, body: &[u8]) -> Response {
     good(&kept)
 }
 
-/// Questions that are created and answered, and never kept.
+/// Reviews, which are answered and never stored.
 #[derive(Clone, Copy)]
 enum Review {
     Token,
@@ -239,7 +239,7 @@ fn good(body: &Value) -> Response {
     ([("content-type", "application/json")], body.to_string()).into_response()
 }
 
-/// A good beginning, and then the connection ends.
+/// A valid beginning, after which the connection ends.
 fn broken() -> Response {
     let pieces = [Ok(Bytes::from_static(b"{\"kind\":")), Err(std::io::Error::other("cut"))];
     Response::new(Body::from_stream(stream::iter(pieces)))
@@ -248,7 +248,7 @@ fn broken() -> Response {
 fn list(api: &FakeApi, question: &Question) -> Response {
     let store = api.store.lock();
     let objects = &store.resources[&question.resource];
-    // A page goes on behind a name, in the version of the first page.
+    // A further page follows a name, in the version of the first page.
     let token = question.query.get("continue").and_then(|token| token.split_once(':'));
     let version = token.and_then(|(version, _)| version.parse().ok()).unwrap_or(store.version);
     if version < store.oldest {
@@ -273,7 +273,7 @@ fn get(api: &FakeApi, question: &Question) -> Response {
     store.resources[&question.resource].get(&question.key()).map_or_else(|| status(404, "not found"), good)
 }
 
-/// Creates and replaces, with the version as the lock that it is.
+/// Creates and replaces, with the resource version as an optimistic lock.
 fn write(api: &FakeApi, question: &Question, verb: &str, body: &[u8]) -> Response {
     let Ok(mut object) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
     let mut store = api.store.lock();
@@ -299,7 +299,7 @@ fn write(api: &FakeApi, question: &Question, verb: &str, body: &[u8]) -> Respons
     good(&kept)
 }
 
-/// A watch on its way.
+/// An open watch.
 struct Watching {
     api: FakeApi,
     question: Question,
@@ -355,7 +355,7 @@ impl Watching {
             tokio::select! {
                 biased;
                 _ = self.age.changed() => {
-                    // What is cut by forgetting is told so; other watches just end.
+                    // A watch cut by expired versions gets that status; other watches just end.
                     if self.version < self.api.store.lock().oldest {
                         self.ready.push_back(json!({"type": "ERROR", "object": {
                             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -375,7 +375,7 @@ impl Watching {
         }
     }
 
-    /// Takes the steps that have not been told.
+    /// Takes the steps that were not sent yet.
     fn collect(&mut self) {
         let store = self.api.store.lock();
         let from = store.history.partition_point(|step| step.version <= self.version);
@@ -390,7 +390,7 @@ impl Watching {
     }
 }
 
-/// What a step is to somebody who asks for some objects only.
+/// The form of a step for a client that selects some objects only.
 fn told(step: &Step, question: &Question) -> Option<Value> {
     let wanted = |object: &&Value| question.wants(object);
     let before = step.before.as_ref().filter(wanted);

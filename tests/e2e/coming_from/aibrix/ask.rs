@@ -68,7 +68,7 @@ pub(super) struct Asked {
     pub(super) answer: Result<usize, Refusal>,
 }
 
-/// What the client is told.
+/// Headers of the response that the client gets.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: i32,

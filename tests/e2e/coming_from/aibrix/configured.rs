@@ -52,7 +52,7 @@ pub(super) fn check(text: &str, variables: Variables<'_>) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Shows that a variable is told of as one without effect, with these words.
+/// Checks that a variable is warned of as one without effect, with these words.
 pub(super) fn assert_void(variable: &str, words: &str) {
     let (good, said) = check(PLAIN, &[(variable, "1")]);
     assert!(good, "{said}");

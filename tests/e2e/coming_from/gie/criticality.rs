@@ -1,4 +1,4 @@
-//! `spec.criticality`: who is refused, who goes first, and how models share a pool.
+//! `spec.criticality`: which requests are rejected, which are dispatched first, and how models share a pool.
 
 use super::super::{Here, rows};
 use super::*;
@@ -12,14 +12,14 @@ fn of(criticality: &str) -> Value {
     json!({"criticality": criticality})
 }
 
-/// The models of these requests in the order in which the picker lets them through, one after another.
+/// The models of these requests in the order in which the picker dispatches them, one after another.
 async fn turns(streams: Vec<(&'static str, Stream)>) -> Vec<&'static str> {
     let (told, mut turns) = tokio::sync::mpsc::unbounded_channel();
     for (model, mut stream) in streams {
         let told = told.clone();
         tokio::spawn(async move {
             outcome(&mut stream).await.destination();
-            // Its stream ends with it, and so does its turn.
+            // The end of its stream frees its capacity.
             let _ = told.send(model);
         });
     }

@@ -1,4 +1,4 @@
-//! What InferenceModels are told in their status.
+//! The conditions in the status of InferenceModels.
 
 use super::super::{Here, rows};
 use super::*;
