@@ -16,9 +16,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 /// Version of the file format that this build reads.
-pub const API_VERSION: &str = "attache.dev/v1";
+pub(crate) const API_VERSION: &str = "attache.dev/v1";
 /// Kind of document that this build reads.
-pub const KIND: &str = "Attache";
+pub(crate) const KIND: &str = "Attache";
 
 /// A value with its position, which may be absent.
 pub type Opt<T> = Option<At<T>>;

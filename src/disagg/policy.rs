@@ -14,12 +14,12 @@ pub const BOOTSTRAP_PORT_LABEL: &str = "model.aibrix.ai/sglang-bootstrap-port";
 /// AIBrix's label with the engine of a server.
 pub const ENGINE_LABEL: &str = "model.aibrix.ai/engine";
 /// AIBrix's label for vLLM's KV transfer: `shfs`, or `nixl` for Neuron's.
-pub const KV_CONNECTOR_LABEL: &str = "model.aibrix.ai/kv-connector-type";
+pub(crate) const KV_CONNECTOR_LABEL: &str = "model.aibrix.ai/kv-connector-type";
 /// AIBrix's label that groups the prefill and decode workers of one set.
-pub const ROLESET_LABEL: &str = "roleset-name";
+pub(crate) const ROLESET_LABEL: &str = "roleset-name";
 /// Label of a DisaggregatedSet's pods with their revision: a worker may be unable to read the
 /// KV cache of another revision.
-pub const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
+pub(crate) const REVISION_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
 
 /// Name in configurations for the connector that the prefill worker's labels select.
 pub const BY_LABEL: &str = "by-label";

@@ -19,13 +19,13 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// A lookup that takes longer counts as failed; the default of resolv.conf is 5 s for each name server and attempt.
-pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the first retry after a failure.
-pub const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+pub(crate) const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest delay between retries after failures.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Shortest refresh interval, whatever is configured.
-pub const MIN_REFRESH: Duration = Duration::from_millis(100);
+pub(crate) const MIN_REFRESH: Duration = Duration::from_millis(100);
 /// Relative spread of delays to both sides, so that replicas don't query at the same time.
 const JITTER: f64 = 0.1;
 

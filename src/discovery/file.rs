@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// Delay before the next attempt to read a file that was never read successfully, even if it is not watched.
-pub const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counters of the reads of one file.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most data-parallel ranks of one pod, as in `InferencePool`.
-pub const MAX_TARGET_PORTS: usize = 8;
+pub(crate) const MAX_TARGET_PORTS: usize = 8;
 
 /// A DNS name; each of its addresses is an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]

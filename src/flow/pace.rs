@@ -6,9 +6,9 @@ use std::time::Duration;
 /// 30 s: long enough to smooth a batch that ends at once, short enough to follow a pool that grows.
 const HALF_LIFE: f64 = 30.0;
 /// 1 s, the shortest `Retry-After`: the header has whole seconds.
-pub const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+pub(crate) const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 /// 60 s, the longest `Retry-After`: a queue that does not move allows no prediction.
-pub const LONGEST_RETRY: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// 10 s, the shortest `Retry-After` when other pools hold the shared capacity. Their dequeue rates are unknown here,
 /// and a retry each second would find it full again.

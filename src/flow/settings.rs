@@ -23,7 +23,7 @@ pub const DEFAULT_BAND_BYTES: u64 = 1_000_000_000;
 /// 5 minutes: a flow with no request queued or in flight is forgotten after that time, as in GIE and llm-d.
 pub const DEFAULT_FLOW_IDLE: Duration = Duration::from_secs(300);
 /// 10,000 flows in a band. Further names share one flow, so that a client gains neither turns nor memory by new names.
-pub const DEFAULT_MAX_FLOWS: usize = 10_000;
+pub(crate) const DEFAULT_MAX_FLOWS: usize = 10_000;
 
 /// Which request is rejected or evicted when a band is at its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

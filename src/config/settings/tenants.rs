@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// 512 tokens, a long paragraph: reserved for a response that the request does not limit.
-pub const DEFAULT_ANSWER_TOKENS: u32 = 512;
+pub(crate) const DEFAULT_ANSWER_TOKENS: u32 = 512;
 /// 1,024 tokens, a short prompt and a long paragraph: reserved for a request of an unknown API.
-pub const DEFAULT_UNKNOWN_PATH_TOKENS: u32 = 1_024;
+pub(crate) const DEFAULT_UNKNOWN_PATH_TOKENS: u32 = 1_024;
 /// 50 ms for Redis: a hundred times a typical round trip, and far below Envoy's 200 ms for a message.
-pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
+pub(crate) const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
 /// 10 s between two reads of the SLO profiles in Redis, as in AIBrix.
-pub const DEFAULT_PROFILE_REFRESH: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_PROFILE_REFRESH: Duration = Duration::from_secs(10);
 /// 10 s for which a tenant's record is cached, so that a change takes effect soon.
-pub const DEFAULT_RECORD_TTL: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_RECORD_TTL: Duration = Duration::from_secs(10);
 /// 20 names, as many as a graph can show.
-pub const DEFAULT_TOP_NAMES: usize = 20;
+pub(crate) const DEFAULT_TOP_NAMES: usize = 20;
 /// 1,000 names: more would make scrapes slow.
-pub const MAX_TOP_NAMES: usize = 1_000;
+pub(crate) const MAX_TOP_NAMES: usize = 1_000;
 
 /// A Redis server, and how requests use it.
 #[derive(Clone, Debug, PartialEq, Eq)]

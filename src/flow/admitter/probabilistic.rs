@@ -34,9 +34,9 @@ pub const PLUGIN: PolicyDescriptor<dyn Admitter> = PolicyDescriptor {
 };
 
 /// 5, as in llm-d: little is shed at low load, and much above it.
-pub const DEFAULT_POWER: f64 = 5.0;
+pub(crate) const DEFAULT_POWER: f64 = 5.0;
 /// 300, as in llm-d: everything sheddable is shed from a saturation of 0.34 on.
-pub const DEFAULT_K: f64 = 300.0;
+pub(crate) const DEFAULT_K: f64 = 300.0;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]

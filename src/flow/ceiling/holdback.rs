@@ -26,7 +26,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ceiling> = PolicyDescriptor {
 };
 
 /// 1, as llm-d has it: the highest band may use all of the pool.
-pub const DEFAULT_MAX_CEILING: f64 = 1.0;
+pub(crate) const DEFAULT_MAX_CEILING: f64 = 1.0;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]

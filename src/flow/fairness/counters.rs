@@ -15,9 +15,9 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// 1, as in the paper.
-pub const DEFAULT_INPUT_WEIGHT: f64 = 1.0;
+pub(crate) const DEFAULT_INPUT_WEIGHT: f64 = 1.0;
 /// 2, as in the paper: each response token takes a step of its own.
-pub const DEFAULT_OUTPUT_WEIGHT: f64 = 2.0;
+pub(crate) const DEFAULT_OUTPUT_WEIGHT: f64 = 2.0;
 /// Counter units in a token.
 const UNITS: f64 = 1_000.0;
 

@@ -42,13 +42,13 @@ pub const PLUGIN: PolicyDescriptor<dyn Fairness> = PolicyDescriptor {
 };
 
 /// 0.8, as llm-d has it.
-pub const DEFAULT_WEIGHT_SERVICE: f64 = 0.8;
+pub(crate) const DEFAULT_WEIGHT_SERVICE: f64 = 0.8;
 /// 0.2, as llm-d has it: it decides between flows without service.
-pub const DEFAULT_WEIGHT_HEAD_WAIT: f64 = 0.2;
+pub(crate) const DEFAULT_WEIGHT_HEAD_WAIT: f64 = 0.2;
 /// 60 s, as llm-d has it: an agent's step of a minute ago counts half.
 pub const DEFAULT_HALF_LIFE_SECONDS: f64 = 60.0;
 /// 0.99997 a second, as llm-d has it, where there is no half-life.
-pub const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
+pub(crate) const DEFAULT_DECAY_FACTOR: f64 = 0.999_97;
 /// A response token counts twice, as in llm-d.
 const OUTPUT_WEIGHT: f64 = 2.0;
 

@@ -20,9 +20,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// 0.05 turns for each second, as llm-d has it.
-pub const DEFAULT_TIME_WEIGHT: f64 = 0.05;
+pub(crate) const DEFAULT_TIME_WEIGHT: f64 = 0.05;
 /// 120 s, as llm-d has it.
-pub const DEFAULT_INACTIVITY_SECONDS: f64 = 120.0;
+pub(crate) const DEFAULT_INACTIVITY_SECONDS: f64 = 120.0;
 
 /// A score without the part that grows with time, totally ordered.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -33,7 +33,7 @@ pub const PLUGIN: PolicyDescriptor<dyn Ordering> = PolicyDescriptor {
 };
 
 /// 10: a request may be delayed by ten times its own work.
-pub const DEFAULT_STRETCH: f64 = 10.0;
+pub(crate) const DEFAULT_STRETCH: f64 = 10.0;
 /// 10 s: a sixth of the time that clients usually wait, so that delayed long work is still served.
 pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(10);
 

@@ -45,15 +45,15 @@ pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
 
 /// 50 ms: longer than a round trip to an endpoint and one decode step, so that no endpoint idles,
 /// and hardly noticeable for people.
-pub const DEFAULT_MAX_PREFILL_TIME: Duration = Duration::from_millis(50);
+pub(crate) const DEFAULT_MAX_PREFILL_TIME: Duration = Duration::from_millis(50);
 /// 5 ms: about one round trip to an endpoint. A longer time delays urgent requests more than it helps the endpoints,
 /// because a request can't overtake those that were dispatched before it.
-pub const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(5);
+pub(crate) const DEFAULT_MAX_LONG_PREFILL_TIME: Duration = Duration::from_millis(5);
 /// 16 requests without a first token: short prompts fill the next step long before that number, and at most one
 /// step's worth is dispatched early.
 pub const DEFAULT_MAX_WAITING: u32 = 16;
 /// 95 % of the KV cache: beyond that, model servers admit no request before another ends.
-pub const DEFAULT_MAX_KV_USAGE: f64 = 0.95;
+pub(crate) const DEFAULT_MAX_KV_USAGE: f64 = 0.95;
 
 /// Tokens over which the time for one more token is measured.
 const MEASURE: u32 = 1_000;
