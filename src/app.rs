@@ -202,7 +202,7 @@ impl Start<'_> {
 }
 
 /// The parts that end at shutdown.
-struct Running {
+struct RunningProcess {
     shards: Arc<Shards>,
     /// Ends the acceptor of ext-proc.
     accepting: CancellationToken,
@@ -217,7 +217,7 @@ struct Running {
     traces: Traces,
 }
 
-impl Running {
+impl RunningProcess {
     /// Drains the streams by the phases of `shutdown`, and then ends all tasks.
     async fn end(self, app: &App, shutdown: &Shutdown) {
         app.readiness.set_draining();
@@ -303,7 +303,7 @@ async fn serve(
         () = shutdown.reached(Phase::Lame) => {}
         () = app.follow(reload) => {}
     }
-    Running { shards, accepting, drain, leading, leader, stop, recorder, traces }.end(&app, &shutdown).await;
+    RunningProcess { shards, accepting, drain, leading, leader, stop, recorder, traces }.end(&app, &shutdown).await;
     Ok(())
 }
 

@@ -137,9 +137,9 @@ impl Cluster {
         let namespace = source.namespace.clone().unwrap_or_else(|| client::default_namespace(&client));
         let stats: Arc<KubeStats> = Arc::default();
         let (pool, stats_kept) = (pool.clone(), stats.clone());
-        let (reports, told) = watch::channel(Vec::new());
+        let (reports, receiver) = watch::channel(Vec::new());
         let writes = (self.leads.subscribe(), self.asked.clone());
-        let writer = StatusWriter::new(client, &namespace, told, writes, self.clock, stats.clone());
+        let writer = StatusWriter::new(client, &namespace, receiver, writes, self.clock, stats.clone());
         tokio::spawn(writer.run(stop.clone()));
         let (source, trusts_headers) = (source.clone(), self.trusts_headers.subscribe());
         let feed = source::KubeFeed {
@@ -168,11 +168,11 @@ impl Cluster {
     ) -> Option<(String, watch::Receiver<Finding>)> {
         let informers = self.informers.clone()?;
         let namespace = search.namespace.clone().unwrap_or_else(|| client::default_namespace(informers.client()));
-        let (found, told) = watch::channel(Finding::default());
+        let (found, receiver) = watch::channel(Finding::default());
         let (group, selector) = (search.group, search.selector.clone());
         let sought = finder::PoolQuery { namespace: namespace.clone(), group, selector };
         tokio::spawn(finder::run(informers, sought, found, stop));
-        Some((namespace, told))
+        Some((namespace, receiver))
     }
 
     /// Asks the API server who may see a page.

@@ -14,6 +14,8 @@ impl Settings {
     /// The settings under the keys of the file. Passwords in the URLs of the collector and of Redis are left out.
     #[must_use]
     pub fn to_json(&self) -> Value {
+        let named = self.pools.iter().map(pools::pool);
+        let templates = self.templates.iter().map(pools::template);
         json!({
             "apiVersion": super::schema::API_VERSION,
             "kind": super::schema::KIND,
@@ -34,7 +36,7 @@ impl Settings {
                 "balanceRelThreshold": p.balance_rel_threshold,
                 "minPrefixMatch": p.min_prefix_match,
             })).collect::<Vec<_>>(),
-            "pools": self.pools.iter().map(pools::pool).chain(self.templates.iter().map(pools::template)).collect::<Vec<_>>(),
+            "pools": named.chain(templates).collect::<Vec<_>>(),
         })
     }
 }

@@ -297,6 +297,9 @@ fn parameters(plugins: &Plugins, profiles: &[ProfilePlugins<'_>], handler: Optio
         Some(weight) => json!({"pluginRef": d.name.value, "weight": weight}),
         None => json!({"pluginRef": d.name.value}),
     };
-    let profile = |p: &ProfilePlugins<'_>| json!({"name": p.name.value, "plugins": p.plugins.iter().map(entry).collect::<Vec<_>>()});
+    let profile = |p: &ProfilePlugins<'_>| {
+        let plugins: Vec<Json> = p.plugins.iter().map(entry).collect();
+        json!({"name": p.name.value, "plugins": plugins})
+    };
     json!({"plugins": declared.collect::<Vec<_>>(), "profiles": profiles.iter().map(profile).collect::<Vec<_>>()})
 }

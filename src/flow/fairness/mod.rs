@@ -15,8 +15,6 @@ use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use std::fmt::Debug;
 
-pub use counters::{DEFAULT_INPUT_WEIGHT, DEFAULT_OUTPUT_WEIGHT};
-
 /// The first request of a flow's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueueHead {

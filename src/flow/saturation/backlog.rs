@@ -10,7 +10,7 @@
 //!
 //! An engine prefills short prompts together, so it needs several when a step begins. A long prompt fills a step by
 //! itself. It need not be there before the previous one is nearly done, and until then a more urgent request may still
-//! arrive. A long request that has been next for 1 s goes by the limit of short ones, since requests that bypass the
+//! arrive. A long request that has been next for 1 s uses the limit of short ones, since requests that bypass the
 //! queue may keep every endpoint above the limit for long ones forever.
 //!
 //! An endpoint counts as full at most, so the pool has capacity while one endpoint has. Waiting requests are counted
