@@ -35,7 +35,7 @@ use arc_swap::ArcSwap;
 use deciding::Deciding;
 pub(super) use leased::{Leased, leased};
 pub(super) use prefix::cache;
-use prefix::subscription;
+use prefix::{cache_config, subscription};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ pub(in crate::app) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache
     if settings.block_size.is_some() { cache } else { cache.of_engines_blocks() }
 }
 
-fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
+pub(super) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
     let block_size = settings.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let unit = match settings.tokenizer {
         TokenizerSettings::Characters => BlockUnit::Bytes(block_size * CHARACTERS_PER_TOKEN),
