@@ -341,7 +341,11 @@ fn pages(
     }
 }
 
-async fn explain(picker: &Picker, asked: &admin::ExplainRequest, now: Timestamp) -> Result<serde_json::Value, RequestError> {
+async fn explain(
+    picker: &Picker,
+    asked: &admin::ExplainRequest,
+    now: Timestamp,
+) -> Result<serde_json::Value, RequestError> {
     let query = ExplainQuery {
         pool: asked.pool.as_deref(),
         path: &asked.path,

@@ -285,7 +285,13 @@ fn flag(text: &str) -> Result<bool, String> {
 }
 
 /// Parses and checks a parameter of a strategy.
-fn checked(strategy: &str, parameter: &str, kind: ParameterKind, text: &str, registry: &Registry) -> Result<Value, String> {
+fn checked(
+    strategy: &str,
+    parameter: &str,
+    kind: ParameterKind,
+    text: &str,
+    registry: &Registry,
+) -> Result<Value, String> {
     let value = match kind {
         ParameterKind::Whole => Value::from(text.parse::<u32>().map_err(|_| "a whole number, 0 or more".to_owned())?),
         ParameterKind::Number => {

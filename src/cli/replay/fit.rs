@@ -15,7 +15,8 @@ pub(super) fn run(args: &ReplayArgs, recording: &Path) -> Result<bool, ReplayFai
     let engine = engine.map_err(ReplayFailure::usage)?;
     let load = record::open(recording).and_then(|source| answers::read_responses(source, args.pool.as_deref()));
     let load = load.with_context(|| recording.display().to_string()).map_err(ReplayFailure::usage)?;
-    let fitted = fit(&load, &engine, base).with_context(|| recording.display().to_string()).map_err(ReplayFailure::usage)?;
+    let fitted =
+        fit(&load, &engine, base).with_context(|| recording.display().to_string()).map_err(ReplayFailure::usage)?;
     print!("{fitted}");
     if let Some(out) = &args.profile_out {
         let text = file::write(&fitted.engine, &format!("{}:\n{fitted}", recording.display()));

@@ -308,7 +308,11 @@ fn workload(args: &ReplayArgs, source: &WorkloadSource, speed: f64) -> anyhow::R
 type Played = (RunResult, BTreeSet<String>);
 
 /// Plays all jobs, several at a time; returns the runs in the order of the jobs.
-fn play_all(args: &ReplayArgs, jobs: &[ReplayJob<'_>], signals: &SignalSettings) -> Result<Vec<RunResult>, ReplayFailure> {
+fn play_all(
+    args: &ReplayArgs,
+    jobs: &[ReplayJob<'_>],
+    signals: &SignalSettings,
+) -> Result<Vec<RunResult>, ReplayFailure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.jobs.unwrap_or(cores).clamp(1, jobs.len().max(1));
     let bar = progress(args, jobs).map_err(ReplayFailure::usage)?;
@@ -416,7 +420,12 @@ fn front(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings) -> Re
     })
 }
 
-fn play(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings, bar: &ProgressBar) -> Result<Played, ReplayFailure> {
+fn play(
+    args: &ReplayArgs,
+    job: &ReplayJob<'_>,
+    signals: &SignalSettings,
+    bar: &ProgressBar,
+) -> Result<Played, ReplayFailure> {
     let clock = Clock::start();
     let began = clock.now();
     let pool = &job.policy.pool;

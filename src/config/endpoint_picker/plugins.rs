@@ -206,7 +206,13 @@ fn head<'n>(item: &'n Node, path: &str, sink: &mut Sink) -> Option<Head<'n>> {
     Some(Head { path: path.to_owned(), name, kind, parameters })
 }
 
-fn declare(head: Head<'_>, beside: &RelatedSettings, registry: &Registry, mapped: &mut Mapped, sink: &mut Sink) -> Declared {
+fn declare(
+    head: Head<'_>,
+    beside: &RelatedSettings,
+    registry: &Registry,
+    mapped: &mut Mapped,
+    sink: &mut Sink,
+) -> Declared {
     let Head { path, name, kind, parameters: mut f } = head;
     let path = format!("{path}.type");
     let mut declared = Declared {

@@ -47,9 +47,7 @@ fn changes_in_words() {
     assert_eq!(one("10m lose 3").change, FleetChange::Lose(3));
     assert_eq!(one("0 restart 0").change, FleetChange::Restart(0));
     assert_eq!(one("1s join").change, FleetChange::Join(Box::new(fleet[0].engine.clone()), Some("decode".into())));
-    assert!(
-        matches!(one("1s join small-l40s").change, FleetChange::Join(engine, None) if *engine != fleet[0].engine)
-    );
+    assert!(matches!(one("1s join small-l40s").change, FleetChange::Join(engine, None) if *engine != fleet[0].engine));
     for bad in ["", "10m", "lose 3", "10m lose", "10m lose x", "10m explode 3", "10m lose 3 4", "1s join nobody"] {
         assert!(change(bad, &fleet).is_err(), "{bad}");
     }
