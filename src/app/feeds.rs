@@ -1,4 +1,5 @@
-//! The feeds of every pool: discovery, scraping, snapshots. A reload keeps the state of endpoints that it does not change.
+//! The feeds of every pool: discovery, scraping, snapshots. A reload keeps the state of endpoints that it does not
+//! change.
 
 mod deciding;
 mod leased;

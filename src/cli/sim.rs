@@ -120,7 +120,8 @@ pub struct Args {
     model: Vec<String>,
     /// Engines (data-parallel ranks) behind the port of each server. The request header x-data-parallel-rank selects
     /// one; without it, the least loaded engine responds. The response header x-sim-rank names the engine.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with = "role")]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256),
+    conflicts_with = "role")]
     data_parallel_size: u16,
     /// LoRA adapters to load, comma-separated; more by POST /v1/load_lora_adapter.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]

@@ -1,9 +1,9 @@
 //! KV events: what engines publish about their caches, written into the prefix index.
 //!
-//! [`Feed`] is one task per pool that follows discovery. Each data-parallel rank of an endpoint has its own task: it reads
-//! the live stream, requests replay of missed batches, checks the sequence and writes batches into the index. With central
-//! bind, the engines connect to one socket instead. How far a cache is trusted is an atomic that requests read
-//! ([`Residents`], [`Trust`]); each change is one log line.
+//! [`Feed`] is one task per pool that follows discovery. Each data-parallel rank of an endpoint has its own task: it
+//! reads the live stream, requests replay of missed batches, checks the sequence and writes batches into the index.
+//! With central bind, the engines connect to one socket instead. How far a cache is trusted is an atomic that requests
+//! read ([`Residents`], [`Trust`]); each change is one log line.
 //!
 //! **Owns** subscriptions and their bounds ([`subscription`]), the ZMTP connection, sequence numbers and replay.
 //! **Called by** `app`, which starts one feed for each pool with KV events.

@@ -119,7 +119,8 @@ mod tests {
         (events.spoken, events.ended)
     }
 
-    const CHAT: &[u8] = b": hello\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n\
+    const CHAT: &[u8] = b": hello\n\ndata: \
+     {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n\
         data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"hm\"}}]}\r\n\r\n\
         data:{\"choices\":[{\"delta\":{\"content\":\"a\\nb\"},\"finish_reason\":null}]}\n\n\
         data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0}]}}]}\n\n\

@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn events_are_the_same_for_any_chunks() {
-        let stream = "data: {\"a\": \"data:\"}\n\n: comment data:\r\nevent: x\r\ndata:{}\r\n\r\ndat\ndata\n data: no\ndadata: no\n\n\
+        let stream = "data: {\"a\": \"data:\"}\n\n: comment data:\r\nevent: x\r\ndata:{}\r\n\r\ndat\ndata\n data: \
+         no\ndadata: no\n\n\
                       data: one\ndata: two\nid: 7\n\nevent: y\n\nretry: 1\ndata: [DONE]";
         let expected = [(" {\"a\": \"data:\"}", ""), ("{}", "x"), (" one\n two", ""), ("", "y"), (" [DONE]", "")]
             .map(|(data, name)| (data.to_owned(), name.to_owned()));

@@ -78,8 +78,8 @@ impl fmt::Debug for RedisLink {
 }
 
 impl RedisLink {
-    /// Connects to `url` on the caller's runtime, and reconnects, until it is dropped. `on_change` is called with true after
-    /// a connection, and with false after its loss.
+    /// Connects to `url` on the caller's runtime, and reconnects, until it is dropped. `on_change` is called with true
+    /// after a connection, and with false after its loss.
     ///
     /// # Errors
     /// When the URL is not valid for Redis.

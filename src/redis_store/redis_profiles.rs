@@ -81,7 +81,8 @@ async fn run(
                 // The missing connection has been logged already.
                 if !std::mem::replace(&mut fails, true) && !matches!(error, LinkError::Away) {
                     let profiles = before.len();
-                    tracing::warn!(%error, profiles, "SLO profiles can't be read from Redis; keeping the last valid ones");
+                    tracing::warn!(%error, profiles, "SLO profiles can't be read from Redis; keeping the last valid \
+                     ones");
                 }
             }
         }

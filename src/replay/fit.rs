@@ -65,7 +65,8 @@ const ROUNDS: usize = 4;
 pub enum FitError {
     /// The recording has too few responses of known length and times.
     #[error(
-        "{answers} responses have a time of the first token and a token count ({unmeasured} do not: not streamed, not ended, or without \
+        "{answers} responses have a time of the first token and a token count ({unmeasured} do not: not streamed, not \
+         ended, or without \
          usage); at least {MIN_ANSWERS} are needed"
     )]
     Few {

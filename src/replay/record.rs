@@ -154,8 +154,8 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Replays the recording at `path`, with the `other` configuration in place of the recorded one if there is one. The plugins
-/// that the recorded configuration names come from `registry`.
+/// Replays the recording at `path`, with the `other` configuration in place of the recorded one if there is one. The
+/// plugins that the recorded configuration names come from `registry`.
 ///
 /// # Errors
 /// When the file can't be read, a line is wrong, or the other configuration has no pool for a recorded one.

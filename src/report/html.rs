@@ -45,44 +45,55 @@ const WORDS: &[(&str, &str)] = &[
     ("TTFT", "Time to first token: from the request's coming to the first token of its answer, queues included."),
     (
         "TPOT",
-        "Time per output token: between two tokens of an answer, in the mean of that answer. Answers of fewer than 8 tokens have none.",
+        "Time per output token: between two tokens of an answer, in the mean of that answer. Answers of fewer than 8 \
+         tokens have none.",
     ),
     (
         "ITL",
-        "Inter-token latency: between two tokens, each gap counted once as the mean of its answer, so that long answers count more.",
+        "Inter-token latency: between two tokens, each gap counted once as the mean of its answer, so that long \
+         answers count more.",
     ),
     ("E2E", "End-to-end latency: from the request's coming to the last token of its answer."),
     (
         "Goodput",
-        "Part of all requests that were answered within the targets for TTFT and TPOT. Rejected and lost requests count as missed.",
+        "Part of all requests that were answered within the targets for TTFT and TPOT. Rejected and lost requests \
+         count as missed.",
     ),
     ("p50, p90, p99", "What half, nine tenths, 99 of 100 requests do not exceed. Right to a thousandth."),
     ("Hit rate", "Part of the prompt tokens that the server still held in its KV cache and did not compute again."),
     (
         "Imbalance",
-        "Prompt tokens that the busiest endpoint had to compute, by those of the mean endpoint. 1 is even; a policy may trade evenness for hits.",
+        "Prompt tokens that the busiest endpoint had to compute, by those of the mean endpoint. 1 is even; a policy \
+         may trade evenness for hits.",
     ),
     (
         "Answered, rejected, lost",
-        "How requests ended. TTFT counts each request that got a first token, TPOT, ITL and E2E those answered whole. A policy that leaves more \
+        "How requests ended. TTFT counts each request that got a first token, TPOT, ITL and E2E those answered whole. \
+         A policy that leaves more \
          requests unanswered than the baseline, by more than chance, is not called better.",
     ),
     (
         "Split, transfer, busy",
-        "Part of the requests whose prompt one server computed and another answered; how long the KV cache of such a prompt was on its way, in \
-         the mean; part of the time in which the servers for either had something to do. A server that answers one request is as busy as one that answers fifty.",
+        "Part of the requests whose prompt one server computed and another answered; how long the KV cache of such a \
+         prompt was on its way, in \
+         the mean; part of the time in which the servers for either had something to do. A server that answers one \
+         request is as busy as one that answers fifty.",
     ),
     (
         "Wait, turned away",
-        "How long requests waited before the pool for their turn, of those that got one (it is part of their TTFT), and how many got none: the queue \
+        "How long requests waited before the pool for their turn, of those that got one (it is part of their TTFT), \
+         and how many got none: the queue \
          was full, they had waited for as long as they may, or they gave way to others.",
     ),
     ("GPU seconds saved", "Cached prompt tokens, by the GPU seconds that computing one takes in this setting."),
     (
         "Ratio, interval, verdict",
-        "Mean TTFT by the baseline's, over the same requests. The interval is where the ratio lies with 95 % confidence (circular block \
-         bootstrap over batches of consecutive requests); a verdict is given when the interval of the difference leaves out zero. It \
-         covers chance within this workload, not another workload. Of twenty comparisons of equal policies one shows a difference.",
+        "Mean TTFT by the baseline's, over the same requests. The interval is where the ratio lies with 95 % \
+         confidence (circular block \
+         bootstrap over batches of consecutive requests); a verdict is given when the interval of the difference \
+         leaves out zero. It \
+         covers chance within this workload, not another workload. Of twenty comparisons of equal policies one shows \
+         a difference.",
     ),
 ];
 
@@ -94,7 +105,8 @@ pub fn render(document: &Document) -> String {
     out.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n");
     let _ = write!(
         out,
-        "<title>Replay: what each policy buys</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media (prefers-color-scheme:dark){{:root{{{}}}}}{STYLE}</style>\n</head>\n<body>\n<main>\n",
+        "<title>Replay: what each policy buys</title>\n<style>\n:root{{color-scheme:light dark;{}}}\n@media \
+         (prefers-color-scheme:dark){{:root{{{}}}}}{STYLE}</style>\n</head>\n<body>\n<main>\n",
         properties(&LIGHT, "#f2f1ed", "#006300", "#b3261e"),
         properties(&DARK, "#262624", "#4cc38a", "#ff8a80"),
     );
@@ -136,7 +148,8 @@ fn properties(colours: &Colours, card: &str, good: &str, bad: &str) -> String {
 fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>]) {
     let _ = write!(
         out,
-        "<h2>All settings</h2>\n<p>Mean TTFT by that of {}; below 1 is better. Bold is the lowest of its column.</p>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">policy</th>",
+        "<h2>All settings</h2>\n<p>Mean TTFT by that of {}; below 1 is better. Bold is the lowest of its \
+         column.</p>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">policy</th>",
         escape(&document.baseline)
     );
     for (number, cell) in cells.iter().enumerate() {
@@ -177,7 +190,10 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     out.push_str("</div>\n");
     let small = plots::by_endpoint(cell, inks);
     if !small.is_empty() {
-        out.push_str("<h3>Requests in flight by endpoint</h3>\n<p class=\"muted\">One line for each endpoint; lines that part show load that a policy did not even out.</p>\n<div class=\"plots small\">\n");
+        out.push_str(
+            "<h3>Requests in flight by endpoint</h3>\n<p class=\"muted\">One line for each endpoint; lines \
+             that part show load that a policy did not even out.</p>\n<div class=\"plots small\">\n",
+        );
         for scene in small {
             let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
         }
@@ -251,13 +267,15 @@ fn words(out: &mut String) {
 fn what_was_run(out: &mut String, document: &Document) {
     let _ = write!(
         out,
-        "<details>\n<summary>What was run</summary>\n<h3>Command</h3>\n<pre>{}</pre>\n<h3>Runs</h3>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">setting</th><th class=\"words\">policy</th><th>decisions</th><th>virtual time</th><th>real time</th></tr>\n",
+        "<details>\n<summary>What was run</summary>\n<h3>Command</h3>\n<pre>{}</pre>\n<h3>Runs</h3>\n<div \
+         class=\"scroll\"><table>\n<tr><th class=\"words\">setting</th><th class=\"words\">policy</th><th>decisions</th><th>virtual time</th><th>real time</th></tr>\n",
         escape(&document.command)
     );
     for run in &document.runs {
         let _ = writeln!(
             out,
-            "<tr><td class=\"words\">{}</td><td class=\"words\">{}</td><td><code>{}</code></td><td>{}</td><td>{}</td></tr>",
+            "<tr><td class=\"words\">{}</td><td \
+             class=\"words\">{}</td><td><code>{}</code></td><td>{}</td><td>{}</td></tr>",
             escape(&run.cell_name()),
             escape(&run.policy),
             escape(&run.decisions),

@@ -35,7 +35,8 @@ pub fn render(document: &Document) -> String {
     if cells.iter().any(|cell| cell.runs.len() > 1) {
         let _ = write!(
             out,
-            "\nRatio: of the mean TTFT, or of the mean end-to-end latency (E2E), to that of {}, over the same requests. ",
+            "\nRatio: of the mean TTFT, or of the mean end-to-end latency (E2E), to that of {}, over the same \
+             requests. ",
             escape(&document.baseline)
         );
         out.push_str(

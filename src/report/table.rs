@@ -70,7 +70,8 @@ fn write_flows(out: &mut String, run: &RunFigures) {
             (turns.mean_seconds.map_or_else(|| NONE.to_owned(), seconds), seconds(turns.longest_seconds));
         let _ = writeln!(
             out,
-            "{}, priority {priority}, {tenant}: {} had a turn after {mean} in the mean, {longest} at most; {} turned away",
+            "{}, priority {priority}, {tenant}: {} had a turn after {mean} in the mean, {longest} at most; {} turned \
+             away",
             run.policy,
             whole(turns.passed),
             whole(turns.turned_away()),

@@ -81,7 +81,8 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "prefill-6000",
-        about: "6,000 prompt tokens/s, 2,000 blocks of 512; contexts cost nothing: for comparing caches, not times per token",
+        about: "6,000 prompt tokens/s, 2,000 blocks of 512; contexts cost nothing: for comparing caches, not times \
+         per token",
         build: prefill_bound,
     },
 ];

@@ -5,8 +5,8 @@
 //! every block and the cache salt of the first. Partial blocks have no name. Digest and serialization are vLLM's
 //! `--prefix-caching-hash-algo`.
 //!
-//! Compared with hashes that vLLM 0.22.1 and 0.32.0 published (`tests/in_process/vllm_hash.rs`). Multimodal content and prompt
-//! embeddings are not covered. Pure; called by the simulated engines' KV events.
+//! Compared with hashes that vLLM 0.22.1 and 0.32.0 published (`tests/in_process/vllm_hash.rs`). Multimodal content and
+//! prompt embeddings are not covered. Pure; called by the simulated engines' KV events.
 
 mod serialize;
 

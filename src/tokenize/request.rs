@@ -232,10 +232,12 @@ mod tests {
     fn tokenize_receives_what_affects_the_prompt() {
         let chat = json!({
             "model": "mine", "messages": [{"role": "user", "content": "a\"é\n"}], "tools": [{"type": "function"}], "temperature": 0.5,
-            "stream": true, "add_generation_prompt": false, "chat_template_kwargs": {"enable_thinking": false}, "documents": null,
+            "stream": true, "add_generation_prompt": false, "chat_template_kwargs": {"enable_thinking": false},
+            "documents": null,
         });
         let expected = json!({
-            "model": "served\"name", "messages": chat["messages"], "tools": chat["tools"], "add_generation_prompt": false,
+            "model": "served\"name", "messages": chat["messages"], "tools": chat["tools"],
+            "add_generation_prompt": false,
             "chat_template_kwargs": {"enable_thinking": false},
         });
         assert_eq!(call(RemoteApi::Tokenize, Api::ChatCompletions, &chat), Ok(("/tokenize", expected)));
@@ -248,7 +250,8 @@ mod tests {
 
     #[test]
     fn render_receives_all_but_response_settings() {
-        let body = json!({"model": "mine", "input": "hi", "instructions": "be brief", "max_output_tokens": 5, "stream": true, "x": [1.50]});
+        let body = json!({"model": "mine", "input": "hi", "instructions": "be brief",
+            "max_output_tokens": 5, "stream": true, "x": [1.50]});
         let expected = json!({"model": "served\"name", "input": "hi", "instructions": "be brief", "x": [1.50]});
         assert_eq!(call(RemoteApi::Render, Api::Responses, &body), Ok(("/v1/responses/render", expected)));
         for (api, path) in [
@@ -256,9 +259,11 @@ mod tests {
             (Api::ChatCompletions, "/v1/chat/completions/render"),
             (Api::Completions, "/v1/completions/render"),
         ] {
-            let body = json!({"messages": [], "prompt": "a", "documents": [1], "reasoning_effort": "low", "max_tokens": 9, "top_p": 1});
+            let body = json!({"messages": [], "prompt": "a", "documents": [1], "reasoning_effort": "low",
+            "max_tokens": 9, "top_p": 1});
             let expected = json!({
-                "model": "served\"name", "messages": [], "prompt": "a", "documents": [1], "reasoning_effort": "low", "max_tokens": 1,
+                "model": "served\"name", "messages": [], "prompt": "a", "documents": [1], "reasoning_effort": "low",
+                "max_tokens": 1,
             });
             assert_eq!(call(RemoteApi::Render, api, &body), Ok((path, expected)));
         }

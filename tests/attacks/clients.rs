@@ -175,7 +175,8 @@ async fn pod_without_gateway_certificate_reports_nothing_beside_honest_traffic()
     envoy.assert_picker_was_correct().await;
 }
 
-/// The other bootstraps: whole requests in one message, a list of servers, and requests that pass when the picker is away.
+/// The other bootstraps: whole requests in one message, a list of servers, and requests that pass when the picker is
+/// away.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_bootstrap_with_mtls_serves_and_keeps_strangers_out() {
     let authority = Authority::new("ours");

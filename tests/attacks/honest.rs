@@ -20,8 +20,8 @@ const QUIET_REQUESTS: usize = 12;
 const ATTACKED_REQUESTS: usize = 8;
 /// An event stream of ten events, 10 ms apart: about 100 ms, so that the noise of a busy machine is small beside it.
 const TARGET: &str = "/v1/chat/completions?kind=sse&size=2000&events=10&pace_ms=10";
-/// Latencies below this are compared as if they were this long: what is missing is noise of the machine, on which clients, Envoy, picker and
-/// servers share the cores.
+/// Latencies below this are compared as if they were this long: what is missing is noise of the machine, on which
+/// clients, Envoy, picker and servers share the cores.
 const QUIET_FLOOR: Duration = Duration::from_millis(150);
 /// Size of a request's body, bytes.
 const BODY_BYTES: usize = 2_000;
@@ -131,7 +131,8 @@ impl Report {
         self.latencies.get(at).copied().unwrap_or_default()
     }
 
-    /// Panics unless every request completed, and 99 of 100 of them in at most twice the time that they take without the attack.
+    /// Panics unless every request completed, and 99 of 100 of them in at most twice the time that they take without
+    /// the attack.
     pub(crate) fn assert_unharmed(&self, quiet: &Report) {
         let sent = self.latencies.len() + self.failures.len();
         assert!(
@@ -152,7 +153,8 @@ impl Report {
 pub(crate) struct InFlight(tokio::task::JoinSet<Result<(), String>>);
 
 impl InFlight {
-    /// Sends `count` requests, each over a connection of its own, and returns when all of them wait for their responses.
+    /// Sends `count` requests, each over a connection of its own, and returns when all of them wait for their
+    /// responses.
     pub(crate) async fn start(to: SocketAddr, picker: &AttacheProcess, count: usize) -> Self {
         let mut requests = tokio::task::JoinSet::new();
         for seed in 0..count {

@@ -265,8 +265,8 @@ async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
     let before = resident(&picker);
     let forged = [zmtp_handshake(), kv_event_frame(echo.address)].concat();
     let attack = async {
-        // One long frame, and messages of several frames of which the last is missing. One connection after the other, as
-        // honest clients share the machine's CPUs with the attacker.
+        // One long frame, and messages of several frames of which the last is missing. One connection after the other,
+        // as honest clients share the machine's CPUs with the attacker.
         let long = [&[2, 0, 0, 0, 0, 0, 0xf0, 0, 0][..], &vec![0; 8 << 20]].concat();
         let parts = [&[3, 0, 0, 0, 0, 0, 0x20, 0, 0][..], &vec![0; 2 << 20]].concat().repeat(4);
         let mut held = Vec::new();

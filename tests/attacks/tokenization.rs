@@ -1,5 +1,5 @@
-//! Prompts that cost the picker much more than their bytes: a chat template's values, a tokenizer's pieces, background work for requests that
-//! have gone.
+//! Prompts that cost the picker much more than their bytes: a chat template's values, a tokenizer's pieces, background
+//! work for requests that have gone.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -20,7 +20,8 @@ use tokio::task::JoinSet;
 const REQUESTS: usize = 12;
 /// Size of an attack's bodies, bytes.
 const BODY_BYTES: usize = 1 << 20;
-/// The same where latencies are compared. An unoptimised build takes a hundred times as long to read the values of a body.
+/// The same where latencies are compared. An unoptimised build takes a hundred times as long to read the values of a
+/// body.
 const TIMED_BODY_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { BODY_BYTES };
 /// Requests at the same time where latencies are compared.
 const TIMED_REQUESTS: usize = if cfg!(debug_assertions) { 3 } else { REQUESTS };
@@ -208,7 +209,8 @@ async fn attack(to: SocketAddr, (name, target, body): &Attack, count: usize) {
     }
 }
 
-/// Sends each of `attacks` several times beside honest clients and checks what memory the picker took, and that its work has ended.
+/// Sends each of `attacks` several times beside honest clients and checks what memory the picker took, and that its
+/// work has ended.
 async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> AttacheProcess {
     let echo = Echo::start().await;
     let picker = picker(&echo, model).await;
@@ -243,7 +245,8 @@ async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> Attache
     picker
 }
 
-/// Nothing is worked on any more, a few seconds after the last response: cancelled work ends with the step that it is at.
+/// Nothing is worked on any more, a few seconds after the last response: cancelled work ends with the step that it is
+/// at.
 async fn assert_cpu_is_idle(picker: &AttacheProcess) {
     let mut burnt = Vec::new();
     for _ in 0..LAST_STEP_SECONDS {

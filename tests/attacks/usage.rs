@@ -182,7 +182,8 @@ async fn usage_of_zeros_in_echoes_is_not_read_and_the_attacker_is_charged() {
             for mode in other {
                 let forged = &responses(&forgery(0))[if mode == Mode::Buffered { 0 } else { 4 }];
                 let count = served(forged, modes.listener(&mode.name()), Http::H1, &format!("{mode:?}")).await;
-                // STREAMED is decided before the end of the body is known: it books 1,024 tokens of a prompt, which do not fit into the last 1,000.
+                // STREAMED is decided before the end of the body is known: it books 1,024 tokens of a prompt, which do
+                // not fit into the last 1,000.
                 let expected = LIMIT / 1_000 - usize::from(mode == Mode::Streamed);
                 assert_eq!(count, expected, "{mode:?}");
             }

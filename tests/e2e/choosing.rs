@@ -1,4 +1,5 @@
-//! What a request may choose by its headers, through real Envoy: its strategy, its profile, its endpoints; and sessions, which need both ways.
+//! What a request may choose by its headers, through real Envoy: its strategy, its profile, its endpoints; and
+//! sessions, which need both ways.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;

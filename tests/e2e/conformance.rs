@@ -1,9 +1,10 @@
-//! What the conformance suite of the Gateway API Inference Extension asks of a gateway with this picker in it, through real Envoy, with pods of
-//! an `InferencePool`: `GatewayFollowingEPPRouting`, the same with data parallelism, `GatewayDestinationEndpointServed` and what happens while the
-//! picker is away. (`EppUnAvailableFailOpen` with a server list is in `faults.rs`.)
+//! What the conformance suite of the Gateway API Inference Extension asks of a gateway with this picker in it, through
+//! real Envoy, with pods of an `InferencePool`: `GatewayFollowingEPPRouting`, the same with data parallelism,
+//! `GatewayDestinationEndpointServed` and what happens while the picker is away. (`EppUnAvailableFailOpen` with a
+//! server list is in `faults.rs`.)
 //!
-//! Each is tried with both ways in which gateways follow a picker: ORIGINAL_DST, which takes one endpoint from a header, and `override_host`,
-//! which walks a list in the metadata.
+//! Each is tried with both ways in which gateways follow a picker: ORIGINAL_DST, which takes one endpoint from a
+//! header, and `override_host`, which walks a list in the metadata.
 
 use crate::api::{FakeApi, STABLE, pod, pool};
 use crate::shipped::by_header;

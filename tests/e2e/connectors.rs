@@ -1,5 +1,5 @@
-//! Every way to move KV caches, in every API that its servers have, streamed and not, through real Envoy: answers are what one server would
-//! have answered, and what was computed elsewhere for each of them is fetched.
+//! Every way to move KV caches, in every API that its servers have, streamed and not, through real Envoy: answers are
+//! what one server would have answered, and what was computed elsewhere for each of them is fetched.
 
 use crate::disagg::{COURSE, Stack};
 use crate::shipped::by_header;
@@ -15,7 +15,8 @@ const OPENAI: &[&str] = &["/v1/completions", "/v1/chat/completions"];
 const ALL: &[&str] =
     &["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"];
 
-/// Requests of every API for six tokens. Each has a prompt of its own, so that no server has what another request brought.
+/// Requests of every API for six tokens. Each has a prompt of its own, so that no server has what another request
+/// brought.
 fn requests() -> Vec<(&'static str, Value)> {
     let mut number = 0;
     let mut long = || {
@@ -47,7 +48,8 @@ fn requests() -> Vec<(&'static str, Value)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_are_those_of_one_server_in_every_api() {
     let alone = SimProcess::start(1, &["--speed", "20"]).await;
-    // The connector, the words of its servers, the APIs that these share requests of, and whether they keep memory for a prompt.
+    // The connector, the words of its servers, the APIs that these share requests of, and whether they keep memory for
+    // a prompt.
     for (connector, sim, apis, pins) in [
         ("nixl", "nixl", ALL, true),
         ("shfs", "nixl", ALL, true),

@@ -1,4 +1,5 @@
-//! Conversations whose turns are kept by decode servers and fetched by the prefill server of the next turn, through real Envoy.
+//! Conversations whose turns are kept by decode servers and fetched by the prefill server of the next turn, through
+//! real Envoy.
 
 use crate::disagg::{COURSE, Stack};
 use crate::support::body::Payload;

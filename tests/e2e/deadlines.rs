@@ -1,5 +1,6 @@
-//! Requests that say by when they want their first token, through real Envoy, before simulated servers that are busy: what can't be had in time is
-//! refused at once with the time after which it can, what can is served, and nobody else notices.
+//! Requests that say by when they want their first token, through real Envoy, before simulated servers that are busy:
+//! what can't be had in time is refused at once with the time after which it can, what can is served, and nobody else
+//! notices.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;

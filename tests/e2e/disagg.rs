@@ -1,5 +1,6 @@
-//! Prefill and decode on different servers, through real Envoy and servers that are as strict as the real ones: answers are what one server
-//! would have answered, every fault ends in an answer or a clear error, and nothing stays pinned or booked.
+//! Prefill and decode on different servers, through real Envoy and servers that are as strict as the real ones: answers
+//! are what one server would have answered, every fault ends in an answer or a clear error, and nothing stays pinned or
+//! booked.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -337,7 +338,8 @@ async fn clients_that_leave_at_any_moment_leave_the_books_closed() {
     }
     clients.join_all().await;
     stack.picker.assert_settled().await;
-    // After a disconnect between both legs, only Envoy knows whether the second was sent, so only the lease frees blocks.
+    // After a disconnect between both legs, only Envoy knows whether the second was sent, so only the lease frees
+    // blocks.
     stack.until_nothing_is_pinned().await;
     assert_eq!(stack.failed_loads().await, 0);
 }

@@ -1,5 +1,5 @@
-//! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each request is answered, or its
-//! client can tell that it was not, and nothing stays pinned or booked.
+//! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each
+//! request is answered, or its client can tell that it was not, and nothing stays pinned or booked.
 
 use crate::disagg::{Bootstrap, CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
 use crate::faults::refusing;
@@ -198,7 +198,8 @@ async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_
     picker.assert_settled().await;
 }
 
-/// What a prompt's server has computed, any decode server may fetch: where Envoy may try the next of the list, no request is lost.
+/// What a prompt's server has computed, any decode server may fetch: where Envoy may try the next of the list, no
+/// request is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
@@ -310,7 +311,8 @@ async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
     picker.assert_settled().await;
 }
 
-/// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left alone.
+/// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left
+/// alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn unresponsive_prefill_worker_is_ejected() {
     let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &["--speed", "20"]).await;

@@ -1,5 +1,5 @@
-//! What breaks while requests are under way: clients, servers, the picker. Nothing is lost that could be saved, and the picker's books
-//! close.
+//! What breaks while requests are under way: clients, servers, the picker. Nothing is lost that could be saved, and the
+//! picker's books close.
 
 use crate::shipped::{by_header, by_list, list_pool};
 use crate::support::attache::AttacheProcess;
@@ -148,8 +148,8 @@ async fn active(envoy: &EnvoyProcess, listener: &str) -> u64 {
     envoy.stat(&format!("http.{listener}.downstream_rq_active")).await
 }
 
-/// A stall of the picker and a burst of resets look like an attack to an HTTP/2 server: with h2's default limit it closes the
-/// connection and every stream on it.
+/// A stall of the picker and a burst of resets look like an attack to an HTTP/2 server: with h2's default limit it
+/// closes the connection and every stream on it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stalled_picker_and_a_burst_of_aborts_cut_no_stream() {
     let echo = Echo::start().await;

@@ -264,8 +264,8 @@ async fn clients_that_disconnect_while_queued_are_removed_at_once() {
     picker.assert_settled().await;
 }
 
-/// The pool is full of batches whose answers are as `how` says, and as many urgent requests come whose answers do not end: what becomes of the
-/// batches.
+/// The pool is full of batches whose answers are as `how` says, and as many urgent requests come whose answers do not
+/// end: what becomes of the batches.
 async fn urgent_ones_come(
     which: &str,
     how: &'static str,

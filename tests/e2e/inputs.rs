@@ -29,7 +29,8 @@ async fn ask(
     client::send(to, http, request).await.unwrap_or_else(|error| panic!("{method} {http:?} {target}: {error}"))
 }
 
-/// A compressed body can't be read, so its request goes to the least loaded server, and the operator can see how many do.
+/// A compressed body can't be read, so its request goes to the least loaded server, and the operator can see how many
+/// do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_can_not_be_read_is_passed_on() {
     let echo = Echo::start().await;
@@ -177,8 +178,8 @@ async fn odd_header_values_pass() {
     picker.assert_settled().await;
 }
 
-/// Answers are watched, never judged: whatever a server says, the client gets those bytes. The second column is the number of completion
-/// tokens that is believed.
+/// Answers are watched, never judged: whatever a server says, the client gets those bytes. The second column is the
+/// number of completion tokens that is believed.
 #[tokio::test(flavor = "multi_thread")]
 async fn odd_streams_reach_the_client_untouched() {
     let long = format!(

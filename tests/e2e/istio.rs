@@ -16,7 +16,8 @@ const LISTENER: &str = "0.0.0.0_24085";
 const SNI: &str = "llm-epp.ai.svc.cluster.local";
 const POSTS: usize = 12;
 
-/// A bootstrap of the captured configuration: endpoints and routes are in it, and are not discovered. `change` changes the TLS context of the picker's cluster.
+/// A bootstrap of the captured configuration: endpoints and routes are in it, and are not discovered. `change` changes
+/// the TLS context of the picker's cluster.
 fn bootstrap(picker: SocketAddr, servers: &[SocketAddr], change: impl Fn(&mut Value)) -> String {
     let mut captured: Value = serde_json::from_str(CAPTURED).expect("what was captured");
     let mut clusters = captured["clusters"].take();

@@ -1,5 +1,5 @@
-//! What tenants may have, through real Envoy: counted exactly under a burst, by claims that Envoy has checked, and, with a real Redis, by
-//! several pickers together and by the records that stand there.
+//! What tenants may have, through real Envoy: counted exactly under a burst, by claims that Envoy has checked, and,
+//! with a real Redis, by several pickers together and by the records that stand there.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -44,7 +44,8 @@ async fn ask(to: SocketAddr, tenant: &str) -> Reply {
     client::send(to, Http::H1, chat(to, TARGET, tenant)).await.expect("an answer")
 }
 
-/// Waits for a moment of which the rest of the minute is long enough for a burst: counters are those of the wall's minute.
+/// Waits for a moment of which the rest of the minute is long enough for a burst: counters are those of the wall's
+/// minute.
 async fn early_in_a_minute() {
     let clock = attache::clock::Clock::start();
     let second = clock.wall(clock.now()).duration_since(UNIX_EPOCH).expect("a clock").as_secs() % 60;

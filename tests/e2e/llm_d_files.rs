@@ -1,4 +1,5 @@
-//! Files of llm-d's router through real Envoy: sessions of agents are queued fairly, and endpoints come from a file that changes.
+//! Files of llm-d's router through real Envoy: sessions of agents are queued fairly, and endpoints come from a file
+//! that changes.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;

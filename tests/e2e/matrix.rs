@@ -1,4 +1,5 @@
-//! Bodies pass through Envoy and the picker byte for byte: every body mode × size × framing × response kind × HTTP version.
+//! Bodies pass through Envoy and the picker byte for byte: every body mode × size × framing × response kind × HTTP
+//! version.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{Payload, chat, completion, cut, events, sha256};

@@ -90,8 +90,8 @@ async fn a_configuration_changes_under_load_and_no_request_fails() {
     picker.assert_settled().await;
 }
 
-/// Load balancers need time to look away, so readiness goes at once and service goes on; a stream without end does not keep the
-/// process from ending.
+/// Load balancers need time to look away, so readiness goes at once and service goes on; a stream without end does not
+/// keep the process from ending.
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_is_unready_at_once_serves_on_and_ends_in_time() {
     let echo = Echo::start().await;
@@ -186,7 +186,8 @@ async fn a_server_whose_metrics_break_goes_stale_alone_and_requests_go_on() {
     picker.assert_settled().await;
 }
 
-/// Envoy's bootstrap in GIE's and llm-d's standalone charts checks the picker there, and their charts pass no flag for it.
+/// Envoy's bootstrap in GIE's and llm-d's standalone charts checks the picker there, and their charts pass no flag for
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_answered_on_the_ext_proc_port_unless_it_is_switched_off() {
     let echo = Echo::start().await;

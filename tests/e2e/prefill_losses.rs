@@ -1,5 +1,6 @@
-//! What becomes of requests whose prompt's server is lost, through real Envoy and with several under way: it takes no connections, breaks
-//! them off while it computes, or leaves the pool. Each is answered, and how it was computed is what its answer says.
+//! What becomes of requests whose prompt's server is lost, through real Envoy and with several under way: it takes no
+//! connections, breaks them off while it computes, or leaves the pool. Each is answered, and how it was computed is
+//! what its answer says.
 
 use crate::disagg::{CLIENTS, PREFILL, load, request, well};
 use crate::faults::refusing;
@@ -61,7 +62,8 @@ impl Stack {
         self.envoy.listener("inference")
     }
 
-    /// Replaces the file, and waits until it is taken up: its settings, and its `count` endpoints, which come in their own time.
+    /// Replaces the file, and waits until it is taken up: its settings, and its `count` endpoints, which come in their
+    /// own time.
     async fn becomes(&self, text: &str, count: usize) {
         const RELOADS: &str = "attache_config_reloads_total";
         let before = self.picker.metric(RELOADS).await;
@@ -99,7 +101,8 @@ impl Stack {
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {series} in {text}"))
     }
 
-    /// Requests whose prompts are being computed, and no answer comes until something ends that; and how many each server computes.
+    /// Requests whose prompts are being computed, and no answer comes until something ends that; and how many each
+    /// server computes.
     async fn waiting(&self, count: usize) -> (JoinSet<Reply>, [u64; 3]) {
         self.faults(json!({"prefill": {"hang": true}})).await;
         let (to, mut clients) = (self.to(), JoinSet::new());
@@ -293,7 +296,8 @@ async fn prefill_servers_that_leave_the_pool_while_they_compute_leave_every_requ
                 stack.faults(json!({})).await;
             }
             End::Gone => {
-                // Neither takes connections when the first one breaks: no other goes on with it, whether or not one is asked.
+                // Neither takes connections when the first one breaks: no other goes on with it, whether or not one is
+                // asked.
                 for wire in &mut wires {
                     wire.refuses().await;
                 }

@@ -1,5 +1,5 @@
-//! AIBrix's SLO profiles in a real Redis, through real Envoy: what stands there decides, also when it changes, and what stood there when Redis has
-//! gone; what can't be read harms nobody else; a reload may name another.
+//! AIBrix's SLO profiles in a real Redis, through real Envoy: what stands there decides, also when it changes, and what
+//! stood there when Redis has gone; what can't be read harms nobody else; a reload may name another.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;

@@ -75,7 +75,8 @@ async fn traffic(to: SocketAddr, failing: SocketAddr, clients: std::ops::Range<u
     open.join_all().await.into_iter().sum()
 }
 
-/// Records a run by `strategies`, one after the other by reloads, and replays it with its own configuration. `more` is the pool's besides.
+/// Records a run by `strategies`, one after the other by reloads, and replays it with its own configuration. `more` is
+/// the pool's besides.
 async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
     let files = scratch("record");

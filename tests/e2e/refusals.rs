@@ -90,7 +90,8 @@ async fn no_endpoint_that_can_serve_is_503_with_advice_to_retry() {
     picker.assert_settled().await;
 }
 
-/// Envoy connects to whatever the destination header says, so it must be ours: these listeners do not clean it themselves.
+/// Envoy connects to whatever the destination header says, so it must be ours: these listeners do not clean it
+/// themselves.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_cannot_choose_the_server() {
     let (echo, decoy) = (Echo::start().await, Echo::start().await);

@@ -98,7 +98,8 @@ async fn the_service_that_envoy_calls_decides_the_pool() {
     picker.assert_settled().await;
 }
 
-/// The client's name for the model that the echo server calls `sim-8b`; of another length, so that a stale length shows.
+/// The client's name for the model that the echo server calls `sim-8b`; of another length, so that a stale length
+/// shows.
 const ALIAS: &str = "the-house-model";
 
 fn renamed(bytes: &[u8]) -> Vec<u8> {
@@ -166,8 +167,8 @@ async fn a_model_is_renamed_on_the_way_there_and_back() {
     picker.assert_settled().await;
 }
 
-/// Turns two headers of the client into the subset hint, so that a test can say any of its forms: `x-hint-text` as it is, `x-hint-value` as a
-/// protobuf value in base64.
+/// Turns two headers of the client into the subset hint, so that a test can say any of its forms: `x-hint-text` as it
+/// is, `x-hint-value` as a protobuf value in base64.
 const HINT_FROM_HEADERS: &str = r#"          - name: envoy.filters.http.header_to_metadata
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config

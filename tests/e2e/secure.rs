@@ -35,8 +35,8 @@ fn over_tls(picker: SocketAddr) -> String {
     text.replace(cluster, &format!("{cluster}{TLS}"))
 }
 
-/// Writes a new pair and returns the certificate. Each file is replaced as a whole, one after the other: between the two, they do not
-/// belong together.
+/// Writes a new pair and returns the certificate. Each file is replaced as a whole, one after the other: between the
+/// two, they do not belong together.
 fn write_pair(directory: &Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     for (file, text) in [("tls.crt", made.cert.pem()), ("tls.key", made.signing_key.serialize_pem())] {

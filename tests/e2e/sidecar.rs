@@ -1,5 +1,5 @@
-//! Requests that a sidecar splits, through real Envoy: what it is told in headers, by nobody but the picker; and that the picker is none the worse for
-//! what befalls the servers that the sidecar asks.
+//! Requests that a sidecar splits, through real Envoy: what it is told in headers, by nobody but the picker; and that
+//! the picker is none the worse for what befalls the servers that the sidecar asks.
 
 use crate::disagg::{CLIENTS, COURSE, Stack, long_stream, request};
 use crate::shipped::by_header;
@@ -153,7 +153,8 @@ async fn prefill_servers_that_fail_behind_sidecars_are_left_alone_and_decode_ser
         stack.faults(servers, json!({"refuse": true})).await;
         let statuses = stack.load(80, status).await;
         assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{what}: {statuses:?}");
-        // Each is left alone after five failures in a row, those under way come on top, and once a second one tries again.
+        // Each is left alone after five failures in a row, those under way come on top, and once a second one tries
+        // again.
         let failed = statuses.iter().filter(|status| **status != 200).count();
         assert!((1..=5 * servers.len() + 2 * CLIENTS).contains(&failed), "{what}: {failed} of 80 failed");
         stack.faults(&both, json!({})).await;

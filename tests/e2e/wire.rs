@@ -1,4 +1,5 @@
-//! What no Envoy sends: broken messages and abused HTTP/2 on the picker's port. Each gets its status, and others notice nothing.
+//! What no Envoy sends: broken messages and abused HTTP/2 on the picker's port. Each gets its status, and others notice
+//! nothing.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::echo::Echo;

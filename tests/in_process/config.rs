@@ -1,6 +1,8 @@
-//! Configurations and what is said about them: every file under `tests/data/config` has its expected diagnostics beside it.
+//! Configurations and what is said about them: every file under `tests/data/config` has its expected diagnostics beside
+//! it.
 //!
-//! After a wanted change of wording, `ATTACHE_BLESS=1 cargo test --test in_process config` writes the expectations anew; read the diff.
+//! After a wanted change of wording, `ATTACHE_BLESS=1 cargo test --test in_process config` writes the expectations
+//! anew; read the diff.
 
 use attache::config::aibrix_env::AibrixEnv;
 use attache::config::diagnostic::{render_json, render_text};
@@ -74,8 +76,8 @@ fn every_odd_file_is_accepted_with_warnings() {
 const FIXTURES: [&str; 4] =
     ["tests/data/config/bad", "tests/data/config/warn", "tests/data/endpoint_picker", "examples/configs"];
 
-/// A change that only moves or renames code must keep this table. `ATTACHE_BLESS=1` writes it anew, where a key, a check or a
-/// fixture is new or a mistake is reported at a better place.
+/// A change that only moves or renames code must keep this table. `ATTACHE_BLESS=1` writes it anew, where a key, a
+/// check or a fixture is new or a mistake is reported at a better place.
 #[test]
 fn diagnostics_of_every_fixture_keep_their_codes_and_positions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -481,7 +483,8 @@ fn what_a_pool_can_not_say_of_itself_is_refused_or_told() {
     let (_, diagnostics) = load(text("limits: {}\nserver: {grpcPort: 1}\n", "{name: a}")).unwrap();
     let void: Vec<_> = diagnostics.iter().map(|d| (d.code, d.path.as_str())).collect();
     assert_eq!(void, [(Code::NoEffect, "limits"), (Code::NoEffect, "server")]);
-    // How much may wait before all pools together is the process's to say: its own `limits` give it neither more nor less.
+    // How much may wait before all pools together is the process's to say: its own `limits` give it neither more nor
+    // less.
     for limits in ["", "limits: {maxBodyBytes: 10, maxBufferedBytes: 20}\n"] {
         let (pool, _) = load(text(limits, "{name: a, flowControl: {enabled: true}}")).unwrap();
         assert_eq!(pool.flow.unwrap().settings.max_bytes, u64::MAX, "{limits}");

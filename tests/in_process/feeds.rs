@@ -1,5 +1,5 @@
-//! The feeds together, over real HTTP: discovery says who is there, the scraper asks them, the publisher makes snapshots of it.
-//! The servers here misbehave in every way that a model server has been seen to.
+//! The feeds together, over real HTTP: discovery says who is there, the scraper asks them, the publisher makes
+//! snapshots of it. The servers here misbehave in every way that a model server has been seen to.
 
 use attache::clock::Clock;
 use attache::config::settings::ScrapeSettings;

@@ -1,5 +1,5 @@
-//! The feed of KV events over real ZeroMQ sockets: publishers of the `zeromq` crate that bind, connect, replay in both forms, forget,
-//! restart and lie.
+//! The feed of KV events over real ZeroMQ sockets: publishers of the `zeromq` crate that bind, connect, replay in both
+//! forms, forget, restart and lie.
 
 use attache::clock::Clock;
 use attache::connections::{Closed, ConnectionLimits, Connections};
@@ -481,7 +481,8 @@ async fn a_restarted_engine_is_learned_anew() {
         publisher.close();
         rig.trusts(0, Trust::Suspect(Doubt::Interrupted)).await;
         publisher.ring.lock().frames.clear();
-        // With replay, what the new process said before we came is heard too; a process that has said nothing is found out as well.
+        // With replay, what the new process said before we came is heard too; a process that has said nothing is found
+        // out as well.
         let early = form.map(|_| 5);
         if form == Some(Form::Three) {
             publisher.lose(vec![stored(None, &[5])]);

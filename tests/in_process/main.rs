@@ -1,4 +1,5 @@
-//! Everything that needs no process beside the test: the library in one process, the shipped files and the documentation.
+//! Everything that needs no process beside the test: the library in one process, the shipped files and the
+//! documentation.
 
 mod architecture;
 mod config;

@@ -1,5 +1,6 @@
-//! What real servers computed for these requests: the text that vLLM 0.32 rendered and its token ids (`chat_vectors/vectors.json`), and
-//! what `transformers` made of six templates in the styles of known models (`chat_vectors/template_vectors.json`).
+//! What real servers computed for these requests: the text that vLLM 0.32 rendered and its token ids
+//! (`chat_vectors/vectors.json`), and what `transformers` made of six templates in the styles of known models
+//! (`chat_vectors/template_vectors.json`).
 
 use attache::prompt::Encoder;
 use attache::prompt::huggingface::{HuggingFace, Rendered};

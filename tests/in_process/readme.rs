@@ -1,4 +1,5 @@
-//! What README.md and SECURITY.md say is so. `tests/in_process/docs` checks the other pages, and the links and sentences of all of them.
+//! What README.md and SECURITY.md say is so. `tests/in_process/docs` checks the other pages, and the links and
+//! sentences of all of them.
 
 use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
 use std::collections::BTreeSet;

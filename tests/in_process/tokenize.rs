@@ -1,4 +1,5 @@
-//! Remote tokenizers over real HTTP: simulated model servers that tokenize well, and one that does as badly as it is told.
+//! Remote tokenizers over real HTTP: simulated model servers that tokenize well, and one that does as badly as it is
+//! told.
 
 use attache::clock::Clock;
 use attache::ids::EndpointId;

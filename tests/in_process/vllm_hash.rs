@@ -1,4 +1,5 @@
-//! Block hashes against real vLLM servers: every vector that vLLM 0.32.0 and 0.22.1 were asked for, from the seed to the event.
+//! Block hashes against real vLLM servers: every vector that vLLM 0.32.0 and 0.22.1 were asked for, from the seed to
+//! the event.
 
 use attache::sim::vllm_hash::{Algorithm, Digest, ExtraForm, ExtraKeys, Hasher, Lora};
 use serde_json::Value;

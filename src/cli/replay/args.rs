@@ -41,7 +41,8 @@ macro_rules! of_the_world {
 macro_rules! of_players {
     ($($more:literal),*) => {
         of_the_world!(
-            "trace", "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed", "target", "ttft_target",
+            "trace", "workload", "speed", "requests", "until", "poisson", "bursty", "clients", "think", "model", "seed",
+            "target", "ttft_target",
             "tpot_target", "assert", "json", "html", "svg", "markdown" $(, $more)*
         )
     };
@@ -170,7 +171,7 @@ pub(crate) struct ReplayArgs {
     /// LoRA adapters that a server holds at once
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_LORAS, help_heading = "Servers")]
     pub(super) max_loras: u32,
-    /// ReplayFailure or change of a server during the run: `10m lose 3`, `5m restart 0`, `1h join`
+    /// Failure or change of a server during the run: `10m lose 3`, `5m restart 0`, `1h join`
     #[arg(long, value_name = "CHANGE", help_heading = "Servers")]
     pub(super) change: Vec<String>,
     /// Interval of scrapes [default: the configuration's]; metrics older than its `staleAfter` are ignored

@@ -37,7 +37,8 @@ pub(super) struct LiveArgs {
     #[arg(long, value_enum, default_value = "chat", requires = "target", help_heading = "Real gateway")]
     api: LiveApi,
     /// Requests in flight at most; further requests are sent late
-    #[arg(long, value_name = "N", default_value_t = loadgen::DEFAULT_MAX_IN_FLIGHT, requires = "target", help_heading = "Real gateway")]
+    #[arg(long, value_name = "N", default_value_t = loadgen::DEFAULT_MAX_IN_FLIGHT, requires = "target",
+    help_heading = "Real gateway")]
     max_in_flight: usize,
     /// Timeout of one request
     #[arg(

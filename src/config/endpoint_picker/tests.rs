@@ -1,5 +1,5 @@
-//! What a file becomes, the files that llm-d ships, and what becomes of each plugin. RelatedSettings: the cases of the loaders
-//! of GIE and llm-d, damaged files.
+//! What a file becomes, the files that llm-d ships, and what becomes of each plugin. Beside this file: the cases of the
+//! loaders of GIE and llm-d, damaged files.
 
 use super::catalogue::{self, CATALOGUE, IMPLICIT, PluginHandling};
 use crate::schema::{File, Pool, TokenizerKind};

@@ -3,8 +3,8 @@
 use crate::key::{BlockKey, EngineHash};
 use std::time::Duration;
 
-/// One KV cache: an endpoint, or one data-parallel rank of it. [`super::PrefixIndex::add_holder`] assigns it. The same value
-/// is not assigned again before its slot was reused 65,536 times.
+/// One KV cache: an endpoint, or one data-parallel rank of it. [`super::PrefixIndex::add_holder`] assigns it. The same
+/// value is not assigned again before its slot was reused 65,536 times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HolderId(pub u32);
 

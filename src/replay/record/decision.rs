@@ -89,7 +89,8 @@ pub(super) fn decide(
         Err(error) => return PlayedDecision::rejected(error.reason.code().to_owned()),
     };
     let (strategy, reads) = (&chosen.choice.strategy, chosen.choice.strategy.reads());
-    // The cache is searched for every prompt, to report what was cached where. Only strategies that read it see the result.
+    // The cache is searched for every prompt, to report what was cached where. Only strategies that read it see the
+    // result.
     let lookup = |l: &Looked| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys);
     let found: Option<Found> = d.prompt.as_ref().map(lookup);
     let prompt_tokens = found.as_ref().filter(|_| reads.prefix).map_or(d.estimated, |f| f.prompt_tokens(&prompt));

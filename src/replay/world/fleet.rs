@@ -1,4 +1,5 @@
-//! The simulated fleet: endpoints, servers that join, die and restart, discovery, scrapes. Called by [`super::World`]; pure.
+//! The simulated fleet: endpoints, servers that join, die and restart, discovery, scrapes. Called by [`super::World`];
+//! pure.
 
 use super::{FleetChange, KvEventLink, Server, TimedChange, World};
 use crate::page::MetricsHistory;

@@ -199,7 +199,10 @@ impl World<'_> {
 
     /// The blocks that `server` kept are gone: decode servers that wait for them compute the prompts themselves.
     pub(super) fn forsake(&mut self, server: usize, now: Timestamp) {
-        let waits = |flying: &InFlight| matches!(flying.origin, PromptOrigin::Server { server: s, pinned: true, .. } if s == server);
+        let waits = |flying: &InFlight| match flying.origin {
+            PromptOrigin::Server { server: s, pinned: true, .. } => s == server,
+            _ => false,
+        };
         let mut numbers: Vec<u64> = self.flying.iter().filter(|(_, f)| waits(f)).map(|(n, _)| *n).collect();
         numbers.sort_unstable();
         for number in numbers {

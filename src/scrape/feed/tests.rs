@@ -1,4 +1,5 @@
-//! Processing of metrics, and of one response from a socket. `tests/in_process/feeds.rs` tests the scraper over real HTTP.
+//! Processing of metrics, and of one response from a socket. `tests/in_process/feeds.rs` tests the scraper over real
+//! HTTP.
 
 use super::*;
 use attache_pool::ranks::RankBooking;

@@ -159,7 +159,8 @@ impl EventWriter for Events {
         }
         out.event(Some("content_block_stop"), |out| out.push_str(r#"{"type":"content_block_stop","index":0}"#));
         out.event(Some("message_delta"), |out| {
-            let delta = json!({"stop_reason": stop_reason(answer, report, self.tool.is_some()), "stop_sequence": answer.stop_text(report)});
+            let delta = json!({"stop_reason": stop_reason(answer, report, self.tool.is_some()),
+            "stop_sequence": answer.stop_text(report)});
             let usage = totals.map_or(Value::Null, |totals| usage_json(&totals.usage));
             out.push_str(&format!(r#"{{"type":"message_delta","delta":{delta},"usage":{usage}}}"#));
         });

@@ -63,7 +63,8 @@ impl ApiError {
             Refused::QueueFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, BUSY),
             Refused::Empty => Self::bad_request("Invalid request: the prompt has no tokens, at least 1 is needed"),
             Refused::TooLong { tokens, limit } => Self::bad_request(format!(
-                "This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input tokens, which \
+                "This model's maximum context length is {limit} tokens. However, your prompt contains {tokens} input \
+                 tokens, which \
                  leaves no room for output tokens. Please reduce the length of the input prompt. \
                  (parameter=input_tokens, value={tokens})"
             ))

@@ -56,7 +56,8 @@ pub(super) async fn generate(server: &Server, call: &Call) -> Result<Response<Si
         })
         .collect();
     let body = json!({
-        "request_id": id, "model": name, "created": server.unix_seconds(), "usage": usage_json(&whole.totals.usage, false),
+        "request_id": id, "model": name, "created": server.unix_seconds(), "usage": usage_json(&whole.totals.usage,
+        false),
         "prompt_logprobs": null, "prompt_token_id_logprobs": null, "prompt_token_ids": null, "mm_placeholders": null,
         "metrics": null, "kv_transfer_params": whole.totals.kv_transfer_params, "ec_transfer_params": null,
         "output_mode": "tokens", "choices": choices,

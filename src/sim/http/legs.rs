@@ -230,7 +230,8 @@ impl Server {
         }
         let room = legs.bootstrap_room.ok_or_else(|| {
             ApiError::bad_request(
-                "Disaggregated request received without bootstrap room id. Please make sure the router adds bootstrap_room.",
+                "Disaggregated request received without bootstrap room id. Please make sure the router adds \
+                 bootstrap_room.",
             )
         })?;
         if role == Role::Prefill {
@@ -285,7 +286,8 @@ impl Server {
             }
             "" | "context_and_generation" => Ok(Leg::default()),
             other => Err(ApiError::bad_request(format!(
-                "disaggregated_params.request_type is {other}, allowed are context_only, generation_only and context_and_generation"
+                "disaggregated_params.request_type is {other}, allowed are context_only, generation_only and \
+                 context_and_generation"
             ))),
         }
     }

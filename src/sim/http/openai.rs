@@ -159,7 +159,8 @@ impl ChunkShape {
             json!({
                 "index": index,
                 "message": message,
-                "logprobs": null, "finish_reason": finish, "stop_reason": stop, "token_ids": token_ids, "routed_experts": null,
+                "logprobs": null, "finish_reason": finish, "stop_reason": stop, "token_ids": token_ids,
+                "routed_experts": null,
             })
         } else {
             json!({

@@ -25,8 +25,10 @@ pub(super) async fn embeddings(server: &Server, call: &Call) -> Result<Response<
         .collect();
     let tokens = read(server, call, prompts, model.clone()).await?;
     let body = json!({
-        "id": server.id("embd", call), "object": "list", "created": server.unix_seconds(), "model": model.name, "data": data,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null},
+        "id": server.id("embd", call), "object": "list", "created": server.unix_seconds(), "model": model.name,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0,
+        "prompt_tokens_details": null},
     });
     Ok(json_response(StatusCode::OK, &body))
 }
@@ -43,9 +45,13 @@ pub(super) async fn rerank(server: &Server, call: &Call) -> Result<Response<SimB
     let tokens = read(server, call, prompts, model.clone()).await?;
     let results: Vec<Value> = ranked
         .into_iter()
-        .map(|(index, score)| json!({"index": index, "document": {"text": documents.get(index)}, "relevance_score": score}))
+        .map(|(index, score)| {
+            let document = json!({"text": documents.get(index)});
+            json!({"index": index, "document": document, "relevance_score": score})
+        })
         .collect();
-    let body = json!({"id": server.id("rerank", call), "model": model.name, "usage": {"total_tokens": tokens}, "results": results});
+    let body = json!({"id": server.id("rerank", call), "model": model.name, "usage": {"total_tokens": tokens},
+    "results": results});
     Ok(json_response(StatusCode::OK, &body))
 }
 
@@ -71,8 +77,10 @@ pub(super) async fn score(server: &Server, call: &Call) -> Result<Response<SimBo
         .collect();
     let tokens = read(server, call, prompts, model.clone()).await?;
     let body = json!({
-        "id": server.id("score", call), "object": "list", "created": server.unix_seconds(), "model": model.name, "data": data,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "prompt_tokens_details": null},
+        "id": server.id("score", call), "object": "list", "created": server.unix_seconds(), "model": model.name,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0,
+        "prompt_tokens_details": null},
     });
     Ok(json_response(StatusCode::OK, &body))
 }

@@ -143,7 +143,8 @@ impl ResponseShape {
     fn item(&self, text: Option<&str>) -> Value {
         let content: Vec<Value> = text.map(part).into_iter().collect();
         let status = if text.is_some() { "completed" } else { "in_progress" };
-        json!({"id": self.item, "type": "message", "role": "assistant", "status": status, "content": content, "phase": null})
+        json!({"id": self.item, "type": "message", "role": "assistant", "status": status, "content": content,
+        "phase": null})
     }
 }
 

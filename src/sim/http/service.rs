@@ -56,8 +56,10 @@ pub(super) fn models(server: &Server) -> Response<SimBody> {
             "max_model_len": max_model_len,
             "permission": [{
                 "id": format!("modelperm-{:016x}", server.unique()), "object": "model_permission", "created": created,
-                "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false,
-                "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": null, "is_blocking": false,
+                "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
+                "allow_search_indices": false,
+                "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": null,
+                "is_blocking": false,
             }],
         })
     };
@@ -81,7 +83,8 @@ pub(super) fn tokenize(server: &Server, call: &Call) -> Result<Response<SimBody>
         .unwrap_or(false)
         .then(|| tokens.iter().map(|token| tokenizer::decode(&[*token])).collect());
     let body = json!({
-        "count": tokens.len(), "max_model_len": server.engine.max_request_tokens(), "tokens": tokens, "token_strs": texts,
+        "count": tokens.len(), "max_model_len": server.engine.max_request_tokens(), "tokens": tokens,
+        "token_strs": texts,
     });
     Ok(json_response(StatusCode::OK, &body))
 }
@@ -100,7 +103,8 @@ pub(super) fn load_lora(server: &Server, call: &Call) -> Result<Response<SimBody
     let known = loras.iter().position(|lora| *lora.name == *name);
     if known.is_some() && !request.load_inplace {
         return Err(user_input(format!(
-            "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
+            "The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set \
+             'load_inplace' to True."
         )));
     }
     let adapter = LoraAdapter::new(&name, &path);

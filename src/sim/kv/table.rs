@@ -165,7 +165,8 @@ mod tests {
                 for hash in (0..60).map(self::hash) {
                     prop_assert_eq!(table.get(hash, |id| holds[id as usize] == hash), map.get(&hash).copied());
                 }
-                let (mut blocks, mut all): (Vec<_>, Vec<_>) = (table.blocks().collect(), map.values().copied().collect());
+                let mut blocks: Vec<_> = table.blocks().collect();
+                let mut all: Vec<_> = map.values().copied().collect();
                 blocks.sort_unstable();
                 all.sort_unstable();
                 prop_assert_eq!(blocks, all);

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 pub(super) const WORKLOAD: Descriptor = Descriptor {
     name: "adapter-churn",
-    summary: "Short prompts to 64 LoRA adapters, of which 12 have nine tenths of the requests; every 10 seconds three of them change.",
+    summary: "Short prompts to 64 LoRA adapters, of which 12 have nine tenths of the requests; every 10 seconds three \
+     of them change.",
     source: "ours",
     is_closed: false,
     parameters: &[

@@ -30,7 +30,8 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
         Parameter {
             name: "repeat",
             default: "false",
-            meaning: "ask each prefix one question again and again: whole prompts come back, as keys that are made of all of one see it",
+            meaning: "ask each prefix one question again and again: whole prompts come back, as keys that are made of \
+             all of one see it",
         },
         Parameter { name: "output", default: "200", meaning: "tokens of an answer" },
         Parameter {

@@ -22,7 +22,8 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
         Parameter {
             name: "stages",
             default: "6x300",
-            meaning: "QPSxSECONDS with / between them; 33,000 prompt tokens a second load 8 servers of 6,000 to two thirds",
+            meaning: "QPSxSECONDS with / between them; 33,000 prompt tokens a second load 8 servers of 6,000 to two \
+             thirds",
         },
         QPS,
         SECONDS,

@@ -17,7 +17,8 @@ pub(super) const WORKLOAD: Descriptor = Descriptor {
         Parameter {
             name: "stages",
             default: "8x120",
-            meaning: "QPSxSECONDS with / between them; 40,000 prompt tokens a second load 8 servers of 6,000 to five sixths",
+            meaning: "QPSxSECONDS with / between them; 40,000 prompt tokens a second load 8 servers of 6,000 to five \
+             sixths",
         },
         QPS,
         SECONDS,

@@ -200,7 +200,8 @@ async fn a_reload_that_is_refused_changes_no_endpoint() {
     until_known(&picker, &["small", "small-2"]).await;
 }
 
-/// What the API server has to do for five pools of one namespace: one list and one watch of each kind, and of the pods one for each selector.
+/// What the API server has to do for five pools of one namespace: one list and one watch of each kind, and of the pods
+/// one for each selector.
 #[tokio::test(flavor = "multi_thread")]
 async fn pools_of_a_namespace_share_what_is_followed() {
     let api = FakeApi::start().await;

@@ -1,4 +1,5 @@
-//! Discovery through Kubernetes: the picker's own binary against an API server over real HTTP. Requests arrive as Envoy sends them.
+//! Discovery through Kubernetes: the picker's own binary against an API server over real HTTP. Requests arrive as Envoy
+//! sends them.
 
 use crate::api::picks;
 

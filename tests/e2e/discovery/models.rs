@@ -1,4 +1,5 @@
-//! Which models there are, where InferencePools come and go: each gateway is told its own pool's, by what the servers say and what objects name.
+//! Which models there are, where InferencePools come and go: each gateway is told its own pool's, by what the servers
+//! say and what objects name.
 
 use super::pools::{called, labelled};
 use crate::api::{EXPERIMENTAL, FakeApi, STABLE, object, pod};
@@ -22,7 +23,8 @@ async fn serve(api: &FakeApi, name: &str, model: &str) -> SimProcess {
     sim
 }
 
-/// The status, and the ids that are listed; 0 where a server is left to answer, since nothing is known yet of what the pool serves.
+/// The status, and the ids that are listed; 0 where a server is left to answer, since nothing is known yet of what the
+/// pool serves.
 async fn listed(connection: &Connection) -> (i32, Vec<String>) {
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(&[(":path", b"/v1/models"), (":method", b"GET")], true)).expect("sending headers");

@@ -1,4 +1,5 @@
-//! InferencePools that a selector finds: each is a pool, by the template or by its own configuration, for as long as it is there.
+//! InferencePools that a selector finds: each is a pool, by the template or by its own configuration, for as long as it
+//! is there.
 
 use super::members::NO_METRICS;
 use super::picks::{Picked, pick};

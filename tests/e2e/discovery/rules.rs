@@ -77,7 +77,8 @@ fn at(directory: &std::path::Path, more: &str) -> String {
     file.display().to_string()
 }
 
-/// A reload that concerns the pool follows everything anew. What was known of a kind of rules holds until it has been listed again.
+/// A reload that concerns the pool follows everything anew. What was known of a kind of rules holds until it has been
+/// listed again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_takes_no_rule_away_though_rules_cannot_be_listed() {
     let api = cluster().await;
@@ -141,8 +142,8 @@ async fn a_watch_that_finds_no_such_kind_takes_no_rule_away() {
 /// The examples of the proposal, as it prints them.
 const PROPOSAL: &str = include_str!("../../data/kubernetes/proposal.yaml");
 
-/// Puts the proposal's examples there. The group that it gives them, `inference.x-k8s.io`, has never had a definition: they are under the one that the
-/// kinds were released with. Nothing else of them is changed.
+/// Puts the proposal's examples there. The group that it gives them, `inference.x-k8s.io`, has never had a definition:
+/// they are under the one that the kinds were released with. Nothing else of them is changed.
 fn apply_proposal(api: &FakeApi) {
     let documents: Vec<Value> = serde_saphyr::from_multiple(PROPOSAL).expect("the proposal's YAML");
     assert_eq!(documents.len(), 3);

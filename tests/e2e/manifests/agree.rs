@@ -29,7 +29,8 @@ fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
     list(&spec["containers"]).iter().chain(list(&spec["initContainers"]))
 }
 
-/// The port of the pod that others name so, or by its number. Kubernetes before 1.32 looks for names in `containers` alone, not among sidecars.
+/// The port of the pod that others name so, or by its number. Kubernetes before 1.32 looks for names in `containers`
+/// alone, not among sidecars.
 fn port(rendered: &Rendered, called: &Value) -> i64 {
     let mut named = list(&pod(rendered)["spec"]["containers"]).iter().flat_map(|container| list(&container["ports"]));
     let mut all = containers(rendered).flat_map(|container| list(&container["ports"]));
@@ -198,7 +199,8 @@ fn what_pods_mount_and_accounts_may_do_exists() {
                 rendered.named(role, &bound["roleRef"]["name"]);
                 for subject in list(&bound["subjects"]) {
                     let account = rendered.named("ServiceAccount", &subject["name"]);
-                    // Without one a RoleBinding means its own namespace; of a ClusterRoleBinding the API server refuses that.
+                    // Without one a RoleBinding means its own namespace; of a ClusterRoleBinding the API server refuses
+                    // that.
                     let (named, own) = (&subject["namespace"], &account["metadata"]["namespace"]);
                     if binding == "RoleBinding" {
                         assert_eq!(named, own, "{name}");

@@ -1,4 +1,5 @@
-//! The charts as their users meet them: every value does something, what can't be meant is refused with a reason, and GIE's values are understood.
+//! The charts as their users meet them: every value does something, what can't be meant is refused with a reason, and
+//! GIE's values are understood.
 
 use super::picker::{configuration, refused};
 use super::render::{MTLS, POOL, STANDALONE, examples, helm, lint, list, template, text};
@@ -61,7 +62,8 @@ fn every_value_is_used_and_everything_that_is_used_is_a_value() {
     }
 }
 
-/// How the schema describes values of GIE's and llm-d's charts that are taken: they are not among the chart's own values.
+/// How the schema describes values of GIE's and llm-d's charts that are taken: they are not among the chart's own
+/// values.
 const FOREIGN: [&str; 2] = ["No effect: ", "In place of "];
 
 fn says(schema: &Value) -> &str {
@@ -120,7 +122,8 @@ fn helm_finds_nothing_wrong() {
     }
 }
 
-/// A configuration that has pools searched for, and one that only speaks of it. The first has in its name what elsewhere begins a comment.
+/// A configuration that has pools searched for, and one that only speaks of it. The first has in its name what
+/// elsewhere begins a comment.
 const SEARCHING: &str = r#"pluginsCustomConfig: {
   a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: 'a # b', kubernetes: {poolSelector: a=b}}]",
   b.yaml: "apiVersion: attache.dev/v1\nkind: Attache\n# poolSelector: a=b\npools: [{name: b}]"}"#;

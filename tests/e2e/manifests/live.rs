@@ -1,5 +1,5 @@
-//! Whole installations at work: the picker's binary with a container's arguments and its mounted configuration, an API server over real HTTP that
-//! has the rendered InferencePool, and for the standalone chart its Envoy.
+//! Whole installations at work: the picker's binary with a container's arguments and its mounted configuration, an API
+//! server over real HTTP that has the rendered InferencePool, and for the standalone chart its Envoy.
 
 use super::render::{POOL, Rendered, STANDALONE, all, examples, helm, kustomize, list, text};
 use crate::api::{FakeApi, NAMESPACE, STABLE, pod, pool};

@@ -1,5 +1,5 @@
-//! The gateways' examples, and what the pages tell people to write: what they show before and after must be YAML of the kind it claims to be, and
-//! what is to be written afterwards must be taken by those who read it.
+//! The gateways' examples, and what the pages tell people to write: what they show before and after must be YAML of the
+//! kind it claims to be, and what is to be written afterwards must be taken by those who read it.
 
 use super::picker::{attache, configuration, refused};
 use super::render::{Rendered, documents, examples, helm, kustomize, list, text};

@@ -1,5 +1,5 @@
-//! Each object by itself: Kubernetes' own kinds by their types in `k8s-openapi`, with unknown fields refused; the others by the schemas in
-//! tests/data/kubernetes.
+//! Each object by itself: Kubernetes' own kinds by their types in `k8s-openapi`, with unknown fields refused; the
+//! others by the schemas in tests/data/kubernetes.
 
 use super::render::{Rendered, all, documents, list, text};
 use attache::discovery::kube::objects::{FromObject, InferenceModel, InferencePool, Meta, Object, Objective, Rewrite};
@@ -221,7 +221,8 @@ fn what_is_wrong_with_an_object_is_found() {
     assert_eq!(kinds.len(), 2 * 5, "of five kinds good ones and bad ones");
 }
 
-/// What the definitions allow the picker takes. What they refuse never comes from an API server, and the picker may be more generous.
+/// What the definitions allow the picker takes. What they refuse never comes from an API server, and the picker may be
+/// more generous.
 #[test]
 fn what_the_definitions_allow_the_picker_reads() {
     let good: Vec<Value> =

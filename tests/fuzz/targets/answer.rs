@@ -1,5 +1,5 @@
-//! The text of an answer: the first byte says how it is cut into chunks, the second which API and format it is read as. Cutting changes
-//! nothing, and nothing is longer than allowed.
+//! The text of an answer: the first byte says how it is cut into chunks, the second which API and format it is read as.
+//! Cutting changes nothing, and nothing is longer than allowed.
 #![no_main]
 
 use attache::protocol::{AnswerFormat, AnswerText, Api};

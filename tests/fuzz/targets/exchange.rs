@@ -1,4 +1,5 @@
-//! Any order of any messages in any mode: no panic, one outcome, nothing booked or held at the end, nothing said after a refusal.
+//! Any order of any messages in any mode: no panic, one outcome, nothing booked or held at the end, nothing said after
+//! a refusal.
 
 #![no_main]
 

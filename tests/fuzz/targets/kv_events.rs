@@ -1,4 +1,5 @@
-//! KV-event batches from anywhere: no panic, and whatever a batch says can be put into an index, looked up and taken out again.
+//! KV-event batches from anywhere: no panic, and whatever a batch says can be put into an index, looked up and taken
+//! out again.
 #![no_main]
 
 use attache::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};

@@ -1,5 +1,5 @@
-//! Request bodies: the first byte chooses the API, the rest is the body. Nothing panics, what is accepted is JSON, the model stands
-//! where its span says and can be replaced there, and a refusal does not repeat the client's text.
+//! Request bodies: the first byte chooses the API, the rest is the body. Nothing panics, what is accepted is JSON, the
+//! model stands where its span says and can be replaced there, and a refusal does not repeat the client's text.
 #![no_main]
 
 use attache::limits::Limits;

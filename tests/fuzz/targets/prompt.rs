@@ -1,4 +1,5 @@
-//! Any body of any API: its keys are the same however far they are asked for at a time, and the answer's keys go on from them.
+//! Any body of any API: its keys are the same however far they are asked for at a time, and the answer's keys go on
+//! from them.
 #![no_main]
 
 use attache::limits::Limits;

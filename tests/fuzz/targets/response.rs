@@ -1,5 +1,5 @@
-//! Answers: the first byte says how they are cut into chunks. Cutting changes neither what the renamer sends nor what the scanner finds,
-//! and an answer without the model's name comes out as it went in.
+//! Answers: the first byte says how they are cut into chunks. Cutting changes neither what the renamer sends nor what
+//! the scanner finds, and an answer without the model's name comes out as it went in.
 #![no_main]
 
 use attache::protocol::usage::Watch;

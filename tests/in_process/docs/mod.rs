@@ -1,5 +1,5 @@
-//! The documentation is checked against the program: generated reference pages, links, configuration files, commands, length of sentences,
-//! and the site itself.
+//! The documentation is checked against the program: generated reference pages, links, configuration files, commands,
+//! length of sentences, and the site itself.
 //!
 //! `ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs` rewrites the generated parts of `docs/reference`.
 

@@ -1,7 +1,7 @@
 //! Pages under `docs/reference`: their generated parts are what the program says.
 //!
-//! A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Some tables have columns that are written by hand: those stay
-//! when the others are rewritten, and a row without them fails the test.
+//! A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Some tables have columns that are
+//! written by hand: those stay when the others are rewritten, and a row without them fails the test.
 
 use super::markdown::{page, root, rows};
 use attache::config::diagnostic::{Code, Severity};

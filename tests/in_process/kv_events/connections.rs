@@ -4,7 +4,8 @@ use super::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-/// Passes connections on to `to`, and from each that was made before `hang` is told nothing comes any more, though it stays.
+/// Passes connections on to `to`, and from each that was made before `hang` is told nothing comes any more, though it
+/// stays.
 async fn relay(to: SocketAddr, hang: watch::Receiver<u32>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Approximate mode against engines, in virtual time: what the picker thinks a server has cached, and what the server then reports.
+//! Approximate mode against engines, in virtual time: what the picker thinks a server has cached, and what the server
+//! then reports.
 
 use super::play::{BLOCK, ENGINES, NUM_BLOCKS, OneByOne, Pool, SCRAPE, SEED, Sums, conversations, request, text};
 use attache::clock::Timestamp;
@@ -7,7 +8,8 @@ use attache::report::served::Served;
 use attache::sim::content::mix;
 use attache::workload::synthetic;
 
-/// Twice as fast as it was recorded: requests wait 2 to 3 s in the mean and none is preempted. At 2.5 the engines run out of blocks.
+/// Twice as fast as it was recorded: requests wait 2 to 3 s in the mean and none is preempted. At 2.5 the engines run
+/// out of blocks.
 const SPEED: f64 = 2.0;
 /// Looks up what is cached where, and does not care.
 const AT_RANDOM: &str = r#"pipeline={"scorers":[{"type":"prefix-cache-scorer"}],"picker":{"type":"random-picker"}}"#;
@@ -82,7 +84,8 @@ fn a_new_process_serves_again_as_foretold() {
 #[test]
 fn an_engine_with_half_the_room_it_tells_of_is_found_out() {
     let pool = Pool { reported_blocks: Some(4_000), ..Pool::of_sizes(&[2_000]) };
-    // 64 documents of 50 blocks: room for all in what it tells, for 40 of them in what it has. A few are asked for often.
+    // 64 documents of 50 blocks: room for all in what it tells, for 40 of them in what it has. A few are asked for
+    // often.
     let ask = |i: u64| {
         let random = mix(i / 500 * 1_000 + i % 500);
         let document = (random % 64).min(random >> 32 & 63) as u32;

@@ -1,7 +1,8 @@
 //! Decisions that a change of structure must keep: eight configurations, and what each decides.
 //!
 //! Six play in virtual time, by `attache replay`. Two are recordings of `attache run --record` from Kubernetes and with
-//! AIBrix's headers; they are decided again, with the configuration in their first line. `frozen/NAME.txt` has each result.
+//! AIBrix's headers; they are decided again, with the configuration in their first line. `frozen/NAME.txt` has each
+//! result.
 //!
 //! `ATTACHE_BLESS=1 cargo test --test in_process frozen` writes the results anew. That is legitimate when a change is
 //! meant to alter decisions: another default, cost function, scorer, queue or cache rule, or another simulated engine.

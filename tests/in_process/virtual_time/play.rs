@@ -1,8 +1,9 @@
-//! One pool of simulated engines, what is asked of it, and what came of it. Nothing but the requests and the seed decides, so equal runs
-//! are equal.
+//! One pool of simulated engines, what is asked of it, and what came of it. Nothing but the requests and the seed
+//! decides, so equal runs are equal.
 //!
-//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25, `kvcache-ai/Mooncake`,
-//! Apache-2.0): one request a line, `hash_ids` name the prompt's 512-token blocks, and an id implies all before it.
+//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25,
+//! `kvcache-ai/Mooncake`, Apache-2.0): one request a line, `hash_ids` name the prompt's 512-token blocks, and an id
+//! implies all before it.
 
 use attache::clock::Timestamp;
 use attache::pool::Endpoint;
@@ -130,7 +131,8 @@ impl Observer for Seen {
 impl Pool {
     /// Engines of these sizes, all equally fast.
     pub(crate) fn of_sizes(sizes: &[u32]) -> Self {
-        // Compute adds to the read of the weights instead of being hidden by it: how fast such an engine computes prompts can be learned exactly.
+        // Compute adds to the read of the weights instead of being hidden by it: how fast such an engine computes
+        // prompts can be learned exactly.
         let latency = LatencyModel {
             step_base: DEFAULT_STEP_BASE + DEFAULT_WEIGHT_READ,
             weight_read: Duration::ZERO,

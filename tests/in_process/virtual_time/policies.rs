@@ -1,5 +1,5 @@
-//! What the default strategy buys over others, in virtual time: simulated engines, the real picker in front of them, metrics that are
-//! 100 ms old. Deterministic, so the bounds leave room for later changes only.
+//! What the default strategy buys over others, in virtual time: simulated engines, the real picker in front of them,
+//! metrics that are 100 ms old. Deterministic, so the bounds leave room for later changes only.
 
 use super::play::{ENGINES, Open, Played, Pool, SCRAPE, conversations, request, text};
 use attache::clock::Timestamp;
@@ -33,8 +33,8 @@ fn latencies(served: &[Served]) -> (Vec<f64>, Vec<f64>) {
     (served.iter().map(first).collect(), several.map(per_token).collect())
 }
 
-/// The predicted strategy's mean and 90th percentile of the time to the first token, and mean time between tokens, each as a part of every
-/// other strategy's.
+/// The predicted strategy's mean and 90th percentile of the time to the first token, and mean time between tokens, each
+/// as a part of every other strategy's.
 fn against(others: &[&str], pace: f64, speeds: &[f64]) -> BTreeMap<String, [f64; 3]> {
     let figures = |played: &Played| {
         assert!(played.served.len() as u64 == REQUESTS && played.served.iter().all(|s| s.ending == Ending::Answered));
@@ -89,7 +89,8 @@ fn predictions_come_true() {
         assert!(speeds[3] > 1.2 * usual && usual > 1.3 * speeds[7], "{load}: {speeds:.0?}");
         [speeds[3] / usual, usual / half, half / speeds[7]]
     });
-    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are believed in part only.
+    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are
+    // believed in part only.
     let [fast, half, slow] = std::array::from_fn(|i| mean(&shown.map(|ratios| ratios[i])));
     assert!(fast > 1.4 && half > 1.05 && slow > 1.5, "{shown:.2?}");
 }

@@ -13,9 +13,9 @@ const DRAWN: usize = 2_000;
 /// How often a thread is made to wait for the others, in an order that PCT draws.
 const PCT_DEPTH: usize = 4;
 
-/// Plays a story in every order in which one look-up waits once, and in many where two threads look everything up again and again.
-/// Panics, and shuttle prints how it came to that, at an answer that was true at no step of the writer from the look-up's
-/// begin to its end.
+/// Plays a story in every order in which one look-up waits once, and in many where two threads look everything up again
+/// and again. Panics, and shuttle prints how it came to that, at an answer that was true at no step of the writer from
+/// the look-up's begin to its end.
 pub fn explore(story: Story) {
     let truth = Arc::new(story.truth());
     let story = Arc::new(story);

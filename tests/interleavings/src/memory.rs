@@ -1,13 +1,15 @@
-//! Atomics and a mutex as the index uses them, with a scheduling point before each access that another thread could notice.
+//! Atomics and a mutex as the index uses them, with a scheduling point before each access that another thread could
+//! notice.
 //!
-//! Values lie in the standard library's atomics, so that all sizes are those of production; shuttle is asked who goes on before a
-//! reader loads and before the writer stores. Nothing happens outside of [`watch`]: what is there before the threads are is made
-//! without a detour.
+//! Values lie in the standard library's atomics, so that all sizes are those of production; shuttle is asked who goes
+//! on before a reader loads and before the writer stores. Nothing happens outside of [`watch`]: what is there before
+//! the threads are is made without a detour.
 //!
-//! Shuttle itself takes every access for `SeqCst`. With [`Orders::Weak`] a load may also return an older value, within what C++11's
-//! rules allow where one thread alone stores. Its stores have one order, so a reader's knowledge is a number: all stores up to it are
-//! visible. An acquiring load of a releasing store raises it; a relaxed load of what a release fence stands before raises it with
-//! the reader's next acquire fence. Of each word a reader never sees what is older than what it has seen of it.
+//! Shuttle itself takes every access for `SeqCst`. With [`Orders::Weak`] a load may also return an older value, within
+//! what C++11's rules allow where one thread alone stores. Its stores have one order, so a reader's knowledge is a
+//! number: all stores up to it are visible. An acquiring load of a releasing store raises it; a relaxed load of what a
+//! release fence stands before raises it with the reader's next acquire fence. Of each word a reader never sees what is
+//! older than what it has seen of it.
 
 pub use std::sync::atomic::Ordering;
 
@@ -92,8 +94,8 @@ pub fn watch(orders: Orders) {
     MODE.set(Mode::Watched);
 }
 
-/// Like [`watch`], alone: `onlooker` is called now and after each store. What it loads does not count; where it would have to wait for
-/// the writer's lock, it unwinds.
+/// Like [`watch`], alone: `onlooker` is called now and after each store. What it loads does not count; where it would
+/// have to wait for the writer's lock, it unwinds.
 pub fn watch_each_step(onlooker: Rc<dyn Fn()>) {
     watch(Orders::Strong);
     with(|memory| memory.onlooker = Some(onlooker.clone()));

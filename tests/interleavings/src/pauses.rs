@@ -3,8 +3,8 @@
 use shuttle::current::TaskId;
 use shuttle::scheduler::{Schedule, Scheduler, Task};
 
-/// Lets the reader take `at` steps, then the writer `length` steps, then the reader all of its steps, then the writer the rest: for each `at`
-/// and each `length` that there are. For one reader, which the writer has made.
+/// Lets the reader take `at` steps, then the writer `length` steps, then the reader all of its steps, then the writer
+/// the rest: for each `at` and each `length` that there are. For one reader, which the writer has made.
 #[derive(Debug, Default)]
 pub struct Pauses {
     at: usize,

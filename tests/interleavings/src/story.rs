@@ -47,7 +47,8 @@ pub struct Story {
 /// Who has how many blocks of a prompt: in GPU memory, with host memory, anywhere. By holder.
 pub type Answer = Vec<(HolderId, [u32; 3])>;
 
-/// What was true of each prompt after each step of the writer; `None` where the writer was amid a change of what the prompt leads to.
+/// What was true of each prompt after each step of the writer; `None` where the writer was amid a change of what the
+/// prompt leads to.
 #[derive(Debug)]
 pub struct Truth {
     moments: Vec<Vec<Option<Answer>>>,
@@ -143,7 +144,8 @@ impl Story {
         (Arc::new(index), holders)
     }
 
-    /// Tells the story to nobody but an onlooker, who looks everything up after each step; and compares with the naive model.
+    /// Tells the story to nobody but an onlooker, who looks everything up after each step; and compares with the naive
+    /// model.
     pub fn truth(&self) -> Truth {
         let story = self.clone();
         alone(move || story.truth_here())

@@ -6,7 +6,8 @@ use super::*;
 /// The other product's behaviour is that of its documentation.
 const EXACT: &str = "`attache sim --quirks astrai-documented`";
 
-/// Statuses and messages of a field with values that are out of range or of the wrong type, and those of the default server.
+/// Statuses and messages of a field with values that are out of range or of the wrong type, and those of the default
+/// server.
 async fn refusals(field: &str, cases: &[(Value, u16)], lenient: &[Value]) {
     let (_sim, to) = documented().await;
     for (value, status) in cases {

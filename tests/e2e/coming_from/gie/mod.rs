@@ -30,7 +30,8 @@ fn proposed_pool(name: &str) -> Value {
     })
 }
 
-/// A cluster with the pool `vllm`, one pod of it, and these InferenceModels: each a name, the second of its creation, and its spec without `poolRef`.
+/// A cluster with the pool `vllm`, one pod of it, and these InferenceModels: each a name, the second of its creation,
+/// and its spec without `poolRef`.
 async fn cluster(models: &[(&str, u8, Value)]) -> FakeApi {
     let api = FakeApi::start().await;
     api.install(EXPERIMENTAL, "inferencepools");

@@ -103,7 +103,8 @@ fn text(top: &str, more: &str, servers: &[SocketAddr]) -> String {
 }
 
 impl Pool {
-    /// A pool of idle servers; `more` lines stand in its section, `top` at the top of the file, `variables` in the picker's environment.
+    /// A pool of idle servers; `more` lines stand in its section, `top` at the top of the file, `variables` in the
+    /// picker's environment.
     pub(in crate::coming_from) async fn with(count: usize, top: &str, more: &str, variables: &[(&str, &str)]) -> Self {
         let mut servers = Vec::new();
         for _ in 0..count {

@@ -28,7 +28,8 @@ fn picked(asked: &Asked) -> usize {
     asked.answer.as_ref().unwrap_or_else(|refusal| panic!("{refusal:?}")) + 1
 }
 
-/// The users whose requests a server completes, in order, where it takes one at a time: six of `heavy` come first, then two of `light`.
+/// The users whose requests a server completes, in order, where it takes one at a time: six of `heavy` come first, then
+/// two of `light`.
 async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     let sim = SimProcess::start(1, &["--model", "m", "--max-num-seqs", "1", "--step-base", "200ms"]).await;
     let text = format!(
@@ -42,7 +43,8 @@ async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
     let mut first = None;
     for (number, user) in [["heavy"; 7].as_slice(), &["light"; 2]].concat().into_iter().enumerate() {
-        // The first one is at the server until all others wait, in the order in which they come; then its client leaves.
+        // The first one is at the server until all others wait, in the order in which they come; then its client
+        // leaves.
         let tokens = if number == 0 { 1_000 } else { 1 };
         let messages = [json!({"role": "user", "content": format!("{number}")})];
         let body = json!({"model": "m", "max_tokens": tokens, "messages": messages});
