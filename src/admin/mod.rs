@@ -272,7 +272,7 @@ async fn kv_blocks(
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Explained {
+struct ExplainResponse {
     path: Option<String>,
     pool: Option<String>,
 }
@@ -287,7 +287,7 @@ async fn explain_by_post() -> Response {
 /// Access is restricted, since explaining costs as much as deciding and shows what other prompts left in the index.
 async fn explain(
     State(state): State<AdminState>,
-    Query(Explained { path, pool }): Query<Explained>,
+    Query(ExplainResponse { path, pool }): Query<ExplainResponse>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {

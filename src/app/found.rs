@@ -32,13 +32,13 @@ struct Search {
 /// State beside the settings from the file. A rejected reload changes none of it.
 #[must_use]
 pub(super) struct Expansion {
-    own: BTreeMap<String, Own>,
+    own: BTreeMap<String, OwnConfiguration>,
     queued_bytes: u64,
 }
 
 /// The own configuration of a pool.
 #[derive(Clone)]
-struct Own {
+struct OwnConfiguration {
     text: Arc<str>,
     /// The last known good configuration.
     settings: Option<PoolSettings>,
@@ -51,7 +51,7 @@ pub(super) struct FoundPools {
     /// Searches that are no longer needed. They continue until the new settings take effect, so that a
     /// rejected reload loses no finding.
     leaving: Vec<Search>,
-    own: BTreeMap<String, Own>,
+    own: BTreeMap<String, OwnConfiguration>,
     /// Warnings about found pools that have been logged.
     told: BTreeSet<String>,
     /// Limit of the queued bytes of all found pools together.
@@ -228,18 +228,18 @@ fn service_of(pool: &FoundPool, namespace: &str, ports: &Ports<'_>) -> Option<St
 }
 
 /// Reads a configuration; an invalid one leaves the last known good one in effect.
-fn read_own(read: &PoolReader, pool: &str, config: &FoundConfig, before: Option<Own>) -> Own {
+fn read_own(read: &PoolReader, pool: &str, config: &FoundConfig, before: Option<OwnConfiguration>) -> OwnConfiguration {
     let (text, name) = (config.text.clone(), &*config.name);
     match read(&format!("ConfigMap {name}"), &text) {
         Some(settings) => {
             tracing::info!(pool, config = name, "pool uses its own configuration");
-            Own { text, settings: Some(settings) }
+            OwnConfiguration { text, settings: Some(settings) }
         }
         None => {
             let settings = before.and_then(|own| own.settings);
             let instead = if settings.is_some() { "its last valid one" } else { "the template" };
             tracing::error!(pool, config = name, "the pool's own configuration is invalid; keeping {instead}");
-            Own { text, settings }
+            OwnConfiguration { text, settings }
         }
     }
 }

@@ -5,8 +5,8 @@ use crate::sim::engine::{self, EngineConfig};
 use crate::sim::faults::Faults;
 use crate::sim::kv_events::{self, EventEncoding, HashForm, KvEventsConfig, Outlet, ReplayFormat};
 use crate::sim::latency::{self, LatencyModel};
-use crate::sim::pd::{self, Connector, ExpiryClock, LoadFailure, PdConfig, Role};
-use crate::sim::vllm_hash::{self, Algorithm};
+use crate::sim::pd::{self, Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
+use crate::sim::vllm_hash::{self, HashAlgorithm};
 use crate::sim::{answer, serve};
 use anyhow::Context;
 use serde_json::json;
@@ -278,7 +278,7 @@ struct KvEventsArgs {
     kv_events_offload_blocks: usize,
     /// Hash algorithm of blocks: sha256, sha256_cbor, xxhash or xxhash_cbor.
     #[arg(long, value_name = "ALGORITHM", default_value_t, requires = "outlet")]
-    prefix_caching_hash_algo: Algorithm,
+    prefix_caching_hash_algo: HashAlgorithm,
     /// PYTHONHASHSEED of a real server.
     #[arg(long, value_name = "SEED", default_value = vllm_hash::DEFAULT_SEED, requires = "outlet")]
     hash_seed: String,
@@ -311,7 +311,7 @@ impl KvEventsArgs {
 struct PdArgs {
     /// Servers by role, in this order, comma-separated: prefill=2,decode=3,both=1; instead of --endpoints.
     #[arg(long, value_name = "ROLE=N", value_delimiter = ',', value_parser = parse_role, conflicts_with = "endpoints")]
-    role: Vec<(Role, u16)>,
+    role: Vec<(ServerRole, u16)>,
     /// How servers exchange KV blocks.
     #[arg(long, value_enum, default_value_t)]
     kv_connector: Connector,
@@ -353,7 +353,7 @@ impl PdArgs {
         }
     }
 
-    fn roles(&self) -> Vec<Role> {
+    fn roles(&self) -> Vec<ServerRole> {
         self.role.iter().flat_map(|(role, count)| std::iter::repeat_n(*role, usize::from(*count))).collect()
     }
 
@@ -364,10 +364,11 @@ impl PdArgs {
 }
 
 /// Parses `prefill=2`.
-fn parse_role(text: &str) -> Result<(Role, u16), String> {
+fn parse_role(text: &str) -> Result<(ServerRole, u16), String> {
     let wrong = || format!("got {text:?}, allowed are prefill=N, decode=N and both=N with N from 1 to 65535");
     let (role, count) = text.split_once('=').ok_or_else(wrong)?;
-    let role = [Role::Prefill, Role::Decode, Role::Both].into_iter().find(|known| known.name() == role);
+    let role =
+        [ServerRole::Prefill, ServerRole::Decode, ServerRole::Both].into_iter().find(|known| known.name() == role);
     let count: u16 = count.parse().map_err(|_| wrong())?;
     role.filter(|_| count > 0).map(|role| (role, count)).ok_or_else(wrong)
 }

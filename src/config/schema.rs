@@ -128,8 +128,8 @@ pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use objective::{Objective, Slo};
 pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
-pub use tenants::{Ceiling, Labels, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
-pub(crate) use words::{Word, word};
+pub use tenants::{Labels, LimitValue, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
+pub(crate) use word::{Word, word};
 
 sections! {
     /// Listeners, threads, TLS and shutdown.

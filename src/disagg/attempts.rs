@@ -109,7 +109,7 @@ pub enum Next {
 
 /// Time limits for the attempts of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct AttemptLimits {
     /// Longest wait for a response, over all attempts together.
     pub timeout: Duration,
     /// Time without a response after which a second worker is called too.
@@ -119,7 +119,7 @@ pub struct Bounds {
 /// The attempts of one request.
 #[derive(Debug)]
 pub struct Attempts {
-    bounds: Bounds,
+    bounds: AttemptLimits,
     servers: Picks,
     /// Start time of each attempt so far.
     asked: SmallVec<[Timestamp; 4]>,
@@ -131,7 +131,7 @@ pub struct Attempts {
 impl Attempts {
     /// Starts with attempt 0, a call to the first of `servers` at `now`.
     #[must_use]
-    pub fn begin(servers: Picks, bounds: Bounds, now: Timestamp) -> Self {
+    pub fn begin(servers: Picks, bounds: AttemptLimits, now: Timestamp) -> Self {
         let mut attempts = Self { bounds, servers, asked: SmallVec::new(), open: SmallVec::new(), first: now };
         attempts.next(now);
         attempts
@@ -240,8 +240,8 @@ mod tests {
         (0..count).map(one).collect()
     }
 
-    fn bounds(hedge: Option<u64>) -> Bounds {
-        Bounds { timeout: Duration::from_secs(30), hedge_after: hedge.map(Duration::from_secs) }
+    fn bounds(hedge: Option<u64>) -> AttemptLimits {
+        AttemptLimits { timeout: Duration::from_secs(30), hedge_after: hedge.map(Duration::from_secs) }
     }
 
     fn at(seconds: u64) -> Timestamp {

@@ -1,7 +1,7 @@
 //! How a pool splits requests between prefill and decode workers: who sends the prefill leg, by which
 //! connector, with which time limits.
 
-use super::attempts::Bounds;
+use super::attempts::AttemptLimits;
 use super::connector::{Connector, Sequence, neuron_nixl, sglang, shfs, trtllm};
 use attache_pool::{Endpoint, Engine, PoolSnapshot, Roles};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub struct Direct {
     /// Whether the labels of the prefill worker select the connector, as in AIBrix.
     pub by_label: bool,
     /// Time limits of the prefill.
-    pub bounds: Bounds,
+    pub bounds: AttemptLimits,
     /// How a request is handled if no prefill worker prefilled its prompt.
     pub fallback: Fallback,
     /// Scheme towards model servers, `http` or `https`.

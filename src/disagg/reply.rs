@@ -208,13 +208,13 @@ impl Transfer {
 fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Value<T> {
+    enum FieldValue<T> {
         Wanted(T),
         Other(IgnoredAny),
     }
-    Ok(match Value::deserialize(deserializer)? {
-        Value::Wanted(value) => Some(value),
-        Value::Other(IgnoredAny) => None,
+    Ok(match FieldValue::deserialize(deserializer)? {
+        FieldValue::Wanted(value) => Some(value),
+        FieldValue::Other(IgnoredAny) => None,
     })
 }
 

@@ -6,7 +6,7 @@
 use attache_picker::body::Buffered;
 use attache_picker::event::Limit;
 use attache_picker::warming::{Job, Warming};
-use attache_prompt::work::Work;
+use attache_prompt::work::WorkLimit;
 use attache_telemetry::metrics::Metrics;
 use std::fmt;
 use std::future::{Future, ready};
@@ -124,7 +124,7 @@ pub async fn run(warming: Warming) {
 }
 
 /// Cancels work that is given up.
-struct CancelOnDrop(Work);
+struct CancelOnDrop(WorkLimit);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -178,7 +178,7 @@ mod tests {
         let mut running = warmer.start(warming);
         assert!((&mut running).now_or_never().is_none());
         let steps = received(steps).await;
-        assert_eq!(buffered.bytes(), 1_000 + Work::for_body(1_000).left() as u64);
+        assert_eq!(buffered.bytes(), 1_000 + WorkLimit::for_body(1_000).left() as u64);
         drop(running);
         received(steps).await;
         while buffered.bytes() > 0 {

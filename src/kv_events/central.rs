@@ -10,7 +10,7 @@
 use super::lane::FromCentral;
 use super::replay;
 use super::stats::{Count, KvEventStats};
-use super::subscription::{Bounds, Timing};
+use super::subscription::{MemoryLimits, Timing};
 use super::zmtp::{Connection, Message, READ_CHUNK, Role, ZmtpError};
 use ahash::AHashMap;
 use arc_swap::ArcSwap;
@@ -60,7 +60,7 @@ pub(super) struct Central {
     pub(super) inboxes: Arc<Inboxes>,
     pub(super) topic: Arc<str>,
     pub(super) ranks: u16,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: MemoryLimits,
     pub(super) timing: Timing,
     pub(super) stats: Arc<KvEventStats>,
 }

@@ -50,7 +50,7 @@ pub(super) struct Ask(pub(super) u64);
 
 /// How a replay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ReplayEnd {
     /// The replay ended with its end marker.
     Complete,
     /// The replay ended without its end marker.

@@ -4,7 +4,7 @@ use super::apply::{Applier, BatchEffect};
 use super::cursor::{Apply, Ask, Cursor};
 use super::replay::{self, Replay, ReplayMessage};
 use super::stats::{Count, KvEventStats};
-use super::subscription::{Bounds, Timing};
+use super::subscription::{MemoryLimits, Timing};
 use super::zmtp::{Connection, Message, Role, ZmtpError};
 use attache_pool::{PoolEvent, SnapshotStore};
 use attache_prefix::trust::{Doubt, Trust, TrustCell};
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     pub(super) store: Arc<SnapshotStore>,
     pub(super) stats: Arc<KvEventStats>,
     pub(super) replays: Arc<Semaphore>,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: MemoryLimits,
     pub(super) timing: Timing,
     pub(super) clock: Clock,
     /// Channel to the pool's writer, for caches that engines have cleared.

@@ -27,4 +27,4 @@ pub use attache_prefix::residents::{Cache, Resident, Residents};
 pub use attache_prefix::trust::{Doubt, Trust, TrustCell};
 pub use feed::{Destination, Feed};
 pub use stats::{Count, KvEventStats};
-pub use subscription::{Bounds, Source, Subscription, Timing};
+pub use subscription::{MemoryLimits, Source, Subscription, Timing};

@@ -1,6 +1,6 @@
 //! One replay: a request to a publisher's ring and its frames, as a task that ends when its receiver is dropped.
 
-use super::cursor::End;
+use super::cursor::ReplayEnd;
 use super::subscription::Timing;
 use super::zmtp::{Connection, Message, Role, ZmtpError};
 use bytes::Bytes;
@@ -21,7 +21,7 @@ const END: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) enum ReplayMessage {
     Frame(u64, Bytes),
-    End(End),
+    ReplayEnd(ReplayEnd),
 }
 
 /// A running replay. Drop ends it.
@@ -46,12 +46,12 @@ impl Replay {
             let _turn = turns.acquire_owned().await;
             let all = ask(address, from, timing, max_message, &sender);
             let end = match tokio::time::timeout(timing.replay_total, all).await {
-                Ok(Ok(())) => End::Complete,
+                Ok(Ok(())) => ReplayEnd::Complete,
                 Ok(Err(error)) => {
                     tracing::debug!(%address, from, %error, "replay of KV events failed");
-                    End::Failed
+                    ReplayEnd::Failed
                 }
-                Err(_) => End::Failed,
+                Err(_) => ReplayEnd::Failed,
             };
             let _ = sender.send(ReplayMessage::End(end)).await;
         });
@@ -60,7 +60,7 @@ impl Replay {
 
     /// Returns the next message. Cancel-safe.
     pub(super) async fn next(&mut self) -> ReplayMessage {
-        self.answers.recv().await.unwrap_or(ReplayMessage::End(End::Failed))
+        self.answers.recv().await.unwrap_or(ReplayMessage::End(ReplayEnd::Failed))
     }
 }
 

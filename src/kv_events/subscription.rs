@@ -58,7 +58,7 @@ pub struct Subscription {
     /// Number of data-parallel ranks of an endpoint, at least 1.
     pub ranks: u16,
     /// Limits on the memory for buffered events.
-    pub bounds: Bounds,
+    pub bounds: MemoryLimits,
     /// Timeouts and intervals of connections and replays.
     pub timing: Timing,
 }
@@ -70,7 +70,7 @@ impl Default for Subscription {
             replay_port: None,
             topic: DEFAULT_TOPIC.to_owned(),
             ranks: 1,
-            bounds: Bounds::default(),
+            bounds: MemoryLimits::default(),
             timing: Timing::default(),
         }
     }
@@ -78,7 +78,7 @@ impl Default for Subscription {
 
 /// Limits on the memory for events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct MemoryLimits {
     /// Largest message in bytes; a larger one ends the connection.
     pub message_bytes: usize,
     /// Most frames of an endpoint that wait for a replay; further ones are fetched again.
@@ -91,7 +91,7 @@ pub struct Bounds {
     pub orphan_blocks: usize,
 }
 
-impl Default for Bounds {
+impl Default for MemoryLimits {
     fn default() -> Self {
         Self {
             message_bytes: DEFAULT_MAX_MESSAGE_BYTES,

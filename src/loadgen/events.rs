@@ -13,7 +13,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Watches a stream go by.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct EventWatch {
     /// The line that has not ended.
     line: Vec<u8>,
     /// The rest of a line that is too long is being skipped.
@@ -59,7 +59,7 @@ impl ChunkChoice {
     }
 }
 
-impl Events {
+impl EventWatch {
     /// Takes the next bytes of the stream, cut anywhere.
     pub(super) fn push(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
@@ -113,7 +113,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn watched(pieces: &[&[u8]]) -> (u32, bool) {
-        let mut events = Events::default();
+        let mut events = EventWatch::default();
         pieces.iter().for_each(|piece| events.push(piece));
         events.finish();
         (events.spoken, events.ended)
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn a_line_that_is_too_long_is_passed_over() {
         let long = vec![b'x'; MAX_LINE_BYTES / 2 + 1];
-        let mut events = Events::default();
+        let mut events = EventWatch::default();
         for piece in [b"data: ", &long[..], &long[..], b"\ndata: [DO", b"NE]\n"] {
             events.push(piece);
             assert!(events.line.len() <= MAX_LINE_BYTES);

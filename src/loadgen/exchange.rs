@@ -1,7 +1,7 @@
 //! One request to a gateway: its body, its answer, and what a client sees of both. Called by
 //! [`super`], one task a request.
 
-use super::events::Events;
+use super::events::EventWatch;
 use super::gateway::{self, Gateway, read};
 use super::{LiveApi, text};
 use attache_http_client::cause;
@@ -65,11 +65,11 @@ const WATCH: Watch = Watch { errors: true, response_id: false };
 
 /// What has been seen of an answer so far.
 #[derive(Debug)]
-struct Seen {
+struct AnswerState {
     place: Option<String>,
     echo: Vec<(HeaderName, HeaderValue)>,
     first_token: Option<Timestamp>,
-    events: Events,
+    events: EventWatch,
     usage: UsageScanner,
     text: Option<AnswerText>,
 }
@@ -81,11 +81,11 @@ pub(super) async fn exchange(
     headers: HeaderMap,
     quotes: Vec<Option<Arc<str>>>,
 ) -> Done {
-    let mut seen = Seen {
+    let mut seen = AnswerState {
         place: None,
         echo: Vec::new(),
         first_token: None,
-        events: Events::default(),
+        events: EventWatch::default(),
         usage: UsageScanner::new(Api::default(), AnswerFormat::Json, WATCH),
         text: None,
     };
@@ -122,7 +122,12 @@ pub(super) async fn exchange(
     Done { served, place: seen.place, echo: seen.echo, failure, late: sent.since(request.at), request, said }
 }
 
-async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &mut Seen) -> Result<(), RequestFailure> {
+async fn converse(
+    gateway: &Gateway,
+    body: Vec<u8>,
+    headers: HeaderMap,
+    seen: &mut AnswerState,
+) -> Result<(), RequestFailure> {
     let mut answer = gateway.post(body, headers).await.map_err(|e| {
         let why = cause(&e);
         if e.is_connect() {
@@ -165,7 +170,7 @@ async fn converse(gateway: &Gateway, body: Vec<u8>, headers: HeaderMap, seen: &m
 }
 
 /// Whether what came with status 200 is a whole answer.
-fn verdict(seen: &Seen, streams: bool) -> Result<(), RequestFailure> {
+fn verdict(seen: &AnswerState, streams: bool) -> Result<(), RequestFailure> {
     if let Some(StreamError { status, kind }) = seen.usage.error() {
         let reason = format!("error {status} inside a 200{}", reason(kind.as_deref()));
         // vLLM promises the 200 before it asks its engine, and so refuses in this way too.
@@ -235,12 +240,12 @@ mod tests {
         assert_eq!(reason(Some(&"x".repeat(500))).len(), MAX_REASON_CHARACTERS + 3);
     }
 
-    fn seen(api: Api, format: AnswerFormat, body: &str) -> Seen {
-        let mut seen = Seen {
+    fn seen(api: Api, format: AnswerFormat, body: &str) -> AnswerState {
+        let mut seen = AnswerState {
             place: None,
             echo: Vec::new(),
             first_token: None,
-            events: Events::default(),
+            events: EventWatch::default(),
             usage: UsageScanner::new(api, format, WATCH),
             text: AnswerText::new(api, format, 1_000),
         };

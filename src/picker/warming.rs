@@ -3,7 +3,7 @@
 //! Made by [`super::prefix`], which needs a prompt's tokens, and by stores of [`super::quotas`] outside of the process.
 
 use super::prefix::made::Outcome;
-use attache_prompt::work::Work;
+use attache_prompt::work::WorkLimit;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -28,12 +28,12 @@ pub enum Job {
 /// Computes the block keys of one prompt.
 pub struct Computation {
     run: Run,
-    work: Work,
+    work: WorkLimit,
     outcome: Made,
 }
 
 /// Computes an outcome; `None` if the work was cancelled.
-type Run = Box<dyn FnOnce(&Work) -> Option<Outcome> + Send>;
+type Run = Box<dyn FnOnce(&WorkLimit) -> Option<Outcome> + Send>;
 
 /// The cell that holds the outcome after the computation.
 pub type Made = Arc<OnceLock<Outcome>>;
@@ -50,7 +50,7 @@ impl fmt::Debug for Warming {
 impl Computation {
     /// Memory budget and cancellation of the computation.
     #[must_use]
-    pub fn work(&self) -> &Work {
+    pub fn work(&self) -> &WorkLimit {
         &self.work
     }
 
@@ -66,10 +66,11 @@ impl Computation {
 }
 
 impl Warming {
-    /// A computation that holds a copy of a body of `bytes` bytes. Its memory budget is [`Work::for_body`].
+    /// A computation that holds a copy of a body of `bytes` bytes. Its memory budget is [`WorkLimit::for_body`].
     #[must_use]
-    pub fn cpu(bytes: usize, run: impl FnOnce(&Work) -> Option<Outcome> + Send + 'static) -> Self {
-        let computation = Computation { run: Box::new(run), work: Work::for_body(bytes), outcome: Made::default() };
+    pub fn cpu(bytes: usize, run: impl FnOnce(&WorkLimit) -> Option<Outcome> + Send + 'static) -> Self {
+        let computation =
+            Computation { run: Box::new(run), work: WorkLimit::for_body(bytes), outcome: Made::default() };
         Self { job: Job::Cpu(computation), bytes }
     }
 

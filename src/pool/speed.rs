@@ -42,7 +42,7 @@ use demand::Demand;
 pub use demand::Rates;
 use fit::Fit;
 use lengths::Lengths;
-use pace::{Pace, Step};
+use pace::{ComputedStep, Pace};
 use parking_lot::Mutex;
 use pending::Pending;
 use published::{Factors, Published};
@@ -189,18 +189,18 @@ impl PoolSpeed {
 
 /// What the responses of one endpoint have shown.
 #[derive(Debug)]
-struct Own {
+struct EndpointRates {
     /// Ratios to the pool, for the first token and for further tokens.
     ratios: [Ratio; 2],
     /// Relative errors of predictions of first tokens and of further tokens.
     errors: [f64; 2],
     /// The prompts of the engine step in progress.
-    step: Step,
+    step: ComputedStep,
 }
 
-impl Default for Own {
+impl Default for EndpointRates {
     fn default() -> Self {
-        Self { ratios: Default::default(), errors: [UNKNOWN_ERROR; 2], step: Step::default() }
+        Self { ratios: Default::default(), errors: [UNKNOWN_ERROR; 2], step: ComputedStep::default() }
     }
 }
 
@@ -208,7 +208,7 @@ impl Default for Own {
 #[derive(Debug, Default)]
 pub struct EndpointSpeed {
     pool: Arc<PoolSpeed>,
-    own: Mutex<Option<Own>>,
+    own: Mutex<Option<EndpointRates>>,
     /// The endpoint's ratios, for readers.
     slower: Factors,
     /// Time of the last observation; 0 before the first.
@@ -426,7 +426,7 @@ impl EndpointSpeed {
         let predicted = dot(&self.coefficients(now).0, features).max(1e-6);
         self.answered.store(now.0, Relaxed);
         let mut own = self.own.lock();
-        let Own { ratios: [ratio, _], errors: [error, _], .. } = own.get_or_insert_default();
+        let EndpointRates { ratios: [ratio, _], errors: [error, _], .. } = own.get_or_insert_default();
         observe_error(error, predicted, seconds);
         let mut shape = self.pool.first.lock();
         shape.observe(ratio, features, seconds, &DEFAULT_FIRST, &SCALE_FIRST);
@@ -438,7 +438,7 @@ impl EndpointSpeed {
     fn observe_next(&self, features: &[f64; NEXT], seconds: f64, now: Timestamp) {
         let predicted = dot(&self.coefficients(now).1, features).max(1e-6);
         let mut own = self.own.lock();
-        let Own { ratios: [_, ratio], errors: [_, error], .. } = own.get_or_insert_default();
+        let EndpointRates { ratios: [_, ratio], errors: [_, error], .. } = own.get_or_insert_default();
         observe_error(error, predicted, seconds);
         let mut shape = self.pool.next.lock();
         shape.observe(ratio, features, seconds, &DEFAULT_NEXT, &SCALE_NEXT);

@@ -76,7 +76,7 @@ pub struct PrefixCache {
     /// Engine tokens in a block that Attaché hashed from its own tokens or text, as a multiple
     /// of the block's nominal size.
     own_tokens: Average,
-    servers: Mutex<AHashMap<EndpointId, Server>>,
+    servers: Mutex<AHashMap<EndpointId, ServerEstimates>>,
     stats: CacheStats,
 }
 
@@ -91,7 +91,7 @@ type Guesses = ByEndpoint<Guess>;
 
 /// State of the estimates about one server.
 #[derive(Debug)]
-struct Server {
+struct ServerEstimates {
     guess: Guess,
     /// Capacity of the server's KV cache in tokens; 0 while unknown.
     room: u64,
@@ -361,7 +361,7 @@ impl PrefixCache {
         }
     }
 
-    fn measure(&self, server: &Server) {
+    fn measure(&self, server: &ServerEstimates) {
         if server.room == 0 {
             return;
         }
@@ -386,7 +386,7 @@ impl PrefixCache {
             let server = servers.entry(state.endpoint.id).or_insert_with(|| {
                 come = true;
                 let guess = Guess { holder: self.index.add_holder(), capacity: Arc::default() };
-                Server { guess, room: 0, trust: 1.0 }
+                ServerEstimates { guess, room: 0, trust: 1.0 }
             });
             if known && snapshot.lost.contains(&state.endpoint.id) {
                 self.index.clear(server.guess.holder);

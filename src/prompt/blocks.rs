@@ -103,7 +103,7 @@ impl TokenBlocks {
     /// Returns the keys of a text that is the whole prompt, after the ids that a tokenizer puts before it (BOS).
     #[must_use]
     pub fn text_behind<'p>(&'p self, before: &'p [u32], text: &'p str, root: u64) -> TokenKeys<'p> {
-        let text = Source { text: Cow::Borrowed(text), escaped: false };
+        let text = SourceText { text: Cow::Borrowed(text), escaped: false };
         TokenKeys { text, ..self.ids(Cow::Borrowed(before), root) }
     }
 
@@ -121,7 +121,7 @@ impl TokenBlocks {
         TokenKeys {
             blocks: self,
             fields: Vec::new().into_iter(),
-            text: Source::default(),
+            text: SourceText::default(),
             text_at: 0,
             encoded: 0,
             cold: usize::MAX,
@@ -177,7 +177,7 @@ pub struct TokenKeys<'p> {
     blocks: &'p TokenBlocks,
     fields: std::vec::IntoIter<StreamField<'p>>,
     /// The text that is being encoded, and the position in it.
-    text: Source<'p>,
+    text: SourceText<'p>,
     text_at: usize,
     /// Bytes of text that were encoded.
     encoded: usize,
@@ -304,13 +304,13 @@ impl TokenKeys<'_> {
 
 /// Text that is encoded to ids.
 #[derive(Clone, Debug, Default)]
-struct Source<'p> {
+struct SourceText<'p> {
     text: Cow<'p, str>,
     /// Whether the text has JSON escapes; only uncached text must be unescaped.
     escaped: bool,
 }
 
-impl<'p> From<&'p Text<'_>> for Source<'p> {
+impl<'p> From<&'p Text<'_>> for SourceText<'p> {
     fn from(text: &'p Text<'_>) -> Self {
         match text.written() {
             Written::Plain(text) => Self { text: Cow::Borrowed(text), escaped: false },
@@ -319,7 +319,7 @@ impl<'p> From<&'p Text<'_>> for Source<'p> {
     }
 }
 
-impl Source<'_> {
+impl SourceText<'_> {
     /// Returns the part that begins at `at` and encodes independently; `None` at the end.
     fn part(&self, at: usize, cuts: &Cuts) -> Option<Written<'_>> {
         let rest = self.text.get(at..).filter(|rest| !rest.is_empty())?;
@@ -331,17 +331,17 @@ impl Source<'_> {
 }
 
 /// Appends the mark of a field and its ids, or returns the text to encode.
-fn begin<'p>(field: &StreamField<'p>, ids: &mut Vec<u32>) -> Source<'p> {
+fn begin<'p>(field: &StreamField<'p>, ids: &mut Vec<u32>) -> SourceText<'p> {
     ids.push(field.mark.id());
     match field.body {
         FieldContent::Media(kind, reference) => ids.extend(media_ids(kind, reference)),
         FieldContent::Tokens(given) => ids.extend_from_slice(given),
         FieldContent::Text(text) => return text.into(),
         FieldContent::Nothing | FieldContent::Name(_) | FieldContent::Json(_) => {
-            return Source { text: field.content(), escaped: false };
+            return SourceText { text: field.content(), escaped: false };
         }
     }
-    Source::default()
+    SourceText::default()
 }
 
 impl BlockKeys for TokenKeys<'_> {

@@ -15,7 +15,7 @@ mod words;
 use super::memo::Cuts;
 use super::template::chat::{Chat, Completion, RenderError, completions};
 use super::template::{ChatTemplate, TemplateError};
-use super::work::Work;
+use super::work::WorkLimit;
 use super::{EncodeError, Encoder};
 use attache_protocol::Api;
 use config::Config;
@@ -155,7 +155,7 @@ impl HuggingFace {
     /// [`RenderError`] when the prompt cannot be determined here: it has media, is stored on the server, is malformed,
     /// takes too much memory, or the template rejects it.
     pub fn render(&self, api: Api, body: &[u8], time: SystemTime) -> Result<Rendered, RenderError> {
-        let read = self.read(api, body, &Work::for_body(body.len()))?;
+        let read = self.read(api, body, &WorkLimit::for_body(body.len()))?;
         self.finish(read, body.len(), time)
     }
 
@@ -164,7 +164,7 @@ impl HuggingFace {
     ///
     /// # Errors
     /// As [`HuggingFace::render`], and when the work was stopped.
-    pub fn read(&self, api: Api, body: &[u8], work: &Work) -> Result<Unrendered, RenderError> {
+    pub fn read(&self, api: Api, body: &[u8], work: &WorkLimit) -> Result<Unrendered, RenderError> {
         if api != Api::Completions {
             return Ok(Unrendered::Chat(Box::new(Chat::read(api, body, work)?)));
         }

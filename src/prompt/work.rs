@@ -1,6 +1,6 @@
 //! Limit on the work for one prompt: the memory that it may hold, and whether a request still waits for it.
 //!
-//! One [`Work`] covers the path from the request's body to the last block key. Code that builds values,
+//! One [`WorkLimit`] covers the path from the request's body to the last block key. Code that builds values,
 //! renders or encodes charges the bytes that it holds, and checks the limit between its steps. Stopped work
 //! ends at the next check.
 
@@ -26,16 +26,16 @@ pub enum Stopped {
 
 /// The limit on one prompt's work. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Work(Arc<Shared>);
+pub struct WorkLimit(Arc<WorkState>);
 
 #[derive(Debug)]
-struct Shared {
+struct WorkState {
     left: AtomicUsize,
     cancelled: AtomicBool,
     overdrawn: AtomicBool,
 }
 
-impl Work {
+impl WorkLimit {
     /// Creates the work for a body of `bytes` bytes: `DEFAULT_WORK_FACTOR` times as many, plus
     /// `DEFAULT_WORK_HEAD_ROOM`.
     #[must_use]
@@ -47,7 +47,7 @@ impl Work {
     #[must_use]
     pub fn within(bytes: usize) -> Self {
         let (cancelled, overdrawn) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self(Arc::new(Shared { left: AtomicUsize::new(bytes), cancelled, overdrawn }))
+        Self(Arc::new(WorkState { left: AtomicUsize::new(bytes), cancelled, overdrawn }))
     }
 
     /// Cancels the work, when no request waits for it: it ends at its next check.
@@ -75,7 +75,7 @@ impl Work {
     /// Checks whether `bytes` more would be within the limit, without charging them.
     ///
     /// # Errors
-    /// As [`Work::charge`].
+    /// As [`WorkLimit::charge`].
     pub fn fits(&self, bytes: usize) -> Result<(), Stopped> {
         if bytes > self.left() {
             self.0.overdrawn.store(true, Relaxed);
@@ -86,7 +86,7 @@ impl Work {
     /// Charges `bytes` more.
     ///
     /// # Errors
-    /// [`Stopped::TooLarge`] when fewer are left, also for all later calls; else as [`Work::check`].
+    /// [`Stopped::TooLarge`] when fewer are left, also for all later calls; else as [`WorkLimit::check`].
     pub fn charge(&self, bytes: usize) -> Result<(), Stopped> {
         if self.0.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_err() {
             self.0.overdrawn.store(true, Relaxed);
@@ -106,18 +106,18 @@ mod tests {
 
     #[test]
     fn work_ends_at_its_limit_or_when_cancelled() {
-        let work = Work::within(10);
+        let work = WorkLimit::within(10);
         assert_eq!(work.charge(6), Ok(()));
         work.release(2);
         assert_eq!((work.left(), work.charge(6)), (6, Ok(())));
         assert_eq!(work.charge(1), Err(Stopped::TooLarge));
         assert_eq!(work.check(), Err(Stopped::TooLarge), "it stays stopped");
-        let (work, other) = (Work::within(10), Work::within(10));
+        let (work, other) = (WorkLimit::within(10), WorkLimit::within(10));
         work.clone().cancel();
         assert_eq!(
             (work.check(), work.charge(1), other.check()),
             (Err(Stopped::Cancelled), Err(Stopped::Cancelled), Ok(()))
         );
-        assert_eq!(Work::for_body(1_000).left(), 3_000 + DEFAULT_WORK_HEAD_ROOM);
+        assert_eq!(WorkLimit::for_body(1_000).left(), 3_000 + DEFAULT_WORK_HEAD_ROOM);
     }
 }

@@ -20,7 +20,7 @@ mod word;
 
 use super::api::Api;
 use memchr::memchr;
-use walk::{Progress, Sink, Visitor, Walker};
+use walk::{Progress, ValueSink, Visitor, Walker};
 use word::Word;
 
 /// Default limit of the text, 256 KiB or about 64,000 tokens: longer than the longest responses of models.
@@ -220,7 +220,7 @@ const MAX_PLACES: usize = 6;
 
 /// A unit that is taken or dropped as a whole once its type is known: a choice, a content block, an event.
 #[derive(Clone, Copy, Debug, Default)]
-struct Piece {
+struct AnswerUnit {
     /// Its own `type`, if it has one.
     kind: Word,
     /// The `type` of the block inside it.
@@ -246,7 +246,7 @@ struct Collector {
     depth: usize,
     places: [TextPosition; MAX_PLACES],
     key: Word,
-    piece: Piece,
+    piece: AnswerUnit,
 }
 
 impl Collector {
@@ -261,7 +261,7 @@ impl Collector {
             depth: 0,
             places: [TextPosition::default(); MAX_PLACES],
             key: Word::Other,
-            piece: Piece::default(),
+            piece: AnswerUnit::default(),
         }
     }
 
@@ -312,7 +312,7 @@ impl Collector {
     /// Decides what happens with the unit that has ended.
     fn verdict(&self) -> PieceAction {
         use PieceAction::*;
-        let Piece { kind, block, other_choice, not_plain, .. } = self.piece;
+        let AnswerUnit { kind, block, other_choice, not_plain, .. } = self.piece;
         match (self.shape, kind, block) {
             (TextLayout::Completions | TextLayout::Chat, ..) if other_choice => Leave,
             (TextLayout::Completions | TextLayout::Chat, ..) if not_plain => Refuse,
@@ -372,7 +372,7 @@ impl Visitor for Collector {
         if place == TextPosition::NotText {
             self.piece.not_plain = true;
         } else if self.holds_piece(place) {
-            self.piece = Piece::default();
+            self.piece = AnswerUnit::default();
         }
     }
 
@@ -389,7 +389,7 @@ impl Visitor for Collector {
         self.key = key;
     }
 
-    fn string(&mut self) -> Sink {
+    fn string(&mut self) -> ValueSink {
         match (self.shape, self.place(), self.key) {
             (TextLayout::Completions, TextPosition::Choice, Word::Text)
             | (TextLayout::Chat, TextPosition::Message, Word::Content)
@@ -398,9 +398,9 @@ impl Visitor for Collector {
                 TextPosition::Block,
                 Word::Text,
             )
-            | (TextLayout::ResponsesEvents, TextPosition::Root, Word::Delta) => Sink::Text,
-            (_, TextPosition::Root | TextPosition::Item | TextPosition::Block, Word::Type) => Sink::Word,
-            _ => Sink::Skip,
+            | (TextLayout::ResponsesEvents, TextPosition::Root, Word::Delta) => ValueSink::Text,
+            (_, TextPosition::Root | TextPosition::Item | TextPosition::Block, Word::Type) => ValueSink::Word,
+            _ => ValueSink::Skip,
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) enum EventPart<'c> {
     /// The single line of data of an event, which ends with it.
     Event(&'c [u8]),
     /// A line of data begins.
-    Line,
+    LinePosition,
     /// Bytes of a line of data.
     Data(&'c [u8]),
     /// Bytes of an event's name, including white space around it.
@@ -27,7 +27,7 @@ pub(super) enum EventPart<'c> {
 
 /// Position in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
+enum LinePosition {
     Start,
     /// After a carriage return at the start of a line.
     Return,
@@ -41,7 +41,7 @@ enum Line {
 /// Splits a stream into events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventLines {
-    line: Line,
+    line: LinePosition,
     /// Whether the event has data already.
     has_data: bool,
     count: u32,
@@ -49,7 +49,7 @@ pub(super) struct EventLines {
 
 impl Default for EventLines {
     fn default() -> Self {
-        Self { line: Line::Start, has_data: false, count: 0 }
+        Self { line: LinePosition::Start, has_data: false, count: 0 }
     }
 }
 
@@ -75,7 +75,7 @@ impl EventLines {
 
     /// Returns the data of an event that lies completely in `rest` and has one line of data, and what follows it.
     fn whole_event<'c>(&mut self, rest: &'c [u8]) -> Option<(&'c [u8], &'c [u8])> {
-        if self.line != Line::Start || self.has_data {
+        if self.line != LinePosition::Start || self.has_data {
             return None;
         }
         let line = rest.strip_prefix(DATA)?;
@@ -88,41 +88,41 @@ impl EventLines {
     fn part<'c>(&mut self, rest: &'c [u8], on: &mut impl FnMut(EventPart<'_>)) -> &'c [u8] {
         let Some((byte, after)) = rest.split_first() else { return rest };
         match (self.line, byte) {
-            (Line::Start | Line::Return, b'\n') => {
-                (self.line, self.has_data) = (Line::Start, false);
+            (LinePosition::Start | LinePosition::Return, b'\n') => {
+                (self.line, self.has_data) = (LinePosition::Start, false);
                 on(EventPart::End);
                 after
             }
-            (Line::Start, b'\r') => {
-                self.line = Line::Return;
+            (LinePosition::Start, b'\r') => {
+                self.line = LinePosition::Return;
                 after
             }
-            (Line::Start, first) => {
+            (LinePosition::Start, first) => {
                 let field = [DATA, NAME].into_iter().find(|field| field.first() == Some(first));
-                self.line = field.map_or(Line::Skip, |field| Line::Field(field, 0));
+                self.line = field.map_or(LinePosition::Skip, |field| LinePosition::Field(field, 0));
                 rest
             }
-            (Line::Field(field, agreed), byte) if field.get(agreed) == Some(byte) => {
-                self.line = Line::Field(field, agreed + 1);
+            (LinePosition::Field(field, agreed), byte) if field.get(agreed) == Some(byte) => {
+                self.line = LinePosition::Field(field, agreed + 1);
                 if agreed + 1 == field.len() {
                     self.begin(field == DATA, on);
                 }
                 after
             }
-            (Line::Field(..) | Line::Return, _) => {
-                self.line = Line::Skip;
+            (LinePosition::Field(..) | LinePosition::Return, _) => {
+                self.line = LinePosition::Skip;
                 rest
             }
-            (Line::Data | Line::Name | Line::Skip, _) => {
+            (LinePosition::Data | LinePosition::Name | LinePosition::Skip, _) => {
                 let end = memchr(b'\n', rest);
                 let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
                 match self.line {
-                    Line::Data => on(EventPart::Data(part)),
-                    Line::Name => on(EventPart::Name(part)),
+                    LinePosition::Data => on(EventPart::Data(part)),
+                    LinePosition::Name => on(EventPart::Name(part)),
                     _ => {}
                 }
                 if end.is_some() {
-                    self.line = Line::Start;
+                    self.line = LinePosition::Start;
                 }
                 after.get(1..).unwrap_or_default()
             }
@@ -130,7 +130,7 @@ impl EventLines {
     }
 
     fn begin(&mut self, is_data: bool, on: &mut impl FnMut(EventPart<'_>)) {
-        self.line = if is_data { Line::Data } else { Line::Name };
+        self.line = if is_data { LinePosition::Data } else { LinePosition::Name };
         if is_data {
             self.has_data = true;
             self.count = self.count.saturating_add(1);

@@ -109,7 +109,7 @@ struct Nesting {
 }
 
 /// Effect of a block of bytes on its value.
-enum Progress {
+enum ValueProgress {
     /// The value ends before this index.
     Ends(usize),
     /// The value continues; a quiet block has no bracket and no quote.
@@ -121,7 +121,7 @@ const STRIDE: usize = 64;
 
 impl Nesting {
     /// Processes the first [`STRIDE`] bytes of `bytes`, or all of them.
-    fn block(&mut self, bytes: &[u8], open: u8, close: u8) -> Progress {
+    fn block(&mut self, bytes: &[u8], open: u8, close: u8) -> ValueProgress {
         let mut last = [b' '; STRIDE];
         let block = bytes.first_chunk().unwrap_or_else(|| {
             last.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
@@ -139,7 +139,7 @@ impl Nesting {
         let (opens, closes) = (bits(block, open) & !texts, bits(block, close) & !texts);
         if closes.count_ones() < self.outer.depth {
             self.outer.depth = self.outer.depth.saturating_add(opens.count_ones()) - closes.count_ones();
-            return Progress::Goes { quiet: (opens | closes | quotes) == 0 };
+            return ValueProgress::Goes { quiet: (opens | closes | quotes) == 0 };
         }
         let mut brackets = opens | closes;
         while brackets != 0 {
@@ -151,10 +151,10 @@ impl Nesting {
                 self.outer.depth -= 1;
             }
             if self.outer.depth == 0 {
-                return Progress::Ends(at as usize + 1);
+                return ValueProgress::Ends(at as usize + 1);
             }
         }
-        Progress::Goes { quiet: false }
+        ValueProgress::Goes { quiet: false }
     }
 
     /// Returns one bit for each byte that a backslash escapes, in a block of `length` bytes with these backslashes.
@@ -388,8 +388,8 @@ impl<M: Copy> MemberReader<M> {
             }
             let block = rest.get(from..).unwrap_or_default();
             match nesting.block(block, open, close) {
-                Progress::Ends(at) => break Some(from + at),
-                Progress::Goes { quiet } => is_quiet = quiet,
+                ValueProgress::Ends(at) => break Some(from + at),
+                ValueProgress::Goes { quiet } => is_quiet = quiet,
             }
             from += block.len().min(STRIDE);
         };

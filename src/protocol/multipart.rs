@@ -19,7 +19,7 @@ pub(crate) fn sniff<'a>(content_type: Option<&str>, body: &'a [u8], limits: &Lim
     let Some(boundary) = content_type.and_then(boundary) else { return request };
     let window = body.get(..limits.max_multipart_sniff_bytes as usize).unwrap_or(body);
     let mut conflict = false;
-    for (name, value) in Fields::new(window, boundary) {
+    for (name, value) in FormFields::new(window, boundary) {
         match name {
             "model" => {
                 let sound = !value.is_empty()
@@ -56,12 +56,12 @@ fn boundary(content_type: &str) -> Option<&str> {
 }
 
 /// Iterates over the complete text fields of a form, in order; parts with a file name are skipped.
-struct Fields<'a> {
+struct FormFields<'a> {
     rest: &'a [u8],
     delimiter: Vec<u8>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> FormFields<'a> {
     fn new(window: &'a [u8], boundary: &str) -> Self {
         let mut delimiter = b"\r\n--".to_vec();
         delimiter.extend_from_slice(boundary.as_bytes());
@@ -75,7 +75,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl<'a> Iterator for Fields<'a> {
+impl<'a> Iterator for FormFields<'a> {
     type Item = (&'a str, &'a str);
 
     fn next(&mut self) -> Option<Self::Item> {

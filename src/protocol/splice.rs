@@ -57,7 +57,7 @@ pub struct ModelRenamer {
 
 /// The value of a key.
 #[derive(Debug, PartialEq, Eq)]
-enum Value {
+enum SplicedValue {
     /// The value is not the target.
     Other,
     /// The value matches the target as far as the bytes go.
@@ -106,12 +106,12 @@ impl ModelRenamer {
                 continue;
             }
             match value(data.get(behind..).unwrap_or_default(), &self.target) {
-                Value::Other => {}
-                Value::Unfinished => {
+                SplicedValue::Other => {}
+                SplicedValue::Unfinished => {
                     hold = Some(at);
                     break;
                 }
-                Value::Target(span) => {
+                SplicedValue::Target(span) => {
                     out.extend_from_slice(data.get(copied..behind + span.start).unwrap_or_default());
                     out.extend_from_slice(&self.replacement);
                     copied = behind + span.end;
@@ -142,28 +142,28 @@ fn begun_key(data: &[u8], from: usize) -> Option<usize> {
 }
 
 /// Compares what follows a key with `: "target"`, escapes resolved.
-fn value(bytes: &[u8], target: &str) -> Value {
+fn value(bytes: &[u8], target: &str) -> SplicedValue {
     let mut rest = bytes;
     for punctuation in [b':', b'"'] {
         let space = rest.iter().take(MAX_SPACE).take_while(|b| b.is_ascii_whitespace()).count();
         match rest.get(space) {
-            None => return Value::Unfinished,
+            None => return SplicedValue::Unfinished,
             Some(b) if *b == punctuation => rest = rest.get(space + 1..).unwrap_or_default(),
-            Some(_) => return Value::Other,
+            Some(_) => return SplicedValue::Other,
         }
     }
     let start = bytes.len() - rest.len() - 1;
     for expected in target.chars() {
         match character(rest, expected) {
             Character::Same(len) => rest = rest.get(len..).unwrap_or_default(),
-            Character::Unfinished => return Value::Unfinished,
-            Character::Other => return Value::Other,
+            Character::Unfinished => return SplicedValue::Unfinished,
+            Character::Other => return SplicedValue::Other,
         }
     }
     match rest.first() {
-        None => Value::Unfinished,
-        Some(b'"') => Value::Target(start..bytes.len() - rest.len() + 1),
-        Some(_) => Value::Other,
+        None => SplicedValue::Unfinished,
+        Some(b'"') => SplicedValue::Target(start..bytes.len() - rest.len() + 1),
+        Some(_) => SplicedValue::Other,
     }
 }
 

@@ -33,7 +33,7 @@ const MAX_WORD: usize = 20;
 #[derive(Debug)]
 pub struct TransferScanner {
     /// Position in a line, for event streams.
-    line: Option<Line>,
+    line: Option<LinePosition>,
     walk: Walk,
     reported: ReportedTransfer,
 }
@@ -61,7 +61,7 @@ const DATA: &[u8] = b"data:";
 
 /// Position in a line of an event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
+enum LinePosition {
     /// This many bytes match `data:`.
     Start(usize),
     Value,
@@ -120,7 +120,7 @@ impl TransferLayout {
 
 /// The use of a stored value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
+enum StoredUse {
     Params,
     Ids,
 }
@@ -147,7 +147,7 @@ struct Walk {
     escaped: bool,
     word: SmallVec<[u8; 24]>,
     /// The value that is being stored, and the depth at which it ends.
-    kept: Option<(Wanted, usize)>,
+    kept: Option<(StoredUse, usize)>,
     raw: Vec<u8>,
     broken: bool,
 }
@@ -162,7 +162,7 @@ impl TransferScanner {
             Api::Responses => TransferLayout::Response,
             _ => return None,
         };
-        let line = (format == AnswerFormat::Events).then_some(Line::Start(0));
+        let line = (format == AnswerFormat::Events).then_some(LinePosition::Start(0));
         Some(Self { line, walk: Walk { shape, ..Walk::default() }, reported: ReportedTransfer::default() })
     }
 
@@ -175,22 +175,22 @@ impl TransferScanner {
                 return;
             };
             match line {
-                Line::Start(agreed) if DATA.get(*agreed) == Some(byte) => {
+                LinePosition::Start(agreed) if DATA.get(*agreed) == Some(byte) => {
                     *agreed += 1;
                     if *agreed == DATA.len() {
-                        (*line, self.walk) = (Line::Value, Walk { shape: self.walk.shape, ..Walk::default() });
+                        (*line, self.walk) = (LinePosition::Value, Walk { shape: self.walk.shape, ..Walk::default() });
                     }
                     rest = after;
                 }
-                Line::Start(_) => *line = Line::Skip,
-                Line::Value | Line::Skip => {
+                LinePosition::Start(_) => *line = LinePosition::Skip,
+                LinePosition::Value | LinePosition::Skip => {
                     let end = memchr::memchr(b'\n', rest);
                     let (value, after) = rest.split_at(end.unwrap_or(rest.len()));
-                    if *line == Line::Value {
+                    if *line == LinePosition::Value {
                         self.walk.push(value, &mut self.reported);
                     }
                     if end.is_some() {
-                        *line = Line::Start(0);
+                        *line = LinePosition::Start(0);
                     }
                     rest = after.get(1..).unwrap_or_default();
                 }
@@ -303,8 +303,8 @@ impl Walk {
 
     fn open(&mut self, bracket: u8) {
         let wanted = match (self.key, bracket) {
-            (Key::Params, b'{') if self.is_in_root() => Some(Wanted::Params),
-            (Key::TokenIds, b'[') if self.is_in_choice() => Some(Wanted::Ids),
+            (Key::Params, b'{') if self.is_in_root() => Some(StoredUse::Params),
+            (Key::TokenIds, b'[') if self.is_in_choice() => Some(StoredUse::Ids),
             _ => None,
         };
         if let Some(wanted) = wanted {
@@ -334,8 +334,8 @@ impl Walk {
                 reported.cut = true;
             }
             match wanted {
-                Wanted::Params => reported.params = std::mem::take(&mut self.raw),
-                Wanted::Ids => match serde_json::from_slice::<Vec<u32>>(&self.raw) {
+                StoredUse::Params => reported.params = std::mem::take(&mut self.raw),
+                StoredUse::Ids => match serde_json::from_slice::<Vec<u32>>(&self.raw) {
                     Ok(ids) => reported.ids.extend_from_slice(&ids),
                     Err(_) => reported.cut = true,
                 },

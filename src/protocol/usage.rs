@@ -75,7 +75,7 @@ pub struct Watch {
 #[derive(Debug)]
 pub struct UsageScanner {
     events: Option<EventLines>,
-    document: MemberReader<Member>,
+    document: MemberReader<UsageMember>,
     found: ScannedValues,
 }
 
@@ -90,7 +90,7 @@ enum UsageLayout {
 
 /// A member that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Member {
+enum UsageMember {
     Usage,
     Error,
     Id,
@@ -321,13 +321,13 @@ impl ScannedValues {
 }
 
 impl Visitor for ScannedValues {
-    type Member = Member;
+    type UsageMember = UsageMember;
 
-    fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<Member> {
+    fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<UsageMember> {
         if self.may_be_bare && !inner && *self.is_bare.get_or_insert_with(|| BARE.contains(&name)) {
             match name {
-                b"prompt_tokens" => return Wanted::Value(Member::PromptTokens),
-                b"completion_tokens" => return Wanted::Value(Member::CompletionTokens),
+                b"prompt_tokens" => return Wanted::Value(UsageMember::PromptTokens),
+                b"completion_tokens" => return Wanted::Value(UsageMember::CompletionTokens),
                 _ => {}
             }
         }
@@ -335,24 +335,24 @@ impl Visitor for ScannedValues {
         match (self.shape, inner, name) {
             (UsageLayout::Root | UsageLayout::MessageEvents, false, b"usage")
             | (UsageLayout::MessageEvents | UsageLayout::ResponseEvents, true, b"usage") => {
-                Wanted::Value(Member::Usage)
+                Wanted::Value(UsageMember::Usage)
             }
             (UsageLayout::MessageEvents, false, b"message")
             | (UsageLayout::ResponseEvents, false, b"response")
             | (UsageLayout::Generated, false, b"meta_info") => Wanted::Members,
             (UsageLayout::Root, false, b"id") | (UsageLayout::ResponseEvents, true, b"id") => {
-                value(self.wants_id(), Member::Id)
+                value(self.wants_id(), UsageMember::Id)
             }
             (_, false, b"error") | (UsageLayout::ResponseEvents, true, b"error") => {
-                value(self.wants_errors(), Member::Error)
+                value(self.wants_errors(), UsageMember::Error)
             }
             (UsageLayout::Root | UsageLayout::Generated, false, b"type" | b"code") if !self.watch.errors => Wanted::No,
-            (_, false, b"type") => Wanted::Value(Member::Type),
-            (_, false, b"code") => value(self.wants_errors(), Member::Code),
-            (UsageLayout::Generated, false, b"index") => Wanted::Value(Member::Index),
-            (UsageLayout::Generated, true, b"prompt_tokens") => Wanted::Value(Member::PromptTokens),
-            (UsageLayout::Generated, true, b"completion_tokens") => Wanted::Value(Member::CompletionTokens),
-            (UsageLayout::Generated, true, b"cached_tokens") => Wanted::Value(Member::CachedTokens),
+            (_, false, b"type") => Wanted::Value(UsageMember::Type),
+            (_, false, b"code") => value(self.wants_errors(), UsageMember::Code),
+            (UsageLayout::Generated, false, b"index") => Wanted::Value(UsageMember::Index),
+            (UsageLayout::Generated, true, b"prompt_tokens") => Wanted::Value(UsageMember::PromptTokens),
+            (UsageLayout::Generated, true, b"completion_tokens") => Wanted::Value(UsageMember::CompletionTokens),
+            (UsageLayout::Generated, true, b"cached_tokens") => Wanted::Value(UsageMember::CachedTokens),
             _ => Wanted::No,
         }
     }
@@ -368,25 +368,25 @@ impl Visitor for ScannedValues {
         self.generated.current = AnswerCounts::default();
     }
 
-    fn value(&mut self, inner: bool, member: Member, value: Option<&[u8]>) {
+    fn value(&mut self, inner: bool, member: UsageMember, value: Option<&[u8]>) {
         let value = value.unwrap_or_default();
         let said = if inner { &mut self.inner } else { &mut self.root };
         match member {
-            Member::Usage => said.usage = Counts::read(value),
-            Member::Error => said.error = StreamError::read(value),
-            Member::Id => {
+            UsageMember::Usage => said.usage = Counts::read(value),
+            UsageMember::Error => said.error = StreamError::read(value),
+            UsageMember::Id => {
                 let wanted = value.starts_with(b"\"resp_") && value.len() <= MAX_RESPONSE_ID;
                 said.id = wanted.then(|| serde_json::from_slice(value).ok()).flatten();
             }
             // The names that matter have no escapes.
-            Member::Type => self.kind = Some(EventType::of(unquoted(value))),
-            Member::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
-            Member::Index => self.generated.index = number(value),
-            Member::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = number(value),
-            Member::CompletionTokens if self.may_be_bare => said.bare().completion_tokens = number(value),
-            Member::PromptTokens => self.generated.current.prompt = number(value),
-            Member::CompletionTokens => self.generated.current.completion = number(value),
-            Member::CachedTokens => self.generated.current.cached = number(value),
+            UsageMember::Type => self.kind = Some(EventType::of(unquoted(value))),
+            UsageMember::Code => self.code = serde_json::from_slice(value).ok().and_then(|code: Code| code.status()),
+            UsageMember::Index => self.generated.index = number(value),
+            UsageMember::PromptTokens if self.may_be_bare => said.bare().prompt_tokens = number(value),
+            UsageMember::CompletionTokens if self.may_be_bare => said.bare().completion_tokens = number(value),
+            UsageMember::PromptTokens => self.generated.current.prompt = number(value),
+            UsageMember::CompletionTokens => self.generated.current.completion = number(value),
+            UsageMember::CachedTokens => self.generated.current.cached = number(value),
         }
     }
 

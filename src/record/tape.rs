@@ -43,12 +43,12 @@ pub struct RecordSettings {
 /// A recording in progress, which all threads share.
 #[derive(Debug)]
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<TapeState>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TapeState {
     tape: Mutex<Tape>,
     wake: Condvar,
     /// Whether the recording still accepts lines.
@@ -76,7 +76,7 @@ struct Tape {
 #[derive(Debug)]
 pub struct Turn<'a> {
     tape: MutexGuard<'a, Tape>,
-    shared: &'a Shared,
+    shared: &'a TapeState,
 }
 
 impl Recorder {
@@ -89,7 +89,7 @@ impl Recorder {
             std::io::Error::new(e.kind(), format!("can't record to `{}`: {e}", settings.path.display()))
         };
         let file = File::create(&settings.path).map_err(named)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TapeState {
             tape: Mutex::default(),
             wake: Condvar::new(),
             on: AtomicBool::new(true),
@@ -110,7 +110,7 @@ impl Recorder {
 
     /// Registers the recording's counters and gauge in `registry`.
     pub fn register(&self, registry: &mut Registry) {
-        let Shared { lines, bytes, recording, .. } = &*self.shared;
+        let TapeState { lines, bytes, recording, .. } = &*self.shared;
         registry.register("recorded_lines", "Lines written to the recording", lines.clone());
         registry.register("recorded_bytes", "Bytes written to the recording", bytes.clone());
         registry.register("recording", "1 while a recording is made, 0 when it has ended", recording.clone());
@@ -152,7 +152,7 @@ impl Drop for Recorder {
     }
 }
 
-impl Shared {
+impl TapeState {
     fn stop(&self, why: &str) {
         if self.on.swap(false, Relaxed) {
             self.recording.set(0);

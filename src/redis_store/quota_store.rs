@@ -25,7 +25,7 @@ pub mod users;
 
 use crate::redis_link::{LinkError, RedisLink};
 use attache_quota::{Bound, Change, Claim, Place, Refused, Subject, Taken, Use, Wall, Windows};
-use ends::{End, Ends};
+use ends::{EndedRequest, Ends};
 use redis::{Script, ScriptInvocation};
 use std::fmt;
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl RedisStore {
     /// Records the end of a request: applies `change` to the windows of `at`, and frees its slot. It runs in the
     /// background, and is retried while Redis is unavailable.
     pub fn end(self: &Arc<Self>, name: Arc<str>, place: Place, change: Change, at: Wall) {
-        let (store, end) = (self.clone(), End { name, place, change, at });
+        let (store, end) = (self.clone(), EndedRequest { name, place, change, at });
         self.ends.spawn(async move { store.ends.write(&store, end).await }, self.link.runtime());
     }
 
@@ -210,7 +210,7 @@ impl RedisStore {
         self.ends.written().await;
     }
 
-    async fn write(&self, end: &End) -> Result<(), LinkError> {
+    async fn write(&self, end: &EndedRequest) -> Result<(), LinkError> {
         let mut script = self.end.prepare_invoke();
         keys(&mut script, self.subject, &end.name, end.at);
         script.arg(&end.counts()).arg(self.member(end.place));

@@ -62,7 +62,7 @@ async fn run(
         let (Some(link), Some(published)) = (link.upgrade(), published.upgrade()) else { return };
         let before = published.load_full();
         match read(&link, &before).await {
-            Ok(Profiles { good, wrong }) => {
+            Ok(StoredProfiles { good, wrong }) => {
                 on_look(Look::Read { good: good.len(), malformed: wrong.len() });
                 fails = false;
                 if wrong != complaints {
@@ -108,13 +108,13 @@ async fn wait(connected: &mut watch::Receiver<bool>, every: Duration) -> bool {
 }
 
 /// The profiles in Redis.
-struct Profiles {
+struct StoredProfiles {
     good: Vec<Profile>,
     /// The problems of invalid profiles, with their keys.
     wrong: Vec<String>,
 }
 
-async fn read(link: &RedisLink, before: &[Profile]) -> Result<Profiles, LinkError> {
+async fn read(link: &RedisLink, before: &[Profile]) -> Result<StoredProfiles, LinkError> {
     let (mut good, mut wrong, mut bytes) = (Vec::new(), Vec::new(), 0);
     for key in keys(link).await? {
         let shown = String::from_utf8_lossy(&key).into_owned();
@@ -146,7 +146,7 @@ async fn read(link: &RedisLink, before: &[Profile]) -> Result<Profiles, LinkErro
             }
         }
     }
-    Ok(Profiles { good, wrong })
+    Ok(StoredProfiles { good, wrong })
 }
 
 fn of_key(profile: &Profile, key: &[u8]) -> bool {

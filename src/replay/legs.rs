@@ -4,7 +4,7 @@
 //! call to a sidecar are played as if the picker called the prefill server. Called by [`super::world`]; pure.
 
 use super::front::{Front, Sent, facts};
-use attache_disagg::attempts::{Attempt, Bounds};
+use attache_disagg::attempts::{Attempt, AttemptLimits};
 use attache_disagg::{Failure, Fallback, Next};
 use attache_pool::Endpoint;
 use attache_protocol::Usage;
@@ -20,14 +20,14 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Time limits over all attempts of a prefill.
-    pub bounds: Bounds,
+    pub bounds: AttemptLimits,
     /// What happens when all attempts have failed.
     pub fallback: Fallback,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        let bounds = Bounds { timeout: attache_disagg::policy::DEFAULT_PREFILL_TIMEOUT, hedge_after: None };
+        let bounds = AttemptLimits { timeout: attache_disagg::policy::DEFAULT_PREFILL_TIMEOUT, hedge_after: None };
         Self { bounds, fallback: Fallback::default() }
     }
 }

@@ -59,7 +59,7 @@ pub struct RunOutcome {
 }
 
 #[derive(Debug)]
-struct Server {
+struct WorldServer {
     spec: Arc<EndpointSpec>,
     engine: Engine,
     started: Timestamp,
@@ -101,7 +101,7 @@ enum PromptOrigin {
     /// The server that decodes it, since prefill on another server failed.
     FellBack,
     /// Another server. `job` is its prefill leg, and `cached_tokens` of the prompt were cached there.
-    Server {
+    WorldServer {
         server: usize,
         job: JobId,
         cached_tokens: u32,
@@ -115,7 +115,7 @@ pub struct World<'w> {
     front: Front,
     signals: SignalSettings,
     changes: Vec<TimedChange>,
-    servers: Vec<Server>,
+    servers: Vec<WorldServer>,
     /// Positions of the servers in the last snapshot, by endpoint id.
     places: AHashMap<EndpointId, usize>,
     queue: EventQueue,

@@ -118,7 +118,7 @@ impl fmt::Display for ComparisonOperator {
 }
 
 #[derive(Debug)]
-struct Figure {
+struct CheckedFigure {
     policy: Option<String>,
     metric: &'static Metric,
 }
@@ -126,14 +126,14 @@ struct Figure {
 #[derive(Debug)]
 enum Right {
     Number(f64),
-    Figure { factor: f64, figure: Figure },
+    CheckedFigure { factor: f64, figure: CheckedFigure },
 }
 
 /// What a report must show.
 #[derive(Debug)]
 pub struct Assertion {
     text: String,
-    left: Figure,
+    left: CheckedFigure,
     operator: ComparisonOperator,
     right: Right,
 }
@@ -217,7 +217,7 @@ fn sides(text: &str) -> Option<(&str, ComparisonOperator, &str)> {
     Some((left.trim(), operator, right.trim()))
 }
 
-fn figure(text: &str, of: &str, policies: &[&str]) -> Result<Figure, AssertionError> {
+fn figure(text: &str, of: &str, policies: &[&str]) -> Result<CheckedFigure, AssertionError> {
     let (policy, name) = match of.rsplit_once(':') {
         Some((policy, name)) => (Some(policy.trim()), name.trim()),
         None => (None, of),
@@ -235,7 +235,7 @@ fn figure(text: &str, of: &str, policies: &[&str]) -> Result<Figure, AssertionEr
         got: name.to_owned(),
         hint: closest(name, METRICS.iter().map(|metric| metric.name)).map(str::to_owned),
     })?;
-    Ok(Figure { policy: policy.map(str::to_owned), metric })
+    Ok(CheckedFigure { policy: policy.map(str::to_owned), metric })
 }
 
 fn right(text: &str, of: &str, left: &'static Metric, policies: &[&str]) -> Result<Right, AssertionError> {

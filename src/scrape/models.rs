@@ -35,7 +35,7 @@ enum Unsaid {
 }
 
 /// A server with its last list.
-struct Server {
+struct ServerModels {
     endpoint: Arc<Endpoint>,
     list: Option<ModelList>,
     failing: bool,
@@ -51,7 +51,7 @@ pub struct ModelFeed {
     client: Client,
     token: BearerToken,
     membership: Option<u64>,
-    servers: BTreeMap<EndpointId, Server>,
+    servers: BTreeMap<EndpointId, ServerModels>,
     waiting: VecDeque<EndpointId>,
 }
 
@@ -111,11 +111,11 @@ impl ModelFeed {
         // Models of a draining server are not offered any more.
         for state in snapshot.endpoints.iter().filter(|state| !state.endpoint.spec.draining) {
             let (id, endpoint) = (state.endpoint.id, state.endpoint.clone());
-            let server = before.remove(&id).map(|known| Server { endpoint: endpoint.clone(), ..known });
+            let server = before.remove(&id).map(|known| ServerModels { endpoint: endpoint.clone(), ..known });
             if server.is_none() {
                 self.waiting.push_back(id);
             }
-            self.servers.insert(id, server.unwrap_or(Server { endpoint, list: None, failing: false }));
+            self.servers.insert(id, server.unwrap_or(ServerModels { endpoint, list: None, failing: false }));
         }
         if before.values().any(|gone| gone.list.is_some()) {
             self.unite();

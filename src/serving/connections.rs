@@ -359,8 +359,8 @@ impl Slot {
     /// Accounts memory to the connection. Returns `None` when the listener's connections hold too many bytes, and
     /// this peer most of them.
     #[must_use]
-    pub fn hold(&self, bytes: usize) -> Option<Held> {
-        let mut held = Held { bytes: 0, entry: self.entry.clone(), of: self.of.clone() };
+    pub fn hold(&self, bytes: usize) -> Option<ConnectionMemory> {
+        let mut held = ConnectionMemory { bytes: 0, entry: self.entry.clone(), of: self.of.clone() };
         held.resize(bytes).then_some(held)
     }
 }
@@ -415,13 +415,13 @@ impl Drop for InFlight {
 
 /// Memory that is accounted to a connection, until it is dropped. It may outlive the connection.
 #[derive(Debug)]
-pub struct Held {
+pub struct ConnectionMemory {
     bytes: usize,
     entry: Arc<ConnectionEntry>,
     of: Arc<Connections>,
 }
 
-impl Held {
+impl ConnectionMemory {
     /// Changes the accounted bytes. Returns `false` if that would exceed the limit; then nothing has changed.
     #[must_use]
     pub fn resize(&mut self, bytes: usize) -> bool {
@@ -436,7 +436,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ConnectionMemory {
     fn drop(&mut self) {
         self.of.discharge(&self.entry, self.bytes);
     }

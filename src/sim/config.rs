@@ -4,7 +4,7 @@ use crate::answer::DEFAULT_OUTPUT_TOKENS;
 use crate::engine::EngineConfig;
 use crate::faults::Faults;
 use crate::kv_events::KvEventsConfig;
-use crate::pd::{PdConfig, Role};
+use crate::pd::{PdConfig, ServerRole};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// 4 servers: enough that a good choice and a bad one differ.
@@ -110,7 +110,7 @@ pub struct SimConfig {
     /// The first one's port, the others follow; 0 lets the system choose each.
     pub port: u16,
     /// What each is for, in order; those beyond the end are for both.
-    pub roles: Vec<Role>,
+    pub roles: Vec<ServerRole>,
     /// Configuration that all servers share.
     pub server: ServerConfig,
 }

@@ -27,7 +27,7 @@ pub const QWEN3_CONTEXT: u32 = 40_960;
 
 /// An engine with a name.
 #[derive(Clone, Copy, Debug)]
-pub struct Profile {
+pub struct EngineProfile {
     /// As it is asked for: lower case, with hyphens.
     pub name: &'static str,
     /// One line for a help text.
@@ -58,28 +58,28 @@ pub enum ProfileError {
 }
 
 /// All of them; the prompt tokens a second are those of a full first step of a prompt.
-pub const PROFILES: &[Profile] = &[
-    Profile {
+pub const PROFILES: &[EngineProfile] = &[
+    EngineProfile {
         name: "8b-h100",
         about: "8B model on one H100: 22,600 prompt tokens/s, 27,000 blocks of 16",
         build: eight_billion,
     },
-    Profile {
+    EngineProfile {
         name: "70b-4xh100",
         about: "70B model on four H100: 10,700 prompt tokens/s, 26,000 blocks of 16",
         build: seventy_billion,
     },
-    Profile {
+    EngineProfile {
         name: "qwen3-32b-2xh100",
         about: "Qwen3-32B on two H100, as in llm-d's benchmark: 16,700 prompt tokens/s, 19,208 blocks of 16",
         build: qwen3_32b,
     },
-    Profile {
+    EngineProfile {
         name: "small-l40s",
         about: "3B model on one L40S: 21,500 prompt tokens/s, 18,900 blocks of 16, 2,048 tokens a step",
         build: small,
     },
-    Profile {
+    EngineProfile {
         name: "prefill-6000",
         about: "6,000 prompt tokens/s, 2,000 blocks of 512; contexts cost nothing: for comparing caches, not times \
          per token",
@@ -87,7 +87,7 @@ pub const PROFILES: &[Profile] = &[
     },
 ];
 
-impl Profile {
+impl EngineProfile {
     /// What the engine is built with.
     #[must_use]
     pub fn config(&self) -> EngineConfig {
@@ -112,7 +112,7 @@ pub fn by_name(name: &str) -> Result<EngineConfig, ProfileError> {
 #[must_use]
 pub fn list() -> String {
     let width = PROFILES.iter().map(|profile| profile.name.len()).max().unwrap_or_default();
-    PROFILES.iter().map(|Profile { name, about, .. }| format!("{name:width$}  {about}\n")).collect()
+    PROFILES.iter().map(|EngineProfile { name, about, .. }| format!("{name:width$}  {about}\n")).collect()
 }
 
 fn names() -> String {

@@ -24,7 +24,7 @@ pub const DEFAULT_SEED: &str = "vllm-none-hash";
 
 /// How blocks are serialized and digested: vLLM's `--prefix-caching-hash-algo`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Algorithm {
+pub enum HashAlgorithm {
     /// SHA-256 of Python's pickle, protocol 5: vLLM's default.
     #[default]
     Sha256,
@@ -36,35 +36,35 @@ pub enum Algorithm {
     XxhashCbor,
 }
 
-impl Algorithm {
+impl HashAlgorithm {
     /// All algorithms, in the order of their flags.
-    pub const ALL: [Algorithm; 4] =
-        [Algorithm::Sha256, Algorithm::Sha256Cbor, Algorithm::Xxhash, Algorithm::XxhashCbor];
+    pub const ALL: [HashAlgorithm; 4] =
+        [HashAlgorithm::Sha256, HashAlgorithm::Sha256Cbor, HashAlgorithm::Xxhash, HashAlgorithm::XxhashCbor];
 
     /// Spelling of the algorithm in vLLM's flags.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Algorithm::Sha256 => "sha256",
-            Algorithm::Sha256Cbor => "sha256_cbor",
-            Algorithm::Xxhash => "xxhash",
-            Algorithm::XxhashCbor => "xxhash_cbor",
+            HashAlgorithm::Sha256 => "sha256",
+            HashAlgorithm::Sha256Cbor => "sha256_cbor",
+            HashAlgorithm::Xxhash => "xxhash",
+            HashAlgorithm::XxhashCbor => "xxhash_cbor",
         }
     }
 
     fn digest(self, bytes: &[u8]) -> Digest {
         match self {
-            Algorithm::Sha256 | Algorithm::Sha256Cbor => Digest::new(Sha256::digest(bytes).as_slice()),
-            Algorithm::Xxhash | Algorithm::XxhashCbor => Digest::new(&xxh3_128(bytes).to_be_bytes()),
+            HashAlgorithm::Sha256 | HashAlgorithm::Sha256Cbor => Digest::new(Sha256::digest(bytes).as_slice()),
+            HashAlgorithm::Xxhash | HashAlgorithm::XxhashCbor => Digest::new(&xxh3_128(bytes).to_be_bytes()),
         }
     }
 
     fn is_cbor(self) -> bool {
-        matches!(self, Algorithm::Sha256Cbor | Algorithm::XxhashCbor)
+        matches!(self, HashAlgorithm::Sha256Cbor | HashAlgorithm::XxhashCbor)
     }
 }
 
-impl fmt::Display for Algorithm {
+impl fmt::Display for HashAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -78,11 +78,11 @@ pub struct UnknownAlgorithm {
     pub got: String,
 }
 
-impl FromStr for Algorithm {
+impl FromStr for HashAlgorithm {
     type Err = UnknownAlgorithm;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == text);
+        let known = HashAlgorithm::ALL.into_iter().find(|algorithm| algorithm.name() == text);
         known.ok_or_else(|| UnknownAlgorithm { got: text.to_owned() })
     }
 }
@@ -156,7 +156,7 @@ pub struct ExtraKeys<'a> {
 /// Names blocks as one kind of vLLM server does. Keeps a buffer, so that naming a block allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Hasher {
-    algorithm: Algorithm,
+    algorithm: HashAlgorithm,
     form: ExtraForm,
     none: Digest,
     buffer: Vec<u8>,
@@ -165,7 +165,7 @@ pub struct Hasher {
 impl Hasher {
     /// `seed`: the server's `PYTHONHASHSEED`, or [`DEFAULT_SEED`].
     #[must_use]
-    pub fn new(algorithm: Algorithm, form: ExtraForm, seed: &str) -> Self {
+    pub fn new(algorithm: HashAlgorithm, form: ExtraForm, seed: &str) -> Self {
         let mut buffer = Vec::new();
         if algorithm.is_cbor() {
             serialize::cbor_seed(&mut buffer, seed);

@@ -135,9 +135,9 @@ mod tests {
     use std::sync::Mutex;
 
     #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
+    struct CapturedLogs(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for Sink {
+    impl std::io::Write for CapturedLogs {
         fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(buf);
             Ok(buf.len())
@@ -148,7 +148,7 @@ mod tests {
         }
     }
 
-    impl Sink {
+    impl CapturedLogs {
         fn take(&self) -> String {
             String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap()
         }
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn json_lines_carry_fields_at_the_top_and_the_filter_can_change() {
-        let sink = Sink::default();
+        let sink = CapturedLogs::default();
         let writer = sink.clone();
         let (subscriber, handle) = subscriber("info", true, false, move || writer.clone()).unwrap();
         tracing::subscriber::with_default(subscriber, || {

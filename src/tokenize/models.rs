@@ -10,7 +10,7 @@ pub(crate) const DEFAULT_FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// The reason for which a model's tokenizer is not called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum TokenizerRefusal {
     /// It has failed, and no probe has succeeded since.
     Unhealthy,
     /// The limit of models is reached.
@@ -63,19 +63,19 @@ impl Models {
     /// has never returned tokens, but never one that has.
     ///
     /// # Errors
-    /// [`Refusal`] with the reason for which it must not be called.
-    pub(crate) fn admit(&mut self, model: &str, now: Timestamp) -> Result<(), Refusal> {
+    /// [`TokenizerRefusal`] with the reason for which it must not be called.
+    pub(crate) fn admit(&mut self, model: &str, now: Timestamp) -> Result<(), TokenizerRefusal> {
         if let Some(entry) = self.entries.get_mut(model) {
             entry.last_used = now;
-            return if entry.failures == 0 { Ok(()) } else { Err(Refusal::Unhealthy) };
+            return if entry.failures == 0 { Ok(()) } else { Err(TokenizerRefusal::Unhealthy) };
         }
         if self.entries.len() >= self.max_models {
             let unproven = self.entries.iter().filter(|(_, e)| !e.proven).min_by_key(|(_, e)| e.last_used);
-            let gone = unproven.map(|(name, _)| name.clone()).ok_or(Refusal::Full)?;
+            let gone = unproven.map(|(name, _)| name.clone()).ok_or(TokenizerRefusal::Full)?;
             self.entries.remove(&gone);
         }
         if self.max_models == 0 {
-            return Err(Refusal::Full);
+            return Err(TokenizerRefusal::Full);
         }
         let next_probe = now.after(self.probe_interval);
         let entry = ModelCircuit { last_used: now, next_probe, probing: false, proven: false, failures: 0 };
@@ -227,9 +227,13 @@ mod tests {
         m.succeeded("a", at(0));
         assert!(m.failed("a", at(10)), "the first failure changes the state");
         assert!(!m.failed("a", at(10)), "the second does not");
-        assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy));
+        assert_eq!(m.admit("a", at(10)), Err(TokenizerRefusal::Unhealthy));
         m.succeeded("a", at(10));
-        assert_eq!(m.admit("a", at(10)), Err(Refusal::Unhealthy), "a success of an earlier call is not a probe");
+        assert_eq!(
+            m.admit("a", at(10)),
+            Err(TokenizerRefusal::Unhealthy),
+            "a success of an earlier call is not a probe"
+        );
         // Probes follow after 1, 2, 4, 8, 16, 30, 30 s.
         let mut now = 10;
         for wait in [1, 2, 4, 8, 16, 30, 30] {
@@ -267,7 +271,7 @@ mod tests {
         assert!(m.due_probes(at(49)).is_empty());
         assert_eq!(m.due_probes(at(50)), [Arc::<str>::from("a")]);
         assert!(m.probed("a", Probe::Failed, at(50)), "a failed probe makes it unhealthy");
-        assert_eq!(m.admit("a", at(51)), Err(Refusal::Unhealthy));
+        assert_eq!(m.admit("a", at(51)), Err(TokenizerRefusal::Unhealthy));
     }
 
     #[test]
@@ -297,7 +301,7 @@ mod tests {
             m.admit(name, at(100)).unwrap();
             m.succeeded(name, at(100));
         }
-        assert_eq!(m.admit("d", at(101)), Err(Refusal::Full));
+        assert_eq!(m.admit("d", at(101)), Err(TokenizerRefusal::Full));
         assert_eq!(m.admit("a", at(101)), Ok(()));
         // Rejections do not count against a proven model.
         m.refused("a");
@@ -309,6 +313,6 @@ mod tests {
         m.due_probes(at(500));
         m.probed("a", Probe::Unknown, at(500));
         assert_eq!(m.active(), 0);
-        assert_eq!(models(0).admit("a", at(0)), Err(Refusal::Full));
+        assert_eq!(models(0).admit("a", at(0)), Err(TokenizerRefusal::Full));
     }
 }

@@ -5,7 +5,7 @@ pub use super::client::CallError;
 use super::client::{self, CallResponse};
 use super::errors::{SetupError, Unavailable};
 use super::list::token_list;
-use super::models::{Models, Probe, Refusal};
+use super::models::{Models, Probe, TokenizerRefusal};
 use super::request::Call;
 use super::settings::RemoteSettings;
 use super::stats::{RemoteStats, UNPROVEN, bucket};
@@ -188,8 +188,8 @@ impl RemotePool {
             self.changed.notify_one();
         }
         admitted.map_err(|why| match why {
-            Refusal::Unhealthy => Unavailable::Unhealthy,
-            Refusal::Full => Unavailable::TooManyModels(self.settings.max_models),
+            TokenizerRefusal::Unhealthy => Unavailable::Unhealthy,
+            TokenizerRefusal::Full => Unavailable::TooManyModels(self.settings.max_models),
         })
     }
 

@@ -166,7 +166,7 @@ fn first_prompt(value: &RawValue) -> Result<&str, &'static str> {
 struct ObjectMembers<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 #[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+struct MemberKey<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for ObjectMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -180,7 +180,7 @@ impl<'de> Deserialize<'de> for ObjectMembers<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ObjectMembers<'de>, A::Error> {
                 let mut fields = Vec::new();
-                while let Some((Key(key), value)) = map.next_entry()? {
+                while let Some((MemberKey(key), value)) = map.next_entry()? {
                     fields.push((key, value));
                 }
                 Ok(ObjectMembers(fields))

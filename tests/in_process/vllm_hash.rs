@@ -1,7 +1,7 @@
 //! Block hashes against real vLLM servers: every vector that vLLM 0.32.0 and 0.22.1 were asked for, from the seed to
 //! the event.
 
-use attache::sim::vllm_hash::{Algorithm, Digest, ExtraForm, ExtraKeys, Hasher, Lora};
+use attache::sim::vllm_hash::{Digest, ExtraForm, ExtraKeys, HashAlgorithm, Hasher, Lora};
 use serde_json::Value;
 
 fn vectors(file: &str) -> Vec<Value> {
@@ -21,7 +21,7 @@ fn numbers(value: &Value) -> Vec<u32> {
 /// Recomputes one vector; the blocks compared, and those of them that a live server published.
 fn check(vector: &Value, form: ExtraForm) -> (usize, usize) {
     let text = |key: &str| vector[key].as_str();
-    let algorithm: Algorithm = text("algo").expect("an algorithm").parse().expect("a known algorithm");
+    let algorithm: HashAlgorithm = text("algo").expect("an algorithm").parse().expect("a known algorithm");
     let seed = text("none_hash_seed").or(text("pythonhashseed")).expect("a seed");
     let mut hasher = Hasher::new(algorithm, form, seed);
     assert_eq!(hex(hasher.none_hash().as_bytes()), vector["none_hash_hex"]);

@@ -45,7 +45,10 @@ fn flags_reach_the_fleet() {
 #[test]
 fn roles_define_the_fleet_and_pass_their_settings() {
     let config = parse(&["--role", "prefill=2,decode=1"]).unwrap();
-    assert_eq!((config.endpoints, config.roles), (3, vec![Role::Prefill, Role::Prefill, Role::Decode]));
+    assert_eq!(
+        (config.endpoints, config.roles),
+        (3, vec![ServerRole::Prefill, ServerRole::Prefill, ServerRole::Decode])
+    );
     assert_eq!(config.server.pd, PdConfig::default());
     let flags = "--kv-connector sglang --kv-lease 2s --bidirectional-kv --decoder-kv-ttl 3s --decoder-kv-clock \
                      unix --kv-load-failure-policy recompute --kv-load-failure-delay 4ms --bootstrap-timeout 5s";
@@ -85,7 +88,7 @@ fn kv_events_are_published_if_a_flag_enables_them() {
         encoding: EventEncoding::Array,
         hash: HashForm::Bytes,
         replay_format: ReplayFormat::Legacy,
-        algorithm: Algorithm::XxhashCbor,
+        algorithm: HashAlgorithm::XxhashCbor,
         seed: "42".into(),
         offload_blocks: 7,
     };

@@ -6,7 +6,7 @@ use crate::schema::{self, DeciderKind, DisaggregationMode, Scheme};
 use crate::settings::Disaggregation;
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
-use attache_disagg::attempts::Bounds;
+use attache_disagg::attempts::AttemptLimits;
 use attache_disagg::connector::{self, sglang::DEFAULT_BOOTSTRAP_PORT};
 use attache_disagg::policy::{
     BY_LABEL, DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT, Direct, Fallback, Mode, default_together,
@@ -229,7 +229,7 @@ fn disaggregation(
     let direct = Direct {
         connector: descriptor.connector,
         by_label,
-        bounds: Bounds { timeout, hedge_after },
+        bounds: AttemptLimits { timeout, hedge_after },
         fallback: given(file.fallback, if exact { Fallback::Fail } else { Fallback::default() }),
         scheme: scheme.into(),
         path_prefix: path_prefix.into(),

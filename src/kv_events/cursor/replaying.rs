@@ -1,7 +1,7 @@
 //! How the cursor processes the frames and the end of a replay, and the backlog after it.
 
 use super::super::stats::Count;
-use super::{Apply, Ask, Cursor, End, FRUITLESS_REPLAYS, Knowledge, Purpose, Replay};
+use super::{Apply, Ask, Cursor, FRUITLESS_REPLAYS, Knowledge, Purpose, Replay, ReplayEnd};
 use attache_prefix::trust::Doubt;
 use attache_prefix::wire;
 use bytes::Bytes;
@@ -54,9 +54,9 @@ impl Cursor {
     }
 
     /// Processes the end of a replay.
-    pub(crate) fn replay_ended<A: Apply>(&mut self, end: End, to: &mut A) -> Option<Ask> {
+    pub(crate) fn replay_ended<A: Apply>(&mut self, end: ReplayEnd, to: &mut A) -> Option<Ask> {
         let replay = self.replay.take()?;
-        if end == End::Failed {
+        if end == ReplayEnd::Failed {
             return self.replay_failed(replay, to);
         }
         self.fruitless = 0;

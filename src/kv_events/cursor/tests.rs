@@ -76,7 +76,7 @@ impl Rig {
         self.cursor.replayed(seq, &frame(BORN, seq), &mut self.log)
     }
 
-    fn end(&mut self, end: End) -> Option<Ask> {
+    fn end(&mut self, end: ReplayEnd) -> Option<Ask> {
         self.cursor.replay_ended(end, &mut self.log)
     }
 
@@ -149,7 +149,7 @@ impl World {
                 Some(seq) => self.rig.cursor.replayed(seq, &frame(self.born, seq), &mut self.rig.log),
                 None => {
                     self.answers = None;
-                    self.rig.end(End::Complete)
+                    self.rig.end(ReplayEnd::Complete)
                 }
             };
             self.act(ask);
@@ -177,7 +177,7 @@ impl World {
                 self.answer(n);
                 None
             }
-            Happening::ReplayFails if self.answers.take().is_some() => self.rig.end(End::Failed),
+            Happening::ReplayFails if self.answers.take().is_some() => self.rig.end(ReplayEnd::Failed),
             Happening::ReplayFails => None,
             Happening::Overflow => self.rig.cursor.overflowed(),
             Happening::Check => self.rig.cursor.check(),

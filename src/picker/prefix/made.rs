@@ -15,7 +15,7 @@ use attache_prompt::huggingface::{HuggingFace, Rendered};
 use attache_prompt::template::chat::RenderError;
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::work::Stopped;
-use attache_prompt::work::Work;
+use attache_prompt::work::WorkLimit;
 use attache_protocol as protocol;
 use attache_types::limits::Limits;
 #[cfg(feature = "hf-tokenizers")]
@@ -56,7 +56,7 @@ struct Wanted {
 
 impl Wanted {
     /// Makes the keys, unless the work is stopped before their end.
-    fn make(self, keys: TokenKeys<'_>, work: &Work) -> Option<Outcome> {
+    fn make(self, keys: TokenKeys<'_>, work: &WorkLimit) -> Option<Outcome> {
         let mut ids = self.ids.then(Vec::new);
         let keys = keys.make_all(|| work.check().is_ok(), ids.as_mut())?;
         let Self { has_engine_tokens, has_own_keys, .. } = self;

@@ -38,14 +38,14 @@ impl Release {
         [prefill, decode]: [std::net::SocketAddr; 2],
         body: &'static [u8],
     ) -> Self {
-        use attache_disagg::attempts::Bounds;
+        use attache_disagg::attempts::AttemptLimits;
         use attache_disagg::{Fallback, LegApi};
         use attache_pool::EndpointSpec;
         use attache_types::ids::EndpointId;
         let direct = Direct {
             connector,
             by_label: false,
-            bounds: Bounds { timeout: Duration::from_secs(20), hedge_after: None },
+            bounds: AttemptLimits { timeout: Duration::from_secs(20), hedge_after: None },
             fallback: Fallback::Local,
             scheme: "http".into(),
             path_prefix: "".into(),

@@ -37,7 +37,7 @@ impl Pace {
 
     /// Adds a step that has ended.
     #[expect(clippy::cast_possible_truncation, reason = "seconds; f32 is precise enough")]
-    pub(super) fn observe(&self, step: Step) {
+    pub(super) fn observe(&self, step: ComputedStep) {
         let counts = (step.thought / WHOLE_SECONDS).min(1.0).powi(2);
         let (passed, thought) = unpack(self.sums.load(Relaxed));
         let sum = |before: f32, more: f64| (f64::from(before) * (1.0 - RATE * counts) + more * counts) as f32;
@@ -48,14 +48,14 @@ impl Pace {
 
 /// Prompts that were computed in one step.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Step {
+pub(super) struct ComputedStep {
     /// Predicted seconds of their tokens.
     pub(super) thought: f64,
     /// Actual seconds of the step.
     pub(super) passed: f64,
 }
 
-impl Step {
+impl ComputedStep {
     /// Adds a prompt with `thought` predicted seconds that was the first for `time` seconds. If it begins a new
     /// step, returns the previous one.
     pub(super) fn computed(&mut self, thought: f64, time: f64) -> Option<Self> {
@@ -74,7 +74,7 @@ mod tests {
 
     /// Steps of this many equal prompts each.
     fn steps(pace: &Pace, count: usize, prompts: usize, thought: f64, time: f64) {
-        let mut step = Step::default();
+        let mut step = ComputedStep::default();
         for i in 0..=count * prompts {
             let ended = step.computed(thought, if i % prompts == 0 { time } else { 0.0 });
             ended.into_iter().for_each(|step| pace.observe(step));
@@ -111,7 +111,7 @@ mod tests {
     fn order_of_prompts_in_a_step_does_not_matter() {
         // A cached prompt and a long one leave each step, in either order.
         for order in [[0.000_1, 0.1], [0.1, 0.000_1]] {
-            let (pace, mut step) = (Pace::default(), Step::default());
+            let (pace, mut step) = (Pace::default(), ComputedStep::default());
             for _ in 0..200 {
                 for (thought, time) in order.into_iter().zip([0.15, 0.0]) {
                     step.computed(thought, time).into_iter().for_each(|step| pace.observe(step));

@@ -261,7 +261,7 @@ fn prompt_is_not_done_early_when_steps_take_longer_than_its_tokens() {
     let _first = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
     let own = left(0.0);
     assert!((left(own / 2.0) - own / 2.0).abs() < 0.01 * own && left(own) < 0.01 * own, "no pace was learned yet");
-    let step = Step { thought: 0.1, passed: 0.2 };
+    let step = ComputedStep { thought: 0.1, passed: 0.2 };
     (0..200).for_each(|_| pool.pace.observe(step));
     assert!((left(own) - own / 2.0).abs() < 0.03 * own && left(2.2 * own) < 0.03 * own);
 }

@@ -14,7 +14,7 @@
 
 use super::arena::{Addr, order_for, pair};
 use super::cover::{Column, GUESS};
-use super::list::{Ends, List, push, unlink};
+use super::list::{List, ListEnds, push, unlink};
 use super::run::{GUESSED, MAX_RUN, Run, RunPosition, same_tags};
 use super::table::{NoRoom, WordTable};
 use super::tenants::Tenants;
@@ -40,7 +40,7 @@ pub(super) const PASSED_AT_ONCE: u32 = 32;
 pub(super) struct Guesses {
     /// Maps (run, column) to the column's newest segment of the run, and (run, [`NODE`]) to the run's node.
     pub(super) table: WordTable,
-    pub(super) all: Ends,
+    pub(super) all: ListEnds,
     pub(super) tenants: Tenants,
     /// The runs of the prompt that is being recorded, with the number of matching blocks. They are not evicted.
     pub(super) path: Vec<(Addr, u32)>,
@@ -58,7 +58,7 @@ pub(super) const OF_ALL: List = List(1);
 impl Guesses {
     /// Empty lists; each tenant's share is `part` of the memory available to estimates.
     pub(super) fn new(table: WordTable, part: f64) -> Self {
-        Self { table, all: Ends::default(), tenants: Tenants::new(part), path: Vec::new(), pinned: 0 }
+        Self { table, all: ListEnds::default(), tenants: Tenants::new(part), path: Vec::new(), pinned: 0 }
     }
 }
 
@@ -220,7 +220,7 @@ impl Writer {
 
     pub(super) fn unlink_segment(&mut self, sh: &Shared, slot: usize, segment: Addr) {
         if let Some(holder) = self.holders.get_mut(slot) {
-            let mut ends = Ends { newest: holder.newest, oldest: holder.oldest };
+            let mut ends = ListEnds { newest: holder.newest, oldest: holder.oldest };
             unlink(sh, OF_HOLDER, &mut ends, segment);
             (holder.newest, holder.oldest) = (ends.newest, ends.oldest);
         }
@@ -265,7 +265,7 @@ impl Writer {
         sh.arena.store(segment + 1, pair(0, matched));
         sh.arena.store(segment + 3, pair(old, moment));
         if let Some(holder) = self.holders.get_mut(slot) {
-            let mut ends = Ends { newest: holder.newest, oldest: holder.oldest };
+            let mut ends = ListEnds { newest: holder.newest, oldest: holder.oldest };
             push(sh, OF_HOLDER, &mut ends, segment);
             (holder.newest, holder.oldest) = (ends.newest, ends.oldest);
         }

@@ -6,7 +6,7 @@ use super::arena::{Addr, high, low, pair};
 
 /// The first and the last node of a list.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ends {
+pub(super) struct ListEnds {
     pub(super) newest: Addr,
     pub(super) oldest: Addr,
 }
@@ -16,12 +16,12 @@ pub(super) struct Ends {
 pub(super) struct List(pub(super) u32);
 
 /// Inserts a node at the front.
-pub(super) fn push(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
+pub(super) fn push(sh: &Shared, list: List, ends: &mut ListEnds, node: Addr) {
     insert(sh, list, ends, node, ends.newest);
 }
 
 /// Inserts a node before `next`; 0 appends it at the end.
-pub(super) fn insert(sh: &Shared, list: List, ends: &mut Ends, node: Addr, next: Addr) {
+pub(super) fn insert(sh: &Shared, list: List, ends: &mut ListEnds, node: Addr, next: Addr) {
     let previous = if next == 0 { ends.oldest } else { sh.arena.low(next + list.0) };
     sh.arena.store(node + list.0, pair(previous, next));
     if previous == 0 {
@@ -37,7 +37,7 @@ pub(super) fn insert(sh: &Shared, list: List, ends: &mut Ends, node: Addr, next:
 }
 
 /// Removes a node from the list.
-pub(super) fn unlink(sh: &Shared, list: List, ends: &mut Ends, node: Addr) {
+pub(super) fn unlink(sh: &Shared, list: List, ends: &mut ListEnds, node: Addr) {
     let links = sh.arena.load(node + list.0);
     let (previous, next) = (low(links), high(links));
     if previous == 0 {

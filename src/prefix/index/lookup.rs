@@ -38,7 +38,7 @@ pub(super) struct Scratch {
 }
 
 /// One run of a walk.
-struct Step<'a> {
+struct WalkStep<'a> {
     run: Run<'a>,
     beside: Option<Beside<'a>>,
     /// Blocks before the run, and blocks of the run that match the prompt.
@@ -53,7 +53,7 @@ impl Alive {
 
     /// Removes the columns that do not hold the matched part of a run, and records how much of the prompt they hold.
     #[inline]
-    fn narrow<const N: usize>(&mut self, step: &Step<'_>, level: usize, finds: &mut Finds<'_>) {
+    fn narrow<const N: usize>(&mut self, step: &WalkStep<'_>, level: usize, finds: &mut Finds<'_>) {
         // These two planes belong to every level, and the header has no others.
         let full = step.run.gpu() | step.run.guess();
         if let Some(beside) = &step.beside {
@@ -72,7 +72,7 @@ impl Alive {
 
     fn narrow_wide<const N: usize>(
         &mut self,
-        step: &Step<'_>,
+        step: &WalkStep<'_>,
         beside: &Beside<'_>,
         in_header: u64,
         level: usize,
@@ -169,7 +169,7 @@ impl Shared {
                 ChildSearch::Nothing
             };
             let beside = (cover != 0).then(|| Beside::at(&self.arena, cover));
-            let step = Step { run, beside, base, matched };
+            let step = WalkStep { run, beside, base, matched };
             for (level, alive) in alive.iter_mut().enumerate().take(N) {
                 alive.narrow::<N>(&step, level, &mut finds);
             }

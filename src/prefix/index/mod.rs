@@ -53,7 +53,7 @@ use cover::{Column, MAX_COLUMNS};
 use guess::Guesses;
 use holders::Holders;
 use table::WordTable;
-use weight::Weights;
+use weight::HolderWeights;
 use writer::{HolderPlane, Writer};
 
 /// Owner of columns without a holder.
@@ -61,7 +61,7 @@ const NOBODY: u32 = u32::MAX;
 
 /// The part of the index that readers see.
 #[derive(Debug)]
-struct Shared {
+struct ReaderView {
     arena: Arena,
     children: Children,
     /// The holder of each column, in groups of 64, and a version that is odd while one of them changes.
@@ -71,7 +71,7 @@ struct Shared {
     identity: u64,
     /// Number of columns that were ever assigned.
     columns: AtomicU32,
-    weights: Weights,
+    weights: HolderWeights,
     /// Whether any block was ever stored outside GPU memory.
     tiers: AtomicBool,
     root: Addr,
@@ -81,7 +81,7 @@ struct Shared {
 /// The index of one pool.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    shared: Shared,
+    shared: ReaderView,
     writer: Mutex<Writer>,
     fixed_bytes: usize,
     budget_bytes: usize,
@@ -99,7 +99,7 @@ impl PrefixIndex {
         let aside = budget / 32;
         let owners = slots.div_ceil(64);
         let fixed = owners * size_of::<[AtomicU32; 64]>()
-            + Weights::fixed_bytes(slots)
+            + HolderWeights::fixed_bytes(slots)
             + Columns::fixed_bytes(max_columns)
             + Holders::fixed_bytes(max_columns);
         let children = Children::new(budget, spread(config.seed));
@@ -113,14 +113,14 @@ impl PrefixIndex {
         let budget_bytes = budget - arena.refused();
         let fixed = fixed + Space::fixed_bytes(&arena);
         let space = Space::new(&arena);
-        let mut shared = Shared {
+        let mut shared = ReaderView {
             arena,
             children,
             owners: (0..owners).map(|_| std::array::from_fn(|_| AtomicU32::new(NOBODY))).collect(),
             owners_version: AtomicU64::new(0),
             identity: unique(),
             columns: AtomicU32::new(0),
-            weights: Weights::new(slots, config.half_life),
+            weights: HolderWeights::new(slots, config.half_life),
             tiers: AtomicBool::new(false),
             root: 0,
             seed: spread(config.seed ^ 3),

@@ -12,7 +12,7 @@ impl Writer {
     /// Removes blocks that an engine has dropped. Returns how many the holder had.
     pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, hashes: &[EngineHash]) -> u32 {
         let mut dropped = 0;
-        let mut pending: Option<Pending> = None;
+        let mut pending: Option<PendingRemoval> = None;
         let has_aside = self.own(slot).is_some();
         let spots_of = |w: &Self, hashes: &[EngineHash]| w.names.spots(&sh.arena, hashes.iter().map(|h| h.0));
         let mut next = spots_of(self, hashes);
@@ -47,8 +47,13 @@ impl Writer {
                         dropped += self.flush(sh, slot, claim, pending.take());
                         let others = self.others(sh, place.run, claim);
                         let value = pack(place.run, Run::at(&sh.arena, place.run).shape().generation, place.offset);
-                        pending =
-                            Some(Pending { run: place.run, from: place.offset, to: place.offset + 1, others, value });
+                        pending = Some(PendingRemoval {
+                            run: place.run,
+                            from: place.offset,
+                            to: place.offset + 1,
+                            others,
+                            value,
+                        });
                     }
                 }
                 if is_own {
@@ -90,7 +95,7 @@ impl Writer {
         slot: usize,
         claim: HolderPlane,
         (hash, common): (EngineHash, Option<u64>),
-        pending: &Option<Pending>,
+        pending: &Option<PendingRemoval>,
     ) -> Option<(RunPosition, bool)> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0)).and_then(|v| resolve(sh, v));
         let is_own = own.is_some();
@@ -122,7 +127,7 @@ impl Writer {
         }
     }
 
-    fn flush(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, pending: Option<Pending>) -> u32 {
+    fn flush(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, pending: Option<PendingRemoval>) -> u32 {
         let Some(p) = pending else { return 0 };
         let dropped = self.drop_range(sh, p.run, claim, (p.from, p.to));
         self.count(slot, claim.plane, 0, dropped);
@@ -131,7 +136,7 @@ impl Writer {
 }
 
 /// Blocks of one run that are removed together.
-struct Pending {
+struct PendingRemoval {
     run: Addr,
     from: u32,
     to: u32,

@@ -11,7 +11,7 @@
 
 use super::arena::Addr;
 use super::arena::{high, low, order_for, pair};
-use super::list::{Ends, List, insert, push, unlink};
+use super::list::{List, ListEnds, insert, push, unlink};
 use super::writer::Writer;
 use super::{Shared, TenantId};
 use std::cmp::Reverse;
@@ -30,7 +30,7 @@ pub(super) struct Tenants {
     part: f64,
     /// Bytes billed to all tenants.
     billed: u64,
-    classes: [Ends; CLASSES],
+    classes: [ListEnds; CLASSES],
     /// The tenant of the prompt that is being recorded, and the bytes that it is about to take. The tenant stays even
     /// if all its runs are evicted meanwhile.
     pub(super) recording: Option<(TenantId, u64)>,
@@ -46,10 +46,10 @@ fn class(bytes: u64) -> usize {
 
 impl Tenants {
     pub(super) fn new(part: f64) -> Self {
-        Self { part, billed: 0, classes: [Ends::default(); CLASSES], recording: None }
+        Self { part, billed: 0, classes: [ListEnds::default(); CLASSES], recording: None }
     }
 
-    fn class(&mut self, bytes: u64) -> &mut Ends {
+    fn class(&mut self, bytes: u64) -> &mut ListEnds {
         &mut self.classes[class(bytes)]
     }
 }
@@ -171,7 +171,7 @@ impl Writer {
     }
 
     /// Changes a tenant's list of runs. `change` receives and returns the newest of the runs that were passed on.
-    fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut Ends, Addr) -> Addr) {
+    fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut ListEnds, Addr) -> Addr) {
         if let Some(node) = self.tenant(sh, tenant) {
             let mut ends = runs(sh, node);
             let passed = change(&mut ends, sh.arena.high(node + 3));
@@ -200,9 +200,9 @@ fn name(sh: &Shared, node: Addr) -> TenantId {
 }
 
 /// The list of a tenant's runs.
-fn runs(sh: &Shared, node: Addr) -> Ends {
+fn runs(sh: &Shared, node: Addr) -> ListEnds {
     let links = sh.arena.load(node + 1);
-    Ends { newest: low(links), oldest: high(links) }
+    ListEnds { newest: low(links), oldest: high(links) }
 }
 
 #[cfg(test)]

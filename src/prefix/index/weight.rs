@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The decayed count of one holder.
 #[derive(Debug)]
-struct Weight {
+struct HolderWeight {
     /// The weight w at time t as log2(w) + t / half-life, which is constant while nothing is added; bits of an `f64`.
     kept: AtomicU64,
     /// Blocks (also an `f64`) added since then, all at the time `since`. Logarithms are computed once per
@@ -17,16 +17,16 @@ struct Weight {
 
 /// The counts of all holders, by slot. They are written under the index's lock; a concurrent reader may miss one write.
 #[derive(Debug)]
-pub(super) struct Weights {
-    all: Box<[Weight]>,
+pub(super) struct HolderWeights {
+    all: Box<[HolderWeight]>,
     half_life: f64,
     /// The latest time that any caller has passed in.
     now: AtomicU64,
 }
 
-impl Weights {
+impl HolderWeights {
     pub(super) fn new(slots: usize, half_life: Duration) -> Self {
-        let empty = || Weight {
+        let empty = || HolderWeight {
             kept: AtomicU64::new(f64::NEG_INFINITY.to_bits()),
             fresh: AtomicU64::new(0),
             since: AtomicU64::new(0),
@@ -39,7 +39,7 @@ impl Weights {
     }
 
     pub(super) fn fixed_bytes(slots: usize) -> usize {
-        slots * size_of::<Weight>()
+        slots * size_of::<HolderWeight>()
     }
 
     /// Records the current time.
@@ -98,7 +98,7 @@ impl Weights {
     }
 
     /// Moves the fresh blocks into the kept weight.
-    fn fold(&self, weight: &Weight) {
+    fn fold(&self, weight: &HolderWeight) {
         let moment = self.half_lives(weight.since.load(Relaxed));
         let kept = f64::from_bits(weight.kept.load(Relaxed));
         let sum = (kept - moment).exp2() + f64::from_bits(weight.fresh.load(Relaxed));

@@ -16,7 +16,7 @@ pub use msgpack::Malformed;
 use crate::index::{StoredBlock, Tier};
 use crate::key::{EngineHash, KeySpace};
 use msgpack::{Reader, Value};
-use stored::{Buffers, Field, StoredEvent};
+use stored::{Buffers, EventField, StoredEvent};
 
 /// Blocks that an engine has stored, each behind the one before it.
 #[derive(Clone, Copy, Debug)]
@@ -228,12 +228,12 @@ impl Decoder {
         let start = *reader;
         let (name, mut fields) = match reader.value()? {
             Value::Array(n) if n >= 1 => match reader.value()? {
-                Value::Str(name) => (name, Fields::positional(n - 1)),
+                Value::Str(name) => (name, EventFields::positional(n - 1)),
                 _ => return Err(Refusal::NotAnEvent.into()),
             },
             Value::Map(n) => {
                 let name = name_in_map(*reader, n)?.ok_or(Refusal::NotAnEvent)?;
-                (name, Fields::named(n))
+                (name, EventFields::named(n))
             }
             _ => return Err(Refusal::NotAnEvent.into()),
         };
@@ -274,12 +274,12 @@ fn name_in_map<'a>(mut reader: Reader<'a>, pairs: u32) -> Result<Option<&'a [u8]
 
 /// The fields of one event, by position or by name.
 #[derive(Clone, Copy, Debug)]
-struct Fields {
+struct EventFields {
     left: u32,
     next: Option<usize>,
 }
 
-impl Fields {
+impl EventFields {
     fn positional(left: u32) -> Self {
         Self { left, next: Some(0) }
     }
@@ -290,19 +290,19 @@ impl Fields {
 
     /// Returns the field whose value comes next, `None` after the last. `order` names the positions.
     #[inline(always)]
-    fn next(&mut self, reader: &mut Reader<'_>, order: &[Field]) -> Result<Option<Field>, Fault> {
+    fn next(&mut self, reader: &mut Reader<'_>, order: &[EventField]) -> Result<Option<EventField>, Fault> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
         let Some(at) = &mut self.next else { return named_field(reader).map(Some) };
-        let field = order.get(*at).copied().unwrap_or(Field::Other);
+        let field = order.get(*at).copied().unwrap_or(EventField::Other);
         *at += 1;
         Ok(Some(field))
     }
 }
 
-fn named_field(reader: &mut Reader<'_>) -> Result<Field, Fault> {
+fn named_field(reader: &mut Reader<'_>) -> Result<EventField, Fault> {
     match reader.value()? {
-        Value::Str(name) => Ok(Field::named(name)),
+        Value::Str(name) => Ok(EventField::named(name)),
         _ => Err(Refusal::NotAnEvent.into()),
     }
 }

@@ -8,7 +8,7 @@ use crate::key::{BlockKey, EngineHash, KeySpace, Root};
 
 /// A field of the two events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Field {
+pub(super) enum EventField {
     Hashes,
     Parent,
     Tokens,
@@ -24,36 +24,36 @@ pub(super) enum Field {
 }
 
 /// Positions of `BlockStored` as an array: the order in which vLLM added the fields.
-const STORED: &[Field] = &[
-    Field::Hashes,
-    Field::Parent,
-    Field::Tokens,
-    Field::BlockSize,
-    Field::LoraId,
-    Field::Medium,
-    Field::LoraName,
-    Field::ExtraKeys,
-    Field::Group,
-    Field::Kind,
+const STORED: &[EventField] = &[
+    EventField::Hashes,
+    EventField::Parent,
+    EventField::Tokens,
+    EventField::BlockSize,
+    EventField::LoraId,
+    EventField::Medium,
+    EventField::LoraName,
+    EventField::ExtraKeys,
+    EventField::Group,
+    EventField::Kind,
 ];
 /// Positions of `BlockRemoved` as an array.
-const REMOVED: &[Field] = &[Field::Hashes, Field::Medium, Field::Group];
+const REMOVED: &[EventField] = &[EventField::Hashes, EventField::Medium, EventField::Group];
 
-impl Field {
+impl EventField {
     /// Returns the field with this name in a map.
     pub(super) fn named(name: &[u8]) -> Self {
         match name {
-            b"block_hashes" => Field::Hashes,
-            b"parent_block_hash" => Field::Parent,
-            b"token_ids" => Field::Tokens,
-            b"block_size" => Field::BlockSize,
-            b"lora_id" => Field::LoraId,
-            b"medium" => Field::Medium,
-            b"lora_name" => Field::LoraName,
-            b"extra_keys" => Field::ExtraKeys,
-            b"group_idx" => Field::Group,
-            b"kv_cache_spec_kind" => Field::Kind,
-            _ => Field::Other,
+            b"block_hashes" => EventField::Hashes,
+            b"parent_block_hash" => EventField::Parent,
+            b"token_ids" => EventField::Tokens,
+            b"block_size" => EventField::BlockSize,
+            b"lora_id" => EventField::LoraId,
+            b"medium" => EventField::Medium,
+            b"lora_name" => EventField::LoraName,
+            b"extra_keys" => EventField::ExtraKeys,
+            b"group_idx" => EventField::Group,
+            b"kv_cache_spec_kind" => EventField::Kind,
+            _ => EventField::Other,
         }
     }
 }
@@ -85,7 +85,7 @@ pub(super) struct Buffers {
 
 /// State of decoding a `BlockStored`.
 #[derive(Default)]
-struct Reading<'a> {
+struct Decoding<'a> {
     parent: Option<EngineHash>,
     hashes: bool,
     /// Where `token_ids` is. Decoding it waits for `block_hashes` if that comes later, and the first block's key waits
@@ -133,16 +133,16 @@ impl Buffers {
         reader: &mut Reader<'p>,
         mut fields: Fields,
     ) -> Result<StoredEvent<'a>, Fault> {
-        let mut read = Reading::default();
+        let mut read = Decoding::default();
         self.blocks.clear();
         while let Some(field) = fields.next(reader, STORED)? {
             match field {
-                Field::Hashes => {
+                EventField::Hashes => {
                     read_hashes(reader, &mut self.hashes)?;
                     read.hashes = true;
                 }
-                Field::Parent => read.parent = hash(reader, "parent_block_hash")?,
-                Field::Tokens => {
+                EventField::Parent => read.parent = hash(reader, "parent_block_hash")?,
+                EventField::Tokens => {
                     read.ids = Some(*reader);
                     if read.hashes {
                         read.tokens = Some(self.read_tokens(keys, reader)?);
@@ -150,17 +150,17 @@ impl Buffers {
                         reader.skip()?;
                     }
                 }
-                Field::BlockSize => read.block_size = unsigned(reader.value()?, "block_size")?,
-                Field::LoraId => read.lora_id = unsigned(reader.value()?, "lora_id")?,
-                Field::LoraName => read.lora = string(reader.value()?, "lora_name")?,
-                Field::Medium => read.tier = Some(tier(reader.value()?)?),
-                Field::ExtraKeys => {
+                EventField::BlockSize => read.block_size = unsigned(reader.value()?, "block_size")?,
+                EventField::LoraId => read.lora_id = unsigned(reader.value()?, "lora_id")?,
+                EventField::LoraName => read.lora = string(reader.value()?, "lora_name")?,
+                EventField::Medium => read.tier = Some(tier(reader.value()?)?),
+                EventField::ExtraKeys => {
                     read.extra = Some(*reader);
                     reader.skip()?;
                 }
-                Field::Group => read.group = group(reader.value()?)?,
-                Field::Kind => read.kind = string(reader.value()?, "kv_cache_spec_kind")?,
-                Field::Other => reader.skip()?,
+                EventField::Group => read.group = group(reader.value()?)?,
+                EventField::Kind => read.kind = string(reader.value()?, "kv_cache_spec_kind")?,
+                EventField::Other => reader.skip()?,
             }
         }
         if !read.hashes {
@@ -201,7 +201,7 @@ impl Buffers {
         Ok(tokens as u64)
     }
 
-    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Reading<'a>) -> Result<StoredEvent<'a>, Fault> {
+    fn finish<'a>(&'a mut self, keys: KeySpace, read: &Decoding<'a>) -> Result<StoredEvent<'a>, Fault> {
         if !keeps_prefixes(read.kind) {
             return Ok(StoredEvent::Apart(read.group));
         }
@@ -242,7 +242,7 @@ impl Buffers {
     }
 
     /// Returns the entries of `extra_keys`, one for each block.
-    fn extra_entries<'a>(&self, read: &Reading<'a>) -> Result<Option<Reader<'a>>, Fault> {
+    fn extra_entries<'a>(&self, read: &Decoding<'a>) -> Result<Option<Reader<'a>>, Fault> {
         let Some(mut reader) = read.extra else { return Ok(None) };
         let blocks = self.blocks.len() as u64;
         match reader.value()? {
@@ -257,7 +257,7 @@ impl Buffers {
     fn root(
         &mut self,
         keys: KeySpace,
-        read: &Reading<'_>,
+        read: &Decoding<'_>,
         lora: Option<&str>,
         extra: Option<Reader<'_>>,
     ) -> Result<(), Fault> {
@@ -299,12 +299,12 @@ impl Buffers {
         let (mut tier_read, mut group_read, mut hashes) = (None, None, false);
         while let Some(field) = fields.next(reader, REMOVED)? {
             match field {
-                Field::Hashes => {
+                EventField::Hashes => {
                     read_hashes(reader, &mut self.hashes)?;
                     hashes = true;
                 }
-                Field::Medium => tier_read = Some(tier(reader.value()?)?),
-                Field::Group => group_read = group(reader.value()?)?,
+                EventField::Medium => tier_read = Some(tier(reader.value()?)?),
+                EventField::Group => group_read = group(reader.value()?)?,
                 _ => reader.skip()?,
             }
         }
@@ -320,8 +320,8 @@ fn apart(reader: &mut Reader<'_>, mut fields: Fields) -> Result<Option<StoredEve
     let (mut group_read, mut kind) = (None, None);
     while let Some(field) = fields.next(reader, STORED)? {
         match field {
-            Field::Group => group_read = group(reader.value()?)?,
-            Field::Kind => kind = string(reader.value()?, "kv_cache_spec_kind")?,
+            EventField::Group => group_read = group(reader.value()?)?,
+            EventField::Kind => kind = string(reader.value()?, "kv_cache_spec_kind")?,
             _ => reader.skip()?,
         }
     }

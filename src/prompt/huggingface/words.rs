@@ -92,7 +92,7 @@ impl Split {
         let word = class(r"[\S&&[^/]]")?;
         let of = |c| ClassUnicode::new([ClassUnicodeRange::new(c, c)]);
         for (left, right) in [(&solid, &of(' ')), (&of('\n'), &word)] {
-            if Ends::of(&hir, left, right)?.joined {
+            if ClassEnds::of(&hir, left, right)?.joined {
                 return None;
             }
         }
@@ -104,7 +104,7 @@ impl Split {
 
 /// Where a pattern's matches may contain a character of one class (`left`) followed by one of another (`right`).
 #[derive(Clone, Copy, Debug)]
-struct Ends {
+struct ClassEnds {
     /// Whether a match may be empty.
     empty: bool,
     /// Whether a match may begin with a character of `right`.
@@ -115,7 +115,7 @@ struct Ends {
     joined: bool,
 }
 
-impl Ends {
+impl ClassEnds {
     const NOTHING: Self = Self { empty: true, begins: false, ends: false, joined: false };
 
     /// Returns `None` for a pattern with lookaround or with bytes that are not text.

@@ -17,7 +17,7 @@ mod python;
 
 pub use format::ContentFormat;
 
-use super::work::{Stopped, Work};
+use super::work::{Stopped, WorkLimit};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use std::io;
@@ -113,7 +113,7 @@ impl ChatTemplate {
         variables: impl IntoIterator<Item = (String, Value)>,
         input_bytes: usize,
         time: SystemTime,
-        work: &Work,
+        work: &WorkLimit,
     ) -> Result<String, TemplateError> {
         let allowed = input_bytes.saturating_mul(DEFAULT_OUTPUT_FACTOR).saturating_add(DEFAULT_OUTPUT_HEAD_ROOM);
         let clock = self.tells_time.then(|| ("strftime_now".to_owned(), date::strftime_at(time)));
@@ -152,7 +152,7 @@ struct Capped<'w> {
     bytes: Vec<u8>,
     allowed: usize,
     over: bool,
-    work: &'w Work,
+    work: &'w WorkLimit,
 }
 
 impl io::Write for Capped<'_> {

@@ -2,11 +2,11 @@
 //!
 //! A value for every number and key of a body would take up to a hundred times the body's memory. Most templates pass
 //! tools through `tojson`, which writes a [`Node`] directly from its JSON. Values that a template accesses are charged
-//! to the request's [`Work`]. If the work does not allow them, the node is empty and the work is stopped, so the render
+//! to the request's [`WorkLimit`]. If the work does not allow them, the node is empty and the work is stopped, so the render
 //! fails at its next output.
 
 use super::python::Dumped;
-use crate::work::{Stopped, Work};
+use crate::work::{Stopped, WorkLimit};
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
@@ -43,7 +43,7 @@ pub(super) struct Node {
 #[derive(Debug)]
 struct Json {
     text: Box<str>,
-    work: Work,
+    work: WorkLimit,
 }
 
 impl Drop for Json {
@@ -57,7 +57,7 @@ impl Drop for Json {
 ///
 /// # Errors
 /// [`Stopped`] when the work does not allow it.
-pub(super) fn value(json: &RawValue, work: &Work) -> Result<Value, Stopped> {
+pub(super) fn value(json: &RawValue, work: &WorkLimit) -> Result<Value, Stopped> {
     let json = json.get();
     if !is_nested(json) {
         return Ok(scalar(json));
@@ -72,7 +72,7 @@ pub(super) fn value(json: &RawValue, work: &Work) -> Result<Value, Stopped> {
 ///
 /// # Errors
 /// [`Stopped`] when the work does not allow it.
-pub(super) fn parse(text: &str, work: &Work) -> Result<Option<Value>, Stopped> {
+pub(super) fn parse(text: &str, work: &WorkLimit) -> Result<Option<Value>, Stopped> {
     if serde_json::from_str::<Sound>(text).is_err() {
         return Ok(None);
     }
@@ -111,7 +111,7 @@ impl Node {
     }
 
     /// Returns the work that the node is charged to.
-    pub(super) fn work(&self) -> &Work {
+    pub(super) fn work(&self) -> &WorkLimit {
         &self.json.work
     }
 
@@ -225,7 +225,7 @@ impl<'de> Visitor<'de> for Sound {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
-        while map.next_entry::<Key<'de>, Sound>()?.is_some() {}
+        while map.next_entry::<ObjectKey<'de>, Sound>()?.is_some() {}
         Ok(self)
     }
 }
@@ -259,7 +259,7 @@ impl<'de> Visitor<'de> for Level<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut entries = Vec::new();
-        while let Some(Key(key)) = map.next_key()? {
+        while let Some(ObjectKey(key)) = map.next_key()? {
             let long = if key.len() > SHORT_TEXT_BYTES { key.len() + ALLOCATION_BYTES } else { 0 };
             // Once in the list of entries, once in the table.
             self.0.charge(ENTRY_BYTES + 2 * VALUE_BYTES + long).map_err(A::Error::custom)?;
@@ -271,13 +271,13 @@ impl<'de> Visitor<'de> for Level<'_> {
 
 /// A key, borrowed from the JSON where it has no escapes.
 #[derive(serde::Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+struct ObjectKey<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Writes a value from its JSON.
 struct Dump<'o> {
     out: &'o mut Dumped,
     depth: usize,
-    work: &'o Work,
+    work: &'o WorkLimit,
     /// Set when a key occurs twice.
     twice: &'o mut bool,
 }
@@ -346,9 +346,9 @@ impl<'de> Visitor<'de> for Dump<'_> {
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         let (mut empty, depth) = (true, self.depth);
         // Keys are compared by their hashes. If two are equal, the slow path is used, as for a key that occurs twice.
-        let mut seen = Seen { keys: HashSet::new(), work: self.work };
+        let mut seen = WrittenKeys { keys: HashSet::new(), work: self.work };
         self.out.begin('{');
-        while let Some(Key(key)) = map.next_key()? {
+        while let Some(ObjectKey(key)) = map.next_key()? {
             if !seen.insert(&key).map_err(A::Error::custom)? {
                 *self.twice = true;
                 return Err(A::Error::custom("a key occurs twice"));
@@ -377,15 +377,15 @@ impl<'de> DeserializeSeed<'de> for Before<'_, '_> {
 }
 
 /// The keys of an object that were written.
-struct Seen<'w> {
+struct WrittenKeys<'w> {
     keys: HashSet<u64>,
-    work: &'w Work,
+    work: &'w WorkLimit,
 }
 
-/// Memory of a key in [`Seen`], including its share of empty slots.
+/// Memory of a key in [`WrittenKeys`], including its share of empty slots.
 const SEEN_BYTES: usize = 18;
 
-impl Seen<'_> {
+impl WrittenKeys<'_> {
     /// Returns false when the key was there already.
     fn insert(&mut self, key: &str) -> Result<bool, Stopped> {
         let is_new = self.keys.insert(xxh3_64(key.as_bytes()));
@@ -396,7 +396,7 @@ impl Seen<'_> {
     }
 }
 
-impl Drop for Seen<'_> {
+impl Drop for WrittenKeys<'_> {
     fn drop(&mut self) {
         self.work.release(SEEN_BYTES * self.keys.len());
     }
@@ -404,17 +404,17 @@ impl Drop for Seen<'_> {
 
 /// An object with a few known keys: less than half the memory of the template engine's map.
 #[derive(Debug)]
-pub(super) struct Fields {
+pub(super) struct KnownFields {
     fields: Box<[(&'static str, Value)]>,
-    work: Work,
+    work: WorkLimit,
 }
 
-impl Fields {
+impl KnownFields {
     /// Returns a value that a template sees as an object with these keys.
     ///
     /// # Errors
     /// [`Stopped`] when the work does not allow it.
-    pub(super) fn value(fields: Vec<(&'static str, Value)>, work: &Work) -> Result<Value, Stopped> {
+    pub(super) fn value(fields: Vec<(&'static str, Value)>, work: &WorkLimit) -> Result<Value, Stopped> {
         let fields = Self { fields: fields.into_boxed_slice(), work: work.clone() };
         // Work over its limit stays stopped, so the release in the drop does not matter then.
         work.charge(fields.bytes())?;
@@ -426,18 +426,18 @@ impl Fields {
     }
 
     /// Returns the work that it is charged to.
-    pub(super) fn work(&self) -> &Work {
+    pub(super) fn work(&self) -> &WorkLimit {
         &self.work
     }
 }
 
-impl Drop for Fields {
+impl Drop for KnownFields {
     fn drop(&mut self) {
         self.work.release(self.bytes());
     }
 }
 
-impl Object for Fields {
+impl Object for KnownFields {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         self.get_value_by_str(key.as_str()?)
     }

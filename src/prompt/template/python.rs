@@ -1,8 +1,8 @@
 //! Python behaviour that templates expect and minijinja lacks: `json.dumps`, the text
 //! of floats, `str.strip`, `is sequence`.
 
-use super::node::{Fields, Node};
-use crate::work::{Stopped, Work};
+use super::node::{KnownFields, Node};
+use crate::work::{Stopped, WorkLimit};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use std::fmt::Write as _;
@@ -139,7 +139,7 @@ pub(super) struct Dumped {
     sorted: bool,
     /// The work of the request whose values are written. It must allow for the text twice, since the
     /// template's value is a copy.
-    work: Option<Work>,
+    work: Option<WorkLimit>,
 }
 
 impl Dumped {
@@ -154,7 +154,7 @@ impl Dumped {
                 return Ok(());
             }
             self.out.truncate(before);
-        } else if let Some(fields) = value.downcast_object_ref::<Fields>() {
+        } else if let Some(fields) = value.downcast_object_ref::<KnownFields>() {
             self.work.get_or_insert_with(|| fields.work().clone());
         }
         match value.kind() {

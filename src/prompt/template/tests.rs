@@ -2,8 +2,8 @@ use super::format::{ContentFormat, without_generation_marks};
 use super::*;
 use std::time::{Duration, UNIX_EPOCH};
 
-fn unbounded() -> Work {
-    Work::within(usize::MAX)
+fn unbounded() -> WorkLimit {
+    WorkLimit::within(usize::MAX)
 }
 
 fn render(source: &str) -> Result<String, TemplateError> {

@@ -12,7 +12,7 @@ const MAX_DEPTH: u32 = 128;
 
 /// What to do with a string value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sink {
+pub(super) enum ValueSink {
     /// Ignore the string.
     Skip,
     /// Deliver the string unescaped: it is text of the response.
@@ -32,7 +32,7 @@ pub(super) trait Visitor {
     /// A key was read.
     fn key(&mut self, key: Word);
     /// A string value begins. Returns what to do with it.
-    fn string(&mut self) -> Sink;
+    fn string(&mut self) -> ValueSink;
     /// The next bytes of a string that is text.
     fn text(&mut self, part: &[u8]);
     /// A string that was requested as a word.
@@ -56,7 +56,7 @@ pub(super) enum Progress {
 enum WalkState {
     #[default]
     Between,
-    String(Sink),
+    String(ValueSink),
     /// Inside a number or a name, which is `0` so far or not.
     Scalar {
         zero: bool,
@@ -114,7 +114,7 @@ impl Walker {
     fn between(&mut self, byte: u8, visitor: &mut impl Visitor) -> Progress {
         match byte {
             b'"' if self.depth > 0 => {
-                let sink = if self.key_next { Sink::Key } else { visitor.string() };
+                let sink = if self.key_next { ValueSink::Key } else { visitor.string() };
                 self.state = WalkState::String(sink);
             }
             b',' => self.key_next = self.objects & 1 == 1,
@@ -163,7 +163,7 @@ impl Walker {
         rest
     }
 
-    fn string<'c>(&mut self, chunk: &'c [u8], sink: Sink, visitor: &mut impl Visitor) -> &'c [u8] {
+    fn string<'c>(&mut self, chunk: &'c [u8], sink: ValueSink, visitor: &mut impl Visitor) -> &'c [u8] {
         if self.escape != Escape::None {
             return self.escaped(chunk, sink, visitor);
         }
@@ -182,12 +182,12 @@ impl Walker {
         }
         self.state = WalkState::Between;
         match sink {
-            Sink::Skip => {}
-            Sink::Text => self.take(part, sink, visitor),
-            Sink::Key | Sink::Word => {
+            ValueSink::Skip => {}
+            ValueSink::Text => self.take(part, sink, visitor),
+            ValueSink::Key | ValueSink::Word => {
                 self.flush_high(sink, visitor);
                 let word = self.word.finish(part);
-                if sink == Sink::Key {
+                if sink == ValueSink::Key {
                     self.key_next = false;
                     visitor.key(word);
                 } else {
@@ -200,19 +200,19 @@ impl Walker {
     }
 
     /// Processes a part of a string without escapes.
-    fn take(&mut self, part: &[u8], sink: Sink, visitor: &mut impl Visitor) {
+    fn take(&mut self, part: &[u8], sink: ValueSink, visitor: &mut impl Visitor) {
         self.flush_high(sink, visitor);
         match sink {
-            Sink::Skip => {}
-            Sink::Text => visitor.text(part),
-            Sink::Key | Sink::Word => self.word.push(part),
+            ValueSink::Skip => {}
+            ValueSink::Text => visitor.text(part),
+            ValueSink::Key | ValueSink::Word => self.word.push(part),
         }
     }
 }
 
 /// Decoding of escapes.
 impl Walker {
-    fn escaped<'c>(&mut self, chunk: &'c [u8], sink: Sink, visitor: &mut impl Visitor) -> &'c [u8] {
+    fn escaped<'c>(&mut self, chunk: &'c [u8], sink: ValueSink, visitor: &mut impl Visitor) -> &'c [u8] {
         let Some((byte, after)) = chunk.split_first() else { return &[] };
         match self.escape {
             Escape::None | Escape::Begun if *byte == b'u' => self.escape = Escape::Unicode { digits: 0, unit: 0 },
@@ -245,7 +245,7 @@ impl Walker {
     }
 
     /// Processes one UTF-16 unit.
-    fn unit(&mut self, unit: u16, sink: Sink, visitor: &mut impl Visitor) {
+    fn unit(&mut self, unit: u16, sink: ValueSink, visitor: &mut impl Visitor) {
         let decoded = match (self.high, unit) {
             (Some(high), 0xDC00..=0xDFFF) => {
                 self.high = None;
@@ -263,7 +263,7 @@ impl Walker {
     }
 
     /// Replaces half a surrogate pair that was not completed.
-    fn flush_high(&mut self, sink: Sink, visitor: &mut impl Visitor) {
+    fn flush_high(&mut self, sink: ValueSink, visitor: &mut impl Visitor) {
         if self.high.take().is_some() {
             let mut utf8 = [0; 4];
             let lost = char::REPLACEMENT_CHARACTER.encode_utf8(&mut utf8).as_bytes();

@@ -68,7 +68,7 @@ impl<'de> ValueShape<'de> for Conversation<'_, 'de> {
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
         let mut count = 0u32;
-        while walk.element(&mut rest, Node { out: &mut *out, field, message: true })?.is_some() {
+        while walk.element(&mut rest, MessageNode { out: &mut *out, field, message: true })?.is_some() {
             count = count.saturating_add(1);
             let allowed = walk.limits.max_messages;
             if count > allowed {
@@ -144,20 +144,20 @@ impl<'de> ValueShape<'de> for Items<'_, 'de> {
 
 /// One message, item or content part.
 #[derive(Debug)]
-pub(super) struct Node<'p, 'de> {
+pub(super) struct MessageNode<'p, 'de> {
     out: &'p mut Builder<'de>,
     field: &'static str,
     message: bool,
 }
 
-impl<'p, 'de> Node<'p, 'de> {
+impl<'p, 'de> MessageNode<'p, 'de> {
     /// A content part, which has no role.
     pub(super) fn part(out: &'p mut Builder<'de>, field: &'static str) -> Self {
         Self { out, field, message: false }
     }
 }
 
-impl<'de> ValueShape<'de> for Node<'_, 'de> {
+impl<'de> ValueShape<'de> for MessageNode<'_, 'de> {
     type Out = ();
 
     fn other(self, got: ValueType) -> Result<(), RequestError> {
@@ -251,12 +251,12 @@ impl<'de> ValueShape<'de> for Content<'_, 'de> {
     }
 
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
-        Node::part(self.out, self.field).object(walk)
+        MessageNode::part(self.out, self.field).object(walk)
     }
 
     fn array(self, walk: &mut Walk<'_, 'de>, mut rest: Elements) -> Walked<()> {
         let Self { out, field } = self;
-        while walk.element(&mut rest, Node::part(&mut *out, field))?.is_some() {}
+        while walk.element(&mut rest, MessageNode::part(&mut *out, field))?.is_some() {}
         Ok(())
     }
 }
@@ -306,7 +306,7 @@ impl<'de> ValueShape<'de> for LoosePart<'_, 'de> {
     }
 
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
-        Node::part(self.out, self.field).object(walk)
+        MessageNode::part(self.out, self.field).object(walk)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Prompts that are not conversations: text, token ids, lists of them, pairs.
 
-use super::messages::Node;
+use super::messages::MessageNode;
 use super::walk::{Elements, ValueShape, ValueType, Walk, Walked};
 use crate::prompt::Builder;
 use crate::text::Text;
@@ -134,7 +134,7 @@ impl<'de> ValueShape<'de> for Texts<'_, 'de> {
     }
 
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<u32> {
-        Node::part(self.out, self.field).object(walk)?;
+        MessageNode::part(self.out, self.field).object(walk)?;
         Ok(1)
     }
 
@@ -173,7 +173,7 @@ impl<'de> ValueShape<'de> for OneOfTexts<'_, 'de> {
     }
 
     fn object(self, walk: &mut Walk<'_, 'de>) -> Walked<()> {
-        Node::part(self.out, self.field).object(walk)
+        MessageNode::part(self.out, self.field).object(walk)
     }
 }
 

@@ -23,7 +23,7 @@ const AGAIN_AT_LAST: Duration = Duration::from_secs(30);
 
 /// The end of one request.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct EndedRequest {
     pub(super) name: Arc<str>,
     pub(super) place: Place,
     /// Its changes in the windows of `at`.
@@ -31,7 +31,7 @@ pub(super) struct End {
     pub(super) at: Wall,
 }
 
-impl End {
+impl EndedRequest {
     /// Returns what remains to be written after a failed attempt. Freeing a slot twice does no harm. Counts must be
     /// applied once, so they are retried only if they were certainly not applied. The second in which it ended is over.
     fn after(self, failure: &LinkError) -> Self {
@@ -95,7 +95,7 @@ impl Ends {
     }
 
     /// Writes `end` to `store`.
-    pub(super) async fn write(&self, store: &RedisStore, end: End) {
+    pub(super) async fn write(&self, store: &RedisStore, end: EndedRequest) {
         let Some(left) = self.write_once(store, end).await else { return };
         if let Ok(_place) = self.waiting.try_acquire()
             && tokio::time::timeout(LEASE, Box::pin(self.write_again(store, left))).await.is_ok()
@@ -113,7 +113,7 @@ impl Ends {
     }
 
     /// Makes one attempt. Returns what remains to be written, if anything.
-    async fn write_once(&self, store: &RedisStore, end: End) -> Option<End> {
+    async fn write_once(&self, store: &RedisStore, end: EndedRequest) -> Option<EndedRequest> {
         if end.is_nothing() {
             return None;
         }
@@ -125,7 +125,7 @@ impl Ends {
         Some(end.after(&error)).filter(|left| !left.is_nothing())
     }
 
-    async fn write_again(&self, store: &RedisStore, mut end: End) {
+    async fn write_again(&self, store: &RedisStore, mut end: EndedRequest) {
         let mut connected = store.link.connected();
         for pause in pauses() {
             // Neither wait can fail: the channel and the semaphore live as long as `store` and `self`.

@@ -23,7 +23,7 @@ const MAX_RECORD_BYTES: isize = 4_096;
 
 /// The record of a tenant in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum RecordLookup {
     /// The tenant has this record.
     Record(UserRecord),
     /// The tenant has no record.
@@ -34,9 +34,9 @@ pub enum Found {
 
 /// A cached result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct CachedRecord {
     /// The result of the last read.
-    pub found: Found,
+    pub found: RecordLookup,
     /// Whether it is recent enough that it need not be read again.
     pub is_fresh: bool,
 }
@@ -45,7 +45,7 @@ pub struct Known {
 #[derive(Debug)]
 pub struct UserRecords {
     link: Arc<RedisLink>,
-    known: Cache<Arc<str>, (Found, Timestamp)>,
+    known: Cache<Arc<str>, (RecordLookup, Timestamp)>,
     /// The tenants whose records are being read.
     again: Mutex<HashSet<Arc<str>>>,
 }
@@ -65,8 +65,8 @@ impl UserRecords {
 
     /// Returns the cached result for `tenant`; it is fresh for `ttl`.
     #[must_use]
-    pub fn known(&self, tenant: &Arc<str>, ttl: Duration, now: Timestamp) -> Option<Known> {
-        self.known.get(tenant).map(|(found, at)| Known { found, is_fresh: now.since(at) < ttl })
+    pub fn known(&self, tenant: &Arc<str>, ttl: Duration, now: Timestamp) -> Option<CachedRecord> {
+        self.known.get(tenant).map(|(found, at)| CachedRecord { found, is_fresh: now.since(at) < ttl })
     }
 
     /// Returns the right to read the record of `tenant` again; `None` while another task has it.
@@ -78,7 +78,7 @@ impl UserRecords {
 
     /// Returns the result of the last read for `tenant`.
     #[must_use]
-    pub fn last(&self, tenant: &Arc<str>) -> Option<Found> {
+    pub fn last(&self, tenant: &Arc<str>) -> Option<RecordLookup> {
         self.known.get(tenant).map(|(found, _)| found)
     }
 
@@ -86,22 +86,22 @@ impl UserRecords {
     ///
     /// # Errors
     /// [`LinkError`] when Redis does not respond.
-    pub async fn read(&self, tenant: &Arc<str>, now: Timestamp) -> Result<Found, LinkError> {
+    pub async fn read(&self, tenant: &Arc<str>, now: Timestamp) -> Result<RecordLookup, LinkError> {
         let mut question = redis::cmd("GETRANGE");
         question.arg(format!("{KEY_PREFIX}{tenant}")).arg(0).arg(MAX_RECORD_BYTES - 1);
         let found = match self.link.ask::<Vec<u8>>(&question).await {
             // A missing key and an empty text give the same result.
-            Ok(bytes) if bytes.is_empty() => Found::Nothing,
+            Ok(bytes) if bytes.is_empty() => RecordLookup::Nothing,
             Ok(bytes) => match UserRecord::parse(&bytes) {
-                Ok(record) => Found::Record(record),
+                Ok(record) => RecordLookup::Record(record),
                 Err(error) => {
                     tracing::warn!(tenant = %tenant, %error, "record of a tenant in Redis is invalid");
-                    Found::Malformed
+                    RecordLookup::Malformed
                 }
             },
             Err(error) if error.is_of_the_wrong_type() => {
                 tracing::warn!(tenant = %tenant, "record of a tenant in Redis is not UTF-8 text");
-                Found::Malformed
+                RecordLookup::Malformed
             }
             Err(error) => return Err(error),
         };

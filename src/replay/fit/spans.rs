@@ -41,10 +41,10 @@ impl Stay {
     }
 
     /// A part of its prefill, with `budget` tokens in a step.
-    fn prompts(&self, part: f64, budget: f64) -> Prompts {
+    fn prompts(&self, part: f64, budget: f64) -> PromptSpan {
         let pairs = self.computed * self.cached + self.computed * (self.computed + 1.0) / 2.0;
         let steps = (self.computed / budget).ceil();
-        Prompts { first: self.first, steps: part * steps, computed: part * self.computed, pairs: part * pairs }
+        PromptSpan { first: self.first, steps: part * steps, computed: part * self.computed, pairs: part * pairs }
     }
 }
 
@@ -75,7 +75,7 @@ impl Busy {
 
 /// Prompts that one step computes, or the steps that one long prompt takes.
 #[derive(Clone, Copy, Default)]
-struct Prompts {
+struct PromptSpan {
     /// When the first token came of the first of them.
     first: f64,
     /// Number of steps in the stretch.
@@ -84,7 +84,7 @@ struct Prompts {
     pairs: f64,
 }
 
-impl Prompts {
+impl PromptSpan {
     /// Whether computing them takes longer than reading the weights and `context` tokens in each of
     /// their steps, with these constants.
     fn outlast(&self, context: f64, costs: &[f64; COLUMNS]) -> bool {
@@ -188,7 +188,7 @@ fn prefill(stay: &Stay, setting: Setting<'_>) -> FitRow {
 /// From the first token to the end.
 fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Setting<'_>) -> FitRow {
     let Setting { budget, grain, costs } = setting;
-    let mut prompts: Vec<Prompts> = Vec::new();
+    let mut prompts: Vec<PromptSpan> = Vec::new();
     let mut sequences = stay.steps;
     let mut context = stay.steps * (stay.prompt + (stay.steps - 1.0) / 2.0);
     for other in others {
@@ -219,7 +219,7 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Sett
             context += tokens * (other.prompt + other.said(other.first, (from + until) / 2.0));
         }
     }
-    let mut computing = Prompts::default();
+    let mut computing = PromptSpan::default();
     for step in together(prompts, grain) {
         if step.outlast(context / stay.steps, costs) {
             computing.steps += step.steps;
@@ -239,9 +239,9 @@ fn decode<'s>(stay: &Stay, others: impl Iterator<Item = &'s Stay>, setting: Sett
 }
 
 /// The same, with those in one that were computed in one step.
-fn together(mut prompts: Vec<Prompts>, grain: f64) -> Vec<Prompts> {
+fn together(mut prompts: Vec<PromptSpan>, grain: f64) -> Vec<PromptSpan> {
     prompts.sort_by(|a, b| a.first.total_cmp(&b.first));
-    let mut steps: Vec<Prompts> = Vec::with_capacity(prompts.len());
+    let mut steps: Vec<PromptSpan> = Vec::with_capacity(prompts.len());
     for next in prompts {
         match steps.last_mut().filter(|step| next.first - step.first < grain) {
             Some(step) => {
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn prompts_of_one_moment_are_one_step_and_long_enough_ones_hide_what_it_reads() {
-        let prompts = |first, computed| Prompts { first, steps: 1.0, computed, pairs: 0.0 };
+        let prompts = |first, computed| PromptSpan { first, steps: 1.0, computed, pairs: 0.0 };
         let steps = together(vec![prompts(2.0, 300.0), prompts(1.0, 100.0), prompts(1.001, 100.0)], 0.005);
         let found: Vec<_> = steps.iter().map(|step| (step.first, step.steps, step.computed)).collect();
         assert_eq!(found, [(1.0, 1.0, 200.0), (2.0, 1.0, 300.0)]);

@@ -32,7 +32,7 @@ pub(super) async fn messages(server: &Server, call: &Call) -> Result<Response<Si
     };
     let started = server.start(generation).await;
     if request.stream.unwrap_or(false) {
-        return server.stream(started, Box::new(Events { id, model: model.name, input_tokens, tool }), true);
+        return server.stream(started, Box::new(AnthropicEvents { id, model: model.name, input_tokens, tool }), true);
     }
     let Whole { answers, reports, totals, .. } = started?.finish().await?;
     let (Some(answer), Some(report)) = (answers.first(), reports.first()) else {
@@ -92,7 +92,7 @@ fn usage_json(usage: &StreamUsage) -> Value {
 }
 
 #[derive(Debug)]
-struct Events {
+struct AnthropicEvents {
     id: String,
     model: String,
     input_tokens: usize,
@@ -107,7 +107,7 @@ fn input_delta(json: &str, out: &mut EventSink) {
     });
 }
 
-impl EventWriter for Events {
+impl EventWriter for AnthropicEvents {
     fn start(&mut self, out: &mut EventSink) {
         let (id, model, input_tokens) = (quoted(&self.id), quoted(&self.model), self.input_tokens);
         let rest = match out.quirks() {

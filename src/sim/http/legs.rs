@@ -9,8 +9,8 @@ use crate::engine::{FinishReason, Handoff, JobId, JobReport};
 use crate::fault_board::FaultBoard;
 use crate::kv::{BlockHash, content_hash};
 use crate::pd::{
-    BlockClaim, Connector, Counts, ExpiryClock, KeptBlocks, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer,
-    Peers, Role,
+    BlockClaim, Connector, ExpiryClock, KeptBlocks, KvTransferParams, LoadError, LoadFailure, PdConfig, Peer,
+    PeerCounts, Peers, ServerRole,
 };
 use crate::tokenizer::answer_token;
 use attache_types::clock::{Clock, Timestamp};
@@ -57,11 +57,11 @@ impl Legs {
 #[derive(Debug)]
 pub(crate) struct Pd {
     pub(crate) config: PdConfig,
-    pub(crate) role: Role,
+    pub(crate) role: ServerRole,
     pub(crate) peers: Arc<Peers>,
     /// This server, as the others see it.
     pub(crate) own: Arc<Peer>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<PeerCounts>,
     /// Held by each prefill leg that hangs.
     pub(crate) hanging: Arc<()>,
     pub(crate) faults: Arc<FaultBoard>,
@@ -139,7 +139,7 @@ impl Server {
             Connector::None => Leg::default(),
         };
         if leg.kind == LegKind::Whole && leg.claim.is_none() {
-            Counts::add(&self.pd.counts.whole);
+            PeerCounts::add(&self.pd.counts.whole);
         }
         Ok(leg)
     }
@@ -163,12 +163,12 @@ impl Server {
             leg.kind = LegKind::Decode;
             leg.handoff.hold = config.bidirectional.then_some(config.decoder_ttl);
             leg.cached = params.remote_prefill_cached_tokens;
-            Counts::add(&pd.counts.decodes);
+            PeerCounts::add(&pd.counts.decodes);
         }
         let Some(remote) = params.remote() else {
             if !prefill {
                 tracing::warn!("kv_transfer_params lack a field that locates the blocks; computing the prompt");
-                Counts::add(&pd.counts.local_recomputes);
+                PeerCounts::add(&pd.counts.local_recomputes);
                 leg.cached = None;
             }
             return Ok(leg);
@@ -178,7 +178,7 @@ impl Server {
         match pd.peers.claim(&pd.counts, config.load_failure, &remote, prompt, lora, prefill) {
             Ok(claim) => {
                 if prefill {
-                    Counts::add(&pd.counts.pulls);
+                    PeerCounts::add(&pd.counts.pulls);
                 }
                 let there = remote.num_tokens.unwrap_or(u32::MAX).min(claim.tokens());
                 leg.handoff.received = there;
@@ -194,7 +194,7 @@ impl Server {
 
     /// Whether a stream's status is sent before its prompt is there: by SGLang's decode servers.
     pub(super) fn answers_early(&self) -> bool {
-        self.pd.config.connector == Connector::Sglang && self.pd.role == Role::Decode
+        self.pd.config.connector == Connector::Sglang && self.pd.role == ServerRole::Decode
     }
 
     /// Counts the error. The request goes on where the policy allows it.
@@ -208,7 +208,7 @@ impl Server {
         match config.load_failure {
             LoadFailure::Fail => Err(load_failed()),
             LoadFailure::Recompute => {
-                Counts::add(&counts.local_recomputes);
+                PeerCounts::add(&counts.local_recomputes);
                 Ok(())
             }
         }
@@ -216,7 +216,7 @@ impl Server {
 
     /// Counts a prefill leg, and waits as long as prefills hang.
     async fn begin_prefill(&self) {
-        Counts::add(&self.pd.counts.prefills);
+        PeerCounts::add(&self.pd.counts.prefills);
         let _hangs = self.pd.hanging.clone();
         let mut faults = self.faults.watch();
         // The board lives as long as the server.
@@ -225,7 +225,7 @@ impl Server {
 
     async fn sglang(&self, legs: &Legs, generation: &Generation) -> Result<Leg, ApiError> {
         let role = self.pd.role;
-        if role == Role::Both || generation.limits.max_tokens == Some(0) {
+        if role == ServerRole::Both || generation.limits.max_tokens == Some(0) {
             return Ok(Leg::default());
         }
         let room = legs.bootstrap_room.ok_or_else(|| {
@@ -234,12 +234,12 @@ impl Server {
                  bootstrap_room.",
             )
         })?;
-        if role == Role::Prefill {
+        if role == ServerRole::Prefill {
             self.begin_prefill().await;
             let handoff = Handoff { hold: Some(self.pd.config.bootstrap_timeout), received: 0 };
             return Ok(Leg { kind: LegKind::Room(room), handoff, ..Leg::default() });
         }
-        Counts::add(&self.pd.counts.decodes);
+        PeerCounts::add(&self.pd.counts.decodes);
         let aborted = legs.rid.as_deref().map(|rid| self.aborts.register(rid));
         let aborted = async {
             match &aborted {
@@ -273,7 +273,7 @@ impl Server {
                 Ok(Leg { kind, handoff, ..Leg::default() })
             }
             "generation_only" => {
-                Counts::add(&self.pd.counts.decodes);
+                PeerCounts::add(&self.pd.counts.decodes);
                 let id = params.ctx_request_id.or(params.disagg_request_id);
                 let found = id.and_then(|id| self.pd.peers.take_context(id));
                 match found {
@@ -444,7 +444,9 @@ impl Pd {
     pub(super) fn is_in_use(&self) -> bool {
         let asked = |(name, count)| name != "whole" && count > 0;
         let nixl = self.config.connector == Connector::Nixl;
-        nixl && (self.role != Role::Both || self.config.bidirectional || self.counts.legs().into_iter().any(asked))
+        nixl && (self.role != ServerRole::Both
+            || self.config.bidirectional
+            || self.counts.legs().into_iter().any(asked))
     }
 
     /// The time by the clock in which the server gives expiry times.

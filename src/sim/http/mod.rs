@@ -26,7 +26,7 @@ use crate::faults::{DEFAULT_HUGE_METRICS_BYTES, MetricsFault};
 use crate::host::{EngineHost, KvOutput, RemoteBlocks, Subscription};
 use crate::kv_events::KvLink;
 use crate::kv_events::encode::KvEncoder;
-use crate::pd::{Counts, Peers, Role};
+use crate::pd::{PeerCounts, Peers, ServerRole};
 use aborts::Aborts;
 use attache_types::clock::Clock;
 use body::{SimBody, event_response, full_response};
@@ -211,7 +211,7 @@ impl Server {
             role,
             peers,
             own,
-            counts: Arc::new(Counts::default()),
+            counts: Arc::new(PeerCounts::default()),
             hanging: Arc::default(),
             faults: faults.clone(),
             clock,
@@ -560,7 +560,7 @@ pub(super) struct FleetPosition {
     pub(super) host: IpAddr,
     /// Port at which the others reach its blocks.
     pub(super) side_channel: u16,
-    pub(super) role: Role,
+    pub(super) role: ServerRole,
     /// All servers of the fleet.
     pub(super) peers: Arc<Peers>,
 }

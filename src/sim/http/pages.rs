@@ -7,22 +7,22 @@ use std::fmt::Write;
 use std::time::SystemTime;
 
 /// One engine of the server: its labels, and how it is.
-struct Part {
+struct EngineView {
     labels: String,
     snapshot: HostSnapshot,
 }
 
 pub(super) fn render(server: &Server) -> String {
-    let parts: Vec<Part> = server
+    let parts: Vec<EngineView> = server
         .hosts()
         .enumerate()
         .map(|(rank, host)| {
             let labels = format!("engine=\"{rank}\",model_name=\"{}\"", escaped(server.base_model()));
-            Part { labels, snapshot: host.snapshot() }
+            EngineView { labels, snapshot: host.snapshot() }
         })
         .collect();
     let mut page = Page::default();
-    let Some(Part { snapshot, .. }) = parts.first() else { return page.text };
+    let Some(EngineView { snapshot, .. }) = parts.first() else { return page.text };
     page.family("process_start_time_seconds", "gauge", "Start time of the server since the Unix epoch in seconds.");
     let started = server.clock.wall(snapshot.started).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     page.sample("process_start_time_seconds", "", started.as_secs_f64());
@@ -62,9 +62,16 @@ impl Page {
     }
 
     /// A family of one figure for each engine.
-    fn each(&mut self, name: &str, kind: &str, help: &str, parts: &[Part], figure: impl Fn(&HostSnapshot) -> f64) {
+    fn each(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        parts: &[EngineView],
+        figure: impl Fn(&HostSnapshot) -> f64,
+    ) {
         self.family(name, kind, help);
-        for Part { labels, snapshot } in parts {
+        for EngineView { labels, snapshot } in parts {
             self.sample(name, labels, figure(snapshot));
         }
     }
@@ -99,7 +106,7 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-fn vllm(server: &Server, parts: &[Part], page: &mut Page) {
+fn vllm(server: &Server, parts: &[EngineView], page: &mut Page) {
     type Count = fn(&EngineStats) -> u64;
     type Times = fn(&EngineStats) -> &Histogram;
     vllm_gauges(server, parts, page);
@@ -113,11 +120,11 @@ fn vllm(server: &Server, parts: &[Part], page: &mut Page) {
     for (name, help, value) in counters {
         page.each(name, "counter", help, parts, |snapshot| as_f64(value(&snapshot.stats)));
     }
-    if let (Some(Part { labels, snapshot }), true) = (parts.first(), server.pd.is_in_use()) {
+    if let (Some(EngineView { labels, snapshot }), true) = (parts.first(), server.pd.is_in_use()) {
         nixl(server, &snapshot.stats, labels, page);
     }
     page.family("vllm:num_requests_waiting_by_reason", "gauge", "Waiting requests by reason.");
-    for Part { labels, snapshot: HostSnapshot { load, .. } } in parts {
+    for EngineView { labels, snapshot: HostSnapshot { load, .. } } in parts {
         for (reason, count) in [("capacity", load.waiting - load.deferred), ("deferred", load.deferred)] {
             let labels = format!("{labels},reason=\"{reason}\"");
             page.sample("vllm:num_requests_waiting_by_reason", &labels, length(count));
@@ -125,7 +132,7 @@ fn vllm(server: &Server, parts: &[Part], page: &mut Page) {
     }
     let model = escaped(server.base_model());
     page.family("vllm:request_success_total", "counter", "Requests that were processed successfully.");
-    for (rank, Part { snapshot: HostSnapshot { stats, .. }, .. }) in parts.iter().enumerate() {
+    for (rank, EngineView { snapshot: HostSnapshot { stats, .. }, .. }) in parts.iter().enumerate() {
         // An aborted request is not counted, as observed on a real server.
         for (reason, count) in
             [("stop", stats.finished_stop), ("length", stats.finished_length), ("abort", 0), ("error", 0)]
@@ -154,7 +161,7 @@ fn vllm(server: &Server, parts: &[Part], page: &mut Page) {
     ];
     for (name, help, histogram) in histograms {
         page.family(name, "histogram", help);
-        for Part { labels, snapshot } in parts {
+        for EngineView { labels, snapshot } in parts {
             page.buckets(name, labels, histogram(&snapshot.stats));
         }
     }
@@ -193,7 +200,7 @@ fn nixl(server: &Server, stats: &EngineStats, labels: &str, page: &mut Page) {
     page.histogram("vllm:nixl_xfer_time_seconds", "Time of a KV cache transfer.", labels, &stats.transfer);
 }
 
-fn vllm_gauges(server: &Server, parts: &[Part], page: &mut Page) {
+fn vllm_gauges(server: &Server, parts: &[EngineView], page: &mut Page) {
     page.each("vllm:num_requests_running", "gauge", "Requests in the batch.", parts, |s| length(s.load.running));
     page.each("vllm:num_requests_waiting", "gauge", "Requests in the queue.", parts, |s| length(s.load.waiting));
     page.each("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, 1 is all of it.", parts, |s| s.load.kv_usage);

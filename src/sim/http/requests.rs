@@ -58,11 +58,11 @@ pub(super) fn encode(text: &str) -> Vec<u32> {
 #[serde(untagged)]
 pub(super) enum MessageContent {
     Text(String),
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Part {
+pub(super) struct ContentPart {
     #[serde(rename = "type", default)]
     kind: String,
     text: Option<String>,
@@ -70,7 +70,7 @@ pub(super) struct Part {
     rest: serde_json::Map<String, Value>,
 }
 
-impl Part {
+impl ContentPart {
     fn into_content(self) -> Content {
         const MEDIA: [&str; 9] = [
             "image_url",
@@ -95,7 +95,7 @@ impl MessageContent {
     pub(super) fn into_content(self) -> Vec<Content> {
         match self {
             MessageContent::Text(text) => vec![Content::Text(text)],
-            MessageContent::Parts(parts) => parts.into_iter().map(Part::into_content).collect(),
+            MessageContent::Parts(parts) => parts.into_iter().map(ContentPart::into_content).collect(),
         }
     }
 }

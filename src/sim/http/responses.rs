@@ -77,7 +77,7 @@ pub(super) async fn create(server: &Server, call: &Call) -> Result<Response<SimB
         if let (Ok(started), true) = (&started, store) {
             remember(server, &shape, conversation, started);
         }
-        return server.stream(started, Box::new(Events { shape, text: String::new(), sequence: 0 }), false);
+        return server.stream(started, Box::new(ResponseEvents { shape, text: String::new(), sequence: 0 }), false);
     }
     let started = started?;
     if store {
@@ -153,13 +153,13 @@ fn part(text: &str) -> Value {
 }
 
 #[derive(Debug)]
-struct Events {
+struct ResponseEvents {
     shape: ResponseShape,
     text: String,
     sequence: u64,
 }
 
-impl Events {
+impl ResponseEvents {
     /// Writes one event with its sequence number.
     fn emit(&mut self, kind: &str, mut data: Value, out: &mut EventSink) {
         data["type"] = Value::from(kind);
@@ -174,7 +174,7 @@ impl Events {
     }
 }
 
-impl EventWriter for Events {
+impl EventWriter for ResponseEvents {
     fn start(&mut self, out: &mut EventSink) {
         let response = self.shape.response(None, None);
         self.emit("response.created", json!({"response": response}), out);

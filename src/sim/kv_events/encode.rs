@@ -44,7 +44,7 @@ struct Adapter {
 
 /// A block that is stored according to the published events.
 #[derive(Debug)]
-struct Named {
+struct NamedBlock {
     digest: Digest,
     copies: usize,
 }
@@ -58,7 +58,7 @@ pub struct KvEncoder {
     block_size: u32,
     hasher: Hasher,
     adapters: Vec<Adapter>,
-    names: HashMap<BlockHash, Named, RandomState>,
+    names: HashMap<BlockHash, NamedBlock, RandomState>,
     host: Host,
     process: u32,
     sequence: u64,
@@ -214,7 +214,7 @@ impl KvEncoder {
         self.digests.clear();
         for (block, tokens) in blocks.iter().zip(tokens.chunks_exact(self.block_size as usize)) {
             let digest = self.hasher.block(parent.as_ref(), tokens, &extra);
-            self.names.entry(block.hash).or_insert(Named { digest, copies: 0 }).copies += 1;
+            self.names.entry(block.hash).or_insert(NamedBlock { digest, copies: 0 }).copies += 1;
             self.digests.push(digest);
             parent = Some(digest);
         }

@@ -12,7 +12,7 @@ pub(crate) mod publish;
 #[cfg(feature = "zmq")]
 mod replay;
 
-use crate::vllm_hash::{self, Algorithm};
+use crate::vllm_hash::{self, HashAlgorithm};
 use tokio::sync::{mpsc, oneshot};
 
 /// 10,000 batches can be repeated: vLLM's default.
@@ -82,7 +82,7 @@ pub struct KvEventsConfig {
     /// How a repeated batch is framed.
     pub replay_format: ReplayFormat,
     /// What a block's name is the digest of.
-    pub algorithm: Algorithm,
+    pub algorithm: HashAlgorithm,
     /// `PYTHONHASHSEED`, or what stands for it.
     pub seed: String,
     /// Number of blocks that are also reported to lie in host memory, latest first, as by
@@ -100,7 +100,7 @@ impl Default for KvEventsConfig {
             encoding: EventEncoding::default(),
             hash: HashForm::default(),
             replay_format: ReplayFormat::default(),
-            algorithm: Algorithm::default(),
+            algorithm: HashAlgorithm::default(),
             seed: vllm_hash::DEFAULT_SEED.to_owned(),
             offload_blocks: 0,
         }

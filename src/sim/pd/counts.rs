@@ -38,7 +38,7 @@ impl LoadError {
 
 /// Counters of one server since its start.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct PeerCounts {
     /// Requests that carry no transfer parameters.
     pub(crate) whole: AtomicU64,
     pub(crate) prefills: AtomicU64,
@@ -54,7 +54,7 @@ pub(crate) struct Counts {
     failed: [AtomicU64; LoadError::ALL.len()],
 }
 
-impl Counts {
+impl PeerCounts {
     pub(crate) fn add(count: &AtomicU64) {
         count.fetch_add(1, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ mod counts;
 mod params;
 mod peers;
 
-pub(super) use counts::{Counts, LoadError};
+pub(super) use counts::{LoadError, PeerCounts};
 pub(super) use params::KvTransferParams;
 pub(super) use peers::{BlockClaim, KeptBlocks, Peer, Peers};
 
@@ -32,7 +32,7 @@ pub const DEFAULT_SIDE_CHANNEL_PORT: u16 = 5_600;
 /// What a server is for. Any server does what it is asked; the role says what it should be asked,
 /// and `/sim/pd` counts the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Role {
+pub enum ServerRole {
     /// Whole requests, and either leg.
     #[default]
     Both,
@@ -42,14 +42,14 @@ pub enum Role {
     Decode,
 }
 
-impl Role {
+impl ServerRole {
     /// Spelling in flags and labels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Role::Both => "both",
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
+            ServerRole::Both => "both",
+            ServerRole::Prefill => "prefill",
+            ServerRole::Decode => "decode",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The servers of a fleet as they know each other: by engine id, with the blocks that each keeps and whose they are.
 
 use super::LoadFailure;
-use super::counts::{Counts, LoadError};
+use super::counts::{LoadError, PeerCounts};
 use super::params::Remote;
 use crate::content::mix;
 use crate::engine::JobId;
@@ -118,7 +118,7 @@ impl Peers {
     /// one of them. `counts` and `on_loss` are the reader's.
     pub(crate) fn claim(
         &self,
-        counts: &Arc<Counts>,
+        counts: &Arc<PeerCounts>,
         on_loss: LoadFailure,
         remote: &Remote,
         prompt: &[u32],
@@ -194,7 +194,7 @@ pub(crate) struct BlockClaim {
     peer: Arc<Peer>,
     kept: KeptBlocks,
     request_id: String,
-    counts: Arc<Counts>,
+    counts: Arc<PeerCounts>,
     on_loss: LoadFailure,
     heartbeats: AbortHandle,
     open: bool,
@@ -206,7 +206,7 @@ impl BlockClaim {
         peer: Arc<Peer>,
         kept: KeptBlocks,
         request_id: String,
-        counts: Arc<Counts>,
+        counts: Arc<PeerCounts>,
         on_loss: LoadFailure,
     ) -> Self {
         let (host, job) = (peer.host.clone(), kept.job);
@@ -254,12 +254,12 @@ impl RemoteBlocks for BlockClaim {
     /// With the policy `recompute`, lost blocks don't fail the request. Computing them again costs no simulated time.
     fn finish_read(mut self: Box<Self>) -> bool {
         if self.close() {
-            Counts::add(&self.counts.transfers);
+            PeerCounts::add(&self.counts.transfers);
             return true;
         }
         self.counts.fail(LoadError::Lost);
         if self.on_loss == LoadFailure::Recompute {
-            Counts::add(&self.counts.local_recomputes);
+            PeerCounts::add(&self.counts.local_recomputes);
         }
         self.on_loss == LoadFailure::Recompute
     }
@@ -269,7 +269,7 @@ impl Drop for BlockClaim {
     fn drop(&mut self) {
         self.heartbeats.abort();
         if self.open {
-            Counts::add(&self.counts.abandoned);
+            PeerCounts::add(&self.counts.abandoned);
             self.close();
         }
     }

@@ -6,13 +6,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn serialized(algorithm: Algorithm, form: ExtraForm, tokens: &[u32], extra: &ExtraKeys<'_>) -> String {
+fn serialized(algorithm: HashAlgorithm, form: ExtraForm, tokens: &[u32], extra: &ExtraKeys<'_>) -> String {
     hex(Hasher::new(algorithm, form, "0").serialize(None, tokens, extra))
 }
 
 /// The pickle of `body`, which stands between the parent and the end, as Python 3.11 writes it.
 fn pickled(body: &str) -> String {
-    let parent = hex(Hasher::new(Algorithm::Xxhash, ExtraForm::Bare, "0").none_hash().as_bytes());
+    let parent = hex(Hasher::new(HashAlgorithm::Xxhash, ExtraForm::Bare, "0").none_hash().as_bytes());
     let body = format!("4310{parent}94{body}87942e");
     format!("800595{}{body}", hex(&(body.len() as u64 / 2).to_le_bytes()))
 }
@@ -22,7 +22,7 @@ fn token_ids_of_every_size_are_pickled_as_python_does() {
     let none = ExtraKeys::default();
     let tokens = [0, 255, 256, 65_535, 65_536, 0x7fff_ffff, 0x8000_0000, 0xffff_ff01];
     assert_eq!(
-        serialized(Algorithm::Xxhash, ExtraForm::Bare, &tokens, &none),
+        serialized(HashAlgorithm::Xxhash, ExtraForm::Bare, &tokens, &none),
         pickled("284b004bff4d00014dffff4a000001004affffff7f8a0500000080008a0501ffffff0074944e")
     );
 }
@@ -34,7 +34,7 @@ fn short_tuples_need_no_mark() {
         [(&[7][..], "4b0785944e"), (&[7, 8], "4b074b0886944e"), (&[7, 8, 9], "4b074b084b0987944e"), (&[], "294e")]
     {
         // The empty tuple is a constant, and stands in no memo.
-        assert_eq!(serialized(Algorithm::Xxhash, ExtraForm::Bare, tokens, &none), pickled(body));
+        assert_eq!(serialized(HashAlgorithm::Xxhash, ExtraForm::Bare, tokens, &none), pickled(body));
     }
 }
 
@@ -43,12 +43,12 @@ fn long_strings_have_a_long_length() {
     let name = "n".repeat(300);
     let extra = ExtraKeys { lora: Some(Lora { name: &name, path: "p" }), cache_salt: None };
     let expected = format!("4b0785948c046c6f726194582c010000{}948c01709487948594", "6e".repeat(300));
-    assert_eq!(serialized(Algorithm::Xxhash, ExtraForm::Tagged, &[7], &extra), pickled(&expected));
+    assert_eq!(serialized(HashAlgorithm::Xxhash, ExtraForm::Tagged, &[7], &extra), pickled(&expected));
 }
 
 #[test]
 fn the_salt_is_in_the_first_block_only() {
-    let mut hasher = Hasher::new(Algorithm::Sha256, ExtraForm::Tagged, DEFAULT_SEED);
+    let mut hasher = Hasher::new(HashAlgorithm::Sha256, ExtraForm::Tagged, DEFAULT_SEED);
     let salted = ExtraKeys { cache_salt: Some("s"), ..ExtraKeys::default() };
     let first = hasher.block(None, &[1, 2, 3, 4], &salted);
     assert_ne!(first, hasher.block(None, &[1, 2, 3, 4], &ExtraKeys::default()));
@@ -58,10 +58,10 @@ fn the_salt_is_in_the_first_block_only() {
 
 #[test]
 fn algorithms_have_vllms_names() {
-    for algorithm in Algorithm::ALL {
+    for algorithm in HashAlgorithm::ALL {
         assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
     }
-    let error = "xxh3".parse::<Algorithm>().unwrap_err().to_string();
+    let error = "xxh3".parse::<HashAlgorithm>().unwrap_err().to_string();
     assert!(error.contains("\"xxh3\"") && error.contains("sha256_cbor"), "{error}");
 }
 
@@ -97,7 +97,7 @@ proptest! {
         long_digest in any::<bool>(),
     ) {
         let form = if tagged { ExtraForm::Tagged } else { ExtraForm::Bare };
-        let algorithm = if long_digest { Algorithm::Sha256Cbor } else { Algorithm::XxhashCbor };
+        let algorithm = if long_digest { HashAlgorithm::Sha256Cbor } else { HashAlgorithm::XxhashCbor };
         let mut hasher = Hasher::new(algorithm, form, "0");
         let extra =
             ExtraKeys { lora: name.as_deref().map(|name| Lora { name, path: &path }), cache_salt: salt.as_deref() };

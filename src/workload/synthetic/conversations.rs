@@ -79,7 +79,7 @@ struct ConversationShape {
 }
 
 /// One that is under way.
-struct Conversation {
+struct OpenConversation {
     number: u64,
     turn: u64,
     turns: u64,
@@ -101,7 +101,7 @@ pub(super) struct Conversations {
     /// Number of the next request.
     number: u64,
     /// By the number of the request that is on its way.
-    open: HashMap<u64, Conversation>,
+    open: HashMap<u64, OpenConversation>,
 }
 
 impl Conversations {
@@ -135,7 +135,7 @@ impl Conversations {
     }
 
     /// A new one, when there may be more.
-    fn begin(&mut self) -> Option<Conversation> {
+    fn begin(&mut self) -> Option<OpenConversation> {
         let number = self.conversations;
         if number >= self.shape.conversations {
             return None;
@@ -154,11 +154,11 @@ impl Conversations {
         let said: Vec<PromptPart> = said.into_iter().filter(|part| part.piece.tokens > 0).collect();
         let turns = shape.turns.draw_whole(&mut rng, 1).into();
         let answer = Piece::new(0, 0);
-        Some(Conversation { number, turn: 0, turns, said, said_tokens: shape.system + dynamic, answer, rng })
+        Some(OpenConversation { number, turn: 0, turns, said, said_tokens: shape.system + dynamic, answer, rng })
     }
 
     /// The next turn of `conversation`, or the first one of a new conversation when that is over or its context full.
-    fn ask(&mut self, mut conversation: Conversation, at: Timestamp) -> Option<Request> {
+    fn ask(&mut self, mut conversation: OpenConversation, at: Timestamp) -> Option<Request> {
         if self.number >= self.shape.requests {
             return None;
         }
@@ -188,12 +188,12 @@ impl Conversations {
     }
 
     /// Of the next question and its answer.
-    fn lengths(&self, conversation: &mut Conversation) -> (u32, u32) {
+    fn lengths(&self, conversation: &mut OpenConversation) -> (u32, u32) {
         let input = self.shape.input.draw_whole(&mut conversation.rng, 1);
         (input, self.shape.output.draw_whole(&mut conversation.rng, 1))
     }
 
-    fn tokens_after(&self, conversation: &Conversation, input: u32, output: u32) -> u64 {
+    fn tokens_after(&self, conversation: &OpenConversation, input: u32, output: u32) -> u64 {
         [self.shape.volatile, conversation.said_tokens, input, output].into_iter().map(u64::from).sum()
     }
 }

@@ -9,7 +9,7 @@ use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Publish
 use attache::prefix::block_size::BlockSize;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};
 use attache::sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
-use attache::sim::vllm_hash::Algorithm;
+use attache::sim::vllm_hash::HashAlgorithm;
 use rmpv::Value as Msg;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -235,7 +235,7 @@ async fn sources_are_told_as_by_a_real_server() {
     let fleet = telling(2, |server, kv_events| {
         server.models = vec!["tiny".into()];
         kv_events.buffer_steps = 1_000;
-        kv_events.algorithm = Algorithm::Sha256Cbor;
+        kv_events.algorithm = HashAlgorithm::Sha256Cbor;
     });
     for (index, source) in fleet.kv_event_sources().iter().enumerate() {
         let client = Client::new(&fleet, index);
@@ -336,7 +336,7 @@ async fn events_say_what_a_real_servers_say() {
             break stored;
         }
     };
-    let mut hasher = attache::sim::vllm_hash::Hasher::new(Algorithm::Sha256, Default::default(), "0");
+    let mut hasher = attache::sim::vllm_hash::Hasher::new(HashAlgorithm::Sha256, Default::default(), "0");
     let lora = attache::sim::vllm_hash::Lora { name: "sql", path: "lora/sql" };
     let extra = attache::sim::vllm_hash::ExtraKeys { lora: Some(lora), cache_salt: Some("tenant") };
     let first = hasher.block(None, &tokens(7, 16), &extra);

@@ -1,14 +1,14 @@
 //! Prefill and decode on different servers, leg by leg over real HTTP.
 
 use super::*;
-use attache::sim::pd::{Connector, ExpiryClock, LoadFailure, PdConfig, Role};
+use attache::sim::pd::{Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
 
 /// A prefill server (0) and a decode server (1).
 fn pair(pd: PdConfig) -> SimHandle {
-    roles(&[Role::Prefill, Role::Decode], pd)
+    roles(&[ServerRole::Prefill, ServerRole::Decode], pd)
 }
 
-fn roles(roles: &[Role], pd: PdConfig) -> SimHandle {
+fn roles(roles: &[ServerRole], pd: PdConfig) -> SimHandle {
     let mut server = ServerConfig { pd, ..ServerConfig::default() };
     server.engine.latency.speed = 100.0;
     let endpoints = u16::try_from(roles.len()).unwrap();
@@ -178,7 +178,7 @@ async fn every_api_takes_a_decode_leg_whole_and_as_a_stream() {
 
 #[tokio::test]
 async fn a_leg_that_is_wrong_in_anything_fails_as_in_vllm() {
-    let fleet = roles(&[Role::Prefill, Role::Decode, Role::Prefill], PdConfig::default());
+    let fleet = roles(&[ServerRole::Prefill, ServerRole::Decode, ServerRole::Prefill], PdConfig::default());
     let (p, d, other) = (Client::new(&fleet, 0), Client::new(&fleet, 1), Client::new(&fleet, 2));
     let tokens = prompt(1, 200);
     let said = params(&p, prefill(&tokens)).await;

@@ -2,7 +2,7 @@
 //! however the prefill fares and whoever leaves.
 
 use super::*;
-use attache_disagg::attempts::Bounds;
+use attache_disagg::attempts::AttemptLimits;
 use attache_disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
 use attache_disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
 use attache_disagg::{Direct, Failure, Fallback, Mode, connector};
@@ -21,7 +21,7 @@ pub(super) fn direct(name: &str) -> Direct {
     Direct {
         connector: connector::named(name).unwrap().connector,
         by_label: false,
-        bounds: Bounds { timeout: DEFAULT_PREFILL_TIMEOUT, hedge_after: None },
+        bounds: AttemptLimits { timeout: DEFAULT_PREFILL_TIMEOUT, hedge_after: None },
         fallback: Fallback::Local,
         scheme: "http".into(),
         path_prefix: "".into(),
@@ -346,7 +346,7 @@ fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
 
 #[test]
 fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
-    let bounds = Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds };
+    let bounds = AttemptLimits { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds };
     let world = splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always);
     let (mut exchange, _, first) = asked(&world, &[]);
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut Actions::new()).unwrap();
@@ -391,7 +391,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_late");
 
     let mode = Direct {
-        bounds: Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds },
+        bounds: AttemptLimits { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds },
         ..direct("nixl")
     };
     let world = splitting(Mode::Direct(mode), Decider::Always);
@@ -409,7 +409,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
 #[test]
 fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
     let hedging = |after| {
-        let bounds = Bounds { hedge_after: Some(Duration::from_secs(after)), ..direct("nixl").bounds };
+        let bounds = AttemptLimits { hedge_after: Some(Duration::from_secs(after)), ..direct("nixl").bounds };
         splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always)
     };
     let open = |world: &World| {
@@ -539,7 +539,7 @@ proptest! {
         let base = direct(if together { "sglang" } else { "nixl" });
         let mode = Direct {
             fallback: if fail { Fallback::Fail } else { Fallback::Local },
-            bounds: Bounds { hedge_after: hedge.then(|| Duration::from_secs(1)), ..base.bounds },
+            bounds: AttemptLimits { hedge_after: hedge.then(|| Duration::from_secs(1)), ..base.bounds },
             ..base
         };
         let world = splitting(Mode::Direct(mode), Decider::Always);

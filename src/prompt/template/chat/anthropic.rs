@@ -6,8 +6,8 @@
 //! since vLLM's versions place them differently.
 
 use super::{Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
-use crate::template::node::{self, Fields};
-use crate::work::Work;
+use crate::template::node::{self, KnownFields};
+use crate::work::WorkLimit;
 use attache_protocol::MediaKind;
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -44,7 +44,7 @@ struct MessagesTurn<'a> {
 }
 
 /// Reads a request of the Messages API.
-pub(super) fn messages(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
+pub(super) fn messages(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderError> {
     let body: MessagesBody<'_> = read_json(WHAT, body)?;
     let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
     let mut chat = Chat::new(work);
@@ -86,7 +86,7 @@ fn is_type(block: &Value, kind: &str) -> bool {
 }
 
 /// Adds a turn: first the results of tools, a message each, then the rest of the turn.
-fn push_turn(role: &str, content: &Value, out: &mut Vec<Message>, work: &Work) -> Result<(), RenderError> {
+fn push_turn(role: &str, content: &Value, out: &mut Vec<Message>, work: &WorkLimit) -> Result<(), RenderError> {
     let mut message = Message::new(role);
     if content.kind() == ValueKind::String {
         out.push(message.saying(Some(content.clone())));
@@ -156,7 +156,7 @@ fn tool_result(block: &Value) -> Result<Message, RenderError> {
     Ok(message)
 }
 
-fn read_tools(tools: &RawValue, work: &Work) -> Result<Vec<Value>, RenderError> {
+fn read_tools(tools: &RawValue, work: &WorkLimit) -> Result<Vec<Value>, RenderError> {
     if !tools.get().starts_with('[') {
         return Err(body_error(WHAT, "tools must be an array"));
     }
@@ -176,7 +176,7 @@ fn read_tools(tools: &RawValue, work: &Work) -> Result<Vec<Value>, RenderError> 
             ("parameters", schema),
         ];
         function.extend(["strict", "defer_loading"].into_iter().filter_map(|key| Some((key, get(&tool, key)?))));
-        out.push(dump_tool(None, &Fields::value(function, work)?, None, work)?);
+        out.push(dump_tool(None, &KnownFields::value(function, work)?, None, work)?);
         Ok(())
     })?;
     Ok(out)

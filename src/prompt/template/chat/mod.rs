@@ -18,9 +18,9 @@ mod tools;
 
 pub use openai::{Completion, completions};
 
-use super::node::Fields;
+use super::node::KnownFields;
 use super::{ChatTemplate, ContentFormat, TemplateError, python};
-use crate::work::{Stopped, Work};
+use crate::work::{Stopped, WorkLimit};
 use attache_protocol::{Api, MediaKind};
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -81,7 +81,7 @@ impl From<TemplateError> for RenderError {
 /// A conversation, and how to render it.
 #[derive(Debug)]
 pub struct Chat {
-    messages: Vec<Message>,
+    messages: Vec<ChatMessage>,
     /// Tools in the form in which vLLM passes them.
     tools: Option<Vec<Value>>,
     /// Variables that the client adds for the template (`chat_template_kwargs`, `reasoning_effort`, `documents`, …).
@@ -90,7 +90,7 @@ pub struct Chat {
     /// Whether the tokenizer adds its special tokens to the rendered text: false by
     /// default, because templates contain them.
     pub add_special_tokens: bool,
-    work: Work,
+    work: WorkLimit,
 }
 
 /// The texts of a message, nearly always one.
@@ -98,7 +98,7 @@ type Texts = SmallVec<[Value; 1]>;
 
 /// A message in OpenAI's form.
 #[derive(Debug, Default)]
-struct Message {
+struct ChatMessage {
     role: Value,
     content: Option<Texts>,
     more: Option<Box<More>>,
@@ -117,7 +117,7 @@ struct More {
 }
 
 impl Chat {
-    fn new(work: &Work) -> Self {
+    fn new(work: &WorkLimit) -> Self {
         Self {
             messages: Vec::new(),
             tools: None,
@@ -132,7 +132,7 @@ impl Chat {
     ///
     /// # Errors
     /// See [`RenderError`].
-    pub fn read(api: Api, body: &[u8], work: &Work) -> Result<Self, RenderError> {
+    pub fn read(api: Api, body: &[u8], work: &WorkLimit) -> Result<Self, RenderError> {
         match api {
             Api::ChatCompletions => openai::chat(body, work),
             Api::Messages => anthropic::messages(body, work),
@@ -207,7 +207,7 @@ fn is_given(value: &Value) -> bool {
     !value.is_none() && value.as_str() != Some("auto")
 }
 
-impl Message {
+impl ChatMessage {
     fn new(role: &str) -> Self {
         Self { role: Value::from(role), ..Self::default() }
     }
@@ -226,7 +226,7 @@ impl Message {
     }
 
     /// Returns the message in the form that the template receives.
-    fn into_value(self, template: &ChatTemplate, work: &Work) -> Result<Value, RenderError> {
+    fn into_value(self, template: &ChatTemplate, work: &WorkLimit) -> Result<Value, RenderError> {
         let role = match self.role.as_str() {
             Some("developer") if !template.knows_developer() => Value::from("system"),
             _ => self.role,
@@ -260,7 +260,7 @@ impl Message {
         if is("developer") {
             add("tools", Some(more.tools.unwrap_or(Value::from(()))));
         }
-        Ok(Fields::value(out, work)?)
+        Ok(KnownFields::value(out, work)?)
     }
 }
 
@@ -308,7 +308,7 @@ fn media(kind: &str) -> Option<MediaKind> {
 }
 
 /// Marks the end of the last message's text; returns the text without the mark.
-fn mark_end(messages: &mut [Value], work: &Work) -> Result<String, RenderError> {
+fn mark_end(messages: &mut [Value], work: &WorkLimit) -> Result<String, RenderError> {
     let nothing = || body_error("a chat request", "there is no text in the last message to continue");
     let last = messages.last_mut().ok_or_else(nothing)?;
     let content = get(last, "content").ok_or_else(nothing)?;
@@ -356,11 +356,11 @@ fn list(values: impl IntoIterator<Item = Value>) -> Value {
     Value::from(values.into_iter().collect::<Vec<_>>())
 }
 
-fn text_part(text: Value, work: &Work) -> Result<Value, RenderError> {
-    Ok(Fields::value(vec![("type", Value::from("text")), ("text", text)], work)?)
+fn text_part(text: Value, work: &WorkLimit) -> Result<Value, RenderError> {
+    Ok(KnownFields::value(vec![("type", Value::from("text")), ("text", text)], work)?)
 }
 
-fn join<'a>(texts: impl Iterator<Item = &'a Value>, work: &Work) -> Result<Value, RenderError> {
+fn join<'a>(texts: impl Iterator<Item = &'a Value>, work: &WorkLimit) -> Result<Value, RenderError> {
     let texts: SmallVec<[&Value; 4]> = texts.collect();
     match texts.as_slice() {
         // The common case costs no copy.

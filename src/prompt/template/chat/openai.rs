@@ -4,7 +4,7 @@ use super::{
     Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json, texts,
 };
 use crate::template::node;
-use crate::work::Work;
+use crate::work::WorkLimit;
 use minijinja::Value;
 use serde::Deserialize;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
@@ -59,7 +59,7 @@ struct MessageBody<'a> {
 }
 
 /// Reads a chat request.
-pub(super) fn chat(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
+pub(super) fn chat(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderError> {
     let body: ChatBody<'_> = read_json(CHAT, body)?;
     if body.truncate_prompt_tokens.is_some() {
         return Err(RenderError::Unsupported("truncate_prompt_tokens"));
@@ -86,7 +86,7 @@ pub(super) fn chat(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
     Ok(chat)
 }
 
-fn read_message(body: MessageBody<'_>, work: &Work) -> Result<Message, RenderError> {
+fn read_message(body: MessageBody<'_>, work: &WorkLimit) -> Result<Message, RenderError> {
     let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
     let mut message = Message::new(&body.role);
     message.content = body.content.map(|content| read_content(content, work)).transpose()?;
@@ -107,7 +107,7 @@ fn read_message(body: MessageBody<'_>, work: &Work) -> Result<Message, RenderErr
 }
 
 /// Returns the texts of a content, reading its parts one by one.
-fn read_content(content: &RawValue, work: &Work) -> Result<Texts, RenderError> {
+fn read_content(content: &RawValue, work: &WorkLimit) -> Result<Texts, RenderError> {
     if !content.get().starts_with('[') {
         return texts(&node::value(content, work)?);
     }
@@ -120,7 +120,7 @@ fn read_content(content: &RawValue, work: &Work) -> Result<Texts, RenderError> {
     Ok(texts)
 }
 
-fn read_tools(tools: &RawValue, work: &Work) -> Result<Option<Vec<Value>>, RenderError> {
+fn read_tools(tools: &RawValue, work: &WorkLimit) -> Result<Option<Vec<Value>>, RenderError> {
     if !tools.get().starts_with('[') {
         return Err(body_error(CHAT, "tools must be an array"));
     }

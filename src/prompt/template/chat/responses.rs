@@ -6,7 +6,7 @@
 
 use super::{Chat, ITEM_BYTES, Message, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
 use crate::template::node;
-use crate::work::Work;
+use crate::work::WorkLimit;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
@@ -32,7 +32,7 @@ struct ResponsesBody<'a> {
 }
 
 /// Reads a request of the Responses API.
-pub(super) fn responses(body: &[u8], work: &Work) -> Result<Chat, RenderError> {
+pub(super) fn responses(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderError> {
     let body: ResponsesBody<'_> = read_json(WHAT, body)?;
     if body.previous_response_id.is_some() || body.conversation.is_some() || body.prompt.is_some() {
         return Err(RenderError::Unsupported("a conversation that lies on the server"));
@@ -139,7 +139,7 @@ fn first_text(item: &Value, key: &str) -> Option<Value> {
     if first.kind() == ValueKind::String { Some(first) } else { get(&first, "text") }
 }
 
-fn read_tools(tools: &RawValue, work: &Work) -> Result<Option<Vec<Value>>, RenderError> {
+fn read_tools(tools: &RawValue, work: &WorkLimit) -> Result<Option<Vec<Value>>, RenderError> {
     let mut out = Vec::new();
     if tools.get().starts_with('[') {
         each(WHAT, tools, |tool: &RawValue| {

@@ -9,7 +9,7 @@ const SHOW_PARTS: &str =
 
 fn render(api: Api, source: &str, body: &str) -> Result<String, RenderError> {
     let template = ChatTemplate::compile(source).unwrap();
-    Chat::read(api, body.as_bytes(), &Work::for_body(body.len()))?.render(
+    Chat::read(api, body.as_bytes(), &WorkLimit::for_body(body.len()))?.render(
         &template,
         &BTreeMap::new(),
         body.len(),

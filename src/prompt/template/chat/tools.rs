@@ -1,8 +1,8 @@
 //! Tools and tool calls in the form in which vLLM passes them to templates.
 
-use super::super::node::{self, Fields};
+use super::super::node::{self, KnownFields};
 use super::{RenderError, body_error, get, items, with};
-use crate::work::Work;
+use crate::work::WorkLimit;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
@@ -23,7 +23,7 @@ pub(super) fn wrong_calls() -> RenderError {
 }
 
 /// Returns a tool call with parsed arguments; text that is not a JSON object counts as an empty one.
-pub(super) fn parse_call(call: &Value, work: &Work) -> Result<Value, RenderError> {
+pub(super) fn parse_call(call: &Value, work: &WorkLimit) -> Result<Value, RenderError> {
     work.charge(CALL_BYTES)?;
     let function = get(call, "function").filter(|f| f.kind() == ValueKind::Map).ok_or_else(wrong_calls)?;
     let arguments = match get(&function, "arguments") {
@@ -42,7 +42,7 @@ pub(super) fn dump_tool(
     kind: Option<&Value>,
     function: &Value,
     deferred: Option<Value>,
-    work: &Work,
+    work: &WorkLimit,
 ) -> Result<Value, RenderError> {
     let wrong = || body_error("a request with tools", "a tool must be a function with a name");
     if function.kind() != ValueKind::Map || kind.is_some_and(|k| k.as_str() != Some("function")) {
@@ -54,7 +54,7 @@ pub(super) fn dump_tool(
     out.extend(get(function, "strict").map(|v| ("strict", v)));
     let inherited = get(function, "defer_loading").or_else(|| deferred.clone());
     out.extend(inherited.map(|v| ("defer_loading", v)));
-    let mut tool = vec![("type", Value::from("function")), ("function", Fields::value(out, work)?)];
+    let mut tool = vec![("type", Value::from("function")), ("function", KnownFields::value(out, work)?)];
     tool.extend(deferred.map(|v| ("defer_loading", v)));
-    Ok(Fields::value(tool, work)?)
+    Ok(KnownFields::value(tool, work)?)
 }

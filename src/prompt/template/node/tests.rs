@@ -3,11 +3,11 @@ use crate::template::{ChatTemplate, TemplateError};
 use proptest::prelude::*;
 use std::time::UNIX_EPOCH;
 
-fn node(json: &str, work: &Work) -> Result<Value, Stopped> {
+fn node(json: &str, work: &WorkLimit) -> Result<Value, Stopped> {
     value(serde_json::from_str(json).expect("JSON"), work)
 }
 
-fn render(template: &ChatTemplate, v: Value, work: &Work) -> Result<String, TemplateError> {
+fn render(template: &ChatTemplate, v: Value, work: &WorkLimit) -> Result<String, TemplateError> {
     template.render([("v".to_owned(), v)], 1 << 20, UNIX_EPOCH, work)
 }
 
@@ -49,7 +49,7 @@ const TEMPLATES: [&str; 10] = [
 proptest! {
     #[test]
     fn template_sees_a_node_as_the_whole_value(json in json()) {
-        let work = Work::within(usize::MAX / 2);
+        let work = WorkLimit::within(usize::MAX / 2);
         let whole: Value = serde_json::from_str(&json).unwrap();
         for source in TEMPLATES {
             let template = ChatTemplate::compile(source).unwrap();
@@ -60,7 +60,7 @@ proptest! {
 
     #[test]
     fn charged_bytes_are_released(json in json()) {
-        let work = Work::within(1 << 30);
+        let work = WorkLimit::within(1 << 30);
         let template = ChatTemplate::compile(TEMPLATES[6]).unwrap();
         let Ok(text) = render(&template, node(&json, &work).unwrap(), &work) else { return Ok(()) };
         prop_assert_eq!(work.left(), (1 << 30) - text.len());
@@ -68,7 +68,7 @@ proptest! {
 
     #[test]
     fn text_is_json_if_serde_reads_a_value_from_it(text in r#"(\[|\]|\{|\}|,|:|"a"|"\\ud800"|"\\n"|1|-|1e9|null| ){0,9}"#) {
-        let work = Work::within(1 << 20);
+        let work = WorkLimit::within(1 << 20);
         let parsed = parse(&text, &work).unwrap();
         prop_assert_eq!(parsed.is_some(), serde_json::from_str::<Value>(&text).is_ok());
     }
@@ -87,7 +87,7 @@ fn values_over_the_limit_stop_the_render() {
         (&printed, 320_000, true),
         (&indented, 2_000_000, false),
     ] {
-        let work = Work::within(bytes);
+        let work = WorkLimit::within(bytes);
         let rendered = node(&json, &work).map_err(TemplateError::from).and_then(|v| render(template, v, &work));
         match rendered {
             Ok(_) => assert!(allowed, "{bytes}"),
@@ -98,7 +98,7 @@ fn values_over_the_limit_stop_the_render() {
 
 #[test]
 fn cancelled_work_ends_at_the_next_output() {
-    let work = Work::within(1 << 20);
+    let work = WorkLimit::within(1 << 20);
     let v = node("[1, 2]", &work).unwrap();
     work.cancel();
     for source in ["{{ v | tojson }}", "{% for x in v %}{% endfor %}", "text"] {
@@ -109,8 +109,8 @@ fn cancelled_work_ends_at_the_next_output() {
 
 #[test]
 fn fields_of_cancelled_work_are_empty() {
-    let work = Work::within(1_000);
-    let message = Fields::value(vec![("content", Value::from("text"))], &work).unwrap();
+    let work = WorkLimit::within(1_000);
+    let message = KnownFields::value(vec![("content", Value::from("text"))], &work).unwrap();
     assert_eq!(message.get_attr("content").unwrap(), Value::from("text"));
     work.clone().cancel();
     assert!(message.get_attr("content").unwrap().is_undefined());

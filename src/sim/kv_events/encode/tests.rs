@@ -1,5 +1,5 @@
 use super::*;
-use crate::vllm_hash::Algorithm;
+use crate::vllm_hash::HashAlgorithm;
 use rmpv::Value;
 
 /// A recorded batch, with the engine's own names made of the recorded ones.
@@ -80,7 +80,7 @@ fn lines(file: &str) -> String {
 
 #[test]
 fn maps_are_byte_for_byte_those_of_vllm_0_32() {
-    let config = KvEventsConfig { algorithm: Algorithm::Sha256Cbor, seed: "0".into(), ..KvEventsConfig::default() };
+    let config = KvEventsConfig { algorithm: HashAlgorithm::Sha256Cbor, seed: "0".into(), ..KvEventsConfig::default() };
     let mut encoder = KvEncoder::new(&config, 16, 0);
     encoder.adapter(&"sql".into(), "lora/sql");
     let mut compared = 0;
