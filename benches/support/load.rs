@@ -209,7 +209,7 @@ async fn play(client: &mut h2::client::SendRequest<Bytes>, exchange: &Exchange) 
 
 /// Streams whose requests have been sent, and that stay open.
 #[allow(dead_code, reason = "for the bench of streams that wait")]
-pub(crate) struct Held(Vec<(h2::client::ResponseFuture, h2::SendStream<Bytes>)>);
+pub(crate) struct ConnectionMemory(Vec<(h2::client::ResponseFuture, h2::SendStream<Bytes>)>);
 
 /// Opens `streams` over `connections` and sends each request of `exchange`, without waiting for answers.
 #[allow(dead_code, reason = "for the bench of streams that wait")]
@@ -218,7 +218,7 @@ pub(crate) async fn open(
     exchange: &Exchange,
     connections: usize,
     streams: usize,
-) -> Result<Held, Error> {
+) -> Result<ConnectionMemory, Error> {
     let mut held = Vec::with_capacity(streams);
     for _ in 0..connections {
         let mut client = connect(to).await?;
@@ -229,7 +229,7 @@ pub(crate) async fn open(
             held.push((response, outbound));
         }
     }
-    Ok(Held(held))
+    Ok(ConnectionMemory(held))
 }
 
 async fn connect(to: SocketAddr) -> Result<h2::client::SendRequest<Bytes>, Error> {

@@ -4,7 +4,7 @@
 use attache_picker::quotas::{Limited, Pending, Permit, Quotas, SharedAnswer, SharedQuotas, Store};
 use attache_picker::warming::Warming;
 use attache_quota::{Change, Claim, Limits, OnStoreFailure, OnUnknownUser, Place, Refused, Wall};
-use attache_redis_store::quota_store::users::{Found, UserRecords};
+use attache_redis_store::quota_store::users::{RecordLookup, UserRecords};
 use attache_redis_store::quota_store::{RedisStore, StoreError};
 use attache_redis_store::redis_link::{LinkError, RedisLink};
 use attache_telemetry::metrics::Metrics;
@@ -145,11 +145,11 @@ impl RedisQuotas {
     }
 
     /// What stands in Redis of `tenant`, or stood there when it was read last.
-    async fn found(&self, tenant: &Arc<str>, now: Timestamp) -> Result<Found, LinkError> {
+    async fn found(&self, tenant: &Arc<str>, now: Timestamp) -> Result<RecordLookup, LinkError> {
         let (found, outcome) = match self.users.read(tenant, now).await {
-            Ok(found @ Found::Record(_)) => (found, RecordOutcome::Found),
-            Ok(found @ Found::Nothing) => (found, RecordOutcome::Unknown),
-            Ok(found @ Found::Malformed) => (found, RecordOutcome::Malformed),
+            Ok(found @ RecordLookup::Record(_)) => (found, RecordOutcome::Found),
+            Ok(found @ RecordLookup::Nothing) => (found, RecordOutcome::Unknown),
+            Ok(found @ RecordLookup::Malformed) => (found, RecordOutcome::Malformed),
             Err(error) => (self.users.last(tenant).ok_or(error)?, RecordOutcome::Stale),
         };
         self.metrics.redis.record(outcome);
@@ -167,12 +167,12 @@ fn record_ttl(quotas: &Quotas, tenant: &str) -> Option<Duration> {
 
 /// What a tenant may have of whom that was found; `None` when it is refused for that. Who has no record may have what
 /// is the `default`.
-fn by_record(quotas: &Quotas, found: Found, default: &Limits) -> Option<Limits> {
+fn by_record(quotas: &Quotas, found: RecordLookup, default: &Limits) -> Option<Limits> {
     let unknown = quotas.settings().user_records.map(|settings| settings.unknown).unwrap_or_default();
     match (found, unknown) {
-        (Found::Record(record), _) => Some(record.limits(default)),
-        (Found::Nothing | Found::Malformed, OnUnknownUser::Default) => Some(*default),
-        (Found::Nothing | Found::Malformed, OnUnknownUser::Refuse) => None,
+        (RecordLookup::Record(record), _) => Some(record.limits(default)),
+        (RecordLookup::Nothing | RecordLookup::Malformed, OnUnknownUser::Default) => Some(*default),
+        (RecordLookup::Nothing | RecordLookup::Malformed, OnUnknownUser::Refuse) => None,
     }
 }
 

@@ -9,7 +9,7 @@ use super::zmtp::{Connection, Message, Role, ZmtpError};
 use attache_pool::{PoolEvent, SnapshotStore};
 use attache_prefix::trust::{Doubt, Trust, TrustCell};
 use attache_prefix::wire;
-use attache_serving::connections::Held;
+use attache_serving::connections::ConnectionMemory;
 use attache_types::clock::{Clock, Timestamp};
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
@@ -82,7 +82,7 @@ pub(super) enum FromCentral {
     /// The engine has connected.
     Connected,
     /// A frame, and the accounting of its memory until it is processed.
-    Frame(u64, Bytes, Held),
+    Frame(u64, Bytes, ConnectionMemory),
     /// The engine's connection has ended.
     Disconnected,
 }

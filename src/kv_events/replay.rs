@@ -21,7 +21,7 @@ const END: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) enum ReplayMessage {
     Frame(u64, Bytes),
-    ReplayEnd(ReplayEnd),
+    End(ReplayEnd),
 }
 
 /// A running replay. Drop ends it.

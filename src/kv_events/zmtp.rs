@@ -10,7 +10,7 @@
 //! Sources: <https://rfc.zeromq.org/spec/23/>, <https://rfc.zeromq.org/spec/37/> for heartbeats.
 
 use super::subscription::Timing;
-use attache_serving::connections::{Held, Slot};
+use attache_serving::connections::{ConnectionMemory, Slot};
 use bytes::{Buf, Bytes, BytesMut};
 use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};
@@ -112,7 +112,7 @@ pub(super) struct Connection {
     begun: Option<Instant>,
     frame_timeout: Duration,
     /// Accounting of the buffered bytes, for accepted connections.
-    held: Option<Held>,
+    held: Option<ConnectionMemory>,
 }
 
 /// Detection of a dead peer by heartbeats.
@@ -172,7 +172,7 @@ impl Connection {
         role: Role,
         max_message: usize,
         timing: Timing,
-        held: Option<Held>,
+        held: Option<ConnectionMemory>,
     ) -> Result<Self, ZmtpError> {
         let beat = timing.heartbeat;
         stream.set_nodelay(true)?;
@@ -320,7 +320,7 @@ impl Connection {
     async fn read(
         stream: &TcpStream,
         buffer: &mut BytesMut,
-        mut held: Option<&mut Held>,
+        mut held: Option<&mut ConnectionMemory>,
         frames: usize,
     ) -> Result<(), ZmtpError> {
         let mut account =

@@ -16,7 +16,7 @@ pub(super) enum EventPart<'c> {
     /// The single line of data of an event, which ends with it.
     Event(&'c [u8]),
     /// A line of data begins.
-    LinePosition,
+    Line,
     /// Bytes of a line of data.
     Data(&'c [u8]),
     /// Bytes of an event's name, including white space around it.

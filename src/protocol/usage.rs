@@ -321,7 +321,7 @@ impl ScannedValues {
 }
 
 impl Visitor for ScannedValues {
-    type UsageMember = UsageMember;
+    type Member = UsageMember;
 
     fn wants(&mut self, inner: bool, name: &[u8]) -> Wanted<UsageMember> {
         if self.may_be_bare && !inner && *self.is_bare.get_or_insert_with(|| BARE.contains(&name)) {

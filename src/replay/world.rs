@@ -101,7 +101,7 @@ enum PromptOrigin {
     /// The server that decodes it, since prefill on another server failed.
     FellBack,
     /// Another server. `job` is its prefill leg, and `cached_tokens` of the prompt were cached there.
-    WorldServer {
+    Server {
         server: usize,
         job: JobId,
         cached_tokens: u32,

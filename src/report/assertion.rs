@@ -126,7 +126,7 @@ struct CheckedFigure {
 #[derive(Debug)]
 enum Right {
     Number(f64),
-    CheckedFigure { factor: f64, figure: CheckedFigure },
+    Figure { factor: f64, figure: CheckedFigure },
 }
 
 /// What a report must show.

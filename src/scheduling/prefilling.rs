@@ -3,7 +3,7 @@
 //! settle the same things in the same order. Pure.
 
 use crate::Booking;
-use attache_disagg::attempts::{Attempt, Attempts, Bounds, Failure, Next};
+use attache_disagg::attempts::{Attempt, Attempts, AttemptLimits, Failure, Next};
 use attache_pool::health::Outcome;
 use attache_pool::{Endpoint, Picks};
 use attache_protocol::Usage;
@@ -23,7 +23,7 @@ pub struct Prefilling {
 impl Prefilling {
     /// The first of `servers` is asked `now`, on which `booking` was made; `probes` says that it is half open and this its probe.
     #[must_use]
-    pub fn begin(servers: Picks, booking: Option<Box<Booking>>, probes: bool, bounds: Bounds, now: Timestamp) -> Self {
+    pub fn begin(servers: Picks, booking: Option<Box<Booking>>, probes: bool, bounds: AttemptLimits, now: Timestamp) -> Self {
         Self { booking, attempts: Attempts::begin(servers, bounds, now), probes }
     }
 

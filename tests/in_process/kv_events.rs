@@ -6,7 +6,7 @@ use attache::connections::{Closed, ConnectionLimits, Connections};
 use attache::ids::EndpointId;
 use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{
-    Bounds, Count, Destination, Doubt, Feed, KvEventStats, Residents, Source, Subscription, Timing, Trust,
+    MemoryLimits, Count, Destination, Doubt, Feed, KvEventStats, Residents, Source, Subscription, Timing, Trust,
 };
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;
@@ -660,7 +660,7 @@ async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
 async fn a_flood_that_does_not_fit_is_fetched_again() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     publisher.ring.lock().form = Form::Silent;
-    let bounds = Bounds { backlog_frames: 4, ..Bounds::default() };
+    let bounds = MemoryLimits { backlog_frames: 4, ..MemoryLimits::default() };
     let timing = Timing { replay_idle: Duration::from_millis(200), retry_after: Duration::from_millis(200), ..quick() };
     let rig = Rig::following(Subscription { bounds, timing, ..subscription() }, &mut publisher).await;
     until("the ring is asked", || !publisher.asked().is_empty()).await;

@@ -5,7 +5,7 @@ use super::arena::Addr;
 use super::cover::{Column, bit, set_bit};
 use super::run::{ALIASED, BEHIND, Run};
 use super::writer::Writer;
-use super::{NOBODY, Shared};
+use super::{NOBODY, ReaderView};
 use crate::atomics::{
     Ordering::{Relaxed, Release},
     fence,
@@ -87,7 +87,7 @@ impl Columns {
     }
 }
 
-impl Shared {
+impl ReaderView {
     /// Assigns a column to a holder, or to none. Writer only.
     fn set_owner(&self, column: Column, holder: u32) {
         let Some(owners) = self.owners.get(usize::from(column) / 64) else { return };
@@ -101,7 +101,7 @@ impl Shared {
 
 impl Writer {
     /// Takes a clean column for a holder; sweeps one now if none is clean.
-    pub(super) fn take_column(&mut self, sh: &Shared, slot: usize, holder: u32) -> Option<Column> {
+    pub(super) fn take_column(&mut self, sh: &ReaderView, slot: usize, holder: u32) -> Option<Column> {
         let mut column = self.columns.take(slot);
         if column.is_none() && self.columns.any_retired() {
             while self.columns.any_retired() {
@@ -117,14 +117,14 @@ impl Writer {
     }
 
     /// Retires a column: readers skip it from now on.
-    pub(super) fn retire(&mut self, sh: &Shared, column: Column, newest_guess: Addr) {
+    pub(super) fn retire(&mut self, sh: &ReaderView, column: Column, newest_guess: Addr) {
         sh.set_owner(column, NOBODY);
         set_bit(&mut self.columns.live, column, false);
         self.columns.waiting.push((column, newest_guess));
     }
 
     /// Sweeps a part of the retired columns; larger writes sweep more.
-    pub(super) fn sweep_some(&mut self, sh: &Shared, blocks: usize) {
+    pub(super) fn sweep_some(&mut self, sh: &ReaderView, blocks: usize) {
         if self.columns.any_retired() {
             let columns = self.columns.waiting.len() + self.columns.sweeping.len();
             self.sweep(sh, (SWEEP_STEP + blocks / 8) * columns);
@@ -143,7 +143,7 @@ impl Writer {
         self.names.len() > FEW_NAMES + expected + expected / 4
     }
 
-    fn sweep(&mut self, sh: &Shared, steps: usize) {
+    fn sweep(&mut self, sh: &ReaderView, steps: usize) {
         if self.columns.sweeping.is_empty() {
             self.columns.sweeping = std::mem::take(&mut self.columns.waiting);
             self.columns.cursor = 0;
@@ -189,7 +189,7 @@ impl Writer {
     }
 
     /// Removes retired columns from one run.
-    pub(super) fn clean(&mut self, sh: &Shared, run: Addr) {
+    pub(super) fn clean(&mut self, sh: &ReaderView, run: Addr) {
         let header = Run::at(&sh.arena, run);
         if header.is_free() || run == sh.root {
             return;
@@ -203,7 +203,7 @@ impl Writer {
         self.settle(sh, run, None);
     }
 
-    fn purge_names(&mut self, sh: &Shared, slots: usize) {
+    fn purge_names(&mut self, sh: &ReaderView, slots: usize) {
         let Self { names, space, behind, columns, .. } = self;
         let live = columns.live.as_slice();
         let mut seen = 0;

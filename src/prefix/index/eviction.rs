@@ -1,6 +1,6 @@
 //! Eviction of estimated blocks: over the memory limit, the maximum of blocks, or a holder's capacity.
 
-use super::Shared;
+use super::ReaderView;
 use super::arena::{Addr, order_for};
 use super::cover::{Column, GUESS};
 use super::guess::{NODE_WORDS, OF_ALL, OF_HOLDER, PASSED_AT_ONCE, key};
@@ -11,7 +11,7 @@ use super::writer::{HolderPlane, Writer};
 
 impl Writer {
     /// Evicts the estimated blocks of one run from all holders.
-    fn evict(&mut self, sh: &Shared, node: Addr) -> u32 {
+    fn evict(&mut self, sh: &ReaderView, node: Addr) -> u32 {
         let run = sh.arena.low(node);
         self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
         let columns: Vec<(Column, u32)> = self
@@ -36,7 +36,7 @@ impl Writer {
 
     /// Returns the first node from the oldest on that is not in use. The prompt being recorded
     /// may itself be the oldest.
-    fn oldest_unused(&self, sh: &Shared, list: List, oldest: Addr) -> Option<Addr> {
+    fn oldest_unused(&self, sh: &ReaderView, list: List, oldest: Addr) -> Option<Addr> {
         let mut node = oldest;
         while node != 0 && self.is_in_use(sh.arena.low(node)) {
             node = sh.arena.low(node + list.0);
@@ -50,7 +50,7 @@ impl Writer {
     ///
     /// Returns false when no run may be evicted, for example when a prompt that takes its tenant over its share
     /// would evict other tenants' runs.
-    pub(super) fn make_room(&mut self, sh: &Shared) -> bool {
+    pub(super) fn make_room(&mut self, sh: &ReaderView) -> bool {
         if std::mem::take(&mut self.is_aside_short) {
             // Estimated blocks use none of the memory outside the arena.
             return false;
@@ -68,13 +68,13 @@ impl Writer {
     }
 
     /// Evicts estimated blocks until the index has no more than its maximum of blocks, or none may be evicted.
-    pub(super) fn keep_max_blocks(&mut self, sh: &Shared) {
+    pub(super) fn keep_max_blocks(&mut self, sh: &ReaderView) {
         while self.max_blocks.is_some_and(|most| self.stats.blocks as u64 > most) && self.make_room(sh) {}
     }
 
     /// Returns the oldest unused run of the tenant that is furthest over its share and has one. Runs
     /// before it change their tenant.
-    fn oldest_of_greediest(&mut self, sh: &Shared) -> Option<Addr> {
+    fn oldest_of_greediest(&mut self, sh: &ReaderView) -> Option<Addr> {
         let mut left = PASSED_AT_ONCE;
         for tenant in self.greedy(sh) {
             while self.due(sh, tenant) > self.share()
@@ -90,7 +90,7 @@ impl Writer {
     }
 
     /// Evicts a holder's oldest estimated blocks until it is within its capacity.
-    pub(super) fn keep_capacity(&mut self, sh: &Shared, slot: usize) {
+    pub(super) fn keep_capacity(&mut self, sh: &ReaderView, slot: usize) {
         while let Some(holder) = self.holders.get(slot)
             && let Some(over) = holder.blocks[GUESS].checked_sub(holder.capacity)
             && over > 0
@@ -102,7 +102,7 @@ impl Writer {
     }
 
     /// Removes up to `blocks` blocks from the end of a holder's oldest segment. Returns how many.
-    fn shorten_oldest(&mut self, sh: &Shared, slot: usize, segment: Addr, blocks: u32) -> u32 {
+    fn shorten_oldest(&mut self, sh: &ReaderView, slot: usize, segment: Addr, blocks: u32) -> u32 {
         let (run, column) = (sh.arena.low(segment), sh.arena.high(segment) as Column);
         let (from, to) = (sh.arena.low(segment + 1), sh.arena.high(segment + 1));
         let left = to.saturating_sub(blocks).max(from);
@@ -120,7 +120,7 @@ impl Writer {
     }
 
     /// Removes the deepest segment of a run from the column's chain.
-    fn cut_chain(&mut self, sh: &Shared, run: Addr, column: Column, segment: Addr) {
+    fn cut_chain(&mut self, sh: &ReaderView, run: Addr, column: Column, segment: Addr) {
         let first = self.guesses.table.get(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
         if first == segment {
             self.guesses.table.remove(&sh.arena, key(run, column));
@@ -136,7 +136,7 @@ impl Writer {
     }
 
     /// Frees one segment of a retired column. Returns the next one.
-    pub(super) fn drop_retired_guess(&mut self, sh: &Shared, column: Column, segment: Addr) -> Addr {
+    pub(super) fn drop_retired_guess(&mut self, sh: &ReaderView, column: Column, segment: Addr) -> Addr {
         let next = sh.arena.high(segment + OF_HOLDER.0);
         let run = sh.arena.low(segment);
         self.guesses.table.remove(&sh.arena, key(run, column));

@@ -19,7 +19,7 @@ use super::run::{GUESSED, MAX_RUN, Run, RunPosition, same_tags};
 use super::table::{NoRoom, WordTable};
 use super::tenants::Tenants;
 use super::writer::{HolderPlane, Writer};
-use super::{Shared, TenantId};
+use super::{ReaderView, TenantId};
 use crate::key::BlockKey;
 use attache_types::clock::Timestamp;
 
@@ -66,7 +66,7 @@ impl Writer {
     /// Records that a holder has served a prompt. Returns how many of its blocks are new to the holder.
     pub(super) fn record(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         column: Column,
         keys: &[BlockKey],
@@ -104,7 +104,7 @@ impl Writer {
     }
 
     /// Collects the runs that match the prompt in the path. Returns how many blocks they match.
-    fn walk(&mut self, sh: &Shared, keys: &[BlockKey]) -> usize {
+    fn walk(&mut self, sh: &ReaderView, keys: &[BlockKey]) -> usize {
         self.guesses.path.clear();
         let (mut at, mut done) = (RunPosition { run: sh.root, offset: 0 }, 0);
         while let Some(key) = keys.get(done)
@@ -125,7 +125,7 @@ impl Writer {
     }
 
     /// Adds the holder to the runs on the path. Returns how many blocks were new to it, and whether memory sufficed.
-    fn hold_path(&mut self, sh: &Shared, slot: usize, claim: HolderPlane) -> (u32, bool) {
+    fn hold_path(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane) -> (u32, bool) {
         let mut new = 0;
         for i in 0..self.guesses.path.len() {
             let Some((run, matched)) = self.guesses.path.get(i).copied() else { break };
@@ -147,7 +147,7 @@ impl Writer {
     }
 
     /// Adds runs for blocks that no run has. Returns how many.
-    fn grow_path(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, keys: &[BlockKey], tenant: TenantId) -> u32 {
+    fn grow_path(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, keys: &[BlockKey], tenant: TenantId) -> u32 {
         let mut rest = keys;
         let mut new = 0;
         while !rest.is_empty() {
@@ -176,7 +176,7 @@ impl Writer {
 
     fn grow_once(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         claim: HolderPlane,
         keys: &[BlockKey],
         tenant: TenantId,
@@ -205,7 +205,7 @@ impl Writer {
     }
 
     /// Drops a column's estimated blocks of a run, including all segments.
-    pub(super) fn forget(&mut self, sh: &Shared, run: Addr, column: Column) {
+    pub(super) fn forget(&mut self, sh: &ReaderView, run: Addr, column: Column) {
         let slot = self.columns.slot(column);
         let mut segment = self.guesses.table.remove(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
         while segment != 0 {
@@ -218,7 +218,7 @@ impl Writer {
         self.count(slot, GUESS, 0, had);
     }
 
-    pub(super) fn unlink_segment(&mut self, sh: &Shared, slot: usize, segment: Addr) {
+    pub(super) fn unlink_segment(&mut self, sh: &ReaderView, slot: usize, segment: Addr) {
         if let Some(holder) = self.holders.get_mut(slot) {
             let mut ends = ListEnds { newest: holder.newest, oldest: holder.oldest };
             unlink(sh, OF_HOLDER, &mut ends, segment);
@@ -229,7 +229,7 @@ impl Writer {
     /// Marks the first `matched` blocks of a run as the holder's most recently used.
     fn touch(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         column: Column,
         (run, matched): (Addr, u32),
@@ -281,7 +281,7 @@ impl Writer {
 
     /// Marks a run as its tenant's most recently used. A run without a tenant is billed to `tenant`; otherwise `tenant`
     /// is noted as another user of it.
-    fn touch_run(&mut self, sh: &Shared, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
+    fn touch_run(&mut self, sh: &ReaderView, run: Addr, tenant: TenantId) -> Result<(), NoRoom> {
         if let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) {
             let node = node as Addr;
             let owner = TenantId(sh.arena.high(node));
@@ -311,7 +311,7 @@ impl Writer {
     }
 
     /// Updates the bill of a run's tenant to the run's current size.
-    pub(super) fn charge(&mut self, sh: &Shared, run: Addr) {
+    pub(super) fn charge(&mut self, sh: &ReaderView, run: Addr) {
         let Some(node) = self.guesses.table.get(&sh.arena, key(run, NODE)) else { return };
         let node = node as Addr;
         self.cover.read(&sh.arena, Run::at(&sh.arena, run), &self.columns.live);
@@ -323,7 +323,7 @@ impl Writer {
     }
 
     /// Bills a run to another tenant that uses it, if that tenant stays within its share.
-    pub(super) fn pass_on(&mut self, sh: &Shared, node: Addr) -> bool {
+    pub(super) fn pass_on(&mut self, sh: &ReaderView, node: Addr) -> bool {
         let (owner, user) = (TenantId(sh.arena.high(node)), TenantId(sh.arena.high(node + 3)));
         let bytes = sh.arena.low(node + 3);
         if user == owner || self.due(sh, user) + u64::from(bytes) > self.share() || !self.add_tenant(sh, user) {
@@ -339,7 +339,7 @@ impl Writer {
     }
 
     /// Removes the node of a run that has no estimated holder any more.
-    pub(super) fn forget_node(&mut self, sh: &Shared, run: Addr) {
+    pub(super) fn forget_node(&mut self, sh: &ReaderView, run: Addr) {
         Run::at(&sh.arena, run).clear_flags(GUESSED);
         let Some(node) = self.guesses.table.remove(&sh.arena, key(run, NODE)) else { return };
         let node = node as Addr;

@@ -4,7 +4,7 @@
 //! all versions must be unchanged, so the result as a whole was true at one moment between start and end.
 //! Otherwise the walk is repeated.
 
-use super::Shared;
+use super::ReaderView;
 use super::arena::Addr;
 use super::children::ChildSearch;
 use super::cover::{Beside, Bits, LEVELS};
@@ -119,7 +119,7 @@ impl Alive {
     }
 }
 
-impl Shared {
+impl ReaderView {
     /// Does one walk. Returns false when the writer changed something meanwhile.
     pub(super) fn walk<K: BlockKeys>(&self, keys: &mut K, out: &mut Matches) -> bool {
         let version = self.owners_version.load(Acquire);

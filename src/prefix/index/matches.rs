@@ -2,7 +2,7 @@
 
 use super::cover::Bits;
 use super::lookup::Scratch;
-use super::{HolderId, NOBODY, Shared};
+use super::{HolderId, NOBODY, ReaderView};
 use crate::atomics::Ordering::Relaxed;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -67,7 +67,7 @@ pub(super) struct Owners {
 impl Owners {
     /// Copies the owners of an index, unless they have this version already. The copy may be torn: if the index's
     /// version has changed afterwards, call [`Self::forget`].
-    pub(super) fn follow(&mut self, sh: &Shared, version: u64) {
+    pub(super) fn follow(&mut self, sh: &ReaderView, version: u64) {
         if self.version == version && self.of == sh.identity {
             return;
         }

@@ -6,11 +6,11 @@ use super::run::{ALIASED, BEHIND, Run, RunPosition};
 use super::store::{copy_key, pack, resolve};
 use super::table::{BATCH, WordTable};
 use super::writer::{HolderPlane, Writer};
-use super::{EngineHash, Shared};
+use super::{EngineHash, ReaderView};
 
 impl Writer {
     /// Removes blocks that an engine has dropped. Returns how many the holder had.
-    pub(super) fn remove(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, hashes: &[EngineHash]) -> u32 {
+    pub(super) fn remove(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, hashes: &[EngineHash]) -> u32 {
         let mut dropped = 0;
         let mut pending: Option<PendingRemoval> = None;
         let has_aside = self.own(slot).is_some();
@@ -69,7 +69,7 @@ impl Writer {
     }
 
     /// Returns how many blocks of a run other columns hold, or this holder on another tier.
-    fn others(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> u32 {
+    fn others(&mut self, sh: &ReaderView, run: Addr, claim: HolderPlane) -> u32 {
         let header = Run::at(&sh.arena, run);
         let live = self.columns.live.first().copied().unwrap_or(0);
         let own = if claim.plane == GPU { 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0) } else { 0 };
@@ -91,7 +91,7 @@ impl Writer {
     /// holder's own name precedes the common one.
     fn named_and_held(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         claim: HolderPlane,
         (hash, common): (EngineHash, Option<u64>),
@@ -105,7 +105,7 @@ impl Writer {
     }
 
     /// Removes one copy of the block; returns true if others remain.
-    fn drop_copy(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, place: RunPosition) -> bool {
+    fn drop_copy(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, place: RunPosition) -> bool {
         let Some(aside) = self.holders.get_mut(slot).and_then(|h| h.aside.as_deref_mut()) else { return false };
         let key = copy_key(place, claim.plane);
         match aside.copies.get(&sh.arena, key) {
@@ -116,7 +116,7 @@ impl Writer {
     }
 
     /// Removes a holder's own name, unless it has the block on another tier.
-    fn forget_own_name(&mut self, sh: &Shared, slot: usize, place: RunPosition, claim: HolderPlane, hash: EngineHash) {
+    fn forget_own_name(&mut self, sh: &ReaderView, slot: usize, place: RunPosition, claim: HolderPlane, hash: EngineHash) {
         let elsewhere = ENGINE.into_iter().any(|plane| {
             plane != claim.plane && self.holds(sh, place.run, place.offset, HolderPlane { plane, ..claim })
         });
@@ -127,7 +127,7 @@ impl Writer {
         }
     }
 
-    fn flush(&mut self, sh: &Shared, slot: usize, claim: HolderPlane, pending: Option<PendingRemoval>) -> u32 {
+    fn flush(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, pending: Option<PendingRemoval>) -> u32 {
         let Some(p) = pending else { return 0 };
         let dropped = self.drop_range(sh, p.run, claim, (p.from, p.to));
         self.count(slot, claim.plane, 0, dropped);

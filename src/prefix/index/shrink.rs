@@ -1,6 +1,6 @@
 //! Removal of coverage from runs: runs are shortened, and freed when they have no holders and children.
 
-use super::Shared;
+use super::ReaderView;
 use super::arena::{Addr, Order, order_for};
 use super::cover::{self, COUNTED, GUESS, LEVELS, REACH};
 use super::run::{ALIASED, BEHIND, FROZEN, GUESSED, Run, RunShape};
@@ -10,7 +10,7 @@ impl Writer {
     /// Writes `self.cover` of a run back after a removal: cuts off blocks without holders, frees an empty run.
     ///
     /// Returns false when there was no memory for the part of `dropper`; then it holds nothing of the run any more.
-    pub(super) fn settle(&mut self, sh: &Shared, run: Addr, dropper: Option<HolderPlane>) -> bool {
+    pub(super) fn settle(&mut self, sh: &ReaderView, run: Addr, dropper: Option<HolderPlane>) -> bool {
         let header = Run::at(&sh.arena, run);
         let shape = header.shape();
         let mut held = self.cover.deepest(&COUNTED, None);
@@ -47,7 +47,7 @@ impl Writer {
 
     /// Removes columns from a run that are not live, and all blocks of one column's part on a plane behind a cutoff,
     /// which is its own or 0. It needs no memory, since entries are only removed.
-    pub(super) fn keep_less(&mut self, sh: &Shared, run: Addr, part: Option<(HolderPlane, u32)>) {
+    pub(super) fn keep_less(&mut self, sh: &ReaderView, run: Addr, part: Option<(HolderPlane, u32)>) {
         let header = Run::at(&sh.arena, run);
         self.cover.read(&sh.arena, header, &self.columns.live);
         if let Some((claim, cutoff)) = part {
@@ -60,7 +60,7 @@ impl Writer {
         header.close();
     }
 
-    pub(super) fn shorten(&mut self, sh: &Shared, header: Run<'_>, len: u32) {
+    pub(super) fn shorten(&mut self, sh: &ReaderView, header: Run<'_>, len: u32) {
         let shape = header.shape();
         let order: Order = order_for(len.div_ceil(2)).min(shape.order);
         let lost_names = shape.flags & ALIASED != 0 || self.columns.any_retired();
@@ -71,7 +71,7 @@ impl Writer {
     }
 
     /// Frees a run without holders and children, and its ancestors that only existed for it.
-    pub(super) fn free_run(&mut self, sh: &Shared, run: Addr) {
+    pub(super) fn free_run(&mut self, sh: &ReaderView, run: Addr) {
         let mut at = run;
         loop {
             let header = Run::at(&sh.arena, at);

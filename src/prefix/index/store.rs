@@ -7,7 +7,7 @@ use super::ranges::Range;
 use super::run::{ALIASED, BEHIND, MAX_RUN, Run, RunPosition, same_tags};
 use super::table::{BATCH, NoRoom, Spot, Spots, WordTable};
 use super::writer::{ASIDE_ENTRY, HolderPlane, Writer};
-use super::{EngineHash, Shared, StoredBlock, UnknownParent};
+use super::{EngineHash, ReaderView, StoredBlock, UnknownParent};
 use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ fn unpack(value: u64) -> (Addr, u32, u32) {
 }
 
 /// Returns the block of a name, if its run still has the same generation and the block.
-pub(super) fn resolve(sh: &Shared, value: u64) -> Option<RunPosition> {
+pub(super) fn resolve(sh: &ReaderView, value: u64) -> Option<RunPosition> {
     let (run, generation, offset) = unpack(value);
     let shape = Run::at(&sh.arena, run).shape();
     (shape.generation == generation && offset < shape.len).then_some(RunPosition { run, offset })
@@ -33,7 +33,7 @@ pub(super) fn resolve(sh: &Shared, value: u64) -> Option<RunPosition> {
 
 /// Whether at least one engine has reported the block and not dropped it.
 pub(super) fn is_held(
-    sh: &Shared,
+    sh: &ReaderView,
     behind: &BTreeMap<(Addr, Column, u8), Vec<Range>>,
     live: &[u64],
     value: u64,
@@ -67,7 +67,7 @@ impl Writer {
     /// Inserts an entry in one of a holder's own tables.
     fn set_own(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         which: fn(&mut Aside) -> &mut WordTable,
         key: u64,
@@ -92,7 +92,7 @@ impl Writer {
     }
 
     /// Frees a holder's own tables.
-    pub(super) fn drop_own(&mut self, sh: &Shared, slot: usize) {
+    pub(super) fn drop_own(&mut self, sh: &ReaderView, slot: usize) {
         let Some(mut aside) = self.holders.get_mut(slot).and_then(|h| h.aside.take()) else { return };
         aside.names.release(&sh.arena, &mut self.space);
         aside.copies.release(&sh.arena, &mut self.space);
@@ -101,7 +101,7 @@ impl Writer {
 
     /// Returns the block that a holder's name stands for: the holder's own name first, then the common
     /// one, then any other holder's.
-    fn parent(&mut self, sh: &Shared, slot: usize, hash: EngineHash) -> Option<RunPosition> {
+    fn parent(&mut self, sh: &ReaderView, slot: usize, hash: EngineHash) -> Option<RunPosition> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
         if let Some(place) = own.and_then(|value| self.held_block(sh, value)) {
             return Some(place);
@@ -116,7 +116,7 @@ impl Writer {
 
     /// Returns the block of a name, if at least one engine holds it.
     #[inline]
-    fn held_block(&mut self, sh: &Shared, value: u64) -> Option<RunPosition> {
+    fn held_block(&mut self, sh: &ReaderView, value: u64) -> Option<RunPosition> {
         let place = resolve(sh, value)?;
         self.anyone_holds(sh, place.run, place.offset).then_some(place)
     }
@@ -124,7 +124,7 @@ impl Writer {
     /// Stores blocks that an engine reported. Returns how many of them are new to the holder.
     pub(super) fn store(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         claim: HolderPlane,
         parent: Option<EngineHash>,
@@ -169,11 +169,11 @@ impl Writer {
 
     /// The table positions of the first blocks' names.
     #[inline]
-    fn spots<'a>(&self, sh: &'a Shared, blocks: &[StoredBlock]) -> Spots<'a> {
+    fn spots<'a>(&self, sh: &'a ReaderView, blocks: &[StoredBlock]) -> Spots<'a> {
         self.names.spots(&sh.arena, blocks.iter().map(|b| b.hash.0))
     }
 
-    fn same_blocks(&self, sh: &Shared, at: RunPosition, blocks: &[StoredBlock]) -> usize {
+    fn same_blocks(&self, sh: &ReaderView, at: RunPosition, blocks: &[StoredBlock]) -> usize {
         let run = Run::at(&sh.arena, at.run);
         let most = (run.shape().len - at.offset) as usize;
         let mut keys = [BlockKey(0); 64];
@@ -196,7 +196,7 @@ impl Writer {
     /// these were new to it.
     fn take_up(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         claim: HolderPlane,
         at: RunPosition,
@@ -258,7 +258,7 @@ impl Writer {
     /// already. Returns how many names found no memory.
     fn name<'a>(
         &mut self,
-        sh: &'a Shared,
+        sh: &'a ReaderView,
         slot: usize,
         at: RunPosition,
         (blocks, spots): (&[StoredBlock], &Spots<'a>),
@@ -294,7 +294,7 @@ impl Writer {
 
     fn name_one<'a>(
         &mut self,
-        sh: &'a Shared,
+        sh: &'a ReaderView,
         slot: usize,
         name: (Spot<'a>, u64),
         value: u64,
@@ -322,7 +322,7 @@ impl Writer {
     /// processed and of added blocks.
     fn add(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         claim: HolderPlane,
         at: &mut RunPosition,
@@ -365,7 +365,7 @@ impl Writer {
     /// does not have, and how many of these blocks are new on this tier.
     pub(super) fn copy(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         slot: usize,
         claim: HolderPlane,
         names: impl IntoIterator<Item = EngineHash>,
@@ -385,7 +385,7 @@ impl Writer {
     }
 
     /// Returns the block of a holder's name, if the holder has it on any tier.
-    fn held_by(&mut self, sh: &Shared, slot: usize, column: Column, hash: EngineHash) -> Option<RunPosition> {
+    fn held_by(&mut self, sh: &ReaderView, slot: usize, column: Column, hash: EngineHash) -> Option<RunPosition> {
         let own = self.own(slot).and_then(|a| a.names.get(&sh.arena, hash.0));
         let common = self.names.get(&sh.arena, hash.0);
         let places = [own, common].into_iter().flatten().filter_map(|value| resolve(sh, value));
@@ -395,7 +395,7 @@ impl Writer {
     }
 
     /// Returns the names of the blocks that a holder has on a tier.
-    pub(super) fn names_of(&mut self, sh: &Shared, slot: usize, claim: HolderPlane) -> Vec<EngineHash> {
+    pub(super) fn names_of(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane) -> Vec<EngineHash> {
         let own = self.own(slot).map(|a| a.names.iter(&sh.arena).collect::<Vec<_>>()).unwrap_or_default();
         let common: Vec<(u64, u64)> = self.names.iter(&sh.arena).collect();
         let is_mine = |w: &mut Self, value: u64| {

@@ -13,7 +13,7 @@ use super::arena::Addr;
 use super::arena::{high, low, order_for, pair};
 use super::list::{List, ListEnds, insert, push, unlink};
 use super::writer::Writer;
-use super::{Shared, TenantId};
+use super::{ReaderView, TenantId};
 use std::cmp::Reverse;
 
 const WORDS: u32 = 4;
@@ -55,17 +55,17 @@ impl Tenants {
 }
 
 impl Writer {
-    fn tenant(&self, sh: &Shared, tenant: TenantId) -> Option<Addr> {
+    fn tenant(&self, sh: &ReaderView, tenant: TenantId) -> Option<Addr> {
         self.guesses.table.get(&sh.arena, key(tenant)).map(|node| node as Addr)
     }
 
     /// Returns the bytes billed to a tenant.
-    pub(super) fn bytes_of(&self, sh: &Shared, tenant: TenantId) -> u64 {
+    pub(super) fn bytes_of(&self, sh: &ReaderView, tenant: TenantId) -> u64 {
         self.tenant(sh, tenant).map_or(0, |node| sh.arena.load(node))
     }
 
     /// Returns the bytes billed to a tenant, including the prompt that is being recorded.
-    pub(super) fn due(&self, sh: &Shared, tenant: TenantId) -> u64 {
+    pub(super) fn due(&self, sh: &ReaderView, tenant: TenantId) -> u64 {
         let coming = self.guesses.tenants.recording.filter(|(recording, _)| *recording == tenant);
         self.bytes_of(sh, tenant) + coming.map_or(0, |(_, bytes)| bytes)
     }
@@ -77,12 +77,12 @@ impl Writer {
     }
 
     /// Whether the prompt that is being recorded takes its tenant over its share.
-    pub(super) fn is_greedy(&self, sh: &Shared) -> bool {
+    pub(super) fn is_greedy(&self, sh: &ReaderView) -> bool {
         self.guesses.tenants.recording.is_some_and(|(tenant, _)| self.due(sh, tenant) > self.share())
     }
 
     /// Returns the tenants over their share, including the prompt that is being recorded; the largest bill first.
-    pub(super) fn greedy(&self, sh: &Shared) -> Vec<TenantId> {
+    pub(super) fn greedy(&self, sh: &ReaderView) -> Vec<TenantId> {
         let (share, tenants) = (self.share(), &self.guesses.tenants);
         let recording = tenants.recording.and_then(|(tenant, _)| self.tenant(sh, tenant));
         let mut greedy = Vec::new();
@@ -102,12 +102,12 @@ impl Writer {
     }
 
     /// Returns a tenant's least recently used run, or 0.
-    pub(super) fn oldest_run(&self, sh: &Shared, tenant: TenantId) -> Addr {
+    pub(super) fn oldest_run(&self, sh: &ReaderView, tenant: TenantId) -> Addr {
         self.tenant(sh, tenant).map_or(0, |node| runs(sh, node).oldest)
     }
 
     /// Adds a tenant if necessary, evicting runs to get memory for it. Returns false when that fails.
-    pub(super) fn admit(&mut self, sh: &Shared, tenant: TenantId) -> bool {
+    pub(super) fn admit(&mut self, sh: &ReaderView, tenant: TenantId) -> bool {
         while !self.add_tenant(sh, tenant) {
             if !self.make_room(sh) {
                 return false;
@@ -117,7 +117,7 @@ impl Writer {
     }
 
     /// Adds a tenant if necessary. Returns false when there is no memory for it.
-    pub(super) fn add_tenant(&mut self, sh: &Shared, tenant: TenantId) -> bool {
+    pub(super) fn add_tenant(&mut self, sh: &ReaderView, tenant: TenantId) -> bool {
         if self.tenant(sh, tenant).is_some() {
             return true;
         }
@@ -134,7 +134,7 @@ impl Writer {
     }
 
     /// Removes a tenant that has no runs.
-    pub(super) fn forget_tenant(&mut self, sh: &Shared, tenant: TenantId) {
+    pub(super) fn forget_tenant(&mut self, sh: &ReaderView, tenant: TenantId) {
         if self.guesses.tenants.recording.is_none_or(|(recording, _)| recording != tenant)
             && let Some(node) = self.tenant(sh, tenant)
             && runs(sh, node).newest == 0
@@ -146,7 +146,7 @@ impl Writer {
     }
 
     /// Makes a run the most recently used of a tenant.
-    pub(super) fn add_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
+    pub(super) fn add_run(&mut self, sh: &ReaderView, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {
             push(sh, OF_TENANT, ends, run);
             passed
@@ -155,7 +155,7 @@ impl Writer {
 
     /// Passes a run on to a tenant: older than the tenant's own runs, so that it does not displace them, and newer
     /// than those passed on before.
-    pub(super) fn add_passed_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
+    pub(super) fn add_passed_run(&mut self, sh: &ReaderView, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {
             insert(sh, OF_TENANT, ends, run, passed);
             run
@@ -163,7 +163,7 @@ impl Writer {
     }
 
     /// Removes a run from a tenant's list.
-    pub(super) fn remove_run(&mut self, sh: &Shared, tenant: TenantId, run: Addr) {
+    pub(super) fn remove_run(&mut self, sh: &ReaderView, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {
             unlink(sh, OF_TENANT, ends, run);
             if passed == run { sh.arena.high(run + OF_TENANT.0) } else { passed }
@@ -171,7 +171,7 @@ impl Writer {
     }
 
     /// Changes a tenant's list of runs. `change` receives and returns the newest of the runs that were passed on.
-    fn of_tenant(&mut self, sh: &Shared, tenant: TenantId, change: impl FnOnce(&mut ListEnds, Addr) -> Addr) {
+    fn of_tenant(&mut self, sh: &ReaderView, tenant: TenantId, change: impl FnOnce(&mut ListEnds, Addr) -> Addr) {
         if let Some(node) = self.tenant(sh, tenant) {
             let mut ends = runs(sh, node);
             let passed = change(&mut ends, sh.arena.high(node + 3));
@@ -181,7 +181,7 @@ impl Writer {
     }
 
     /// Changes the bill of a run from `before` to `now` bytes.
-    pub(super) fn bill(&mut self, sh: &Shared, tenant: TenantId, before: u32, now: u32) {
+    pub(super) fn bill(&mut self, sh: &ReaderView, tenant: TenantId, before: u32, now: u32) {
         let Some(node) = self.tenant(sh, tenant) else { return };
         let had = sh.arena.load(node);
         let bytes = (had + u64::from(now)).saturating_sub(u64::from(before));
@@ -195,12 +195,12 @@ impl Writer {
     }
 }
 
-fn name(sh: &Shared, node: Addr) -> TenantId {
+fn name(sh: &ReaderView, node: Addr) -> TenantId {
     TenantId(sh.arena.low(node + 3))
 }
 
 /// The list of a tenant's runs.
-fn runs(sh: &Shared, node: Addr) -> ListEnds {
+fn runs(sh: &ReaderView, node: Addr) -> ListEnds {
     let links = sh.arena.load(node + 1);
     ListEnds { newest: low(links), oldest: high(links) }
 }
@@ -208,7 +208,7 @@ fn runs(sh: &Shared, node: Addr) -> ListEnds {
 #[cfg(test)]
 impl Writer {
     /// Panics where a bill differs from the sum of its runs, or a tenant is not in its class.
-    pub(super) fn check_bills(&self, sh: &Shared) {
+    pub(super) fn check_bills(&self, sh: &ReaderView) {
         let Tenants { billed, classes, recording, .. } = &self.guesses.tenants;
         assert!(recording.is_none());
         let (mut all, mut known) = (0, 0);

@@ -9,7 +9,7 @@ use super::holders::Holders;
 use super::ranges::{Range, cut, cutoff_of, join, total};
 use super::run::{BEHIND, FROZEN, GUESSED, MAX_RUN, Run, RunPosition, RunShape, write_tags};
 use super::table::{NoRoom, WordTable};
-use super::{Shared, Stats};
+use super::{ReaderView, Stats};
 use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ impl Writer {
     }
 
     /// Takes a free header, which is not attached to a parent.
-    pub(super) fn take_header(&mut self, sh: &Shared) -> Result<Addr, NoRoom> {
+    pub(super) fn take_header(&mut self, sh: &ReaderView) -> Result<Addr, NoRoom> {
         if self.free_headers == 0 {
             let page = self.space.alloc(&sh.arena, order_for(HEADERS * 8)).ok_or(NoRoom)?;
             for word in 0..HEADERS * 8 {
@@ -96,7 +96,7 @@ impl Writer {
         Ok(header)
     }
 
-    pub(super) fn return_header(&mut self, sh: &Shared, header: Addr) {
+    pub(super) fn return_header(&mut self, sh: &ReaderView, header: Addr) {
         let run = Run::at(&sh.arena, header);
         // A header whose generations are used up is not reused: an old name could match a new run.
         if run.shape().generation != 0 {
@@ -108,7 +108,7 @@ impl Writer {
     /// Attaches a new run of `keys` (1 to [`MAX_RUN`] of them) at `place`, held by `claim`.
     pub(super) fn hang<I>(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         place: RunPosition,
         keys: I,
         claim: HolderPlane,
@@ -150,16 +150,16 @@ impl Writer {
         Ok(header)
     }
 
-    fn children_insert(&mut self, sh: &Shared, header: Addr) -> bool {
+    fn children_insert(&mut self, sh: &ReaderView, header: Addr) -> bool {
         sh.children.insert(&sh.arena, &mut self.space, self.stats.runs, header)
     }
 
-    fn return_unused(&mut self, sh: &Shared, header: Addr) {
+    fn return_unused(&mut self, sh: &ReaderView, header: Addr) {
         Run::at(&sh.arena, header).set_next(self.free_headers);
         self.free_headers = header;
     }
 
-    fn cover_new(&mut self, sh: &Shared, run: Run<'_>, claim: HolderPlane) -> Result<(), NoRoom> {
+    fn cover_new(&mut self, sh: &ReaderView, run: Run<'_>, claim: HolderPlane) -> Result<(), NoRoom> {
         let bit = 1u64.checked_shl(u32::from(claim.column)).unwrap_or(0);
         match claim.plane {
             GPU if bit != 0 => run.set_gpu(bit),
@@ -174,7 +174,7 @@ impl Writer {
     }
 
     /// Whether `at` is the end of a run that `claim` alone holds completely, so that the run may be extended.
-    fn may_extend(&mut self, sh: &Shared, header: Run<'_>, at: RunPosition, claim: HolderPlane) -> bool {
+    fn may_extend(&mut self, sh: &ReaderView, header: Run<'_>, at: RunPosition, claim: HolderPlane) -> bool {
         let shape = header.shape();
         if at.run == sh.root || at.offset != shape.len || shape.len >= MAX_RUN || shape.flags & FROZEN != 0 {
             return false;
@@ -194,7 +194,7 @@ impl Writer {
     /// run must not be extended: others hold it, or it does not end at `at`.
     pub(super) fn extend<I>(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         at: RunPosition,
         keys: I,
         claim: HolderPlane,
@@ -245,7 +245,7 @@ impl Writer {
     }
 
     /// Returns how many blocks from the run's start a column has on a plane.
-    pub(super) fn cutoff(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> u32 {
+    pub(super) fn cutoff(&mut self, sh: &ReaderView, run: Addr, claim: HolderPlane) -> u32 {
         let header = Run::at(&sh.arena, run);
         if header.cover() == 0 {
             let inline = match claim.plane {
@@ -261,7 +261,7 @@ impl Writer {
     }
 
     /// Whether a column has a block of a run on a plane.
-    pub(super) fn holds(&mut self, sh: &Shared, run: Addr, offset: u32, claim: HolderPlane) -> bool {
+    pub(super) fn holds(&mut self, sh: &ReaderView, run: Addr, offset: u32, claim: HolderPlane) -> bool {
         offset < self.cutoff(sh, run, claim)
             || (Run::at(&sh.arena, run).has(BEHIND)
                 && self
@@ -271,7 +271,7 @@ impl Writer {
     }
 
     /// Whether at least one engine has reported a block and not dropped it.
-    pub(super) fn anyone_holds(&mut self, sh: &Shared, run: Addr, offset: u32) -> bool {
+    pub(super) fn anyone_holds(&mut self, sh: &ReaderView, run: Addr, offset: u32) -> bool {
         let header = Run::at(&sh.arena, run);
         let live = self.columns.live.first().copied().unwrap_or(0);
         if header.gpu() & live != 0 {
@@ -294,7 +294,7 @@ impl Writer {
     /// Adds blocks `from..to` of a run to a column. Returns how many are new to it; calls `again` for each that it had.
     pub(super) fn hold(
         &mut self,
-        sh: &Shared,
+        sh: &ReaderView,
         run: Addr,
         claim: HolderPlane,
         (from, to): Range,
@@ -358,7 +358,7 @@ impl Writer {
     }
 
     /// Removes blocks `from..to` of a run from a column. Returns how many it had. The run may be freed.
-    pub(super) fn drop_range(&mut self, sh: &Shared, run: Addr, claim: HolderPlane, (from, to): Range) -> u32 {
+    pub(super) fn drop_range(&mut self, sh: &ReaderView, run: Addr, claim: HolderPlane, (from, to): Range) -> u32 {
         let header = Run::at(&sh.arena, run);
         let shape = header.shape();
         if from < shape.len && shape.len <= to && from >= header.needed() && self.is_sole(header, claim) {
@@ -402,7 +402,7 @@ impl Writer {
     }
 
     /// Updates the combined length of each level's planes, where some hold blocks behind a gap.
-    fn reach(&mut self, sh: &Shared, run: Addr, column: Column) {
+    fn reach(&mut self, sh: &ReaderView, run: Addr, column: Column) {
         if !Run::at(&sh.arena, run).has(BEHIND) {
             return;
         }
@@ -422,7 +422,7 @@ impl Writer {
         }
     }
 
-    fn read_ranges(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) {
+    fn read_ranges(&mut self, sh: &ReaderView, run: Addr, claim: HolderPlane) {
         let header = Run::at(&sh.arena, run);
         self.cover.read(&sh.arena, header, &self.columns.live);
         self.ranges.clear();
@@ -438,7 +438,7 @@ impl Writer {
     }
 
     /// Stores the ranges that do not begin at the run's start. Returns false when there is no memory for them.
-    fn remember_behind(&mut self, sh: &Shared, run: Addr, claim: HolderPlane) -> bool {
+    fn remember_behind(&mut self, sh: &ReaderView, run: Addr, claim: HolderPlane) -> bool {
         let holes = match self.ranges.as_slice() {
             [(0, _), rest @ ..] => rest,
             all => all,
@@ -468,7 +468,7 @@ impl Writer {
     }
 
     /// Words that a run takes in the arena, for the bill of its tenant.
-    pub(super) fn words(&self, sh: &Shared, run: Addr) -> u32 {
+    pub(super) fn words(&self, sh: &ReaderView, run: Addr) -> u32 {
         let header = Run::at(&sh.arena, run);
         8 + words_of(header.shape().order) + cover::beside_words(&sh.arena, header)
     }

@@ -2,7 +2,7 @@
 
 use super::extra::{self, ExtraContext};
 use super::msgpack::{Reader, Value};
-use super::{Copied, Fault, Fields, Refusal, Removed, Stored};
+use super::{Copied, Fault, EventFields, Refusal, Removed, Stored};
 use crate::index::{StoredBlock, Tier};
 use crate::key::{BlockKey, EngineHash, KeySpace, Root};
 
@@ -114,7 +114,7 @@ impl Buffers {
         &'a mut self,
         keys: KeySpace,
         reader: &mut Reader<'p>,
-        fields: Fields,
+        fields: EventFields,
     ) -> Result<StoredEvent<'a>, Fault> {
         let start = *reader;
         match self.prefixes(keys, reader, fields) {
@@ -131,7 +131,7 @@ impl Buffers {
         &'a mut self,
         keys: KeySpace,
         reader: &mut Reader<'p>,
-        mut fields: Fields,
+        mut fields: EventFields,
     ) -> Result<StoredEvent<'a>, Fault> {
         let mut read = Decoding::default();
         self.blocks.clear();
@@ -294,7 +294,7 @@ impl Buffers {
     pub(super) fn removed<'a>(
         &'a mut self,
         reader: &mut Reader<'_>,
-        fields: &mut Fields,
+        fields: &mut EventFields,
     ) -> Result<Removed<'a>, Fault> {
         let (mut tier_read, mut group_read, mut hashes) = (None, None, false);
         while let Some(field) = fields.next(reader, REMOVED)? {
@@ -316,7 +316,7 @@ impl Buffers {
 }
 
 /// Decodes a `BlockStored` to its end; returns its group if that has no prefix caching.
-fn apart(reader: &mut Reader<'_>, mut fields: Fields) -> Result<Option<StoredEvent<'static>>, Fault> {
+fn apart(reader: &mut Reader<'_>, mut fields: EventFields) -> Result<Option<StoredEvent<'static>>, Fault> {
     let (mut group_read, mut kind) = (None, None);
     while let Some(field) = fields.next(reader, STORED)? {
         match field {

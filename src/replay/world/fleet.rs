@@ -1,7 +1,7 @@
 //! The simulated fleet: endpoints, servers that join, die and restart, discovery, scrapes. Called by [`super::World`];
 //! pure.
 
-use super::{FleetChange, KvEventLink, Server, TimedChange, World};
+use super::{FleetChange, KvEventLink, WorldServer, TimedChange, World};
 use crate::page::MetricsHistory;
 use crate::queue::SimEvent;
 use attache_pool::EndpointSpec;
@@ -78,7 +78,7 @@ impl World<'_> {
     pub(super) fn join(&mut self, spec: EndpointSpec, mut engine: EngineConfig, now: Timestamp) {
         engine.every_token = false;
         engine.kv_events = self.signals.kv_events.is_some();
-        self.servers.push(Server {
+        self.servers.push(WorldServer {
             spec: spec.into(),
             engine: Engine::new(engine),
             started: now,
@@ -150,7 +150,7 @@ impl World<'_> {
                 _ => {}
             }
         }
-        let resident = |server: &Server| {
+        let resident = |server: &WorldServer| {
             let link = server.events.as_ref()?;
             let cache = Cache { holder: link.holder, trust: link.trust.clone() };
             Some((server.known?, Resident { caches: [cache].into_iter().collect() }))

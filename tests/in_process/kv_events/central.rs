@@ -4,12 +4,12 @@ use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-async fn central(bounds: Bounds) -> Subscription {
+async fn central(bounds: MemoryLimits) -> Subscription {
     within(bounds, Connections::new(ConnectionLimits::of(64))).await
 }
 
 /// The central socket within the limits of `connections`.
-async fn within(bounds: Bounds, connections: Arc<Connections>) -> Subscription {
+async fn within(bounds: MemoryLimits, connections: Arc<Connections>) -> Subscription {
     let socket = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
     let source = Source::Central { socket, connections, require_sender_address: true };
     Subscription { source, topic: "kv@".into(), bounds, ..subscription() }
@@ -65,7 +65,7 @@ fn with_replay(mut spec: EndpointSpec, publisher: &Publisher) -> EndpointSpec {
 
 #[tokio::test]
 async fn two_engines_on_one_host_are_told_apart_by_their_topics() {
-    let rig = Rig::start(central(Bounds::default()).await).await;
+    let rig = Rig::start(central(MemoryLimits::default()).await).await;
     let ((first, first_spec), (second, second_spec)) = (at(8000), at(8001));
     rig.pool(vec![(0, first_spec), (1, second_spec)]);
     until("both are known", || rig.trust(1).is_some()).await;
@@ -86,7 +86,7 @@ async fn two_engines_on_one_host_are_told_apart_by_their_topics() {
 
 #[tokio::test]
 async fn frames_of_strangers_are_counted_and_those_of_newcomers_replayed() {
-    let rig = Rig::start(central(Bounds::default()).await).await;
+    let rig = Rig::start(central(MemoryLimits::default()).await).await;
     let (pod, spec) = at(8000);
     let mut publisher = Publisher::connect(rig.central.unwrap(), pod, Some(Form::Three)).await;
     publisher.subscribed().await;
@@ -101,7 +101,7 @@ async fn frames_of_strangers_are_counted_and_those_of_newcomers_replayed() {
 
 #[tokio::test]
 async fn a_flood_through_a_tiny_queue_is_fetched_again() {
-    let rig = Rig::start(central(Bounds { queue_frames: 1, ..Bounds::default() }).await).await;
+    let rig = Rig::start(central(MemoryLimits { queue_frames: 1, ..MemoryLimits::default() }).await).await;
     let (pod, spec) = at(8000);
     let mut publisher = Publisher::connect(rig.central.unwrap(), pod, Some(Form::Two)).await;
     rig.pool(vec![(0, with_replay(spec, &publisher))]);
@@ -122,7 +122,7 @@ async fn a_flood_through_a_tiny_queue_is_fetched_again() {
 #[tokio::test]
 async fn full_socket_newcomer_of_a_publishing_peer_is_refused() {
     let connections = Connections::new(ConnectionLimits::of(1));
-    let rig = Rig::start(within(Bounds::default(), connections.clone()).await).await;
+    let rig = Rig::start(within(MemoryLimits::default(), connections.clone()).await).await;
     let (pod, spec) = at(8000);
     rig.pool(vec![(0, spec)]);
     until("it is known", || rig.trust(0).is_some()).await;
@@ -140,7 +140,7 @@ async fn full_socket_newcomer_of_a_publishing_peer_is_refused() {
 #[tokio::test]
 async fn full_socket_strangers_are_evicted_and_publishers_stay() {
     let connections = Connections::new(ConnectionLimits::of(4));
-    let rig = Rig::start(within(Bounds::default(), connections.clone()).await).await;
+    let rig = Rig::start(within(MemoryLimits::default(), connections.clone()).await).await;
     let ((first, first_spec), (second, second_spec)) = (at(8000), at(8001));
     rig.pool(vec![(0, first_spec), (1, second_spec)]);
     until("both are known", || rig.trust(1).is_some()).await;
@@ -166,7 +166,7 @@ async fn full_socket_strangers_are_evicted_and_publishers_stay() {
 async fn the_place_of_an_engine_that_hangs_is_given_to_another() {
     let timing = Timing { heartbeat: Duration::from_millis(50), ..quick() };
     let connections = Connections::new(ConnectionLimits::of(1));
-    let rig = Rig::start(Subscription { timing, ..within(Bounds::default(), connections).await }).await;
+    let rig = Rig::start(Subscription { timing, ..within(MemoryLimits::default(), connections).await }).await;
     let (pod, spec) = at(8000);
     rig.pool(vec![(0, spec)]);
     until("it is known", || rig.trust(0).is_some()).await;
@@ -187,7 +187,7 @@ async fn the_place_of_an_engine_that_hangs_is_given_to_another() {
 
 #[tokio::test]
 async fn events_from_another_address_than_the_endpoints_are_dropped() {
-    let rig = Rig::start(central(Bounds::default()).await).await;
+    let rig = Rig::start(central(MemoryLimits::default()).await).await;
     let (pod, spec) = at(8000);
     rig.pool(vec![(0, spec)]);
     until("it is known", || rig.trust(0).is_some()).await;
@@ -204,7 +204,7 @@ async fn events_from_another_address_than_the_endpoints_are_dropped() {
 
 #[tokio::test]
 async fn events_from_another_address_without_the_requirement_are_believed() {
-    let mut subscription = central(Bounds::default()).await;
+    let mut subscription = central(MemoryLimits::default()).await;
     if let Source::Central { require_sender_address, .. } = &mut subscription.source {
         *require_sender_address = false;
     }
@@ -223,7 +223,7 @@ async fn unfinished_frames_of_strangers_stay_within_the_budget_and_publishers_go
     const BUDGET: usize = 4 << 20;
     let limits = ConnectionLimits { held_bytes: BUDGET, ..ConnectionLimits::of(64) };
     let connections = Connections::new(limits);
-    let rig = Rig::start(within(Bounds::default(), connections.clone()).await).await;
+    let rig = Rig::start(within(MemoryLimits::default(), connections.clone()).await).await;
     let (pod, spec) = at(8000);
     rig.pool(vec![(0, spec)]);
     until("it is known", || rig.trust(0).is_some()).await;
@@ -250,7 +250,7 @@ async fn unfinished_frames_of_strangers_stay_within_the_budget_and_publishers_go
 async fn a_frame_that_does_not_finish_in_time_ends_its_connection() {
     let timing = Timing { frame: Duration::from_millis(100), ..quick() };
     let connections = Connections::new(ConnectionLimits::of(64));
-    let rig = Rig::start(Subscription { timing, ..within(Bounds::default(), connections.clone()).await }).await;
+    let rig = Rig::start(Subscription { timing, ..within(MemoryLimits::default(), connections.clone()).await }).await;
     let begun = [&handshake()[..], &[2, 0, 0, 0, 0, 0, 0x10, 0, 0], &[0; 100]].concat();
     let first_of_two = [&handshake()[..], &[1, 1, 7]].concat();
     let header_alone = [&handshake()[..], &[0]].concat();

@@ -105,7 +105,7 @@ async fn is_learned_anew_though_behind() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut spec = pod(&publisher);
     spec.labels.insert(PORT_LABEL.into(), listener.local_addr().unwrap().port().to_string().into());
-    let bounds = Bounds { backlog_frames: 4, ..Bounds::default() };
+    let bounds = MemoryLimits { backlog_frames: 4, ..MemoryLimits::default() };
     let timing = Timing { retry_after: Duration::ZERO, replay_idle: PATIENCE, replay_total: PATIENCE, ..quick() };
     let rig = Rig::start(Subscription { bounds, timing, ..subscription() }).await;
     rig.pool(vec![(0, spec)]);

@@ -49,6 +49,7 @@ pub(crate) async fn pick_with(connection: &Connection, model: &str, headers: &[(
 }
 
 /// One pick among this endpoint alone, with a gateway's subset hint.
+#[allow(dead_code, reason = "used by `benches/kubernetes.rs`")]
 pub(crate) async fn pick_only(connection: &Connection, model: &str, endpoint: &str) -> Picked {
     let value = PbValue { kind: Some(Kind::StringValue(endpoint.to_owned())) };
     let fields = [("x-gateway-destination-endpoint-subset".to_owned(), value)].into();

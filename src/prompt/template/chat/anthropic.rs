@@ -5,7 +5,7 @@
 //! rest of its message, `thinking` the message's reasoning. System messages among the messages are not supported,
 //! since vLLM's versions place them differently.
 
-use super::{Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
+use super::{Chat, ITEM_BYTES, ChatMessage, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
 use crate::template::node::{self, KnownFields};
 use crate::work::WorkLimit;
 use attache_protocol::MediaKind;
@@ -51,7 +51,7 @@ pub(super) fn messages(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderErro
     let system = value(body.system)?.as_ref().map_or_else(|| Ok(String::new()), system_text)?;
     if !system.is_empty() {
         work.charge(system.len() + ITEM_BYTES)?;
-        chat.messages.push(Message::new("system").saying(Some(Value::from(system))));
+        chat.messages.push(ChatMessage::new("system").saying(Some(Value::from(system))));
     }
     each(WHAT, body.messages, |turn: &RawValue| {
         work.charge(turn.get().len() + ITEM_BYTES)?;
@@ -86,8 +86,8 @@ fn is_type(block: &Value, kind: &str) -> bool {
 }
 
 /// Adds a turn: first the results of tools, a message each, then the rest of the turn.
-fn push_turn(role: &str, content: &Value, out: &mut Vec<Message>, work: &WorkLimit) -> Result<(), RenderError> {
-    let mut message = Message::new(role);
+fn push_turn(role: &str, content: &Value, out: &mut Vec<ChatMessage>, work: &WorkLimit) -> Result<(), RenderError> {
+    let mut message = ChatMessage::new(role);
     if content.kind() == ValueKind::String {
         out.push(message.saying(Some(content.clone())));
         return Ok(());
@@ -136,7 +136,7 @@ fn call(block: &Value) -> Value {
     ])
 }
 
-fn tool_result(block: &Value) -> Result<Message, RenderError> {
+fn tool_result(block: &Value) -> Result<ChatMessage, RenderError> {
     let content = get(block, "content").unwrap_or(Value::from(""));
     let text = if content.kind() == ValueKind::Seq {
         let mut texts = Vec::new();
@@ -151,7 +151,7 @@ fn tool_result(block: &Value) -> Result<Message, RenderError> {
     } else {
         content
     };
-    let mut message = Message::new("tool").saying(Some(text));
+    let mut message = ChatMessage::new("tool").saying(Some(text));
     message.more().tool_call_id = Some(get(block, "tool_use_id").unwrap_or(Value::from("")));
     Ok(message)
 }

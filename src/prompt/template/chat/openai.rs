@@ -1,7 +1,7 @@
 //! `/v1/chat/completions` and `/v1/completions`.
 
 use super::{
-    Chat, ITEM_BYTES, Message, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json, texts,
+    Chat, ITEM_BYTES, ChatMessage, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json, texts,
 };
 use crate::template::node;
 use crate::work::WorkLimit;
@@ -86,9 +86,9 @@ pub(super) fn chat(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderError> {
     Ok(chat)
 }
 
-fn read_message(body: MessageBody<'_>, work: &WorkLimit) -> Result<Message, RenderError> {
+fn read_message(body: MessageBody<'_>, work: &WorkLimit) -> Result<ChatMessage, RenderError> {
     let value = |json: Option<&RawValue>| json.map(|json| node::value(json, work)).transpose();
-    let mut message = Message::new(&body.role);
+    let mut message = ChatMessage::new(&body.role);
     message.content = body.content.map(|content| read_content(content, work)).transpose()?;
     if let Some(given) = value(body.tool_calls)? {
         message.more().calls = calls(&given)?;

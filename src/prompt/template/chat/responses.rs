@@ -4,7 +4,7 @@
 //! (reasoning, text, calls) become one message; the output of a call becomes a tool message. A request that continues
 //! an earlier one is not rendered, because its history is on the server.
 
-use super::{Chat, ITEM_BYTES, Message, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
+use super::{Chat, ITEM_BYTES, ChatMessage, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
 use crate::template::node;
 use crate::work::WorkLimit;
 use minijinja::Value;
@@ -41,11 +41,11 @@ pub(super) fn responses(body: &[u8], work: &WorkLimit) -> Result<Chat, RenderErr
     let mut chat = Chat::new(work);
     if let Some(text) = body.instructions.filter(|t| !t.is_empty()) {
         work.charge(text.len() + ITEM_BYTES)?;
-        chat.messages.push(Message::new("system").saying(Some(Value::from(text))));
+        chat.messages.push(ChatMessage::new("system").saying(Some(Value::from(text))));
     }
     if body.input.get().starts_with('"') {
         work.charge(body.input.get().len() + ITEM_BYTES)?;
-        chat.messages.push(Message::new("user").saying(Some(node::value(body.input, work)?)));
+        chat.messages.push(ChatMessage::new("user").saying(Some(node::value(body.input, work)?)));
     } else if body.input.get().starts_with('[') {
         let mut messages = Vec::new();
         each(WHAT, body.input, |item: &RawValue| {
@@ -73,7 +73,7 @@ fn is_unfinished(item: &Value) -> bool {
         && matches!(status.as_ref().and_then(Value::as_str), Some("in_progress" | "incomplete"))
 }
 
-fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
+fn push_item(item: &Value, out: &mut Vec<ChatMessage>) -> Result<(), RenderError> {
     let kind = get(item, "type");
     let role = get(item, "role");
     match (kind.as_ref().and_then(Value::as_str), role.as_ref().and_then(Value::as_str)) {
@@ -84,7 +84,7 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
             push_call(item, out);
         }
         (Some("function_call_output"), _) => {
-            let mut message = Message::new("tool");
+            let mut message = ChatMessage::new("tool");
             message.content = get(item, "output").as_ref().map(texts).transpose()?;
             message.more().tool_call_id = get(item, "call_id");
             out.push(message);
@@ -94,7 +94,7 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
                 return Err(RenderError::Unsupported("encrypted reasoning"));
             }
             let text = first_text(item, "content").or_else(|| first_text(item, "summary")).unwrap_or(Value::from(""));
-            let is_free = |m: &Message| m.more.as_ref().is_none_or(|more| more.reasoning.is_none());
+            let is_free = |m: &ChatMessage| m.more.as_ref().is_none_or(|more| more.reasoning.is_none());
             assistant(out, is_free, |m| m.more().reasoning = Some(text));
         }
         (None | Some("message"), Some("assistant")) => {
@@ -106,7 +106,7 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
             assistant(out, |m| m.content.is_none(), |m| m.content = Some(content));
         }
         (None | Some("message"), Some(role)) => {
-            let mut message = Message::new(role);
+            let mut message = ChatMessage::new(role);
             message.content = get(item, "content").as_ref().map(texts).transpose()?;
             out.push(message);
         }
@@ -116,14 +116,14 @@ fn push_item(item: &Value, out: &mut Vec<Message>) -> Result<(), RenderError> {
 }
 
 /// Changes the last message if it is the assistant's and satisfies `has_room`, otherwise adds a new one.
-fn assistant(out: &mut Vec<Message>, has_room: impl Fn(&Message) -> bool, change: impl FnOnce(&mut Message)) {
+fn assistant(out: &mut Vec<ChatMessage>, has_room: impl Fn(&ChatMessage) -> bool, change: impl FnOnce(&mut ChatMessage)) {
     let last = out.pop_if(|m| m.is_assistant() && has_room(m));
-    let mut message = last.unwrap_or_else(|| Message::new("assistant"));
+    let mut message = last.unwrap_or_else(|| ChatMessage::new("assistant"));
     change(&mut message);
     out.push(message);
 }
 
-fn push_call(item: &Value, out: &mut Vec<Message>) {
+fn push_call(item: &Value, out: &mut Vec<ChatMessage>) {
     let field = |key| get(item, key).unwrap_or(Value::from(""));
     let call = Value::from_pairs([
         ("id", field("call_id")),
