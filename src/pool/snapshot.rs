@@ -122,6 +122,7 @@ pub struct PoolSnapshot {
     /// Endpoints that have left, or whose model server has lost its cache, since the previous snapshot.
     pub lost: Box<[EndpointId]>,
     by_address: AHashMap<SocketAddr, u32>,
+    has_prefill_workers: bool,
 }
 
 impl PoolSnapshot {
@@ -130,7 +131,16 @@ impl PoolSnapshot {
     pub fn new(generation: u64, synced: bool, mut endpoints: Vec<EndpointState>) -> Self {
         endpoints.sort_by_key(|e| e.endpoint.id);
         let by_address = (0u32..).zip(&endpoints).map(|(i, e)| (e.endpoint.spec.address, i)).collect();
-        Self { generation, synced, endpoints: endpoints.into(), lost: Box::default(), by_address }
+        let has_prefill_workers = endpoints.iter().any(|e| e.serves(Roles::PREFILL));
+        let (endpoints, lost) = (endpoints.into(), Box::default());
+        Self { generation, synced, endpoints, lost, by_address, has_prefill_workers }
+    }
+
+    /// Whether at least one endpoint takes new requests and computes prompts for decode workers.
+    #[inline]
+    #[must_use]
+    pub fn has_prefill_workers(&self) -> bool {
+        self.has_prefill_workers
     }
 
     /// Returns the snapshot with the endpoints that have left or lost their cache since the previous one.

@@ -14,7 +14,7 @@
 
 use super::candidates::Candidate;
 use super::decision::{Decision, Part, Ranking};
-use super::facts::cost::{self, Prices};
+use super::facts::cost::{self, Prices, Serving};
 use super::plugin::{PickContext, Strategy};
 use attache_pool::{Endpoint, Roles};
 use attache_types::error::{Reason, RequestError};
@@ -245,7 +245,7 @@ pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decide
             let whole = field.whole.picks.first().and_then(|e| field.decoder(e));
             let partner = field.prefill.iter().find(|c| c.state.endpoint.id == prefill.id);
             let (Some(whole), Some(partner)) = (whole, partner) else { return false };
-            let prices = Prices::learned(cx, [field.decode, field.prefill], cost::SHARED_TOKEN_WEIGHT);
+            let prices = Prices::learned(cx, [field.decode, field.prefill], Serving::OneOrTwoServers);
             let whole = cost::whole(cx, whole, &prices);
             let near = prefill.place.nearness(decode.place);
             let transfer = prices.transfer(cost::lacked(cx, decoder), near);

@@ -28,8 +28,8 @@
 
 use attache_pool::place::{Nearness, Place, Places};
 use attache_pool::speed::{Load, Prediction};
-use attache_pool::{Endpoint, Roles};
-use attache_scheduling::facts::cost::{self, Prices, SHARED_TOKEN_WEIGHT, TOKEN_WEIGHT};
+use attache_pool::Endpoint;
+use attache_scheduling::facts::cost::{self, Prices, Serving};
 use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{Decider, Field, MAX_TRIES, Pair};
@@ -53,8 +53,7 @@ pub const PLUGIN: Descriptor = Descriptor {
 struct Params {
     /// What a second of work costs others, seconds; by queues and what comes when `None`.
     work_price: Option<f64>,
-    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT`] when `None`, and [`SHARED_TOKEN_WEIGHT`]
-    /// where two servers may share requests.
+    /// What a second of a usual answer weighs beside one until the first token; as [`cost`] says when `None`.
     token_weight: Option<f64>,
 }
 
@@ -141,35 +140,17 @@ struct PredictedLatency {
 }
 
 impl PredictedLatency {
-    /// Prices for requests that `fields` serve; a response's seconds weigh `usual` where nobody set another weight.
-    fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], usual: f64) -> Prices {
-        let weight = self.token_weight.unwrap_or(usual);
-        Prices::learned(cx, fields, weight).at(self.work_price)
+    /// Prices for a request that `fields` serve.
+    fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], serving: Serving) -> Prices {
+        Prices::learned(cx, fields, serving).at(self.work_price).weighing(self.token_weight)
     }
-
-    /// The prices, and the cost by them, when one of `candidates` serves all of the request.
-    fn of_one_server(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> (Prices, Cost) {
-        if may_be_shared(cx) {
-            (self.prices(cx, [candidates], SHARED_TOKEN_WEIGHT), cost::whole)
-        } else {
-            (self.prices(cx, [candidates], TOKEN_WEIGHT), cost::alone)
-        }
-    }
-}
-
-/// The cost of a request on a candidate, seconds.
-type Cost = fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64;
-
-/// The pool has prefill servers, and the request may be split.
-fn may_be_shared(cx: &PickContext<'_>) -> bool {
-    cx.splittable && cx.snapshot.endpoints.iter().any(|state| state.serves(Roles::PREFILL))
 }
 
 impl Strategy for PredictedLatency {
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
-        let (prices, of) = self.of_one_server(cx, candidates);
+        let prices = self.prices(cx, [candidates], Serving::of(cx));
         for (cost, candidate) in out.iter_mut().zip(candidates) {
-            *cost = of(cx, candidate, &prices);
+            *cost = cost::whole(cx, candidate, &prices);
         }
         Some(Better::Lower)
     }
@@ -178,18 +159,11 @@ impl Strategy for PredictedLatency {
         rank_by_scores(self, cx, candidates, rng, ranking);
         ranking.because("least predicted cost");
         if ranking.is_explained() {
-            let (prices, _) = self.of_one_server(cx, candidates);
-            let shared = may_be_shared(cx);
+            let prices = self.prices(cx, [candidates], Serving::of(cx));
             let about = |c| {
                 let (load, predicted) = cost::forecast(cx, c);
                 let room = prices.room(cx, c, predicted.own_prefill, predicted.per_token);
-                let work = predicted.own_prefill + room;
-                let others = if shared {
-                    work * prices.work(c, &predicted, work)
-                } else {
-                    prices.others(c, &load, &predicted, room)
-                };
-                (load, predicted, room, others)
+                (load, predicted, room, prices.others(c, &load, &predicted, room))
             };
             let about: Vec<(Load, Prediction, f64, f64)> = candidates.iter().map(about).collect();
             let figure = |of: fn(&(Load, Prediction, f64, f64)) -> f64| {
@@ -216,7 +190,7 @@ impl Strategy for PredictedLatency {
     /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
     /// later.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
-        let prices = self.prices(cx, [field.decode, field.prefill], SHARED_TOKEN_WEIGHT);
+        let prices = self.prices(cx, [field.decode, field.prefill], Serving::OneOrTwoServers);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
             side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
         };
@@ -271,6 +245,7 @@ impl Strategy for PredictedLatency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use attache_pool::Roles;
     use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
     use attache_scheduling::testing::{Server, among, load};
     use std::cell::Cell;
@@ -300,7 +275,7 @@ mod tests {
                 (0..50).for_each(|_| transfers.observe(4_000, near, 0.5, cx.now));
             }
             let (helpers, decoders) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], SHARED_TOKEN_WEIGHT);
+            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], Serving::OneOrTwoServers);
             let cheap: Vec<(f64, &Arc<Endpoint>)> = helpers.iter().map(|c| (0.1, &c.state.endpoint)).collect();
             let places = cheap.iter().map(|(_, p)| p.place).collect();
             let decoder = &decoders[0];

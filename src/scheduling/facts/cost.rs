@@ -1,9 +1,9 @@
 //! What a request costs on an endpoint, seconds: its own and, by the price of work, that of the others who wait for it.
 //!
 //! ```text
-//! alone    first token there, the uncached prompt included      + others                       + answer
-//! others   own prefill · (decoding + waiting)                   + price · (own prefill + room) / 2
-//! whole    first token there, the uncached prompt included      + price · (own prefill + room) + answer
+//! whole    first token there, the uncached prompt included      + others                       + answer
+//! others   own prefill · (decoding + waiting)                   + price · (own prefill + room) / 2, where one server serves the request
+//! others                                                          price · (own prefill + room), where two servers may share it
 //! prefill  first token there                                    + price · (own prefill + room)
 //! decode   first token of a prompt that is there                + price · room                 + answer
 //! transfer of what is not cached there, from the one to the other
@@ -17,10 +17,10 @@
 //! prompt is computed, with the usual time of a transfer, and its further tokens where they are generated. Without an objective both weights
 //! are 1.
 //!
-//! `alone` is for a request that one server serves from its first token to its last. While the server computes the prompt, requests that decode there
-//! receive no tokens: each of them ends that much later. Requests that wait there decode by then. This is LMetric's product of work and requests (arXiv
-//! 2603.15202), in seconds and as a sum. `whole` is the same request where two servers may share it: it is compared with the cost of a pair,
-//! which has no such term.
+//! While a server computes the prompt, requests that decode there receive no tokens: each of them ends that much later. Requests that wait there
+//! decode by then. This is LMetric's product of work and requests (arXiv 2603.15202), in seconds and as a sum. It counts where one server serves
+//! the request from its first token to its last. Where two servers may share it, `whole` is compared with the cost of a pair, which has no such
+//! term.
 //!
 //! The answer counts a tenth. Predicted times of tokens are those of the present batch, and most of a response comes in later ones: decisions send
 //! further requests elsewhere meanwhile. In full it would have requests wait seconds for a fast server whose tokens come some milliseconds sooner.
@@ -51,15 +51,40 @@ const FULLEST: f64 = 0.97;
 /// 0.02, where two servers share requests: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of
 /// `attache replay` fares alike; without it bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %. With 0.1, pairs of 4 + 4
 /// servers compute first tokens a third later.
-pub const SHARED_TOKEN_WEIGHT: f64 = 0.02;
+const SHARED_TOKEN_WEIGHT: f64 = 0.02;
 /// 0.1, where one server serves a request. With 0.05, bursts of one prompt in a quiet pool end 2 to 4 % later. With 0.3, first tokens come up to 1.7
 /// times as late as the best strategy's in pools of unequal servers with many adapters.
-pub const TOKEN_WEIGHT: f64 = 0.1;
+const TOKEN_WEIGHT: f64 = 0.1;
 /// Half: the price of work assumes that requests keep coming to a server whatever it has to do, but decisions send many of them elsewhere. With the whole
 /// price, requests end 1 % later.
 const COMING_DELAYED: f64 = 0.5;
 /// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
 const NEXT_TO_NOTHING: f64 = 1e-6;
+
+/// How many servers may serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// One, from the first token to the last.
+    OneServer,
+    /// One, or a prefill worker and a decode worker.
+    OneOrTwoServers,
+}
+
+impl Serving {
+    /// How the request of `cx` may be served: two servers share it where it may be split and the pool has prefill workers.
+    #[must_use]
+    pub fn of(cx: &PickContext<'_>) -> Self {
+        if cx.splittable && cx.snapshot.has_prefill_workers() { Self::OneOrTwoServers } else { Self::OneServer }
+    }
+
+    /// What a second in which tokens come weighs, relative to a second before the first token.
+    fn token_weight(self) -> f64 {
+        match self {
+            Self::OneServer => TOKEN_WEIGHT,
+            Self::OneOrTwoServers => SHARED_TOKEN_WEIGHT,
+        }
+    }
+}
 
 /// What a second is worth.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +93,7 @@ pub struct Prices {
     behind: [f64; Roles::KINDS],
     /// The price of work that somebody has set.
     set: Option<f64>,
+    serving: Serving,
     /// How short room is, by [`Roles::kind`].
     scarcity: [Scarcity; Roles::KINDS],
     /// Tokens of a usual answer.
@@ -131,7 +157,7 @@ impl Scarcity {
 impl Prices {
     /// As learned.
     #[must_use]
-    pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], token_weight: f64) -> Self {
+    pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], serving: Serving) -> Self {
         let mut behind = [0.0; Roles::KINDS];
         let mut counts = [0usize; Roles::KINDS];
         let mut caches = [Caches::default(); Roles::KINDS];
@@ -169,13 +195,20 @@ impl Prices {
         let answer = pool.map_or(0.0, |pool| pool.answer_tokens());
         let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
         let (scarcity, objective) = (caches.map(Scarcity::of), cx.objective);
-        Self { behind, set: None, scarcity, answer, token_weight, transfers, objective }
+        let token_weight = serving.token_weight();
+        Self { behind, set: None, serving, scarcity, answer, token_weight, transfers, objective }
     }
 
     /// With a price of work that somebody has set.
     #[must_use]
     pub fn at(self, price: Option<f64>) -> Self {
         Self { set: price, ..self }
+    }
+
+    /// With a weight of tokens that somebody has set.
+    #[must_use]
+    pub fn weighing(self, token_weight: Option<f64>) -> Self {
+        Self { token_weight: token_weight.unwrap_or(self.token_weight), ..self }
     }
 
     /// What a second of work costs others on `candidate`, seconds, when the request brings `work` seconds of it.
@@ -187,13 +220,14 @@ impl Prices {
         })
     }
 
-    /// What the request costs others on `candidate` when that serves all of it, seconds: those that are there under `load`, and those that will come.
-    /// `room` is what [`Self::room`] says. The first receive tokens later, the others their first token.
+    /// What the request costs others on `candidate` when that serves all of it, seconds. Those that will come receive their first token later. Those
+    /// that are there under `load` receive further tokens later, which counts where one server serves requests and nobody has set a price. `room` is
+    /// what [`Self::room`] says.
     #[must_use]
     pub fn others(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction, room: f64) -> f64 {
         let own = predicted.own_prefill;
         let price = self.work(candidate, predicted, own + room);
-        if self.set.is_some() {
+        if self.set.is_some() || self.serving == Serving::OneOrTwoServers {
             return self.objective.ttft * price * (own + room);
         }
         self.objective.tpot * own * (load.decoding + load.waiting)
@@ -280,9 +314,9 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
     live.speed.forecast(&live.ledger, candidate.reported(), candidate.work(cx), cx.now)
 }
 
-/// The cost of the request when `candidate` serves all of it and no server could share it.
+/// The cost of the request when `candidate` serves all of it.
 #[must_use]
-pub fn alone(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
+pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (load, predicted) = forecast(cx, candidate);
     let room = prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
     let first = prices.objective.ttft * predicted.first_token;
@@ -290,13 +324,6 @@ pub fn alone(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -
         + prices.others(candidate, &load, &predicted, room)
         + prices.answer(&predicted)
         + prices.risk(cx, candidate, &load, &predicted)
-}
-
-/// The cost of the request when `candidate` serves all of it, to be compared with that of splitting it.
-#[must_use]
-pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let (load, predicted) = forecast(cx, candidate);
-    worked(cx, predicted, candidate, prices) + prices.answer(&predicted) + prices.risk(cx, candidate, &load, &predicted)
 }
 
 /// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that

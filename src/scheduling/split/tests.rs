@@ -69,7 +69,7 @@ fn kept_turns_cost_the_way_from_their_keeper() {
         let mut found = cache.lookup(&mut [].as_slice(), trial.context().now);
         found.carry(4_000, Place::named(["", "", zone, ""]), [prefill.id].into());
         let cx = PickContext { prefix: Some(&found), ..trial.context() };
-        let prices = Prices::learned(&cx, [&[prefill][..]], cost::SHARED_TOKEN_WEIGHT);
+        let prices = Prices::learned(&cx, [&[prefill][..]], Serving::OneOrTwoServers);
         cost::prefill(&cx, &prefill, &prices)
     });
     assert!(costs[0] + 0.5 < costs[1], "{costs:?}");

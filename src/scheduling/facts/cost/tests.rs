@@ -31,7 +31,7 @@ fn behind(trial: &Trial, tokens: u32, candidates: usize) -> f64 {
     for _ in 0..60 {
         drop(Reservation::begin(last.state.endpoint.clone(), None, work, true, cx.now));
     }
-    let prices = Prices::learned(&cx, [field], SHARED_TOKEN_WEIGHT);
+    let prices = Prices::learned(&cx, [field], Serving::OneOrTwoServers);
     // A second before the server is idle again, none of it by this request.
     prices.work(last, &Prediction { first_token: 1.0, per_token: 0.0, own_prefill: 0.0 }, 0.0)
 }
@@ -74,7 +74,7 @@ fn the_wait_counts_whole_and_what_the_request_brings_half() {
     let trial = pool(&[0.5]);
     let second = behind(&trial, 0, 1);
     let (cx, found) = (trial.context(), trial.candidates());
-    let prices = Prices::learned(&cx, [&found[..]], SHARED_TOKEN_WEIGHT);
+    let prices = Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers);
     let price = |prices: &Prices, first_token, own_prefill, room| {
         let predicted = Prediction { first_token, per_token: 0.0, own_prefill };
         prices.work(&found[0], &predicted, own_prefill + room)
@@ -99,7 +99,7 @@ fn caches(kv: &[f32]) -> Trial {
 /// What its room costs on the first server, when its prompt takes 2 s and each token of its answer 50 ms.
 fn room(trial: &Trial) -> f64 {
     let (cx, found) = (trial.context(), trial.candidates());
-    Prices::learned(&cx, [&found[..]], SHARED_TOKEN_WEIGHT).room(&cx, &found[0], 2.0, 0.05)
+    Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers).room(&cx, &found[0], 2.0, 0.05)
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn what_others_compute_with_has_its_room_already() {
     assert_eq!(candidates.iter().map(|c| c.cached.any).collect::<Vec<_>>(), [36 * 16; 2]);
     // Claims are seen at depths of a power of two: 16, so fewer than 32.
     assert_eq!(candidates.iter().map(|c| c.cached.in_use).collect::<Vec<_>>(), [32 * 16, 0]);
-    let prices = Prices::learned(&cx, [&candidates[..]], SHARED_TOKEN_WEIGHT);
+    let prices = Prices::learned(&cx, [&candidates[..]], Serving::OneOrTwoServers);
     let rooms = [0, 1].map(|i: usize| prices.room(&cx, &candidates[i], 2.0, 0.05));
     assert_about(rooms[0], 8.0 / 1_000.0 * 2.0);
     assert_about(rooms[1], 40.0 / 1_000.0 * 2.0);
@@ -181,7 +181,7 @@ fn how_many_have_room_at_once_goes_by_what_each_needs_of_its_own() {
     let trial = answered(caches(&[0.9]));
     let (cx, mut found) = (trial.context(), trial.candidates());
     found[0].cached.in_use = 240;
-    let prices = Prices::learned(&cx, [&found[..]], SHARED_TOKEN_WEIGHT);
+    let prices = Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers);
     let short = |own: f64| 0.9f64.powf((2.0 * (16_000.0 / own + 1.0)).sqrt() - 1.0);
     // 400 of the prompt, for another server; with half of 400 of an answer.
     assert_about(prices.room(&cx, &found[0], 2.0, 0.0), 400.0 * 2.0 / 16_000.0 * short(400.0));
@@ -193,7 +193,7 @@ fn each_part_of_a_request_pays_for_its_room() {
     let trial = answered(caches(&[0.95]));
     let (cx, found) = (trial.context(), trial.candidates());
     let server = &found[0];
-    let learned = Prices::learned(&cx, [&found[..]], SHARED_TOKEN_WEIGHT);
+    let learned = Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers);
     let priced = |cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
         (cost(&cx, server, &learned.at(Some(7.0))) - cost(&cx, server, &learned.at(Some(0.0)))) / 7.0
     };
@@ -211,19 +211,21 @@ fn requests_that_decode_or_wait_are_delayed_by_the_prompt_of_another() {
     // Nothing was sent of late, so no request is expected to come, and no response has been seen.
     let trial = among(vec![metrics(0, 0), metrics(3, 0), metrics(3, 4)]).long(8_000);
     let (cx, found) = (trial.context(), trial.candidates());
-    let prices = Prices::learned(&cx, [&found[..]], TOKEN_WEIGHT);
+    let prices = Prices::learned(&cx, [&found[..]], Serving::OneServer);
+    let beside_pairs = Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers);
     for (candidate, delayed) in found.iter().zip([0.0, 3.0, 7.0]) {
         let (_, predicted) = forecast(&cx, candidate);
         assert!(predicted.own_prefill > 0.3, "8,000 tokens");
-        let others = alone(&cx, candidate, &prices) - predicted.first_token;
+        let others = whole(&cx, candidate, &prices) - predicted.first_token;
         assert!((others - delayed * predicted.own_prefill).abs() < 1e-9, "{delayed}: {others}");
-        assert!((whole(&cx, candidate, &prices) - predicted.first_token).abs() < 1e-9, "beside pairs: {delayed}");
+        let others = whole(&cx, candidate, &beside_pairs) - predicted.first_token;
+        assert!(others.abs() < 1e-9, "beside pairs, {delayed}: {others}");
     }
     // A cached prompt delays nobody.
     let mut cached = trial.candidates();
     cached[2].cached.any = 8_000;
     let (_, predicted) = forecast(&cx, &cached[2]);
-    assert!((alone(&cx, &cached[2], &prices) - predicted.first_token).abs() < 1e-9);
+    assert!((whole(&cx, &cached[2], &prices) - predicted.first_token).abs() < 1e-9);
 }
 
 #[test]
@@ -231,7 +233,7 @@ fn requests_to_come_count_half_where_one_server_serves() {
     let trial = pool(&[0.5]).long(8_000);
     behind(&trial, 0, 1);
     let (cx, found) = (trial.context(), trial.candidates());
-    let learned = Prices::learned(&cx, [&found[..]], TOKEN_WEIGHT);
+    let learned = Prices::learned(&cx, [&found[..]], Serving::OneServer);
     let (load, predicted) = forecast(&cx, &found[0]);
     let price = learned.work(&found[0], &predicted, predicted.own_prefill);
     assert!(price > 0.1, "{price}");
@@ -244,16 +246,17 @@ fn requests_to_come_count_half_where_one_server_serves() {
 #[test]
 fn a_response_counts_by_its_weight_and_the_batch() {
     let with = |running| answered(among(vec![reports(EndpointMetrics { running, ..EndpointMetrics::default() })]));
-    let answer = |trial: &Trial, weight| {
+    let answer = |trial: &Trial, serving, weight| {
         let (cx, found) = (trial.context(), trial.candidates());
         let (_, predicted) = forecast(&cx, &found[0]);
-        (predicted.per_token, Prices::learned(&cx, [&found[..]], weight).answer(&predicted))
+        (predicted.per_token, Prices::learned(&cx, [&found[..]], serving).weighing(weight).answer(&predicted))
     };
     let (idle, busy) = (with(0), with(20));
-    let (per_token, tenth) = answer(&busy, TOKEN_WEIGHT);
+    let (per_token, tenth) = answer(&busy, Serving::OneServer, None);
     assert_about(tenth, 40.0 * per_token);
-    assert_about(answer(&busy, 0.5).1, 200.0 * per_token);
-    assert!(tenth > answer(&idle, TOKEN_WEIGHT).1, "20 others decode there");
+    assert_about(answer(&busy, Serving::OneOrTwoServers, None).1, 8.0 * per_token);
+    assert_about(answer(&busy, Serving::OneServer, Some(0.5)).1, 200.0 * per_token);
+    assert!(tenth > answer(&idle, Serving::OneServer, None).1, "20 others decode there");
 }
 
 /// The context of `trial` with another objective.
@@ -261,10 +264,12 @@ fn aiming<'a>(cx: PickContext<'a>, objective: Objective) -> PickContext<'a> {
     PickContext { objective, ..cx }
 }
 
-/// What each way of serving costs on each server.
-fn costs(cx: &PickContext<'_>, found: &[Candidate<'_>], weight: f64) -> Vec<f64> {
-    let prices = Prices::learned(cx, [found], weight);
-    found.iter().flat_map(|c| [alone, whole, prefill, decode].map(|cost| cost(cx, c, &prices))).collect()
+/// What each way of serving costs on each server, tokens weighing alike in all: by one server alone, by one of several ways, prefill and decode.
+fn costs(cx: &PickContext<'_>, found: &[Candidate<'_>]) -> Vec<f64> {
+    let prices = |serving| Prices::learned(cx, [found], serving).weighing(Some(TOKEN_WEIGHT));
+    let (alone, shared) = (prices(Serving::OneServer), prices(Serving::OneOrTwoServers));
+    let of = |c| [whole(cx, c, &alone), whole(cx, c, &shared), prefill(cx, c, &shared), decode(cx, c, &shared)];
+    found.iter().flat_map(of).collect()
 }
 
 #[test]
@@ -272,9 +277,9 @@ fn an_objective_of_equal_weights_changes_no_cost() {
     let busy = |running, waiting| reports(EndpointMetrics { running, waiting, ..EndpointMetrics::default() });
     let trial = answered(among(vec![busy(0, 0), busy(20, 3), load(2, 0.8)])).long(3_000);
     let (cx, found) = (trial.context(), trial.candidates());
-    let without = costs(&cx, &found, TOKEN_WEIGHT);
+    let without = costs(&cx, &found);
     let equal = Objective { ttft: 3.0, tpot: 3.0, slo: None }.normalised();
-    assert_eq!(costs(&aiming(cx, equal), &found, TOKEN_WEIGHT), without);
+    assert_eq!(costs(&aiming(cx, equal), &found), without);
 }
 
 #[test]
@@ -282,7 +287,7 @@ fn weights_count_first_tokens_and_further_tokens_apart() {
     let busy = reports(EndpointMetrics { running: 20, waiting: 1, ..EndpointMetrics::default() });
     let trial = answered(among(vec![busy])).long(3_000);
     let (cx, found) = (trial.context(), trial.candidates());
-    let of = |ttft, tpot| costs(&aiming(cx, Objective { ttft, tpot, slo: None }), &found, TOKEN_WEIGHT);
+    let of = |ttft, tpot| costs(&aiming(cx, Objective { ttft, tpot, slo: None }), &found);
     let (both, first, further) = (of(1.0, 1.0), of(1.0, 0.0), of(0.0, 1.0));
     for (way, ((both, first), further)) in
         ["alone", "whole", "prefill", "decode"].iter().zip(both.iter().zip(&first).zip(&further))
@@ -312,7 +317,7 @@ fn a_risk_to_miss_a_target_costs_more_than_its_seconds() {
     let risks = |cx: PickContext<'_>, slo| {
         let objective = Objective { slo: Some(slo), ..Objective::default() };
         let (with, without) = (aiming(cx, objective), cx);
-        let (with, without) = (costs(&with, &found, TOKEN_WEIGHT), costs(&without, &found, TOKEN_WEIGHT));
+        let (with, without) = (costs(&with, &found), costs(&without, &found));
         with.iter().zip(without).map(|(with, without)| with - without).collect::<Vec<f64>>()
     };
     let ttft = Slo { ttft: Some(between(|p| p.first_token)), tpot: None, share: 0.9 };
