@@ -5,6 +5,7 @@ set -euo pipefail
 trace=$(realpath "${1:?usage: benches/splits.sh TRACE}")
 cd "$(dirname "$0")/.."
 cargo build --release --locked --bin attache
+attache=${CARGO_TARGET_DIR:-target}/release/attache
 out=$(mktemp -d)
 trap 'rm -r "$out"' EXIT
 
@@ -12,7 +13,7 @@ row() {
   local prefill=$1 decode=$2 name=$3 profile=$4
   shift 4
   for seed in 1 2 3 4 5; do
-    target/release/attache replay --compare '' --profile "$profile:prefill*$prefill,$profile:decode*$decode" --seed "$seed" \
+    "$attache" replay --compare '' --profile "$profile:prefill*$prefill,$profile:decode*$decode" --seed "$seed" \
       --disaggregation predicted,always,never,prefix-based:16 --json "$out/$seed.json" "$@" >/dev/null
   done
   python3 - "$out" "$name" "$prefill + $decode" <<'PYTHON'
