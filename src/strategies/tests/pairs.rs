@@ -118,7 +118,7 @@ proptest! {
             let Some(sent) = trial.pair(&*build(name), &policy(Decider::Predicted), 1, seed) else { return Ok(()) };
             let Some(pair) = &sent.pair else { continue };
             let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-            let prices = Prices::learned(&cx, [&decode, &prefill], cost::SHARED_TOKEN_WEIGHT);
+            let prices = Prices::learned(&cx, [&decode, &prefill], cost::Serving::OneOrTwoServers);
             let of = |side: &[Candidate<'_>], e: &Endpoint| {
                 side.iter().position(|c| c.state.endpoint.id == e.id).unwrap()
             };
@@ -140,7 +140,7 @@ proptest! {
         let cx = trial.context();
         let Some(sent) = trial.pair(&*build("predicted-latency"), &policy(Decider::Always), 1, seed) else { return Ok(()) };
         let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-        let prices = Prices::learned(&cx, [&decode, &prefill], cost::SHARED_TOKEN_WEIGHT);
+        let prices = Prices::learned(&cx, [&decode, &prefill], cost::Serving::OneOrTwoServers);
         let sum = |(p, d): &(Candidate<'_>, Candidate<'_>)| pair_cost(&cx, p, d, &prices);
         let least = allowed(&trial).iter().map(sum).min_by(f64::total_cmp);
         let chosen = sent.first().map(|(p, d)| {
