@@ -1,30 +1,35 @@
-//! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
+//! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are
+//! there already.
 //!
 //! ```text
 //! cost = first token + own prefill · (decoding + waiting) + price · (own prefill + room) / 2 + answer
 //! price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
 //! ```
 //!
-//! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
-//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt, and what a cached prefix saves:
-//! requests that decode there meanwhile receive no tokens. Both are seconds, learned by
-//! [`attache_pool::speed`], per endpoint, from what the picker sees. [`attache_scheduling::facts::cost`] has the formulas.
+//! `first token` is the predicted time to the request's first token there: what others still have to compute, what of
+//! this prompt is not cached, what the batch and the queue cost. `own prefill` is the part of it in which the
+//! endpoint computes this prompt, and what a cached prefix saves: requests that decode there meanwhile receive no
+//! tokens. Both are seconds, learned by [`attache_pool::speed`], per endpoint, from what the picker sees.
+//! [`attache_scheduling::facts::cost`] has the formulas.
 //!
-//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
-//! together, as they need the room for it once.
+//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are
+//! nearly full: there prompts with one beginning stay together, as they need the room for it once.
 //!
-//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a fuller batch, which keeps a prefix
-//! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
+//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a
+//! fuller batch, which keeps a prefix that everybody asks for from gathering everybody on the server that holds it,
+//! where one more copy of it would serve all better.
 //!
-//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count by the price alone.
+//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count
+//! by the price alone.
 //!
-//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the endpoint is idle again. It is nothing in an
-//! idle pool, where only the request's own time counts, and the more the longer the queue there, so that in a pool that is full a request goes where it
-//! makes least work. Nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
+//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the
+//! endpoint is idle again. It is nothing in an idle pool, where only the request's own time counts, and the more the
+//! longer the queue there, so that in a pool that is full a request goes where it makes least work. Nothing is
+//! calibrated. What a decision sends counts at once, so a burst spreads as it comes.
 //!
-//! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first guess decides.
-//! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
-//! KVCache-centric scheduling (Qin et al., FAST'25).
+//! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first
+//! guess decides. Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with
+//! gradient-boosted trees) and Mooncake's KVCache-centric scheduling (Qin et al., FAST'25).
 
 use attache_pool::place::{Nearness, Place, Places};
 use attache_pool::speed::{Load, Prediction};
@@ -43,7 +48,8 @@ use std::sync::Arc;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "predicted-latency",
-    summary: "Picks the endpoint where the request is predicted to cost least time, its own and that of those already there.",
+    summary: "Picks the endpoint where the request is predicted to cost least time, its own and that of \
+              those already there.",
     source: "ours; llm-d `predicted-latency-producer`, Mooncake (FAST'25)",
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
@@ -53,8 +59,8 @@ pub const PLUGIN: Descriptor = Descriptor {
 struct Params {
     /// What a second of work costs others, seconds; by queues and what comes when `None`.
     work_price: Option<f64>,
-    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT`] when `None`, and [`SHARED_TOKEN_WEIGHT`]
-    /// where two servers may share requests.
+    /// What a second of a usual answer weighs beside one until the first token; [`TOKEN_WEIGHT`] when `None`, and
+    /// [`SHARED_TOKEN_WEIGHT`] where two servers may share requests.
     token_weight: Option<f64>,
 }
 
@@ -111,7 +117,8 @@ impl<'a> Ways<'a> {
         Worth(prompt + (answer + self.prices.transfer(self.tokens, near)), near)
     }
 
-    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where nothing better can come.
+    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where
+    /// nothing better can come.
     fn best(
         &self,
         cheap: &[(f64, &Arc<Endpoint>)],
@@ -212,9 +219,9 @@ impl Strategy for PredictedLatency {
         }
     }
 
-    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so that each decode server's
-    /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
-    /// later.
+    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so
+    /// that each decode server's search ends with the first that goes together with it; where transfers differ by how
+    /// near two servers are, or labels keep sets together, a few later.
     fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
         let prices = self.prices(cx, [field.decode, field.prefill], SHARED_TOKEN_WEIGHT);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {

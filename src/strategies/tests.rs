@@ -135,7 +135,7 @@ fn round_robin_goes_through_all_in_turn_and_skips_nobody_when_one_leaves() {
     let without_3 = snapshot(&[(0, 0), (5, 0), (9, 0)]);
     assert_eq!(turns(&without_3, 2), [5, 9], "the one after the one that left is not skipped");
     assert_eq!(turns(&snapshot(&[(0, 0), (5, 0), (9, 0), (11, 0)]), 3), [11, 0, 5], "who joins at the end is next");
-    assert_eq!(pick(&*strategy, &all, &candidates(&all), 3, 0), [9, 0, 3], "fallbacks are the next in turn");
+    assert_eq!(pick(&*strategy, &all, &candidates(&all), 3, 0), [9, 0, 3], "fallbacks are the next in rotation");
 }
 
 #[test]

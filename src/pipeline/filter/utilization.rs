@@ -1,8 +1,10 @@
-//! `utilization-filter`: endpoints that are below all the given limits.
+//! `utilization-filter`: endpoints within all given limits.
 //!
-//! `conditions: [{metric, maxValue}]`; metrics are `active-requests` (sent by this picker), `running-requests`, `waiting-queue` and
-//! `kv-cache-utilization` (0..=1). What a server does not report counts as 0. When all are above, nobody stays, unless
-//! `fallbackOnEmpty`. When not: limits differ between servers of one pool. Source: llm-d `utilization-filter`.
+//! `conditions: [{metric, maxValue}]`; metrics are `active-requests` (in flight from this replica),
+//! `running-requests`, `waiting-queue` and `kv-cache-utilization` (0..=1). A metric that a server does not report
+//! counts as 0.
+//! If all endpoints exceed a limit, none stays, unless `fallbackOnEmpty`. When not: limits differ between servers of
+//! one pool. Source: llm-d `utilization-filter`.
 
 use super::keep_or_all;
 use attache_scheduling::facts::figure::Figure;

@@ -1,9 +1,12 @@
-//! `latency-scorer`: how well the endpoint would meet the request's latency targets, as [`prediction::scores`] has it.
+//! `latency-scorer`: how well the endpoint is predicted to meet the request's latency targets, see
+//! [`prediction::scores`].
 //!
-//! The predictions are [`attache_pool::speed`]'s, learned in process; a request's targets are its headers `x-slo-ttft-ms` and
-//! `x-slo-tpot-ms`. Before any answer has been seen, `kv · (1 − usage) + queue · (max − waiting) / (max − min) + prefix · held / prompt`
-//! over the sum of the three weights. When not: one pool, one kind of request, no targets; then `predicted-latency` says the same directly.
-//! Source: llm-d and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
+//! [`attache_pool::speed`] learns the predictions in process; a request's targets are its headers `x-slo-ttft-ms` and
+//! `x-slo-tpot-ms`.
+//! Before the first response, the score is a weighted mean: `(kv · (1 − usage) + queue · (max − waiting) / (max −
+//! min) + prefix · cached / prompt) / (kv + queue + prefix)`.
+//! When not: one pool, one kind of request, no targets; then `predicted-latency` does the same directly. Source:
+//! llm-d and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
 
 use super::fewer_is_better;
 use attache_scheduling::decision::Signal;
@@ -25,10 +28,10 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 0.8 and 0.2, as both have it: the first token is what people wait for.
+/// 0.8 and 0.2, the default of both: users notice the first token most.
 const DEFAULT_TTFT_WEIGHT: f64 = 0.8;
 const DEFAULT_TPOT_WEIGHT: f64 = 0.2;
-/// 1 for each part of what stands in for predictions, as both have it.
+/// Weight of each part of the fallback score, the default of both.
 const DEFAULT_COMPOSITE_WEIGHT: f32 = 1.0;
 
 #[derive(Debug, Deserialize)]
@@ -81,7 +84,7 @@ impl Params {
 struct Latency(Params);
 
 impl Latency {
-    /// What stands in for predictions.
+    /// The fallback score, before anything is learned.
     fn composite(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let Params { kv, queue, prefix, .. } = &self.0;
         fewer_is_better(candidates, |c| c.waiting, out);
@@ -170,7 +173,7 @@ mod tests {
         ]);
         let request = RequestFacts { prompt_tokens: 1_000, headers: Headers::of(&headers), ..RequestFacts::default() };
         let cx = PickContext { request, ..context(&pool) };
-        // Without pages, so that nothing but the learned speed counts.
+        // Without metrics, so only the learned speed counts.
         let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, Duration::ZERO, 0)).collect();
         let mut out = [0.0; 3];
         scorer().score(&cx, &candidates, &mut out);

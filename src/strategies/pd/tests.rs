@@ -1,6 +1,6 @@
 //! AIBrix's tables, row by row after its tests, and the rules between them.
 
-use super::score::{DecodePolicy, Loads, PrefillPolicy, Weights};
+use super::score::{BalanceWeights, DecodeLoads, DecodePolicy, PrefillPolicy};
 use super::*;
 use attache_pool::{EndpointMetrics, Means, Rates};
 use attache_scheduling::Registry;
@@ -83,7 +83,7 @@ fn decode_imbalance() {
     ] {
         let trial = among(servers);
         let candidates = trial.candidates();
-        let found = pd(Value::Null).idle_decode(&candidates, &Loads::of(&candidates), &mut for_request(1, 0));
+        let found = pd(Value::Null).idle_decode(&candidates, &DecodeLoads::of(&candidates), &mut for_request(1, 0));
         assert_eq!(found.map(|(c, _)| c.state.endpoint.id.0), expected, "AIBrix decode imbalance: {case}");
     }
 }
@@ -91,8 +91,8 @@ fn decode_imbalance() {
 fn decode_scores(policy: DecodePolicy, servers: Vec<Server>) -> Vec<f64> {
     let trial = among(servers);
     let candidates = trial.candidates();
-    let weights = Weights { running: 1.0, throughput: 1.0 };
-    policy.scores(&candidates, &Loads::of(&candidates), weights).to_vec()
+    let weights = BalanceWeights { running: 1.0, throughput: 1.0 };
+    policy.scores(&candidates, &DecodeLoads::of(&candidates), weights).to_vec()
 }
 
 fn close(got: &[f64], expected: &[f64], case: &str) {

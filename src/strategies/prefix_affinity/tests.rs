@@ -267,7 +267,7 @@ fn the_selection_of_localai() {
 /// "localai 1.4 step 5": the most requests that an endpoint may have when the least loaded one has 0, 1, 2, 3, … of them.
 #[test]
 fn both_thresholds_bound_the_load() {
-    let rules = Rules { on: true, min_match: 0.3, abs: 2, rel: 1.5 };
+    let rules = Thresholds { on: true, min_match: 0.3, abs: 2, rel: 1.5 };
     assert_eq!([0, 1, 2, 3, 8].map(|fewest| rules.bound(fewest).floor()), [1.0, 2.0, 4.0, 5.0, 10.0]);
 }
 
@@ -276,7 +276,7 @@ fn a_prompt_comes_home_and_strangers_spread() {
     let router = Router::new(serde_json::json!({}));
     let first = router.route("hello world", &[0; 3], true).picks[0].id;
     let again = router.route("hello world, again", &[0; 3], true);
-    assert_eq!((again.picks[0].id, again.reason), (first, "was sent the longest beginning"));
+    assert_eq!((again.picks[0].id, again.reason), (first, "was sent the longest prefix"));
     let stranger = router.route("something else", &[0; 3], true).picks[0].id;
     let other = router.route("one more of them", &[0; 3], true).picks[0].id;
     assert_eq!([first, stranger, other].iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "the least sent");
@@ -301,7 +301,7 @@ fn off_is_the_floor_and_leaves_no_trace() {
     let picked = router.route("abcd", &[9, 0, 1], true);
     assert_eq!((picked.picks[0].id.0, picked.reason), (1, "fewest requests, then used the longest ago"));
     router.policy.route_policy = None;
-    assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least of late", "nothing was remembered");
+    assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least recently", "nothing was remembered");
     let off = Router::new(serde_json::json!({"routePolicy": "round_robin"}));
     assert_eq!(off.route("abcd", &[9, 1, 0], true).picks[0].id.0, 2);
 }
@@ -335,7 +335,7 @@ fn lost_endpoint_keeps_no_entries() {
     assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B, "another one was lost");
     router.strategy.forget(&[B]);
     let cold = router.route("abcd", &[0, 0], false);
-    assert_eq!((cold.picks[0].id, cold.reason), (A, "was sent the least of late"));
+    assert_eq!((cold.picks[0].id, cold.reason), (A, "was sent the least recently"));
     let mut memory = Memory::new(retention(60, 0));
     memory.observe(M, &[1, 2, 3], A, Timestamp(0));
     memory.observe(M, &[1, 2], B, Timestamp(1));
@@ -395,7 +395,7 @@ fn request_that_envoy_serves_elsewhere_is_remembered_there() {
     let trail = router.teach("abcd", 0).unwrap();
     router.strategy.moved("", &trail, A, B, NOW);
     let next = router.route("abcd", &[0, 0], false);
-    assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest beginning"));
+    assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest prefix"));
 }
 
 /// What is said about a model beats the parameters, and a 0 is a 0.

@@ -157,7 +157,7 @@ fn a_full_home_passes_its_key_on_and_nobody_is_named_twice() {
         let found = rank(&ring, 9, &some, &mut ranking, room);
         (found, ranking.decide().unwrap().picks.iter().map(|e| e.id.0).collect::<Vec<_>>())
     };
-    assert_eq!(rank_with(1, |_| true), (Found::Home, met[..1].to_vec()));
-    assert_eq!(rank_with(4, |c| c.requests == 0), (Found::Next, vec![met[2], met[3], met[0], met[1]]));
-    assert_eq!(rank_with(2, |_| false), (Found::NoRoom, met[..2].to_vec()));
+    assert_eq!(rank_with(1, |_| true), (RingMatch::Home, met[..1].to_vec()));
+    assert_eq!(rank_with(4, |c| c.requests == 0), (RingMatch::Next, vec![met[2], met[3], met[0], met[1]]));
+    assert_eq!(rank_with(2, |_| false), (RingMatch::AllFull, met[..2].to_vec()));
 }

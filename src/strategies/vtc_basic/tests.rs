@@ -63,7 +63,7 @@ fn a_request_costs_what_aibrix_says() {
         cx.request.prompt_tokens = 3;
         cx.request.max_tokens = max_tokens;
         strategy.picked(&cx, &pool.endpoints[0].endpoint);
-        assert_eq!(strategy.standing("a", NOW).served, cost, "{row}");
+        assert_eq!(strategy.usage("a", NOW).served, cost, "{row}");
     }
 }
 
@@ -163,7 +163,7 @@ fn without_a_user_the_fewest_requests_decide_or_with_compat_chance() {
             assert!(scores.iter().all(|s| s.is_nan()));
             cx.request.prompt_tokens = 100;
             strategy.picked(&cx, &pool.endpoints[0].endpoint);
-            assert_eq!(strategy.standing("", NOW).users, 0, "nobody is charged");
+            assert_eq!(strategy.usage("", NOW).users, 0, "nobody is charged");
         }
     }
 }
