@@ -38,7 +38,7 @@ use attache_scheduling::plugin::{
     AnswerHeaders, Better, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
 };
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{self, Field as Sides, Media, Pair};
+use attache_scheduling::split::{self, Media, Pair, PairCandidates};
 use attache_scheduling::{Candidate, Decision, PickContext, Ranking, Reads, Strategy};
 use attache_types::ids::EndpointId;
 use attache_types::rng::{PickRng, for_request};
@@ -193,7 +193,13 @@ impl Strategy for Pipeline {
         Some(Better::Higher)
     }
 
-    fn pair(&self, cx: &PickContext<'_>, field: &Sides<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         match &self.division {
             Division::ByPool => split::by_rank(self, cx, field, rng, ranking),
             Division::ByCaller => None,

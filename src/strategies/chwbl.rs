@@ -216,7 +216,7 @@ pub(super) fn load_of_all(cx: &PickContext<'_>) -> (u64, usize) {
 }
 
 /// Sets the ranking's reason from how the key found its endpoint.
-pub(super) fn tell(found: RingMatch, ranking: &mut Ranking) {
+pub(super) fn explain_match(found: RingMatch, ranking: &mut Ranking) {
     match found {
         RingMatch::Home => ranking.because("first on the hash ring"),
         RingMatch::Next => {

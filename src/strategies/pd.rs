@@ -47,7 +47,7 @@ use attache_pool::role::AIBRIX_ROLE_LABEL;
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::plugin::{ParamError, params};
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{Field, MAX_TRIES, Pair, Picks};
+use attache_scheduling::split::{MAX_TRIES, Pair, PairCandidates, Picks};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -325,7 +325,7 @@ impl Pd {
     /// else a random one.
     fn pair_exactly(
         &self,
-        field: &Field<'_, '_>,
+        field: &PairCandidates<'_, '_>,
         decode: &Candidate<'_>,
         rng: &mut PickRng,
         ranking: &Ranking,
@@ -369,7 +369,11 @@ impl Pd {
 }
 
 /// The servers of each side that have a partner on the other side.
-fn complete<'a>(field: &Field<'_, '_>, prefill: &[Candidate<'a>], decode: &[Candidate<'a>]) -> (Side<'a>, Side<'a>) {
+fn complete<'a>(
+    field: &PairCandidates<'_, '_>,
+    prefill: &[Candidate<'a>],
+    decode: &[Candidate<'a>],
+) -> (Side<'a>, Side<'a>) {
     let go = |p: &Candidate<'_>, d: &Candidate<'_>| field.go_together(&p.state.endpoint, &d.state.endpoint);
     (
         prefill.iter().filter(|p| decode.iter().any(|d| go(p, d))).copied().collect(),
@@ -378,7 +382,7 @@ fn complete<'a>(field: &Field<'_, '_>, prefill: &[Candidate<'a>], decode: &[Cand
 }
 
 /// The servers of `side` that can form a pair with `one`, which is on the other side.
-fn partners<'a>(field: &Field<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, is_decode: bool) -> Side<'a> {
+fn partners<'a>(field: &PairCandidates<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, is_decode: bool) -> Side<'a> {
     let fits = |c: &&Candidate<'_>| {
         let other = &c.state.endpoint;
         if is_decode { field.go_together(other, one) } else { field.go_together(one, other) }
@@ -388,7 +392,7 @@ fn partners<'a>(field: &Field<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, i
 
 /// Positions, on both sides, of the pair with the lowest sum of relative scores; ties at random.
 fn cheapest(
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     (prefill, prefill_scores): (&[Candidate<'_>], &[f64]),
     (decode, decode_scores): (&[Candidate<'_>], &[f64]),
     rng: &mut PickRng,
@@ -445,7 +449,13 @@ impl Strategy for Pd {
         }
     }
 
-    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         let whole = field.whole.picks.first().and_then(|e| field.decoder(e))?;
         if self.0.compat {
             return self.pair_exactly(field, whole, rng, &ranking);

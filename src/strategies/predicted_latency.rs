@@ -37,7 +37,7 @@ use attache_pool::{Endpoint, Roles};
 use attache_scheduling::facts::cost::{self, Prices, SHARED_TOKEN_WEIGHT, TOKEN_WEIGHT};
 use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{Decider, Field, MAX_TRIES, Pair};
+use attache_scheduling::split::{Decider, MAX_TRIES, Pair, PairCandidates};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -222,7 +222,13 @@ impl Strategy for PredictedLatency {
     /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so
     /// that each decode server's search ends with the first that goes together with it; where transfers differ by how
     /// near two servers are, or labels keep sets together, a few later.
-    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         let prices = self.prices(cx, [field.decode, field.prefill], SHARED_TOKEN_WEIGHT);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
             side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
@@ -279,7 +285,7 @@ impl Strategy for PredictedLatency {
 mod tests {
     use super::*;
     use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
-    use attache_scheduling::testing::{Server, among, load};
+    use attache_scheduling::testing::{TestServer, among, load};
     use std::cell::Cell;
 
     #[test]
@@ -295,7 +301,7 @@ mod tests {
             let server = |role: &str, number: usize| {
                 let server = load(0, 0.0).label("llm-d.ai/role", role);
                 let zone = zones.map(|[prefill, decode]| if role == "prefill" { prefill } else { decode });
-                let server = zone.into_iter().fold(server, |s: Server, zone| s.label(DEFAULT_ZONE_LABEL, zone));
+                let server = zone.into_iter().fold(server, |s: TestServer, zone| s.label(DEFAULT_ZONE_LABEL, zone));
                 if host { server.label(DEFAULT_HOST_LABEL, &format!("h{number}")) } else { server }
             };
             let servers = (0..HELPERS).map(|number| server("prefill", number)).chain([server("decode", HELPERS)]);

@@ -32,6 +32,6 @@ struct ConcurrencyDetector(ConcurrencyLimits);
 
 impl Filter for ConcurrencyDetector {
     fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
-        keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| self.0.has_room(&c.state.endpoint)));
+        keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| self.0.has_capacity(&c.state.endpoint)));
     }
 }

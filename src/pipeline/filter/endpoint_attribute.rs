@@ -7,7 +7,7 @@
 //! `endpoint-attribute-filter`.
 
 use super::keep_or_all;
-use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::facts::figure::EndpointMetric;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
@@ -94,7 +94,7 @@ impl Params {
         if self.attribute.is_empty() {
             return Err(ParamError::new("`attribute` is missing"));
         }
-        let figure = Figure::named("attribute", &self.attribute)?;
+        let figure = EndpointMetric::named("attribute", &self.attribute)?;
         let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
         let (threshold, missing_stays) = (algorithm.threshold, self.on_missing == OnMissing::Pass);
         Ok(EndpointAttribute { figure, threshold, missing_stays, fallback: self.fallback_on_empty })
@@ -103,7 +103,7 @@ impl Params {
 
 #[derive(Debug)]
 struct EndpointAttribute {
-    figure: Figure,
+    figure: EndpointMetric,
     threshold: Threshold,
     missing_stays: bool,
     fallback: bool,

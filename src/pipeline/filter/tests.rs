@@ -2,11 +2,11 @@
 
 use crate::tests::{filter, registry, scorer};
 use attache_pool::EndpointMetrics;
-use attache_scheduling::testing::{Server, among, answer, load, reports, running, silent};
+use attache_scheduling::testing::{TestServer, among, answer, load, reports, running, silent};
 use serde_json::{Value, json};
 
 /// Who of `servers` stays.
-fn kept(name: &str, parameters: Value, servers: Vec<Server>) -> Vec<usize> {
+fn kept(name: &str, parameters: Value, servers: Vec<TestServer>) -> Vec<usize> {
     among(servers).kept(&*filter(name, &parameters))
 }
 
@@ -15,7 +15,7 @@ fn refused(name: &str, parameters: Value) -> String {
     (registry().plugin(name).unwrap().build)(&parameters).unwrap_err().to_string()
 }
 
-fn labelled(values: &[&str]) -> Vec<Server> {
+fn labelled(values: &[&str]) -> Vec<TestServer> {
     let server = |value: &&str| if value.is_empty() { silent() } else { silent().label("role", value) };
     values.iter().map(server).collect()
 }

@@ -7,7 +7,7 @@
 //! one pool. Source: llm-d `utilization-filter`.
 
 use super::keep_or_all;
-use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::facts::figure::EndpointMetric;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
@@ -49,10 +49,10 @@ impl Params {
         }
         let limit = |(index, c): (usize, Condition)| {
             let here = |error: ParamError| error.in_item(index).under("conditions");
-            let figure = Figure::named("metric", &c.metric).map_err(here)?;
-            let most = if figure == Figure::KvUsage { 1.0 } else { f64::MAX };
+            let figure = EndpointMetric::named("metric", &c.metric).map_err(here)?;
+            let most = if figure == EndpointMetric::KvUsage { 1.0 } else { f64::MAX };
             if !(0.0..=most).contains(&c.max_value) {
-                let allowed = if figure == Figure::KvUsage { "0 to 1" } else { "0 or more" };
+                let allowed = if figure == EndpointMetric::KvUsage { "0 to 1" } else { "0 or more" };
                 let Condition { metric, max_value } = c;
                 let message = format!("`maxValue` of `{metric}` is {max_value}; {allowed} is allowed");
                 return Err(here(ParamError::new(message).under("maxValue")));
@@ -66,7 +66,7 @@ impl Params {
 
 #[derive(Debug)]
 struct Utilization {
-    limits: Vec<(Figure, f64)>,
+    limits: Vec<(EndpointMetric, f64)>,
     fallback: bool,
 }
 

@@ -34,7 +34,7 @@ struct UtilizationDetector(UtilizationLimits);
 impl Filter for UtilizationDetector {
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
         let page =
-            |c: &Candidate<'_>| self.0.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.0.has_room(m));
+            |c: &Candidate<'_>| self.0.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.0.has_capacity(m));
         keep_or_all(keep, |i| candidates.get(i).is_some_and(page));
     }
 

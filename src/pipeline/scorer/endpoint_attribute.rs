@@ -10,7 +10,7 @@
 //! own. Source: llm-d v0.10.
 
 use super::no_metrics;
-use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::facts::figure::EndpointMetric;
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
@@ -77,7 +77,7 @@ impl Params {
         if self.attribute_key.is_empty() {
             return Err(ParamError::new("`attributeKey` is missing"));
         }
-        let figure = Figure::named("attributeKey", &self.attribute_key)?;
+        let figure = EndpointMetric::named("attributeKey", &self.attribute_key)?;
         let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
         let Normalization { adaptive_range, fixed_range } = algorithm.normalization;
         match (adaptive_range, fixed_range) {
@@ -100,7 +100,7 @@ impl Params {
 
 #[derive(Debug)]
 struct EndpointAttribute {
-    figure: Figure,
+    figure: EndpointMetric,
     lower_wins: bool,
     fixed: Option<Range>,
 }

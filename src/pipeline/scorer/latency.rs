@@ -10,7 +10,7 @@
 
 use super::fewer_is_better;
 use attache_scheduling::decision::Signal;
-use attache_scheduling::facts::prediction::{self, Foretold, Prefer, Targets, Weights};
+use attache_scheduling::facts::prediction::{self, HeadroomWeights, PredictedHeadroom, Prefer, Targets};
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
@@ -97,22 +97,22 @@ impl Latency {
         }
     }
 
-    fn foretold(cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[Option<Foretold>; 16]> {
+    fn predicted(cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[Option<PredictedHeadroom>; 16]> {
         let targets = Targets::of(&cx.request);
-        let foretell = |c: &Candidate<'_>| {
+        let predict_headroom = |c: &Candidate<'_>| {
             let headroom = targets.headroom(prediction::predict(cx, c)?);
-            Some(Foretold { headroom, idle: c.state.live().ledger.in_flight() == 0 })
+            Some(PredictedHeadroom { headroom, idle: c.state.live().ledger.in_flight() == 0 })
         };
-        candidates.iter().map(foretell).collect()
+        candidates.iter().map(predict_headroom).collect()
     }
 }
 
 impl Scorer for Latency {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let weights = Weights { ttft: self.0.ttft_weight, tpot: self.0.tpot_weight };
+        let weights = HeadroomWeights { ttft: self.0.ttft_weight, tpot: self.0.tpot_weight };
         let mut scores: SmallVec<[f32; 16]> = smallvec![0.0; candidates.len()];
-        let foretold = Self::foretold(cx, candidates);
-        if prediction::scores(&foretold, weights, self.0.headroom_selection_strategy, &mut scores) {
+        let predicted = Self::predicted(cx, candidates);
+        if prediction::scores(&predicted, weights, self.0.headroom_selection_strategy, &mut scores) {
             out.iter_mut().zip(&scores).for_each(|(o, s)| *o = *s);
         } else {
             self.composite(cx, candidates, out);

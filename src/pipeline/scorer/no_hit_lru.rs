@@ -94,12 +94,12 @@ impl Scorer for NoHitLru {
         }
         let last_uncached = self.last_uncached.lock();
         let turn = |c: &Candidate<'_>| last_uncached.last.get(&c.state.endpoint.id).copied().unwrap_or(0);
-        let record: SmallVec<[u64; 64]> = candidates.iter().map(turn).collect();
+        let numbers: SmallVec<[u64; 64]> = candidates.iter().map(turn).collect();
         drop(last_uncached);
-        let mut order: SmallVec<[u64; 64]> = record.clone();
+        let mut order: SmallVec<[u64; 64]> = numbers.clone();
         order.sort_unstable();
         let last = candidates.len().saturating_sub(1).max(1) as f32;
-        for (score, turn) in out.iter_mut().zip(&record) {
+        for (score, turn) in out.iter_mut().zip(&numbers) {
             *score = 1.0 - order.partition_point(|t| t < turn) as f32 / last;
         }
     }

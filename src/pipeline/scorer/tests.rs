@@ -6,13 +6,15 @@ use attache_prefix::cache::Found;
 use attache_prefix::key::BlockKey;
 use attache_protocol::{MediaKind, Piece, Prompt};
 use attache_scheduling::testing::NOW;
-use attache_scheduling::testing::{Server, Trial, among, answer, load, lora, prefix_cache, reports, running, silent};
+use attache_scheduling::testing::{
+    TestServer, Trial, among, answer, load, lora, prefix_cache, reports, running, silent,
+};
 use attache_scheduling::{PickContext, Signal};
 use attache_types::ids::EndpointId;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn scores(name: &str, parameters: &Value, servers: Vec<Server>) -> Vec<f32> {
+fn scores(name: &str, parameters: &Value, servers: Vec<TestServer>) -> Vec<f32> {
     among(servers).scores(&*scorer(name, parameters))
 }
 
@@ -20,16 +22,16 @@ fn refused(name: &str, parameters: Value) -> String {
     (registry().plugin(name).unwrap().build)(&parameters).unwrap_err().to_string()
 }
 
-fn waiting(waiting: u32) -> Server {
+fn waiting(waiting: u32) -> TestServer {
     load(waiting, 0.0)
 }
 
-fn sent(requests: usize) -> Server {
+fn sent(requests: usize) -> TestServer {
     silent().sent(&vec![0; requests])
 }
 
 /// Source, scorer, parameters, servers, scores.
-type Row = (&'static str, &'static str, Value, Vec<Server>, &'static [f32]);
+type Row = (&'static str, &'static str, Value, Vec<TestServer>, &'static [f32]);
 
 fn assert_rows(rows: Vec<Row>) {
     for (source, name, parameters, servers, expected) in rows {
@@ -372,7 +374,7 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn server(&self) -> Server {
+    fn server(&self) -> TestServer {
         let server = match &self.page {
             None => silent(),
             Some((waiting, running, kv_usage, adapters, max)) => {

@@ -229,7 +229,7 @@ fn stage_of(
     let Some(said) = said else { return Ok(None) };
     let decider = said.decider.map(|name| decider(name, made, handler)).transpose()?;
     let profile = profiles.iter().find(|p| p.name == said.profile).cloned();
-    Ok(profile.map(|profile| stages::NamedPart { profile, decider }))
+    Ok(profile.map(|profile| stages::ProfileStage { profile, decider }))
 }
 
 fn decider(said: DeciderName, made: &[BuiltPlugin], handler: &str) -> Result<Arc<dyn StageDecider>, ParamError> {

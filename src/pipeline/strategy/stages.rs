@@ -5,8 +5,8 @@
 
 use super::PipelineProfile;
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{Beside, Headers, Plugin, StageDecider};
-use attache_scheduling::split::{Field, MAX_TRIES, Media, Pair};
+use attache_scheduling::plugin::{Headers, PeerHeaders, Plugin, StageDecider};
+use attache_scheduling::split::{MAX_TRIES, Media, Pair, PairCandidates};
 use attache_scheduling::{Candidate, Decision, PickContext, Ranking, Reads};
 use attache_types::rng::PickRng;
 use smallvec::SmallVec;
@@ -79,9 +79,9 @@ fn choose(
     match peer {
         None => profile.rank(cx, candidates, rng, &mut ranking),
         Some(peer) => {
-            let beside = Beside { headers: cx.request.headers, peer };
+            let peer_headers = PeerHeaders { headers: cx.request.headers, peer };
             let mut cx = PickContext { ..*cx };
-            cx.request.headers = Headers::of(&beside);
+            cx.request.headers = Headers::of(&peer_headers);
             profile.rank(&cx, candidates, rng, &mut ranking);
         }
     }
@@ -112,7 +112,7 @@ impl Stages {
         &self,
         decode: &PipelineProfile,
         cx: &PickContext<'_>,
-        field: &Field<'_, '_>,
+        field: &PairCandidates<'_, '_>,
         rng: &mut PickRng,
         ranking: &Ranking,
     ) -> Option<Pair> {
@@ -153,7 +153,7 @@ impl Stages {
 fn decode_first(
     prefill: &ProfileStage,
     cx: &PickContext<'_>,
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     rng: &mut PickRng,
     ranking: &Ranking,
 ) -> Option<Pair> {
@@ -179,7 +179,7 @@ fn prefill_first(
     prefill: &ProfileStage,
     decode: &PipelineProfile,
     cx: &PickContext<'_>,
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     rng: &mut PickRng,
     ranking: &Ranking,
 ) -> Option<Pair> {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::tests::registry;
 use attache_pool::EndpointMetrics;
-use attache_scheduling::testing::{Server, Trial, among, load, reports, silent};
+use attache_scheduling::testing::{TestServer, Trial, among, load, reports, silent};
 use attache_scheduling::{Decision, Signal};
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn ids(decision: &Decision) -> Vec<u32> {
     decision.picks.iter().map(|e| e.id.0).collect()
 }
 
-fn role(role: &str, waiting: u32) -> Server {
+fn role(role: &str, waiting: u32) -> TestServer {
     load(waiting, 0.0).label("llm-d.ai/role", role)
 }
 

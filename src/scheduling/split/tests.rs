@@ -95,7 +95,7 @@ fn transfers_teach_the_way_that_they_took() {
                 streams: true,
                 arrives: true,
                 share: 0.0,
-                lesson: None,
+                prefix_update: None,
             };
             let snapshot = PoolSnapshot::default();
             let mut booking = Booking::new(decode.clone(), &snapshot, Duration::ZERO, order, now);

@@ -65,7 +65,7 @@ impl Strategy for Figures {
 type Row = (u32, Better, Vec<f64>);
 
 fn sum(rows: &[Row]) -> Weighted {
-    let part = |(weight, better, figures): &Row| Part {
+    let part = |(weight, better, figures): &Row| WeightedPart {
         name: "figures",
         weight: *weight,
         strategy: Arc::new(Figures(*better, figures.clone(), Mutex::default())),

@@ -5,7 +5,7 @@ use super::*;
 use attache_pool::{EndpointMetrics, Means, Rates};
 use attache_scheduling::Registry;
 use attache_scheduling::split::{Decider, SplitPolicy};
-use attache_scheduling::testing::{Sent, Server, Trial, among, reports, silent};
+use attache_scheduling::testing::{Sent, TestServer, Trial, among, reports, silent};
 use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -25,16 +25,16 @@ fn pairs(trial: &Trial, parameters: &Value) -> BTreeSet<(u32, u32)> {
 }
 
 /// A server with running requests, tokens a second, KV cache in use and requests ended a second.
-fn busy(running: u32, throughput: Option<f64>, kv_usage: f32, finished: Option<f64>) -> Server {
+fn busy(running: u32, throughput: Option<f64>, kv_usage: f32, finished: Option<f64>) -> TestServer {
     let rates = Rates { generation_tokens: throughput, finished, ..Rates::default() };
     reports(EndpointMetrics { running, kv_usage, rates, ..EndpointMetrics::default() })
 }
 
-fn of(server: Server, role: &str, set: &str) -> Server {
+fn of(server: TestServer, role: &str, set: &str) -> TestServer {
     server.label("role-name", role).label("roleset-name", set)
 }
 
-fn requests(running: u32) -> Server {
+fn requests(running: u32) -> TestServer {
     busy(running, None, 0.0, None)
 }
 
@@ -88,7 +88,7 @@ fn decode_imbalance() {
     }
 }
 
-fn decode_scores(policy: DecodePolicy, servers: Vec<Server>) -> Vec<f64> {
+fn decode_scores(policy: DecodePolicy, servers: Vec<TestServer>) -> Vec<f64> {
     let trial = among(servers);
     let candidates = trial.candidates();
     let weights = BalanceWeights { running: 1.0, throughput: 1.0 };
@@ -205,7 +205,7 @@ fn every_request_with_a_pair_is_split() {
     assert_eq!((got.split, got.ids()), (true, (vec![0], vec![1])));
 }
 
-fn lengths(server: Server, least: &str, most: &str) -> Server {
+fn lengths(server: TestServer, least: &str, most: &str) -> TestServer {
     server.label("promptLenBucketMinLength", least).label("promptLenBucketMaxLength", most)
 }
 

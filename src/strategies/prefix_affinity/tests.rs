@@ -230,7 +230,7 @@ impl Router {
     }
 
     /// The endpoint called `id` is sent `text`, whoever would have been picked.
-    fn teach(&self, text: &str, id: u32) -> Option<Digest> {
+    fn record(&self, text: &str, id: u32) -> Option<Digest> {
         let pool = snapshot(&[(id, 0)]);
         let prompt = bare(text);
         let mut cx = context(&pool);
@@ -257,7 +257,7 @@ fn the_selection_of_localai() {
     for (name, held, text, requests, wanted, diverted) in rows {
         for compat in [false, true] {
             let router = Router::new(serde_json::json!({"compat": compat}));
-            held.iter().for_each(|(id, text)| drop(router.teach(text, *id)));
+            held.iter().for_each(|(id, text)| drop(router.record(text, *id)));
             let decision = router.route(text, requests, false);
             assert_eq!((decision.picks[0].id.0, decision.diverted), (wanted, diverted), "{name}, compat {compat}");
         }
@@ -287,8 +287,8 @@ fn a_prompt_comes_home_and_strangers_spread() {
 fn of_several_holders_the_one_with_less_to_do() {
     for (compat, wanted) in [(false, 0), (true, 1)] {
         let router = Router::new(serde_json::json!({"compat": compat}));
-        router.teach("abcd", 0);
-        router.teach("abcd", 1);
+        router.record("abcd", 0);
+        router.record("abcd", 1);
         assert_eq!(router.route("abcd", &[1, 2, 1], false).picks[0].id.0, wanted);
     }
 }
@@ -311,7 +311,7 @@ fn off_is_the_floor_and_leaves_no_trace() {
 fn cold_prompt_goes_to_an_idle_endpoint_before_a_busy_one() {
     for (compat, wanted) in [(false, 0), (true, 1)] {
         let router = Router::new(serde_json::json!({"compat": compat}));
-        router.teach("vwxyz", 0);
+        router.record("vwxyz", 0);
         assert_eq!(router.route("q", &[0, 1], false).picks[0].id.0, wanted, "compat {compat}");
     }
 }
@@ -329,7 +329,7 @@ fn weights_are_kept_for_each_model() {
 #[test]
 fn lost_endpoint_keeps_no_entries() {
     let router = Router::new(serde_json::json!({}));
-    router.teach("abcd", 1);
+    router.record("abcd", 1);
     assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B);
     router.strategy.forget(&[A]);
     assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B, "another one was lost");
@@ -392,7 +392,7 @@ fn moved_request_leaves_what_others_were_sent() {
 #[test]
 fn request_that_envoy_serves_elsewhere_is_remembered_there() {
     let router = Router::new(serde_json::json!({}));
-    let trail = router.teach("abcd", 0).unwrap();
+    let trail = router.record("abcd", 0).unwrap();
     router.strategy.moved("", &trail, A, B, NOW);
     let next = router.route("abcd", &[0, 0], false);
     assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest prefix"));
@@ -402,7 +402,7 @@ fn request_that_envoy_serves_elsewhere_is_remembered_there() {
 #[test]
 fn the_policy_of_a_model_counts() {
     let mut router = Router::new(serde_json::json!({}));
-    router.teach("a", 1);
+    router.record("a", 1);
     assert_eq!(router.route("aXXXXXXXXX", &[0, 1], false).picks[0].id.0, 0, "a tenth is not enough");
     router.policy.min_prefix_match = Some(0.0);
     assert_eq!(router.route("aXXXXXXXXX", &[0, 1], false).picks[0].id.0, 1);

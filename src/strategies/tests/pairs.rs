@@ -4,7 +4,7 @@ use super::build;
 use attache_pool::place::{DEFAULT_ZONE_LABEL, Nearness};
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::facts::cost::{self, Prices};
-use attache_scheduling::testing::{Server, Trial, among, in_zone, load, observe_transfers, role, silent};
+use attache_scheduling::testing::{TestServer, Trial, among, in_zone, load, observe_transfers, role, silent};
 use attache_scheduling::{Candidate, Decider, PickContext, SplitPolicy};
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -38,7 +38,7 @@ fn servers_with_other_labels_stand_in_no_pair() {
 }
 
 /// Servers of all roles and two rolesets or none, with queues, tokens under way and a part of the prompt.
-fn pools() -> impl proptest::strategy::Strategy<Value = Vec<Server>> {
+fn pools() -> impl proptest::strategy::Strategy<Value = Vec<TestServer>> {
     let roles =
         prop::sample::select(vec!["prefill", "prefill", "decode", "decode", "both", "encode", "encode-prefill-decode"]);
     let sets = prop::sample::select(vec![None, Some("a"), Some("b")]);

@@ -2,7 +2,7 @@
 
 use super::{build, candidates, registry};
 use attache_scheduling::testing::{context, snapshot};
-use attache_scheduling::weighted::{Part, Weighted};
+use attache_scheduling::weighted::{Weighted, WeightedPart};
 use attache_scheduling::{Ranking, Signal};
 use attache_types::rng::for_request;
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn what_can_not_be_added_up_is_refused() {
 fn every_strategy_can_be_asked_whether_it_has_figures() {
     for plugin in registry().strategies() {
         let strategy = build(plugin.name).into();
-        let _ = Weighted::of(vec![Part { name: plugin.name, weight: 1, strategy }]);
+        let _ = Weighted::of(vec![WeightedPart { name: plugin.name, weight: 1, strategy }]);
     }
 }
 

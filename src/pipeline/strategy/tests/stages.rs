@@ -37,7 +37,7 @@ fn send(trial: &Trial, parameters: &Value) -> Sent {
 }
 
 /// Two of each.
-fn servers() -> Vec<Server> {
+fn servers() -> Vec<TestServer> {
     vec![role("encode", 1), role("prefill", 3), role("prefill", 1), role("decode", 4), role("decode", 2).holding(84)]
 }
 
@@ -102,7 +102,7 @@ fn a_stage_that_leaves_nobody_is_dropped() {
 fn prefill_first_asks_no_prefill_decider_and_seats_the_answer_near_the_prompt() {
     let handler = || disagg(json!({"stageOrder": "prefill-first"}));
     let near = json!({"type": "topology-affinity-filter", "parameters": {"minAffinity": "rack"}});
-    let at = |server: Server, rack: &str| server.label("topology.kubernetes.io/rack", rack);
+    let at = |server: TestServer, rack: &str| server.label("topology.kubernetes.io/rack", rack);
     let racks = || {
         vec![
             at(role("prefill", 0), "r1"),

@@ -3,12 +3,12 @@
 use super::*;
 use crate::objective::Slo;
 use crate::testing::NOW;
-use crate::testing::{Server, Trial, among, load, prefix_cache, reports, silent};
+use crate::testing::{TestServer, Trial, among, load, prefix_cache, reports, silent};
 use crate::{Candidate, RequestFacts};
 use attache_pool::EndpointMetrics;
 use attache_pool::speed::{Reservation, Work};
 use attache_prefix::key::BlockKey;
-use attache_prefix::learning::Lesson;
+use attache_prefix::learning::PrefixUpdate;
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const ELAPSED: f64 = 4.86;
 
 /// Servers for both whose caches are used so far. Each has learned for itself; prices follow from what the last one knows.
 fn pool(kv: &[f32]) -> Trial {
-    let servers: Vec<Server> = kv.iter().map(|kv| load(0, *kv)).collect();
+    let servers: Vec<TestServer> = kv.iter().map(|kv| load(0, *kv)).collect();
     among(servers)
 }
 
@@ -86,7 +86,7 @@ fn the_wait_counts_whole_and_what_the_request_brings_half() {
 }
 
 /// A server whose cache has room for 1,000 blocks of 16 tokens and is used so far.
-fn cache(kv_usage: f32) -> Server {
+fn cache(kv_usage: f32) -> TestServer {
     let (block_size, num_blocks) = (Some(16), Some(1_000));
     reports(EndpointMetrics { kv_usage, block_size, num_blocks, ..EndpointMetrics::default() })
 }
@@ -121,7 +121,7 @@ fn room_is_work_where_it_is_short() {
 
 #[test]
 fn what_servers_said_last_counts_and_who_says_nothing_is_as_the_others() {
-    let said = |servers: [Server; 2]| room(&among(servers.into()).long(640));
+    let said = |servers: [TestServer; 2]| room(&among(servers.into()).long(640));
     assert_about(said([cache(0.9).aged(4_000), cache(0.8)]), said([cache(0.9), cache(0.8)]));
     assert_about(said([silent(), cache(0.9)]), said([cache(0.9), cache(0.9)]));
     assert_about(said([load(0, 0.9), cache(0.9)]), said([cache(0.9), cache(0.9)]));
@@ -162,7 +162,7 @@ fn what_others_compute_with_has_its_room_already() {
     let keys: Vec<BlockKey> = (1..=40).map(BlockKey).collect();
     let [one, other] = [0, 1].map(|i: usize| trial.pool.endpoints[i].id());
     [one, other].iter().for_each(|id| cache.record(*id, &keys[..36], None, NOW));
-    let _other_request = cache.claim(one, &Lesson { keys: keys[..20].to_vec(), ..Lesson::default() }, NOW);
+    let _other_request = cache.claim(one, &PrefixUpdate { keys: keys[..20].to_vec(), ..PrefixUpdate::default() }, NOW);
     let found = cache.lookup(&mut &*keys, NOW);
     let cx = PickContext { prefix: Some(&found), ..trial.context() };
     let mut candidates = trial.candidates();

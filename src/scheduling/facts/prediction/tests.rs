@@ -1,18 +1,18 @@
 use super::*;
 use std::collections::BTreeMap;
 
-fn at(ttft: f64, tpot: f64) -> Option<Foretold> {
-    Some(Foretold { headroom: Headroom { ttft_ms: ttft, tpot_ms: tpot }, idle: false })
+fn at(ttft: f64, tpot: f64) -> Option<PredictedHeadroom> {
+    Some(PredictedHeadroom { headroom: Headroom { ttft_ms: ttft, tpot_ms: tpot }, idle: false })
 }
 
-fn idle(ttft: f64, tpot: f64) -> Option<Foretold> {
-    at(ttft, tpot).map(|e| Foretold { idle: true, ..e })
+fn idle(ttft: f64, tpot: f64) -> Option<PredictedHeadroom> {
+    at(ttft, tpot).map(|e| PredictedHeadroom { idle: true, ..e })
 }
 
-const WEIGHTS: Weights = Weights { ttft: 0.8, tpot: 0.2 };
+const WEIGHTS: HeadroomWeights = HeadroomWeights { ttft: 0.8, tpot: 0.2 };
 
 /// Name, endpoints, which headroom wins, scores.
-type Row = (&'static str, Vec<Option<Foretold>>, Prefer, &'static [f32]);
+type Row = (&'static str, Vec<Option<PredictedHeadroom>>, Prefer, &'static [f32]);
 
 #[test]
 fn scores_by_headroom() {
@@ -41,7 +41,7 @@ fn weights_of_nothing_mean_the_first_token() {
     let endpoints = [at(10.0, 30.0), at(30.0, 10.0)];
     let mut out = [0.0; 2];
     for (ttft, tpot, expected) in [(0.0, 0.0, [1.0, 0.01]), (0.0, 3.0, [0.01, 1.0]), (2.0, 2.0, [0.51, 0.51])] {
-        scores(&endpoints, Weights { ttft, tpot }, Prefer::Least, &mut out);
+        scores(&endpoints, HeadroomWeights { ttft, tpot }, Prefer::Least, &mut out);
         assert_eq!(out, expected, "{ttft} {tpot}");
     }
 }
