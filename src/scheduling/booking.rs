@@ -162,8 +162,8 @@ impl Booking {
         }
     }
 
-    /// Records the first byte of the response. `good`: the status is 2xx. `is_first_token`: this byte contains exactly the
-    /// first token.
+    /// Records the first byte of the response. `good`: the status is 2xx. `is_first_token`: this byte contains
+    /// exactly the first token.
     pub fn first_byte(&mut self, good: bool, is_first_token: bool, now: Timestamp) {
         self.ticket.first_byte();
         if let Some(reservation) = &mut self.reservation {

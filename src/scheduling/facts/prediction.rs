@@ -5,7 +5,7 @@
 //! [`scores`] is the formula of llm-d's `latency-scorer`:
 //!
 //! ```text
-//! an endpoint meets both targets:    those that do, by headroom: `least` the smallest first (packs), `most` the largest
+//! an endpoint meets both targets:    those that do, by headroom: `least` smallest first (packs), `most` largest first
 //! none does, some are idle:          the idle ones, smallest deficit first
 //! else the first class with members: late tokens only < late first token only < both, smallest deficit first
 //! score = (1 + floor(100 * (w . normalised headroom))) / 100, clamped to 1; all others 0

@@ -54,12 +54,16 @@ impl UtilizationLimits {
     /// # Errors
     /// A threshold is out of range.
     pub fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { queue_depth_threshold: queue, kv_cache_util_threshold: kv, metrics_staleness_threshold, headroom } =
-            params(parameters)?;
+        let Params {
+            queue_depth_threshold: queue,
+            kv_cache_util_threshold: kv,
+            metrics_staleness_threshold: age,
+            headroom,
+        } = params(parameters)?;
         if !(0.0..f64::INFINITY).contains(&headroom) {
             return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
         }
-        let fresh_for = metrics_staleness_threshold.map(|text| match parse_duration(&text) {
+        let fresh_for = age.map(|text| match parse_duration(&text) {
             Ok(age) if age.is_zero() => Err("more than 0 is allowed".to_owned()),
             other => other,
         });

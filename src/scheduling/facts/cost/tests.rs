@@ -12,16 +12,18 @@ use attache_prefix::learning::PrefixUpdate;
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Seconds that 60 requests of one moment count as, by [`attache_pool::speed`]: the first 5 s of a mean that forgets half in 60.
+/// Seconds over which [`attache_pool::speed`] counts 60 simultaneous requests: the first 5 s of a mean with a half-life
+/// of 60 s.
 const ELAPSED: f64 = 4.86;
 
-/// Servers for both whose caches are used so far. Each has learned for itself; prices follow from what the last one knows.
+/// Servers with both roles and these KV cache usages. Each has learned its own speed; prices follow from that of the
+/// last one.
 fn pool(kv: &[f32]) -> Trial {
     let servers: Vec<TestServer> = kv.iter().map(|kv| load(0, *kv)).collect();
     among(servers)
 }
 
-/// What comes behind a second of waiting, by the first so many servers; 60 requests with `tokens` to be computed have been sent.
+/// Price of a second of waiting for the last `candidates` servers, after 60 requests with `tokens` uncached tokens.
 fn behind(trial: &Trial, tokens: u32, candidates: usize) -> f64 {
     let cx = trial.context();
     let found = trial.candidates();
