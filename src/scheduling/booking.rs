@@ -1,5 +1,5 @@
-//! Effects of a routed request on later decisions, from its decision to the end of its response: the ledger, the
-//! endpoint's expected work, and the expected content of its cache.
+//! Effects of a routed request on later decisions, from its decision to the end of its response. They are the ledger,
+//! the endpoint's expected work, and the expected content of its cache.
 //!
 //! `ext_proc` creates bookings for real requests and `replay` for simulated ones, in the same order, so a replay
 //! decides in the same way. Drop reverts everything. Pure.

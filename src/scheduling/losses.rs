@@ -1,7 +1,10 @@
 //! Handles endpoints that left a pool or lost their cache.
 //!
-//! The pool's writer lists them in [`PoolSnapshot::lost`]: endpoints that discovery no longer reports, endpoints
-//! whose address now belongs to another pod, and those whose model server restarted or cleared its cache.
+//! The pool's writer lists them in [`PoolSnapshot::lost`]:
+//! - endpoints that discovery no longer reports
+//! - endpoints whose address now belongs to another pod
+//! - endpoints whose model server restarted or cleared its cache
+//!
 //! All records of their caches are dropped here, when the snapshot is published, so no decision on that snapshot uses
 //! them. Called by the publisher and by replays. Pure.
 

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chance_of_a_miss_grows_with_the_prediction_and_follows_the_error() {
+    fn probability_of_a_miss_grows_with_prediction_and_error() {
         assert!((miss(0.5, 0.5, 0.3) - 0.5).abs() < 1e-9, "predicted for the target itself");
         assert!(miss(0.5, 0.4, 0.3) < 0.5 && miss(0.5, 0.6, 0.3) > 0.5);
         // What is sure is surer where predictions are better.
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_error_of_the_distribution_is_the_error_that_was_learned() {
+    fn mean_error_of_the_distribution_is_the_learned_error() {
         // Quantiles of the distribution at the middles of equal parts.
         let (error, parts) = (0.3, 20_000);
         let quantile = |p: f64| {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sure_miss_costs_what_the_share_allows() {
+    fn certain_miss_costs_the_allowance_of_the_share() {
         let slo = Slo { ttft: None, tpot: None, share: 0.95 };
         assert!((slo.price(0.5) - 10.0).abs() < 1e-9, "twenty requests may take half a second each");
     }

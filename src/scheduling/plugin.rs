@@ -302,8 +302,8 @@ pub trait Strategy: Send + Sync + Debug {
     /// Records that `endpoint` encodes media of the request; as [`Strategy::picked`].
     fn picked_encode(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
-    /// Drops all records of the caches of the endpoints in `lost`, before the next decision: they left the pool, or
-    /// their model servers lost their caches.
+    /// Drops all records of the caches of the endpoints in `lost`, before the next decision. These endpoints left the
+    /// pool, or their model servers lost their caches.
     fn forget(&self, _lost: &[EndpointId]) {}
 
     /// Adds response headers, once the endpoint that served is known.

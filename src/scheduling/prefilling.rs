@@ -1,5 +1,5 @@
-//! The prefill of a split request on another server, from the decision to its end: the servers that are tried, the
-//! booking, and the outcomes for their health.
+//! The prefill of a split request on another server, from the decision to its end. Keeps the servers that are tried
+//! and the booking, and reports outcomes for the servers' health.
 //!
 //! `ext_proc` and `replay` keep one per split request and report every event to it, so both settle the same things in
 //! the same order. Pure.

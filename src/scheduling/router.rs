@@ -23,8 +23,8 @@ pub struct PoolMatch {
     pub header: Option<(String, String)>,
     /// The `:authority` (host, port optional).
     pub authority: Option<String>,
-    /// The Service that the gateway's ext_proc call must name: lower case, as much of the name as makes it unique
-    /// (`llama-epp.default`), and the port if pools share a Service (`llama-epp.default:9002`).
+    /// The Service that the gateway's ext_proc call must name, in lower case. It has as much of the name as makes it
+    /// unique (`llama-epp.default`), and the port if pools share a Service (`llama-epp.default:9002`).
     pub service: Option<String>,
 }
 

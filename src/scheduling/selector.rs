@@ -1,8 +1,8 @@
 //! Label selectors: the endpoints that a request may be sent to, by their labels.
 //!
-//! The syntax is that of `kubectl get -l`: comma-separated requirements, all of which must hold: `a=b`, `a==b`,
-//! `a!=b`, `a in (x,y)`, `a notin (x,y)`, `a` (the label exists) and `!a` (it does not). As in Kubernetes, `!=` and
-//! `notin` hold for an endpoint without the label.
+//! The syntax is that of `kubectl get -l`: comma-separated requirements, all of which must hold. They are `a=b`,
+//! `a==b`, `a!=b`, `a in (x,y)`, `a notin (x,y)`, `a` (the label exists) and `!a` (it does not). As in Kubernetes,
+//! `!=` and `notin` hold for an endpoint without the label.
 //! [`super::choice`] parses them from a request header; the scheduler applies them.
 
 use std::collections::BTreeMap;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_selector_is_refused_with_the_part_at_fault() {
+    fn invalid_selector_is_rejected_and_names_the_part() {
         for (selector, part) in [
             ("a,,b", "``"),
             (",", "``"),
@@ -215,7 +215,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[ab=!,() in]{0,24}") {
+        fn any_text_is_parsed_or_rejected(text in "[ab=!,() in]{0,24}") {
             if let Ok(selector) = LabelSelector::parse(&text) {
                 let _ = selector.matches(&labels(&[("a", "b")]));
             }

@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_sum_of_the_last_slots_in_bounded_memory(
+        fn sliding_sum_is_that_of_the_last_slots_in_bounded_memory(
             steps in prop::collection::vec((0u64..20, 0u64..1_000), 1..300),
         ) {
             let (mut sum, mut all, mut now) = (SlidingSum::default(), Vec::new(), 0);

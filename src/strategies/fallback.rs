@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_decides_only_where_the_first_lacks_something() {
+    fn fallback_decides_only_where_the_primary_lacks_a_signal() {
         let turns = json!({"primary": "vtc-basic", "fallback": "round-robin"});
         let known = decide(&turns, Some("a"));
         assert_eq!((known.lacking, known.picks[0].id.0, known.picks.len()), (None, 1, 2));

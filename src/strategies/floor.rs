@@ -1,11 +1,9 @@
 //! Fallback order of `prefix-affinity`: LocalAI's order of replicas for prompts without a known prefix.
 //!
-//! ```text
 //! 1. fewest requests
 //! 2. the endpoint that was used the longest ago
 //! 3. the least KV cache in use, where that is known
 //! 4. the lowest id
-//! ```
 //!
 //! Requests are counted as in [`attache_pool::ledger::requests`], so an idle endpoint always comes before a busy one.
 //! Idle endpoints are used in rotation: the one used last comes last.

@@ -37,8 +37,8 @@
 //! With `compat: true` it decides as release 0.4, over servers with the label `role-name` alone:
 //! - Without a prefill or a decode server, the request is rejected with status 503.
 //! - The decode server is picked at random.
-//! - The prefill server is the one that holds most of the prompt among those within the mean and deviation of
-//!   requests, else a random one.
+//! - The prefill server is the one that holds most of the prompt within the mean and deviation of requests, else a
+//!   random one.
 //! - `disaggregation.fallback` is `fail` unless it is set. Both servers are of one roleset here too.
 
 mod score;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! When not: system prompts are long and differ late, or most requests share one beginning. At low load the rule lets
-//! each endpoint take one request more than its share, and separates keys that share an endpoint by chance; `chwbl`
+//! each endpoint take one request more than its share. That separates keys that share an endpoint by chance; `chwbl`
 //! moves fewer. The system prompt is not in the key.
 //!
 //! `compat: true` restores KubeAI's defects:

@@ -1,6 +1,6 @@
 //! `round-robin`: the candidates in rotation, by id.
 //!
-//! The cursor is an endpoint id, not a position, so an endpoint that joins or leaves does not make another one be
+//! The cursor is an endpoint id, not a position. So an endpoint that joins or leaves does not make another one be
 //! skipped or served twice.
 //! When not: requests differ in size, which is almost always. It is a baseline for other strategies. Source: Neutree
 //! `round-robin`, LocalAI's default.

@@ -45,7 +45,7 @@ fn pools() -> impl proptest::strategy::Strategy<Value = Vec<(u32, u32)>> {
 
 proptest! {
     #[test]
-    fn every_strategy_names_candidates_only_each_once_and_as_many_as_wanted(
+    fn strategies_pick_distinct_candidates_as_many_as_wanted(
         loads in pools(), wanted in 0usize..8, seed in any::<u64>(), reversed in any::<bool>(),
     ) {
         let snapshot = snapshot(&loads);
@@ -110,8 +110,8 @@ proptest! {
         }
     }
 
-    /// When endpoints join and leave, each one that stays is served at least once in as many picks as there are
-    /// endpoints, plus the new ones.
+    /// When endpoints join and leave, each one that stays is served regularly. It waits at most as many picks as
+    /// there are endpoints, plus the new ones.
     #[test]
     fn round_robin_is_fair_under_churn(
         churn in prop::collection::vec(prop::collection::btree_set(1u32..30, 1..12), 1..40),

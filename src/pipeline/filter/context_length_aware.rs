@@ -8,9 +8,9 @@
 //! no label      0.5, and always kept; an invalid label: 0, and never kept
 //! ```
 //!
-//! Narrow ranges and ranges that end well above the prompt score higher, and every range that contains the prompt
-//! scores higher than those that do not. `enableFiltering` also drops the latter. When not: all servers are equal.
-//! Source: llm-d `context-length-aware`.
+//! Narrow ranges and ranges that end well above the prompt score higher. Every range that contains the prompt scores
+//! higher than those that do not; `enableFiltering` also drops the latter. When not: all servers are equal. Source:
+//! llm-d `context-length-aware`.
 
 use attache_pool::Endpoint;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, Scorer, params};

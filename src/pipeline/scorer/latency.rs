@@ -2,11 +2,15 @@
 //! [`prediction::scores`].
 //!
 //! [`attache_pool::speed`] learns the predictions in process; a request's targets are its headers `x-slo-ttft-ms` and
-//! `x-slo-tpot-ms`.
-//! Before the first response, the score is a weighted mean: `(kv · (1 − usage) + queue · (max − waiting) / (max −
-//! min) + prefix · cached / prompt) / (kv + queue + prefix)`.
-//! When not: one pool, one kind of request, no targets; then `predicted-latency` does the same directly. Source:
-//! llm-d and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
+//! `x-slo-tpot-ms`. Before the first response, the score is a mean of three parts with the weights `kv`, `queue` and
+//! `prefix`:
+//!
+//! ```text
+//! kv: 1 − usage    queue: (max − waiting) / (max − min)    prefix: cached tokens / prompt tokens
+//! ```
+//!
+//! When not: one pool, one kind of request, no targets; then `predicted-latency` does the same directly. Source: llm-d
+//! and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
 
 use super::fewer_is_better;
 use attache_scheduling::decision::Signal;
@@ -146,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn before_any_answer_load_and_cache_decide() {
+    fn before_any_response_load_and_cache_decide() {
         let pool = snapshot(&[(0, 4), (1, 0)]);
         let candidates: Vec<_> =
             pool.endpoints.iter().map(|s| Candidate::new(s, NOW, Duration::from_secs(2), 0)).collect();
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_that_just_meets_the_targets_comes_before_a_faster_one_and_a_late_one_last() {
+    fn endpoint_that_just_meets_the_targets_precedes_faster_and_late_ones() {
         let pool = snapshot(&[(0, 0), (1, 0), (2, 0)]);
         for (state, milliseconds) in pool.endpoints.iter().zip([50, 400, 4_000]) {
             for i in 0..60u64 {

@@ -1,7 +1,7 @@
 //! `token-load-scorer`: fewer prompt tokens to compute score higher, `1 − min(1, tokens / queueThresholdTokens)`.
 //!
-//! `tokens` is the sum of the uncached prompt tokens in flight on the endpoint, until the first byte of each
-//! response, and of this request's uncached tokens.
+//! `tokens` is the sum of the uncached prompt tokens in flight on the endpoint and of this request's. A request's
+//! tokens count until the first byte of its response.
 //! When not: responses are long and prompts short; then use requests. Source: llm-d `token-load-scorer`; GIE's omits
 //! this request.
 

@@ -20,8 +20,8 @@ pub struct Outlook {
     /// Seconds that the request could wait and still get its first token in time; below 0 if it would be late. The
     /// greatest of all endpoints whose tokens are fast enough.
     pub spare: f64,
-    /// Seconds after which some endpoint would serve the request in time, if it is sent again then with its full
-    /// deadline and no other request arrives.
+    /// Seconds after which some endpoint would serve the request in time, if the client sends it again then. Assumes
+    /// its full deadline and no other requests.
     pub fits_in: f64,
 }
 

@@ -66,7 +66,7 @@ mod tests {
     use std::borrow::Cow;
 
     #[test]
-    fn each_is_counted_once_and_documents_are_not() {
+    fn items_are_counted_once_and_documents_are_not() {
         let media = |kind, reference: &'static str| Piece::Media { kind, reference: Cow::Borrowed(reference) };
         let (image, sound) = (media(MediaKind::Image, "a"), media(MediaKind::Audio, "b"));
         let of = |pieces: Vec<Piece<'static>>| different(&Prompt { pieces, ..Prompt::default() });

@@ -52,8 +52,8 @@ impl Labels {
     }
 }
 
-/// Location of the endpoint that was picked for an earlier step of this request: by this replica for another stage,
-/// or elsewhere, from the request header `header`.
+/// Location of the endpoint that was picked for an earlier step of this request. Either this replica picked it for
+/// another stage, or the request header `header` gives it.
 #[must_use]
 pub fn peer(cx: &PickContext<'_>, labels: &Labels, header: Option<&str>) -> Option<Place> {
     if let Some(peer) = cx.request.headers.peer() {

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_targets_of_objects_are_called_missing_and_for_a_minute_after_the_last_denial() {
+    fn missing_targets_are_those_of_objects_until_a_minute_after_the_last_denial() {
         let store = RuleStore::default();
         let at = |seconds| Timestamp::default().after(Duration::from_secs(seconds));
         store.target_missing("m", "v1", at(0));

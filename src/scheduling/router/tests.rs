@@ -111,7 +111,7 @@ fn error_for_an_unknown_model_names_it() {
 }
 
 #[test]
-fn no_pool_for_this_host() {
+fn unknown_host_has_no_pool() {
     let only = pool("p", PoolMatch { authority: Some("a.test".into()), ..PoolMatch::default() });
     assert_eq!(route(&router(vec![only]), Some("m"), "b.test", &[]).unwrap_err().reason, Reason::NoPool);
     assert_eq!(route(&Router::default(), Some("m"), "", &[]).unwrap_err().reason, Reason::NoPool);

@@ -13,8 +13,8 @@ use attache_types::rng::PickRng;
 use std::sync::Arc;
 
 impl Scheduler {
-    /// Replaces the picks of `decision` if the first one must not get the request any more: it left the pool, is
-    /// draining, or was ejected since. Returns the new first pick.
+    /// Replaces the picks of `decision` if the first one must not get the request any more. That is so if it left the
+    /// pool, is draining, or was ejected since. Returns the new first pick.
     /// It is the next pick that can serve, else the endpoint with the fewest requests among those that can continue
     /// from `prefill`'s result. If there is none, the first pick stays as long as it is in the pool.
     ///

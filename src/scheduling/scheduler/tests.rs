@@ -137,7 +137,7 @@ fn half_open_endpoint_as_a_fallback_is_no_probe() {
 }
 
 #[test]
-fn of_many_threads_one_sends_the_probe() {
+fn concurrent_decisions_send_one_probe() {
     for round in 0..50 {
         // All but the last are half open and have fewer requests: every thread prefers one of them.
         let pool = snapshot(&[(0, 0), (1, 0), (2, 0), (3, 100)]);

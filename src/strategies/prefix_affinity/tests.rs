@@ -289,7 +289,7 @@ fn repeated_prompt_returns_and_new_prompts_spread() {
 
 /// If several endpoints were sent the same prefix, LocalAI considers only the last one.
 #[test]
-fn of_several_holders_the_one_with_fewer_requests_wins() {
+fn several_holders_the_one_with_fewer_requests_wins() {
     for (compat, wanted) in [(false, 0), (true, 1)] {
         let router = Router::new(serde_json::json!({"compat": compat}));
         router.record("abcd", 0);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_fits() {
+    fn regressions_match_the_published_ones() {
         milliseconds(Gpu::V100, 100, 100, [55.4; 2]);
         milliseconds(Gpu::V100, 200, 1_024, [-295.0 + 625.0 - 256.0 + 0.4; 2]);
         milliseconds(Gpu::V100, 400, 2_000, [0.271_064_28 * 400.0 + 10.524_442_63 + 0.93 + 0.398; 2]);

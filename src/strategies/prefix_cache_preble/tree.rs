@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_cost_prefill_and_answer() {
+    fn requests_cost_prefill_and_response() {
         let mut tree = Tree::new(COSTS);
         let (a, b) = (EndpointId(1), EndpointId(2));
         tree.record(&prompt(0, 25, 0), a, at(0));

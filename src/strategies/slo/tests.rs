@@ -143,7 +143,7 @@ fn packing_fills_one_server_and_pulling_keeps_them_even() {
 }
 
 #[test]
-fn when_every_server_is_full_the_next_takes_the_first_that_finishes() {
+fn full_pool_next_request_goes_to_the_first_server_that_finishes() {
     for name in ["slo", "slo-pack-load"] {
         let mut world = World::new(name, &["a", "a"], &[simulated("a")]);
         for sent in 0..8 {
