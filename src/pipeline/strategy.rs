@@ -35,7 +35,7 @@ mod stages;
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::digest::Digest;
 use attache_scheduling::plugin::{
-    AnswerHeaders, Better, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
+    Better, Filter, Picker, Plugin, ProfileHandler, ResponseHeaders, Scorer, params as read,
 };
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{self, Media, Pair, PairCandidates};
@@ -248,8 +248,8 @@ impl Strategy for Pipeline {
         self.plugins().for_each(|plugin| plugin.forget(lost));
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
-        self.plugins().for_each(|plugin| plugin.answer_headers(endpoint, headers));
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
+        self.plugins().for_each(|plugin| plugin.response_headers(endpoint, headers));
     }
 
     fn reads(&self) -> Reads {

@@ -14,7 +14,7 @@ use attache_prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
 use attache_prefix::key::BlockKey;
 use attache_prefix::learning;
 use attache_protocol::{Piece, Prompt, Usage};
-use attache_scheduling::plugin::{AnswerHeaders, Headers};
+use attache_scheduling::plugin::{Headers, ResponseHeaders};
 use attache_scheduling::prefilling::Prefilling;
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{Booking, Chosen, Decision, Order, PickContext, RequestFacts, Scheduler, losses};
@@ -69,7 +69,7 @@ pub(super) struct Sent {
     pub(super) passage: Option<Passage>,
     contents: Contents,
     /// The headers that its answer has for the client.
-    echo: AnswerHeaders,
+    echo: ResponseHeaders,
     /// It goes to a server that was ejected, to find out whether it is well again.
     pub(super) probe: bool,
 }
@@ -88,7 +88,7 @@ pub(super) struct Front {
     /// Times that something was drawn.
     pub(super) sequence: u64,
     /// Response headers of each session, for the next request of that session.
-    echoes: HashMap<u64, AnswerHeaders>,
+    echoes: HashMap<u64, ResponseHeaders>,
     /// The models that were asked for.
     pub(super) models: BTreeSet<Arc<str>>,
 }
@@ -167,8 +167,8 @@ impl Front {
         let nobody =
             || RequestError::new(attache_types::error::Reason::NoReadyEndpoint, "the strategy chose no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
-        let mut echo = AnswerHeaders::new();
-        choice.strategy.answer_headers(&picked, &mut echo);
+        let mut echo = ResponseHeaders::new();
+        choice.strategy.response_headers(&picked, &mut echo);
         let share = choice.strategy.share(&cx, &picked);
         let (cached, [prefix_update, prefill_update]) = self.prefix_updates(request, &decision, found, keys);
         let foretold =

@@ -227,7 +227,7 @@ pub enum Better {
 }
 
 /// Names (lower case) and values of response headers.
-pub type AnswerHeaders = Vec<(Cow<'static, str>, String)>;
+pub type ResponseHeaders = Vec<(Cow<'static, str>, String)>;
 
 /// A routing algorithm. It implements [`Strategy::scores`] if one figure per endpoint decides, or [`Strategy::rank`],
 /// or both.
@@ -307,7 +307,7 @@ pub trait Strategy: Send + Sync + Debug {
     fn forget(&self, _lost: &[EndpointId]) {}
 
     /// Adds response headers, once the endpoint that served is known.
-    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
+    fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
     /// What the algorithm reads of a request.
     fn reads(&self) -> Reads {
@@ -394,8 +394,8 @@ pub trait Filter: Send + Sync + Debug {
     /// As [`Strategy::picked`].
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
-    /// As [`Strategy::answer_headers`].
-    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
+    /// As [`Strategy::response_headers`].
+    fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
     /// As [`Strategy::reads`].
     fn reads(&self) -> Reads {
@@ -419,8 +419,8 @@ pub trait Scorer: Send + Sync + Debug {
     /// As [`Strategy::forget`].
     fn forget(&self, _lost: &[EndpointId]) {}
 
-    /// As [`Strategy::answer_headers`].
-    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
+    /// As [`Strategy::response_headers`].
+    fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
     /// As [`Strategy::reads`].
     fn reads(&self) -> Reads {
@@ -498,11 +498,11 @@ impl Plugin {
         }
     }
 
-    /// As [`Strategy::answer_headers`].
-    pub fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+    /// As [`Strategy::response_headers`].
+    pub fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         match self {
-            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.answer_headers(endpoint, headers),
-            Plugin::Scorer(scorer) => scorer.answer_headers(endpoint, headers),
+            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.response_headers(endpoint, headers),
+            Plugin::Scorer(scorer) => scorer.response_headers(endpoint, headers),
             Plugin::Picker(_) | Plugin::Handler(_) | Plugin::Decider(_) => {}
         }
     }

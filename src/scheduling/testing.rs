@@ -1,7 +1,7 @@
 //! A small pool for tests of plugins, in this crate and in plugin crates.
 
 use crate::candidates::Cached;
-use crate::plugin::{AnswerHeaders, Filter, Headers, Scorer};
+use crate::plugin::{Filter, Headers, ResponseHeaders, Scorer};
 use crate::scheduler::{Explain, Scheduler, Subset};
 use crate::split::{self, Pair, PairCandidates, SplitPolicy};
 use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy};
@@ -324,8 +324,8 @@ pub fn prefix_cache() -> PrefixCache {
 }
 
 /// Response headers of a plugin, as `name: value`.
-pub fn answer(add: impl Fn(&mut AnswerHeaders)) -> Vec<String> {
-    let mut headers = AnswerHeaders::new();
+pub fn answer(add: impl Fn(&mut ResponseHeaders)) -> Vec<String> {
+    let mut headers = ResponseHeaders::new();
     add(&mut headers);
     headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
 }

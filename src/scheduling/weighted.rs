@@ -14,7 +14,7 @@
 //! nothing as a part of a sum.
 
 use crate::digest::Digest;
-use crate::plugin::{AnswerHeaders, Better, ParamError};
+use crate::plugin::{Better, ParamError, ResponseHeaders};
 use crate::registry::{BuildError, Registry, canonical};
 use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_pool::{Endpoint, PoolSnapshot};
@@ -234,8 +234,8 @@ impl Strategy for Weighted {
         self.parts.iter().for_each(|p| p.strategy.forget(lost));
     }
 
-    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
-        self.parts.iter().for_each(|p| p.strategy.answer_headers(served, out));
+    fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
+        self.parts.iter().for_each(|p| p.strategy.response_headers(served, out));
     }
 
     fn reads(&self) -> Reads {

@@ -17,7 +17,7 @@ use attache_pool::Endpoint;
 use attache_pool::slo_profile::SloProfiles;
 use attache_scheduling::digest::Digest;
 use attache_scheduling::params::read;
-use attache_scheduling::plugin::{AnswerHeaders, Better, ParamError, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params};
 use attache_scheduling::registry::{BuildError, Descriptor, Registry};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::clock::Timestamp;
@@ -128,9 +128,9 @@ impl Strategy for FallbackStrategy {
         self.fallback.forget(lost);
     }
 
-    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
-        self.primary.answer_headers(served, out);
-        self.fallback.answer_headers(served, out);
+    fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
+        self.primary.response_headers(served, out);
+        self.fallback.response_headers(served, out);
     }
 
     fn share(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> f64 {

@@ -17,7 +17,7 @@
 //! Source: AIBrix `session-affinity` (development head, August 2026), which sends new sessions to a random endpoint.
 
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{AnswerHeaders, Better, ParamError, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
@@ -177,7 +177,7 @@ impl Strategy for SessionAffinity {
         Some(Better::Higher)
     }
 
-    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
+    fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
         out.push((SESSION_HEADER.into(), BASE64_STANDARD.encode(served.authority.as_bytes())));
     }
 }

@@ -7,7 +7,7 @@
 use super::keep_or_all;
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::{Session, SessionParams};
-use attache_scheduling::plugin::{AnswerHeaders, Filter, Plugin, params};
+use attache_scheduling::plugin::{Filter, Plugin, ResponseHeaders, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
@@ -43,7 +43,7 @@ impl Filter for SessionAffinityFilter {
         self.session.picked(cx, endpoint);
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
-        self.session.answer_headers(endpoint, headers);
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
+        self.session.response_headers(endpoint, headers);
     }
 }

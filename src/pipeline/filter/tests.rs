@@ -161,10 +161,10 @@ fn sessions_by_token() {
         assert_eq!(trial.kept(&*by_token), expected, "llm-d encoded_endpoint_header {token:?}");
     }
     let trial = among(servers());
-    let told = answer(|headers| by_token.answer_headers(trial.endpoint(1), headers));
+    let told = answer(|headers| by_token.response_headers(trial.endpoint(1), headers));
     assert_eq!(told, ["x-session-token: cG9kLWI="], "what it says is what it reads");
     let other = filter("session-affinity-filter", &json!({"encodedEndpointHeaderConfig": {"header": "X-Mine"}}));
-    assert_eq!(answer(|headers| other.answer_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
+    assert_eq!(answer(|headers| other.response_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn sessions_by_id() {
     assert_eq!((later(1_000).kept(&*by_id), later(1_001).kept(&*by_id)), (vec![0], vec![0, 1, 2]), "llm-d: expires");
     by_id.picked(&later(900).context(), one.endpoint(0));
     assert_eq!(later(1_800).kept(&*by_id), [0], "each request renews it");
-    assert!(answer(|headers| by_id.answer_headers(one.endpoint(0), headers)).is_empty());
+    assert!(answer(|headers| by_id.response_headers(one.endpoint(0), headers)).is_empty());
     assert_eq!(among(vec![silent(), silent()]).kept(&*by_id), [0, 1], "no session at all");
     for (parameters, says) in [
         (json!({"strategy": "sticky"}), "sticky"),

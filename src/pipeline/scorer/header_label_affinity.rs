@@ -7,7 +7,7 @@
 
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::header;
-use attache_scheduling::plugin::{AnswerHeaders, ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{ParamError, Plugin, ResponseHeaders, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use serde::Deserialize;
@@ -69,7 +69,7 @@ impl Scorer for HeaderLabelAffinity {
         }
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         if let Some(value) = self.label(endpoint).filter(|_| self.stamps) {
             headers.push((self.header.to_string().into(), value.to_owned()));
         }

@@ -7,7 +7,7 @@
 
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::{Session, SessionParams};
-use attache_scheduling::plugin::{AnswerHeaders, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Plugin, ResponseHeaders, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Scorer for SessionAffinityScorer {
         self.session.picked(cx, endpoint);
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
-        self.session.answer_headers(endpoint, headers);
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
+        self.session.response_headers(endpoint, headers);
     }
 }

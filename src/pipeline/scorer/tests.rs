@@ -181,11 +181,11 @@ fn topology_and_labels() {
         assert_eq!(trial.scores(&*zone), expected, "llm-d {header:?}");
     }
     let trial = among(servers());
-    assert_eq!(answer(|headers| zone.answer_headers(trial.endpoint(0), headers)), ["x-zone: a"], "llm-d: the server");
-    assert!(answer(|headers| zone.answer_headers(trial.endpoint(2), headers)).is_empty());
+    assert_eq!(answer(|headers| zone.response_headers(trial.endpoint(0), headers)), ["x-zone: a"], "llm-d: the server");
+    assert!(answer(|headers| zone.response_headers(trial.endpoint(2), headers)).is_empty());
     let quiet = json!({"headerName": "x-zone", "labelKey": "zone", "stampResponseHeader": false});
     let quiet = scorer("header-label-affinity-scorer", &quiet);
-    assert!(answer(|headers| quiet.answer_headers(trial.endpoint(0), headers)).is_empty());
+    assert!(answer(|headers| quiet.response_headers(trial.endpoint(0), headers)).is_empty());
     for (parameters, says) in [(json!({"headerName": "x"}), "labelKey"), (json!({"labelKey": "x"}), "headerName")] {
         assert!(refused("header-label-affinity-scorer", parameters.clone()).contains(says), "{parameters}");
     }
@@ -199,7 +199,7 @@ fn sessions() {
     let trial = among(servers()).header("x-mine", "ZGVmYXVsdC9wb2QtYg==");
     assert_eq!(trial.scores(&*by_token), [0.0, 1.0], "llm-d");
     assert_eq!(among(servers()).scores(&*by_token), [0.0, 0.0], "llm-d: a new session");
-    assert_eq!(answer(|headers| by_token.answer_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
+    assert_eq!(answer(|headers| by_token.response_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
     let by_id = json!({
         "algorithm": "session_id_header", "headerName": "x-mine", "evictionTtlSeconds": 600, "missThreshold": 3,
     });

@@ -217,8 +217,8 @@ fn plugin_of_two_kinds_records_and_adds_headers_once() {
         }}],
     });
     let trial = among(vec![silent().label("zone", "a").named("p")]);
-    let mut headers = AnswerHeaders::new();
-    pipeline(&both).answer_headers(trial.endpoint(0), &mut headers);
+    let mut headers = ResponseHeaders::new();
+    pipeline(&both).response_headers(trial.endpoint(0), &mut headers);
     assert_eq!(headers, [("x-session-token".into(), "cA==".to_owned()), ("x-zone".into(), "a".to_owned())]);
 }
 

@@ -10,7 +10,7 @@
 //! first. Each expires `evictionTtlSeconds` after its last request. The parameters are those of llm-d's
 //! session-affinity filter and scorer, old and new.
 
-use crate::plugin::{AnswerHeaders, ParamError};
+use crate::plugin::{ParamError, ResponseHeaders};
 use crate::{Candidate, PickContext};
 use attache_pool::Endpoint;
 use attache_types::clock::Timestamp;
@@ -231,7 +231,7 @@ impl Session {
     }
 
     /// Adds the session token with the server's name to the response.
-    pub fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+    pub fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         if let Session::Token { header } = self {
             headers.push((header.to_string().into(), STANDARD.encode(&*endpoint.spec.name)));
         }

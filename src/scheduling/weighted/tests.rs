@@ -3,7 +3,7 @@
 use super::*;
 use crate::Decision;
 use crate::digest::Digest;
-use crate::plugin::AnswerHeaders;
+use crate::plugin::ResponseHeaders;
 use crate::testing::{NOW, STALE_AFTER, context, snapshot};
 use attache_types::rng::for_request;
 use parking_lot::Mutex;
@@ -53,7 +53,7 @@ impl Strategy for Figures {
         None
     }
 
-    fn answer_headers(&self, _: &Endpoint, out: &mut AnswerHeaders) {
+    fn response_headers(&self, _: &Endpoint, out: &mut ResponseHeaders) {
         out.push(("x-figures".into(), self.1.len().to_string()));
     }
 
@@ -154,7 +154,7 @@ fn every_part_records_and_adds_headers() {
     let pool = snapshot(&[(0, 0)]);
     strategy.picked(&context(&pool), &pool.endpoints[0].endpoint);
     let mut headers = Vec::new();
-    strategy.answer_headers(&pool.endpoints[0].endpoint, &mut headers);
+    strategy.response_headers(&pool.endpoints[0].endpoint, &mut headers);
     assert_eq!((headers.len(), strategy.reads()), (2, Reads::PROMPT));
     for part in &strategy.parts {
         assert!(format!("{:?}", part.strategy).contains("[0]"), "{part:?}");

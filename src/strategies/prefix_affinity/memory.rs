@@ -6,7 +6,7 @@
 //! One list holds all entries by age. Expired entries and those beyond the bound leave from its old end; of one
 //! prompt, the last block leaves first.
 //!
-//! Entries name a [`EndpointSlot`], which represents an endpoint until that is lost. A loss marks the slot, so its
+//! Entries name an [`EndpointSlot`], which represents an endpoint until that is lost. A loss marks the slot, so its
 //! entries stop counting at once, however many there are. Later requests free their memory, [`SWEEP`] entries at a
 //! time.
 

@@ -306,7 +306,7 @@ fn round_robin_uses_the_fallback_order_and_records_nothing() {
     let picked = router.route("abcd", &[9, 0, 1], true);
     assert_eq!((picked.picks[0].id.0, picked.reason), (1, "fewest requests, then used the longest ago"));
     router.policy.route_policy = None;
-    assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least recently", "nothing was remembered");
+    assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least recently", "nothing was recorded");
     let off = Router::new(serde_json::json!({"routePolicy": "round_robin"}));
     assert_eq!(off.route("abcd", &[9, 1, 0], true).picks[0].id.0, 2);
 }

@@ -125,7 +125,7 @@ fn response_names_the_endpoint_and_not_the_key() {
     let strategy = (PLUGIN.build)(&Value::Null, &Registry::default()).unwrap();
     let pool = snapshot(&LOADS);
     let mut out = Vec::new();
-    strategy.answer_headers(&pool.endpoints[1].endpoint, &mut out);
+    strategy.response_headers(&pool.endpoints[1].endpoint, &mut out);
     assert_eq!(out, [("x-session-id".into(), id("10.0.0.1:8002"))], "aibrix 10.10");
     assert!((PLUGIN.build)(&serde_json::json!({"keyHeader": "no header"}), &Registry::default()).is_err());
 }

@@ -113,7 +113,7 @@ fn request_that_no_rate_serves_within_its_objective_is_rejected() {
         [("slo", true), ("slo-pack-load", true), ("slo-least-load-pulling", true), ("slo-least-load", false)]
     {
         let world = World::new(name, &["a", "a"], &[simulated("a")]);
-        assert!(world.decide(2_048, 0.0).is_ok(), "{name}: nothing is known of answers yet");
+        assert!(world.decide(2_048, 0.0).is_ok(), "{name}: no response length is learned yet");
         world.answered(2_048, 512);
         let decided = world.decide(2_048, 0.0);
         assert_eq!(decided.is_err(), refused, "{name}");

@@ -64,7 +64,7 @@ fn decider_determines_whether_the_prefill_profile_runs() {
         assert_eq!(sent.whole.picks[0].id.0, 4, "{case}");
         let expected = if split { (vec![2, 1], vec![4, 3]) } else { (vec![], vec![]) };
         assert_eq!(sent.ids(), expected, "llm-d {case}");
-        assert!(sent.pair.is_none_or(|pair| pair.split == Some(true)), "{case}: the pool's decider is not asked");
+        assert!(sent.pair.is_none_or(|pair| pair.split == Some(true)), "{case}: the pool's decider has no effect");
     }
 }
 

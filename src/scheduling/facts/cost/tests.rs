@@ -241,7 +241,7 @@ fn expected_requests_count_half_where_one_server_serves() {
     let others = learned.others(&found[0], &load, &predicted, 0.0);
     assert!((others - predicted.own_prefill * (load.decoding + load.waiting + price / 2.0)).abs() < 1e-9);
     let set = learned.at(Some(7.0)).others(&found[0], &load, &predicted, 0.0);
-    assert!((set - 7.0 * predicted.own_prefill).abs() < 1e-9, "a price that somebody set is the whole of it");
+    assert!((set - 7.0 * predicted.own_prefill).abs() < 1e-9, "a configured price is the whole price");
 }
 
 #[test]

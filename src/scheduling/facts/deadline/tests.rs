@@ -96,7 +96,7 @@ fn first_token(seconds: f64) -> Bounds {
 #[test]
 fn unknown_pool_has_no_outlook() {
     let fleet = Fleet::new(2);
-    assert_eq!(fleet.outlook(1_000, first_token(0.001), 1.0), None, "no answer was seen");
+    assert_eq!(fleet.outlook(1_000, first_token(0.001), 1.0), None, "no response yet");
     let fleet = fleet.learned();
     let now = fleet.now();
     assert!(fleet.outlook(1_000, first_token(0.001), now).is_some());
