@@ -8,7 +8,7 @@ use attache::pool::speed::{Reservation, Work};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
 use attache::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache, PromptInFlight};
 use attache::prefix::key::BlockKey;
-use attache::prefix::learning::Lesson;
+use attache::prefix::learning::PrefixUpdate;
 use attache::rng::for_request;
 use attache::scheduling::scheduler::Explain;
 use attache::scheduling::{Choices, PickContext, RequestFacts, Scheduler};
@@ -133,7 +133,7 @@ impl Pool {
             let id = state.endpoint.id;
             let mut other = prompt(u64::from(id.0) + 1);
             other[..HEAD].copy_from_slice(&self.chat[..HEAD]);
-            self.cache.claim(id, &Lesson { keys: other, ..Lesson::default() }, self.now)
+            self.cache.claim(id, &PrefixUpdate { keys: other, ..PrefixUpdate::default() }, self.now)
         }));
     }
 

@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::config::settings::{PoolSearch, PoolSettings, PoolTemplate};
 use crate::discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
 use crate::flow::SharedCapacity;
-use crate::scheduling::router::Rivalry;
+use crate::scheduling::router::PoolOverlap;
 use futures_util::future::select_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -253,15 +253,15 @@ fn oddity(pool: &PoolSettings, others: &[PoolSettings]) -> Option<String> {
              it gets what no other pool takes"
         ));
     }
-    let rival = |how| others.iter().find(|other| other.matches.rivalry(&pool.matches) == Some(how));
-    if let Some(twin) = rival(Rivalry::Whole) {
+    let rival = |how| others.iter().find(|other| other.matches.overlap(&pool.matches) == Some(how));
+    if let Some(twin) = rival(PoolOverlap::Whole) {
         return Some(format!(
             "the pools `{}` and `{name}` take the same requests, and the first gets them: give each InferencePool a \
              Service of its own",
             twin.name
         ));
     }
-    let neighbour = rival(Rivalry::AtNoPort)?;
+    let neighbour = rival(PoolOverlap::WithoutPort)?;
     Some(format!(
         "only the port of their Service tells the pools `{}` and `{name}` apart, and of calls that name no port the \
          first gets the requests: have the gateway name it (Envoy: `grpc_service.envoy_grpc.authority`), or give \

@@ -23,7 +23,7 @@ use attache_disagg::{LegApi, Mode};
 use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
 use attache_pool::ledger::Ticket;
-use attache_prefix::learning::Lesson;
+use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::{Api, Request};
 use attache_record::Booked;
 use attache_scheduling::choice::Chosen;
@@ -191,13 +191,13 @@ impl Plan {
 
 /// What the prefix cache records about a prompt.
 #[derive(Debug)]
-pub struct Taught {
+pub struct PendingUpdate {
     /// The source of the keys, and the cache to update.
     pub prefix: Arc<PoolPrefix>,
     /// The update for the endpoint of the response.
-    pub lesson: Lesson,
+    pub prefix_update: PrefixUpdate,
     /// The update for the prefill worker.
-    pub prefill: Option<Lesson>,
+    pub prefill: Option<PrefixUpdate>,
     /// The end of the key chain, which the response extends.
     pub tail: Option<Tail>,
 }

@@ -40,7 +40,7 @@ impl Explained<'_> {
 /// null for a missing score.
 #[must_use]
 pub fn parts(decision: &Decision) -> Value {
-    let part = |part: &attache_scheduling::decision::Part| {
+    let part = |part: &attache_scheduling::decision::PartFigures| {
         let figures = part.figures.iter().map(|(e, figure)| (e.authority.to_string(), json!(figure)));
         json!({"part": part.name, "weight": part.weight, "endpoints": figures.collect::<serde_json::Map<_, _>>()})
     };

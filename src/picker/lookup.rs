@@ -1,7 +1,7 @@
 //! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
 
 use super::active::ActiveConfig;
-use super::decide::{Question, Taught};
+use super::decide::{PendingUpdate, Question};
 use super::picker::Picker;
 use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown};
 use super::warming::Warming;
@@ -9,7 +9,7 @@ use crate::event::{Degraded, Event, Limit};
 use attache_pool::PoolSnapshot;
 use attache_prefix::cache::Found;
 use attache_prefix::key::{BlockKey, BlockKeys};
-use attache_prefix::learning::Lesson;
+use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::Request;
 use attache_record as record;
 use attache_scheduling::Decision;
@@ -165,7 +165,7 @@ impl<'p> Looked<'p> {
 
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
     /// are wanted for that, where engines tell only those that were asked for.
-    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Taught) {
+    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, PendingUpdate) {
         let tenant = self.prefix.tenant(q.head).map(str::to_owned);
         let Self { prefix, request, keys, found, .. } = self;
         let prompt = &request.prompt;
@@ -179,23 +179,24 @@ impl<'p> Looked<'p> {
         let whole = first.into_iter().chain(prefill).any(|id| !found.is_exact(id)) && !keys.is_cold();
         let (keys, complete, tail) = if whole { keys.finish() } else { (keys.made(), true, None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
-        let base = Lesson {
+        let base = PrefixUpdate {
             tenant,
             // Of a prompt too long to be encoded to its end only the beginning is known.
             text_bytes: if only_text && complete { prompt.text_bytes } else { 0 },
             tells_cached: !request.skips_cache && complete,
-            ..Lesson::default()
+            ..PrefixUpdate::default()
         };
         let of = |id, keys: Vec<BlockKey>| {
             let whole = whole && !found.is_exact(id);
-            let Lesson { tenant, text_bytes, tells_cached, .. } = base.clone();
-            Lesson { tenant, text_bytes, tells_cached, ..found.lesson(id, keys, whole) }
+            let PrefixUpdate { tenant, text_bytes, tells_cached, .. } = base.clone();
+            PrefixUpdate { tenant, text_bytes, tells_cached, ..found.prefix_update(id, keys, whole) }
         };
         let prefill = prefill.map(|id| of(id, keys.clone()));
-        let lesson = first.map_or(base.clone(), |id| of(id, keys));
+        let prefix_update = first.map_or(base.clone(), |id| of(id, keys));
         // What an answer says to be cached was so where its prompt was computed.
-        let lesson = Lesson { tells_cached: lesson.tells_cached && prefill.is_none(), ..lesson };
-        (matched, Taught { prefix: prefix.clone(), lesson, prefill, tail })
+        let prefix_update =
+            PrefixUpdate { tells_cached: prefix_update.tells_cached && prefill.is_none(), ..prefix_update };
+        (matched, PendingUpdate { prefix: prefix.clone(), prefix_update, prefill, tail })
     }
 }
 

@@ -196,7 +196,7 @@ impl Routed {
         let mut set = Vec::new();
         // A server that has just failed is not named as the one to come back to.
         if head.status < 500 {
-            self.plan.strategy.answer_headers(self.booking.endpoint(), &mut set);
+            self.plan.strategy.response_headers(self.booking.endpoint(), &mut set);
         }
         if let Some(profile) = &self.plan.profile {
             set.push(("x-aibrix-config-profile".into(), profile.to_string()));

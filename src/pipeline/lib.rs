@@ -3,17 +3,17 @@
 //! Filters narrow the endpoints, scorers rate the rest, a picker orders them by the weighted sums. A profile handler
 //! chooses among several such profiles.
 //!
-//! **Owns** the strategy ([`strategy`]), its parts ([`filter`], [`scorer`], [`picker`], [`profile`]), and the parameters of
-//! all of them.
-//! **Called by** nobody directly: the composition of the process puts [`PLUGINS`] into a registry, and `scheduling` calls
-//! what configurations name.
-//! **Must not** do I/O, or ask for the time or for random numbers: both are arguments.
+//! **Owns** the strategy ([`strategy`]), its parts ([`filter`], [`scorer`], [`picker`], [`profile`]), and the
+//! parameters of all of them.
+//! **Called by** `scheduling`, for pools whose configuration names `pipeline`; the composition root puts [`PLUGINS`]
+//! into a registry.
+//! **Must not** do I/O, or read the clock or draw random numbers on its own: both are arguments.
 //!
 //! Read first: `scorer/queue.rs` (a whole plugin), `strategy.rs`, `strategy/params.rs`.
 //!
 //! # Example: a scorer
 //!
-//! A scorer is a type, a descriptor, and one line in a list of plugins. This one prefers endpoints with a free KV cache.
+//! A scorer is a type, a descriptor, and one line in a list of plugins. This one prefers endpoints with free KV cache.
 //!
 //! ```
 //! use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};

@@ -1,5 +1,5 @@
-//! `pipeline`: filters narrow the candidates, weighted scorers are added up, a picker chooses; of several such profiles, a handler says
-//! which one decides.
+//! `pipeline`: filters narrow the candidates, weighted scorers are added up, and a picker chooses. With several such
+//! profiles, a handler chooses which one decides.
 //!
 //! ```yaml
 //! strategy:
@@ -14,17 +14,20 @@
 //! ```
 //!
 //! ```text
-//! filters in the order of the file, each among what the one before left; nobody left: no endpoint
-//! sum = weight * clamp(score, 0, 1), added in the order of the file so that a decision can be repeated bit for bit; NaN counts as 0
-//! nothing said: queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3; weight 1; max-score-picker;
-//!               without profiles: one with all plugins; one profile: single-profile-handler
+//! filters in the order of the file, each among the candidates that the one before kept; none left: no endpoint
+//! sum = weight * clamp(score, 0, 1), added in the order of the file, so a replay gives the same bits; NaN counts as 0
+//! defaults: queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3; weight 1; max-score-picker;
+//!           without profiles: one with all plugins; one profile: single-profile-handler
 //! ```
 //!
-//! A handler that knows stages (`disagg-profile-handler`) has profiles of their own choose the servers of the prompt and of its media, and
-//! says itself whether a request is split; with any other, the pool's decider says it, and the one profile orders both sides. Where the
-//! caller names the profile, or the only one filters by the role of prefill or encode, servers of every role stand before it.
+//! With a handler that has stages (`disagg-profile-handler`), separate profiles choose the servers for prefill and
+//! media encoding, and the handler decides whether a request is split. With any other handler, the pool's decider
+//! decides that, and the one profile ranks both sides.
+//! If the caller names the profile, or the only profile filters by the role of prefill or encode, it receives servers
+//! of every role.
 //!
-//! When not: one figure decides; then the strategy of that figure is cheaper. Source: the schedulers of GIE v1.5 and llm-d v0.10.
+//! When not: one metric is enough to decide; then that metric's strategy is cheaper. Source: the schedulers of GIE
+//! v1.5 and llm-d v0.10.
 
 mod params;
 mod stages;
@@ -32,10 +35,10 @@ mod stages;
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::digest::Digest;
 use attache_scheduling::plugin::{
-    AnswerHeaders, Better, Filter, Picker, Plugin, ProfileHandler, Scorer, params as read,
+    Better, Filter, Picker, Plugin, ProfileHandler, ResponseHeaders, Scorer, params as read,
 };
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{self, Field as Sides, Media, Pair};
+use attache_scheduling::split::{self, Media, Pair, PairCandidates};
 use attache_scheduling::{Candidate, Decision, PickContext, Ranking, Reads, Strategy};
 use attache_types::ids::EndpointId;
 use attache_types::rng::{PickRng, for_request};
@@ -52,43 +55,43 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value, registry| read::<Params>(value)?.build(registry).map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// Candidates for which there is room on the stack.
+/// Candidates that fit on the stack without an allocation.
 const INLINE: usize = 32;
 
 #[derive(Debug)]
 struct Pipeline {
-    handler: Stage<dyn ProfileHandler>,
-    /// Those that can come to decide.
-    profiles: Vec<Arc<Profile>>,
-    /// How requests are split between servers.
+    handler: NamedPart<dyn ProfileHandler>,
+    /// The profiles that the handler may choose.
+    profiles: Vec<Arc<PipelineProfile>>,
+    /// How requests are split over servers.
     division: Division,
-    /// What a server must be there for to be put before the profiles.
+    /// Roles of which a server must have one to be passed to the profiles.
     roles: Roles,
 }
 
-/// A part of a pipeline and its type, for explanations.
+/// A part of a pipeline and the name of its type, for explanations.
 #[derive(Debug)]
-struct Stage<T: ?Sized> {
+struct NamedPart<T: ?Sized> {
     name: &'static str,
     part: Arc<T>,
 }
 
 #[derive(Debug)]
-struct Profile {
+struct PipelineProfile {
     name: String,
-    filters: Vec<Stage<dyn Filter>>,
-    scorers: Vec<(Stage<dyn Scorer>, f32)>,
+    filters: Vec<NamedPart<dyn Filter>>,
+    scorers: Vec<(NamedPart<dyn Scorer>, f32)>,
     picker: Arc<dyn Picker>,
-    /// All of these, each once, for what they remember and tell.
+    /// Each plugin of this profile once, for recording picks and adding response headers.
     plugins: Vec<Plugin>,
 }
 
-/// Candidates that filters left.
-type Field<'a> = SmallVec<[Candidate<'a>; INLINE]>;
+/// The candidates that the filters kept.
+type KeptCandidates<'a> = SmallVec<[Candidate<'a>; INLINE]>;
 
 impl Pipeline {
-    /// The profile that decides about the request; `None` when the handler has none for it.
-    fn profile(&self, cx: &PickContext<'_>) -> Option<&Profile> {
+    /// The profile for the request; `None` if the handler chooses none.
+    fn profile(&self, cx: &PickContext<'_>) -> Option<&PipelineProfile> {
         let names: SmallVec<[&str; 4]> = self.profiles.iter().map(|p| p.name.as_str()).collect();
         self.profiles.get(self.handler.part.choose(cx, &names)?).map(|profile| &**profile)
     }
@@ -98,16 +101,17 @@ impl Pipeline {
     }
 }
 
-impl Profile {
-    /// Who is left when all filters have spoken; `None` when that is everybody. Nobody at all is said to `ranking`.
+impl PipelineProfile {
+    /// Applies all filters. `None` means that all candidates stay. If a filter removes all of them, `ranking` gets
+    /// its name.
     fn narrow<'a>(
         &self,
         cx: &PickContext<'_>,
         candidates: &[Candidate<'a>],
         rng: &mut PickRng,
         ranking: &mut Ranking,
-    ) -> Option<Field<'a>> {
-        let mut narrowed: Option<Field<'a>> = None;
+    ) -> Option<KeptCandidates<'a>> {
+        let mut narrowed: Option<KeptCandidates<'a>> = None;
         for filter in &self.filters {
             let field = narrowed.as_deref().unwrap_or(candidates);
             let mut keep: SmallVec<[bool; 64]> = smallvec![true; field.len()];
@@ -119,7 +123,8 @@ impl Profile {
             if !keep.contains(&false) {
                 continue;
             }
-            let left: Field<'a> = field.iter().zip(&keep).filter(|(_, keep)| **keep).map(|(c, _)| *c).collect();
+            let left: KeptCandidates<'a> =
+                field.iter().zip(&keep).filter(|(_, keep)| **keep).map(|(c, _)| *c).collect();
             if left.is_empty() {
                 ranking.emptied(filter.name);
                 return Some(left);
@@ -129,7 +134,7 @@ impl Profile {
         narrowed
     }
 
-    /// The sum of each candidate.
+    /// The weighted sum of each candidate.
     fn sums(&self, cx: &PickContext<'_>, field: &[Candidate<'_>], ranking: &mut Ranking) -> SmallVec<[f32; INLINE]> {
         let mut sums: SmallVec<[f32; INLINE]> = smallvec![0.0; field.len()];
         let mut scores: SmallVec<[f32; INLINE]> = smallvec![0.0; field.len()];
@@ -148,7 +153,7 @@ impl Profile {
         sums
     }
 
-    /// Filters, sums and picks.
+    /// Filters, adds up the scores and picks.
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         let narrowed = self.narrow(cx, candidates, rng, ranking);
         let field = narrowed.as_deref().unwrap_or(candidates);
@@ -170,12 +175,13 @@ impl Strategy for Pipeline {
 
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         out.fill(f64::NAN);
-        // A sum is asked for outside of a decision: filters that draw get a generator of the moment, and nobody listens.
-        let (mut rng, mut unheard) = (for_request(cx.now.0, 0), Ranking::new(1));
+        // Not part of a decision: random filters get a generator seeded by the current time, and the ranking is
+        // dropped.
+        let (mut rng, mut dropped) = (for_request(cx.now.0, 0), Ranking::new(1));
         if let Some(profile) = self.profile(cx) {
-            let narrowed = profile.narrow(cx, candidates, &mut rng, &mut unheard);
+            let narrowed = profile.narrow(cx, candidates, &mut rng, &mut dropped);
             let field = narrowed.as_deref().unwrap_or(candidates);
-            let sums = profile.sums(cx, field, &mut unheard);
+            let sums = profile.sums(cx, field, &mut dropped);
             let mut summed = field.iter().zip(&sums).peekable();
             // The filters keep the order.
             for (score, candidate) in out.iter_mut().zip(candidates) {
@@ -187,7 +193,13 @@ impl Strategy for Pipeline {
         Some(Better::Higher)
     }
 
-    fn pair(&self, cx: &PickContext<'_>, field: &Sides<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         match &self.division {
             Division::ByPool => split::by_rank(self, cx, field, rng, ranking),
             Division::ByCaller => None,
@@ -236,8 +248,8 @@ impl Strategy for Pipeline {
         self.plugins().for_each(|plugin| plugin.forget(lost));
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
-        self.plugins().for_each(|plugin| plugin.answer_headers(endpoint, headers));
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
+        self.plugins().for_each(|plugin| plugin.response_headers(endpoint, headers));
     }
 
     fn reads(&self) -> Reads {

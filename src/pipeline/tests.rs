@@ -1,4 +1,4 @@
-//! What every part of a pipeline keeps to; and how tests make one.
+//! Rules that every part of a pipeline keeps, and helpers for tests.
 
 use attache_pool::PoolSnapshot;
 use attache_pool::health::HealthPolicy;
@@ -31,7 +31,7 @@ pub(crate) fn scorer(name: &str, parameters: &Value) -> Arc<dyn Scorer> {
     }
 }
 
-/// The parameters that a part of a pipeline can't do without.
+/// The parameters that a part of a pipeline requires.
 pub(crate) fn least_parameters(plugin: &str) -> Value {
     use serde_json::json;
     match plugin {
@@ -49,7 +49,7 @@ pub(crate) fn least_parameters(plugin: &str) -> Value {
 }
 
 #[test]
-fn the_registry_of_parts_holds_together() {
+fn registry_of_parts_is_consistent() {
     let registry = registry();
     assert!(crate::PLUGINS.plugins.is_sorted_by_key(|d| d.name), "the list is by name");
     for plugin in registry.plugins() {
@@ -74,7 +74,7 @@ fn the_registry_of_parts_holds_together() {
     assert!(registry.plugin("no-such").is_none());
 }
 
-/// Decides by a pipeline that takes endpoints with the label `role: decode` only.
+/// Decides by a pipeline that accepts only endpoints with the label `role: decode`.
 fn decide_by_role(pool: &PoolSnapshot) -> Result<Decision, RequestError> {
     let parameters = serde_json::json!({"filters": [
         {"type": "label-selector-filter", "parameters": {"matchLabels": {"role": "decode"}}},
@@ -86,7 +86,7 @@ fn decide_by_role(pool: &PoolSnapshot) -> Result<Decision, RequestError> {
 }
 
 #[test]
-fn ejection_is_ignored_when_the_algorithm_wants_nobody_else() {
+fn ejection_is_ignored_if_the_algorithm_accepts_no_other_endpoint() {
     let error = decide_by_role(&snapshot(&[(0, 0), (1, 0)])).unwrap_err();
     assert_eq!(error.reason, Reason::NoReadyEndpoint);
     assert!(error.message.contains("`label-selector-filter` left none"), "{}", error.message);

@@ -22,7 +22,7 @@ use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, Claims};
 use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
 use super::key::{BlockKey, BlockKeys, KeySpace};
-use super::learning::Lesson;
+use super::learning::PrefixUpdate;
 use super::residents::{Resident, Residents};
 use ahash::{AHashMap, AHashSet};
 use arc_swap::ArcSwap;
@@ -250,15 +250,15 @@ impl PrefixCache {
     /// it will add. Blocks of the prompt that the endpoint holds count as used now, so that other prompts in
     /// flight do not evict them.
     #[must_use]
-    pub fn claim(&self, endpoint: EndpointId, lesson: &Lesson, now: Timestamp) -> PromptInFlight {
-        let claim = self.claims.claim(endpoint, &lesson.keys, now);
+    pub fn claim(&self, endpoint: EndpointId, update: &PrefixUpdate, now: Timestamp) -> PromptInFlight {
+        let claim = self.claims.claim(endpoint, &update.keys, now);
         let guesses = self.guesses.load();
         let room = guesses.get(&endpoint).and_then(|guess| {
-            let held = lesson.keys.get(..lesson.held as usize).filter(|held| !held.is_empty());
+            let held = update.keys.get(..update.held as usize).filter(|held| !held.is_empty());
             held.into_iter()
-                .for_each(|held| self.index.record(guess.holder, held, tenant_id(lesson.tenant.as_deref()), now));
-            (lesson.fresh > 0).then(|| {
-                let reserved = guess.capacity.clone().reserve(lesson.fresh);
+                .for_each(|held| self.index.record(guess.holder, held, tenant_id(update.tenant.as_deref()), now));
+            (update.fresh > 0).then(|| {
+                let reserved = guess.capacity.clone().reserve(update.fresh);
                 self.update_capacity(guess);
                 reserved
             })

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// State of a prompt at the decision, from which the prefix cache is updated later.
 #[derive(Clone, Debug, Default)]
-pub struct Lesson {
+pub struct PrefixUpdate {
     /// All block keys of the prompt when the endpoint's blocks are estimated; otherwise
     /// those that the lookup requested.
     pub keys: Vec<BlockKey>,
@@ -39,7 +39,7 @@ pub struct Lesson {
 #[derive(Debug)]
 pub struct Learning {
     cache: Arc<PrefixCache>,
-    lesson: Lesson,
+    update: PrefixUpdate,
     claim: Option<PromptInFlight>,
     recorded: bool,
     /// Expected cached tokens that were still estimated to be there when the response began.
@@ -49,25 +49,25 @@ pub struct Learning {
 impl Learning {
     /// Adds the speculative entry of a prompt that is in flight to `endpoint`.
     #[must_use]
-    pub fn begin(cache: Arc<PrefixCache>, lesson: Lesson, endpoint: EndpointId, now: Timestamp) -> Self {
-        let claim = (!lesson.keys.is_empty()).then(|| cache.claim(endpoint, &lesson, now));
-        let believed = lesson.foretold;
-        Self { cache, lesson, claim, recorded: false, believed }
+    pub fn begin(cache: Arc<PrefixCache>, update: PrefixUpdate, endpoint: EndpointId, now: Timestamp) -> Self {
+        let claim = (!update.keys.is_empty()).then(|| cache.claim(endpoint, &update, now));
+        let believed = update.foretold;
+        Self { cache, update, claim, recorded: false, believed }
     }
 
     /// Whether all blocks of the prompt are known, so that those of the response can follow.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.lesson.whole
+        self.update.whole
     }
 
     /// Moves the speculative entry to the endpoint that Envoy used instead of the picked one.
     pub fn move_to(&mut self, endpoint: EndpointId, now: Timestamp) {
-        (self.lesson.foretold, self.believed) = (0, 0);
+        (self.update.foretold, self.believed) = (0, 0);
         if self.claim.take().is_some() {
-            let all = u32::try_from(self.lesson.keys.len()).unwrap_or(u32::MAX);
-            (self.lesson.held, self.lesson.fresh) = (0, if self.lesson.whole { all } else { 0 });
-            self.claim = Some(self.cache.claim(endpoint, &self.lesson, now));
+            let all = u32::try_from(self.update.keys.len()).unwrap_or(u32::MAX);
+            (self.update.held, self.update.fresh) = (0, if self.update.whole { all } else { 0 });
+            self.claim = Some(self.cache.claim(endpoint, &self.update, now));
         }
     }
 
@@ -78,13 +78,13 @@ impl Learning {
             Some(claim) if good => claim.arrived(),
             _ => self.claim = None,
         }
-        if good && self.lesson.whole {
+        if good && self.update.whole {
             // Blocks that other prompts evicted while this one waited do not count against the server's capacity.
-            if self.lesson.tells_cached && self.believed > 0 {
+            if self.update.tells_cached && self.believed > 0 {
                 self.believed =
-                    self.believed.min(self.cache.believed(endpoint, &self.lesson.keys, self.lesson.own_keys));
+                    self.believed.min(self.cache.believed(endpoint, &self.update.keys, self.update.own_keys));
             }
-            self.cache.record(endpoint, &self.lesson.keys, self.lesson.tenant.as_deref(), now);
+            self.cache.record(endpoint, &self.update.keys, self.update.tenant.as_deref(), now);
             self.recorded = true;
         }
     }
@@ -98,16 +98,16 @@ impl Learning {
         endpoint: EndpointId,
         now: Timestamp,
     ) {
-        let Self { cache, lesson, recorded, believed, .. } = &mut self;
-        let cached = usage.cached_tokens.filter(|_| lesson.tells_cached);
-        let foretold = [lesson.foretold, *believed].map(u64::from);
-        cache.correct(endpoint, foretold, usage.prompt_tokens, cached, lesson.text_bytes);
-        if let (Some(tokens), true) = (usage.prompt_tokens, lesson.whole && lesson.own_keys && lesson.text_bytes > 0) {
-            cache.measured(lesson.keys.len(), tokens);
+        let Self { cache, update, recorded, believed, .. } = &mut self;
+        let cached = usage.cached_tokens.filter(|_| update.tells_cached);
+        let foretold = [update.foretold, *believed].map(u64::from);
+        cache.correct(endpoint, foretold, usage.prompt_tokens, cached, update.text_bytes);
+        if let (Some(tokens), true) = (usage.prompt_tokens, update.whole && update.own_keys && update.text_bytes > 0) {
+            cache.measured(update.keys.len(), tokens);
         }
-        let before = lesson.keys.len();
-        if *recorded && extend(&mut lesson.keys) && lesson.keys.len() > before {
-            cache.record(endpoint, &lesson.keys, lesson.tenant.as_deref(), now);
+        let before = update.keys.len();
+        if *recorded && extend(&mut update.keys) && update.keys.len() > before {
+            cache.record(endpoint, &update.keys, update.tenant.as_deref(), now);
         }
     }
 }

@@ -14,7 +14,7 @@ use attache_prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
 use attache_prefix::key::BlockKey;
 use attache_prefix::learning;
 use attache_protocol::{Piece, Prompt, Usage};
-use attache_scheduling::plugin::{AnswerHeaders, Headers};
+use attache_scheduling::plugin::{Headers, ResponseHeaders};
 use attache_scheduling::prefilling::Prefilling;
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{Booking, Chosen, Decision, Order, PickContext, RequestFacts, Scheduler, losses};
@@ -55,7 +55,7 @@ pub struct FrontConfig {
 }
 
 /// The prefix update that a decision causes, and the cache that receives it.
-type Lesson = Option<(Arc<PrefixCache>, learning::Lesson)>;
+type CacheUpdate = Option<(Arc<PrefixCache>, learning::PrefixUpdate)>;
 
 /// A request that was sent to a server.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub(super) struct Sent {
     pub(super) passage: Option<Passage>,
     contents: Contents,
     /// The headers that its answer has for the client.
-    echo: AnswerHeaders,
+    echo: ResponseHeaders,
     /// It goes to a server that was ejected, to find out whether it is well again.
     pub(super) probe: bool,
 }
@@ -88,7 +88,7 @@ pub(super) struct Front {
     /// Times that something was drawn.
     pub(super) sequence: u64,
     /// Response headers of each session, for the next request of that session.
-    echoes: HashMap<u64, AnswerHeaders>,
+    echoes: HashMap<u64, ResponseHeaders>,
     /// The models that were asked for.
     pub(super) models: BTreeSet<Arc<str>>,
 }
@@ -125,7 +125,7 @@ impl Front {
     /// Shows the requests that come now what was said so far.
     pub(super) fn publish(&mut self) {
         if let Some(snapshot) = self.writer.snapshot() {
-            losses::take_in(&snapshot, &self.cache, Some(&self.config.scheduler.choices));
+            losses::drop_lost(&snapshot, &self.cache, Some(&self.config.scheduler.choices));
             self.snapshot = snapshot;
         }
     }
@@ -167,23 +167,32 @@ impl Front {
         let nobody =
             || RequestError::new(attache_types::error::Reason::NoReadyEndpoint, "the strategy chose no endpoint");
         let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
-        let mut echo = AnswerHeaders::new();
-        choice.strategy.answer_headers(&picked, &mut echo);
+        let mut echo = ResponseHeaders::new();
+        choice.strategy.response_headers(&picked, &mut echo);
         let share = choice.strategy.share(&cx, &picked);
-        let (cached, [lesson, prefill_lesson]) = self.teach(request, &decision, found, keys);
-        let foretold = |lesson: &Lesson| lesson.as_ref().map_or(0, |(_, lesson)| lesson.foretold);
-        let (foretold, prefill_foretold) = (foretold(&lesson), foretold(&prefill_lesson));
+        let (cached, [prefix_update, prefill_update]) = self.prefix_updates(request, &decision, found, keys);
+        let foretold =
+            |prefix_update: &CacheUpdate| prefix_update.as_ref().map_or(0, |(_, prefix_update)| prefix_update.foretold);
+        let (foretold, prefill_foretold) = (foretold(&prefix_update), foretold(&prefill_update));
         let arrives = decision.split.is_some();
-        let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, share, lesson| {
-            let order =
-                Order { model, prompt_tokens, cached_tokens, understood: true, streams: true, arrives, share, lesson };
+        let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, share, prefix_update| {
+            let order = Order {
+                model,
+                prompt_tokens,
+                cached_tokens,
+                understood: true,
+                streams: true,
+                arrives,
+                share,
+                prefix_update,
+            };
             Booking::new(endpoint, &self.snapshot, self.config.stale_after, order, now)
         };
-        let booking = book(picked, cached, arrives, share, lesson);
+        let booking = book(picked, cached, arrives, share, prefix_update);
         let probe = decision.probe;
         let legs = decision.split.take().and_then(|split| {
             let first = split.prefill.first()?.clone();
-            let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_lesson)));
+            let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_update)));
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
             let strategy = choice.strategy.clone();
@@ -194,13 +203,13 @@ impl Front {
 
     /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the
     /// prompt for it. Also the tokens that the former is thought to hold.
-    fn teach(
+    fn prefix_updates(
         &self,
         request: &Request,
         decision: &Decision,
         found: Option<Found>,
         keys: Vec<BlockKey>,
-    ) -> (u32, [Lesson; 2]) {
+    ) -> (u32, [CacheUpdate; 2]) {
         let (Some(found), Some(picked)) = (found, decision.picks.first()) else { return (0, [None, None]) };
         let prompt_tokens = request.prompt_tokens();
         let held = |id| found.tokens(found.depth(id).any).min(prompt_tokens);
@@ -210,10 +219,10 @@ impl Front {
         self.cache.decided(prompt_tokens, prefill.map_or(matched, |p| held(p.id)));
         let of = |id, keys, tells_cached| {
             let whole = !found.is_exact(id);
-            let lesson = found.lesson(id, keys, whole);
+            let prefix_update = found.prefix_update(id, keys, whole);
             Some((
                 self.cache.clone(),
-                learning::Lesson { tenant: tenant(request, &self.config), tells_cached, ..lesson },
+                learning::PrefixUpdate { tenant: tenant(request, &self.config), tells_cached, ..prefix_update },
             ))
         };
         let second = prefill.and_then(|p| of(p.id, keys.clone(), true));

@@ -1,42 +1,43 @@
-//! All that a routed request changes of what later decisions see, from its decision to the end of its answer: the ledger, the endpoint's
-//! expected work, and what its cache is thought to hold.
+//! Effects of a routed request on later decisions, from its decision to the end of its response. They are the ledger,
+//! the endpoint's expected work, and the expected content of its cache.
 //!
-//! Made by the exchange for real requests and by `replay` for simulated ones, in the same order, so that a replay is the same picker.
-//! Everything is given back on Drop. Pure.
+//! `ext_proc` creates bookings for real requests and `replay` for simulated ones, in the same order, so a replay
+//! decides in the same way. Drop reverts everything. Pure.
 
 use attache_pool::ledger::Ticket;
 use attache_pool::speed::{Reservation, Work};
 use attache_pool::{Endpoint, EndpointMetrics, LoraState, PoolSnapshot};
 use attache_prefix::cache::PrefixCache;
 use attache_prefix::key::BlockKey;
-use attache_prefix::learning::{Learning, Lesson};
+use attache_prefix::learning::{Learning, PrefixUpdate};
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is known of a request when it is booked.
+/// Facts about a request at the time of booking.
 #[derive(Debug)]
 pub struct Order<'a> {
-    /// The model or adapter that the server is asked for.
+    /// Name of the model or adapter on the server.
     pub model: &'a str,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// Those of them that its endpoint is thought to hold.
+    /// Prompt tokens that the endpoint is expected to have cached.
     pub cached_tokens: u32,
-    /// It was read, so that its work is known: a speed can be learned from it.
+    /// Whether the request was parsed, so its work is known and the endpoint's speed can be learned from it.
     pub understood: bool,
-    /// Its first token will be seen as it comes.
+    /// Whether the response streams, so the time of its first token is observed.
     pub streams: bool,
-    /// Another server computes its prompt, which arrives here later: nothing is expected of the endpoint until [`Booking::dispatch`].
+    /// Whether another server prefills the prompt. The endpoint has no expected work until [`Booking::dispatch`].
     pub arrives: bool,
-    /// The part of its endpoint that it takes, where its strategy knows.
+    /// Share of its endpoint that the request takes, if the strategy knows it; else 0.
     pub share: f64,
-    /// What its prompt teaches, and whom.
-    pub lesson: Option<(Arc<PrefixCache>, Lesson)>,
+    /// Updates of the prefix cache that the prompt causes.
+    pub prefix_update: Option<(Arc<PrefixCache>, PrefixUpdate)>,
 }
 
-/// What a prompt of `prompt_tokens`, of which `cached_tokens` are cached, would have an endpoint compute that reports the adapters `lora`.
+/// Work of a prompt of `prompt_tokens`, of which `cached_tokens` are cached, on an endpoint that reports the adapters
+/// `lora`.
 pub(super) fn work(prompt_tokens: u32, cached_tokens: u32, lora: Option<&LoraState>, model: &str) -> Work {
     Work {
         prompt_tokens,
@@ -45,7 +46,7 @@ pub(super) fn work(prompt_tokens: u32, cached_tokens: u32, lora: Option<&LoraSta
     }
 }
 
-/// What `endpoint` reports, unless that is too old.
+/// Metrics of `endpoint`, unless they are stale.
 fn fresh<'s>(
     endpoint: &Endpoint,
     snapshot: &'s PoolSnapshot,
@@ -56,36 +57,36 @@ fn fresh<'s>(
     state.fresh_metrics(now, stale_after)
 }
 
-/// One routed request.
+/// The booking of one routed request.
 #[derive(Debug)]
 pub struct Booking {
     ticket: Ticket,
     reservation: Option<Reservation>,
     learning: Option<Learning>,
-    /// What it will be, of a request that has not been dispatched.
+    /// Expected work of a request that is not dispatched yet.
     later: Option<Later>,
 }
 
-/// A request that is booked and not sent yet.
+/// A request that is booked and not dispatched yet.
 #[derive(Clone, Copy, Debug)]
 struct Later {
     work: Work,
     streams: bool,
-    /// Seconds to the first token of a prompt that is there, as the decision saw it.
+    /// Predicted seconds to the first token once the prompt has arrived, as of the decision.
     first_token: f64,
 }
 
-/// How a request's prompt comes to be on its endpoint.
+/// Where the prompt of a request is computed.
 #[derive(Clone, Copy, Debug)]
 pub enum Dispatch<'p> {
-    /// Another server has computed it, or will have in so many seconds.
+    /// On another server, which has finished or needs this many more seconds.
     Arrives(&'p Endpoint, f64),
-    /// It computes it itself.
+    /// On the endpoint itself.
     Whole,
 }
 
 impl Booking {
-    /// Books `order` on `endpoint`, of which `snapshot` says what it reports; metrics older than `stale_after` say nothing.
+    /// Books `order` on `endpoint`, whose metrics are in `snapshot`; those older than `stale_after` are ignored.
     #[must_use]
     pub fn new(
         endpoint: Arc<Endpoint>,
@@ -94,7 +95,7 @@ impl Booking {
         order: Order<'_>,
         now: Timestamp,
     ) -> Self {
-        let Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson } = order;
+        let Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, prefix_update } = order;
         let fresh = fresh(&endpoint, snapshot, stale_after, now);
         let work = work(prompt_tokens, cached_tokens, fresh.and_then(|m| m.lora.as_ref()), model);
         let later = (understood && arrives).then(|| Later {
@@ -105,16 +106,17 @@ impl Booking {
                 endpoint.speed.forecast(&endpoint.ledger, reported.as_ref(), work.received(), now).1.first_token
             },
         });
-        // Before the ticket: what is expected of the endpoint is what it has to do without this request.
+        // Before the ticket: the prediction must not include this request's own load.
         let reservation =
             (understood && !arrives).then(|| Reservation::begin(endpoint.clone(), fresh, work, streams, now));
-        let learning = lesson.map(|(cache, lesson)| Learning::begin(cache, lesson, endpoint.id, now));
-        // What is cached is not computed again, nor what arrives.
+        let learning =
+            prefix_update.map(|(cache, prefix_update)| Learning::begin(cache, prefix_update, endpoint.id, now));
+        // Cached tokens are not computed again, nor is a prompt from another server.
         let to_prefill = if arrives { 0 } else { work.uncached_tokens };
         Self { ticket: Ticket::book(endpoint, to_prefill).sharing(share).used_at(now), reservation, learning, later }
     }
 
-    /// The request, whose prompt was to arrive from elsewhere, is sent off.
+    /// Records that the request is sent, whose prompt was to come from another server.
     pub fn dispatch(&mut self, how: Dispatch<'_>, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
         let Some(Later { work, streams, first_token }) = self.later.take() else { return };
         let endpoint = self.ticket.endpoint().clone();
@@ -131,25 +133,25 @@ impl Booking {
         });
     }
 
-    /// The endpoint that is booked.
+    /// The booked endpoint.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         self.ticket.endpoint()
     }
 
-    /// Seconds from the booking to the first token, as predicted; 0 where nothing is expected of the endpoint.
+    /// Predicted seconds from the booking to the first token; 0 without an expectation.
     #[must_use]
     pub fn expected(&self) -> f64 {
         self.reservation.as_ref().map_or(0.0, Reservation::expected)
     }
 
-    /// Whether the answer's own blocks can be learned.
+    /// Whether the blocks of the response can be recorded in the prefix cache.
     #[must_use]
     pub fn learns_answer(&self) -> bool {
         self.learning.as_ref().is_some_and(Learning::is_whole)
     }
 
-    /// Envoy served the request elsewhere: everything follows.
+    /// Moves the booking to the endpoint that Envoy used instead of the picked one.
     pub fn move_to(&mut self, endpoint: &Arc<Endpoint>, now: Timestamp) {
         if let Some(reservation) = &mut self.reservation {
             reservation.move_to(endpoint.clone(), now);
@@ -160,18 +162,20 @@ impl Booking {
         }
     }
 
-    /// The first byte of the answer has come. `good` is a status of 2xx; `tells` says that this byte is the first token and no other.
-    pub fn first_byte(&mut self, good: bool, tells: bool, now: Timestamp) {
+    /// Records the first byte of the response. `good`: the status is 2xx. `is_first_token`: this byte contains
+    /// exactly the first token.
+    pub fn first_byte(&mut self, good: bool, is_first_token: bool, now: Timestamp) {
         self.ticket.first_byte();
         if let Some(reservation) = &mut self.reservation {
-            reservation.first_token(tells && good, now);
+            reservation.first_token(is_first_token && good, now);
         }
         if let Some(learning) = &mut self.learning {
             learning.first_byte(good, self.ticket.endpoint().id, now);
         }
     }
 
-    /// The answer has ended, `complete` or cut off, and told `usage`. `extend` adds the answer's keys to the prompt's; false when it can't.
+    /// Records the end of the response, `complete` or not, with its `usage`. `extend` appends the block keys of the
+    /// response to those of the prompt; it returns false if it cannot.
     pub fn end(
         mut self,
         complete: bool,

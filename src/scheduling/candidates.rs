@@ -1,4 +1,4 @@
-//! The endpoints that a request may go to.
+//! The endpoints that may serve a request.
 
 use super::booking;
 use super::plugin::PickContext;
@@ -8,42 +8,43 @@ use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::time::Duration;
 
-/// An endpoint that may serve the request, with the figure that most algorithms start from.
+/// An endpoint that may serve the request, with the metrics that most algorithms use.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Identity, ledger, health and metrics.
+    /// Endpoint, ledger, health and metrics.
     pub state: &'a EndpointState,
-    /// Its number in the pool.
+    /// Id of the endpoint in the pool.
     pub id: EndpointId,
-    /// What it reports is not too old to say anything.
+    /// Whether its metrics are fresh.
     pub is_fresh: bool,
-    /// That names its adapters.
+    /// Whether its metrics list LoRA adapters.
     pub has_adapters: bool,
-    /// Requests on it, [`EndpointLedger::requests`](attache_pool::ledger::EndpointLedger::requests), raised while it is in slow start.
+    /// Number of requests, [`EndpointLedger::requests`](attache_pool::ledger::EndpointLedger::requests), increased
+    /// during slow start.
     pub requests: u32,
-    /// Waiting requests, as it reports; without a fresh page all that this picker has in flight there.
+    /// Reported waiting requests; without fresh metrics, this replica's requests in flight there.
     pub waiting: u32,
-    /// Running requests, as it reports; without a fresh page all that this picker has in flight there.
+    /// Reported running requests; without fresh metrics, this replica's requests in flight there.
     pub running: u32,
-    /// KV cache in use, 0..=1, as it reports; NaN without a fresh page.
+    /// Reported KV cache usage, 0..=1; NaN without fresh metrics.
     pub kv_usage: f32,
-    /// How much of the prompt it holds.
+    /// Cached prefix of the prompt.
     pub cached: Cached,
 }
 
-/// How much of a prompt an endpoint holds or is about to hold, tokens from the start without a hole.
+/// Prefix of a prompt that an endpoint has cached or will have, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cached {
     /// In GPU memory.
     pub gpu: u32,
-    /// In GPU memory, host memory or behind them.
+    /// In any tier: GPU memory, host memory or below.
     pub any: u32,
-    /// Of those, what other requests use there, or will, at most: it has its room in any case.
+    /// Part of `any` that other requests use or will use, at most. These blocks take no additional cache.
     pub in_use: u32,
 }
 
 impl<'a> Candidate<'a> {
-    /// A candidate whose load counts `surcharge` percent (and at least that part of one request) more than it is.
+    /// A candidate whose requests are increased by `surcharge` percent, and by at least that part of one request.
     #[inline]
     #[must_use]
     pub fn new(state: &'a EndpointState, now: Timestamp, stale_after: Duration, surcharge: u32) -> Self {
@@ -70,56 +71,56 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Requests that this picker has in flight there, whatever the server reports.
+    /// Requests that this replica has in flight there, whatever the server reports.
     #[inline]
     #[must_use]
     pub fn own_requests(&self) -> u32 {
         self.state.live().ledger.in_flight()
     }
 
-    /// What it reports, unless that is too old to say anything.
+    /// Its metrics, unless they are stale.
     #[inline]
     #[must_use]
     pub fn metrics(&self) -> Option<&'a EndpointMetrics> {
         if self.is_fresh { self.state.metrics() } else { None }
     }
 
-    /// The figures of it that every decision reads.
+    /// The metrics that every decision reads, unless they are stale.
     #[inline]
     #[must_use]
     pub fn reported(&self) -> Option<&'a Reported> {
         if self.is_fresh { self.state.reported() } else { None }
     }
 
-    /// Its adapters, when it reports them.
+    /// Its LoRA adapters, if its fresh metrics list them.
     #[inline]
     #[must_use]
     pub fn lora(&self) -> Option<&'a LoraState> {
-        // Most report none: their pages need not be touched to see that.
+        // Most endpoints list none; the flag avoids a memory access to their metrics.
         if self.has_adapters { self.state.metrics()?.lora.as_ref() } else { None }
     }
 
-    /// What the request would have it compute.
+    /// Work of the request on this endpoint.
     #[inline]
     #[must_use]
     pub fn work(&self, cx: &PickContext<'_>) -> Work {
         booking::work(cx.request.prompt_tokens, self.cached.any, self.lora(), cx.request.model)
     }
 
-    /// The same when `more` tokens than it holds come from elsewhere.
+    /// Work of the request if `more` tokens beyond the cached ones are transferred to it.
     #[must_use]
     pub fn work_with(&self, cx: &PickContext<'_>, more: u32) -> Work {
         let cached = self.cached.any.saturating_add(more).min(cx.request.prompt_tokens);
         booking::work(cx.request.prompt_tokens, cached, self.lora(), cx.request.model)
     }
 
-    /// Says in all `candidates` what `cx` has found of the prompt in their caches.
+    /// Sets the cached prefix of all `candidates` from `cx`.
     pub fn look_up(candidates: &mut [Self], cx: &PickContext<'_>) {
         let Some(found) = cx.prefix else { return };
         let tokens = |blocks| found.tokens(blocks).min(cx.request.prompt_tokens);
         for candidate in candidates {
             let depth = found.depth(candidate.id);
-            // Most hold nothing.
+            // Most endpoints hold nothing.
             if depth.any > 0 {
                 let in_use = depth.any.min(found.in_use(candidate.id));
                 candidate.cached = Cached { gpu: tokens(depth.gpu), any: tokens(depth.any), in_use: tokens(in_use) };

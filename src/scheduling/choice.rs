@@ -1,13 +1,19 @@
-//! Which strategy routes a request, and which endpoints it lets itself be sent to.
+//! Chooses the strategy of a request, and the endpoints that the request allows.
 //!
-//! The order is AIBrix's: a model's locked strategy, else the one that the request's header names, else that of the model's profile (named by the
-//! request, found by its lengths, or the model's default), else the model's, else the pool's. Headers count only where the operator
-//! configures them, or sets AIBrix's environment variables. Called by the decision; made anew with every configuration.
+//! The order of precedence is AIBrix's:
+//! 1. the model's locked strategy
+//! 2. the strategy that the request's header names
+//! 3. the strategy of the model's profile: named by the request, selected by its lengths, or the model's default
+//! 4. the model's strategy
+//! 5. the pool's strategy
+//!
+//! Headers count only if the operator configures them or sets AIBrix's environment variables. Called by the decision;
+//! rebuilt with every configuration.
 
 use super::plugin::{RequestFacts, Strategy};
 use super::registry::{BuildError, Registry, canonical};
 use super::selector::LabelSelector;
-use super::weighted::{self, Part, Weighted};
+use super::weighted::{self, Weighted, WeightedPart};
 use attache_pool::slo_profile::SloProfiles;
 use attache_types::error::{Reason, RequestError};
 use attache_types::ids::EndpointId;
@@ -18,75 +24,76 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The header that names a strategy.
+/// Default header with a strategy.
 pub const DEFAULT_STRATEGY_HEADER: &str = "routing-strategy";
-/// The header that names a profile.
+/// Default header with a profile.
 pub const DEFAULT_PROFILE_HEADER: &str = "config-profile";
-/// The value of the profile's header that leaves the choice to the lengths of the request.
+/// Value of the profile header that selects the profile by the lengths of the request.
 const AUTO: &str = "auto";
-/// The default profile of a model that does not say which it is.
+/// Name of a model's default profile, if it does not set one.
 const DEFAULT_PROFILE: &str = "default";
-/// 64 sums of strategies, as requests spell them, are kept. They hold no memory of their own, so that one that was forgotten is the same again.
+/// Number of cached sums of strategies that requests named. Sums have no state of their own, so an evicted one can be
+/// rebuilt.
 const SUMS_KEPT: usize = 64;
 
-/// A strategy as configurations name it.
+/// A strategy in a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StrategySpec {
-    /// A name of the registry, or several with weights.
+    /// Name in the registry, or several names with weights.
     pub name: String,
-    /// Its parameters; `null` for none.
+    /// Parameters; `null` for none.
     pub parameters: Value,
 }
 
-/// How requests for some models are routed.
+/// Routing rule for some models.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelRule {
-    /// The server's names for the models; none means all that no other rule names.
+    /// Server names of the models; empty for all models without a rule of their own.
     pub models: Vec<String>,
-    /// In place of the pool's.
+    /// Overrides the pool's strategy.
     pub strategy: Option<StrategySpec>,
-    /// Neither a header nor a profile outranks `strategy`.
+    /// Whether headers and profiles cannot override `strategy`.
     pub locked: bool,
-    /// The profile of requests that name none; `default` when there is one of that name.
+    /// RoutingProfile of requests that name none; by default the one called `default`, if it exists.
     pub default_profile: Option<String>,
-    /// By what kind of request it is.
+    /// Strategies by kind of request.
     pub profiles: Vec<ProfileSpec>,
 }
 
 /// A strategy for one kind of request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileSpec {
-    /// What requests call it.
+    /// Name of the profile in requests.
     pub name: String,
     /// The strategy.
     pub strategy: StrategySpec,
-    /// What makes a request be of the kind, when it asks for the profile `auto`.
+    /// Conditions under which the profile `auto` selects this one.
     pub when: Conditions,
 }
 
-/// Bounds on the lengths of a request. A length that is not known meets no bound.
+/// Bounds on the lengths of a request. An unknown length meets no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conditions {
-    /// At least so many (estimated) tokens of prompt.
+    /// Lower bound of the estimated prompt tokens, inclusive.
     pub prompt_tokens_gte: Option<u32>,
-    /// Fewer than so many.
+    /// Upper bound of the estimated prompt tokens, exclusive.
     pub prompt_tokens_lt: Option<u32>,
-    /// The request allows an answer of at least so many tokens.
+    /// Lower bound of the request's maximum response tokens, inclusive.
     pub max_tokens_gte: Option<u32>,
-    /// Fewer than so many.
+    /// Upper bound of the request's maximum response tokens, exclusive.
     pub max_tokens_lt: Option<u32>,
 }
 
-/// What requests may choose, by headers in lower case.
+/// What requests may choose by headers. Header names are in lower case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestSpec {
-    /// The header that names a strategy. It is not read when none is `allowed`.
+    /// Header with a strategy. Ignored if `allowed` is empty.
     pub header: String,
-    /// The header that names a profile.
+    /// Header with a profile.
     pub profile_header: String,
-    /// The header that holds a label selector.
+    /// Header with a label selector.
     pub filter_header: Option<String>,
-    /// The strategies that requests may name, alone or with weights.
+    /// Strategies that requests may name, alone or in a weighted sum.
     pub allowed: Vec<StrategySpec>,
 }
 
@@ -101,57 +108,58 @@ impl Default for RequestSpec {
     }
 }
 
-/// A strategy under the name by which it was chosen.
+/// A strategy with its configured name.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// As configurations and headers spell it.
+    /// Name as configurations and headers spell it.
     pub name: Arc<str>,
     /// The strategy.
     pub strategy: Arc<dyn Strategy>,
 }
 
-/// What was chosen for a request.
+/// Strategy and restrictions of one request.
 #[derive(Clone, Debug)]
 pub struct Chosen<'a> {
     /// The strategy.
     pub choice: Choice,
-    /// The profile that named it.
+    /// Name of the profile that the strategy comes from.
     pub profile: Option<Arc<str>>,
-    /// The endpoints that the request allows.
+    /// Label selector of the request.
     pub filter: Option<LabelSelector<'a>>,
 }
 
-/// The strategies of a pool.
+/// All strategies of a pool and the rules to choose one.
 #[derive(Debug)]
 pub struct Choices {
-    /// For everything that no rule speaks of.
+    /// Strategy of requests without a rule.
     pub default: Choice,
-    by_model: BTreeMap<String, Arc<Rule>>,
-    other_models: Option<Arc<Rule>>,
-    by_request: Option<ByRequest>,
-    built: Shelf,
-    /// No request may name a strategy, and that one tried to is not reported so far.
+    by_model: BTreeMap<String, Arc<BuiltRule>>,
+    other_models: Option<Arc<BuiltRule>>,
+    by_request: Option<RequestChoices>,
+    built: StrategyCache,
+    /// Whether to report the first ignored strategy header. True if no request may name a strategy and none was
+    /// reported yet.
     may_report: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct BuiltRule {
     strategy: Option<Choice>,
     locked: bool,
-    /// The most specific first.
-    profiles: Vec<Profile>,
+    /// Most specific first.
+    profiles: Vec<RoutingProfile>,
     default_profile: Option<usize>,
 }
 
 #[derive(Debug)]
-struct Profile {
+struct RoutingProfile {
     name: Arc<str>,
     choice: Choice,
     when: Conditions,
 }
 
 #[derive(Debug)]
-struct ByRequest {
+struct RequestChoices {
     header: String,
     profile_header: String,
     filter_header: Option<String>,
@@ -161,20 +169,20 @@ struct ByRequest {
 }
 
 impl Choices {
-    /// One strategy for everything.
+    /// Choices with a single strategy.
     #[must_use]
     pub fn only(name: impl Into<Arc<str>>, strategy: Box<dyn Strategy>) -> Self {
         let default = Choice { name: name.into(), strategy: strategy.into() };
-        let built = Shelf::default();
+        let built = StrategyCache::default();
         let may_report = AtomicBool::new(true);
         Self { default, by_model: BTreeMap::new(), other_models: None, by_request: None, built, may_report }
     }
 
-    /// Builds what a configuration says by the strategies of `registry`. Equal names with equal parameters become one strategy with one memory, that of `previous` where it
-    /// had such a strategy: a reload forgets nothing.
+    /// Builds the strategies of a configuration from `registry`. Equal names with equal parameters share one strategy
+    /// and its state. It is taken over from `previous` if that has it, so a reload keeps the state.
     ///
     /// # Errors
-    /// The first strategy that can't be built.
+    /// The first strategy that cannot be built.
     pub fn build(
         registry: &Registry,
         default: &StrategySpec,
@@ -183,37 +191,37 @@ impl Choices {
         previous: Option<&Self>,
     ) -> Result<Self, BuildError> {
         let kept = previous.map(|p| p.built.all.clone()).unwrap_or_default();
-        let mut shelf = Shelf { registry: registry.clone(), all: Vec::new(), kept };
-        let default = shelf.choice(default)?;
+        let mut cache = StrategyCache { registry: registry.clone(), all: Vec::new(), kept };
+        let default = cache.choice(default)?;
         let (mut by_model, mut other_models) = (BTreeMap::new(), None);
         for spec in rules {
-            let rule = Arc::new(Rule::build(spec, &mut shelf)?);
+            let rule = Arc::new(BuiltRule::build(spec, &mut cache)?);
             if spec.models.is_empty() {
                 other_models = Some(rule.clone());
             }
             by_model.extend(spec.models.iter().map(|model| (model.clone(), rule.clone())));
         }
-        let by_request = by_request.map(|spec| ByRequest::build(spec, &mut shelf)).transpose()?;
-        shelf.kept.clear();
+        let by_request = by_request.map(|spec| RequestChoices::build(spec, &mut cache)).transpose()?;
+        cache.kept.clear();
         let may_report = AtomicBool::new(by_request.as_ref().is_none_or(|r| r.allowed.is_empty()));
-        Ok(Self { default, by_model, other_models, by_request, built: shelf, may_report })
+        Ok(Self { default, by_model, other_models, by_request, built: cache, may_report })
     }
 
-    /// All strategies that requests can come to.
+    /// All strategies that requests can use.
     pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Strategy>> {
         let chosen = self.built.all.iter().map(|(_, choice)| &choice.strategy);
-        // `only` builds none.
+        // `only` adds none to `built`.
         std::iter::once(&self.default.strategy).chain(chosen)
     }
 
-    /// Lets all strategies forget what the caches of the endpoints in `lost` held.
+    /// Drops all strategies' records of the caches of the endpoints in `lost`.
     pub fn forget(&self, lost: &[EndpointId]) {
         if !lost.is_empty() {
             self.all().for_each(|strategy| strategy.forget(lost));
         }
     }
 
-    /// The SLO profiles that they read, which somebody has to publish.
+    /// SLO profile stores of the strategies; the caller fills them.
     #[must_use]
     pub fn slo_profiles(&self) -> Vec<&Arc<SloProfiles>> {
         let mut read = Vec::new();
@@ -221,11 +229,11 @@ impl Choices {
         read
     }
 
-    /// What routes a request.
+    /// Chooses the strategy of a request.
     ///
     /// # Errors
-    /// 400 `invalid_routing_strategy` when a header names a strategy that is not allowed here, `invalid_endpoint_filter` when one holds no label
-    /// selector.
+    /// 400 `invalid_routing_strategy` if a header names a strategy that is not allowed; 400 `invalid_endpoint_filter`
+    /// if a header has an invalid label selector.
     pub fn choose<'a>(&self, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
         let rule = self.by_model.get(facts.model).or(self.other_models.as_ref());
         let filter = self.by_request.as_ref().map(|r| r.filter(facts)).transpose()?.flatten();
@@ -248,28 +256,29 @@ impl Choices {
         }
     }
 
-    /// Whether to report that a request has [`DEFAULT_STRATEGY_HEADER`]: no request may name a strategy, and it is the first that does.
+    /// Whether to report that a request has [`DEFAULT_STRATEGY_HEADER`] although no request may name a strategy. True
+    /// once.
     #[must_use]
     pub fn report_ignored(&self) -> bool {
         self.may_report.load(Relaxed) && self.may_report.swap(false, Relaxed)
     }
 }
 
-/// The value of a header, when there is more in it than blanks.
+/// Trimmed value of a header; `None` if it is blank.
 fn header<'a>(facts: &RequestFacts<'a>, name: &str) -> Option<&'a str> {
     facts.headers.get(name).map(str::trim).filter(|value| !value.is_empty())
 }
 
 /// Strategies that were built, so that each is built once.
 #[derive(Debug, Default)]
-struct Shelf {
+struct StrategyCache {
     registry: Registry,
     all: Vec<(StrategySpec, Choice)>,
-    /// Those of the configuration before, while a new one is built.
+    /// Strategies of the previous configuration, while a new one is built.
     kept: Vec<(StrategySpec, Choice)>,
 }
 
-impl Shelf {
+impl StrategyCache {
     fn choice(&mut self, spec: &StrategySpec) -> Result<Choice, BuildError> {
         if let Some((_, choice)) = self.all.iter().find(|(known, _)| known == spec) {
             return Ok(choice.clone());
@@ -286,22 +295,26 @@ impl Shelf {
     }
 }
 
-impl Rule {
-    fn build(spec: &ModelRule, shelf: &mut Shelf) -> Result<Self, BuildError> {
-        let strategy = spec.strategy.as_ref().map(|s| shelf.choice(s)).transpose()?;
+impl BuiltRule {
+    fn build(spec: &ModelRule, cache: &mut StrategyCache) -> Result<Self, BuildError> {
+        let strategy = spec.strategy.as_ref().map(|s| cache.choice(s)).transpose()?;
         let mut specs: Vec<&ProfileSpec> = spec.profiles.iter().collect();
         specs.sort_by_key(|p| p.when.specificity());
         let mut profiles = Vec::with_capacity(specs.len());
         for p in specs {
-            profiles.push(Profile { name: p.name.as_str().into(), choice: shelf.choice(&p.strategy)?, when: p.when });
+            profiles.push(RoutingProfile {
+                name: p.name.as_str().into(),
+                choice: cache.choice(&p.strategy)?,
+                when: p.when,
+            });
         }
         let default = spec.default_profile.as_deref().unwrap_or(DEFAULT_PROFILE);
         let default_profile = profiles.iter().position(|p| *p.name == *default);
         Ok(Self { strategy, locked: spec.locked, profiles, default_profile })
     }
 
-    /// The profile for a request that asks for `wanted`: a name, `auto`, or nothing.
-    fn profile(&self, wanted: Option<&str>, facts: &RequestFacts<'_>) -> Option<&Profile> {
+    /// The profile for a request with the profile header `wanted`: a name, `auto`, or none.
+    fn profile(&self, wanted: Option<&str>, facts: &RequestFacts<'_>) -> Option<&RoutingProfile> {
         let named = wanted.and_then(|wanted| {
             if wanted.eq_ignore_ascii_case(AUTO) {
                 self.profiles.iter().find(|p| p.when.hold(facts))
@@ -318,7 +331,7 @@ impl Conditions {
         [self.prompt_tokens_gte, self.prompt_tokens_lt, self.max_tokens_gte, self.max_tokens_lt]
     }
 
-    /// Whether they say anything and the request meets them all.
+    /// Whether there is a condition and the request meets all of them.
     fn hold(self, facts: &RequestFacts<'_>) -> bool {
         let met = |gte: Option<u32>, lt: Option<u32>, got: Option<u32>| {
             let inside = |got| gte.is_none_or(|least| got >= least) && lt.is_none_or(|bound| got < bound);
@@ -330,7 +343,7 @@ impl Conditions {
             && met(self.max_tokens_gte, self.max_tokens_lt, facts.max_tokens)
     }
 
-    /// Sorts the more specific first: more bounds, then the narrower ranges.
+    /// Sort key, most specific first: more bounds, then narrower ranges.
     fn specificity(self) -> (Reverse<usize>, u32, u32) {
         let width = |gte: Option<u32>, lt: Option<u32>| lt.unwrap_or(u32::MAX).saturating_sub(gte.unwrap_or(0));
         let bounds = self.all().iter().flatten().count();
@@ -339,18 +352,18 @@ impl Conditions {
     }
 }
 
-impl ByRequest {
-    fn build(spec: &RequestSpec, shelf: &mut Shelf) -> Result<Self, BuildError> {
+impl RequestChoices {
+    fn build(spec: &RequestSpec, cache: &mut StrategyCache) -> Result<Self, BuildError> {
         let mut allowed = BTreeMap::new();
         for strategy in &spec.allowed {
-            allowed.insert(strategy.name.clone(), shelf.choice(strategy)?);
+            allowed.insert(strategy.name.clone(), cache.choice(strategy)?);
         }
         Ok(Self {
             header: spec.header.clone(),
             profile_header: spec.profile_header.clone(),
             filter_header: spec.filter_header.clone(),
             allowed,
-            registry: shelf.registry.clone(),
+            registry: cache.registry.clone(),
             sums: quick_cache::sync::Cache::new(SUMS_KEPT),
         })
     }
@@ -363,7 +376,7 @@ impl ByRequest {
         selector.map(Some).map_err(wrong)
     }
 
-    /// The strategy that a request calls `named`: one that is allowed, or a sum of such.
+    /// The allowed strategy with this name, or a weighted sum of allowed ones.
     fn named(&self, named: &str) -> Result<Cow<'_, Choice>, RequestError> {
         if let Some(choice) = self.allowed.get(canonical(named)) {
             return Ok(Cow::Borrowed(choice));
@@ -388,7 +401,7 @@ impl ByRequest {
             if parts.len() == 1 {
                 return Ok(choice.clone());
             }
-            found.push(Part { name: descriptor.name, weight: *weight, strategy: choice.strategy.clone() });
+            found.push(WeightedPart { name: descriptor.name, weight: *weight, strategy: choice.strategy.clone() });
         }
         let sum = Weighted::of(found).map_err(|e| self.refusal(named, &e.to_string()))?;
         Ok(Choice { name: named.into(), strategy: Arc::new(sum) })

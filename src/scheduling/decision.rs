@@ -1,4 +1,4 @@
-//! What came of a decision.
+//! The result of a decision: ranked endpoints, the reason, and the figures behind them.
 
 use super::candidates::Candidate;
 use super::digest::Digest;
@@ -9,36 +9,35 @@ use attache_types::ids::EndpointId;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Something that an algorithm decides by and did not have.
+/// Input that an algorithm needs and did not have for a request; counted as degraded mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
-    /// A figure that the servers report.
+    /// Metrics scraped from the model servers.
     Metrics,
-    /// Who holds how much of the prompt.
+    /// Cached prefix lengths from the prefix index.
     Prefix,
     /// The prompt's text.
     Prompt,
-    /// How fast the servers are: no answer has been seen yet.
+    /// Learned speed of the servers: no response has been observed yet.
     Latency,
-    /// Who asks: a header that is missing.
+    /// The user of the request, from a header.
     User,
-    /// What the servers can do within their objectives: a profile that is missing, or says nothing of one.
+    /// SLO profile of the servers: it is missing or has no objective.
     Profile,
 }
 
-/// What one part of an algorithm made of every candidate.
+/// Figures of one part of an algorithm for all candidates, for explanations.
 #[derive(Clone, Debug)]
-pub struct Part {
-    /// The part's name: a scorer's type, a filter's, or what the figure is.
+pub struct PartFigures {
+    /// Name of the part: the type of a scorer or filter, or what the figure is.
     pub name: &'static str,
-    /// What its figures were multiplied with in the sum that decided; 0 when they are not in a sum (a filter's 1 and 0, a figure for
-    /// people).
+    /// Weight of the figures in the sum that decided; 0 if they are not in a sum, such as a filter's 1 and 0.
     pub weight: f64,
-    /// The figure of each candidate; NaN where there was none.
+    /// Figure of each candidate; NaN if it has none.
     pub figures: Vec<(Arc<Endpoint>, f64)>,
 }
 
-/// Endpoints in the order in which they should be tried, built by a strategy.
+/// Endpoints in the order of preference, built by a strategy.
 #[derive(Debug)]
 pub struct Ranking {
     wanted: usize,
@@ -47,8 +46,8 @@ pub struct Ranking {
     lacking: Option<Signal>,
     emptied_by: Option<&'static str>,
     diverted: bool,
-    /// What each part said, when somebody wants to know.
-    parts: Option<Vec<Part>>,
+    /// Figures of each part, if an explanation is wanted.
+    parts: Option<Vec<PartFigures>>,
 }
 
 impl Ranking {
@@ -66,20 +65,21 @@ impl Ranking {
         }
     }
 
-    /// The same, and every part says what it made of each candidate.
+    /// The same ranking, with an explanation: every part adds its figures.
     #[must_use]
     pub fn explained(mut self) -> Self {
         self.parts = Some(Vec::new());
         self
     }
 
-    /// Whether the parts are wanted.
+    /// Whether an explanation is wanted.
     #[must_use]
     pub fn is_explained(&self) -> bool {
         self.parts.is_some()
     }
 
-    /// Says what a part made of the candidates; `figure` is asked for each position, and only when somebody wants to know.
+    /// Adds a part's figures to the explanation. `figure` maps a candidate's position to its figure; it is called
+    /// only if an explanation is wanted.
     pub fn note(
         &mut self,
         name: &'static str,
@@ -89,39 +89,39 @@ impl Ranking {
     ) {
         if let Some(parts) = &mut self.parts {
             let figures = candidates.iter().enumerate().map(|(i, c)| (c.state.endpoint.clone(), figure(i))).collect();
-            parts.push(Part { name, weight, figures });
+            parts.push(PartFigures { name, weight, figures });
         }
     }
 
-    /// What the parts said, when that was wanted.
+    /// The explanation; empty if none was wanted.
     #[must_use]
-    pub fn into_parts(self) -> Vec<Part> {
+    pub fn into_parts(self) -> Vec<PartFigures> {
         self.parts.unwrap_or_default()
     }
 
-    /// Says that the algorithm had to do without `signal`. The first one stands.
+    /// Records that the algorithm decided without `signal`. Only the first signal is kept.
     pub fn lacks(&mut self, signal: Signal) {
         self.lacking.get_or_insert(signal);
     }
 
-    /// Says which part of the algorithm left no endpoint to choose from.
+    /// Records which part of the algorithm removed all endpoints.
     pub fn emptied(&mut self, part: &'static str) {
         self.emptied_by = Some(part);
     }
 
-    /// Which part of the algorithm left no endpoint to choose from, if one did.
+    /// The part of the algorithm that removed all endpoints, if one did.
     #[must_use]
     pub fn emptied_by(&self) -> Option<&'static str> {
         self.emptied_by
     }
 
-    /// An empty ranking that wants as many endpoints, and explains itself as much.
+    /// An empty ranking for as many endpoints, explained if this one is.
     #[must_use]
     pub fn another(&self) -> Self {
         Self { parts: self.parts.as_ref().map(|_| Vec::new()), ..Self::new(self.wanted) }
     }
 
-    /// Takes over what another ranking of the same candidates came to.
+    /// Takes over the decision of another ranking of the same candidates.
     pub fn adopt(&mut self, decision: Decision) {
         decision.picks.iter().for_each(|endpoint| self.push(endpoint));
         self.reason = decision.reason;
@@ -131,31 +131,32 @@ impl Ranking {
         }
     }
 
-    /// Says that load alone kept the request from the endpoint that its prompt belongs to.
+    /// Records that only load kept the request from the endpoint with the best prefix match.
     pub fn divert(&mut self) {
         self.diverted = true;
     }
 
-    /// How many endpoints are asked for.
+    /// Number of endpoints that the caller wants.
     #[must_use]
     pub fn wanted(&self) -> usize {
         self.wanted
     }
 
-    /// Whether as many endpoints as asked for are in.
+    /// Whether the ranking has as many endpoints as the caller wants.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.picks.len() >= self.wanted
     }
 
-    /// Adds the next best endpoint; ignored when full or when it is in already.
+    /// Adds the next best endpoint; ignored if the ranking is full or has it already.
     pub fn push(&mut self, endpoint: &Arc<Endpoint>) {
         if !self.is_full() && !self.picks.iter().any(|p| p.id == endpoint.id) {
             self.picks.push(endpoint.clone());
         }
     }
 
-    /// Adds the endpoints with the lowest keys, lowest first, as many as are wanted; one pass, without sorting the rest.
+    /// Adds the endpoints with the lowest keys, lowest first, as many as the caller wants. One pass, without sorting
+    /// the rest.
     pub fn push_lowest<'a, K: Ord>(&mut self, keyed: impl Iterator<Item = (K, &'a Arc<Endpoint>)>) {
         let mut lowest: SmallVec<[(K, &Arc<Endpoint>); 8]> = SmallVec::new();
         for (key, endpoint) in keyed {
@@ -173,12 +174,12 @@ impl Ranking {
         }
     }
 
-    /// Says in a few words why the first endpoint won, for people.
+    /// Sets the reason why the first endpoint was picked, in a few words for people.
     pub fn because(&mut self, reason: &'static str) {
         self.reason = reason;
     }
 
-    /// The finished decision; `None` when the strategy named no endpoint.
+    /// The finished decision; `None` if the ranking has no endpoint.
     #[must_use]
     pub fn decide(self) -> Option<Decision> {
         (!self.picks.is_empty()).then_some(Decision {
@@ -198,13 +199,13 @@ impl Ranking {
 }
 
 impl Decision {
-    /// The server that computes the prompt.
+    /// The server that prefills the prompt.
     #[must_use]
     pub fn computing(&self) -> Option<&Arc<Endpoint>> {
         self.split.as_ref().map_or(&self.picks, |split| &split.prefill).first()
     }
 
-    /// Each endpoint's weighted sum, when the decision was explained. Those without any figure are left out.
+    /// Weighted sum of each endpoint, if the decision was explained. Endpoints without any figure are omitted.
     #[must_use]
     pub fn scores(&self) -> Vec<(Arc<Endpoint>, f64)> {
         let mut scores: Vec<(Arc<Endpoint>, f64)> = Vec::new();
@@ -224,32 +225,33 @@ impl Decision {
     }
 }
 
-/// Where a request goes.
+/// Which endpoints serve a request.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// The endpoints in order; the first is the primary, the rest are for retries. Never empty.
+    /// Endpoints in the order of preference: the first is the primary, the others are for retries. Never empty.
     pub picks: SmallVec<[Arc<Endpoint>; 4]>,
-    /// Why the first one won.
+    /// Why the first endpoint was picked.
     pub reason: &'static str,
-    /// What the algorithm had to do without.
+    /// The signal that the algorithm decided without.
     pub lacking: Option<Signal>,
-    /// Load alone kept the request from the endpoint that its prompt belongs to (LocalAI's forced disturb): a pool where that happens often
-    /// is too small for its traffic.
+    /// Only load kept the request from the endpoint with the best prefix match (LocalAI's forced disturb). Frequent
+    /// diversions mean that the pool is too small for its traffic.
     pub diverted: bool,
-    /// What each of its parts made of each candidate, when that was asked for.
-    pub parts: Option<Vec<Part>>,
-    /// What the algorithm noted of the request, for [`Strategy::moved`](super::Strategy::moved); boxed, since most note nothing.
+    /// The explanation, if it was wanted.
+    pub parts: Option<Vec<PartFigures>>,
+    /// Digest that [`Strategy::moved`](super::Strategy::moved) needs; boxed, since most strategies have none.
     pub trail: Option<Box<Digest>>,
-    /// Another server computes the prompt for the first pick; boxed, since most requests are not split.
+    /// Set if another server prefills the prompt for the first pick; boxed, since most requests are not split.
     pub split: Option<Box<Split>>,
-    /// Who turns images and sounds into embeddings for the server that computes the prompt; empty when that one does so itself, or there are
+    /// Servers that encode images and sounds for the prefill server; empty if it encodes them itself or there are
     /// none.
     pub encode: Vec<Arc<Endpoint>>,
-    /// The first of `encode` is half open and this request is its probe: should nobody say what became of it, another may go.
+    /// The first of `encode` is half open and this request is its probe. If the probe ends without an outcome,
+    /// another request may probe.
     pub encode_probe: bool,
-    /// The first one is half open and this request is its probe: should the request end without an outcome, the endpoint's
-    /// [`probe_lost`](attache_pool::health::EndpointHealth::probe_lost) lets another probe go.
+    /// The first pick is half open and this request is its probe. If the request ends without an outcome,
+    /// [`probe_lost`](attache_pool::health::EndpointHealth::probe_lost) lets another request probe.
     pub probe: bool,
-    /// Every endpoint that might have served is ejected, and one was named all the same.
+    /// Every eligible endpoint is ejected, and one was picked all the same.
     pub ejection_ignored: bool,
 }

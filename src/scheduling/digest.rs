@@ -1,39 +1,40 @@
-//! What algorithms make of a prompt's text: noted where a decision is recorded, and found again where it is replayed without the text.
+//! Digests of a prompt's text that algorithms compute. They are stored where a decision is recorded, and looked up
+//! where it is replayed without the text.
 //!
-//! An algorithm that reads [`super::plugin::RequestFacts::prompt`] does it through [`super::plugin::RequestFacts::digest`], under a name
-//! that holds all of its parameters that matter. Pure.
+//! An algorithm reads [`super::plugin::RequestFacts::prompt`] through [`super::plugin::RequestFacts::digest`], under
+//! a name that includes all of its relevant parameters. Pure.
 
 use attache_protocol::Prompt;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// Hashes of text: one, or one for each block of it.
+/// Hashes of text: one, or one per block.
 pub type Digest = SmallVec<[u64; 64]>;
 
-/// The digests of one prompt.
+/// The digests of one prompt, by name.
 #[derive(Debug, Default)]
 pub struct Digests {
     known: RefCell<BTreeMap<String, Vec<u64>>>,
-    /// There is no text to make others from.
+    /// Whether this is a replay, without text to compute others from.
     replayed: bool,
     missed: Cell<bool>,
 }
 
 impl Digests {
-    /// Those that were noted before.
+    /// Digests that were recorded with the decision.
     #[must_use]
     pub fn replayed(known: BTreeMap<String, Vec<u64>>) -> Self {
         Self { known: RefCell::new(known), replayed: true, missed: Cell::new(false) }
     }
 
-    /// All that were asked for.
+    /// All digests that were requested.
     #[must_use]
     pub fn known(&self) -> BTreeMap<String, Vec<u64>> {
         self.known.borrow().clone()
     }
 
-    /// Whether one was asked for that had not been noted.
+    /// Whether a digest was requested that was not recorded.
     #[must_use]
     pub fn missed(&self) -> bool {
         self.missed.get()

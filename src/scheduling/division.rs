@@ -1,36 +1,36 @@
-//! What a profile handler says of splitting requests between servers; read by the pipeline when it is made.
+//! How a profile handler splits requests over servers; the pipeline reads it when it is built.
 
 use crate::plugin::StageDecider;
 use std::sync::Arc;
 
-/// Who splits the requests of a pipeline.
+/// What decides how a pipeline's requests are split.
 #[derive(Clone, Debug)]
 pub enum Division {
-    /// One profile orders both sides, and the pool's decider has the word.
+    /// The pool's decider. One profile ranks both sides.
     ByPool,
-    /// Who calls: each stage comes as a request of its own, and its profile sorts out roles.
+    /// The caller: each stage arrives as a request of its own, and its profile filters by role.
     ByCaller,
-    /// Profiles of their own choose the servers of the other stages.
+    /// The handler: other profiles choose the servers of the other stages.
     Stages(Stages),
 }
 
-/// The stages beside the one that makes the answer.
+/// The stages besides decoding.
 #[derive(Clone, Debug)]
 pub struct Stages {
-    /// The prompt.
+    /// Prefill of the prompt.
     pub prefill: Option<StageProfile>,
-    /// Images and sounds.
+    /// Encoding of images, sounds and videos.
     pub encode: Option<StageProfile>,
-    /// The prompt's server is chosen before the answer's, so that the latter can stand near it.
+    /// Whether the prefill server is chosen before the decode server, which can then be near it.
     pub prefill_first: bool,
 }
 
-/// One of them, by names of the file.
+/// One stage, by the names in the configuration.
 #[derive(Clone, Debug)]
 pub struct StageProfile {
-    /// The profile that chooses its server. Where there is none, the stage is dropped.
+    /// Profile that chooses the stage's server. Without such a profile, the stage is dropped.
     pub profile: String,
-    /// Who says whether it runs; `None`: it always does.
+    /// Decider of whether the stage runs; `None`: it always runs.
     pub decider: Option<DeciderName>,
 }
 
@@ -39,12 +39,12 @@ pub struct StageProfile {
 pub struct DeciderName {
     /// The plugin's name.
     pub name: String,
-    /// What decides when no plugin is called so; `None`: the file is wrong then.
+    /// Decider to use if no plugin has this name; `None` makes a missing plugin an error.
     pub otherwise: Option<Arc<dyn StageDecider>>,
 }
 
 impl Stages {
-    /// Both, for what is common to them.
+    /// The configured stages.
     pub fn iter(&self) -> impl Iterator<Item = &StageProfile> {
         self.prefill.iter().chain(&self.encode)
     }

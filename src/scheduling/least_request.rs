@@ -1,8 +1,9 @@
-//! `least-request`: the endpoint with the fewest requests on it, ties drawn at random.
+//! `least-request`: the endpoint with the fewest requests, ties at random.
 //!
-//! Requests are counted as in [`attache_pool::ledger::requests`]: what the server reports, corrected by what was sent and has
-//! ended since. With `compat: true` only what this picker sent counts, as in AIBrix. When not: prompts share prefixes (the caches are ignored) or differ much in length.
-//! Source: AIBrix `least-request`, Envoy `LEAST_REQUEST`.
+//! Requests are counted as in [`attache_pool::ledger::requests`]: the server's reported number, corrected by requests
+//! that were sent or ended since. With `compat: true` only this replica's requests count, as in AIBrix.
+//! When not: prompts share prefixes, since caches are ignored, or differ much in length. Source: AIBrix
+//! `least-request`, Envoy `LEAST_REQUEST`.
 
 use crate::plugin::{Better, CountParams, params};
 use crate::registry::Descriptor;
@@ -21,11 +22,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     },
 };
 
-/// The strategy.
+/// The strategy over all known requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastRequest;
 
-/// The strategy by the picker's own count.
+/// The strategy over this replica's own requests.
 #[derive(Clone, Copy, Debug)]
 struct LeastOwnRequest;
 
@@ -36,7 +37,7 @@ fn rank_by(
     ranking: &mut Ranking,
 ) {
     ranking.because("fewest requests");
-    // A random key in the low half breaks ties fairly.
+    // The random low half breaks ties.
     let mut key = |c: &Candidate<'_>| (u64::from(requests(c)) << 32) | u64::from(rng.random::<u32>());
     ranking.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));
 }

@@ -1,13 +1,13 @@
-//! Deciding where a request goes.
+//! Decides which endpoint serves a request.
 //!
-//! [`Scheduler::decide`] narrows the pool to the endpoints that may serve the request and lets one [`Strategy`] order them.
-//! The strategies and the parts of a pipeline are plugins in other crates; a [`Registry`] finds them by name.
+//! [`Scheduler::decide`] narrows the pool to the endpoints that may serve the request and lets one [`Strategy`] rank
+//! them. The strategies and the parts of a pipeline are plugins in other crates; a [`Registry`] finds them by name.
 //!
-//! **Owns** the plugin traits ([`plugin`]), the [`registry`], the [`router`], the [`scheduler`], what a decision books
-//! ([`booking`]), splitting over prefill and decode ([`split`]), and the predictions that plugins share ([`facts`]).
-//! **Called by** `ext_proc` and `replay` for each request, by `flow` for predictions, by `config`, which builds a scheduler
-//! for each pool, and by `pipeline` and `strategies`, which implement its traits.
-//! **Must not** do I/O, name a plugin crate, or ask for the time or for random numbers: both are arguments.
+//! **Owns** the plugin traits ([`plugin`]), the [`registry`], the [`router`], the [`scheduler`], the [`booking`] of a
+//! decision, splitting over prefill and decode ([`split`]), and the predictions that plugins share ([`facts`]).
+//! **Called by** `ext_proc` and `replay` for each request, by `flow` for predictions, by `config`, which builds a
+//! scheduler for each pool, and by `pipeline` and `strategies`, which implement its traits.
+//! **Must not** do I/O, name a plugin crate, or read the clock or draw random numbers on its own: both are arguments.
 //!
 //! Read first: `scheduler.rs`, `plugin.rs`, `registry.rs`.
 

@@ -1,14 +1,17 @@
-//! What operators want of a pool's latency: weights of the two parts of a response, or targets that a share of the requests should meet.
+//! Latency objectives of a pool: weights of the two parts of a response, or targets that a share of the requests
+//! should meet.
 //!
 //! ```text
 //! risk(target)  P(time > target) · target / (1 - share)
 //! P(time > t)   1 / (1 + (t / predicted)^(1 / s)),  s = error / (2 · ln 2)
 //! ```
 //!
-//! A share of requests, `1 - share`, may miss a target. One miss uses up what `1 / (1 - share)` requests may miss together, each of which may take
-//! `target` seconds: that is its price. Times are distributed log-logistically around the prediction. This distribution has a closed form, and `s` follows
-//! from the learned mean error of the endpoint's predictions: the mean of |ln(time / predicted)| is `2 · s · ln 2`. A request that misses its target on
-//! every endpoint costs the same everywhere, so the rest of the cost decides where it goes.
+//! A share `1 - share` of the requests may miss a target. One miss uses up the allowance of `1 / (1 - share)`
+//! requests, each of which may take `target` seconds; that product is its price.
+//!
+//! Times follow a log-logistic distribution around the prediction. It has a closed form, and `s` follows from the
+//! learned mean error of the endpoint's predictions: the mean of |ln(time / predicted)| is `2 · s · ln 2`.
+//! A request that misses its target on every endpoint costs the same everywhere, so the rest of the cost decides.
 //!
 //! Read by [`super::facts::cost`]. Pure.
 
@@ -16,19 +19,19 @@ use std::time::Duration;
 
 /// 0.95: one request in twenty may miss a target.
 pub const DEFAULT_SHARE: f64 = 0.95;
-/// 0.999: with a greater share a miss would cost more than all else together.
+/// 0.999: with a greater share, one miss would outweigh all other costs.
 pub const MAX_SHARE: f64 = 0.999;
-/// Predictions are never thought to be better than 5 %: the next request may come at any moment.
+/// Lower bound of the error, 5 %: the next request may arrive at any moment.
 const LEAST_ERROR: f64 = 0.05;
 
-/// What operators want of a pool. The default is what decisions do without any.
+/// Latency objectives of a pool. The default has equal weights and no targets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
     /// Weight of the time to the first token; 1 by default.
     pub ttft: f64,
     /// Weight of the time of all further tokens; 1 by default.
     pub tpot: f64,
-    /// Targets.
+    /// Latency targets.
     pub slo: Option<Slo>,
 }
 
@@ -39,7 +42,7 @@ impl Default for Objective {
 }
 
 impl Objective {
-    /// The same with weights of 1 in the mean, so that only their ratio matters.
+    /// The same objectives with weights of mean 1, since only their ratio matters.
     #[must_use]
     pub fn normalised(self) -> Self {
         let mean = f64::midpoint(self.ttft, self.tpot);
@@ -54,27 +57,27 @@ pub struct Slo {
     pub ttft: Option<Duration>,
     /// The longest time between two tokens, in the mean of a response.
     pub tpot: Option<Duration>,
-    /// Part of the requests that should meet both, above 0 and below 1.
+    /// Share of the requests that should meet both, above 0 and below 1.
     pub share: f64,
 }
 
 impl Slo {
-    /// What it costs to miss a target of `seconds`, in seconds.
+    /// Cost of missing a target of `seconds`, in seconds.
     #[must_use]
     pub fn price(&self, seconds: f64) -> f64 {
         seconds / (1.0 - self.share)
     }
 }
 
-/// The chance, 0..=1, that a time which is predicted as `predicted` seconds is longer than `target`. `error` is by how much predictions are usually off,
-/// as a part of themselves.
+/// Probability, 0..=1, that a time predicted as `predicted` seconds exceeds `target`. `error` is the mean relative
+/// error of predictions.
 #[must_use]
 pub fn miss(target: f64, predicted: f64, error: f64) -> f64 {
     if target <= 0.0 {
         return 1.0;
     }
     let scale = error.max(LEAST_ERROR) / (2.0 * std::f64::consts::LN_2);
-    // Infinity where the time is sure to be shorter.
+    // The power is infinite if the time is sure to be shorter.
     1.0 / (1.0 + (target / predicted).powf(1.0 / scale))
 }
 
@@ -83,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chance_of_a_miss_grows_with_the_prediction_and_follows_the_error() {
+    fn probability_of_a_miss_grows_with_prediction_and_error() {
         assert!((miss(0.5, 0.5, 0.3) - 0.5).abs() < 1e-9, "predicted for the target itself");
         assert!(miss(0.5, 0.4, 0.3) < 0.5 && miss(0.5, 0.6, 0.3) > 0.5);
         // What is sure is surer where predictions are better.
@@ -93,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_error_of_the_distribution_is_the_error_that_was_learned() {
+    fn mean_error_of_the_distribution_is_the_learned_error() {
         // Quantiles of the distribution at the middles of equal parts.
         let (error, parts) = (0.3, 20_000);
         let quantile = |p: f64| {
@@ -118,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sure_miss_costs_what_the_share_allows() {
+    fn certain_miss_costs_the_allowance_of_the_share() {
         let slo = Slo { ttft: None, tpot: None, share: 0.95 };
         assert!((slo.price(0.5) - 10.0).abs() < 1e-9, "twenty requests may take half a second each");
     }

@@ -1,4 +1,4 @@
-//! What a routing algorithm is, and what it gets to see.
+//! The traits of routing algorithms and the data that they may read.
 
 use super::candidates::Candidate;
 use super::decision::{Decision, Ranking, Signal};
@@ -7,7 +7,7 @@ use super::division::Division;
 use super::objective::Objective;
 use super::policy::ModelPolicy;
 use super::selector::LabelSelector;
-use super::split::{self, Field, Media, Pair};
+use super::split::{self, Media, Pair, PairCandidates};
 use attache_pool::slo_profile::SloProfiles;
 use attache_pool::{Endpoint, PoolSnapshot, Roles};
 use attache_prefix::cache::Found;
@@ -25,17 +25,17 @@ use std::time::Duration;
 
 pub use attache_types::params::{NoParams, ParamError, Step, params};
 
-/// The headers of a request, wherever they are kept.
+/// Source of a request's headers.
 pub trait HeaderSource: Debug {
-    /// The first value of a header (lower-case name), when it is UTF-8.
+    /// First value of a header (lower-case name), if it is UTF-8.
     fn header(&self, name: &str) -> Option<&str>;
 
-    /// Who sends the request: its tenant where the operator says how that is found, else what the header `name` says.
+    /// User of the request: its tenant if `exchange.tenant` is set, else the value of the header `name`.
     fn user(&self, name: &str) -> Option<&str> {
         self.header(name)
     }
 
-    /// The endpoint that was picked for another stage of the same request; no client can say that.
+    /// The endpoint that was picked for another stage of the same request. Never taken from the client.
     fn peer(&self) -> Option<&Endpoint> {
         None
     }
@@ -47,24 +47,24 @@ impl HeaderSource for BTreeMap<String, String> {
     }
 }
 
-/// The headers of a request; none by default.
+/// The headers of a request; empty by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Headers<'a>(Option<&'a dyn HeaderSource>);
 
 impl<'a> Headers<'a> {
-    /// The headers that `source` holds.
+    /// The headers of `source`.
     #[must_use]
     pub fn of(source: &'a dyn HeaderSource) -> Self {
         Self(Some(source))
     }
 
-    /// The first value of a header (lower-case name), when it is UTF-8.
+    /// First value of a header (lower-case name), if it is UTF-8.
     #[must_use]
     pub fn get(self, name: &str) -> Option<&'a str> {
         self.0?.header(name)
     }
 
-    /// Who sends the request: its tenant where the operator says how that is found, else what the header `name` says.
+    /// User of the request: its tenant if `exchange.tenant` is set, else the value of the header `name`.
     #[must_use]
     pub fn user(self, name: &str) -> Option<&'a str> {
         self.0?.user(name)
@@ -77,16 +77,16 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// The headers of a request of which one stage has its endpoint already.
+/// Headers of a request together with the endpoint that another stage has.
 #[derive(Debug)]
-pub struct Beside<'a> {
-    /// The request's own.
+pub struct PeerHeaders<'a> {
+    /// Headers of the request.
     pub headers: Headers<'a>,
-    /// The other stage's endpoint.
+    /// Endpoint of the other stage.
     pub peer: &'a Endpoint,
 }
 
-impl HeaderSource for Beside<'_> {
+impl HeaderSource for PeerHeaders<'_> {
     fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)
     }
@@ -100,32 +100,32 @@ impl HeaderSource for Beside<'_> {
     }
 }
 
-/// The request as a routing algorithm sees it.
+/// Facts about the request that routing algorithms may read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestFacts<'a> {
-    /// The model (or LoRA adapter) that the server will be asked for, after rewriting; empty when unknown.
+    /// Name of the model or LoRA adapter on the server, after rewriting; empty if unknown.
     pub model: &'a str,
-    /// Estimated prompt length, tokens.
+    /// Estimated prompt length in tokens.
     pub prompt_tokens: u32,
-    /// Longest answer asked for, tokens.
+    /// Maximum response length that the client set, in tokens.
     pub max_tokens: Option<u32>,
-    /// More is more important; negative may be shed.
+    /// Priority: higher is more important; requests with a negative one may be shed.
     pub priority: i32,
-    /// Its headers.
+    /// Headers of the request.
     pub headers: Headers<'a>,
-    /// Its prompt; `None` when the body could not be read.
+    /// Parsed prompt; `None` if the body could not be read.
     pub prompt: Option<&'a Prompt<'a>>,
-    /// Its body as it came; `None` when it is not at hand, as in replays.
+    /// Request body; `None` where it is not available, as in replays.
     pub payload: Option<&'a [u8]>,
-    /// How long it has waited for its turn.
+    /// Time in the queue so far.
     pub waited: Duration,
-    /// What is made of the prompt's text, where decisions are recorded or replayed.
+    /// Digests of the prompt's text, where decisions are recorded or replayed.
     pub digests: Option<&'a Digests>,
 }
 
 impl RequestFacts<'_> {
-    /// What `make` makes of the prompt; `None` when there is no prompt. `name` says what that is, its parameters included, and is asked for
-    /// only where decisions are recorded or replayed.
+    /// The digest that `make` computes from the prompt; `None` without a prompt. `name` identifies the digest and its
+    /// parameters; it is called only where decisions are recorded or replayed.
     pub fn digest(&self, name: impl FnOnce() -> String, make: impl FnOnce(&Prompt<'_>) -> Digest) -> Option<Digest> {
         match self.digests {
             None => self.prompt.map(make),
@@ -134,37 +134,37 @@ impl RequestFacts<'_> {
     }
 }
 
-/// All that a decision may depend on.
+/// Everything that a decision may depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct PickContext<'a> {
-    /// The moment of the decision.
+    /// Time of the decision.
     pub now: Timestamp,
     /// The request.
     pub request: RequestFacts<'a>,
-    /// The pool at this moment.
+    /// The pool at that time.
     pub snapshot: &'a PoolSnapshot,
-    /// Metrics older than this say nothing.
+    /// Age at which metrics become stale.
     pub stale_after: Duration,
-    /// The request lets itself be sent to endpoints with these labels only.
+    /// The request may be sent only to endpoints with these labels.
     pub filter: Option<&'a LabelSelector<'a>>,
-    /// Who holds how much of the prompt; `None` when nobody has looked.
+    /// Cached prefix lengths by endpoint; `None` if the prefix index was not queried.
     pub prefix: Option<&'a Found>,
-    /// What operators say about the request's model.
+    /// Routing policy of the request's model.
     pub policy: ModelPolicy,
-    /// What operators want of the pool's latency.
+    /// Latency objectives of the pool.
     pub objective: Objective,
-    /// Its prompt and its answer may be computed by two servers.
+    /// Whether two servers may serve prefill and decode of the request.
     pub splittable: bool,
-    /// Tokens are generated for it, which a server that waits for what others compute can't do alone.
+    /// Whether the request generates tokens, which decode-only servers can do only after another server's prefill.
     pub generates: bool,
-    /// Its images and sounds may be turned into embeddings by servers of their own.
+    /// Whether encode servers may encode the request's images and sounds.
     pub encodable: bool,
-    /// Somebody asks where the request would go: nothing may be remembered of it.
+    /// Whether this is a preview: nothing of it may be recorded.
     pub preview: bool,
 }
 
 impl<'a> PickContext<'a> {
-    /// A decision at `now` about a request of which nothing is known.
+    /// Context of a decision at `now` about an unknown request.
     #[must_use]
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
         let (request, policy, objective) = (RequestFacts::default(), ModelPolicy::default(), Objective::default());
@@ -187,26 +187,26 @@ impl<'a> PickContext<'a> {
     }
 }
 
-/// What an algorithm reads of a request, so that nothing is prepared that nobody reads.
+/// What an algorithm reads of a request, so that nothing else is prepared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
-    /// [`Candidate::cached`]: prompts must be turned into blocks and looked up.
+    /// [`Candidate::cached`]: prompts must be hashed into blocks and looked up.
     pub prefix: bool,
-    /// The texts in [`RequestFacts::prompt`].
+    /// Texts in [`RequestFacts::prompt`].
     pub prompt: bool,
-    /// [`PickContext::objective`]: what operators want decides where the request goes.
+    /// [`PickContext::objective`]: the pool's objectives affect the decision.
     pub objective: bool,
 }
 
 impl Reads {
-    /// None of it.
+    /// Reads nothing of the request.
     pub const NOTHING: Self = Self { prefix: false, prompt: false, objective: false };
-    /// Who holds how much of the prompt.
+    /// Reads cached prefix lengths.
     pub const PREFIX: Self = Self { prefix: true, ..Self::NOTHING };
-    /// The prompt's texts.
+    /// Reads the prompt's texts.
     pub const PROMPT: Self = Self { prompt: true, ..Self::NOTHING };
 
-    /// What either reads.
+    /// What either of the two reads.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -217,53 +217,61 @@ impl Reads {
     }
 }
 
-/// Which end of a score is the good one.
+/// Direction of a score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// Less is better.
+    /// Lower scores are better.
     Lower,
-    /// More is better.
+    /// Higher scores are better.
     Higher,
 }
 
-/// Names (lower case) and values of headers for the client.
-pub type AnswerHeaders = Vec<(Cow<'static, str>, String)>;
+/// Names (lower case) and values of response headers.
+pub type ResponseHeaders = Vec<(Cow<'static, str>, String)>;
 
-/// One named way to route. It implements [`Strategy::scores`], when one figure an endpoint decides, or [`Strategy::rank`], or both.
+/// A routing algorithm. It implements [`Strategy::scores`] if one figure per endpoint decides, or [`Strategy::rank`],
+/// or both.
 pub trait Strategy: Send + Sync + Debug {
-    /// Puts the best candidates first in `ranking`, as many as `ranking` wants, and says why the first won. `candidates` is never
-    /// empty and its order carries no meaning. Changes nothing that a later decision would see, unless the figure must be taken at once
-    /// (a turn), and never in a [`PickContext::preview`].
+    /// Puts the best candidates first into `ranking`, as many as `ranking` wants, and sets the reason. `candidates`
+    /// is never empty; its order has no meaning.
+    /// Must not change what a later decision sees, except a cursor that must advance at once, and never in a
+    /// [`PickContext::preview`].
     ///
-    /// As given here: the best score first, ties at random; behind them, and when nobody has a score, [`Strategy::fallback`].
+    /// Default: the best score first, ties at random; then endpoints without a score, by [`Strategy::fallback`].
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         rank_by_scores(self, cx, candidates, rng, ranking);
     }
 
-    /// Writes one figure for each candidate, NaN for those of which it is not known; `out` is as long as `candidates`. `None` when the
-    /// algorithm is not of that kind (it draws, or takes turns), and then it can't be a part of a weighted sum.
+    /// Writes one score per candidate, NaN if unknown; `out` must be as long as `candidates`. `None` if the algorithm
+    /// has no scores, like a random draw or a rotation; it cannot be part of a weighted sum then.
     fn scores(&self, _: &PickContext<'_>, _: &[Candidate<'_>], _: &mut [f64]) -> Option<Better> {
         None
     }
 
-    /// What decides among endpoints without a score.
+    /// Order of endpoints without a score.
     fn fallback(&self) -> FigureFallback {
         FigureFallback::LeastRequest
     }
 
-    /// Chooses who computes the prompt and who makes the answer, should the request be split between two servers; `None` when there is no
-    /// pair. `ranking` is empty and says how many are wanted and whether to explain. Changes nothing, as [`Strategy::rank`].
+    /// Chooses the prefill and the decode server for a request that is split; `None` if there is no pair. `ranking`
+    /// is empty; it gives the wanted number and whether to explain. Must not change state, as [`Strategy::rank`].
     ///
-    /// As given here: the answer where the whole request would go, the prompt where this strategy would send it among the prefill
-    /// servers that go together with that.
-    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    /// Default: decode where the whole request would go; prefill where this strategy would send it among the servers
+    /// that may prefill for that one.
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         split::by_rank(self, cx, field, rng, ranking)
     }
 
-    /// Chooses who turns images and sounds of a request into embeddings, once it is known who computes its prompt and makes its answer; `None`
-    /// when nobody else should. `ranking` is empty and wants one for each item. Changes nothing, as [`Strategy::rank`].
+    /// Chooses the servers that encode images and sounds, once prefill and decode servers are known; `None` for none.
+    /// `ranking` is empty and wants one server per item. Must not change state, as [`Strategy::rank`].
     ///
-    /// As given here: those with the fewest requests, unless the server that computes the prompt encodes as well.
+    /// Default: those with the fewest requests, unless the prefill server also encodes.
     fn encoders(
         &self,
         _: &PickContext<'_>,
@@ -274,55 +282,55 @@ pub trait Strategy: Send + Sync + Debug {
         split::encoders_by_load(media, rng, ranking)
     }
 
-    /// What an endpoint must be there for to be put before it; [`Roles::NONE`] when it sorts out roles by itself.
+    /// Roles that an endpoint must have to be a candidate; [`Roles::NONE`] if the strategy filters by role itself.
     fn roles(&self, _: &PickContext<'_>) -> Roles {
         Roles::DECODE
     }
 
-    /// The request goes to `endpoint`: what the algorithm remembers of its decisions, it notes here, and returns what [`Strategy::moved`] needs
-    /// of it. Not called for previews.
+    /// Records that the request is sent to `endpoint`. Returns the digest that [`Strategy::moved`] needs, if any. Not
+    /// called for previews.
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
         None
     }
 
-    /// Envoy had a request for `model` served by `to` and not by `from`, which was picked: what the algorithm noted under `trail` moves.
+    /// Moves the record of `trail`: Envoy sent a request for `model` to `to` instead of `from`, which was picked.
     fn moved(&self, _model: &str, _trail: &Digest, _from: EndpointId, _to: EndpointId, _now: Timestamp) {}
 
-    /// `endpoint` computes the prompt of a request whose answer another makes: as [`Strategy::picked`].
+    /// Records that `endpoint` prefills the prompt of a split request; as [`Strategy::picked`].
     fn picked_prefill(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
-    /// `endpoint` encodes images, sounds or videos of the request: as [`Strategy::picked`].
+    /// Records that `endpoint` encodes media of the request; as [`Strategy::picked`].
     fn picked_encode(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
-    /// The endpoints in `lost` have left, or their model servers have lost their caches: whatever the algorithm remembers of what these
-    /// caches hold is dropped here, before the next decision.
+    /// Drops all records of the caches of the endpoints in `lost`, before the next decision. These endpoints left the
+    /// pool, or their model servers lost their caches.
     fn forget(&self, _lost: &[EndpointId]) {}
 
-    /// Headers for the client, once it is known who served.
-    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
+    /// Adds response headers, once the endpoint that served is known.
+    fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
-    /// What it reads of a request.
+    /// What the algorithm reads of a request.
     fn reads(&self) -> Reads {
         Reads::NOTHING
     }
 
-    /// The part of `endpoint` that the request takes there until it ends, for [`EndpointLedger::utilization`](attache_pool::ledger::EndpointLedger::utilization);
-    /// 0 where it does not know.
+    /// Share of `endpoint` that the request takes until it ends, for
+    /// [`EndpointLedger::utilization`](attache_pool::ledger::EndpointLedger::utilization); 0 if unknown.
     fn share(&self, _: &PickContext<'_>, _: &Endpoint) -> f64 {
         0.0
     }
 
-    /// Seconds that the request may wait from its arrival on and still meet its objective, as far as the algorithm knows one; below 0 when it
-    /// misses it as it is.
+    /// Seconds after its arrival that the request may wait and still meet its objective; below 0 if it misses it
+    /// already. `None` if the algorithm knows no objective.
     fn spare(&self, _: &PickContext<'_>) -> Option<f64> {
         None
     }
 
-    /// Tells `each` of the profiles that it reads, which somebody has to publish.
+    /// Passes each SLO profile store that it reads to `each`, so that its owner can fill it.
     fn profiles<'s>(&'s self, _each: &mut dyn FnMut(&'s Arc<SloProfiles>)) {}
 }
 
-/// The best score first, ties at random; behind them, and when nobody has a score, [`Strategy::fallback`].
+/// The best score first, ties at random; then endpoints without a score, by [`Strategy::fallback`].
 pub fn rank_by_scores<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
@@ -349,13 +357,13 @@ pub fn rank_by_scores<S: Strategy + ?Sized>(
         .iter()
         .zip(&scores)
         .enumerate()
-        // NaN sorts behind every number, whichever way the score counts.
+        // NaN sorts last, in either direction of the score.
         .map(|(i, (c, s))| (if s.is_nan() { f64::NAN } else { s * sign }, c.requests, rng.random(), i))
         .collect();
     let before = |a: &(f64, u32, u32, usize), b: &(f64, u32, u32, usize)| {
         let scored =
             a.0.is_nan().cmp(&b.0.is_nan()).then_with(|| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
-        // Requests decide among those without a score only: equal scores are equal.
+        // Requests decide only among endpoints without a score.
         let by_requests = a.0.is_nan() && b.0.is_nan() && !at_random;
         let unscored = if by_requests { a.1.cmp(&b.1) } else { std::cmp::Ordering::Equal };
         scored.then(unscored).then(a.2.cmp(&b.2))
@@ -372,13 +380,13 @@ pub fn rank_by_scores<S: Strategy + ?Sized>(
     }
 }
 
-/// Narrows the candidates of a `pipeline`.
+/// A filter of a `pipeline`.
 pub trait Filter: Send + Sync + Debug {
-    /// Sets to false in `keep` what may not serve the request; `keep` is as long as `candidates` and comes all true. Keeping nobody is
-    /// allowed: then the request can't be served.
+    /// Sets `keep` to false for candidates that must not serve the request. `keep` is as long as `candidates` and
+    /// initially all true. If a filter keeps none, the request cannot be served.
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, keep: &mut [bool]);
 
-    /// What it judges by and has of none of these candidates.
+    /// The missing signal, if none of these candidates has what the filter needs.
     fn lacks(&self, _: &PickContext<'_>, _: &[Candidate<'_>]) -> Option<Signal> {
         None
     }
@@ -386,8 +394,8 @@ pub trait Filter: Send + Sync + Debug {
     /// As [`Strategy::picked`].
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) {}
 
-    /// As [`Strategy::answer_headers`].
-    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
+    /// As [`Strategy::response_headers`].
+    fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
     /// As [`Strategy::reads`].
     fn reads(&self) -> Reads {
@@ -395,12 +403,12 @@ pub trait Filter: Send + Sync + Debug {
     }
 }
 
-/// One part of a `pipeline`'s sum.
+/// A scorer of a `pipeline`.
 pub trait Scorer: Send + Sync + Debug {
-    /// Writes a score in 0..=1 for each candidate; `out` is as long as `candidates`.
+    /// Writes a score in 0..=1 per candidate; `out` must be as long as `candidates`.
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]);
 
-    /// What it scores by and has of none of these candidates.
+    /// The missing signal, if none of these candidates has what the scorer needs.
     fn lacks(&self, _: &PickContext<'_>, _: &[Candidate<'_>]) -> Option<Signal> {
         None
     }
@@ -411,8 +419,8 @@ pub trait Scorer: Send + Sync + Debug {
     /// As [`Strategy::forget`].
     fn forget(&self, _lost: &[EndpointId]) {}
 
-    /// As [`Strategy::answer_headers`].
-    fn answer_headers(&self, _: &Endpoint, _: &mut AnswerHeaders) {}
+    /// As [`Strategy::response_headers`].
+    fn response_headers(&self, _: &Endpoint, _: &mut ResponseHeaders) {}
 
     /// As [`Strategy::reads`].
     fn reads(&self) -> Reads {
@@ -420,34 +428,34 @@ pub trait Scorer: Send + Sync + Debug {
     }
 }
 
-/// Chooses by the sums of a `pipeline`.
+/// A picker of a `pipeline`, which orders candidates by their sums.
 pub trait Picker: Send + Sync + Debug {
-    /// Puts candidates into `ranking`, the first pick first, as many as it wants. `sums` is as long as `candidates`, which are not empty;
-    /// it holds no NaN and nothing below 0.
+    /// Puts candidates into `ranking`, best first, as many as it wants. `sums` is as long as `candidates`, which is
+    /// not empty, and has no NaN and no negative number.
     fn pick(&self, sums: &[f32], candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking);
 }
 
-/// Chooses the profile of a `pipeline` that decides about a request.
+/// Chooses the profile of a `pipeline` for a request.
 pub trait ProfileHandler: Send + Sync + Debug {
-    /// Which of these profiles (their names, in the order of the file) can come to decide, by position; never none.
+    /// Positions of the profiles (by name, in the order of the file) that may be chosen; never empty.
     ///
     /// # Errors
-    /// What is missing or too much, for the operator.
+    /// A profile is missing or not allowed; the message is for the operator.
     fn eligible(&self, profiles: &[&str]) -> Result<Vec<usize>, ParamError>;
 
-    /// The position of the profile for this request among the eligible ones, whose names are given; `None` when there is none for it,
-    /// and then the request can't be served.
+    /// Position of the request's profile among the eligible ones with these names. `None` if there is none for it;
+    /// the request cannot be served then.
     fn choose(&self, cx: &PickContext<'_>, eligible: &[&str]) -> Option<usize>;
 
-    /// How requests are split between servers.
+    /// How requests are split over servers.
     fn division(&self) -> Division {
         Division::ByPool
     }
 }
 
-/// Says whether a stage of a request runs on a server of its own.
+/// Decides whether a stage of a request runs on a server of its own.
 pub trait StageDecider: Send + Sync + Debug {
-    /// Whether it does. `decoder` makes the answer; `None` when it is not picked yet.
+    /// Whether the stage runs. `decoder` is the decode server; `None` if it is not picked yet.
     fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool;
 
     /// As [`Strategy::reads`].
@@ -456,20 +464,20 @@ pub trait StageDecider: Send + Sync + Debug {
     }
 }
 
-/// A part of a `pipeline`, made. One instance may stand in several profiles.
+/// A part of a `pipeline`, built. Several profiles may share one instance.
 #[derive(Clone, Debug)]
 pub enum Plugin {
-    /// Narrows.
+    /// A filter.
     Filter(Arc<dyn Filter>),
-    /// Scores.
+    /// A scorer.
     Scorer(Arc<dyn Scorer>),
-    /// Does both, with one memory: what is common to both traits is asked of the filter alone.
+    /// Both, with shared state. Methods of both traits are called on the filter only.
     FilterAndScorer(Arc<dyn Filter>, Arc<dyn Scorer>),
-    /// Chooses.
+    /// A picker.
     Picker(Arc<dyn Picker>),
-    /// Chooses the profile.
+    /// A profile handler.
     Handler(Arc<dyn ProfileHandler>),
-    /// Says whether a stage runs.
+    /// A decider.
     Decider(Arc<dyn StageDecider>),
 }
 
@@ -483,18 +491,18 @@ impl Plugin {
         }
     }
 
-    /// As [`Strategy::forget`]. No filter remembers a cache.
+    /// As [`Strategy::forget`]. No filter records the content of caches.
     pub fn forget(&self, lost: &[EndpointId]) {
         if let Plugin::Scorer(scorer) | Plugin::FilterAndScorer(_, scorer) = self {
             scorer.forget(lost);
         }
     }
 
-    /// As [`Strategy::answer_headers`].
-    pub fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+    /// As [`Strategy::response_headers`].
+    pub fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         match self {
-            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.answer_headers(endpoint, headers),
-            Plugin::Scorer(scorer) => scorer.answer_headers(endpoint, headers),
+            Plugin::Filter(filter) | Plugin::FilterAndScorer(filter, _) => filter.response_headers(endpoint, headers),
+            Plugin::Scorer(scorer) => scorer.response_headers(endpoint, headers),
             Plugin::Picker(_) | Plugin::Handler(_) | Plugin::Decider(_) => {}
         }
     }
@@ -511,29 +519,29 @@ impl Plugin {
     }
 }
 
-/// What decides among endpoints of which a strategy has no figure.
+/// Order of endpoints for which a strategy has no figure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FigureFallback {
-    /// The fewest requests.
+    /// The fewest requests first.
     #[default]
     LeastRequest,
-    /// A draw, as in AIBrix.
+    /// Random order, as in AIBrix.
     Random,
 }
 
-/// The parameters of a strategy that decides by one figure.
+/// Parameters of a strategy that decides by one metric.
 #[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FigureParams {
-    /// Decides where no endpoint reports the figure.
+    /// Order of endpoints if none reports the metric.
     pub fallback: FigureFallback,
 }
 
-/// The parameters of a strategy that decides by the number of requests.
+/// Parameters of a strategy that decides by the number of requests.
 #[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CountParams {
-    /// Only what this picker sent counts, as in AIBrix.
+    /// Count only this replica's requests, as AIBrix does.
     pub compat: bool,
 }

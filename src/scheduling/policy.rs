@@ -1,11 +1,12 @@
-//! What operators say about single models while the picker runs: how `prefix-affinity` routes them, in place of its
-//! parameters. Models go by the servers' names for them, after rewriting.
+//! Routing policies of single models, which operators change at run time: they override the parameters of
+//! `prefix-affinity`. Models are named as on the servers, after rewriting.
 //!
-//! Two layers: the configuration's, which every start and reload sets, and over it what the admin API says, field by
-//! field. The API's layer outlives reloads, not the process, and other pickers do not hear of it. The names and bounds
-//! of the API are those of LocalAI's `/api/nodes/scheduling`: the whole body is taken, and what has no effect here is
-//! named. A field that is left out of a change stays. `null` takes the configured value again, else the strategy's
-//! parameter; so do `""` for the policy and 0 for the ratio. Any other 0 is a 0.
+//! There are two layers: the configuration's, which every start and reload sets, and over it the admin API's, field
+//! by field. The API's layer survives reloads but not restarts, and is not shared with other replicas.
+//! Field names and bounds are those of LocalAI's `/api/nodes/scheduling`: the whole body is accepted, and fields
+//! without effect are reported. A field that a change omits keeps its value.
+//! `null` restores the configured value, else the strategy's parameter; so do `""` for the policy and 0 for the
+//! ratio. Any other 0 is a value.
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Models that may have a policy: enough for any fleet, and a bound on what an admin's script can pile up.
+/// Most models with a policy: enough for any fleet, and a bound on what an operator's script can add.
 pub const MAX_MODELS: usize = 1_024;
 /// Longest name of a model, bytes.
 pub const MAX_MODEL_NAME: usize = 256;
@@ -22,33 +23,33 @@ pub const MAX_MODEL_NAME: usize = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RoutePolicy {
-    /// In turn; nothing is remembered of them.
+    /// Round robin; nothing is recorded.
     RoundRobin,
-    /// To where their beginnings went before.
+    /// Prefix affinity.
     #[default]
     PrefixCache,
 }
 
-/// What is said about a model; `None` is the strategy's parameter.
+/// Policy of a model; `None` means the strategy's parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize, Serialize)]
 pub struct ModelPolicy {
     /// How its requests are routed.
     pub route_policy: Option<RoutePolicy>,
-    /// Requests that an endpoint may have more than the least loaded one.
+    /// Requests by which an endpoint may exceed the least loaded one.
     pub balance_abs_threshold: Option<u32>,
-    /// Times as many requests as the least loaded one that an endpoint may have, 1 or more.
+    /// Ratio by which an endpoint's requests may exceed those of the least loaded one, 1 or more.
     pub balance_rel_threshold: Option<f64>,
-    /// Share of the prompt that must be known for it to count, 0 to 1.
+    /// Share of the prompt that must match for a prefix to count, 0 to 1.
     pub min_prefix_match: Option<f64>,
 }
 
-/// A change that is refused.
+/// A change that is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct PolicyError {
-    /// The field that is wrong; empty when the document is.
+    /// Name of the invalid field; empty if the whole document is invalid.
     pub field: String,
-    /// What was got and what is allowed.
+    /// The value and what is allowed.
     pub message: String,
 }
 
@@ -62,18 +63,18 @@ impl PolicyError {
 /// Policies by model.
 pub type PolicyMap = BTreeMap<Arc<str>, ModelPolicy>;
 
-/// A document about one model, in the words of LocalAI, checked.
+/// A checked document with the policy of one model, in LocalAI's format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// The fields that ask for something that is not done here, in their order.
+    /// Fields that request something that Attaché does not do, in order.
     pub without_effect: Vec<String>,
     fields: serde_json::Map<String, Value>,
 }
 
 impl Document {
-    /// Checks all of `document`.
+    /// Reads and checks `document`.
     ///
     /// # Errors
     /// The first field that is unknown, of the wrong type or out of bounds.
@@ -96,7 +97,7 @@ impl Document {
         Ok(Self { model, without_effect, fields: fields.clone() })
     }
 
-    /// `policy`, changed by it.
+    /// Applies the document to `policy`.
     #[must_use]
     pub fn change(&self, policy: ModelPolicy) -> ModelPolicy {
         let mut changed = policy;
@@ -118,13 +119,13 @@ pub struct ModelPolicies {
 }
 
 impl ModelPolicies {
-    /// What is said about `model`, which may be nothing.
+    /// The policy of `model`; empty if it has none.
     #[must_use]
     pub fn of(&self, model: &str) -> ModelPolicy {
         self.get(model).unwrap_or_default()
     }
 
-    /// What is said about `model`, if anything was.
+    /// The policy of `model`, if it has one.
     #[must_use]
     pub fn get(&self, model: &str) -> Option<ModelPolicy> {
         let (configured, changed) = (self.configured.load(), self.changed.load());
@@ -134,7 +135,7 @@ impl ModelPolicies {
         }
     }
 
-    /// All of them, by model.
+    /// All policies, by model.
     #[must_use]
     pub fn all(&self) -> PolicyMap {
         let (configured, changed) = (self.configured.load(), self.changed.load());
@@ -146,15 +147,15 @@ impl ModelPolicies {
         all
     }
 
-    /// What the configuration says from now on. What the admin API said stays above it.
+    /// Replaces the configured policies. The admin API's changes stay in effect.
     pub fn configure(&self, policies: PolicyMap) {
         self.configured.store(Arc::new(policies));
     }
 
-    /// Makes the change that `document` describes. Gives the model's new policy.
+    /// Applies a change from the admin API and returns the model's new policy.
     ///
     /// # Errors
-    /// When too many models have a policy.
+    /// Too many models have a policy.
     pub fn change(&self, document: &Document) -> Result<ModelPolicy, PolicyError> {
         let model = document.model.as_str();
         let mut full = false;
@@ -175,8 +176,8 @@ impl ModelPolicies {
         Ok(self.of(model))
     }
 
-    /// Forgets what the admin API said about `model`; false when that was nothing. What the configuration says of it
-    /// holds again.
+    /// Drops the admin API's changes for `model`, so the configured policy applies again. Returns false if there were
+    /// none.
     pub fn remove(&self, model: &str) -> bool {
         let before = self.changed.rcu(|all| {
             let mut all = PolicyMap::clone(all);
@@ -194,7 +195,7 @@ fn model_name(value: &Value) -> Result<&str, PolicyError> {
 }
 
 impl ModelPolicy {
-    /// This policy, and where it says nothing, `other`.
+    /// This policy; fields without a value are taken from `other`.
     #[must_use]
     pub fn over(&self, other: &Self) -> Self {
         Self {
@@ -244,10 +245,11 @@ impl ModelPolicy {
 }
 
 const ROUTE_POLICIES: &str = "`round_robin`, `prefix_cache` or an empty string is allowed";
-const FIELDS: &str = "no such field; there are `model_name`, `route_policy`, `balance_abs_threshold`, `balance_rel_threshold`, \
-                      `min_prefix_match`, and without effect `node_selector`, `min_replicas`, `max_replicas` and `spread_all`";
+const FIELDS: &str = "no such field; there are `model_name`, `route_policy`, `balance_abs_threshold`, \
+                      `balance_rel_threshold`, `min_prefix_match`, and without effect `node_selector`, \
+                      `min_replicas`, `max_replicas` and `spread_all`";
 
-/// `null` is nothing; anything else must be readable.
+/// `null` is `Some(None)`; a value that cannot be read is `None`.
 fn optional<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Option<T>> {
     if value.is_null() { Some(None) } else { read(value).map(Some) }
 }

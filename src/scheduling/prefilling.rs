@@ -1,69 +1,78 @@
-//! A prompt that another server computes, from the decision to its end: who is asked for it, what is booked for it, and what each who was
-//! asked has shown of itself. The exchange and `replay` both keep one for each split request and tell it what happens, so that both
-//! settle the same things in the same order. Pure.
+//! The prefill of a split request on another server, from the decision to its end. Keeps the servers that are tried
+//! and the booking, and reports outcomes for the servers' health.
+//!
+//! `ext_proc` and `replay` keep one per split request and report every event to it, so both settle the same things in
+//! the same order. Pure.
 
 use crate::Booking;
-use attache_disagg::attempts::{Attempt, Attempts, AttemptLimits, Failure, Next};
+use attache_disagg::attempts::{Attempt, AttemptLimits, Attempts, Failure, Next};
 use attache_pool::health::Outcome;
 use attache_pool::{Endpoint, Picks};
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
-/// One prompt.
+/// Prefill of one prompt.
 #[derive(Debug)]
 pub struct Prefilling {
-    /// What is booked on the server that is asked; `None` when that is settled.
+    /// Booking on the server that is tried; `None` once it is settled.
     booking: Option<Box<Booking>>,
     attempts: Attempts,
-    /// The first try is its server's probe, and nobody has said what became of it.
+    /// Whether the first attempt is its server's probe and has no outcome yet.
     probes: bool,
 }
 
 impl Prefilling {
-    /// The first of `servers` is asked `now`, on which `booking` was made; `probes` says that it is half open and this its probe.
+    /// Starts the first attempt, on the first of `servers`, where `booking` was made. `probes`: that server is half
+    /// open, and this request is its probe.
     #[must_use]
-    pub fn begin(servers: Picks, booking: Option<Box<Booking>>, probes: bool, bounds: AttemptLimits, now: Timestamp) -> Self {
+    pub fn begin(
+        servers: Picks,
+        booking: Option<Box<Booking>>,
+        probes: bool,
+        bounds: AttemptLimits,
+        now: Timestamp,
+    ) -> Self {
         Self { booking, attempts: Attempts::begin(servers, bounds, now), probes }
     }
 
-    /// The server of a try.
+    /// The server of an attempt.
     #[must_use]
     pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
         self.attempts.server(attempt)
     }
 
-    /// Whether a try may still answer.
+    /// Whether an attempt may still succeed.
     #[must_use]
     pub fn awaits(&self, attempt: Attempt) -> bool {
         self.attempts.awaits(attempt)
     }
 
-    /// When [`Prefilling::late`] is due.
+    /// When to call [`Prefilling::late`].
     #[must_use]
     pub fn deadline(&self) -> Timestamp {
         self.attempts.deadline()
     }
 
-    /// Seconds until the prompt is computed, as predicted at the booking.
+    /// Predicted seconds until the prompt is computed, as of the booking.
     #[must_use]
     pub fn expected(&self) -> f64 {
         self.booking.as_ref().map_or(0.0, |booking| booking.expected())
     }
 
-    /// When nobody is waited for any longer.
+    /// When Attaché stops waiting for any attempt.
     #[must_use]
     pub fn end(&self) -> Timestamp {
         self.attempts.end()
     }
 
-    /// Tries but `attempt` that have had time to answer and have not.
+    /// Attempts other than `attempt` that are past their deadline.
     pub fn overdue(&self, attempt: Option<Attempt>, now: Timestamp) -> impl Iterator<Item = Attempt> {
         self.attempts.overdue(now).filter(move |other| Some(*other) != attempt)
     }
 
-    /// The server of `attempt` has computed the prompt, and told `usage`; false when nobody waits for it any longer. `judge` is told, here
-    /// and below, what a server has shown of itself, before anything follows from it.
+    /// Settles a successful attempt with the reported `usage`. Returns false if nothing waits for it any more.
+    /// `judge` receives, here and below, the outcome of a server before any other effect.
     pub fn computed(
         &mut self,
         attempt: Attempt,
@@ -79,7 +88,7 @@ impl Prefilling {
             if booking.endpoint().id != server.id {
                 booking.move_to(&server, now);
             }
-            // What a second try took says nothing of its server's speed as the first try's beginning would have it.
+            // A second attempt started later than the booking, so its time says nothing about the server's speed.
             booking.first_byte(true, attempt == 0, now);
             booking.end(true, usage, |_| false, now);
         }
@@ -87,7 +96,7 @@ impl Prefilling {
         true
     }
 
-    /// A try has failed. The booking moves on to the first of those that may still answer.
+    /// Records a failed attempt. The booking moves to the first attempt that may still succeed.
     pub fn failed(
         &mut self,
         attempt: Attempt,
@@ -104,7 +113,7 @@ impl Prefilling {
         self.follow(next, now)
     }
 
-    /// The moment of [`Prefilling::deadline`] has come.
+    /// Handles the deadline of [`Prefilling::deadline`].
     pub fn late(&mut self, now: Timestamp, mut judge: impl FnMut(&Endpoint, Outcome)) -> Next {
         if now >= self.attempts.end() {
             self.blame(None, now, &mut judge);
@@ -113,7 +122,7 @@ impl Prefilling {
         self.follow(next, now)
     }
 
-    /// What all who have had time and not answered have shown of themselves: they are not waited for any longer.
+    /// Counts a failure for every attempt but `but` that is past its deadline.
     fn blame(&mut self, but: Option<Attempt>, now: Timestamp, judge: &mut impl FnMut(&Endpoint, Outcome)) {
         let late: Picks = self.overdue(but, now).filter_map(|attempt| self.awaited(attempt)).collect();
         for server in &late {
@@ -122,12 +131,12 @@ impl Prefilling {
         }
     }
 
-    /// The server of a try that may still answer.
+    /// The server of an attempt that may still succeed.
     fn awaited(&self, attempt: Attempt) -> Option<Arc<Endpoint>> {
         self.attempts.server(attempt).filter(|_| self.attempts.awaits(attempt)).cloned()
     }
 
-    /// A server is no longer being probed: it has shown how it is.
+    /// Ends the probe of `server`, which now has an outcome.
     fn shown(&mut self, server: &Endpoint) {
         self.probes &= self.attempts.server(0).is_none_or(|first| first.id != server.id);
     }
@@ -145,13 +154,13 @@ impl Prefilling {
         next
     }
 
-    /// Nobody computes this prompt for another: what is booked for it is given back.
+    /// Drops the booking: no other server prefills this prompt any more.
     pub fn give_up(&mut self) {
         self.booking = None;
     }
 }
 
-/// The client has left before the first server has shown how it is: another request may try.
+/// If the client disconnected before the first server had an outcome, another request may probe it.
 impl Drop for Prefilling {
     fn drop(&mut self) {
         if let Some(first) = self.attempts.server(0).filter(|_| self.probes) {

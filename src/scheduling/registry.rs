@@ -1,7 +1,8 @@
 //! The plugins of a process, by name.
 //!
-//! A crate with plugins exports a [`PluginList`]. The composition of the process joins these lists to one [`Registry`] and
-//! hands it to whatever builds strategies: configurations, replays, tests. No other crate names a plugin crate.
+//! A crate with plugins exports a [`PluginList`]. The composition root joins these lists to one [`Registry`] and
+//! passes it to everything that builds strategies: configurations, replays, tests. No other crate names a plugin
+//! crate.
 
 use super::plugin::{ParamError, Plugin, Strategy};
 use super::weighted::{self, Weighted};
@@ -26,12 +27,12 @@ pub struct Descriptor {
 /// Constructor of a strategy from its parameters.
 pub type BuildStrategy = fn(&Value, &Registry) -> Result<Box<dyn Strategy>, ParamError>;
 
-/// The same as [`Descriptor`] for the parts of a `pipeline`.
+/// Name, summary and constructor of a part of a `pipeline`.
 #[derive(Clone, Copy, Debug)]
 pub struct PluginDescriptor {
     /// The `type` in configurations: kebab-case, unique.
     pub name: &'static str,
-    /// Types of older versions that mean the same.
+    /// Types of older versions with the same meaning.
     pub aliases: &'static [&'static str],
     /// `filter`, `scorer`, `picker`, `handler`, `decider`; several with `, ` between them.
     pub kind: &'static str,
@@ -68,7 +69,7 @@ impl Registry {
     /// The plugins of all `lists`.
     ///
     /// # Panics
-    /// When two strategies or two parts of the pipeline have the same name: then a configuration could mean either.
+    /// Two strategies or two parts of the pipeline have the same name, so a configuration would be ambiguous.
     #[must_use]
     pub fn new(lists: &[PluginList]) -> Self {
         let mut strategies: Vec<_> = lists.iter().flat_map(|list| list.strategies).copied().collect();
@@ -97,20 +98,20 @@ impl Registry {
         &self.0.plugins
     }
 
-    /// The part of a pipeline whose type, or an older name of it, is `name`.
+    /// The part of a pipeline with this type or alias.
     #[must_use]
     pub fn plugin(&self, name: &str) -> Option<&'static PluginDescriptor> {
         self.0.plugins.iter().copied().find(|d| d.name == name || d.aliases.contains(&name))
     }
 
-    /// The strategy called `name`, here or in another product.
+    /// The strategy with this name, or with this name in another product.
     #[must_use]
     pub fn strategy(&self, name: &str) -> Option<&'static Descriptor> {
         let name = canonical(name);
         self.0.strategies.iter().copied().find(|d| d.name == name)
     }
 
-    /// The strategy that `name` stands for: one of [`Registry::strategies`], or several with weights
+    /// Builds the strategy called `name`: one of [`Registry::strategies`], or a weighted sum of several
     /// (`prefix-cache:2,least-latency`).
     ///
     /// # Errors
@@ -131,12 +132,12 @@ impl Debug for Registry {
     }
 }
 
-/// Strategies that need a queue before the pool, with the fairness policy of the same name.
+/// Strategies that need a queue in front of the pool, with the fairness policy of the same name.
 pub const QUEUED: &[&str] = &["vtc-fair", "vtc-max-fair", "vtc-pred"];
 
-/// Names that other products have for strategies, with the names here.
+/// Names of strategies in other products, with Attaché's names.
 const OTHER_NAMES: &[(&str, &str)] = &[
-    // The default that AIBrix's documentation gives for its environment variable.
+    // Default of AIBrix's environment variable, by its documentation.
     ("prefix-aware", "prefix-cache"),
     // Neutree's names; its API writes them into `scheduler.type`.
     ("consistent_hash", "consistent-hash"),
@@ -145,7 +146,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("static_hash", "consistent-hash"),
 ];
 
-/// The name here of a strategy that another product calls `name`; otherwise `name` itself.
+/// Attaché's name of a strategy that another product calls `name`; otherwise `name` itself.
 #[must_use]
 pub fn canonical(name: &str) -> &str {
     OTHER_NAMES.iter().find(|(other, _)| *other == name).map_or(name, |(_, own)| own)

@@ -1,4 +1,4 @@
-//! Which pool serves a request, and under which model name.
+//! Selects the pool of a request, and the model name that its servers use.
 
 use super::scheduler::Scheduler;
 use attache_pool::{Engine, ModelList, ModelStore, SnapshotStore};
@@ -13,7 +13,8 @@ use std::time::Duration;
 mod rules;
 pub use rules::{MISSING_FOR, MissingTarget, PoolRules, RuleStore};
 
-/// What sends a request to a pool. Several conditions must all hold; a pool without any takes what no other pool takes.
+/// Conditions for a request to be served by a pool. All of them must hold; a pool without conditions serves the
+/// requests that match no other pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolMatch {
     /// Names of models that the pool serves.
@@ -22,63 +23,64 @@ pub struct PoolMatch {
     pub header: Option<(String, String)>,
     /// The `:authority` (host, port optional).
     pub authority: Option<String>,
-    /// The Service by whose name the gateway calls the picker, lower case, with as much behind it as tells it from others (`llama-epp.default`), and
-    /// the port where pools share it (`llama-epp.default:9002`).
+    /// The Service that the gateway's ext_proc call must name, in lower case. It has as much of the name as makes it
+    /// unique (`llama-epp.default`), and the port if pools share a Service (`llama-epp.default:9002`).
     pub service: Option<String>,
 }
 
 impl PoolMatch {
-    /// Whether it holds for every request.
+    /// Whether there is no condition.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What another's requests are to this one's; `None` where a request can be told to be for one of them, or for none.
+    /// How far both pools match the same requests; `None` if their conditions differ.
     #[must_use]
-    pub fn rivalry(&self, other: &Self) -> Option<Rivalry> {
+    pub fn overlap(&self, other: &Self) -> Option<PoolOverlap> {
         let alike = self.models == other.models && self.header == other.header && self.authority == other.authority;
         match (alike, &self.service, &other.service) {
-            (true, None, None) => Some(Rivalry::Whole),
+            (true, None, None) => Some(PoolOverlap::Whole),
             (true, Some(service), Some(other)) => {
                 let ((service, port), (other, other_port)) = (with_port(service), with_port(other));
-                let rivalry = if port == other_port { Rivalry::Whole } else { Rivalry::AtNoPort };
-                same_host(service, other).then_some(rivalry)
+                let overlap = if port == other_port { PoolOverlap::Whole } else { PoolOverlap::WithoutPort };
+                same_host(service, other).then_some(overlap)
             }
             _ => None,
         }
     }
 }
 
-/// How two pools take the same requests, of which the first gets them.
+/// Overlap of two pools; the first of them serves the requests in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rivalry {
-    /// All that one of them takes.
+pub enum PoolOverlap {
+    /// All requests of one pool.
     Whole,
-    /// Only calls that name no port of their Service.
-    AtNoPort,
+    /// Only requests of calls without a port of their Service.
+    WithoutPort,
 }
 
 /// One target of a rewrite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RewriteTarget {
-    /// The name that servers know.
+    /// The model name that the servers use.
     pub model: Arc<str>,
     /// Share of the traffic, relative to the other targets.
     pub weight: u32,
 }
 
-/// Names under which a pool's models are known to clients, and what servers call them. An exact name beats the general rule.
+/// Maps the model names that clients use to those that the pool's servers use. An exact name takes precedence over
+/// the general rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelRewrites {
-    /// By the client's name.
+    /// Targets by the client's name.
     pub exact: BTreeMap<String, Vec<RewriteTarget>>,
-    /// For every other name.
+    /// Targets of every other name.
     pub any: Vec<RewriteTarget>,
 }
 
 impl ModelRewrites {
-    /// The server's name for `model`, drawn by weight (evenly when all weights are 0); `None` when no rule speaks of it.
+    /// The server's name for `model`, drawn by weight, or evenly if all weights are 0; `None` if no rule applies.
     #[must_use]
     pub fn rewrite(&self, model: &str, rng: &mut PickRng) -> Option<Arc<str>> {
         draw(self.exact.get(model).unwrap_or(&self.any), rng)
@@ -100,45 +102,46 @@ fn draw(targets: &[RewriteTarget], rng: &mut PickRng) -> Option<Arc<str>> {
     target.map(|t| t.model.clone())
 }
 
-/// How the chosen endpoints are told to the gateway.
+/// How the picked endpoints are passed to the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Destination {
-    /// One endpoint: what ORIGINAL_DST clusters and most gateways take.
+    /// One endpoint, for ORIGINAL_DST clusters and most gateways.
     #[default]
     Single,
-    /// The endpoint and its fallbacks, comma-separated: for gateways that walk the list (Envoy's `override_host`).
+    /// The endpoint and its fallbacks, comma-separated, for gateways that try them in order (Envoy's
+    /// `override_host`).
     List,
 }
 
-/// A pool as the request road sees it.
+/// The parts of a pool that serve requests.
 #[derive(Debug)]
 pub struct Pool {
-    /// Its name.
+    /// Name of the pool.
     pub name: Arc<str>,
-    /// What sends requests here.
+    /// Conditions for requests.
     pub matches: PoolMatch,
-    /// Its endpoints.
+    /// Endpoints of the pool.
     pub store: Arc<SnapshotStore>,
-    /// How it decides.
+    /// Decides which endpoint serves a request.
     pub scheduler: Scheduler,
-    /// Model names.
+    /// Configured model names.
     pub rewrites: ModelRewrites,
-    /// What is said of its models outside of the configuration.
+    /// Rules of Kubernetes objects for the pool's models.
     pub rules: Arc<RuleStore>,
-    /// What its servers say that they serve, where they are asked.
+    /// Models that the servers report, if Attaché queries them.
     pub models: Arc<ModelStore>,
-    /// With true, models that neither `matches.models` nor a rewrite names are refused.
+    /// Reject models that neither `matches.models` nor a rewrite names.
     pub reject_unknown_models: bool,
-    /// Metrics older than this say nothing.
+    /// Age at which metrics become stale.
     pub stale_after: Duration,
-    /// How endpoints are told.
+    /// How the picked endpoints are passed to the gateway.
     pub destination: Destination,
-    /// How a split request's prompt comes to be computed elsewhere; `None` splits none.
+    /// How a split request's prompt is prefilled on another server; `None` splits none.
     pub disagg: Option<Arc<attache_disagg::Mode>>,
-    /// The model of requests that name none.
+    /// Model of requests without one.
     pub default_model: Option<String>,
-    /// Requests that are predicted to miss the time that they ask for are refused.
+    /// Reject requests that are predicted to miss their deadline.
     pub deadline_admission: bool,
 }
 
@@ -149,7 +152,8 @@ impl Pool {
             || self.rules.load().rewrites.exact.contains_key(model)
     }
 
-    /// The server's name for `model`: an exact rule before a general one, and of two such the configuration's. `None` when no rule speaks of it.
+    /// The server's name for `model`. An exact rule takes precedence over a general one, and the configuration's over
+    /// one of an object. `None` if no rule applies.
     #[must_use]
     pub fn rewrite(&self, model: &str, rng: &mut PickRng) -> Option<Arc<str>> {
         let rules = self.rules.load();
@@ -158,21 +162,22 @@ impl Pool {
         draw(exact.unwrap_or(general), rng)
     }
 
-    /// The models that clients may ask for by the words of its servers and of whoever has named one.
+    /// The models that clients may request: those that the servers report, and those that the configuration and
+    /// Kubernetes objects name.
     fn listed(&self) -> ModelList {
         let (served, rules) = (self.models.load(), self.rules.load());
         let mut listed = ModelList::clone(&served);
         for model in self.matches.models.iter().filter(|model| served.get(model).is_none()) {
             listed.alias(model, [], &served);
         }
-        // The configuration's rules last: they hold where both speak of the same name.
+        // The configuration's rules come last, so they win for names that both define.
         for (name, targets) in rules.rewrites.exact.iter().chain(&self.rewrites.exact) {
             listed.alias(name, targets.iter().map(|t| &*t.model), &served);
         }
         listed
     }
 
-    /// The model of requests that name none, if one can be told: where there is no other pool, the only model that is known.
+    /// The model of requests without one: the configured default, else the only known model if this is the only pool.
     fn model_of_unnamed(&self, is_alone: bool) -> Option<String> {
         let only = || {
             let listed = self.listed();
@@ -182,41 +187,41 @@ impl Pool {
         self.default_model.clone().or_else(|| only().filter(|_| is_alone))
     }
 
-    /// Whether all servers are of an engine whose API does not ask for a model.
+    /// Whether all servers run an engine whose API needs no model.
     fn needs_no_model(&self) -> bool {
         let snapshot = self.store.load();
         !snapshot.endpoints.is_empty() && snapshot.endpoints.iter().all(|e| e.endpoint.spec.engine == Engine::Astrai)
     }
 
-    /// Whether the pool refuses requests for `model`, and why.
-    fn refuses(&self, model: &str) -> Option<Refusal> {
+    /// Why the pool rejects requests for `model`, if it does.
+    fn refuses(&self, model: &str) -> Option<ModelRejection> {
         let rules = self.rules.load();
         if rules.reserved.contains(model) && !self.rewrites.exact.contains_key(model) {
-            return Some(Refusal::Reserved);
+            return Some(ModelRejection::Reserved);
         }
         let known_only = self.reject_unknown_models || rules.models_only;
-        (known_only && !self.knows(model)).then_some(Refusal::Unknown)
+        (known_only && !self.knows(model)).then_some(ModelRejection::Unknown)
     }
 }
 
-/// What stands for the model of a request that names none.
+/// The model of a request that names none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DefaultModel {
-    /// This one.
+    /// The model with this name.
     Named(String),
-    /// Whatever the server has.
+    /// No name is needed: the server has one model.
     Servers,
 }
 
-/// Why a pool refuses a model.
-enum Refusal {
-    /// Nobody has named it.
+/// Why a pool rejects a model.
+enum ModelRejection {
+    /// No pool, rewrite or object names the model.
     Unknown,
-    /// Somebody has, and nothing serves it yet.
+    /// An object reserves the name, but no server serves it yet.
     Reserved,
 }
 
-/// Pools that a message names.
+/// Most pools that an error message lists.
 const SHOWN_POOLS: usize = 20;
 
 /// All pools of the process.
@@ -225,14 +230,14 @@ pub struct Router {
     pools: Vec<Arc<Pool>>,
 }
 
-/// The part of the request that chooses a pool.
+/// The parts of a request that select its pool.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteFacts<'a> {
     /// The model in the body, if it could be read.
     pub model: Option<&'a str>,
     /// The `:authority`.
     pub authority: &'a str,
-    /// The `:authority` of the gateway's own call to the picker.
+    /// The `:authority` of the gateway's own ext_proc call.
     pub called: &'a str,
 }
 
@@ -249,16 +254,20 @@ impl Router {
         &self.pools
     }
 
-    /// Header names that some pool looks at.
+    /// Names of the headers in the pools' conditions.
     pub fn headers(&self) -> impl Iterator<Item = &str> {
         self.pools.iter().filter_map(|p| p.matches.header.as_ref().map(|(name, _)| name.as_str()))
     }
 
-    /// The pool for a request and its position: the first whose conditions all hold, with conditions on the port that the gateway calls before those
-    /// on its Service before those on a header before those on the authority before those on the model; else the first pool without conditions. A request whose model is unknown can't meet a condition on it.
+    /// The pool of a request and its position: the first one whose conditions all hold, else the first pool without
+    /// conditions.
+    ///
+    /// Conditions on the called port take precedence over those on the Service, then header, authority and model. A
+    /// request without a known model never meets a condition on the model.
     ///
     /// # Errors
-    /// 404 `model_not_found` when only its model kept pools from taking it or the pool refuses unknown models; 404 `no_pool` otherwise.
+    /// 404 `model_not_found` if only the model ruled out the pools, or the pool rejects unknown models; 404 `no_pool`
+    /// otherwise.
     pub fn route<'h>(
         &self,
         facts: RouteFacts<'_>,
@@ -271,7 +280,8 @@ impl Router {
             let header_holds = m.header.as_ref().map(|(name, value)| header(name) == Some(value.as_str()));
             let authority_holds = m.authority.as_ref().map(|a| same_authority(a, facts.authority));
             let by_service = m.service.as_ref().map(|service| match self.pools.as_slice() {
-                // A gateway in the picker's own pod calls no Service, and there is nothing to choose from.
+                // A gateway in Attaché's own pod calls a loopback address, not a Service; with one pool there is
+                // nothing to select.
                 [_] if is_loopback(facts.called) => Some(ByPort(false)),
                 _ => same_service(service, facts.called),
             });
@@ -307,7 +317,8 @@ impl Router {
         }
     }
 
-    /// The model of a request that names none: the default of the pool that requests for that model go to. `None` where nothing says it.
+    /// The model of a request that names none: the default of a pool that also serves requests for that model. `None`
+    /// if there is no default.
     pub fn default_model<'h>(
         &self,
         facts: RouteFacts<'_>,
@@ -325,10 +336,10 @@ impl Router {
         pool.needs_no_model().then_some(DefaultModel::Servers)
     }
 
-    /// The pool of this name and its position, whatever its conditions are.
+    /// The pool with this name and its position, regardless of its conditions.
     ///
     /// # Errors
-    /// 404 `no_pool`, with the names of all pools; 404 `model_not_found` when the pool refuses unknown models.
+    /// 404 `no_pool`, with the names of the pools; 404 `model_not_found` if the pool rejects unknown models.
     pub fn named(&self, name: &str, model: Option<&str>) -> Result<(usize, &Arc<Pool>), RequestError> {
         match self.pools.iter().enumerate().find(|(_, pool)| *pool.name == *name) {
             Some((position, pool)) => self.admitted(position, pool, model),
@@ -339,7 +350,7 @@ impl Router {
         }
     }
 
-    /// The names of the pools, for people: no more than [`SHOWN_POOLS`] of them.
+    /// Names of the pools for messages, at most [`SHOWN_POOLS`].
     #[must_use]
     pub fn names(&self) -> String {
         let names: Vec<String> = self.pools.iter().take(SHOWN_POOLS).map(|pool| format!("`{}`", pool.name)).collect();
@@ -354,13 +365,14 @@ impl Router {
         model: Option<&str>,
     ) -> Result<(usize, &'p Arc<Pool>), RequestError> {
         match model.and_then(|model| Some((model, pool.refuses(model)?))) {
-            Some((model, Refusal::Unknown)) => Err(self.unknown_model(model)),
-            Some((model, Refusal::Reserved)) => Err(reserved_model(model)),
+            Some((model, ModelRejection::Unknown)) => Err(self.unknown_model(model)),
+            Some((model, ModelRejection::Reserved)) => Err(reserved_model(model)),
             None => Ok((position, pool)),
         }
     }
 
-    /// The models that requests to this host, with these headers, may ask for: of each pool those that it would be given.
+    /// The models that requests to this host, with these headers, may use: of each pool those for which it would be
+    /// selected.
     pub fn models<'h>(&self, facts: RouteFacts<'_>, header: impl Fn(&str) -> Option<&'h str>) -> ModelList {
         let mut all = ModelList::default();
         for (position, pool) in self.pools.iter().enumerate() {
@@ -378,13 +390,13 @@ impl Router {
         let message = "no pool takes this host and these headers";
         let by_service = self.pools.iter().any(|pool| pool.matches.service.is_some());
         let called: String = called.chars().take(120).collect();
-        // The one thing that whoever sets up a gateway can't see otherwise.
+        // The operator needs this value to correct the configuration and cannot see it elsewhere.
         let message =
             if by_service { format!("{message}; the gateway calls the picker `{called}`") } else { message.to_owned() };
         RequestError::new(Reason::NoPool, message)
     }
 
-    /// Refuses a model that nobody has named.
+    /// The error for an unknown model, with some known ones.
     #[must_use]
     pub fn unknown_model(&self, model: &str) -> RequestError {
         let rules: Vec<_> = self.pools.iter().map(|p| p.rules.load()).collect();
@@ -420,13 +432,14 @@ fn same_authority(configured: &str, got: &str) -> bool {
     configured.eq_ignore_ascii_case(got) || configured.eq_ignore_ascii_case(without_port)
 }
 
-/// Whether a call names the very port of the Service that is meant. Else one of the two names none.
+/// Whether a call names the configured port of the Service. False if one of the two has no port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ByPort(bool);
 
-/// How `called`, the authority of a call, names this Service; `None` when it does not. Either may leave out how its name goes on: `epp`, `epp.default:9002`,
-/// `epp.default.svc.cluster.local`; and its port. Istio calls by its clusters' names, `outbound|9002||epp.default.svc.cluster.local`, in which `~`
-/// has come to stand for what is not allowed in an authority.
+/// Whether `called`, the authority of a call, names this Service; `None` if not. Either may omit trailing parts of
+/// the name and the port: `epp`, `epp.default:9002`, `epp.default.svc.cluster.local`.
+/// Istio uses its cluster names, `outbound|9002||epp.default.svc.cluster.local`, with `~` for characters that an
+/// authority cannot have.
 fn same_service(service: &str, called: &str) -> Option<ByPort> {
     let (service, wanted) = with_port(service);
     let (host, port) = match called.rsplit_once('~') {
@@ -440,14 +453,14 @@ fn same_service(service: &str, called: &str) -> Option<ByPort> {
     (!host.is_empty() && same_host(service, host)).then_some(by_port)
 }
 
-/// Whether an authority names this machine: `localhost:9002`, `127.0.0.1`, `[::1]:9002`.
+/// Whether an authority is a loopback address: `localhost:9002`, `127.0.0.1`, `[::1]:9002`.
 fn is_loopback(authority: &str) -> bool {
     let host = authority.strip_prefix('[').and_then(|rest| rest.split_once(']')).map(|(host, _)| host);
     let host = host.unwrap_or_else(|| with_port(authority).0);
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// Whether two names may be the same Service's: either may leave out how it goes on.
+/// Whether two names may be the same Service; either may omit trailing parts.
 fn same_host(one: &str, other: &str) -> bool {
     one.split('.').zip(other.split('.')).all(|(a, b)| a.eq_ignore_ascii_case(b))
 }

@@ -1,4 +1,4 @@
-//! Narrowing a pool to the endpoints that may serve a request, and having a strategy order them.
+//! Narrows a pool to the endpoints that may serve a request, and has a strategy rank them.
 
 use super::candidates::Candidate;
 use super::choice::Choices;
@@ -17,22 +17,23 @@ use smallvec::SmallVec;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Endpoints that the gateway allows, from the subset hint. A hint without a port means every port of that address.
+/// Endpoints that the gateway allows, from its subset hint. An entry without a port allows every port of the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subset(SmallVec<[(IpAddr, Option<u16>); 4]>);
 
-/// Longest subset hint that is read; entries beyond it are ignored, and counted as malformed.
+/// Most entries of a subset hint; further ones are ignored and counted as malformed.
 pub const MAX_SUBSET_ENTRIES: usize = 4_096;
 
 impl Subset {
-    /// Adds one entry (`10.0.0.1:8000`, `10.0.0.1`, `[::1]:8000`, `::1`). Returns false when it is malformed or one too many.
+    /// Adds one entry (`10.0.0.1:8000`, `10.0.0.1`, `[::1]:8000`, `::1`). Returns false if it is malformed or one too
+    /// many.
     pub fn add(&mut self, entry: &str) -> bool {
         let parsed = parse_entry(entry.trim()).filter(|_| self.0.len() < MAX_SUBSET_ENTRIES);
         self.0.extend(parsed);
         parsed.is_some()
     }
 
-    /// The entries, as [`Subset::add`] takes them.
+    /// The entries, in the format of [`Subset::add`].
     pub fn entries(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(ip, port)| match port {
             Some(port) => SocketAddr::new(*ip, *port).to_string(),
@@ -48,7 +49,7 @@ impl Subset {
     }
 }
 
-/// Address and port of one entry. IPv4 that is mapped into IPv6 counts as IPv4.
+/// Address and port of one entry. An IPv4-mapped IPv6 address counts as IPv4.
 fn parse_entry(entry: &str) -> Option<(IpAddr, Option<u16>)> {
     let (ip, port) = match entry.parse::<SocketAddr>() {
         Ok(address) => (address.ip(), Some(address.port())),
@@ -61,10 +62,10 @@ fn parse_entry(entry: &str) -> Option<(IpAddr, Option<u16>)> {
     Some((ip.to_canonical(), port))
 }
 
-/// One pool's way to decide.
+/// Makes the decisions of one pool.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// Which strategy routes which request.
+    /// Chooses the strategy of a request.
     pub choices: Choices,
     health: HealthPolicy,
     wanted: usize,
@@ -72,44 +73,44 @@ pub struct Scheduler {
     objective: Objective,
 }
 
-/// Whether a decision says what each part of the algorithm made of every endpoint.
+/// Whether a decision explains the figures of each part of the algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Explain {
-    /// It costs nothing then.
+    /// No explanation and no cost.
     #[default]
     No,
-    /// [`Decision::parts`] is filled.
+    /// Fills [`Decision::parts`].
     Yes,
 }
 
 impl Scheduler {
-    /// Decides by `choices`; a decision names up to `wanted` endpoints.
+    /// A scheduler that decides by `choices`; a decision has up to `wanted` endpoints.
     #[must_use]
     pub fn new(choices: Choices, health: HealthPolicy, wanted: usize) -> Self {
         Self { choices, health, wanted: wanted.max(1), split: None, objective: Objective::default() }
     }
 
-    /// The same, and requests may be split between prefill and decode servers.
+    /// Sets the policy for splitting requests over prefill and decode servers.
     #[must_use]
     pub fn splitting(mut self, policy: Option<SplitPolicy>) -> Self {
         self.split = policy;
         self
     }
 
-    /// The same, and strategies that predict latency follow `objective`.
+    /// Sets the objective for strategies that predict latency.
     #[must_use]
     pub fn aiming_at(mut self, objective: Objective) -> Self {
         self.objective = objective.normalised();
         self
     }
 
-    /// How requests are split, if they are.
+    /// The policy for splitting requests, if there is one.
     #[must_use]
     pub fn split(&self) -> Option<&SplitPolicy> {
         self.split.as_ref()
     }
 
-    /// When endpoints are ejected.
+    /// The policy for ejecting endpoints.
     #[must_use]
     pub fn health(&self) -> &HealthPolicy {
         &self.health
@@ -120,7 +121,7 @@ impl Scheduler {
         if explain == Explain::Yes { ranking.explained() } else { ranking }
     }
 
-    /// Where a request would go by `strategy`, and why, without taking anything for it.
+    /// The decision of `strategy` for a request, explained, without recording anything.
     #[must_use]
     pub fn preview(&self, strategy: &dyn Strategy, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
         let cx = PickContext { preview: true, objective: self.objective, ..*cx };
@@ -134,12 +135,12 @@ impl Scheduler {
         Some(self.divide(strategy, &cx, None, Explain::Yes, &field.candidates, whole, rng))
     }
 
-    /// Decides by `strategy` where the request goes, among the endpoints that `subset` allows (all, when `None`), and lets the strategy
-    /// remember it.
+    /// Decides by `strategy` which endpoints serve the request, among those that `subset` allows (`None`: all), and
+    /// records the decision in the strategy.
     ///
     /// # Errors
-    /// 503 `subset_empty` when the hint leaves no endpoint of the pool, `no_ready_endpoint` when the pool has none, `no_prefill_endpoint` and
-    /// `no_whole_endpoint` when those that there are can't serve the request alone.
+    /// 503 `subset_empty` if the hint allows no endpoint of the pool; `no_ready_endpoint` if none is ready;
+    /// `no_prefill_endpoint` and `no_whole_endpoint` if the ready ones cannot serve the request alone.
     pub fn decide(
         &self,
         strategy: &dyn Strategy,
@@ -162,7 +163,7 @@ impl Scheduler {
         Ok(decision)
     }
 
-    /// The endpoints that a strategy that wants `roles` would be given.
+    /// The candidates of a strategy that needs `roles`.
     #[must_use]
     pub fn eligible<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> Vec<Candidate<'a>> {
         self.candidates(cx, subset, roles).candidates
@@ -180,14 +181,14 @@ impl Scheduler {
         if field.candidates.is_empty() {
             return Err(nothing_to_pick(cx, subset, strategy.roles(cx)));
         }
-        // Each round either decides or drops a candidate that others took or lost meanwhile; when none is left that the algorithm wants,
-        // ejection is ignored and the next round decides.
+        // Each round decides or drops a candidate whose probe another decision took meanwhile. If no candidate is
+        // left that the algorithm wants, ejection is ignored and the next round decides.
         loop {
             let mut ranking = self.ranking(explain);
             strategy.rank(cx, &field.candidates, rng, &mut ranking);
             let emptied_by = ranking.emptied_by();
             let Some(mut decision) = ranking.decide() else {
-                // The algorithm may want none but endpoints that are ejected.
+                // The algorithm may accept only endpoints that are ejected.
                 if field.ejection_ignored || field.ejected.is_empty() {
                     return Err(nobody_named(emptied_by));
                 }
@@ -209,7 +210,7 @@ impl Scheduler {
                     decision.probe = first.health.claim_probe(cx.now, &self.health);
                     decision.probe
                 }
-                // It was half open a moment ago: another decision was faster.
+                // It was half open a moment ago: another decision took the probe.
                 Availability::Ejected => false,
             };
             if granted {
@@ -227,7 +228,7 @@ impl Scheduler {
         }
     }
 
-    /// Who else has a part in the request beside those of `whole`.
+    /// Adds prefill and encode servers to the decision `whole`, if the request is split.
     #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
     fn divide(
         &self,
@@ -251,7 +252,7 @@ impl Scheduler {
         sent
     }
 
-    /// Notes in `sent` who encodes the images and sounds of the request, if there are any.
+    /// Sets the encode servers in `sent`, if the request has images or sounds.
     fn encode(
         &self,
         strategy: &dyn Strategy,
@@ -262,7 +263,7 @@ impl Scheduler {
         rng: &mut PickRng,
     ) {
         let (Some(policy), Some(decoder)) = (&self.split, sent.picks.first()) else { return };
-        // Without them nobody asks what there is to encode: that is a look at each image.
+        // Without encode servers the media are not counted, which would visit each image.
         if !cx.snapshot.endpoints.iter().any(|e| e.serves(Roles::ENCODE) && e.endpoint.id != decoder.id) {
             return;
         }
@@ -286,7 +287,7 @@ impl Scheduler {
         }
     }
 
-    /// Asks the strategy for a pair, and whoever has the word whether it is used in place of `whole`.
+    /// Asks the strategy for a pair. Uses it instead of `whole` if the strategy or the pool's decider requires it.
     #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
     fn pair(
         &self,
@@ -301,7 +302,7 @@ impl Scheduler {
     ) -> Decision {
         let serves_whole = |endpoint: &Endpoint| !cx.generates || policy.serves_whole(endpoint);
         let alone = whole.picks.first().is_some_and(|first| serves_whole(first));
-        // A prefill server that is ejected is only tried where nobody else can do what it does.
+        // An ejected prefill server is only used if no other server can take its part.
         let prefill = if alone || decode.iter().any(|c| serves_whole(&c.state.endpoint)) {
             self.open(cx, subset, Roles::PREFILL, |_| {})
         } else {
@@ -310,7 +311,7 @@ impl Scheduler {
         if prefill.is_empty() {
             return whole;
         }
-        let field = split::Field { prefill: &prefill, decode, whole: &whole, policy };
+        let field = split::PairCandidates { prefill: &prefill, decode, whole: &whole, policy };
         let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
         let split = !alone || pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
         let mut probe = false;
@@ -332,7 +333,7 @@ impl Scheduler {
         }
         if split {
             let Pair { prefill, mut decode, reason, .. } = pair;
-            // Whoever is tried in place of the first goes on from the same prompt.
+            // The other decode servers must be able to continue from the same prefill.
             let first = decode.first().map(|first| first.id);
             decode.retain(|d| Some(d.id) == first || prefill.iter().all(|p| policy.pairs(p, d)));
             decision.picks = decode;
@@ -341,9 +342,9 @@ impl Scheduler {
         decision
     }
 
-    /// Whether those of `decision` can serve the request: where it is not split, only those stay that need no other server. With nobody left,
-    /// `field` loses who was named, and all who can do no better.
-    fn can_serve(&self, cx: &PickContext<'_>, decision: &mut Decision, field: &mut Field<'_>) -> bool {
+    /// Whether the picks of `decision` can serve the request. Without a split, only picks that serve whole requests
+    /// are kept. If none is left, `field` loses the first pick and all others that cannot serve it either.
+    fn can_serve(&self, cx: &PickContext<'_>, decision: &mut Decision, field: &mut CandidateSet<'_>) -> bool {
         let Some(policy) = self.split.as_ref().filter(|_| cx.generates && decision.split.is_none()) else {
             return true;
         };
@@ -352,7 +353,7 @@ impl Scheduler {
         if !decision.picks.is_empty() {
             return true;
         }
-        // Another one may have a partner for this request, or need none.
+        // Another candidate may have a partner for this request, or need none.
         let may = |e: &Endpoint| Some(e.id) != first && (cx.splittable || policy.serves_whole(e));
         field.candidates.retain(|c| may(&c.state.endpoint));
         if field.candidates.is_empty() && !field.ejection_ignored {
@@ -361,7 +362,7 @@ impl Scheduler {
         false
     }
 
-    /// What a request is told that nobody serves whole, and for which there is no pair.
+    /// Error for a request that no endpoint serves whole and for which there is no pair.
     fn nobody_pairs(&self, cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
         if !cx.splittable {
             return split::not_alone();
@@ -369,14 +370,14 @@ impl Scheduler {
         let prefill = cx.snapshot.endpoints.iter().filter(|s| s.endpoint.roles.has(Roles::PREFILL));
         let (known, ready) = (prefill.count(), self.candidates(cx, subset, Roles::PREFILL).candidates.len());
         let message = format!(
-            "the pool's decode servers only answer prompts that a prefill server computes, and there is none for them ({known} known, \
-             {ready} ready); start one with the same labels, or an endpoint of `role: both`"
+            "the pool's decode servers only answer prompts that a prefill server computes, and there is none for \
+             them ({known} known, {ready} ready); start one with the same labels, or an endpoint of `role: both`"
         );
         RequestError::new(Reason::NoPrefillEndpoint, message)
     }
 
-    /// Drops prefill servers from the front of `picks` that others probe at this moment; true when this request is the probe of the first
-    /// that is left.
+    /// Drops prefill servers from the front of `picks` that are ejected or whose probe another request has. True if
+    /// this request is the probe of the first one left.
     fn claim(&self, cx: &PickContext<'_>, picks: &mut split::Picks) -> bool {
         while let Some(first) = picks.first() {
             match first.health.availability(cx.now, &self.health) {
@@ -388,7 +389,7 @@ impl Scheduler {
         false
     }
 
-    /// Leaves one that is half open among `encoders` at most, and puts it first: true when this request is its probe.
+    /// Keeps at most one half-open server in `encoders`, and puts it first. True if this request is its probe.
     fn claim_one(&self, cx: &PickContext<'_>, encoders: &mut Vec<Arc<Endpoint>>) -> bool {
         let mut probed = None;
         encoders.retain(|encoder| {
@@ -408,7 +409,7 @@ impl Scheduler {
         probed.is_some() && !cx.preview
     }
 
-    /// The endpoints with all of `roles` that may serve the request; those that are ejected go to `ejected`.
+    /// The endpoints with all of `roles` that may serve the request; passes ejected ones to `ejected`.
     fn open<'a>(
         &self,
         cx: &PickContext<'a>,
@@ -435,17 +436,17 @@ impl Scheduler {
             };
             candidates.push(Candidate::new(state, cx.now, cx.stale_after, surcharge));
         }
-        // A pass of its own: beside this one it would keep the loads of the next endpoints waiting for its own.
+        // A separate pass: within the loop above, its cache misses would delay loading the next endpoints.
         Candidate::look_up(&mut candidates, cx);
         candidates
     }
 
-    /// The endpoints that may serve the request. When every one of them is ejected, ejection is ignored: a pool that looks dead
-    /// as a whole is more likely to be judged wrongly than to be dead, and trying costs nothing.
-    fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> Field<'a> {
+    /// The endpoints that may serve the request. If every one is ejected, ejection is ignored: a pool that seems dead
+    /// as a whole is more likely misjudged than dead, and trying costs nothing.
+    fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> CandidateSet<'a> {
         let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         let candidates = self.open(cx, subset, roles, |state| ejected.push(state));
-        let mut field = Field { candidates, ejected, ejection_ignored: false };
+        let mut field = CandidateSet { candidates, ejected, ejection_ignored: false };
         if field.candidates.is_empty() {
             field.ignore_ejection(cx);
         }
@@ -453,16 +454,16 @@ impl Scheduler {
     }
 }
 
-/// Who may serve a request.
-struct Field<'a> {
+/// The candidates for a request.
+struct CandidateSet<'a> {
     candidates: Vec<Candidate<'a>>,
-    /// Those that are left out because they are ejected.
+    /// Endpoints that are excluded because they are ejected.
     ejected: SmallVec<[&'a EndpointState; 4]>,
-    /// They are candidates like the others, because nobody else will do.
+    /// Whether the ejected ones are candidates too, because no others are left.
     ejection_ignored: bool,
 }
 
-impl Field<'_> {
+impl CandidateSet<'_> {
     fn ignore_ejection(&mut self, cx: &PickContext<'_>) {
         let known = self.candidates.len();
         self.candidates.extend(self.ejected.drain(..).map(|s| Candidate::new(s, cx.now, cx.stale_after, 0)));
@@ -470,7 +471,7 @@ impl Field<'_> {
         self.ejection_ignored = true;
     }
 
-    /// Others took this one's only probe, or saw it ejected.
+    /// Excludes `lost`, whose only probe another decision took, or which was ejected.
     fn lose(&mut self, lost: EndpointId) {
         let ejected = &mut self.ejected;
         self.candidates.retain(|c| {
@@ -515,7 +516,7 @@ fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) 
     )
 }
 
-/// The strategy of requests that carry nothing to decide by (no body, an unreadable one).
+/// The strategy of requests without readable content (no body, or an unreadable one).
 #[must_use]
 pub fn least_loaded() -> Arc<dyn Strategy> {
     Arc::new(LeastRequest)

@@ -1,18 +1,19 @@
-//! Label selectors: which endpoints a request lets itself be sent to, by their labels.
+//! Label selectors: the endpoints that a request may be sent to, by their labels.
 //!
-//! The syntax of Kubernetes' `kubectl get -l`: requirements between commas, all of which must hold: `a=b`, `a==b`, `a!=b`, `a in (x,y)`,
-//! `a notin (x,y)`, `a` (there is such a label) and `!a` (there is none). As there, `!=` and `notin` hold for an endpoint without the label.
-//! Made by [`super::choice`] from a request's header; read by the scheduler.
+//! The syntax is that of `kubectl get -l`: comma-separated requirements, all of which must hold. They are `a=b`,
+//! `a==b`, `a!=b`, `a in (x,y)`, `a notin (x,y)`, `a` (the label exists) and `!a` (it does not). As in Kubernetes,
+//! `!=` and `notin` hold for an endpoint without the label.
+//! [`super::choice`] parses them from a request header; the scheduler applies them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// 32 requirements: ten times what any selector seen has, and each costs a lookup an endpoint.
+/// 32 requirements, ten times that of real selectors; each costs a lookup per endpoint.
 pub const MAX_REQUIREMENTS: usize = 32;
 /// 64 values in one list.
 pub const MAX_VALUES: usize = 64;
 
-/// Requirements on the labels of an endpoint, borrowed from the text that says them.
+/// Requirements on the labels of an endpoint; borrows from the parsed text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSelector<'a>(Vec<Requirement<'a>>);
 
@@ -31,10 +32,10 @@ enum Test<'a> {
 }
 
 impl<'a> LabelSelector<'a> {
-    /// Reads a selector. An empty one holds for every endpoint.
+    /// Parses a selector. An empty one matches every endpoint.
     ///
     /// # Errors
-    /// What is wrong with which part, for the client.
+    /// The selector is invalid; the message names the part, for the client.
     pub fn parse(text: &'a str) -> Result<Self, String> {
         let mut requirements = Vec::new();
         for part in split(text)? {
@@ -46,7 +47,7 @@ impl<'a> LabelSelector<'a> {
         Ok(Self(requirements))
     }
 
-    /// Whether an endpoint with these labels may serve.
+    /// Whether an endpoint with these labels meets all requirements.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
         self.0.iter().all(|r| {
@@ -61,7 +62,7 @@ impl<'a> LabelSelector<'a> {
     }
 }
 
-/// The parts between the commas that stand outside of parentheses.
+/// Splits at the commas outside of parentheses.
 fn split(text: &str) -> Result<impl Iterator<Item = &str>, String> {
     let mut inside = false;
     for c in text.chars() {
@@ -122,7 +123,7 @@ fn values(list: &str) -> Result<Vec<&str>, String> {
     Ok(values)
 }
 
-/// Kubernetes' alphabet for names and values.
+/// Characters that Kubernetes allows in label names and values.
 fn is_label_character(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
 }
@@ -161,19 +162,19 @@ mod tests {
             ("a=c", false),
             ("a!=b", false),
             ("a!=c", true),
-            ("nobody!=c", true),
-            ("nobody=c", false),
+            ("absent!=c", true),
+            ("absent=c", false),
             ("a=b,c!=d,e in (x,y),!f", true),
             ("a=b,c!=d,e in (x,y),!a", false),
             ("e in (y , z)", false),
             ("e in (x)", true),
             ("e notin (x,y)", false),
             ("e notin (y)", true),
-            ("nobody notin (y)", true),
-            ("nobody in (y)", false),
+            ("absent notin (y)", true),
+            ("absent in (y)", false),
             ("a", true),
-            ("nobody", false),
-            ("!nobody", true),
+            ("absent", false),
+            ("!absent", true),
             ("model.aibrix.ai/port=8000", true),
             ("empty=", true),
             ("a=", false),
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_selector_is_refused_with_the_part_at_fault() {
+    fn invalid_selector_is_rejected_and_names_the_part() {
         for (selector, part) in [
             ("a,,b", "``"),
             (",", "``"),
@@ -214,7 +215,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[ab=!,() in]{0,24}") {
+        fn any_text_is_parsed_or_rejected(text in "[ab=!,() in]{0,24}") {
             if let Ok(selector) = LabelSelector::parse(&text) {
                 let _ = selector.matches(&labels(&[("a", "b")]));
             }

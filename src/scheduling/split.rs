@@ -1,19 +1,20 @@
 //! Prefill on one server, decode on another: whether a request is split, and over which pair.
 //!
-//! [`Scheduler::decide`](super::Scheduler::decide) first finds who would serve the request whole, then asks the strategy for a
-//! [`Pair`]; unless the strategy has settled the matter by a rule of its own, the pool's [`Decider`] compares the two. The times are
-//! those of [`super::facts::cost`]: learned, nothing is calibrated.
+//! [`Scheduler::decide`](super::Scheduler::decide) first finds the endpoint for the whole request, then asks the
+//! strategy for a [`Pair`]. Unless the strategy has decided by a rule of its own, the pool's [`Decider`] compares the
+//! two. The times are those of [`super::facts::cost`], which are learned.
 //!
 //! ```text
-//! whole  = first token on D, the uncached prompt included           + price · (own prefill + room) on D
-//! split  = first token on P + transfer of what D lacks + D's queue  + price · (own prefill + room) on P + price · room on D
+//! whole  = first token on D, the uncached prompt included   + price · (own prefill + room) on D
+//! split  = first token on P + transfer of what D lacks + D's queue
+//!          + price · (own prefill + room) on P + price · room on D
 //! split when split < whole, by more than the transfer's time is uncertain when the last request went the other way
 //! ```
 //!
-//! Pure. Source: the two-stage choice of llm-d's `disagg-profile-handler` and AIBrix's `pd`, made as one.
+//! Pure. Source: the two-stage choices of llm-d's `disagg-profile-handler` and AIBrix's `pd`, made in one step.
 
 use super::candidates::Candidate;
-use super::decision::{Decision, Part, Ranking};
+use super::decision::{Decision, PartFigures, Ranking};
 use super::facts::cost::{self, Prices, Serving};
 use super::plugin::{PickContext, Strategy};
 use attache_pool::{Endpoint, Roles};
@@ -25,23 +26,23 @@ use std::sync::Arc;
 
 pub use attache_pool::Picks;
 
-/// 3 prefill servers are named: when two have failed within one request, the answer's own server computes the prompt.
+/// 3 prefill servers are named: if two have failed within one request, the decode server prefills the prompt.
 pub const MAX_TRIES: usize = 3;
 
 /// How a pool splits requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitPolicy {
-    /// Whether a request is split, when the strategy leaves that open.
+    /// What decides whether a request is split if the strategy does not.
     pub decider: Decider,
-    /// Labels that servers of prefill and encode must have in common with the decode server, where the latter has them.
+    /// Labels that prefill and encode servers must share with the decode server, where it has them.
     pub together: Vec<Arc<str>>,
-    /// Servers that only make answers also serve requests that are not split. Where not, those that are there for both, or combined ones,
-    /// serve such requests and stand in no pair.
+    /// Whether decode servers also serve requests that are not split. If not, servers with both roles and combined
+    /// ones serve those requests and are in no pair.
     pub whole: bool,
 }
 
 impl SplitPolicy {
-    /// Whether `helper` has the labels that keep servers together, where `decode` has them.
+    /// Whether `helper` has the same values of the labels in `together` as `decode`, where `decode` has them.
     #[must_use]
     pub fn fits(&self, helper: &Endpoint, decode: &Endpoint) -> bool {
         let (theirs, wanted) = (&helper.spec.labels, &decode.spec.labels);
@@ -49,7 +50,8 @@ impl SplitPolicy {
         self.together.iter().all(same)
     }
 
-    /// Whether requests that the strategy `name` routes may be split. With [`Decider::Strategy`] it is `pd`, alone or in a sum.
+    /// Whether requests that the strategy `name` routes may be split. With [`Decider::Strategy`], only those of `pd`,
+    /// alone or in a sum.
     #[must_use]
     pub fn asks(&self, name: &str) -> bool {
         let is_pd = |part: &str| part.split(':').next().is_some_and(|name| name.trim() == "pd");
@@ -62,7 +64,7 @@ impl SplitPolicy {
         self.whole || endpoint.roles.has(Roles::PREFILL.and(Roles::DECODE)) || endpoint.is_combined()
     }
 
-    /// Whether `prefill` may compute what `decode` goes on from: another server, with the same labels where that matters.
+    /// Whether `prefill` may prefill for `decode`: another server, with the same labels where required.
     #[must_use]
     pub fn pairs(&self, prefill: &Endpoint, decode: &Endpoint) -> bool {
         let takes_part = |endpoint| self.whole || !self.serves_whole(endpoint);
@@ -70,43 +72,43 @@ impl SplitPolicy {
     }
 }
 
-/// Says whether a request is split.
+/// What decides whether a request is split.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Decider {
-    /// When the first token is predicted to come sooner, what the others wait for it included.
+    /// Split if the first token is predicted to come sooner, including the delay for other requests.
     #[default]
     Predicted,
-    /// Whenever there is a pair.
+    /// Split if there is a pair.
     Always,
     /// Never.
     Never,
-    /// Where the strategy says so by a rule of its own, as `pd` does.
+    /// Split if a rule of the strategy requires it, as with `pd`.
     Strategy,
-    /// llm-d's `prefix-based-pd-decider`: when the prompt has at least `prompt_tokens`, and the decode server lacks at least
-    /// `non_cached_tokens` of them; 0 of the latter never splits.
+    /// llm-d's `prefix-based-pd-decider`: split if the prompt has at least `prompt_tokens` and the decode server
+    /// lacks at least `non_cached_tokens` of them. 0 `non_cached_tokens` never splits.
     PrefixBased {
-        /// Tokens that the decode server lacks.
+        /// Uncached tokens on the decode server.
         non_cached_tokens: u32,
         /// Tokens of the prompt.
         prompt_tokens: u32,
     },
 }
 
-/// What a strategy may choose a pair from.
+/// The servers that a strategy may choose a pair from.
 #[derive(Clone, Copy, Debug)]
-pub struct Field<'f, 'a> {
-    /// Servers that may compute the prompt; never empty.
+pub struct PairCandidates<'f, 'a> {
+    /// Servers that may prefill the prompt; never empty.
     pub prefill: &'f [Candidate<'a>],
-    /// Servers that may make the answer; never empty.
+    /// Servers that may decode; never empty.
     pub decode: &'f [Candidate<'a>],
-    /// Who would serve the request whole.
+    /// Decision for the whole request.
     pub whole: &'f Decision,
     /// The pool's policy.
     pub policy: &'f SplitPolicy,
 }
 
-impl<'a> Field<'_, 'a> {
-    /// The candidate that is `endpoint`.
+impl<'a> PairCandidates<'_, 'a> {
+    /// The decode candidate for `endpoint`.
     #[must_use]
     pub fn decoder(&self, endpoint: &Endpoint) -> Option<&Candidate<'a>> {
         self.decode.iter().find(|c| c.state.endpoint.id == endpoint.id)
@@ -118,26 +120,26 @@ impl<'a> Field<'_, 'a> {
         self.policy.pairs(prefill, decode)
     }
 
-    /// Those that may compute what `decode` goes on from.
+    /// The prefill servers that may prefill for `decode`.
     #[must_use]
     pub fn partners(&self, decode: &Endpoint) -> SmallVec<[Candidate<'a>; 16]> {
         self.prefill.iter().filter(|p| self.go_together(&p.state.endpoint, decode)).copied().collect()
     }
 }
 
-/// What a strategy may choose encode servers from.
+/// The servers that a strategy may choose encode servers from.
 #[derive(Clone, Copy, Debug)]
 pub struct Media<'f, 'a> {
-    /// Servers that may turn images and sounds into embeddings; never empty.
+    /// Servers that may encode images and sounds; never empty.
     pub encode: &'f [Candidate<'a>],
-    /// Servers that may make the answer; never empty.
+    /// Servers that may decode; never empty.
     pub decode: &'f [Candidate<'a>],
-    /// Who computes the request's prompt and makes its answer.
+    /// Decision with the request's prefill and decode servers.
     pub sent: &'f Decision,
 }
 
 impl<'a> Media<'_, 'a> {
-    /// The candidate that makes the answer.
+    /// The decode candidate that serves the request.
     #[must_use]
     pub fn decoder(&self) -> Option<&Candidate<'a>> {
         let first = self.sent.picks.first()?;
@@ -145,23 +147,23 @@ impl<'a> Media<'_, 'a> {
     }
 }
 
-/// Two servers, or more of each to fall back on, for one request.
+/// A prefill and a decode server for one request, with fallbacks for each.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// Who computes the prompt.
+    /// Prefill servers, in the order of attempts.
     pub prefill: Picks,
-    /// Who makes the answer.
+    /// Decode servers, the first for the request and the others for retries.
     pub decode: Picks,
     /// Whether the request is split: `None` leaves it to the pool's decider.
     pub split: Option<bool>,
-    /// Why, for people.
+    /// Why this pair was chosen, for people.
     pub reason: &'static str,
-    /// What was compared, when somebody wants to know.
-    pub parts: Vec<Part>,
+    /// Figures of the choice, if an explanation is wanted.
+    pub parts: Vec<PartFigures>,
 }
 
 impl Pair {
-    /// A pair of which the pool's decider says whether it is used.
+    /// A pair that the pool's decider may accept.
     #[must_use]
     pub fn proposed(prefill: Picks, decode: Picks, reason: &'static str) -> Self {
         Self { prefill, decode, split: None, reason, parts: Vec::new() }
@@ -171,22 +173,23 @@ impl Pair {
 /// How a request is split.
 #[derive(Clone, Debug)]
 pub struct Split {
-    /// Who computes the prompt, in the order in which they should be tried. Never empty.
+    /// Prefill servers, in the order of attempts. Never empty.
     pub prefill: Picks,
-    /// Prompt tokens that the first of `prefill` is thought to hold.
+    /// Prompt tokens that the first of `prefill` is expected to have cached.
     pub prefill_cached: u32,
-    /// The first of `prefill` is half open and this request is its probe: should nobody say what became of it, another may go.
+    /// The first of `prefill` is half open and this request is its probe. If the probe ends without an outcome,
+    /// another request may probe.
     pub probe: bool,
-    /// Why.
+    /// Why this pair was chosen.
     pub reason: &'static str,
 }
 
-/// The pair of a strategy that knows nothing of pairs: the answer where it would send the whole request, the prompt where it would send that among
-/// the servers which go together with it.
+/// The pair of a strategy without a rule for pairs. Decode: where it would send the whole request. Prefill: where it
+/// would send it among the servers that may prefill for that one.
 pub fn by_rank<S: Strategy + ?Sized>(
     strategy: &S,
     cx: &PickContext<'_>,
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     rng: &mut PickRng,
     mut ranking: Ranking,
 ) -> Option<Pair> {
@@ -201,8 +204,8 @@ pub fn by_rank<S: Strategy + ?Sized>(
     Some(Pair { parts, ..Pair::proposed(prefill.picks, field.whole.picks.clone(), "the strategy's choice of each") })
 }
 
-/// The encoders of a strategy that knows nothing of them: the servers with the fewest requests, as many as there are items, and none where the
-/// server that computes the prompt encodes as well.
+/// The encode servers of a strategy without a rule for them: those with the fewest requests, one per item. `None` if
+/// the prefill server also encodes.
 pub fn encoders_by_load(media: &Media<'_, '_>, rng: &mut PickRng, mut ranking: Ranking) -> Option<Decision> {
     let computing = media.sent.computing().filter(|computing| !computing.roles.has(Roles::ENCODE))?;
     ranking.because("fewest requests");
@@ -213,12 +216,12 @@ pub fn encoders_by_load(media: &Media<'_, '_>, rng: &mut PickRng, mut ranking: R
     ranking.decide()
 }
 
-/// What a request is told that can't be split, of a pool whose servers can't serve it in any other way.
+/// Error for a request that cannot be split, in a pool whose servers cannot serve it otherwise.
 #[must_use]
 pub fn not_alone() -> RequestError {
-    let message = "the pool's decode servers only answer prompts that a prefill server computes, and this request can't be split; \
-                   an endpoint of `role: both` would serve it";
-    // The same request would be told the same.
+    let message = "the pool's decode servers only answer prompts that a prefill server computes, and this request \
+                   can't be split; an endpoint of `role: both` would serve it";
+    // A retry of the same request would fail in the same way.
     RequestError { retry_after: None, ..RequestError::new(Reason::NoWholeEndpoint, message) }
 }
 
@@ -229,9 +232,9 @@ pub fn lacks_enough(cx: &PickContext<'_>, decoder: &Candidate<'_>, non_cached_to
     non_cached_tokens > 0 && tokens >= prompt_tokens && lacking >= non_cached_tokens
 }
 
-/// What `decider` makes of a pair.
+/// Whether `decider` splits the request over `pair`.
 #[must_use]
-pub fn is_split(cx: &PickContext<'_>, field: &Field<'_, '_>, pair: &Pair, decider: Decider) -> bool {
+pub fn is_split(cx: &PickContext<'_>, field: &PairCandidates<'_, '_>, pair: &Pair, decider: Decider) -> bool {
     let first = |picks: &Picks| picks.first().cloned();
     let (Some(prefill), Some(decode)) = (first(&pair.prefill), first(&pair.decode)) else { return false };
     let Some(decoder) = field.decoder(&decode) else { return false };

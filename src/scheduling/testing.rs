@@ -1,9 +1,9 @@
-//! A small pool on which plugins are tried, for the tests of this crate and of those with plugins.
+//! A small pool for tests of plugins, in this crate and in plugin crates.
 
 use crate::candidates::Cached;
-use crate::plugin::{AnswerHeaders, Filter, Headers, Scorer};
+use crate::plugin::{Filter, Headers, ResponseHeaders, Scorer};
 use crate::scheduler::{Explain, Scheduler, Subset};
-use crate::split::{self, Field, Pair, SplitPolicy};
+use crate::split::{self, Pair, PairCandidates, SplitPolicy};
 use crate::{Candidate, Decision, PickContext, Ranking, RequestFacts, Strategy};
 use attache_pool::Roles;
 use attache_pool::health::{HealthPolicy, Outcome};
@@ -20,12 +20,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The moment of all tests.
+/// The time of all tests.
 pub const NOW: Timestamp = Timestamp(5_000_000_000);
-/// Metrics older than this are stale.
+/// Age at which metrics become stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(2);
 
-/// A pool whose endpoints have these ids and report these requests.
+/// A pool of endpoints with these ids and waiting requests.
 #[must_use]
 pub fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
     let state = |&(id, waiting): &(u32, u32)| {
@@ -37,16 +37,16 @@ pub fn snapshot(loads: &[(u32, u32)]) -> PoolSnapshot {
     PoolSnapshot::new(1, true, loads.iter().map(state).collect())
 }
 
-/// A decision at [`NOW`] about a request of which nothing is known.
+/// A decision at [`NOW`] about an unknown request.
 #[must_use]
 pub fn context(snapshot: &PoolSnapshot) -> PickContext<'_> {
     PickContext::new(snapshot, NOW, STALE_AFTER)
 }
 
-/// The decision of a scheduler with its default strategy, about [`context`].
+/// The decision of a scheduler with its default strategy, for [`context`].
 ///
 /// # Errors
-/// When no endpoint can be chosen.
+/// No endpoint can be picked.
 pub fn decide(
     scheduler: &Scheduler,
     pool: &PoolSnapshot,
@@ -57,7 +57,7 @@ pub fn decide(
     scheduler.decide(strategy, &context(pool), subset, Explain::No, &mut for_request(seed, 0))
 }
 
-/// Ejects the endpoint at `position` so that it is half open at [`NOW`] when `half_open`.
+/// Ejects the endpoint at `position`; with `half_open`, so long ago that it is half open at [`NOW`].
 pub fn eject(pool: &PoolSnapshot, position: usize, half_open: bool) {
     let at = if half_open { Timestamp(1) } else { NOW };
     let policy = HealthPolicy { ejection: Duration::from_secs(1), ..HealthPolicy::default() };
@@ -66,7 +66,7 @@ pub fn eject(pool: &PoolSnapshot, position: usize, half_open: bool) {
     }
 }
 
-/// A pool of servers with these roles; a name in place of a role is none that is known.
+/// A pool of servers with these roles; an unknown role counts as none.
 #[must_use]
 pub fn of_roles(roles: &[&str]) -> PoolSnapshot {
     let mut pool = snapshot(&(0..).zip(roles).map(|(id, _)| (id, 0)).collect::<Vec<_>>());
@@ -78,10 +78,10 @@ pub fn of_roles(roles: &[&str]) -> PoolSnapshot {
     pool
 }
 
-/// One server, and what it holds of the prompt.
+/// One server and its cached prefix.
 #[derive(Debug)]
-pub struct Server {
-    /// What it reported.
+pub struct TestServer {
+    /// Reported metrics.
     pub metrics: Option<EndpointMetrics>,
     labels: BTreeMap<Arc<str>, Arc<str>>,
     name: Option<&'static str>,
@@ -89,35 +89,35 @@ pub struct Server {
     tickets: Vec<u32>,
 }
 
-/// A server that reports nothing.
-pub fn silent() -> Server {
-    Server { metrics: None, labels: BTreeMap::new(), name: None, cached: 0, tickets: Vec::new() }
+/// A server that reports no metrics.
+pub fn silent() -> TestServer {
+    TestServer { metrics: None, labels: BTreeMap::new(), name: None, cached: 0, tickets: Vec::new() }
 }
 
-/// A server that reports this.
-pub fn reports(metrics: EndpointMetrics) -> Server {
-    Server { metrics: Some(EndpointMetrics { scraped_at: NOW, ..metrics }), ..silent() }
+/// A server that reports these metrics.
+pub fn reports(metrics: EndpointMetrics) -> TestServer {
+    TestServer { metrics: Some(EndpointMetrics { scraped_at: NOW, ..metrics }), ..silent() }
 }
 
-/// A server with this queue and this part of its KV cache in use.
-pub fn load(waiting: u32, kv_usage: f32) -> Server {
+/// A server with this queue depth and KV cache usage.
+pub fn load(waiting: u32, kv_usage: f32) -> TestServer {
     reports(EndpointMetrics { waiting, kv_usage, ..EndpointMetrics::default() })
 }
 
-/// A server with so many running requests.
-pub fn running(running: u32) -> Server {
+/// A server with this many running requests.
+pub fn running(running: u32) -> TestServer {
     reports(EndpointMetrics { running, ..EndpointMetrics::default() })
 }
 
-/// A server with these adapters running and waiting, and room for `max`.
-pub fn lora(running: &[&str], waiting: &[&str], max: u32) -> Server {
+/// A server with these adapters running and waiting, and a limit of `max`.
+pub fn lora(running: &[&str], waiting: &[&str], max: u32) -> TestServer {
     let names = |list: &[&str]| list.iter().map(|n| Arc::from(*n)).collect();
     let lora = Some(LoraState { max, running: names(running), waiting: names(waiting) });
     reports(EndpointMetrics { lora, ..EndpointMetrics::default() })
 }
 
-impl Server {
-    /// Read so many milliseconds ago.
+impl TestServer {
+    /// Scraped this many milliseconds ago.
     pub fn aged(mut self, ms: u64) -> Self {
         if let Some(metrics) = &mut self.metrics {
             metrics.scraped_at = Timestamp(NOW.0 - ms * 1_000_000);
@@ -125,35 +125,35 @@ impl Server {
         self
     }
 
-    /// It has this label.
+    /// Adds a label.
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.into(), value.into());
         self
     }
 
-    /// It has this name.
+    /// Sets the name.
     pub fn named(mut self, name: &'static str) -> Self {
         self.name = Some(name);
         self
     }
 
-    /// It holds so many tokens of the prompt.
+    /// Sets the cached tokens of the prompt.
     pub fn holding(mut self, tokens: u32) -> Self {
         self.cached = tokens;
         self
     }
 
-    /// Requests that we have sent there, by their uncached prompt tokens.
+    /// Adds requests in flight from this replica, with these uncached prompt tokens.
     pub fn sent(mut self, tokens: &[u32]) -> Self {
         self.tickets.extend(tokens);
         self
     }
 }
 
-/// The pool and the request.
+/// A pool and a request.
 #[derive(Debug)]
 pub struct Trial {
-    /// The servers.
+    /// The pool.
     pub pool: PoolSnapshot,
     cached: Vec<u32>,
     headers: BTreeMap<String, String>,
@@ -163,8 +163,8 @@ pub struct Trial {
     _tickets: Vec<Ticket>,
 }
 
-/// A request of 100 tokens for the model `A` among `servers`, whose ids count from 0.
-pub fn among(servers: Vec<Server>) -> Trial {
+/// A request of 100 tokens for the model `A`, to a pool of `servers` with ids from 0.
+pub fn among(servers: Vec<TestServer>) -> Trial {
     let (mut states, mut cached, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
     for (id, server) in (0u32..).zip(servers) {
         let mut spec = EndpointSpec::at(([10, 0, 0, 1], 8000 + u16::try_from(id).unwrap()).into());
@@ -179,25 +179,25 @@ pub fn among(servers: Vec<Server>) -> Trial {
     Trial { pool, cached, headers: BTreeMap::new(), prompt: None, prompt_tokens: 100, now: NOW, _tickets: tickets }
 }
 
-/// Where a request goes that may be split.
+/// Result of a decision that may be split.
 #[derive(Debug)]
 pub struct Sent {
-    /// The decision for the whole request.
+    /// Decision for the whole request.
     pub whole: Decision,
-    /// The pair of servers, where there is one.
+    /// The pair, if there is one.
     pub pair: Option<Pair>,
-    /// The request goes to the pair.
+    /// Whether the request is split.
     pub split: bool,
 }
 
 impl Sent {
-    /// Prefill and decode server, in the order in which they are tried; nothing when it is not split.
+    /// Ids of the prefill and decode servers, in the order of attempts; empty if the request is not split.
     pub fn ids(&self) -> (Vec<u32>, Vec<u32>) {
         let ids = |picks: &split::Picks| picks.iter().map(|e| e.id.0).collect();
         self.pair.as_ref().filter(|_| self.split).map_or_else(Default::default, |p| (ids(&p.prefill), ids(&p.decode)))
     }
 
-    /// The first of each; `None` when it is not split.
+    /// Ids of the first prefill and decode server; `None` if the request is not split.
     pub fn first(&self) -> Option<(u32, u32)> {
         let (prefill, decode) = self.ids();
         Some((*prefill.first()?, *decode.first()?))
@@ -205,28 +205,28 @@ impl Sent {
 }
 
 impl Trial {
-    /// The request has this header.
+    /// Adds a request header.
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.insert(name.to_owned(), value.to_owned());
         self
     }
 
-    /// The request has a prompt of so many tokens.
+    /// Sets the prompt length in tokens.
     pub fn long(self, prompt_tokens: u32) -> Self {
         Self { prompt_tokens, ..self }
     }
 
-    /// This is its prompt.
+    /// Sets the prompt.
     pub fn asking(self, prompt: Prompt<'static>) -> Self {
         Self { prompt: Some(prompt), ..self }
     }
 
-    /// It comes so many milliseconds later.
+    /// Moves the time of the request by this many milliseconds.
     pub fn later(self, ms: u64) -> Self {
         Self { now: Timestamp(self.now.0 + ms * 1_000_000), ..self }
     }
 
-    /// What a decision about the request may depend on.
+    /// Context of a decision about the request.
     pub fn context(&self) -> PickContext<'_> {
         let request = RequestFacts {
             model: "A",
@@ -238,12 +238,12 @@ impl Trial {
         PickContext { request, splittable: true, ..PickContext::new(&self.pool, self.now, STALE_AFTER) }
     }
 
-    /// Those with all of `roles`.
+    /// Candidates with all of `roles`.
     pub fn there_for(&self, roles: Roles) -> Vec<Candidate<'_>> {
         self.candidates().into_iter().filter(|c| c.state.endpoint.roles.has(roles)).collect()
     }
 
-    /// Who serves the request whole by `strategy`, and in a pair; `None` without anybody.
+    /// Decision of `strategy` for the whole request and for a pair; `None` without a candidate.
     pub fn pair(&self, strategy: &dyn Strategy, policy: &SplitPolicy, wanted: usize, seed: u64) -> Option<Sent> {
         let cx = self.context();
         let rng = &mut for_request(seed, 0);
@@ -252,7 +252,7 @@ impl Trial {
         let mut ranking = Ranking::new(wanted);
         strategy.rank(&cx, &decode, rng, &mut ranking);
         let whole = ranking.decide()?;
-        let field = Field { prefill: &prefill, decode: &decode, whole: &whole, policy };
+        let field = PairCandidates { prefill: &prefill, decode: &decode, whole: &whole, policy };
         let pair = strategy.pair(&cx, &field, rng, Ranking::new(wanted).explained());
         let split = pair
             .as_ref()
@@ -260,7 +260,7 @@ impl Trial {
         Some(Sent { whole, pair, split })
     }
 
-    /// Who encodes for the request that a decision by `strategy` has sent, `wanted` at most.
+    /// Encode servers of a request that `strategy` has decided, at most `wanted`.
     pub fn encoders(&self, strategy: &dyn Strategy, sent: &Sent, wanted: usize) -> Vec<u32> {
         let (cx, encode) = (self.context(), self.there_for(Roles::ENCODE));
         let decode = self.there_for(strategy.roles(&cx));
@@ -275,7 +275,7 @@ impl Trial {
         chosen.iter().flat_map(|c| &c.picks).map(|e| e.id.0).collect()
     }
 
-    /// All servers, with what they hold of the prompt.
+    /// All servers, with their cached prefixes.
     pub fn candidates(&self) -> Vec<Candidate<'_>> {
         let states = self.pool.endpoints.iter().zip(&self.cached);
         let candidate = |(state, cached): (_, &u32)| Candidate {
@@ -285,12 +285,12 @@ impl Trial {
         states.map(candidate).collect()
     }
 
-    /// Who stays.
+    /// Positions of the candidates that the filter keeps.
     pub fn kept(&self, filter: &dyn Filter) -> Vec<usize> {
         self.kept_by_draw(filter, 0)
     }
 
-    /// Who stays, by the draw of this seed.
+    /// Positions of the candidates that the filter keeps, with this random seed.
     pub fn kept_by_draw(&self, filter: &dyn Filter, seed: u64) -> Vec<usize> {
         let candidates = self.candidates();
         let mut keep = vec![true; candidates.len()];
@@ -298,7 +298,7 @@ impl Trial {
         (0..keep.len()).filter(|i| keep[*i]).collect()
     }
 
-    /// The score of each server.
+    /// Score of each server.
     pub fn scores(&self, scorer: &dyn Scorer) -> Vec<f32> {
         let candidates = self.candidates();
         let mut out = vec![f32::NAN; candidates.len()];
@@ -312,7 +312,7 @@ impl Trial {
     }
 }
 
-/// What nobody's cache is known to hold yet, in blocks of 16 tokens.
+/// An empty prefix cache with blocks of 16 tokens.
 pub fn prefix_cache() -> PrefixCache {
     PrefixCache::new(&CacheConfig {
         unit: BlockUnit::Tokens(16),
@@ -323,26 +323,26 @@ pub fn prefix_cache() -> PrefixCache {
     })
 }
 
-/// The headers that a plugin has for the client when `endpoint` serves, as `name: value`.
-pub fn answer(tell: impl Fn(&mut AnswerHeaders)) -> Vec<String> {
-    let mut headers = AnswerHeaders::new();
-    tell(&mut headers);
+/// Response headers of a plugin, as `name: value`.
+pub fn answer(add: impl Fn(&mut ResponseHeaders)) -> Vec<String> {
+    let mut headers = ResponseHeaders::new();
+    add(&mut headers);
     headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
 }
 
-/// A server of this role, with this queue.
+/// A server with this role and queue depth.
 #[must_use]
-pub fn role(role: &str, waiting: u32) -> Server {
+pub fn role(role: &str, waiting: u32) -> TestServer {
     load(waiting, 0.0).label("llm-d.ai/role", role)
 }
 
-/// A server of this role in a zone.
+/// A server with this role and queue depth, in a zone.
 #[must_use]
-pub fn in_zone(role_: &str, waiting: u32, zone: &str) -> Server {
+pub fn in_zone(role_: &str, waiting: u32, zone: &str) -> TestServer {
     role(role_, waiting).label(DEFAULT_ZONE_LABEL, zone)
 }
 
-/// A thousand tokens take so many milliseconds between servers of `trial` that are as near as that.
+/// Observes that transfers of 1,000 tokens take this many milliseconds between servers of `trial` at this distance.
 pub fn observe_transfers(trial: &Trial, near: Option<Nearness>, ms: u32) {
     for state in &trial.pool.endpoints {
         for _ in 0..50 {

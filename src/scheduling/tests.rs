@@ -1,4 +1,4 @@
-//! Candidates and rankings; and strategies that stand in for those of other crates.
+//! Candidates and rankings; and test doubles for the strategies of other crates.
 
 use super::least_request::{self, LeastRequest};
 use super::plugin::{Better, NoParams, params};
@@ -9,7 +9,7 @@ use attache_types::rng::PickRng;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Ranks in the order of the pool, and has no figures.
+/// Ranks in the order of the pool, and has no scores.
 #[derive(Debug)]
 struct InOrder;
 
@@ -19,7 +19,7 @@ impl Strategy for InOrder {
     }
 }
 
-/// Decides by requests. Each instance has a place of its own in memory, by which tests tell instances apart.
+/// Decides by requests. Each instance has its own address in memory, so tests can distinguish instances.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Remembering {
@@ -33,7 +33,7 @@ impl Strategy for Remembering {
     }
 }
 
-/// A stand-in that ranks in the order of the pool.
+/// A test double that ranks in the order of the pool.
 const fn in_order(name: &'static str) -> Descriptor {
     Descriptor {
         name,
@@ -43,7 +43,7 @@ const fn in_order(name: &'static str) -> Descriptor {
     }
 }
 
-/// A stand-in that decides by requests.
+/// A test double that decides by requests.
 const fn remembering(name: &'static str) -> Descriptor {
     Descriptor {
         name,
@@ -65,8 +65,8 @@ const STAND_INS: &[&Descriptor] = &[
     &remembering("vtc-basic"),
 ];
 
-/// `least-request`, and stand-ins under the names of other strategies: which strategy is chosen does not depend on how it
-/// decides.
+/// `least-request`, and test doubles under the names of other strategies: the choice of a strategy does not depend on
+/// how it decides.
 pub(crate) fn registry() -> Registry {
     Registry::new(&[PluginList { strategies: STAND_INS, plugins: &[] }])
 }
@@ -86,7 +86,7 @@ fn slow_start_counts_at_least_part_of_a_request() {
 }
 
 #[test]
-fn a_ranking_takes_what_it_wants_once() {
+fn ranking_takes_the_wanted_number_of_endpoints_once() {
     let pool = snapshot(&[(0, 0), (1, 0), (2, 0)]);
     let endpoint = |i: usize| &pool.endpoints[i].endpoint;
     assert!(Ranking::new(3).decide().is_none());
@@ -106,7 +106,7 @@ fn a_ranking_takes_what_it_wants_once() {
 
 #[test]
 #[should_panic(expected = "two plugins are called `least-request`")]
-fn two_plugins_of_one_name_make_no_registry() {
+fn two_plugins_of_one_name_are_rejected() {
     let twice = PluginList { strategies: &[&least_request::PLUGIN], plugins: &[] };
     let _ = Registry::new(&[twice, twice]);
 }

@@ -1,18 +1,20 @@
-//! Several strategies added up: `prefix-cache:2,least-latency` wherever the name of a strategy may stand.
+//! Weighted sums of strategies, such as `prefix-cache:2,least-latency`, wherever a strategy's name is allowed.
 //!
 //! ```text
-//! norm  = each part's figures spread over 0..=1, the best 1; equal figures are all 1; no (finite) figure is 0
+//! norm  = each part's figures scaled to 0..=1, the best 1; equal figures are all 1; a missing or infinite figure is 0
 //! total = sum of weight / all weights x norm; the greatest wins, ties (within 1e-9) at random
 //! ```
 //!
-//! Weights are whole, 0 to 1,000,000, and 1 where none is given; a part of weight 0 is left out. Parts that own the whole decision (`pd`,
-//! `slo` and its kin) can't be combined: the first of them is all there is. Parameters are a mapping from the part's name to its own.
-//! Every part remembers every decision, and adds its headers to the answer. When not: the spread makes small differences as decisive as
-//! large ones; where that hurts, `pipeline` adds up scores as they are.
-//! Source: AIBrix, weighted multi-strategy routing (development head, August 2026); there `vtc-basic` forgets what it decided as a part.
+//! Weights are integers from 0 to 1,000,000, 1 by default; a part of weight 0 is dropped. Strategies that own the
+//! whole decision (`pd`, `slo` and its variants) cannot be combined: the first of them decides alone. Parameters are
+//! a mapping from a part's name to its own.
+//! Every part records every decision and adds its headers to the response. When not: scaling makes small differences
+//! as decisive as large ones; `pipeline` adds up unscaled scores.
+//! Source: AIBrix, weighted multi-strategy routing (development head, August 2026). There, `vtc-basic` records
+//! nothing as a part of a sum.
 
 use crate::digest::Digest;
-use crate::plugin::{AnswerHeaders, Better, ParamError};
+use crate::plugin::{Better, ParamError, ResponseHeaders};
 use crate::registry::{BuildError, Registry, canonical};
 use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_pool::{Endpoint, PoolSnapshot};
@@ -27,23 +29,23 @@ use std::time::Duration;
 
 /// The greatest weight of a part.
 pub const MAX_WEIGHT: u32 = 1_000_000;
-/// 16 parts: more than there are figures worth adding up.
+/// 16 parts, more than a useful sum has.
 pub const MAX_PARTS: usize = 16;
 /// Strategies that own the whole decision.
 const EXCLUSIVE: &[&str] = &["pd", "slo", "slo-least-load", "slo-least-load-pulling", "slo-pack-load"];
 /// Totals that differ by less are equal.
 const TIE: f64 = 1e-9;
 
-/// Whether `name` is a list of weighted parts, not a strategy's own name.
+/// Whether `name` is a list of weighted parts rather than one strategy.
 #[must_use]
 pub fn is_weighted(name: &str) -> bool {
     name.contains([',', ':'])
 }
 
-/// The parts that `text` names, with their weights.
+/// The parts in `text`, with their weights.
 ///
 /// # Errors
-/// Which part is wrong, and what is allowed.
+/// A part is invalid; the error names it and what is allowed.
 pub fn parse(text: &str) -> Result<SmallVec<[(&str, u32); 4]>, ParamError> {
     let wrong = |message: String| Err(ParamError::new(message));
     let mut parts: SmallVec<[(&str, u32); 4]> = SmallVec::new();
@@ -74,29 +76,29 @@ pub fn parse(text: &str) -> Result<SmallVec<[(&str, u32); 4]>, ParamError> {
     if parts.is_empty() { wrong("all weights are 0; one must be greater".to_owned()) } else { Ok(parts) }
 }
 
-/// One part: its name, its weight and the strategy.
+/// One part of a sum.
 #[derive(Clone, Debug)]
-pub struct Part {
-    /// As the registry has it.
+pub struct WeightedPart {
+    /// Name of the strategy in the registry.
     pub name: &'static str,
     /// Above 0.
     pub weight: u32,
-    /// May be shared with other sums.
+    /// The strategy; other sums may share it.
     pub strategy: Arc<dyn Strategy>,
 }
 
-/// The sum.
+/// A weighted sum of strategies.
 #[derive(Debug)]
 pub struct Weighted {
-    parts: Vec<Part>,
+    parts: Vec<WeightedPart>,
 }
 
 impl Weighted {
     /// A sum of `parts`.
     ///
     /// # Errors
-    /// When one of them gives no figure an endpoint.
-    pub fn of(parts: Vec<Part>) -> Result<Self, ParamError> {
+    /// A part has no score per endpoint.
+    pub fn of(parts: Vec<WeightedPart>) -> Result<Self, ParamError> {
         let nobody = PoolSnapshot::default();
         let cx = PickContext::new(&nobody, Timestamp(0), Duration::ZERO);
         match parts.iter().find(|p| p.strategy.scores(&cx, &[], &mut []).is_none()) {
@@ -108,10 +110,10 @@ impl Weighted {
         }
     }
 
-    /// Builds the parts that `text` names by `registry`; `parameters` maps their names to what they take.
+    /// Builds the parts of `text` from `registry`; `parameters` maps their names to their parameters.
     ///
     /// # Errors
-    /// As [`parse`], and what a part says of its parameters.
+    /// As [`parse`], or a part's parameters are invalid.
     pub fn build(text: &str, parameters: &Value, registry: &Registry) -> Result<Box<dyn Strategy>, BuildError> {
         let named = parse(text)?;
         let none = serde_json::Map::new();
@@ -134,19 +136,20 @@ impl Weighted {
             if alone {
                 return Ok(strategy);
             }
-            parts.push(Part { name: descriptor.name, weight, strategy: strategy.into() });
+            parts.push(WeightedPart { name: descriptor.name, weight, strategy: strategy.into() });
         }
         Ok(Box::new(Self::of(parts)?))
     }
 
-    /// Each candidate's total in `totals`, which come as zeros. Tells `each` what every part made of them; the signal that a part lacks
-    /// when it had no figure for anybody, and whether all parts were so.
+    /// Adds each candidate's total to `totals`, which must be zeros. Passes the scaled figures of every part to
+    /// `each`.
+    /// Returns the signal that a part without any figure lacks, and whether some part has figures.
     fn add_up(
         &self,
         cx: &PickContext<'_>,
         candidates: &[Candidate<'_>],
         totals: &mut [f64],
-        mut each: impl FnMut(&Part, f64, &[f64]),
+        mut each: impl FnMut(&WeightedPart, f64, &[f64]),
     ) -> (Option<Signal>, bool) {
         let all: f64 = self.parts.iter().map(|p| f64::from(p.weight)).sum();
         let (mut lacking, mut known) = (None, false);
@@ -170,11 +173,11 @@ impl Weighted {
     }
 }
 
-/// Spreads figures over 0..=1, the best at 1. False when there is none.
+/// Scales figures to 0..=1, the best at 1. Returns false if there is none.
 fn spread(figures: &mut [f64], better: Better) -> bool {
     let finite = || figures.iter().copied().filter(|f| f.is_finite());
     let (least, greatest) = (finite().fold(f64::INFINITY, f64::min), finite().fold(f64::NEG_INFINITY, f64::max));
-    // Halved, since the difference of two finite figures may not be one.
+    // Halved, since the difference of two finite figures may be infinite.
     let width = greatest / 2.0 - least / 2.0;
     for figure in figures.iter_mut() {
         *figure = match better {
@@ -201,10 +204,10 @@ impl Strategy for Weighted {
             if !known {
                 return u64::from(c.requests);
             }
-            // Totals are at most 1, up to rounding: what is left of 1 is small and above 0.
+            // Totals are at most 1, up to rounding; the distance to 1 is small and not negative.
             ((1.0 - total).max(0.0) / TIE).round() as u64
         };
-        // 1e9 steps and 32 random bits fit side by side.
+        // 1e9 steps and 32 random bits fit into 64 bits.
         let mut drawn = |key: u64| (key << 32) | u64::from(rng.random::<u32>());
         let keyed = candidates.iter().zip(&totals).map(|pair| (drawn(key(pair)), &pair.0.state.endpoint));
         ranking.push_lowest(keyed);
@@ -221,7 +224,7 @@ impl Strategy for Weighted {
 
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
         for part in &self.parts {
-            // Strategies with a score note nothing that a request takes elsewhere.
+            // Strategies with a score have no digest to move.
             part.strategy.picked(cx, endpoint);
         }
         None
@@ -231,8 +234,8 @@ impl Strategy for Weighted {
         self.parts.iter().for_each(|p| p.strategy.forget(lost));
     }
 
-    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
-        self.parts.iter().for_each(|p| p.strategy.answer_headers(served, out));
+    fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
+        self.parts.iter().for_each(|p| p.strategy.response_headers(served, out));
     }
 
     fn reads(&self) -> Reads {

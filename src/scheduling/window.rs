@@ -1,16 +1,16 @@
-//! Sums over a sliding window of time, in bounded memory: what strategies remember of the last minutes.
+//! Sums over a sliding time window, in bounded memory.
 //!
-//! Time is cut into [`SLOTS`] slots a window, so that a sum forgets an amount at most one slot late. Used by `vtc-basic`,
+//! A window has [`SLOTS`] slots, so an amount expires at most one slot late. Used by `vtc-basic`,
 //! `prefix-cache-preble` and the metric of pressure.
 
 use attache_types::clock::Timestamp;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Slots of a window: 5 s each of 5 min.
+/// Slots per window: 5 s each for 5 min.
 const SLOTS: u64 = 60;
 
-/// How long a window is.
+/// Length of a window.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     slot_nanos: u64,
@@ -24,23 +24,23 @@ impl Window {
         Self { slot_nanos: (nanos / SLOTS).max(1) }
     }
 
-    /// The slot that `now` lies in.
+    /// The slot of the time `now`.
     #[must_use]
     pub fn slot(self, now: Timestamp) -> u64 {
         now.0 / self.slot_nanos
     }
 }
 
-/// One sum.
+/// A sum over one window.
 #[derive(Debug, Default)]
 pub struct SlidingSum {
-    /// Slots that hold something, oldest first.
+    /// Slots with an amount, oldest first.
     slots: VecDeque<(u64, u64)>,
     total: u64,
 }
 
 impl SlidingSum {
-    /// Adds `amount` in the slot of now. A clock that seems to step back adds to the newest slot.
+    /// Adds `amount` to `slot`, the current one. If the clock steps back, the newest slot gets it.
     pub fn add(&mut self, slot: u64, amount: u64) {
         self.total = self.total.saturating_add(amount);
         match self.slots.back_mut() {
@@ -49,7 +49,7 @@ impl SlidingSum {
         }
     }
 
-    /// Forgets what lies more than a window before `slot`.
+    /// Drops amounts that are a window older than `slot`.
     pub fn expire(&mut self, slot: u64) {
         while self.expires().is_some_and(|at| at <= slot) {
             if let Some((_, amount)) = self.slots.pop_front() {
@@ -58,7 +58,7 @@ impl SlidingSum {
         }
     }
 
-    /// The slot in which the oldest part is forgotten; `None` when nothing is held.
+    /// The slot in which the oldest amount expires; `None` if the sum is empty.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
         self.slots.front().map(|(slot, _)| slot + SLOTS)
@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_sum_of_the_last_slots_in_bounded_memory(
+        fn sliding_sum_is_that_of_the_last_slots_in_bounded_memory(
             steps in prop::collection::vec((0u64..20, 0u64..1_000), 1..300),
         ) {
             let (mut sum, mut all, mut now) = (SlidingSum::default(), Vec::new(), 0);

@@ -6,11 +6,13 @@
 //! else        fewest requests
 //! ```
 //!
-//! Who holds what is read from the pool's prefix index, exact where servers publish KV events; the original keeps a tree of texts per router and
-//! guesses. A prompt that nobody holds goes to the fewest requests, the original's to the smallest tree. Among equal holders the
-//! fewest requests decide.
+//! Cached tokens are read from the pool's prefix index, which is exact where servers publish KV events. SGLang's
+//! router estimates them from a tree of texts that each router keeps.
+//! A prompt that no endpoint holds goes to the endpoint with the fewest requests; in SGLang's router it goes to the
+//! smallest tree. Among equal holders, the fewest requests decide.
 //!
-//! When not: below the threshold a hot prefix stays on one endpoint however long its queue; `prefix-cache` has a bound that moves with the load.
+//! When not: hot prefixes. Below the thresholds a hot prefix stays on one endpoint however long its queue; the limit
+//! of `prefix-cache` adapts to the load.
 //! Source: SGLang router 0.3 `cache_aware`.
 
 use attache_scheduling::least_request::LeastRequest;
@@ -29,11 +31,11 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 30 % of the prompt, as SGLang's router has it.
+/// 30 % of the prompt, SGLang's default.
 const DEFAULT_CACHE_THRESHOLD: f64 = 0.3;
-/// 64 requests, as SGLang's router has it.
+/// 64 requests, SGLang's default.
 const DEFAULT_BALANCE_ABS_THRESHOLD: u32 = 64;
-/// Half as many again, as SGLang's router has it.
+/// A ratio of 1.5, SGLang's default.
 const DEFAULT_BALANCE_REL_THRESHOLD: f64 = 1.5;
 
 #[derive(Debug, Deserialize)]
@@ -98,7 +100,8 @@ impl Strategy for CacheAware {
             }
             return;
         }
-        // More held first, then fewer requests; chance decides between equals. 24 bits hold 16 million of either.
+        // Most cached tokens first, then fewest requests, then a random draw. Each of the first two has 24 bits: 16
+        // million.
         let mut key = |c: &Candidate<'_>| {
             let (held, requests) = (c.cached.any.min(0xFF_FFFF), c.requests.min(0xFF_FFFF));
             u64::from(0xFF_FFFF - held) << 40 | u64::from(requests) << 16 | u64::from(rng.random::<u16>())

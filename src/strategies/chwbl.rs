@@ -1,30 +1,39 @@
-//! `chwbl`: consistent hashing with bounded loads. Prompts that begin alike have one home on a ring; when it is full, the next one
-//! with room takes them.
+//! `chwbl`: consistent hashing with bounded loads. Prompts with the same beginning have one home endpoint on a ring.
+//! If it is full, the next one with capacity serves them.
 //!
 //! ```text
-//! ring   MD5("{endpoint's name}:{0..virtualNodes}"), its first 64 bits
-//! key    MD5("system:{last system prompt}|user_0:{first}|user_1:{second user message}"), the whole prompt where there is no user message
-//! room   requests < ceil(loadFactor · mean)  or  requests <= mean + margin · √mean,   mean = (all requests + 1) / candidates
+//! ring      MD5("{endpoint's name}:{0..virtualNodes}"), its first 64 bits
+//! key       MD5("system:{last system prompt}|user_0:{first}|user_1:{second user message}");
+//!           the whole prompt if it has no user message
+//! capacity  requests < ceil(loadFactor · mean)  or  requests <= mean + margin · √mean
+//!           mean = (all requests + 1) / candidates
 //! ```
 //!
-//! The bound has two halves. The factor alone, rounded down as Neutree does it, loses affinity on a quiet fleet: below `n / loadFactor` requests
-//! nobody has room, so a hot prompt stays on one endpoint while others are idle, and at a mean of 1, 2 or 3 requests the one free slot wins, so
-//! nine of ten requests leave their home. Rounded up, somebody always has room; the margin of two square roots is the spread
-//! that chance alone puts on the load (Poisson), so that only a prompt that is really hot leaves its home. With 16 endpoints, 2,000 equally likely
-//! keys and 16, 48, 128 or 512 requests in flight, 1 to 2 % leave their home; by the original's rule 94, 93, 22 and 5 %. The price is a
-//! busiest endpoint at 3.0, 2.0, 1.6 and 1.3 times the mean.
+//! The bound has two parts because the factor alone, rounded down as in Neutree, loses affinity under low load. Below
+//! `n / loadFactor` requests no endpoint has capacity, so a hot prompt stays on one endpoint while others are idle.
+//! At a mean of 1, 2 or 3 requests the one free slot wins, so nine of ten requests leave their home. Rounded up, some
+//! endpoint always has capacity.
 //!
-//! `compat: true` is Neutree's own rule: an endpoint takes a request while `requests + 1 <= loadFactor · mean`. The mean is over all endpoints
-//! of the pool, whether they may serve the request or not. The key of a request without user messages is its whole body. This rule is the
-//! default under Neutree's own name, `consistent_hash`, and where a parameter has Neutree's spelling (`virtual_nodes_per_replica`,
-//! `virtual_nodes`, `load_factor`, `max_user_messages_for_cache`). A `margin` or a `compat` that is given decides otherwise.
+//! The margin of two square roots is the spread of a random (Poisson) load, so only a prompt that is really hot
+//! leaves its home. Example: 16 endpoints and 2,000 equally likely keys.
+//! At 16, 48, 128 or 512 requests in flight, 1 to 2 % leave their home; with Neutree's rule 94, 93, 22 and 5 %. In
+//! return, the busiest endpoint has 3.0, 2.0, 1.6 and 1.3 times the mean.
 //!
-//! When not: agents that share one long system prompt (they all have the same home), or many turns that differ late; `prefix-cache` sees where
-//! prompts part. Tools, adapters and media are not in the key. A list of text parts counts as one text.
-//! Source: Neutree `consistent_hash`; Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads" (2016).
+//! `compat: true` is Neutree's own rule: an endpoint takes a request while `requests + 1 <= loadFactor · mean`. The
+//! mean is over all endpoints of the pool, whether they may serve the request or not. The key of a request without
+//! user messages is its whole body.
+//! This rule is the default under Neutree's own name, `consistent_hash`, and with a parameter in Neutree's spelling
+//! (`virtual_nodes_per_replica`, `virtual_nodes`, `load_factor`, `max_user_messages_for_cache`). An explicit `margin`
+//! or `compat` overrides that.
+//!
+//! When not: clients share one long system prompt, since they all have the same home, or conversations that differ
+//! late. `prefix-cache` knows where prompts diverge. Tools, adapters and media are not in the key. A list of text
+//! parts counts as one text.
+//! Source: Neutree `consistent_hash`; Mirrokni, Thorup, Zadimoghaddam, "Consistent hashing with bounded loads"
+//! (2016).
 
 use crate::messages::{everything, messages, texts};
-use crate::ring::{self, Found, SharedRing};
+use crate::ring::{self, RingMatch, SharedRing};
 use attache_protocol::Prompt;
 use attache_scheduling::least_request::LeastRequest;
 use attache_scheduling::plugin::{ParamError, params};
@@ -39,12 +48,13 @@ use std::borrow::Cow;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "chwbl",
-    summary: "Gives prompts with the same system prompt and first user messages one home on a hash ring, and the next one when it is full.",
+    summary: "Gives prompts with the same system prompt and first user messages one home on a hash ring, and the next \
+              one when it is full.",
     source: "Neutree `consistent_hash`; Mirrokni et al. 2016",
     build: |value, _| params_of(value, is_neutrees(value))?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// The registry entry of Neutree's own rule.
+/// Registry entry of Neutree's own rule.
 pub const CONSISTENT_HASH: Descriptor = Descriptor {
     name: "consistent-hash",
     summary: "As `chwbl`, with Neutree's own bound and key: the rule that Neutree documents.",
@@ -52,7 +62,7 @@ pub const CONSISTENT_HASH: Descriptor = Descriptor {
     build: |value, _| params_of(value, true)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// Parameters as Neutree spells them.
+/// Parameters in Neutree's spelling.
 const NEUTREES: [&str; 4] =
     ["virtual_nodes_per_replica", "virtual_nodes", "load_factor", "max_user_messages_for_cache"];
 
@@ -60,7 +70,7 @@ fn is_neutrees(value: &Value) -> bool {
     NEUTREES.iter().any(|name| value.get(name).is_some())
 }
 
-/// The parameters; where neither `compat` nor `margin` is given, `compat` has this default.
+/// Reads the parameters. `compat` is the default if neither `compat` nor `margin` is given.
 fn params_of(value: &Value, compat: bool) -> Result<Params, ParamError> {
     let mut read = params::<Params>(value)?;
     if value.get("compat").is_none() && value.get("margin").is_none() {
@@ -69,15 +79,16 @@ fn params_of(value: &Value, compat: bool) -> Result<Params, ParamError> {
     Ok(read)
 }
 
-/// 100 points an endpoint, as Neutree has it: the fullest of 8 gets a sixth more keys than the mean.
+/// 100 points per endpoint, Neutree's default: the endpoint with the most keys of 8 gets a sixth more than the mean.
 const DEFAULT_VIRTUAL_NODES: u32 = 100;
-/// A quarter above the mean, as Neutree has it.
+/// A quarter above the mean, Neutree's default.
 const DEFAULT_LOAD_FACTOR: f64 = 1.25;
-/// The first two user messages, as Neutree has it: they tell conversations apart.
+/// The first two user messages, Neutree's default: they distinguish conversations.
 const DEFAULT_MAX_USER_MESSAGES: u32 = 2;
-/// Two standard deviations of a load that chance alone spreads: of equally likely keys 1 to 2 % leave their home.
+/// Two standard deviations of a random load: of equally likely keys, 1 to 2 % leave their home.
 const DEFAULT_MARGIN: f64 = 2.0;
-/// 4,096 points an endpoint are far beyond any use; more would make a ring of a thousand endpoints slow to build.
+/// 4,096 points per endpoint are more than any use needs; more would make the ring of a thousand endpoints slow to
+/// build.
 pub(super) const MAX_VIRTUAL_NODES: u32 = 4_096;
 
 #[derive(Debug, Deserialize)]
@@ -133,15 +144,15 @@ struct Chwbl {
     params: Params,
 }
 
-/// The first 16 hexadecimal digits of the sum.
+/// The first 64 bits of the checksum, big-endian.
 fn first_64_bits(md5: Md5) -> u64 {
     md5.finalize().first_chunk().map_or(0, |head| u64::from_be_bytes(*head))
 }
 
-/// Writes the text that stands for a prompt; false when there is nothing to go by. A prompt without user messages is its whole `payload` where that is
-/// given, else all of its text.
+/// Writes the text that the key of a prompt is hashed from; returns false if there is none. For a prompt without user
+/// messages, that is `payload` if given, else all of the prompt.
 fn write_key(prompt: &Prompt<'_>, payload: Option<&[u8]>, max_user_messages: u32, mut to: impl FnMut(&[u8])) -> bool {
-    // The original looks at the number after it has taken a message, so that 0 takes one.
+    // Neutree checks the limit after it has taken a message, so 0 takes one.
     let wanted = max_user_messages.max(1);
     let (mut system, mut users) = (None, 0);
     for message in messages(prompt) {
@@ -185,7 +196,7 @@ impl Chwbl {
         known.then(|| first_64_bits(md5))
     }
 
-    /// The most requests that an endpoint may have, the new one included; not always a whole number.
+    /// Most requests that an endpoint may have, including the new one; may be fractional.
     fn bound(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> f64 {
         let Params { load_factor, margin, compat, .. } = self.params;
         if compat {
@@ -204,15 +215,15 @@ pub(super) fn load_of_all(cx: &PickContext<'_>) -> (u64, usize) {
     (cx.snapshot.endpoints.iter().map(requests).sum(), cx.snapshot.endpoints.len())
 }
 
-/// Says how a key found its endpoint.
-pub(super) fn tell(found: Found, ranking: &mut Ranking) {
+/// Sets the ranking's reason from how the key found its endpoint.
+pub(super) fn explain_match(found: RingMatch, ranking: &mut Ranking) {
     match found {
-        Found::Home => ranking.because("first on the hash ring"),
-        Found::Next => {
+        RingMatch::Home => ranking.because("first on the hash ring"),
+        RingMatch::Next => {
             ranking.because("next on the hash ring below its bound");
             ranking.divert();
         }
-        Found::NoRoom => ranking.because("first on the hash ring; every endpoint is at its bound"),
+        RingMatch::AllFull => ranking.because("first on the hash ring; every endpoint is at its bound"),
     }
 }
 
@@ -231,7 +242,7 @@ impl Strategy for Chwbl {
         });
         let found =
             ring::rank(&self.ring.of(cx.snapshot), key, candidates, ranking, |c| f64::from(c.requests) + 1.0 <= bound);
-        tell(found, ranking);
+        explain_match(found, ranking);
     }
 
     fn reads(&self) -> Reads {

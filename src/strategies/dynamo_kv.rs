@@ -1,18 +1,24 @@
-//! `dynamo-kv`: the least cost in blocks of KV cache: what must be computed before the first token, and what is being decoded.
+//! `dynamo-kv`: the least cost in KV blocks: blocks to prefill before the first token plus blocks in use for
+//! decoding.
 //!
 //! ```text
 //! prefill  = (prompt tokens queued there + prompt) / blockSize
-//! credit   = overlapScoreCredit / (1 + decay · ahead / prompt blocks) · blocks in GPU memory + hostCacheHitWeight · blocks below it
-//!            ahead: prompt blocks queued there beyond those of the least busy endpoint
+//! credit   = overlapScoreCredit / (1 + decay · ahead / prompt blocks) · blocks in GPU memory
+//!            + hostCacheHitWeight · blocks in lower tiers
+//!            ahead: prompt blocks queued there beyond those of the endpoint with the fewest
 //! cost     = prefillLoadScale · max(0, prefill − credit) + blocks in use + decodeActiveRequestWeight · requests
-//! pick     the least cost, ties at random; with routerTemperature > 0, drawn by softmax(−cost scaled to 0..1 / temperature)
+//! pick     the least cost, ties at random; with routerTemperature > 0, a random draw by
+//!          softmax(−cost scaled to 0..1 / temperature)
 //! ```
 //!
-//! Queued tokens are the ledger's (what is not cached of the prompts without a first byte), blocks in use are what the server reports (usage × its blocks); Dynamo keeps books of its own for these. The blocks
-//! that the request itself will take are the same everywhere and left out. The memory below the GPU's counts with one weight, whether it is
-//! the host's or a disk. An endpoint that does not report its blocks has no cost; when none does, the fewest requests win.
+//! Queued tokens come from Attaché's ledger: the uncached prompt tokens of requests without a first byte. Blocks in
+//! use come from the server's metrics: usage × number of blocks. Dynamo keeps books of its own for both.
+//! The blocks that the request itself will take are the same on every endpoint and are left out. Memory tiers below
+//! the GPU's count with one weight, host memory and disk alike.
+//! An endpoint that does not report its blocks has no cost; if no endpoint reports them, the fewest requests win.
 //!
-//! When not: endpoints differ in speed or size: a block costs the same everywhere. Source: NVIDIA Dynamo's KV router, default policy of 1.6.
+//! When not: endpoints differ in speed or size, since a block costs the same everywhere. Source: NVIDIA Dynamo's KV
+//! router, default policy of 1.6.
 
 use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
@@ -30,17 +36,17 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// A block that is cached is a block less to compute.
+/// A cached block saves the computation of one block.
 const DEFAULT_OVERLAP_SCORE_CREDIT: f64 = 1.0;
-/// Credit does not fall with what is queued.
+/// Credit does not depend on queued tokens.
 const DEFAULT_OVERLAP_SCORE_CREDIT_DECAY: f64 = 0.0;
 /// A block to compute costs as much as one in use.
 const DEFAULT_PREFILL_LOAD_SCALE: f64 = 1.0;
-/// Requests cost nothing beside their blocks.
+/// Requests add no cost beyond their blocks.
 const DEFAULT_DECODE_ACTIVE_REQUEST_WEIGHT: f64 = 0.0;
-/// Three quarters: what is in host memory must be copied.
+/// Three quarters: blocks in host memory must be copied to the GPU.
 const DEFAULT_HOST_CACHE_HIT_WEIGHT: f64 = 0.75;
-/// No chance in it.
+/// The pick is not random.
 const DEFAULT_ROUTER_TEMPERATURE: f64 = 0.0;
 /// 16 tokens, vLLM's default.
 const DEFAULT_BLOCK_SIZE: u32 = 16;
@@ -124,7 +130,7 @@ impl Strategy for DynamoKv {
 
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         let drawn = self.0.router_temperature > 0.0 && self.draw(cx, candidates, rng, ranking);
-        // Fills what is left: those without a cost, or all of them.
+        // Fills the remaining ranks: endpoints without a cost, or all of them.
         if !ranking.is_full() {
             rank_by_scores(self, cx, candidates, rng, ranking);
         }
@@ -142,8 +148,8 @@ impl Strategy for DynamoKv {
 }
 
 impl DynamoKv {
-    /// Draws by softmax over the costs, scaled so that the least is 0 and the greatest 1, without putting anything back. False when
-    /// no cost is known.
+    /// Draws by softmax over the costs, scaled so that the least is 0 and the greatest 1, without replacement.
+    /// Returns false if no cost is known.
     fn draw(
         &self,
         cx: &PickContext<'_>,
@@ -156,7 +162,8 @@ impl DynamoKv {
         let known = || costs.iter().copied().filter(|c| !c.is_nan());
         let (least, most) = (known().fold(f64::INFINITY, f64::min), known().fold(f64::NEG_INFINITY, f64::max));
         let range = if most > least { most - least } else { 1.0 };
-        // The greatest of logit + Gumbel noise is a draw by softmax, and the order is one without replacement.
+        // Gumbel trick: the greatest logit + Gumbel noise is a draw by softmax, and the order by it is one without
+        // replacement.
         let mut drawn: SmallVec<[(f64, usize); 16]> = SmallVec::new();
         for (i, cost) in costs.iter().enumerate().filter(|(_, c)| !c.is_nan()) {
             let gumbel = -(-rng.random::<f64>().max(f64::MIN_POSITIVE).ln()).max(f64::MIN_POSITIVE).ln();

@@ -1,19 +1,23 @@
-//! `fallback`: one strategy, and another for the requests of which it lacks what it decides by.
+//! `fallback`: one strategy, and another one for requests whose signal the first one lacks.
 //!
 //! ```yaml
-//! strategy: {name: fallback, parameters: {primary: prefix-cache, fallback: {name: vtc-basic, parameters: {windowSize: 1}}}}
+//! strategy:
+//!   name: fallback
+//!   parameters: {primary: prefix-cache, fallback: {name: vtc-basic, parameters: {windowSize: 1}}}
 //! ```
 //!
-//! Every strategy degrades by itself, to the fewest requests; this is for who wants something else then. The primary is asked first; when it
-//! reports a missing signal (metrics, prefix, prompt, user) its ranking is dropped and the other one's counts. Both remember where
-//! requests went. The missing signal is counted as it is without this.
-//! When not: the fewest requests will do. Source: AIBrix's fallback router, whose default is a random endpoint: `fallback: random`.
+//! Every strategy falls back to the fewest requests by itself; use this one to fall back to another strategy. The
+//! primary ranks first.
+//! If it reports a missing signal (metrics, prefix, prompt, user), its ranking is dropped and that of the fallback is
+//! used. Both record where requests are sent. The missing signal is counted in the same way as without this strategy.
+//! When not: the fewest requests are a good enough fallback. Source: AIBrix's fallback router, whose default is a
+//! random endpoint: `fallback: random`.
 
 use attache_pool::Endpoint;
 use attache_pool::slo_profile::SloProfiles;
 use attache_scheduling::digest::Digest;
 use attache_scheduling::params::read;
-use attache_scheduling::plugin::{AnswerHeaders, Better, ParamError, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params};
 use attache_scheduling::registry::{BuildError, Descriptor, Registry};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::clock::Timestamp;
@@ -26,14 +30,14 @@ use std::sync::Arc;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "fallback",
-    summary: "Decides by one strategy, and by another where that one lacks what it decides by.",
+    summary: "Ranks by one strategy, and by another for requests whose signal the first one lacks.",
     source: "AIBrix's fallback router",
     build: |value, registry| params::<Params>(value)?.build(registry).map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// The strategy most often left without its signal.
+/// The strategy that most often lacks its signal.
 const DEFAULT_PRIMARY: &str = "prefix-cache";
-/// What every strategy degrades to.
+/// The fallback of every strategy.
 const DEFAULT_FALLBACK: &str = "least-request";
 
 #[derive(Debug, Deserialize)]
@@ -49,25 +53,25 @@ impl Default for Params {
     }
 }
 
-/// A strategy that is given with parameters.
+/// A strategy with parameters, as configured.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Named {
+struct NamedStrategy {
     name: String,
     #[serde(default)]
     parameters: Value,
 }
 
 impl Params {
-    fn build(self, registry: &Registry) -> Result<Fallback, ParamError> {
+    fn build(self, registry: &Registry) -> Result<FallbackStrategy, ParamError> {
         let primary = part("primary", self.primary, registry)?;
-        Ok(Fallback { primary, fallback: part("fallback", self.fallback, registry)? })
+        Ok(FallbackStrategy { primary, fallback: part("fallback", self.fallback, registry)? })
     }
 }
 
 fn part(key: &str, value: Value, registry: &Registry) -> Result<Box<dyn Strategy>, ParamError> {
     let named = match value {
-        Value::String(name) => Named { name, parameters: Value::Null },
+        Value::String(name) => NamedStrategy { name, parameters: Value::Null },
         other => read(&other).map_err(|e| e.named(key).under(key))?,
     };
     registry.build(&named.name, &named.parameters).map_err(|error| {
@@ -80,12 +84,12 @@ fn part(key: &str, value: Value, registry: &Registry) -> Result<Box<dyn Strategy
 }
 
 #[derive(Debug)]
-struct Fallback {
+struct FallbackStrategy {
     primary: Box<dyn Strategy>,
     fallback: Box<dyn Strategy>,
 }
 
-impl Strategy for Fallback {
+impl Strategy for FallbackStrategy {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
         let mut first = ranking.another();
         self.primary.rank(cx, candidates, rng, &mut first);
@@ -124,9 +128,9 @@ impl Strategy for Fallback {
         self.fallback.forget(lost);
     }
 
-    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
-        self.primary.answer_headers(served, out);
-        self.fallback.answer_headers(served, out);
+    fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
+        self.primary.response_headers(served, out);
+        self.fallback.response_headers(served, out);
     }
 
     fn share(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> f64 {
@@ -171,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn the_other_decides_only_where_the_first_lacks_something() {
+    fn fallback_decides_only_where_the_primary_lacks_a_signal() {
         let turns = json!({"primary": "vtc-basic", "fallback": "round-robin"});
         let known = decide(&turns, Some("a"));
         assert_eq!((known.lacking, known.picks[0].id.0, known.picks.len()), (None, 1, 2));
         assert_eq!(known.parts.unwrap().len(), 1, "the explanation is the first one's");
         let unknown = decide(&turns, None);
         assert_eq!((unknown.lacking, unknown.picks[0].id.0), (Some(Signal::User), 0));
-        assert_eq!(unknown.reason, "next in turn");
+        assert_eq!(unknown.reason, "next in rotation");
         let both = decide(&json!({"primary": "vtc-basic", "fallback": "prefix-cache"}), None);
         assert_eq!((both.lacking, both.picks[0].id.0), (Some(Signal::User), 1), "the first signal stands");
     }

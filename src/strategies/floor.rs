@@ -1,38 +1,39 @@
-//! The floor of `prefix-affinity`: LocalAI's order of replicas where no prompt speaks for one of them.
+//! Fallback order of `prefix-affinity`: LocalAI's order of replicas for prompts without a known prefix.
 //!
-//! ```text
-//! fewest requests, then the endpoint that was used the longest ago, then the least KV cache in use where that is known, then the lowest id
-//! ```
+//! 1. fewest requests
+//! 2. the endpoint that was used the longest ago
+//! 3. the least KV cache in use, where that is known
+//! 4. the lowest id
 //!
-//! Requests are counted as in [`attache_pool::ledger::requests`], so that a busy endpoint never goes before an idle
-//! one. Idle endpoints are used in turn: the one that was just used is the last. A strategy of its own name does not
-//! exist; `prefix-affinity` with `routePolicy: round_robin` is it. Source: LocalAI, `FindAndLockNodeWithModel`
-//! (`in_flight ASC, last_used ASC, available_vram DESC`).
+//! Requests are counted as in [`attache_pool::ledger::requests`], so an idle endpoint always comes before a busy one.
+//! Idle endpoints are used in rotation: the one used last comes last.
+//! This order has no strategy name of its own; `prefix-affinity` with `routePolicy: round_robin` selects it. Source:
+//! LocalAI, `FindAndLockNodeWithModel` (`in_flight ASC, last_used ASC, available_vram DESC`).
 
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
 
-/// The strategy; has no parameters.
+/// Ranks candidates by [`FloorKey`]; has no parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor;
 
-/// Where a candidate stands: the least goes first.
+/// Sort key of a candidate; the lowest comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct FloorKey {
     requests: u32,
-    /// When this picker last sent something there.
+    /// When this Attaché replica last sent a request there.
     last_used: Timestamp,
     /// KV cache in use, in thousandths; above 1000 where it is not known.
     kv_cache: u16,
     id: EndpointId,
 }
 
-/// Behind every endpoint that reports its KV cache.
+/// Sorts after every endpoint that reports its KV cache usage.
 const UNKNOWN: u16 = 1_001;
 
-impl Place {
+impl FloorKey {
     pub(super) fn of(candidate: &Candidate<'_>) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=1000")]
         let thousandths = |usage: f32| (usage.clamp(0.0, 1.0) * 1e3).round() as u16;
@@ -41,7 +42,7 @@ impl Place {
         Self { requests: candidate.requests, last_used, kv_cache, id: candidate.id }
     }
 
-    /// By its id alone.
+    /// Sort key that compares ids alone, as `compat: true` does.
     pub(super) fn of_id(candidate: &Candidate<'_>) -> Self {
         Self { requests: 0, last_used: Timestamp(0), kv_cache: 0, id: candidate.id }
     }
@@ -50,7 +51,7 @@ impl Place {
 impl Strategy for Floor {
     fn rank(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, ranking: &mut Ranking) {
         ranking.because("fewest requests, then used the longest ago");
-        ranking.push_lowest(candidates.iter().map(|c| (Place::of(c), &c.state.endpoint)));
+        ranking.push_lowest(candidates.iter().map(|c| (FloorKey::of(c), &c.state.endpoint)));
     }
 }
 
@@ -63,7 +64,7 @@ mod tests {
     use attache_types::rng::for_request;
     use std::sync::Arc;
 
-    /// Requests, when it was last used, and its KV cache in use, of each endpoint.
+    /// Requests, time of last use and KV cache usage of each endpoint.
     fn order(endpoints: &[(u32, u64, Option<f32>)]) -> Vec<u32> {
         let state = |(id, (waiting, used, kv_usage)): (u32, &(u32, u64, Option<f32>))| {
             let spec = EndpointSpec::at(([10, 0, 0, 1], 8000 + u16::try_from(id).unwrap()).into());

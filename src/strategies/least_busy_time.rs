@@ -1,12 +1,14 @@
-//! `least-busy-time`: the endpoint whose GPU computed for the smallest part of the time.
+//! `least-busy-time`: the endpoint whose GPU was busy for the smallest share of the time.
 //!
 //! ```text
-//! score = gpu_busy_time_ratio; the least wins, ties at random
+//! score = gpu_busy_time_ratio; the lowest wins, ties at random
 //! ```
 //!
-//! No engine reports that series by itself: an exporter beside the server has to add it to the page. Without it on any page this is
-//! `least-request`, and says so; with `fallback: random` it draws. When not: always, unless there is such an exporter; a busy GPU may still have room in its batch.
-//! Source: AIBrix `least-busy-time`, where nothing collects the series and every pick is a random one.
+//! No inference engine exports that metric. An exporter beside the model server has to add it to the scraped metrics.
+//! If no endpoint has it, the strategy falls back to `least-request` and reports degraded mode; `fallback: random`
+//! picks at random.
+//! When not: without such an exporter. A busy GPU may also have free slots in its batch.
+//! Source: AIBrix `least-busy-time`, where no component collects the metric and every pick is random.
 
 use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
 use attache_scheduling::registry::Descriptor;

@@ -1,11 +1,12 @@
-//! `least-gpu-cache`: the endpoint with the most room in its KV cache on the GPU.
+//! `least-gpu-cache`: the endpoint with the most free KV cache on the GPU.
 //!
 //! ```text
-//! score = KV cache in use on the GPU; the least wins, ties at random
+//! score = KV cache usage on the GPU; the lowest wins, ties at random
 //! ```
 //!
-//! Differs from `least-kv-cache` only where a server also reports a cache in host memory. When not: as there.
-//! Source: AIBrix `least-gpu-cache`, which knows `gpu_cache_usage_perc` only, a name that vLLM has given up; here either name counts.
+//! Differs from `least-kv-cache` only where a server also reports a cache in host memory. When not: see there.
+//! Source: AIBrix `least-gpu-cache`, which reads only `gpu_cache_usage_perc`, a name that vLLM dropped; here either
+//! name counts.
 
 use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
 use attache_scheduling::registry::Descriptor;

@@ -1,13 +1,15 @@
-//! `least-kv-cache`: the endpoint with the most room in its KV cache.
+//! `least-kv-cache`: the endpoint with the most free KV cache.
 //!
 //! ```text
-//! score = KV cache in use on the GPU + in host memory; the least wins, ties at random
+//! score = KV cache usage on the GPU + KV cache usage in host memory; the lowest wins, ties at random
 //! ```
 //!
-//! What is in use there counts under its old name (`gpu_cache_usage_perc`) or its new one (`kv_cache_usage_perc`); host memory counts
-//! as empty where it isn't reported, which is everywhere but in vLLM's V0 engine. When not: few long requests, since requests that were
-//! just sent there hold no cache yet and several decisions fall alike.
-//! Source: AIBrix `least-kv-cache`, which skips every server that does not report both, and so draws at random on today's vLLM.
+//! GPU usage is read from `gpu_cache_usage_perc` or from its newer name, `kv_cache_usage_perc`. Host memory counts as
+//! empty where it is not reported; only vLLM's V0 engine reports it.
+//! When not: few long requests. A request that was just sent holds no cache yet, so several decisions in a row pick
+//! the same endpoint.
+//! Source: AIBrix `least-kv-cache`. AIBrix skips servers that do not report both metrics, and therefore picks at
+//! random on current vLLM.
 
 use attache_pool::EndpointMetrics;
 use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
@@ -25,7 +27,7 @@ pub const PLUGIN: Descriptor = Descriptor {
 #[derive(Debug)]
 struct LeastKvCache(FigureParams);
 
-/// KV cache in use on the GPU and in host memory, 0..=2.
+/// KV cache usage on the GPU plus that in host memory, 0 to 2.
 pub(super) fn usage(metrics: &EndpointMetrics) -> f64 {
     f64::from(metrics.kv_usage) + f64::from(metrics.cpu_cache_usage.unwrap_or(0.0))
 }

@@ -1,19 +1,22 @@
-//! `least-latency`: the endpoint where a request of ordinary length would take the least time, by what the servers measured.
+//! `least-latency`: the endpoint where a request of average length would take the least time, by the servers' own
+//! measurements.
 //!
 //! ```text
-//! a, b     = mean prompt and answer of an endpoint's requests, tokens
+//! a, b     = mean prompt and response length of an endpoint's requests, tokens
 //! p, d, q  = mean prefill, decode and queue time of its requests, seconds
-//! A, B     = mean of all a and of all b in the pool; 10 and 100 when nobody has a figure
-//! score    = q + p / a x A + d / b x B; the least wins, ties at random
+//! A, B     = mean of all a and of all b in the pool; 10 and 100 if no endpoint has measured any
+//! score    = q + p / a x A + d / b x B; the lowest wins, ties at random
 //! ```
 //!
-//! All means are over the requests of the last minute. An endpoint that ended none in that time says nothing of its speed: with nothing
-//! to do it scores 0, so that it is tried, and from then on counts like the mean of the others, so that a crowd can't follow. One that
-//! does not report its times comes last. When not: many requests a second, since an answer's time is known only after its end and until
-//! then everybody follows the same figure.
+//! All means are over the requests of the last minute. For an endpoint that finished none in that time, the speed is
+//! unknown. While idle it scores 0, so it is tried. With requests it scores the mean of the others, so no burst
+//! follows.
+//! An endpoint that does not report its times comes last.
+//! When not: many requests per second. A response's time is known only after its end; until then all requests follow
+//! the same score.
 //!
-//! Source: AIBrix `least-latency`. Its means are over the whole life of a server and stand still after some hours, it always reads 0 for
-//! the queue, and what has never served wins against all others. `compat: true` gives that back.
+//! Source: AIBrix `least-latency`. Its means cover a server's whole life and hardly move after some hours. It always
+//! reads 0 for the queue, and a server that never served wins. `compat: true` restores that.
 
 use attache_pool::{Counter, EndpointMetrics, Histogram, Means};
 use attache_scheduling::plugin::{Better, FigureFallback, params};
@@ -25,37 +28,38 @@ use smallvec::SmallVec;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "least-latency",
-    summary: "Picks the endpoint where queue, prefill and decode took the least time in the last minute, for requests of ordinary length.",
+    summary: "Picks the endpoint where queue, prefill and decode took the least time in the last minute, for requests \
+              of ordinary length.",
     source: "AIBrix `least-latency`",
     build: |value, _| params::<LeastLatency>(value).map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// Length of a prompt when nobody knows any, tokens; AIBrix's guess.
+/// Prompt length in tokens while no endpoint has measured any; AIBrix's value.
 const DEFAULT_PROMPT_TOKENS: f64 = 10.0;
-/// Length of an answer when nobody knows any, tokens; AIBrix's guess.
+/// Response length in tokens while no endpoint has measured any; AIBrix's value.
 const DEFAULT_GENERATION_TOKENS: f64 = 100.0;
 
 /// The strategy and its parameters.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LeastLatency {
-    /// As AIBrix reads its figures: means since the server's start, no queue.
+    /// As AIBrix: means since the server's start, and a queue time of 0.
     compat: bool,
-    /// Decides where no endpoint reports its times.
+    /// The ranking when no endpoint reports its times.
     fallback: FigureFallback,
 }
 
-/// What an endpoint says of its speed.
+/// The speed that an endpoint reports.
 #[derive(Clone, Copy, Debug)]
 enum Speed {
-    /// It does not measure.
+    /// The endpoint does not report its times.
     Unreported,
-    /// It had no request to measure.
+    /// The endpoint finished no request in the window.
     Unmeasured,
     Measured(Means),
 }
 
-/// The lengths of a request of ordinary length, tokens.
+/// Average length of a request in the pool, in tokens.
 #[derive(Clone, Copy, Debug)]
 struct Ordinary {
     prompt: f64,
@@ -98,7 +102,7 @@ impl Ordinary {
         }
     }
 
-    /// Seconds that such a request takes. A server's requests count as ordinary where their lengths are unknown.
+    /// Seconds that a request of this length takes. Unknown lengths of a server's requests count as average.
     fn latency(self, means: &Means) -> f64 {
         let part = |seconds: Option<f64>, tokens, ordinary| {
             seconds.unwrap_or(0.0) / positive(tokens).unwrap_or(ordinary) * ordinary
@@ -124,7 +128,7 @@ impl Strategy for LeastLatency {
                 all.add(Some(*score));
             }
         }
-        // Where nothing was measured at all there is nothing to compare with.
+        // Without any measurement there is nothing to compare with.
         let Some(mean) = all.get() else { return Some(Better::Lower) };
         for ((score, speed), candidate) in out.iter_mut().zip(&speeds).zip(candidates) {
             if let Speed::Unmeasured = speed {
@@ -139,7 +143,7 @@ fn positive(tokens: Option<f64>) -> Option<f64> {
     tokens.filter(|t| *t > 0.0)
 }
 
-/// A mean in the making.
+/// Accumulates a mean.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     sum: f64,

@@ -1,11 +1,12 @@
-//! `least-utilization`: the endpoint whose engine says that it is used least.
+//! `least-utilization`: the endpoint whose engine reports the lowest utilization.
 //!
 //! ```text
-//! score = engine_utilization; the least wins, ties at random
+//! score = engine_utilization; the lowest wins, ties at random
 //! ```
 //!
-//! xLLM reports that figure; where nobody does this is `least-request`, and says so; with `fallback: random` it draws. When not: pools without xLLM.
-//! Source: AIBrix `least-utilization`.
+//! Only xLLM exports that metric. If no endpoint has it, the strategy falls back to `least-request` and reports
+//! degraded mode; `fallback: random` picks at random.
+//! When not: pools without xLLM. Source: AIBrix `least-utilization`.
 
 use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
 use attache_scheduling::registry::Descriptor;

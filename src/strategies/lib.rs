@@ -1,20 +1,20 @@
 //! Named routing algorithms, one file each: AIBrix's, Dynamo's, SGLang's and Attaché's own.
 //!
-//! A strategy orders the endpoints that may serve a request. Its file says what it decides by, and when another strategy
-//! is the better choice.
+//! A strategy orders the endpoints that may serve a request. Its file describes the rule, and when another strategy is
+//! the better choice.
 //!
-//! **Owns** the strategies and what they remember of their decisions. Two are elsewhere: `pipeline` is a crate of its own,
-//! and the scheduler itself uses `least-request`.
-//! **Called by** nobody directly: the composition of the process puts [`PLUGINS`] into a registry, and `scheduling` calls
-//! what configurations name.
-//! **Must not** do I/O, or ask for the time or for random numbers: both are arguments.
+//! **Owns** the strategies and the state they keep about their decisions. Two are elsewhere: `pipeline` is a crate of
+//! its own, and the scheduler itself uses `least-request`.
+//! **Called by** `scheduling`, for the strategies that a configuration names; the composition root puts [`PLUGINS`]
+//! into a registry.
+//! **Must not** do I/O, or read the clock or draw random numbers on its own: both are arguments.
 //!
 //! Read first: `power_of_two.rs` (a whole strategy), `prefix_cache.rs`, `predicted_latency.rs` (the default).
 //!
 //! # Example: a strategy
 //!
-//! A strategy is a type, a descriptor, and one line in a list of plugins. This one picks the endpoint to which the fewest
-//! prompt tokens were sent that it has not computed yet.
+//! A strategy is a type, a descriptor, and one line in a list of plugins. This one picks the endpoint with the fewest
+//! prompt tokens in flight that it has not computed yet.
 //!
 //! ```
 //! use attache_scheduling::plugin::{Better, NoParams, params};

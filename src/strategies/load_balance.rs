@@ -1,15 +1,16 @@
-//! `load-balance`: the endpoint that would be through with its requests first.
+//! `load-balance`: the endpoint that would finish its requests first.
 //!
 //! ```text
-//! pending = requests / drain rate            (seconds; drain rate = requests that ended well in the last minute, a second)
+//! pending = requests / drain rate   (seconds; drain rate = successful requests per second over the last minute)
 //! gate    = requests differ by more than `imbalance`: only the endpoints with the fewest requests count
-//! pick    = the least pending; among equals the one with the least KV cache in use, then at random
+//! pick    = the least pending; ties by the least KV cache usage, then at random
 //! ```
 //!
-//! An endpoint whose drain rate is not known (new, not reported, or nothing ended in the last minute) drains like the mean of the others;
-//! when nobody's is known, all drain alike: the fewest requests win. So servers that differ in speed share by their speed, and
-//! nobody has to say how fast they are. When not: the load is so low that servers idle, since a drain rate then says what a server got
-//! and not what it can.
+//! An endpoint with an unknown drain rate counts with the mean of the others. The rate is unknown if the endpoint is
+//! new, does not report it, or finished no request in the last minute.
+//! If no rate is known, the fewest requests win. So servers of different speed share the load by speed, without any
+//! configuration.
+//! When not: load so low that servers idle. Then a drain rate measures what a server was sent, not what it can do.
 //! Source: AIBrix `load-balance`.
 
 use super::least_kv_cache;
@@ -26,19 +27,19 @@ use std::cmp::Ordering;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "load-balance",
-    summary: "Picks the endpoint that would be through with its requests first, by how many it ended in the last minute.",
+    summary: "Picks the endpoint that would finish its requests first, by how many it finished in the last minute.",
     source: "AIBrix `load-balance`",
     build: |value, _| params::<LoadBalance>(value).map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// 8 requests, as AIBrix has it.
+/// 8 requests, AIBrix's default.
 const DEFAULT_IMBALANCE: u32 = 8;
 
 /// The strategy and its parameters.
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LoadBalance {
-    /// How far requests may differ before drain rates no longer matter.
+    /// Difference in requests above which drain rates are ignored.
     imbalance: u32,
 }
 
@@ -48,27 +49,27 @@ impl Default for LoadBalance {
     }
 }
 
-/// Requests a second, where some ended.
+/// Requests finished per second; `None` if unknown or 0.
 fn drain_rate(candidate: &Candidate<'_>) -> Option<f64> {
     candidate.metrics().and_then(|m| m.rates.finished).filter(|rate| *rate > 0.0)
 }
 
-/// The mean of the drain rates that are known, requests a second.
+/// Mean of the known drain rates, in requests per second.
 fn mean_rate(candidates: &[Candidate<'_>]) -> Option<f64> {
     let (sum, n) = candidates.iter().filter_map(drain_rate).fold((0.0, 0u32), |(sum, n), rate| (sum + rate, n + 1));
     (n > 0).then(|| sum / f64::from(n))
 }
 
-/// Behind the gate or not, pending seconds, KV cache in use, a draw, and whose place it is.
-type Place = (bool, f64, f64, u32, usize);
+/// Sort key: excluded by the gate, pending seconds, KV cache usage, random draw, position.
+type SortKey = (bool, f64, f64, u32, usize);
 
-/// Whose turn comes first. An unknown cache (NaN) stands behind every known one.
-fn before(a: &Place, b: &Place) -> Ordering {
+/// Order of two keys. An unknown cache usage (NaN) sorts last.
+fn before(a: &SortKey, b: &SortKey) -> Ordering {
     a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3))
 }
 
 impl LoadBalance {
-    /// The requests beyond which an endpoint is not considered.
+    /// Requests above which an endpoint comes last.
     fn gate(&self, candidates: &[Candidate<'_>]) -> u32 {
         let fewest = candidates.iter().map(|c| c.requests).min().unwrap_or(0);
         let most = candidates.iter().map(|c| c.requests).max().unwrap_or(0);
@@ -92,14 +93,14 @@ impl Strategy for LoadBalance {
         } else {
             ranking.because("soonest done");
         }
-        let mut order: SmallVec<[Place; 16]> = candidates
+        let mut order: SmallVec<[SortKey; 16]> = candidates
             .iter()
             .zip(&pending)
             .enumerate()
             .map(|(i, (c, pending))| (c.requests > gate, *pending, cache(c), rng.random(), i))
             .collect();
         let wanted = ranking.wanted();
-        // Sorting a thousand places for the sake of one would cost more than all the rest.
+        // Selecting the first few avoids sorting a thousand candidates for one pick.
         if wanted < order.len() {
             order.select_nth_unstable_by(wanted, before);
             order.truncate(wanted);

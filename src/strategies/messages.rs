@@ -4,16 +4,16 @@ use attache_protocol::Prompt;
 use attache_protocol::prompt::Piece;
 use std::borrow::Cow;
 
-/// One message: its role, empty where there is none, and what follows it.
+/// One chat message: its role and its content.
 #[derive(Clone, Copy, Debug)]
-pub struct Message<'p> {
+pub struct ChatMessage<'p> {
     /// `user`, `system`, …
     pub role: &'p str,
     pieces: &'p [Piece<'p>],
 }
 
-impl<'p> Message<'p> {
-    /// Its texts, which follow each other without anything between them.
+impl<'p> ChatMessage<'p> {
+    /// The text parts of the message, in order. They are hashed without a separator.
     pub fn texts(self) -> impl Iterator<Item = Cow<'p, str>> {
         texts(self.pieces)
     }
@@ -27,8 +27,9 @@ pub fn texts<'p>(pieces: &'p [Piece<'p>]) -> impl Iterator<Item = Cow<'p, str>> 
     })
 }
 
-/// The messages of `prompt`. What stands before the first role (a prompt without messages) is none.
-pub fn messages<'p>(prompt: &'p Prompt<'p>) -> impl Iterator<Item = Message<'p>> {
+/// The chat messages of `prompt`, in order. Pieces before the first role are skipped, so a completion prompt yields
+/// no message.
+pub fn messages<'p>(prompt: &'p Prompt<'p>) -> impl Iterator<Item = ChatMessage<'p>> {
     let mut rest = prompt.pieces.as_slice();
     std::iter::from_fn(move || {
         let (role, after) = rest.iter().enumerate().find_map(|(i, p)| match p {
@@ -39,12 +40,13 @@ pub fn messages<'p>(prompt: &'p Prompt<'p>) -> impl Iterator<Item = Message<'p>>
         let length = following.iter().position(|p| matches!(p, Piece::Role(_))).unwrap_or(following.len());
         let (pieces, left) = following.split_at(length);
         rest = left;
-        Some(Message { role, pieces })
+        Some(ChatMessage { role, pieces })
     })
 }
 
-/// Everything that is text or token ids in `prompt`, roles included, in order: for prompts that a key has no rule for. Token ids come as
-/// four little-endian bytes each. Says whether there was anything but roles.
+/// Passes every role, text, media reference, tool call and token id of `prompt` to `to`, in order. Keys use it for
+/// prompts that their own rule does not cover.
+/// Each token id is four little-endian bytes. Returns whether there was anything besides roles.
 pub fn everything(prompt: &Prompt<'_>, mut to: impl FnMut(&[u8])) -> bool {
     let mut any = false;
     for piece in prompt.system.iter().chain(&prompt.pieces) {

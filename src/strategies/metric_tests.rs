@@ -1,4 +1,4 @@
-//! The strategies that decide by what servers report: AIBrix's own cases, and what each does without its figure.
+//! Strategies that decide by scraped metrics: AIBrix's own cases, and the fallback of each.
 
 use attache_pool::{Counter, EndpointMetrics, EndpointState, Histogram, Means, Rates};
 use attache_scheduling::testing::{NOW, STALE_AFTER, context, snapshot};
@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What is known of an endpoint: the requests on it, and its page.
+/// What is known of an endpoint: its requests and its metrics.
 type Known = (u32, Option<EndpointMetrics>);
 
-/// A whole ranking by one draw, endpoints counted from 1, and what was lacking.
+/// A whole ranking with one seed, endpoints counted from 1, and the missing signal.
 fn ranked(name: &str, parameters: &Value, pool: &[Known], seed: u64) -> (Vec<u32>, Option<Signal>) {
     first_of(pool.len(), name, parameters, pool, seed)
 }
 
-/// The same, of which only the first `wanted` are asked for.
+/// The same, with only the first `wanted` endpoints.
 fn first_of(wanted: usize, name: &str, parameters: &Value, pool: &[Known], seed: u64) -> (Vec<u32>, Option<Signal>) {
     let strategy = crate::tests::registry().build(name, parameters).unwrap();
     let mut snapshot = snapshot(&(1..).map(|id| (id, 0)).take(pool.len()).collect::<Vec<_>>());
@@ -34,7 +34,7 @@ fn first_of(wanted: usize, name: &str, parameters: &Value, pool: &[Known], seed:
     (decision.picks.iter().map(|e| e.id.0).collect(), decision.lacking)
 }
 
-/// Who wins over many draws.
+/// The endpoints that win over many draws.
 fn winners(name: &str, parameters: &Value, pool: &[Known]) -> BTreeSet<u32> {
     (0..100).map(|seed| first_of(1, name, parameters, pool, seed).0[0]).collect()
 }
@@ -75,7 +75,7 @@ fn unmeasured() -> EndpointMetrics {
     metrics
 }
 
-/// Mean prompt and answer, tokens; mean prefill and decode, seconds; 5 s of queue.
+/// Mean prompt and response in tokens; mean prefill and decode in seconds; 5 s of queue.
 fn latency(prompt: f64, generation: f64, prefill: f64, decode: f64) -> EndpointMetrics {
     let means = Means {
         queue_seconds: Some(5.0),
@@ -87,7 +87,7 @@ fn latency(prompt: f64, generation: f64, prefill: f64, decode: f64) -> EndpointM
     EndpointMetrics { rates: Rates { means, ..Rates::default() }, ..unmeasured() }
 }
 
-/// A server's whole life: seconds of prefill and decode of so many requests; what it did lately is `lately`.
+/// Metrics of a server's whole life: seconds of prefill and decode, and requests; `lately` are its recent metrics.
 fn lifetime(prefill: f64, decode: f64, requests: f64, lately: EndpointMetrics) -> EndpointMetrics {
     let mut metrics = lately;
     for (histogram, sum) in [(Histogram::Prefill, prefill), (Histogram::Decode, decode)] {
@@ -97,7 +97,7 @@ fn lifetime(prefill: f64, decode: f64, requests: f64, lately: EndpointMetrics) -
     metrics
 }
 
-/// Source, strategy, parameters, pool, who may win.
+/// Source, strategy, parameters, pool, possible winners.
 type Row = (&'static str, &'static str, Value, Vec<Known>, &'static [u32]);
 
 fn check(rows: &[Row]) {
@@ -107,7 +107,7 @@ fn check(rows: &[Row]) {
 }
 
 #[test]
-fn least_request_as_aibrix_has_it() {
+fn least_request_matches_aibrix() {
     let counts = |counts: &[Option<u32>]| counts.iter().map(|n| (n.unwrap_or(0), n.map(|_| page()))).collect();
     check(&[
         ("aibrix 10.1", "least-request", Value::Null, counts(&[Some(1), Some(2), Some(3), Some(9)]), &[1]),
@@ -118,7 +118,7 @@ fn least_request_as_aibrix_has_it() {
 }
 
 #[test]
-fn one_figure_decides() {
+fn one_metric_decides() {
     let none = || (0, Some(page()));
     let null = || Value::Null;
     check(&[
@@ -137,7 +137,7 @@ fn one_figure_decides() {
             &[1, 3],
         ),
         ("aibrix 10.2, only p1", "throughput", null(), vec![(9, Some(throughput(9.0, 9.0))), none(), none()], &[1]),
-        ("aibrix 10.2, nobody", "throughput", null(), vec![none(), none(), none()], &[1, 2, 3]),
+        ("aibrix 10.2, none", "throughput", null(), vec![none(), none(), none()], &[1, 2, 3]),
         ("aibrix 10.3", "least-busy-time", null(), idle([busy(0.1), busy(0.5), busy(0.8), busy(0.9)]), &[1]),
         ("aibrix 10.3, NaN is dropped", "least-busy-time", null(), vec![none(), (0, Some(busy(0.5)))], &[2]),
         ("aibrix 10.3", "least-busy-time", null(), idle([busy(0.0), busy(0.3)]), &[1]),
@@ -175,7 +175,7 @@ fn one_figure_decides() {
 }
 
 #[test]
-fn least_latency_weighs_what_was_measured() {
+fn least_latency_weighs_the_measurements() {
     let four = |third: EndpointMetrics| {
         idle([
             latency(10.0, 100.0, 10.0, 10.0),
@@ -223,9 +223,9 @@ fn least_latency_weighs_what_was_measured() {
     ]);
 }
 
-/// AIBrix's means are over a server's life, and what it reads for the queue is 0.
+/// AIBrix's means cover a server's life, and its queue time is always 0.
 #[test]
-fn least_latency_looks_at_the_last_minute_or_at_the_whole_life() {
+fn least_latency_uses_the_last_minute_or_with_compat_the_whole_life() {
     // The first was fast for days and is slow now, with a long queue.
     let was_fast = lifetime(1_000.0, 1_000.0, 1_000.0, latency(10.0, 100.0, 9.0, 9.0));
     let was_slow = lifetime(4_000.0, 4_000.0, 1_000.0, latency(10.0, 100.0, 2.0, 2.0));
@@ -295,13 +295,13 @@ fn load_balance_divides_by_the_drain_rate() {
     ]);
 }
 
-/// Each strategy with a page that holds its figure.
+/// Each strategy with metrics that contain its figure, and metrics that do not.
 fn by_figure() -> Vec<(&'static str, EndpointMetrics, Option<EndpointMetrics>)> {
     let bare = Some(page());
     vec![
         ("throughput", throughput(1.0, 1.0), bare.clone()),
         ("least-busy-time", busy(0.5), bare.clone()),
-        // A page without it is refused, so who lacks it has no page.
+        // Metrics without KV cache usage are rejected, so an endpoint without it has no metrics.
         ("least-kv-cache", cache(0.5, None), None),
         ("least-gpu-cache", cache(0.5, None), None),
         ("least-latency", latency(10.0, 100.0, 1.0, 1.0), bare.clone()),
@@ -310,7 +310,7 @@ fn by_figure() -> Vec<(&'static str, EndpointMetrics, Option<EndpointMetrics>)> 
 }
 
 #[test]
-fn without_its_figure_a_strategy_says_so_and_takes_the_fewest_requests() {
+fn without_its_metric_a_strategy_takes_the_fewest_requests_and_reports_it() {
     for (name, _, without) in by_figure().into_iter().chain([("load-balance", page(), Some(page()))]) {
         for seed in 0..20 {
             let pool: Vec<Known> = [5, 1, 9, 3].map(|requests| (requests, without.clone())).into();
@@ -319,9 +319,9 @@ fn without_its_figure_a_strategy_says_so_and_takes_the_fewest_requests() {
     }
 }
 
-/// AIBrix draws among all ready endpoints when none reports the figure.
+/// AIBrix picks at random among all ready endpoints if none reports the metric.
 #[test]
-fn random_fallback_picks_any_endpoint_without_figures() {
+fn random_fallback_picks_any_endpoint_without_metrics() {
     let random = json!({"fallback": "random"});
     for (name, with, without) in by_figure() {
         let pool: Vec<Known> = [5, 1, 9, 3].map(|requests| (requests, without.clone())).into();
@@ -332,7 +332,7 @@ fn random_fallback_picks_any_endpoint_without_figures() {
 }
 
 #[test]
-fn endpoints_without_the_figure_come_last() {
+fn endpoints_without_the_metric_come_last() {
     for (name, with, without) in by_figure() {
         for seed in 0..20 {
             let pool = [(5, without.clone()), (90, Some(with.clone())), (3, without.clone())];
@@ -342,7 +342,7 @@ fn endpoints_without_the_figure_come_last() {
 }
 
 #[test]
-fn a_figure_that_is_too_old_is_none() {
+fn stale_metric_counts_as_missing() {
     for (name, with, _) in by_figure() {
         let mut snapshot = snapshot(&[(1, 0), (2, 0)]);
         for state in &mut snapshot.endpoints {
@@ -356,7 +356,7 @@ fn a_figure_that_is_too_old_is_none() {
     }
 }
 
-/// All figures of a page at once, none of them shared by two pages.
+/// All metrics at once, different for each endpoint.
 fn full_page(i: u32) -> EndpointMetrics {
     let x = f64::from(i);
     let mut metrics = latency(10.0 + x, 100.0 + x, 1.0 + x * x, 2.0 + x);
@@ -371,11 +371,13 @@ fn full_page(i: u32) -> EndpointMetrics {
 
 proptest! {
     #[test]
-    fn the_order_of_candidates_carries_no_meaning(
-        pool in prop::collection::btree_map(0u32..100, any::<bool>(), 1..20).prop_map(Vec::from_iter).prop_shuffle(), seed in any::<u64>(),
+    fn order_of_candidates_has_no_effect(
+        pool in prop::collection::btree_map(0u32..100, any::<bool>(), 1..20).prop_map(Vec::from_iter).prop_shuffle(),
+        seed in any::<u64>(),
     ) {
-        // Requests differ, so that nothing is left to chance.
-        let pool: Vec<Known> = pool.into_iter().map(|(requests, page)| (requests, page.then(|| full_page(requests)))).collect();
+        // Requests differ, so no draw has an effect.
+        let known = |(requests, page): (u32, bool)| (requests, page.then(|| full_page(requests)));
+        let pool: Vec<Known> = pool.into_iter().map(known).collect();
         let mirrored: Vec<Known> = pool.iter().rev().cloned().collect();
         let last = pool.len() as u32 + 1;
         for name in by_figure().iter().map(|(name, ..)| *name).chain(["load-balance", "least-request"]) {

@@ -1,32 +1,45 @@
-//! `pd`: prefill and decode servers in pairs of one roleset, by AIBrix's rules.
+//! `pd`: a prefill server and a decode server of one roleset, chosen by AIBrix's rules.
 //!
 //! ```text
-//! candidates   servers that have a partner: prefill and decode of the pool's labels (`roleset-name`), and with
-//!              `promptLengthBucketing` those whose lengths the prompt fits; nobody fits: a combined server, else no endpoint
-//! combined     one with pressure < 0.25 while some prefill or decode server has > 1: the least pressed serves the request whole
-//!              pressure = waiting requests / requests ended a second
-//! 1 prefill    requests differ by more than `prefillLoadImbalanceMinSpread`: one of those with the fewest, and its partners
-//! 2 decode     the first that holds: requests differ by `decodeLoadImbalanceMinSpread`: the fewest
-//!                                    tokens/s differ by more than `decodeThroughputImbalanceMinSpread`: the least
-//!                                    requests / max(ended a second, 0.1), max / min > `decodeScoreRatioThreshold`: the least
-//! 3 the pair   least prefill / max(prefill, 1) + decode / max(decode, 0.01); scores by the two policies, see `pd/score.rs`
+//! candidates   servers with a partner: prefill and decode servers by the pool's labels (`roleset-name`). With
+//!              `promptLengthBucketing`, only those whose length range fits the prompt. If none fits: a combined
+//!              server, else no endpoint.
+//! combined     if a combined server has pressure < 0.25 while a prefill or decode server has > 1, the combined server
+//!              with the lowest pressure serves the whole request
+//!              pressure = waiting requests / requests finished per second
+//! 1 prefill    requests differ by more than `prefillLoadImbalanceMinSpread`: the one with the fewest, and its partners
+//! 2 decode     the first of these that applies:
+//!              requests differ by `decodeLoadImbalanceMinSpread`: the fewest
+//!              tokens/s differ by more than `decodeThroughputImbalanceMinSpread`: the least
+//!              requests / max(finished per second, 0.1), max / min > `decodeScoreRatioThreshold`: the least
+//! 3 the pair   lowest prefill / max(prefill, 1) + decode / max(decode, 0.01); scores by the two policies, see
+//!              `pd/score.rs`
 //! ```
 //!
-//! Every request of which a pair can be found is split, but those for combined servers. Lengths are the labels `promptLenBucketMinLength` and
-//! `promptLenBucketMaxLength` (both included) of prefill and decode servers, in bytes of four to a token unless `promptLengthUnit: tokens`; a
-//! combined server has the label `combined: "true"` and serves answers (in AIBrix these stand in an annotation; they count with bucketing only).
+//! Every request for which a pair exists is split, except those for combined servers. The labels
+//! `promptLenBucketMinLength` and `promptLenBucketMaxLength` give a server's range of prompt lengths, both inclusive.
+//! Lengths are in bytes, four per token, unless `promptLengthUnit: tokens`. A combined server has the label
+//! `combined: "true"` and the decode role. AIBrix reads these from an annotation. They apply with bucketing only.
 //!
-//! What stands in for what is not known here: requests are those that the server reports and those sent since, where the original counts
-//! its own; the queues of SGLang's prefill bootstrap are not read, so that pressure counts waiting requests alone; matched and unmatched are
-//! tokens also where the original counts bytes; a server whose page is missing or old has what was sent to it. A sick server or one without a
-//! partner serves no pair; the request is then served whole, where the original refuses it.
+//! Differences from AIBrix, where Attaché has other data:
+//! - Requests are those that the server reports plus those sent since; AIBrix counts its own.
+//! - The queues of SGLang's prefill bootstrap are not read, so pressure counts waiting requests alone.
+//! - Cached and uncached lengths are in tokens, also where AIBrix counts bytes.
+//! - A server with missing or stale metrics counts the requests that Attaché sent to it.
+//! - An unhealthy server or one without a partner is in no pair. The request is then served without a split; AIBrix
+//!   rejects it.
 //!
-//! AIBrix 0.4 has none of the rules but the mean and deviation of step 3: prefill by what is held, else at random; decode at random, of any
-//! roleset. When not: servers differ, or the transfer costs; `predicted-latency` weighs both. Source: AIBrix `pd` (development head, August 2026).
+//! AIBrix 0.4 has none of these rules but the mean and deviation of step 3. It picks prefill by cached tokens, else
+//! at random, and decode at random, of any roleset.
+//! When not: servers differ in speed, or the transfer takes long; `predicted-latency` weighs both. Source: AIBrix
+//! `pd` (development head, August 2026).
 //!
-//! With `compat: true` it decides as release 0.4, of servers with the label `role-name` alone: without a prefill or a decode server the request is
-//! refused with 503, the decode server is drawn, and the prefill server is the one that holds most of the prompt and has no more requests than mean
-//! and deviations allow, else drawn. `disaggregation.fallback` is then `fail` unless it is given. Both servers are of one roleset also then.
+//! With `compat: true` it decides as release 0.4, over servers with the label `role-name` alone:
+//! - Without a prefill or a decode server, the request is rejected with status 503.
+//! - The decode server is picked at random.
+//! - The prefill server is the one that holds most of the prompt within the mean and deviation of requests, else a
+//!   random one.
+//! - `disaggregation.fallback` is `fail` unless it is set. Both servers are of one roleset here too.
 
 mod score;
 
@@ -34,60 +47,62 @@ use attache_pool::role::AIBRIX_ROLE_LABEL;
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::plugin::{ParamError, params};
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{Field, MAX_TRIES, Pair, Picks};
+use attache_scheduling::split::{MAX_TRIES, Pair, PairCandidates, Picks};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
 use rand::seq::SliceRandom;
-use score::{DecodePolicy, Loads, PrefillPolicy, Weights};
+use score::{BalanceWeights, DecodeLoads, DecodePolicy, PrefillPolicy};
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "pd",
-    summary: "Splits requests over a prefill and a decode server of one roleset, by AIBrix's imbalance rules and scores.",
+    summary: "Splits requests over a prefill and a decode server of one roleset, by AIBrix's imbalance rules and \
+              scores.",
     source: "AIBrix `pd`",
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 16 requests, as AIBrix has it.
+/// 16 requests, AIBrix's default.
 pub const DEFAULT_PREFILL_LOAD_IMBALANCE_MIN_SPREAD: u32 = 16;
-/// 16 requests, as AIBrix has it.
+/// 16 requests, AIBrix's default.
 pub const DEFAULT_DECODE_LOAD_IMBALANCE_MIN_SPREAD: f64 = 16.0;
-/// 2048 tokens a second, as AIBrix has it.
+/// 2048 tokens per second, AIBrix's default.
 pub const DEFAULT_DECODE_THROUGHPUT_IMBALANCE_MIN_SPREAD: f64 = 2048.0;
-/// Half as long again, as AIBrix has it.
+/// A ratio of 1.5, AIBrix's default.
 pub const DEFAULT_DECODE_SCORE_RATIO_THRESHOLD: f64 = 1.5;
-/// Requests and tokens a second weigh alike, as in AIBrix.
+/// Requests and tokens per second have equal weight, as in AIBrix.
 pub const DEFAULT_DECODE_LB_WEIGHT: f64 = 1.0;
-/// 2 standard deviations, as AIBrix's manifest has it; its code alone has 1.
+/// 2 standard deviations, from AIBrix's manifest; the default in its code is 1.
 pub const DEFAULT_STANDARD_DEVIATION_FACTOR: f64 = 2.0;
-/// A combined server below this has time for a request of its own, as AIBrix has it.
+/// A combined server below this pressure, in seconds, can take a whole request, as in AIBrix.
 const LOW_PRESSURE: f64 = 0.25;
-/// A server above this is worth avoiding, as AIBrix has it: a second passes before what waits is through.
+/// A prefill or decode server above this pressure, in seconds, is avoided, as in AIBrix: waiting requests take longer
+/// than a second.
 const HIGH_PRESSURE: f64 = 1.0;
-/// Of requests ended a second, so that a server which stands still is very slow but not infinitely so.
+/// Lower bound of requests finished per second, so that a stalled server's wait is long but finite.
 const LEAST_DRAIN: f64 = 0.1;
-/// The greatest prefill score counts as at least this, as in AIBrix.
+/// Lower bound of the greatest prefill score, as in AIBrix.
 const LEAST_MAX_PREFILL: f64 = 1.0;
-/// The greatest decode score counts as at least this, as in AIBrix.
+/// Lower bound of the greatest decode score, as in AIBrix.
 const LEAST_MAX_DECODE: f64 = 0.01;
-/// Bytes that count as one token where lengths are in bytes.
+/// Bytes per token where lengths are in bytes.
 const BYTES_PER_TOKEN: u64 = 4;
 /// A value of AIBrix's role label.
 const PREFILL: &str = "prefill";
 /// A value of AIBrix's role label.
 const DECODE: &str = "decode";
-/// Label of a server's shortest prompt.
+/// Label with the shortest prompt that a server takes.
 const MIN_LENGTH_LABEL: &str = "promptLenBucketMinLength";
-/// Label of a server's longest prompt.
+/// Label with the longest prompt that a server takes.
 const MAX_LENGTH_LABEL: &str = "promptLenBucketMaxLength";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Unit {
-    /// As AIBrix's usual tokenizer counts.
+enum LengthUnit {
+    /// As AIBrix's default tokenizer counts.
     #[default]
     Bytes,
     Tokens,
@@ -108,7 +123,7 @@ struct Params {
     decode_lb_weight_throughput: f64,
     standard_deviation_factor: f64,
     prompt_length_bucketing: bool,
-    prompt_length_unit: Unit,
+    prompt_length_unit: LengthUnit,
     compat: bool,
 }
 
@@ -125,7 +140,7 @@ impl Default for Params {
             decode_lb_weight_throughput: DEFAULT_DECODE_LB_WEIGHT,
             standard_deviation_factor: DEFAULT_STANDARD_DEVIATION_FACTOR,
             prompt_length_bucketing: false,
-            prompt_length_unit: Unit::default(),
+            prompt_length_unit: LengthUnit::default(),
             compat: false,
         }
     }
@@ -157,20 +172,20 @@ fn is_labelled(endpoint: &Endpoint, role: &str) -> bool {
     label(endpoint, AIBRIX_ROLE_LABEL) == Some(role) && endpoint.roles != Roles::NONE
 }
 
-/// Candidates of one side.
+/// Candidates of one side of a pair, prefill or decode.
 type Side<'a> = SmallVec<[Candidate<'a>; 16]>;
 
 fn label<'e>(endpoint: &'e Endpoint, name: &str) -> Option<&'e str> {
     endpoint.spec.labels.get(name).map(|value| &**value)
 }
 
-/// Seconds until what waits there is through; `None` where it is not known.
+/// Seconds until the waiting requests are done; `None` if unknown.
 fn pressure(candidate: &Candidate<'_>) -> Option<f64> {
     let drain = candidate.metrics()?.rates.finished.filter(|rate| *rate > 0.0)?;
     Some(f64::from(candidate.waiting) / drain)
 }
 
-/// The candidate with the least figure, one of them by chance where several have it; NaN is nobody's.
+/// The candidate with the lowest figure, ties at random. NaN figures are skipped.
 fn least<'s, 'a>(
     side: &'s [Candidate<'a>],
     rng: &mut PickRng,
@@ -181,25 +196,25 @@ fn least<'s, 'a>(
     known.min_by(|(a, x, _), (b, y, _)| a.total_cmp(b).then(x.cmp(y))).map(|(.., candidate)| candidate)
 }
 
-/// The least and the greatest of those that are numbers.
+/// The lowest and the highest figure; NaN figures are skipped.
 fn span(figures: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let known = figures.filter(|f| !f.is_nan());
     known.fold(None, |span, f| Some(span.map_or((f, f), |(least, most): (f64, f64)| (least.min(f), most.max(f)))))
 }
 
 impl Pd {
-    /// Whether a server of these labels takes prompts of this length.
+    /// Whether the server's labels allow a prompt of this length.
     fn fits(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> bool {
         let length = match self.0.prompt_length_unit {
-            Unit::Bytes => u64::from(cx.request.prompt_tokens) * BYTES_PER_TOKEN,
-            Unit::Tokens => u64::from(cx.request.prompt_tokens),
+            LengthUnit::Bytes => u64::from(cx.request.prompt_tokens) * BYTES_PER_TOKEN,
+            LengthUnit::Tokens => u64::from(cx.request.prompt_tokens),
         };
         let bound = |name: &str| label(endpoint, name).and_then(|value| value.parse::<u64>().ok());
         let longest = bound(MAX_LENGTH_LABEL).filter(|most| *most > 0).unwrap_or(u64::MAX);
         (bound(MIN_LENGTH_LABEL).unwrap_or(0)..=longest).contains(&length)
     }
 
-    /// Those that may stand in a pair, as far as lengths say.
+    /// The servers of `side` that may be in a pair, by their length labels and without combined servers.
     fn paired<'a>(&self, cx: &PickContext<'_>, side: &[Candidate<'a>]) -> Side<'a> {
         let bucketing = self.0.prompt_length_bucketing;
         let of_pairs = |c: &Candidate<'_>| !(cx.splittable && c.state.endpoint.is_combined());
@@ -207,7 +222,8 @@ impl Pd {
         side.iter().filter(may).copied().collect()
     }
 
-    /// The server that computes the whole request in place of a pair, when bucketing is on. `Err`: the request fits nobody.
+    /// With bucketing, the combined server that serves the whole request in place of a pair. `Err`: no server fits
+    /// the prompt's length.
     fn combined<'s, 'a>(
         &self,
         cx: &PickContext<'_>,
@@ -245,7 +261,7 @@ impl Pd {
         Ok(least(candidates, rng, idle))
     }
 
-    /// The prefill server that stands out as having little to do.
+    /// A prefill server with far fewer requests than the others, if there is one.
     fn idle_prefill<'s, 'a>(&self, side: &'s [Candidate<'a>], rng: &mut PickRng) -> Option<&'s Candidate<'a>> {
         let most = side.iter().map(|c| c.requests).max()?;
         let fewest = side.iter().map(|c| c.requests).min()?;
@@ -253,14 +269,14 @@ impl Pd {
         imbalanced.then(|| least(side, rng, |_, c| f64::from(c.requests)))?
     }
 
-    /// The decode server that stands out as having little to do, and by what.
+    /// A decode server with far less load than the others, if there is one, and the rule that found it.
     fn idle_decode<'s, 'a>(
         &self,
         side: &'s [Candidate<'a>],
-        loads: &Loads,
+        loads: &DecodeLoads,
         rng: &mut PickRng,
     ) -> Option<(&'s Candidate<'a>, &'static str)> {
-        // A server of which nothing is known is not idle for that: it may have just begun.
+        // A server without metrics may have just started, so it does not count as idle.
         let requests = |i: usize, c: &Candidate<'_>| if c.metrics().is_some() { loads.requests(i) } else { f64::NAN };
         let (fewest, most) = span(side.iter().enumerate().map(|(i, c)| requests(i, c))).unwrap_or_default();
         if most - fewest >= self.0.decode_load_imbalance_min_spread && most > fewest {
@@ -281,7 +297,7 @@ impl Pd {
         slow.then(|| least(side, rng, waits).map(|c| (c, "done far sooner with what it has")))?
     }
 
-    /// As release 0.4: a decode server is drawn, and there has to be a prefill server.
+    /// The decision of release 0.4: a random decode server, provided that there is a prefill server.
     fn rank_exactly(
         &self,
         cx: &PickContext<'_>,
@@ -305,10 +321,11 @@ impl Pd {
         }
     }
 
-    /// As release 0.4: the prefill server by what it holds, as far as its load allows, else drawn.
+    /// The pair of release 0.4: the prefill server with the most cached tokens among those within the load bound,
+    /// else a random one.
     fn pair_exactly(
         &self,
-        field: &Field<'_, '_>,
+        field: &PairCandidates<'_, '_>,
         decode: &Candidate<'_>,
         rng: &mut PickRng,
         ranking: &Ranking,
@@ -335,11 +352,11 @@ impl Pd {
         Some(Pair { split: Some(true), ..Pair::proposed(tries, decoders, reason) })
     }
 
-    fn weights(&self) -> Weights {
-        Weights { running: self.0.decode_lb_weight_running, throughput: self.0.decode_lb_weight_throughput }
+    fn weights(&self) -> BalanceWeights {
+        BalanceWeights { running: self.0.decode_lb_weight_running, throughput: self.0.decode_lb_weight_throughput }
     }
 
-    /// Of prefill servers; NaN for those that have far more to do than the others.
+    /// Scores of prefill servers; NaN for those above the load bound.
     fn prefill_scores(&self, cx: &PickContext<'_>, side: &[Candidate<'_>]) -> SmallVec<[f64; 16]> {
         let most = side.iter().map(|c| c.requests).max().unwrap_or(0).max(1);
         let bound = score::bound(side, self.0.standard_deviation_factor);
@@ -351,8 +368,12 @@ impl Pd {
     }
 }
 
-/// Those of both sides that have a partner on the other.
-fn complete<'a>(field: &Field<'_, '_>, prefill: &[Candidate<'a>], decode: &[Candidate<'a>]) -> (Side<'a>, Side<'a>) {
+/// The servers of each side that have a partner on the other side.
+fn complete<'a>(
+    field: &PairCandidates<'_, '_>,
+    prefill: &[Candidate<'a>],
+    decode: &[Candidate<'a>],
+) -> (Side<'a>, Side<'a>) {
     let go = |p: &Candidate<'_>, d: &Candidate<'_>| field.go_together(&p.state.endpoint, &d.state.endpoint);
     (
         prefill.iter().filter(|p| decode.iter().any(|d| go(p, d))).copied().collect(),
@@ -360,8 +381,8 @@ fn complete<'a>(field: &Field<'_, '_>, prefill: &[Candidate<'a>], decode: &[Cand
     )
 }
 
-/// Those of `side` that go together with `one`, which stands on the other side.
-fn partners<'a>(field: &Field<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, is_decode: bool) -> Side<'a> {
+/// The servers of `side` that can form a pair with `one`, which is on the other side.
+fn partners<'a>(field: &PairCandidates<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, is_decode: bool) -> Side<'a> {
     let fits = |c: &&Candidate<'_>| {
         let other = &c.state.endpoint;
         if is_decode { field.go_together(other, one) } else { field.go_together(one, other) }
@@ -369,9 +390,9 @@ fn partners<'a>(field: &Field<'_, '_>, side: &[Candidate<'a>], one: &Endpoint, i
     side.iter().filter(fits).copied().collect()
 }
 
-/// Positions on both sides of the pair with the least sum of shares, one by chance where several have it.
+/// Positions, on both sides, of the pair with the lowest sum of relative scores; ties at random.
 fn cheapest(
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     (prefill, prefill_scores): (&[Candidate<'_>], &[f64]),
     (decode, decode_scores): (&[Candidate<'_>], &[f64]),
     rng: &mut PickRng,
@@ -409,7 +430,7 @@ impl Strategy for Pd {
             Ok(combined) => combined,
         };
         let candidates = if fitting.is_empty() { candidates } else { &fitting };
-        let loads = Loads::of(candidates);
+        let loads = DecodeLoads::of(candidates);
         let first = match combined {
             Some(combined) => Some((combined, "a combined server that has time")),
             None => self.idle_decode(candidates, &loads, rng),
@@ -428,7 +449,13 @@ impl Strategy for Pd {
         }
     }
 
-    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         let whole = field.whole.picks.first().and_then(|e| field.decoder(e))?;
         if self.0.compat {
             return self.pair_exactly(field, whole, rng, &ranking);
@@ -444,8 +471,8 @@ impl Strategy for Pd {
             prefill = smallvec![idle];
             reason = "a prefill server with far fewer requests";
         }
-        // The shares of what decides are those among the decode servers before one of them is singled out.
-        let mut loads = Loads::of(&decode);
+        // Relative loads compare all decode servers, also when one of them is singled out below.
+        let mut loads = DecodeLoads::of(&decode);
         if let Some((idle, why)) = self.idle_decode(&decode, &loads, rng).map(|(c, why)| (*c, why)) {
             let aligned = partners(field, &prefill, &idle.state.endpoint, true);
             if !aligned.is_empty() {

@@ -1,8 +1,8 @@
-//! `power-of-two`: two different candidates drawn at random, the one with fewer requests wins.
+//! `power-of-two`: draws two candidates at random and picks the one with fewer requests.
 //!
-//! Nearly as even as `least-request` and immune to its herds when several pickers share a pool without seeing each other's
-//! picks. When not: one picker sees everything; then `least-request` is better.
-//! With `compat: true` only what this picker sent counts; AIBrix adds up its gateways' counts in Redis.
+//! Balances almost as evenly as `least-request`, and avoids its herding when several replicas share a pool without
+//! seeing each other's picks. When not: one replica sees all requests; then `least-request` is better.
+//! With `compat: true` only this replica's requests count; AIBrix adds up its gateways' counts in Redis.
 //! Source: Mitzenmacher, "The power of two choices in randomized load balancing" (2001); AIBrix `power-of-two`.
 
 use attache_scheduling::plugin::{CountParams, params};

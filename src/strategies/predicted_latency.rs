@@ -1,38 +1,43 @@
-//! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are there already.
+//! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are
+//! there already.
 //!
 //! ```text
 //! cost = first token + own prefill · (decoding + waiting) + price · (own prefill + room) / 2 + answer
 //! price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
 //! ```
 //!
-//! `first token` is the predicted time to the request's first token there: what others still have to compute, what of this prompt is not
-//! cached, what the batch and the queue cost. `own prefill` is the part of it in which the endpoint computes this prompt, and what a cached prefix saves:
-//! requests that decode there meanwhile receive no tokens. Both are seconds, learned by
-//! [`attache_pool::speed`], per endpoint, from what the picker sees. [`attache_scheduling::facts::cost`] has the formulas.
+//! `first token` is the predicted time to the request's first token there: what others still have to compute, what of
+//! this prompt is not cached, what the batch and the queue cost. `own prefill` is the part of it in which the
+//! endpoint computes this prompt, and what a cached prefix saves: requests that decode there meanwhile receive no
+//! tokens. Both are seconds, learned by [`attache_pool::speed`], per endpoint, from what the picker sees.
+//! [`attache_scheduling::facts::cost`] has the formulas.
 //!
-//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are nearly full: there prompts with one beginning stay
-//! together, as they need the room for it once.
+//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are
+//! nearly full: there prompts with one beginning stay together, as they need the room for it once.
 //!
-//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a fuller batch, which keeps a prefix
-//! that everybody asks for from gathering everybody on the server that holds it, where one more copy of it would serve all better.
+//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a
+//! fuller batch, which keeps a prefix that everybody asks for from gathering everybody on the server that holds it,
+//! where one more copy of it would serve all better.
 //!
-//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count by the price alone.
+//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count
+//! by the price alone.
 //!
-//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the endpoint is idle again. It is nothing in an
-//! idle pool, where only the request's own time counts, and the more the longer the queue there, so that in a pool that is full a request goes where it
-//! makes least work. Nothing is calibrated. What a decision sends counts at once, so a burst spreads as it comes.
+//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the
+//! endpoint is idle again. It is nothing in an idle pool, where only the request's own time counts, and the more the
+//! longer the queue there, so that in a pool that is full a request goes where it makes least work. Nothing is
+//! calibrated. What a decision sends counts at once, so a burst spreads as it comes.
 //!
-//! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first guess decides.
-//! Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees) and Mooncake's
-//! KVCache-centric scheduling (Qin et al., FAST'25).
+//! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first
+//! guess decides. Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with
+//! gradient-boosted trees) and Mooncake's KVCache-centric scheduling (Qin et al., FAST'25).
 
+use attache_pool::Endpoint;
 use attache_pool::place::{Nearness, Place, Places};
 use attache_pool::speed::{Load, Prediction};
-use attache_pool::Endpoint;
 use attache_scheduling::facts::cost::{self, Prices, Serving};
 use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
-use attache_scheduling::split::{Decider, Field, MAX_TRIES, Pair};
+use attache_scheduling::split::{Decider, MAX_TRIES, Pair, PairCandidates};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::rng::PickRng;
 use rand::RngExt;
@@ -43,7 +48,8 @@ use std::sync::Arc;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "predicted-latency",
-    summary: "Picks the endpoint where the request is predicted to cost least time, its own and that of those already there.",
+    summary: "Picks the endpoint where the request is predicted to cost least time, its own and that of \
+              those already there.",
     source: "ours; llm-d `predicted-latency-producer`, Mooncake (FAST'25)",
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
@@ -110,7 +116,8 @@ impl<'a> Ways<'a> {
         Worth(prompt + (answer + self.prices.transfer(self.tokens, near)), near)
     }
 
-    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where nothing better can come.
+    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where
+    /// nothing better can come.
     fn best(
         &self,
         cheap: &[(f64, &Arc<Endpoint>)],
@@ -186,10 +193,16 @@ impl Strategy for PredictedLatency {
         }
     }
 
-    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so that each decode server's
-    /// search ends with the first that goes together with it; where transfers differ by how near two servers are, or labels keep sets together, a few
-    /// later.
-    fn pair(&self, cx: &PickContext<'_>, field: &Field<'_, '_>, rng: &mut PickRng, ranking: Ranking) -> Option<Pair> {
+    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so
+    /// that each decode server's search ends with the first that goes together with it; where transfers differ by how
+    /// near two servers are, or labels keep sets together, a few later.
+    fn pair(
+        &self,
+        cx: &PickContext<'_>,
+        field: &PairCandidates<'_, '_>,
+        rng: &mut PickRng,
+        ranking: Ranking,
+    ) -> Option<Pair> {
         let prices = self.prices(cx, [field.decode, field.prefill], Serving::OneOrTwoServers);
         let priced = |side: &[Candidate<'_>], cost: fn(&PickContext<'_>, &Candidate<'_>, &Prices) -> f64| {
             side.iter().map(|c| cost(cx, c, &prices)).collect::<SmallVec<[f64; 16]>>()
@@ -247,7 +260,7 @@ mod tests {
     use super::*;
     use attache_pool::Roles;
     use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
-    use attache_scheduling::testing::{Server, among, load};
+    use attache_scheduling::testing::{TestServer, among, load};
     use std::cell::Cell;
 
     #[test]
@@ -263,7 +276,7 @@ mod tests {
             let server = |role: &str, number: usize| {
                 let server = load(0, 0.0).label("llm-d.ai/role", role);
                 let zone = zones.map(|[prefill, decode]| if role == "prefill" { prefill } else { decode });
-                let server = zone.into_iter().fold(server, |s: Server, zone| s.label(DEFAULT_ZONE_LABEL, zone));
+                let server = zone.into_iter().fold(server, |s: TestServer, zone| s.label(DEFAULT_ZONE_LABEL, zone));
                 if host { server.label(DEFAULT_HOST_LABEL, &format!("h{number}")) } else { server }
             };
             let servers = (0..HELPERS).map(|number| server("prefill", number)).chain([server("decode", HELPERS)]);

@@ -1,32 +1,43 @@
-//! `prefix-affinity`: a prompt goes where the longest beginning of it went before, unless that endpoint has more to do than the others.
+//! `prefix-affinity`: the endpoint that was sent the longest prefix of the prompt, unless it has more requests than
+//! the others.
 //!
 //! ```text
-//! chain      xxh64 of the first `maxDepth` blocks of `windowBytes` bytes, each with the hash before it; the first with the model's
-//! hot        the endpoint that was sent the longest beginning; its ratio is that length over the chain's
+//! chain      xxh64 of the first `maxDepth` blocks of `windowBytes` bytes. Each block is hashed together with the hash
+//!            before it, the first one with the hash of the model's name.
+//! hot        the endpoint that was sent the longest prefix; its ratio is that length over the chain's length
 //! eligible   requests <= fewest + balanceAbsThreshold  and  requests <= fewest · balanceRelThreshold + 1
 //! pick       hot, when it is eligible and ratio >= minPrefixMatch
-//!            else of the eligible the one that was sent the least of late: Σ 0.5^(age / half life) over its beginnings
+//!            else the eligible endpoint with the lowest sum of 0.5^(age / half life) over its recorded blocks
 //! ```
 //!
-//! Prompts are remembered when they are sent, for `ttlSeconds`; where Envoy serves one elsewhere, for that endpoint, and the one that was picked
-//! keeps what other requests were sent there. An endpoint that leaves, or whose model server restarts, loses its entries at once. A hot endpoint
-//! that is passed over for its load counts in `attache_diverted_total`, by pool, and in `attache_model_diverted_total`, by model. Per model, the
-//! admin API and `modelPolicies` change the thresholds or say `round_robin`: then requests go by the floor and leave no trace.
+//! A prefix is recorded when the request is sent and expires after `ttlSeconds`. If Envoy sends the request to
+//! another endpoint, the record moves there; the picked endpoint keeps what other requests recorded.
+//! When an endpoint is removed or its model server restarts, its entries are dropped at once.
+//! A hot endpoint that is passed over for its load counts in `attache_diverted_total` (by pool) and in
+//! `attache_model_diverted_total` (by model).
+//! The admin API and `modelPolicies` change the thresholds per model. With `round_robin`, a model uses the fallback
+//! order and records nothing.
 //!
 //! ```text
-//! floor      fewest requests, then the one that was used the longest ago, then the least KV cache in use
+//! fallback   fewest requests, then the one that was used the longest ago, then the least KV cache in use
 //! ```
 //!
-//! The floor also decides where there is no prompt to compare, and between endpoints that were sent equally little. A busy endpoint never goes before
-//! an idle one there.
+//! The fallback order also applies to requests without a prompt, and between endpoints of equal weight. In this order
+//! an idle endpoint always comes before a busy one.
 //!
-//! Of several endpoints that were sent the same beginning, the one with the fewest requests is the hot one, and only those that may serve the
-//! request count. `compat: true` is the original: the last one to be sent a beginning owns it, and when that one may not serve, nobody is hot; of the
-//! eligible endpoints, the one that was sent the least goes first though another one is idle, and equals go by their ids.
-//! Memory is bounded by `maxEntries`, oldest first, where the original is bounded by time alone.
+//! If several endpoints were sent the same prefix, the hot one is the one with the fewest requests. Only endpoints
+//! that may serve the request are considered.
 //!
-//! When not: the servers' tokens are known or their KV events can be read; then `prefix-cache` sees what is cached, not what was sent. Prompts that
-//! are equal in the first 16 KiB are the same here, tools and media are not looked at, and answers are not remembered.
+//! `compat: true` behaves as LocalAI: the last endpoint that was sent a prefix owns it. If that endpoint may not
+//! serve the request, no endpoint is hot.
+//! Of the eligible endpoints, the one with the lowest weight comes first even if another one is idle, and ties go to
+//! the lowest id.
+//!
+//! Memory is bounded by `maxEntries`, oldest first; LocalAI bounds it by time alone.
+//!
+//! When not: Attaché knows the servers' tokens or reads their KV events. Then `prefix-cache` knows what is cached,
+//! not only what was sent.
+//! Prompts that are equal in the first 16 KiB count as the same. Tools, media and responses are ignored.
 //! Source: LocalAI's prefix-cache routing (pull request 10071).
 
 pub(super) mod chain;
@@ -44,7 +55,7 @@ use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
 use chain::Chain;
-use memory::{Hot, Memory, Retention};
+use memory::{HotEndpoint, Memory, Retention};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use smallvec::SmallVec;
@@ -53,28 +64,29 @@ use std::time::Duration;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "prefix-affinity",
-    summary: "Picks the endpoint that was sent the longest beginning of the prompt, unless it has more to do than others; else the one that was sent least.",
+    summary: "Picks the endpoint that was sent the longest prefix of the prompt, unless it has more requests than \
+              others; else the one that was sent least.",
     source: "LocalAI prefix-cache routing",
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 30 % of the chain, as LocalAI has it.
+/// 30 % of the chain, LocalAI's default.
 const DEFAULT_MIN_PREFIX_MATCH: f64 = 0.3;
-/// 2 requests, as LocalAI has it.
+/// 2 requests, LocalAI's default.
 const DEFAULT_BALANCE_ABS_THRESHOLD: u32 = 2;
-/// Half as many again, as LocalAI has it.
+/// A ratio of 1.5, LocalAI's default.
 const DEFAULT_BALANCE_REL_THRESHOLD: f64 = 1.5;
-/// 5 minutes, as LocalAI has it: about what a server's cache keeps under load.
+/// 5 minutes, LocalAI's default: about how long a server under load keeps a prefix cached.
 const DEFAULT_TTL_SECONDS: u64 = 300;
-/// 2 minutes, as LocalAI has it.
+/// 2 minutes, LocalAI's default.
 const DEFAULT_HALF_LIFE_SECONDS: u64 = 120;
-/// 256 bytes, as LocalAI has it: about 64 tokens.
+/// 256 bytes, LocalAI's default: about 64 tokens.
 const DEFAULT_WINDOW_BYTES: usize = 256;
-/// 64 blocks, as LocalAI has it: 16 KiB of prompt.
+/// 64 blocks, LocalAI's default: 16 KiB of prompt.
 const DEFAULT_MAX_DEPTH: usize = 64;
-/// A million, at about 90 bytes each: 16,000 prompts of full length.
+/// One million entries of about 90 bytes each: 16,000 prompts of full length.
 const DEFAULT_MAX_ENTRIES: u32 = 1_000_000;
-/// 9 GB of memory, which nobody means.
+/// Upper limit of `maxEntries`, about 9 GB of memory: rejects typing errors.
 const MOST_ENTRIES: u32 = 100_000_000;
 
 #[derive(Debug, Deserialize)]
@@ -148,16 +160,16 @@ struct PrefixAffinity {
     memory: RwLock<Memory>,
 }
 
-/// What holds for one request.
+/// The thresholds for one request.
 #[derive(Clone, Copy, Debug)]
-struct Rules {
+struct Thresholds {
     on: bool,
     min_match: f64,
     abs: u32,
     rel: f64,
 }
 
-impl Rules {
+impl Thresholds {
     /// The most requests that an endpoint may have when the least loaded one has `fewest`.
     fn bound(self, fewest: u32) -> f64 {
         let fewest = f64::from(fewest);
@@ -166,10 +178,10 @@ impl Rules {
 }
 
 impl PrefixAffinity {
-    /// The parameters, and over them what is said about the model.
-    fn rules(&self, cx: &PickContext<'_>) -> Rules {
+    /// The strategy's parameters, overridden by the model's policy.
+    fn rules(&self, cx: &PickContext<'_>) -> Thresholds {
         let (p, model) = (&self.params, cx.policy);
-        Rules {
+        Thresholds {
             on: model.route_policy.unwrap_or(p.route_policy) == RoutePolicy::PrefixCache,
             min_match: model.min_prefix_match.unwrap_or(p.min_prefix_match),
             abs: model.balance_abs_threshold.unwrap_or(p.balance_abs_threshold),
@@ -184,7 +196,7 @@ impl PrefixAffinity {
         cx.request.digest(name, of).unwrap_or_default()
     }
 
-    /// The memory, without what is too old.
+    /// Read access to the memory, after expired entries are dropped.
     fn memory(&self, now: Timestamp) -> RwLockReadGuard<'_, Memory> {
         let memory = self.memory.read();
         if !memory.is_stale(now) {
@@ -197,11 +209,18 @@ impl PrefixAffinity {
     }
 }
 
-/// A candidate in the order of cold prompts: whether it is passed over, what it was sent of late, the floor's order, its position.
-type Cold = ((bool, bool), f64, floor::Place, usize);
+/// Sort key of a candidate without a hot prefix: ineligible, busy, weight of what it was sent, fallback order,
+/// position.
+type ColdKey = ((bool, bool), f64, floor::FloorKey, usize);
 
-/// The endpoint that was sent the longest beginning, if that is at least `min_match` of the chain.
-fn hot(memory: &Memory, chain: &[u64], now: Timestamp, candidates: &[Candidate<'_>], min_match: f64) -> Option<Hot> {
+/// The endpoint that was sent the longest prefix, if that is at least `min_match` of the chain.
+fn hot(
+    memory: &Memory,
+    chain: &[u64],
+    now: Timestamp,
+    candidates: &[Candidate<'_>],
+    min_match: f64,
+) -> Option<HotEndpoint> {
     let mut by_id: SmallVec<[(EndpointId, usize, u32); 32]> =
         candidates.iter().enumerate().map(|(i, c)| (c.state.endpoint.id, i, c.requests)).collect();
     by_id.sort_unstable();
@@ -230,12 +249,13 @@ impl Strategy for PrefixAffinity {
         let hot = hot(&memory, &chain, cx.now, candidates, rules.min_match);
         let of_hot = |i| hot.filter(|h| h.candidate == i).map_or(0.0, |h| h.depth as f64 / chain.len() as f64);
         ranking.note("match", 0.0, candidates, of_hot);
-        ranking
-            .note("room", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests)));
-        ranking.because("was sent the least of late");
+        ranking.note("free slots", 0.0, candidates, |i| {
+            candidates.get(i).map_or(f64::NAN, |c| bound - f64::from(c.requests))
+        });
+        ranking.because("was sent the least recently");
         match hot.and_then(|h| candidates.get(h.candidate)) {
             Some(hot) if eligible(hot) => {
-                ranking.because("was sent the longest beginning");
+                ranking.because("was sent the longest prefix");
                 ranking.push(&hot.state.endpoint);
             }
             Some(_) => ranking.divert(),
@@ -246,13 +266,13 @@ impl Strategy for PrefixAffinity {
         }
         let model = chain::of_model(cx.request.model);
         let weight = |c: &Candidate<'_>| memory.weight(model, c.state.endpoint.id, cx.now);
-        ranking.note("sent of late", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
-        // Where somebody is idle, a busy endpoint waits for nobody.
+        ranking.note("sent recently", 0.0, candidates, |i| candidates.get(i).map_or(f64::NAN, weight));
+        // An idle endpoint comes before every busy one.
         let idle_first = |c: &Candidate<'_>| !self.params.compat && c.requests > 0;
-        let mut cold: SmallVec<[Cold; 32]> = SmallVec::new();
+        let mut cold: SmallVec<[ColdKey; 32]> = SmallVec::new();
         cold.extend(candidates.iter().enumerate().map(|(i, c)| {
-            let place = if self.params.compat { floor::Place::of_id(c) } else { floor::Place::of(c) };
-            ((!eligible(c), idle_first(c)), weight(c), place, i)
+            let order = if self.params.compat { floor::FloorKey::of_id(c) } else { floor::FloorKey::of(c) };
+            ((!eligible(c), idle_first(c)), weight(c), order, i)
         }));
         drop(memory);
         cold.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));

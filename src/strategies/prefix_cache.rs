@@ -1,18 +1,23 @@
-//! `prefix-cache`: the endpoint that holds the longest beginning of the prompt, unless it has too much to do.
+//! `prefix-cache`: the endpoint that holds the longest prefix of the prompt, unless it is overloaded.
 //!
 //! ```text
 //! requests differ by more than `imbalance`:  only the endpoints with the fewest requests count
-//! order = held share (percent) falling, requests rising, ties at random
+//! order = cached share (percent) descending, requests ascending, ties at random
 //! pick  = the first in that order with requests <= mean + `deviations` x (sample) standard deviation of all
 //! none  = fewest requests
 //! ```
 //!
-//! Shares are whole percents, so that a few blocks more never outweigh load. The picked endpoint computes what it lacked and holds it from
-//! then on: a hot prefix spreads by itself. When not: servers differ in speed (requests are counted, not time).
-//! With `compat: true` a request counts only if this picker sent it, and under imbalance prefixes are ignored: the fewest requests decide alone.
-//! Scraped metrics trail the picker's own count, so that without `compat` an endpoint can show a request twice for a moment.
-//! The defaults are those of the manifest that AIBrix is deployed with; its code alone says `imbalance: 8, deviations: 1`.
-//! Source: AIBrix `prefix-cache` (development head, August 2026; with `compat` release 0.4), over an exact index in place of its table.
+//! Shares are whole percents, so a few more cached blocks never outweigh load. The picked endpoint computes the
+//! missing blocks and then holds them too, so a hot prefix spreads by itself.
+//! When not: servers differ in speed, since requests are counted and not time.
+//!
+//! `compat: true` counts only requests that this replica sent. If requests are imbalanced, it ignores prefixes and
+//! the fewest requests decide alone.
+//! Scraped metrics lag behind the replica's own count, so without `compat` an endpoint can briefly count a request
+//! twice.
+//! The defaults are those of AIBrix's manifest; the defaults in its code are `imbalance: 8, deviations: 1`.
+//! Source: AIBrix `prefix-cache` (development head, August 2026; with `compat` release 0.4), over an exact index
+//! instead of its table.
 
 use attache_scheduling::plugin::{Better, ParamError, params};
 use attache_scheduling::registry::Descriptor;
@@ -30,9 +35,9 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// 16 requests, as AIBrix's manifest and documentation have it.
+/// 16 requests, the default of AIBrix's manifest and documentation.
 const DEFAULT_IMBALANCE: u32 = 16;
-/// 2 standard deviations, as AIBrix's manifest and documentation have it.
+/// 2 standard deviations, the default of AIBrix's manifest and documentation.
 const DEFAULT_DEVIATIONS: f64 = 2.0;
 
 #[derive(Debug, Deserialize)]
@@ -66,12 +71,12 @@ struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// The requests that `candidate` counts with.
+    /// Number of requests of `candidate` for this strategy.
     fn requests(&self, candidate: &Candidate<'_>) -> u32 {
         if self.compat { candidate.own_requests() } else { candidate.requests }
     }
 
-    /// The most requests that an endpoint may have to be picked for what it holds.
+    /// Most requests that an endpoint may have to be picked for its cached prefix.
     fn bound(&self, candidates: &[Candidate<'_>]) -> f64 {
         let n = candidates.len() as f64;
         let mean = candidates.iter().map(|c| f64::from(self.requests(c))).sum::<f64>() / n;
@@ -81,7 +86,7 @@ impl PrefixCache {
     }
 }
 
-/// The whole percents of the prompt that `candidate` holds.
+/// Share of the prompt that `candidate` holds, in whole percent.
 fn percent(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> u32 {
     let held = u64::from(candidate.cached.any) * 100 / u64::from(cx.request.prompt_tokens.max(1));
     u32::try_from(held).unwrap_or(100).min(100)
@@ -110,7 +115,7 @@ impl Strategy for PrefixCache {
         for candidate in holders.iter().filter_map(|(_, _, _, i)| candidates.get(*i)).take(ranking.wanted()) {
             ranking.push(&candidate.state.endpoint);
         }
-        // The rest, for retries and for prompts that nobody holds.
+        // The other endpoints, for retries and for prompts that no endpoint holds.
         let mut key = |c: &Candidate<'_>| (u64::from(self.requests(c)) << 32) | u64::from(rng.random::<u32>());
         let mut rest = Ranking::new(ranking.wanted() + holders.len());
         rest.push_lowest(candidates.iter().map(|c| (key(c), &c.state.endpoint)));

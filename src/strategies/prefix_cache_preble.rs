@@ -1,21 +1,33 @@
-//! `prefix-cache-preble`: exploit a prefix that covers most of the prompt, else explore where the last minutes left most room.
+//! `prefix-cache-preble`: exploits a prefix that covers most of the prompt, else explores the endpoint with the least
+//! recent work.
 //!
 //! ```text
 //! requests differ by more than `imbalance`: only the endpoints with the fewest requests count, unless `gate: false`
-//! longest held > matchThreshold x prompt:   of its holders, the one with the fewest requests within the window
-//! else:                                     the least  work within the window + prefill(what it lacks of this prompt)
-//! work of a request = prefill(new tokens, prompt) + answer tokens x 0.15 s, on the endpoint that got it
+//! longest cached prefix > matchThreshold x prompt:  of its holders, the one with the fewest requests in the window
+//! else:  the least  work in the window + prefill(uncached tokens of this prompt)
+//! work of a request = prefill(uncached tokens, prompt) + response tokens x 0.15 s, on the endpoint that served it
 //! ```
 //!
-//! `prefill` is a fit of measured times on one kind of GPU ([`cost`]). Who holds what is the pool's prefix index's word; the original keeps
-//! a radix tree of its own and spreads a prompt's work over all that hold it. What admission would evict is not counted.
-//! When not: servers are unlike the two GPUs and the 7B model that were measured; then the proportion of prefill to decoding is off.
-//! With `compat: true` the decision is that of AIBrix's release 0.4: its radix tree ([`tree`]) says who computed what, each node's prefill
-//! counts for all endpoints that computed it, by its miss rate, and the gate is off unless `gate: true`. An answer has `decodingLength`
-//! tokens even where the request allows fewer, and the fits are exactly AIBrix's.
-//! With `evictionLoopInterval` (milliseconds) what is older than the window counts until the interval ends, as in AIBrix, whose loop takes 1000;
-//! by default it counts no longer.
-//! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024).
+//! `prefill` is a regression over times that were measured on one kind of GPU ([`cost`]). Cached tokens are read from
+//! the pool's prefix index.
+//! Preble keeps a radix tree of its own and spreads a prompt's work over all holders. Tokens that admission would
+//! evict are not counted.
+//!
+//! When not: servers unlike the two GPUs and the 7B model that were measured. Then the ratio of prefill time to
+//! decode time is wrong.
+//!
+//! With `compat: true` the decision is that of AIBrix 0.4:
+//! - Its radix tree ([`tree`]) records which endpoint computed what.
+//! - Each node's prefill counts for all endpoints that computed it, by its miss rate.
+//! - The gate is off unless `gate: true`.
+//! - A response counts `decodingLength` tokens even if the request allows fewer.
+//! - The regressions are exactly AIBrix's.
+//!
+//! With `evictionLoopInterval` (milliseconds), requests leave the window only at the end of an interval, as in
+//! AIBrix, whose loop runs every 1000 ms. By default they leave it at once.
+//!
+//! Source: AIBrix `prefix-cache-preble`; Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM
+//! Serving" (2024).
 
 use ahash::AHashMap;
 use attache_pool::Endpoint;
@@ -42,12 +54,13 @@ mod tree;
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "prefix-cache-preble",
-    summary: "Follows a prefix that covers most of the prompt, else the endpoint with the least work in the last minutes.",
+    summary: "Follows a prefix that covers most of the prompt, else the endpoint with the least work in the last \
+              minutes.",
     source: "AIBrix `prefix-cache-preble`, Preble (2024)",
     build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// 45 tokens an answer.
+/// 45 tokens per response.
 const DEFAULT_DECODING_LENGTH: u32 = 45;
 /// 3 minutes.
 const DEFAULT_SLIDING_WINDOW_PERIOD: u32 = 3;
@@ -55,7 +68,7 @@ const DEFAULT_SLIDING_WINDOW_PERIOD: u32 = 3;
 const DEFAULT_MATCH_THRESHOLD: f64 = 0.5;
 /// 8 requests.
 const DEFAULT_IMBALANCE: u32 = 8;
-/// 0.15 s for a token of an answer.
+/// Decode time of one response token: 0.15 s.
 const SECONDS_PER_TOKEN: f64 = 0.15;
 const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
@@ -67,11 +80,11 @@ struct Params {
     decoding_length: u32,
     /// Minutes.
     sliding_window_period: u32,
-    /// Milliseconds between two looks at what has left the window; 0 looks with every decision.
+    /// Milliseconds between two updates of the window; 0 updates it with every decision.
     eviction_loop_interval: u32,
     match_threshold: f64,
     imbalance: u32,
-    /// Off with `compat` unless it is given.
+    /// Default: on, and off with `compat`.
     gate: Option<bool>,
     compat: bool,
 }
@@ -105,9 +118,9 @@ impl Params {
     }
 }
 
-/// What was sent to one endpoint within the window.
+/// RecentWork and requests that one endpoint was sent within the window.
 #[derive(Debug, Default)]
-struct Work {
+struct RecentWork {
     nanos: SlidingSum,
     requests: SlidingSum,
 }
@@ -116,42 +129,42 @@ struct Work {
 struct Preble {
     params: Params,
     window: Window,
-    work: Mutex<AHashMap<EndpointId, Work>>,
-    /// Decides in its place.
+    work: Mutex<AHashMap<EndpointId, RecentWork>>,
+    /// The decision of AIBrix 0.4; `Some` with `compat`.
     exact: Option<Exact>,
 }
 
-/// The fewest requests, and whether the most are further from them than `gate` allows.
+/// The fewest requests of a candidate, and whether the most exceed them by more than `gate`.
 fn spread(candidates: &[Candidate<'_>], requests: impl Fn(&Candidate<'_>) -> u32, gate: Option<u32>) -> (u32, bool) {
     let fewest = candidates.iter().map(&requests).min().unwrap_or(0);
     let most = candidates.iter().map(&requests).max().unwrap_or(0);
     (fewest, gate.is_some_and(|gate| most - fewest > gate))
 }
 
-/// One candidate in the order in which it is tried: the least first.
+/// Sort key of a candidate; the lowest comes first.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Place {
-    /// Outside of the field when load differs much.
+struct SortKey {
+    /// Excluded by the gate; sorts last.
     outside: bool,
     key: f64,
     drawn: u32,
     at: usize,
 }
 
-/// The moment by which the window has moved on, which it does every `interval` milliseconds.
+/// The time to which the window has advanced; it advances every `interval` milliseconds.
 fn moment(interval: u32, now: Timestamp) -> Timestamp {
     let interval = u64::from(interval) * NANOS_PER_MILLISECOND;
     Timestamp(now.0 - now.0.checked_rem(interval).unwrap_or(0))
 }
 
 impl Preble {
-    /// Seconds to compute what an endpoint that holds `held` tokens lacks of the prompt.
+    /// Seconds to prefill the prompt on an endpoint that holds `held` tokens of it.
     fn prefill(&self, cx: &PickContext<'_>, held: u32) -> f64 {
         let prompt = cx.request.prompt_tokens;
         self.params.target_gpu.prefill(prompt.saturating_sub(held), prompt, false)
     }
 
-    /// Seconds of work within the window, and requests, for each candidate.
+    /// Seconds of work and number of requests within the window, for each candidate.
     fn loads(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[(f64, u64); 16]> {
         let slot = self.window.slot(moment(self.params.eviction_loop_interval, cx.now));
         let mut work = self.work.lock();
@@ -164,12 +177,12 @@ impl Preble {
         candidates.iter().map(&mut load).collect()
     }
 
-    /// What exploration goes by, seconds.
+    /// Cost of a candidate for exploration, in seconds.
     fn explored(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, work: f64) -> f64 {
         work + self.prefill(cx, candidate.cached.any)
     }
 
-    /// How far requests may differ.
+    /// Largest allowed difference in requests; `None` if the gate is off.
     fn gate(&self) -> Option<u32> {
         let on = self.params.gate.unwrap_or(!self.params.compat);
         on.then_some(self.params.imbalance)
@@ -200,15 +213,15 @@ impl Strategy for Preble {
             (false, true) => "least work among those with the fewest requests",
             (false, false) => "least work",
         });
-        let mut order: SmallVec<[(bool, Place); 16]> = SmallVec::with_capacity(candidates.len());
+        let mut order: SmallVec<[(bool, SortKey); 16]> = SmallVec::with_capacity(candidates.len());
         for (at, (c, (_, requests))) in candidates.iter().zip(&loads).enumerate() {
             let holds = exploits && c.cached.any == longest;
             let key = if holds { *requests as f64 } else { cost(at) };
-            order.push((!holds, Place { outside: outside(c), key, drawn: rng.random(), at }));
+            order.push((!holds, SortKey { outside: outside(c), key, drawn: rng.random(), at }));
         }
         order.sort_unstable_by(|(a_last, a), (b_last, b)| {
-            let place = a.outside.cmp(&b.outside).then(a_last.cmp(b_last));
-            place.then(a.key.total_cmp(&b.key)).then(a.drawn.cmp(&b.drawn))
+            let order = a.outside.cmp(&b.outside).then(a_last.cmp(b_last));
+            order.then(a.key.total_cmp(&b.key)).then(a.drawn.cmp(&b.drawn))
         });
         for candidate in order.iter().filter_map(|(_, p)| candidates.get(p.at)).take(ranking.wanted()) {
             ranking.push(&candidate.state.endpoint);
@@ -243,7 +256,7 @@ impl Strategy for Preble {
             sum.expire(slot);
             sum.add(slot, amount);
         }
-        // Endpoints that have left are forgotten when the map outgrows the pool.
+        // Drops endpoints that left the pool, once the map outgrows it.
         if all.len() > 2 * cx.snapshot.endpoints.len().max(1) {
             all.retain(|_, work| work.requests.expires().is_some_and(|at| at > slot));
         }

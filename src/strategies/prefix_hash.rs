@@ -1,20 +1,25 @@
-//! `prefix-hash`: consistent hashing with bounded loads over the adapter and the first characters of the first user message.
+//! `prefix-hash`: consistent hashing with bounded loads, keyed by the adapter and the start of the first user message.
 //!
 //! ```text
-//! ring   xxh64("{endpoint's name}:{0..replication}")
-//! key    xxh64(model or adapter, then the first `prefixCharLength` characters of the first user message or of the prompt)
-//! room   requests <= meanLoadFactor/100 · (all requests + 1) / candidates
+//! ring      xxh64("{endpoint's name}:{0..replication}")
+//! key       xxh64(model or adapter, then the first `prefixCharLength` characters of the first user message or prompt)
+//! capacity  requests <= meanLoadFactor/100 · (all requests + 1) / candidates
 //! ```
 //!
-//! When not: system prompts are long and differ late, or one beginning is most of the traffic: at a small load the rule lets each endpoint take one
-//! request more than its share, and spreads keys that chance alone has put together; `chwbl` is calmer. The system prompt is not in the key.
+//! When not: system prompts are long and differ late, or most requests share one beginning. At low load the rule lets
+//! each endpoint take one request more than its share. That separates keys that share an endpoint by chance; `chwbl`
+//! moves fewer. The system prompt is not in the key.
 //!
-//! `compat: true` is the original where it is at fault: points without the separator (`pod-1` + `11` is `pod-11` + `1`), one key for all prompts
-//! without such a text (token ids, no user message), and a mean over all endpoints of the pool, even those that may not serve the request. As it
-//! is here, token ids are hashed as far as text would be at four characters a token, and a prompt without a text goes to the fewest requests.
+//! `compat: true` restores KubeAI's defects:
+//! - Points have no separator (`pod-1` + `11` equals `pod-11` + `1`).
+//! - All prompts without such a text (token ids, no user message) have one key.
+//! - The mean is over all endpoints of the pool, even those that may not serve the request.
+//!
+//! Without `compat`, token ids are hashed up to the same length, at four characters per token. A prompt without text
+//! goes to the endpoint with the fewest requests.
 //! Source: KubeAI `PrefixHash`.
 
-use super::chwbl::{MAX_VIRTUAL_NODES, load_of_all, tell};
+use super::chwbl::{MAX_VIRTUAL_NODES, explain_match, load_of_all};
 use crate::messages::{messages, texts};
 use crate::ring::{self, SharedRing};
 use attache_protocol::Prompt;
@@ -31,18 +36,19 @@ use xxhash_rust::xxh64::{Xxh64, xxh64};
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "prefix-hash",
-    summary: "Gives prompts with the same adapter and first characters one home on a hash ring, and the next one when it is full.",
+    summary: "Gives prompts with the same adapter and first characters one home on a hash ring, and the next one when \
+              it is full.",
     source: "KubeAI `PrefixHash`",
     build: |value, _| params::<Params>(value)?.build().map(|p| Box::new(p) as Box<dyn Strategy>),
 };
 
-/// A quarter above the mean, as KubeAI has it, percent.
+/// A quarter above the mean, KubeAI's default, in percent.
 const DEFAULT_MEAN_LOAD_FACTOR: u32 = 125;
-/// 256 points an endpoint, as KubeAI has it.
+/// 256 points per endpoint, KubeAI's default.
 const DEFAULT_REPLICATION: u32 = 256;
-/// 100 characters, as KubeAI has it.
+/// 100 characters, KubeAI's default.
 const DEFAULT_PREFIX_CHAR_LENGTH: usize = 100;
-/// Characters that a token stands for.
+/// Characters per token.
 const CHARACTERS_PER_TOKEN: usize = 4;
 
 #[derive(Debug, Deserialize)]
@@ -92,7 +98,7 @@ struct PrefixHash {
     params: Params,
 }
 
-/// The bytes of the first `count` characters of `text`, and how many characters there are.
+/// The first `count` characters of `text`, and how many there are.
 fn first_characters(text: &str, count: usize) -> (&str, usize) {
     match text.char_indices().enumerate().nth(count) {
         Some((_, (end, _))) => (text.get(..end).unwrap_or(text), count),
@@ -101,7 +107,7 @@ fn first_characters(text: &str, count: usize) -> (&str, usize) {
 }
 
 impl PrefixHash {
-    /// The key; `None` when the prompt has no text that goes into it.
+    /// The hash key; `None` if the prompt has no text for it.
     fn key(&self, model: &str, prompt: &Prompt<'_>) -> Option<u64> {
         let mut hash = Xxh64::new(0);
         hash.update(model.as_bytes());
@@ -144,7 +150,7 @@ impl Strategy for PrefixHash {
         });
         let found =
             ring::rank(&self.ring.of(cx.snapshot), key, candidates, ranking, |c| f64::from(c.requests) <= bound);
-        tell(found, ranking);
+        explain_match(found, ranking);
     }
 
     fn reads(&self) -> Reads {

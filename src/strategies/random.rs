@@ -1,6 +1,6 @@
-//! `random`: every candidate is as likely as any other.
+//! `random`: every candidate with the same probability.
 //!
-//! When not: whenever load or caches matter. It is the baseline that others are measured against.
+//! When not: load or caches matter. It is a baseline for other strategies.
 //! Source: AIBrix `random`, GIE `random-picker`.
 
 use attache_scheduling::plugin::{NoParams, params};

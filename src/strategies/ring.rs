@@ -1,8 +1,9 @@
-//! A consistent-hash ring over the endpoints of a pool, for the strategies that give every prompt a home (`chwbl`, `prefix-hash`).
+//! A consistent-hash ring over the endpoints of a pool, for strategies that map every prompt to a home endpoint
+//! (`chwbl`, `prefix-hash`).
 //!
-//! Each endpoint stands on the ring at as many points as there are virtual nodes. An endpoint that joins takes keys from others and
-//! gives none away; one that leaves gives away its own alone. The ring holds all endpoints of the snapshot, so that a filter moves
-//! only the keys of those it takes out.
+//! Each endpoint has one point per virtual node on the ring. An endpoint that joins takes over keys from others and
+//! moves no other key; one that leaves gives away only its own.
+//! The ring has all endpoints of the snapshot, so a filter moves only the keys of the endpoints that it removes.
 
 use ahash::AHashMap;
 use arc_swap::{ArcSwap, Guard};
@@ -15,10 +16,10 @@ use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The point of one virtual node: of an endpoint's name and the node's number.
+/// Position of one virtual node on the ring, from the endpoint's name and the node's number.
 pub type PointHash = fn(&str, u32) -> u64;
 
-/// The ring of a pool's endpoints, rebuilt when others are there than before. Readers don't wait for each other.
+/// The ring of a pool's endpoints, rebuilt when the set of endpoints changes. Readers do not block each other.
 #[derive(Debug)]
 pub struct SharedRing {
     point: PointHash,
@@ -56,7 +57,7 @@ impl SharedRing {
 pub struct Ring {
     points: Box<[Point]>,
     /// In the order of their ids.
-    members: Box<[Member]>,
+    members: Box<[RingMember]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,24 +67,24 @@ struct Point {
 }
 
 #[derive(Clone, Debug)]
-struct Member {
+struct RingMember {
     id: EndpointId,
-    /// What discovery calls it.
+    /// The endpoint's name in discovery.
     name: Arc<str>,
-    /// What its points are made of: its name, and its address where another endpoint has the same name.
+    /// The text that its points are hashed from: its name, plus its address if another endpoint has the same name.
     label: Arc<str>,
 }
 
 impl Ring {
     fn is_of(&self, snapshot: &PoolSnapshot) -> bool {
-        let same = |(m, s): (&Member, &EndpointState)| {
+        let same = |(m, s): (&RingMember, &EndpointState)| {
             let name = &s.endpoint.spec.name;
             m.id == s.endpoint.id && (Arc::ptr_eq(&m.name, name) || m.name == *name)
         };
         self.members.len() == snapshot.endpoints.len() && self.members.iter().zip(&snapshot.endpoints).all(same)
     }
 
-    /// The ring of `snapshot`: points of endpoints that stay are kept, only those of newcomers are made.
+    /// The ring of `snapshot`. Points of endpoints that stay are kept; only those of new endpoints are computed.
     fn moved_to(&self, snapshot: &PoolSnapshot, point: PointHash, virtual_nodes: u32) -> Self {
         let members = members(snapshot);
         let old: AHashMap<(EndpointId, &str), usize> =
@@ -92,7 +93,7 @@ impl Ring {
         let mut joined = Vec::new();
         for (at, member) in (0u32..).zip(&members) {
             match old.get(&(member.id, &*member.label)).and_then(|i| now_at.get_mut(*i)) {
-                Some(place) => *place = Some(at),
+                Some(now) => *now = Some(at),
                 None => joined.extend((0..virtual_nodes).map(|i| Point { at: point(&member.label, i), member: at })),
             }
         }
@@ -103,26 +104,27 @@ impl Ring {
         let mut points: Vec<Point> = self.points.iter().filter_map(stays).collect();
         joined.sort_unstable();
         points.append(&mut joined);
-        // Two sorted runs: the stable sort finds them and merges.
+        // Both runs are sorted, so the stable sort merges them.
         points.sort();
         Self { points: points.into(), members: members.into() }
     }
 
-    /// How many points there are, those that fall on each other counted once.
+    /// Number of distinct points on the ring.
     #[cfg(test)]
     pub(super) fn distinct_points(&self) -> usize {
         self.points.iter().map(|p| p.at).collect::<BTreeSet<_>>().len()
     }
 
-    /// The positions of `candidates` in the order in which a key meets them on the ring, each once.
+    /// Positions of `candidates` in ring order from `key` on, each once.
     pub fn walk(&self, key: u64, candidates: &[Candidate<'_>]) -> impl Iterator<Item = usize> {
-        // Where each member stands among the candidates; a place is emptied when the walk has passed it.
+        // Position of each member among the candidates; set to `None` once the walk has returned it.
         let mut places: SmallVec<[Option<u32>; 128]> = smallvec![None; self.members.len()];
         let mut next = 0;
         let mut left = 0usize;
         for (at, candidate) in (0u32..).zip(candidates) {
             let id = candidate.state.endpoint.id;
-            // Candidates come in the order of their ids, with gaps, unless somebody has shuffled them.
+            // Candidates usually come in the order of their ids, with gaps. Shuffled candidates are found by binary
+            // search.
             let here = self.members.get(next).is_some_and(|m| m.id == id);
             let member = if here { Ok(next) } else { self.members.binary_search_by_key(&id, |m| m.id) };
             let Ok(member) = member else { continue };
@@ -146,43 +148,43 @@ impl Ring {
     }
 }
 
-fn members(snapshot: &PoolSnapshot) -> Vec<Member> {
+fn members(snapshot: &PoolSnapshot) -> Vec<RingMember> {
     let mut names = BTreeSet::new();
     let member = |s: &EndpointState| {
         let (name, id) = (s.endpoint.spec.name.clone(), s.endpoint.id);
         let label =
             if names.insert(name.clone()) { name.clone() } else { format!("{name}@{}", s.endpoint.authority).into() };
-        Member { id, name, label }
+        RingMember { id, name, label }
     };
     snapshot.endpoints.iter().map(member).collect()
 }
 
-/// How a key found its endpoint.
+/// How an endpoint was found for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The first on the ring had room.
+pub enum RingMatch {
+    /// The key's first endpoint on the ring has capacity.
     Home,
-    /// A later one had.
+    /// A later endpoint on the ring has capacity.
     Next,
-    /// Nobody had; the first on the ring it is.
-    NoRoom,
+    /// No endpoint has capacity; the first on the ring is used.
+    AllFull,
 }
 
-/// Ranks the candidates that have room in the order of the ring, behind them the others in the same order.
+/// Ranks the candidates with capacity in ring order, then the others in ring order.
 pub fn rank(
     ring: &Ring,
     key: u64,
     candidates: &[Candidate<'_>],
     ranking: &mut Ranking,
-    has_room: impl Fn(&Candidate<'_>) -> bool,
-) -> Found {
-    let room = |i: &usize| candidates.get(*i).is_some_and(&has_room);
+    has_capacity: impl Fn(&Candidate<'_>) -> bool,
+) -> RingMatch {
+    let fits = |i: &usize| candidates.get(*i).is_some_and(&has_capacity);
     let mut met = ring.walk(key, candidates).peekable();
-    let home = met.peek().is_some_and(room);
-    let mut found = Found::NoRoom;
-    for candidate in met.filter(room).filter_map(|i| candidates.get(i)) {
+    let home = met.peek().is_some_and(fits);
+    let mut found = RingMatch::AllFull;
+    for candidate in met.filter(fits).filter_map(|i| candidates.get(i)) {
         ranking.push(&candidate.state.endpoint);
-        found = if home { Found::Home } else { Found::Next };
+        found = if home { RingMatch::Home } else { RingMatch::Next };
         if ranking.is_full() {
             return found;
         }
@@ -193,7 +195,7 @@ pub fn rank(
     found
 }
 
-/// The requests on all candidates together, and how many candidates there are.
+/// Sum of the requests of all candidates, and the number of candidates.
 #[must_use]
 pub fn load(candidates: &[Candidate<'_>]) -> (u64, usize) {
     (candidates.iter().map(|c| u64::from(c.requests)).sum(), candidates.len())

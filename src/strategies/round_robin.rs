@@ -1,8 +1,9 @@
-//! `round-robin`: the candidates in turn, in order of their ids.
+//! `round-robin`: the candidates in rotation, by id.
 //!
-//! The turn is a cursor over endpoint ids, not over positions, so an endpoint that joins or leaves does not make another one
-//! be skipped or served twice. When not: when requests differ in size, which is always; it is the floor that others must beat.
-//! Source: Neutree `round-robin`, LocalAI's default.
+//! The cursor is an endpoint id, not a position. So an endpoint that joins or leaves does not make another one be
+//! skipped or served twice.
+//! When not: requests differ in size, which is almost always. It is a baseline for other strategies. Source: Neutree
+//! `round-robin`, LocalAI's default.
 
 use attache_scheduling::plugin::{NoParams, params};
 use attache_scheduling::registry::Descriptor;
@@ -13,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "round-robin",
-    summary: "Goes through the ready endpoints in turn.",
+    summary: "Picks the ready endpoints in rotation.",
     source: "Neutree `round-robin`, LocalAI's default",
     build: |value, _| params::<NoParams>(value).map(|NoParams {}| Box::new(RoundRobin::default()) as Box<dyn Strategy>),
 };
 
-/// `next` is the smallest id whose turn has not come.
+/// `next` is the smallest id that may be picked next.
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin {
     next: AtomicU64,
@@ -26,14 +27,14 @@ pub(super) struct RoundRobin {
 
 impl Strategy for RoundRobin {
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, ranking: &mut Ranking) {
-        ranking.because("next in turn");
-        // How far an id lies ahead of the cursor; ids that it has passed wrap around and come last.
+        ranking.because("next in rotation");
+        // Distance of an id from the cursor; ids before the cursor wrap around and come last.
         let ahead = |c: &Candidate<'_>, next: u64| u64::from(c.state.endpoint.id.0).wrapping_sub(next);
         let advance = |next: u64| {
             let turn = candidates.iter().min_by_key(|c| ahead(c, next))?;
             Some(u64::from(turn.state.endpoint.id.0) + 1)
         };
-        // A preview takes no turn.
+        // A preview does not advance the cursor.
         let advance = |next: u64| if cx.preview { None } else { advance(next) };
         let next = self.next.fetch_update(Relaxed, Relaxed, advance).unwrap_or_else(|unchanged| unchanged);
         ranking.push_lowest(candidates.iter().map(|c| (ahead(c, next), &c.state.endpoint)));

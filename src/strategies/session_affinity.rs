@@ -1,19 +1,23 @@
-//! `session-affinity`: every turn of a session goes to the endpoint that served the one before.
+//! `session-affinity`: all requests of a session go to the endpoint that served the previous one.
 //!
 //! ```text
-//! x-session-id          names the endpoint (base64 of its ip:port), as the answer before has told: that one, if it may serve
-//! x-aibrix-session-key  is any text of at most 256 bytes: argmax over endpoints of mix(FNV-1a-64(key, 0, ip:port))
+//! x-session-id          base64 of the endpoint's ip:port, from the previous response: that endpoint, if it may serve
+//! x-aibrix-session-key  any text of at most 256 bytes: argmax over endpoints of mix(FNV-1a-64(key, 0, ip:port))
 //! neither               fewest requests
 //! ```
 //!
-//! The answer carries `x-session-id` of the endpoint that served, never the key. An id that can't be read, or whose endpoint is gone, ejected
-//! or draining, counts as none. With a key, an endpoint that joins or leaves moves its own share of the sessions only. The key goes to the
-//! model server like any other header. `compat: true` leaves the mixing out, as AIBrix does: FNV-1a hardly spreads its last byte, so that of ten
-//! addresses that differ in their last digit two get a quarter of the sessions each. When not: sessions are long and differ in cost; then load piles up where the long ones live.
+//! Attaché adds `x-session-id` with the endpoint that served to the response, never the key. An invalid id is
+//! ignored, as is one whose endpoint was removed, ejected or is draining.
+//! With a key, an endpoint that joins or leaves moves only its own share of the sessions. The key reaches the model
+//! server like any other header.
+//!
+//! `compat: true` omits the mixing step, as AIBrix does. FNV-1a hardly spreads its last byte: of ten addresses that
+//! differ in the last digit, two get a quarter of the sessions each.
+//! When not: sessions are long and differ in cost; then load accumulates where the long ones are.
 //! Source: AIBrix `session-affinity` (development head, August 2026), which sends new sessions to a random endpoint.
 
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{AnswerHeaders, Better, ParamError, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Strategy};
 use attache_types::rng::PickRng;
@@ -32,13 +36,13 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// The header that holds the id, both ways.
+/// Request and response header with the session id.
 const SESSION_HEADER: &str = "x-session-id";
-/// The header that holds the key.
+/// Request header with the session key.
 const DEFAULT_KEY_HEADER: &str = "x-aibrix-session-key";
-/// 256 bytes, as AIBrix has it: longer keys count as none.
+/// 256 bytes, AIBrix's limit: longer keys are ignored.
 const MAX_KEY_BYTES: usize = 256;
-/// The base64 of the longest `[ipv6%scope]:port`, with room.
+/// Upper bound of the base64 of the longest `[ipv6%scope]:port`.
 const MAX_ID_BYTES: usize = 128;
 
 #[derive(Debug, Deserialize)]
@@ -73,13 +77,13 @@ struct SessionAffinity {
     compat: bool,
 }
 
-/// What a request says about its session.
+/// The session of a request, from its headers.
 enum Session<'a> {
-    /// It lives on the candidate at this position.
+    /// The session id names the candidate at this position.
     At(usize),
-    /// It is told from others by this key.
+    /// The request has this session key.
     Keyed(&'a str),
-    /// There is none.
+    /// The request has neither.
     New,
 }
 
@@ -94,14 +98,14 @@ impl SessionAffinity {
         key.map_or(Session::New, Session::Keyed)
     }
 
-    /// The greatest of all endpoints' is where the key leads.
+    /// Rendezvous weight: the endpoint with the greatest weight serves the key.
     fn weight(&self, key: &str, address: &str) -> u64 {
         let hash = fnv_1a(key, address);
         if self.compat { hash } else { mix(hash) }
     }
 }
 
-/// The candidate whose address the id holds.
+/// Position of the candidate whose address is encoded in the id.
 fn position(id: &str, candidates: &[Candidate<'_>]) -> Option<usize> {
     let mut decoded = [0; MAX_ID_BYTES];
     let length = BASE64_STANDARD.decode_slice(id, &mut decoded).ok()?;
@@ -109,14 +113,14 @@ fn position(id: &str, candidates: &[Candidate<'_>]) -> Option<usize> {
     candidates.iter().position(|c| c.state.endpoint.authority.as_bytes() == address)
 }
 
-/// Spreads every bit over all others: the last step of MurmurHash3.
+/// The final mixing step of MurmurHash3: every input bit affects all output bits.
 fn mix(hash: u64) -> u64 {
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     hash ^ (hash >> 33)
 }
 
-/// FNV-1a, 64 bits, of the key, a zero byte and the address.
+/// 64-bit FNV-1a of the key, a zero byte and the address.
 fn fnv_1a(key: &str, address: &str) -> u64 {
     let bytes = key.bytes().chain([0]).chain(address.bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
@@ -146,7 +150,7 @@ impl Strategy for SessionAffinity {
             }
             Session::New => ranking.because("a new session; fewest requests"),
         }
-        // One more than asked for, since the session's own endpoint may be among them.
+        // One more than needed, since the session's own endpoint may be among them.
         let mut rest = Ranking::new(ranking.wanted() + 1);
         rest.push_lowest(candidates.iter().map(|c| {
             let key = (u64::from(c.requests) << 32) | u64::from(rng.random::<u32>());
@@ -173,7 +177,7 @@ impl Strategy for SessionAffinity {
         Some(Better::Higher)
     }
 
-    fn answer_headers(&self, served: &Endpoint, out: &mut AnswerHeaders) {
+    fn response_headers(&self, served: &Endpoint, out: &mut ResponseHeaders) {
         out.push((SESSION_HEADER.into(), BASE64_STANDARD.encode(served.authority.as_bytes())));
     }
 }

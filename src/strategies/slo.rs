@@ -1,26 +1,35 @@
-//! `slo`, `slo-least-load-pulling`, `slo-pack-load`, `slo-least-load`: servers by what they were measured to do within their objectives.
+//! `slo`, `slo-least-load-pulling`, `slo-pack-load`, `slo-least-load`: servers by their measured capacity within
+//! objectives.
 //!
 //! ```text
-//! rank        = waited + expected - target, seconds, of the request on each deployment; above 0 it misses the objective
-//! consumption = 1 / (rate · time), the part of a server that the request takes      utilization = Σ of what runs there
+//! rank        = waited + expected - target, seconds, per deployment; above 0 the request misses the objective
+//! consumption = 1 / (rate · time), the share of a server that the request takes
+//! utilization = sum of the consumption of the requests that run on a server
 //! deployment  = that of the least rank; another only if the request is on time there, and the former is full
 //! server      = slo-pack-load            utilization + consumption <= 1, the fullest
 //!               slo-least-load           the least utilization, full or not
 //!               slo-least-load-pulling   utilization + consumption <= 1, the emptiest; `slo` is the same
 //! ```
 //!
-//! Expected, target, rate and time stand in a profile of the deployment ([`attache_pool::slo_profile`]), at the lengths of the prompt and of the answer
-//! that the pool gives to such prompts. Which deployment an endpoint is of, its labels say (below, `deployment`). Where a profile is missing or has no
-//! objective that was measured, the fewest requests decide, and that is counted (`no_profile`). A request that a profile says no rate of it meets the
-//! objective is refused with 503.
+//! A profile of the deployment ([`attache_pool::slo_profile`]) has expected time, target, rate and time by prompt and
+//! response length. The pool's learned response length for such prompts is used. An endpoint's labels name its
+//! deployment (see `deployment` below).
+//! Without a profile, or without a measured objective in it, the fewest requests decide and the degradation is
+//! counted (`no_profile`). If no rate of the profile meets the objective, the request is rejected with status 503.
 //!
-//! The queue of AIBrix's is the pool's own: with `flowControl`, the detector `slo-load-detector` says when every server is full and the order
-//! `slo-urgency` puts the most urgent request first, which is the order of the ranks. Without it nobody waits, and when all servers are full the one
-//! with the least utilization is named. Not as there: an answer's expected length is one number a request (there it is drawn anew for rank, queue
-//! and consumption) and no longer than the client allows; a request without a profile does not put the queue back to first come, first served for
-//! all others; several gateways do not add up what they have sent.
+//! AIBrix's queue is the pool's own flow control. With `flowControl`, the detector `slo-load-detector` reports
+//! saturation when every server is full. The order `slo-urgency` dequeues the most urgent request first, which is the
+//! order of the ranks.
+//! Without `flowControl` no request waits: when all servers are full, the one with the least utilization is picked.
 //!
-//! When not: nobody has measured the servers; then `predicted-latency`, with `deadlineAdmission` for requests that say what they want.
+//! Differences from AIBrix:
+//! - The expected response length is one number per request, at most what the client allows. AIBrix draws it anew for
+//!   rank, queue and consumption.
+//! - A request without a profile does not switch the queue to first come, first served for all others.
+//! - Several gateways do not add up what they have sent.
+//!
+//! When not: the servers were not measured. Then use `predicted-latency`, with `deadlineAdmission` for requests that
+//! state objectives.
 //! Source: AIBrix v0.4 `slo`, `slo-pack-load`, `slo-least-load`, `slo-least-load-pulling`.
 
 mod load;
@@ -51,7 +60,7 @@ pub const PLUGIN: Descriptor = Descriptor {
 /// Registry entry.
 pub const LEAST_LOAD: Descriptor = Descriptor {
     name: "slo-least-load",
-    summary: "Picks the endpoint of which running requests take least, by a measured profile of its deployment.",
+    summary: "Picks the endpoint with the least utilization, by a measured profile of its deployment.",
     source: SOURCE,
     build: |value, _| build(value, Placement::Push),
 };
@@ -59,7 +68,7 @@ pub const LEAST_LOAD: Descriptor = Descriptor {
 /// Registry entry.
 pub const LEAST_LOAD_PULLING: Descriptor = Descriptor {
     name: "slo-least-load-pulling",
-    summary: "As `slo-least-load`, among the endpoints that have room for the request.",
+    summary: "As `slo-least-load`, among the endpoints with capacity for the request.",
     source: SOURCE,
     build: |value, _| build(value, Placement::Pull),
 };
@@ -67,26 +76,27 @@ pub const LEAST_LOAD_PULLING: Descriptor = Descriptor {
 /// Registry entry.
 pub const PACK_LOAD: Descriptor = Descriptor {
     name: "slo-pack-load",
-    summary: "Packs requests on the fullest endpoint that has room, by a measured profile of its deployment.",
+    summary: "Packs requests on the fullest endpoint with capacity, by a measured profile of its deployment.",
     source: SOURCE,
     build: |value, _| build(value, Placement::Pack),
 };
 
-/// The label of a pod of AIBrix's `RayClusterFleet`: its fleet is its deployment.
+/// Label with the fleet of a pod of AIBrix's `RayClusterFleet`; the fleet counts as its deployment.
 const FLEET_LABEL: &str = "orchestration.aibrix.ai/raycluster-fleet-name";
-/// The label that names the deployment of any other pod, as AIBrix has it (`AIBRIX_POD_DEPLOYMENT_LABEL`).
+/// Label with the deployment of any other pod, AIBrix's default (`AIBRIX_POD_DEPLOYMENT_LABEL`).
 const DEFAULT_DEPLOYMENT_LABEL: &str = "app.kubernetes.io/name";
-/// Ray's operator gives all its pods the same `app.kubernetes.io/name`; so marked, that says nothing.
+/// Marks pods of Ray's operator. They all have the same `app.kubernetes.io/name`, so that label does not identify a
+/// deployment.
 const RAY_NODE: (&str, &str) = ("ray.io/is-ray-node", "yes");
-/// The label whose value stands in the names of a Deployment's pods, behind the Deployment's.
+/// Label with the hash that follows the Deployment's name in the names of its pods.
 const TEMPLATE_LABEL: &str = "pod-template-hash";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    /// Files with one profile each.
+    /// Paths of files with one profile each.
     profiles: Vec<String>,
-    /// Profiles in Redis too, under AIBrix's keys; a profile there comes before a file's.
+    /// Read profiles from Redis too, under AIBrix's keys; they take precedence over files.
     profiles_from_redis: bool,
     /// The label that names an endpoint's deployment, in place of `app.kubernetes.io/name`.
     deployment_label: Option<String>,
@@ -111,12 +121,13 @@ struct Slo {
     profiles: Arc<SloProfiles>,
 }
 
-/// The deployment of an endpoint, by AIBrix's rules: its fleet, else what `label` says, else what the pod is called after.
+/// The deployment of an endpoint, by AIBrix's rules: its fleet, else the value of `label`, else the prefix of the
+/// pod's name.
 fn deployment<'e>(spec: &'e EndpointSpec, label: &str) -> Option<&'e str> {
     let said = |name: &str| spec.labels.get(name).map(|value| &**value);
     let is_ray = said(RAY_NODE.0) == Some(RAY_NODE.1);
     let by_label = || said(label).filter(|_| !is_ray);
-    // A pod is called `deployment-hash-…`, after the ReplicaSet or the RayCluster that it is of.
+    // A pod's name is `deployment-hash-…`, after its ReplicaSet or RayCluster.
     let by_name = || {
         said(TEMPLATE_LABEL).filter(|hash| !hash.is_empty()).and_then(|hash| {
             spec.name.rmatch_indices(hash).find_map(|(at, hash)| {
@@ -128,21 +139,21 @@ fn deployment<'e>(spec: &'e EndpointSpec, label: &str) -> Option<&'e str> {
     said(FLEET_LABEL).or_else(by_label).or_else(by_name)
 }
 
-/// A deployment that the request could go to.
-struct Choice<'p> {
+/// A deployment that could serve the request.
+struct DeploymentChoice<'p> {
     profile: &'p Profile,
     /// Seconds by which the request misses the objective there; below 0 it meets it.
     rank: f64,
 }
 
-/// The lengths of the request, tokens.
+/// Prompt length and expected response length of the request, in tokens.
 #[derive(Clone, Copy)]
-struct Lengths {
+struct RequestLengths {
     answer: u32,
     prompt: u32,
 }
 
-impl Lengths {
+impl RequestLengths {
     fn of(cx: &PickContext<'_>, endpoint: &Endpoint) -> Self {
         let prompt = cx.request.prompt_tokens;
         let answer = endpoint.speed.pool().expected_answer(prompt);
@@ -151,38 +162,40 @@ impl Lengths {
 }
 
 impl Slo {
-    /// The profile of an endpoint's deployment. One of which it is not known is of the only deployment, where there is one profile.
+    /// The profile of an endpoint's deployment. If the deployment is unknown and there is only one profile, that one
+    /// applies.
     fn profile<'p>(&self, cx: &PickContext<'_>, profiles: &'p Profiles, endpoint: &Endpoint) -> Option<&'p Profile> {
         profiles.find(cx.request.model, deployment(&endpoint.spec, &self.label))
     }
 
-    /// The deployments of `endpoints`, the one that suits the request best first; `None` when there is none, or one of which it can't be said.
+    /// The deployments of `endpoints`, the lowest rank first. `None` if there is none, or if a profile has no
+    /// measured objective.
     fn choices<'p, 'e>(
         &self,
         cx: &PickContext<'_>,
         profiles: &'p Profiles,
         endpoints: impl Iterator<Item = &'e Endpoint>,
-    ) -> Option<SmallVec<[Choice<'p>; 4]>> {
-        let mut choices: SmallVec<[Choice<'p>; 4]> = SmallVec::new();
+    ) -> Option<SmallVec<[DeploymentChoice<'p>; 4]>> {
+        let mut choices: SmallVec<[DeploymentChoice<'p>; 4]> = SmallVec::new();
         for endpoint in endpoints {
             let Some(profile) = self.profile(cx, profiles, endpoint) else { continue };
             if choices.iter().any(|known| std::ptr::eq(known.profile, profile)) {
                 continue;
             }
-            let Lengths { answer, prompt } = Lengths::of(cx, endpoint);
+            let RequestLengths { answer, prompt } = RequestLengths::of(cx, endpoint);
             let rank = cx.request.waited.as_secs_f64() - profile.spare(answer, prompt)?;
-            choices.push(Choice { profile, rank });
+            choices.push(DeploymentChoice { profile, rank });
         }
         choices.sort_by(|a, b| a.rank.total_cmp(&b.rank));
         (!choices.is_empty()).then_some(choices)
     }
 
-    /// The candidate that the request goes to.
+    /// Position of the candidate that is to serve the request.
     fn place(
         &self,
         cx: &PickContext<'_>,
         profiles: &Profiles,
-        choices: &[Choice<'_>],
+        choices: &[DeploymentChoice<'_>],
         candidates: &[Candidate<'_>],
     ) -> Result<usize, Unplaced> {
         let mut last = Unplaced::Full;
@@ -199,7 +212,7 @@ impl Slo {
                 members.iter().filter_map(|at| candidates.get(*at)).map(|c| fullness(cx, choice.profile, c)).collect();
             match self.placement.place(&fullness) {
                 Ok(at) => return members.get(at).copied().ok_or(Unplaced::Full),
-                // One that has no room now may have some soon, whatever those after it can't do.
+                // `Full` may pass soon, so it outweighs that a later deployment has no rate.
                 Err(why) if i == 0 || why == Unplaced::Full => last = why,
                 Err(_) => {}
             }
@@ -209,7 +222,7 @@ impl Slo {
 }
 
 fn fullness(cx: &PickContext<'_>, profile: &Profile, candidate: &Candidate<'_>) -> Fullness {
-    let Lengths { answer, prompt } = Lengths::of(cx, &candidate.state.endpoint);
+    let RequestLengths { answer, prompt } = RequestLengths::of(cx, &candidate.state.endpoint);
     Fullness {
         utilization: candidate.state.live().ledger.utilization(),
         consumption: profile.consumption(answer, prompt),
@@ -242,14 +255,14 @@ impl Strategy for Slo {
             }
         };
         placed.into_iter().for_each(|c| ranking.push(&c.state.endpoint));
-        // Should it fail there: the emptiest first, whatever the algorithm.
+        // The remaining ranks, for retries: the lowest utilization first, with every algorithm.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "not negative, far below 2^64 billionths"
         )]
         let key = |c: &Candidate<'_>| (utilization(c) * 1e9) as u64;
-        // One that has no rate is idle for that very reason, and comes last.
+        // A server without a rate for this request is idle for that reason, so it comes last.
         let known = candidates.iter().filter_map(|c| {
             let profile = self.profile(cx, &profiles, &c.state.endpoint)?;
             let never = fullness(cx, profile, c).consumption.is_none();
@@ -262,7 +275,7 @@ impl Strategy for Slo {
 
     fn share(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> f64 {
         let profiles = self.profiles.load();
-        let Lengths { answer, prompt } = Lengths::of(cx, endpoint);
+        let RequestLengths { answer, prompt } = RequestLengths::of(cx, endpoint);
         let consumption = self.profile(cx, &profiles, endpoint).and_then(|p| p.consumption(answer, prompt));
         consumption.unwrap_or(0.0)
     }

@@ -1,4 +1,4 @@
-//! What every strategy keeps to, and what each one promises.
+//! Rules that every strategy keeps, and the guarantees of each one.
 
 mod decisions;
 mod pairs;
@@ -45,7 +45,7 @@ fn pools() -> impl proptest::strategy::Strategy<Value = Vec<(u32, u32)>> {
 
 proptest! {
     #[test]
-    fn every_strategy_names_candidates_only_each_once_and_as_many_as_wanted(
+    fn strategies_pick_distinct_candidates_as_many_as_wanted(
         loads in pools(), wanted in 0usize..8, seed in any::<u64>(), reversed in any::<bool>(),
     ) {
         let snapshot = snapshot(&loads);
@@ -66,7 +66,9 @@ proptest! {
     }
 
     #[test]
-    fn least_request_is_exact_and_its_fallbacks_are_in_order(loads in pools(), wanted in 1usize..8, seed in any::<u64>()) {
+    fn least_request_and_its_fallbacks_are_exact_and_ordered(
+        loads in pools(), wanted in 1usize..8, seed in any::<u64>(),
+    ) {
         let snapshot = snapshot(&loads);
         let by_id: BTreeMap<u32, u32> = loads.iter().copied().collect();
         let picks = pick(&*build("least-request"), &snapshot, &candidates(&snapshot), wanted, seed);
@@ -77,12 +79,13 @@ proptest! {
         prop_assert_eq!(got, best);
     }
 
-    /// What counts is who a candidate is, not where it stands: exact for the strategies that draw nothing or only break ties.
+    /// Only the ids of candidates matter, not their order. Exact for strategies that are deterministic or random only
+    /// in ties.
     #[test]
-    fn the_order_of_candidates_carries_no_meaning(
+    fn order_of_candidates_has_no_effect(
         loads in pools(), wanted in 1usize..8, turns in 1usize..5, seed in any::<u64>(),
     ) {
-        // Without ties, so that least-request draws nothing that matters.
+        // Without ties, so that the random draw of least-request has no effect.
         let loads: Vec<(u32, u32)> = loads.iter().zip(0..).map(|((id, _), load)| (*id, load)).collect();
         let snapshot = snapshot(&loads);
         let forwards = candidates(&snapshot);
@@ -90,7 +93,8 @@ proptest! {
         for name in ["least-request", "round-robin"] {
             let (a, b) = (build(name), build(name));
             for _ in 0..turns {
-                let (a, b) = (pick(&*a, &snapshot, &forwards, wanted, seed), pick(&*b, &snapshot, &backwards, wanted, seed));
+                let a = pick(&*a, &snapshot, &forwards, wanted, seed);
+                let b = pick(&*b, &snapshot, &backwards, wanted, seed);
                 prop_assert_eq!(a, b, "{}", name);
             }
         }
@@ -106,18 +110,21 @@ proptest! {
         }
     }
 
-    /// Over any joins and leaves, whoever stays is served at least once in as many turns as there are endpoints, plus the newcomers.
+    /// When endpoints join and leave, each one that stays is served regularly. It waits at most as many picks as
+    /// there are endpoints, plus the new ones.
     #[test]
-    fn round_robin_is_fair_under_churn(churn in prop::collection::vec(prop::collection::btree_set(1u32..30, 1..12), 1..40)) {
+    fn round_robin_is_fair_under_churn(
+        churn in prop::collection::vec(prop::collection::btree_set(1u32..30, 1..12), 1..40),
+    ) {
         let strategy = build("round-robin");
         let mut last_turn = BTreeMap::new();
         for (turn, members) in (0usize..).zip(&churn) {
-            // Endpoint 0 is always there.
+            // Endpoint 0 is always present.
             let loads: Vec<(u32, u32)> = members.iter().chain([&0]).map(|id| (*id, 0)).collect();
             let snapshot = snapshot(&loads);
             let id = pick(&*strategy, &snapshot, &candidates(&snapshot), 1, 0)[0];
             last_turn.insert(id, turn);
-            // The cursor passes every id at most once before it comes back to 0.
+            // The cursor passes every id at most once before it reaches 0 again.
             let waited = turn - last_turn.get(&0).copied().unwrap_or(0);
             prop_assert!(waited < 30, "endpoint 0 waited {} turns", waited);
         }
@@ -125,7 +132,7 @@ proptest! {
 }
 
 #[test]
-fn round_robin_goes_through_all_in_turn_and_skips_nobody_when_one_leaves() {
+fn round_robin_visits_all_endpoints_and_skips_none_when_one_leaves() {
     let strategy = build("round-robin");
     let all = snapshot(&[(0, 0), (3, 0), (5, 0), (9, 0)]);
     let turns = |pool: &PoolSnapshot, n: usize| -> Vec<u32> {
@@ -134,8 +141,8 @@ fn round_robin_goes_through_all_in_turn_and_skips_nobody_when_one_leaves() {
     assert_eq!(turns(&all, 6), [0, 3, 5, 9, 0, 3]);
     let without_3 = snapshot(&[(0, 0), (5, 0), (9, 0)]);
     assert_eq!(turns(&without_3, 2), [5, 9], "the one after the one that left is not skipped");
-    assert_eq!(turns(&snapshot(&[(0, 0), (5, 0), (9, 0), (11, 0)]), 3), [11, 0, 5], "who joins at the end is next");
-    assert_eq!(pick(&*strategy, &all, &candidates(&all), 3, 0), [9, 0, 3], "fallbacks are the next in turn");
+    assert_eq!(turns(&snapshot(&[(0, 0), (5, 0), (9, 0), (11, 0)]), 3), [11, 0, 5], "an endpoint added last is next");
+    assert_eq!(pick(&*strategy, &all, &candidates(&all), 3, 0), [9, 0, 3], "fallbacks are the next in rotation");
 }
 
 #[test]
@@ -156,13 +163,13 @@ fn round_robin_shares_turns_between_threads_without_loss() {
     assert_eq!(counts.map(|c| c.into_inner()), [1_000; 4]);
 }
 
-/// Chi-square over `n` equal cells.
+/// Chi-square statistic over `n` cells of equal probability.
 fn chi_square(counts: &[u32]) -> f64 {
     let expected = f64::from(counts.iter().sum::<u32>()) / counts.len() as f64;
     counts.iter().map(|c| (f64::from(*c) - expected).powi(2) / expected).sum()
 }
 
-/// Who is picked first, over 20,000 seeds.
+/// First picks over 20,000 seeds, counted by endpoint.
 fn firsts(name: &str, loads: &[(u32, u32)]) -> Vec<u32> {
     let (strategy, pool) = (build(name), snapshot(loads));
     let mut counts = vec![0; loads.len()];
@@ -176,7 +183,8 @@ fn firsts(name: &str, loads: &[(u32, u32)]) -> Vec<u32> {
 fn random_is_uniform_and_ties_are_drawn_evenly() {
     let equal: Vec<(u32, u32)> = (0..10).map(|id| (id, 7)).collect();
     for name in ["random", "least-request", "power-of-two"] {
-        // 9 degrees of freedom: 27.9 is passed once in a thousand; the seeds are fixed, so this is decided once and for all.
+        // 9 degrees of freedom: a chance of 1 in 1,000 to exceed 27.9. The seeds are fixed, so the result never
+        // changes.
         let chi = chi_square(&firsts(name, &equal));
         assert!(chi < 27.9, "{name}: {chi}");
     }
@@ -186,7 +194,7 @@ fn random_is_uniform_and_ties_are_drawn_evenly() {
 }
 
 #[test]
-fn power_of_two_shares_as_the_pairs_say() {
+fn power_of_two_shares_follow_from_the_pairs() {
     // Of n endpoints with different loads, the k-th best wins 2(n-k) of n(n-1) ordered pairs.
     let counts = firsts("power-of-two", &[(0, 1), (1, 2), (2, 3), (3, 4)]);
     for (k, count) in (1u32..).zip(counts) {
@@ -196,7 +204,7 @@ fn power_of_two_shares_as_the_pairs_say() {
 }
 
 #[test]
-fn the_registry_holds_together() {
+fn registry_is_consistent() {
     let registry = registry();
     assert!(crate::PLUGINS.strategies.is_sorted_by_key(|d| d.name), "the list is by name");
     for plugin in registry.strategies() {

@@ -1,14 +1,14 @@
-//! `throughput`: the endpoint that computes the fewest tokens a second, a prompt's token counting as two.
+//! `throughput`: the endpoint that computes the fewest tokens per second; a prompt token counts twice.
 //!
 //! ```text
-//! score = 2 x prompt tokens/s + generated tokens/s, over the last minute; the least wins, ties at random
+//! score = 2 x prompt tokens/s + generated tokens/s, over the last minute; the lowest wins, ties at random
 //! ```
 //!
-//! Despite its name it evens out the tokens that endpoints get; it does not look for the fast one. An endpoint that does not report
-//! both counters, or has been known for less than ten seconds, comes last. When not: servers differ in speed, since the fast one then
-//! gets no more than the slow one.
-//! Source: AIBrix `throughput`. Its release 0.4 has this formula over gauges that vLLM no longer exports; later ones take tokens a
-//! request in place of tokens a second, from a query that reads as 0, and so draw at random, for which there is `random`.
+//! Despite its name it balances tokens over endpoints; it does not prefer the fast one. An endpoint that does not
+//! report both counters, or has been known for less than ten seconds, comes last.
+//! When not: servers differ in speed, since a fast server gets no more tokens than a slow one.
+//! Source: AIBrix `throughput`. Release 0.4 has this formula over gauges that vLLM no longer exports. Later releases
+//! use tokens per request, from a query that reads as 0, and so pick at random; use `random` for that.
 
 use attache_scheduling::plugin::{Better, FigureFallback, FigureParams, params};
 use attache_scheduling::registry::Descriptor;
@@ -22,7 +22,7 @@ pub const PLUGIN: Descriptor = Descriptor {
     build: |value, _| params(value).map(|params| Box::new(Throughput(params)) as Box<dyn Strategy>),
 };
 
-/// What a prompt token weighs beside a generated one.
+/// Weight of a prompt token relative to a generated one.
 const PROMPT_WEIGHT: f64 = 2.0;
 
 #[derive(Debug)]

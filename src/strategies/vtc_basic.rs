@@ -1,19 +1,26 @@
-//! `vtc-basic`: users that were served much lately share the last endpoints, everybody else has all of them.
+//! `vtc-basic`: users that were served many tokens recently are steered to the last endpoints; all others use every
+//! endpoint.
 //!
 //! ```text
-//! served   = sum over the window of input tokens x 1 + guessed output tokens x 2, guess = min(1.5 x input, what the request allows)
+//! served   = sum over the window of input tokens x 1 + estimated output tokens x 2
+//!            estimate = min(1.5 x input, what the request allows)
 //! share    = (served - least of all users) / max(greatest - least, minTokens), at most 1
-//! place    = position of the endpoint in order of ids, 0 (first) to 1 (last)
-//! score    = fairnessWeight x max(share - place, 0) + utilizationWeight x requests / maxPodLoad; the least wins
+//! position = position of the endpoint in order of ids, 0 (first) to 1 (last)
+//! score    = fairnessWeight x max(share - position, 0) + utilizationWeight x requests / maxPodLoad; the lowest wins
 //! ```
 //!
-//! A user is the request's tenant where `exchange.tenant` says how that is found, else what the header `user` says; without one (or with nobody to compare to) the fewest requests decide. Users beyond 10,000 push out
-//! those served least. It steers, it does not queue, so that none of VTC's bounds hold; what a request really cost is not known in time.
-//! When not: users don't matter, or the header comes from clients that may lie.
-//! With `compat: true` AIBrix's own formula: `|position - served / max(minTokens, (least + greatest) / 2)|` in whole positions, load clamped to
-//! `maxPodLoad`, a random 0 to 0.1 on top, and a random endpoint for a request without a user. There only the first three endpoints are ever preferred, whatever the size of the pool, and
-//! its development head shuffles them, which leaves chance.
-//! Source: AIBrix `vtc-basic`; the idea is VTC's (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+//! A user is the request's tenant if `exchange.tenant` is set, else the value of the header `user`. Without a user,
+//! the fewest requests decide. Beyond 10,000 users, those served least are dropped.
+//! The strategy steers requests and does not queue them, so none of VTC's bounds hold. The real cost of a request is
+//! not known in time.
+//! When not: fairness between users does not matter, or untrusted clients set the header.
+//!
+//! `compat: true` uses AIBrix's own formula: `|position - served / max(minTokens, (least + greatest) / 2)|` in whole
+//! positions. Load is clamped to `maxPodLoad`, and a random 0 to 0.1 is added.
+//! A request without a user gets a random endpoint. AIBrix only ever prefers the first three endpoints, whatever the
+//! size of the pool; its development head shuffles them, so the choice is random.
+//! Source: AIBrix `vtc-basic`; the idea is VTC's (Sheng et al., "Fairness in Serving Large Language Models", OSDI
+//! 2024).
 
 use attache_pool::Endpoint;
 use attache_scheduling::digest::Digest;
@@ -27,19 +34,19 @@ use rand::RngExt;
 use serde::Deserialize;
 use smallvec::{SmallVec, smallvec};
 use std::time::Duration;
-use tracker::{Standing, Tracker};
+use tracker::{Tracker, UserUsage};
 
 mod tracker;
 
 /// Registry entry.
 pub const PLUGIN: Descriptor = Descriptor {
     name: "vtc-basic",
-    summary: "Steers users that were served much lately to the last endpoints, weighed against load.",
+    summary: "Steers users that were served many tokens recently to the last endpoints, weighed against load.",
     source: "AIBrix `vtc-basic`",
     build: |value, _| params::<Params>(value)?.build().map(|s| Box::new(s) as Box<dyn Strategy>),
 };
 
-/// The header that names the user.
+/// Header with the user.
 const DEFAULT_USER_HEADER: &str = "user";
 /// 5 units of time.
 const DEFAULT_WINDOW_SIZE: u32 = 5;
@@ -47,17 +54,17 @@ const DEFAULT_WINDOW_SIZE: u32 = 5;
 const DEFAULT_MIN_TOKENS: f64 = 1_000.0;
 /// With `compat`, the greatest sum while there is no user.
 const DEFAULT_MAX_TOKENS: f64 = 8_000.0;
-/// What an input token counts.
+/// Weight of an input token.
 const DEFAULT_INPUT_TOKEN_WEIGHT: f64 = 1.0;
-/// What an output token counts.
+/// Weight of an output token.
 const DEFAULT_OUTPUT_TOKEN_WEIGHT: f64 = 2.0;
-/// Requests that weigh as much as the whole of fairness.
+/// Requests that weigh as much as the full fairness term.
 const DEFAULT_MAX_POD_LOAD: f64 = 100.0;
-/// Weight of fairness, and of load.
+/// Weight of the fairness term, and of the load term.
 const DEFAULT_WEIGHT: f64 = 1.0;
-/// Output tokens guessed for an input token.
+/// Estimated output tokens per input token.
 const OUTPUT_RATIO: f64 = 1.5;
-/// With `compat`, the random part of a score.
+/// With `compat`, the upper bound of the random part of a score.
 const NOISE: f64 = 0.1;
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -149,7 +156,7 @@ impl VtcBasic {
         cx.request.headers.user(&self.params.user_header).map(str::trim).filter(|user| !user.is_empty())
     }
 
-    /// What the request is thought to cost, weighted tokens.
+    /// Estimated cost of the request, in weighted tokens.
     fn cost(&self, cx: &PickContext<'_>) -> u64 {
         let input = f64::from(cx.request.prompt_tokens);
         let guess = (input * OUTPUT_RATIO).ceil();
@@ -157,12 +164,12 @@ impl VtcBasic {
         (input * self.params.input_token_weight + guess.min(allowed) * self.params.output_token_weight).round() as u64
     }
 
-    fn standing(&self, user: &str, now: Timestamp) -> Standing {
-        self.tracker.lock().standing(user, now)
+    fn usage(&self, user: &str, now: Timestamp) -> UserUsage {
+        self.tracker.lock().usage(user, now)
     }
 
-    /// One score a candidate; the order of ids is the order of places.
-    fn fill(&self, standing: Standing, candidates: &[Candidate<'_>], out: &mut [f64]) {
+    /// Writes one score per candidate; positions follow the order of ids.
+    fn fill(&self, usage: UserUsage, candidates: &[Candidate<'_>], out: &mut [f64]) {
         let mut order: SmallVec<[(u32, usize); 16]> =
             candidates.iter().enumerate().map(|(i, c)| (c.state.endpoint.id.0, i)).collect();
         order.sort_unstable();
@@ -170,29 +177,29 @@ impl VtcBasic {
         for (position, (_, i)) in order.into_iter().enumerate() {
             if let (Some(candidate), Some(score)) = (candidates.get(i), out.get_mut(i)) {
                 *score = if self.params.compat {
-                    self.original(standing, position as f64, last, candidate)
+                    self.original(usage, position as f64, last, candidate)
                 } else {
-                    self.score(standing, position as f64 / last, candidate)
+                    self.score(usage, position as f64 / last, candidate)
                 };
             }
         }
     }
 
-    fn score(&self, standing: Standing, place: f64, candidate: &Candidate<'_>) -> f64 {
+    fn score(&self, usage: UserUsage, place: f64, candidate: &Candidate<'_>) -> f64 {
         let p = &self.params;
-        let width = standing.greatest.saturating_sub(standing.least) as f64;
-        let share = (standing.served.saturating_sub(standing.least) as f64 / width.max(p.min_tokens)).min(1.0);
+        let width = usage.greatest.saturating_sub(usage.least) as f64;
+        let share = (usage.served.saturating_sub(usage.least) as f64 / width.max(p.min_tokens)).min(1.0);
         let load = f64::from(candidate.requests) / p.max_pod_load;
         p.fairness_weight * (share - place).max(0.0) + p.utilization_weight * load
     }
 
-    fn original(&self, standing: Standing, position: f64, last: f64, candidate: &Candidate<'_>) -> f64 {
+    fn original(&self, usage: UserUsage, position: f64, last: f64, candidate: &Candidate<'_>) -> f64 {
         let p = &self.params;
-        let middle = match standing.users {
+        let middle = match usage.users {
             0 => p.min_tokens.midpoint(p.max_tokens),
-            _ => (standing.least as f64).midpoint(standing.greatest as f64),
+            _ => (usage.least as f64).midpoint(usage.greatest as f64),
         };
-        let wanted = (standing.served as f64 / middle.max(p.min_tokens)).min(last);
+        let wanted = (usage.served as f64 / middle.max(p.min_tokens)).min(last);
         let load = candidate.metrics().map_or(0.0, |m| f64::from(m.running) / p.max_pod_load).clamp(0.0, 1.0);
         p.fairness_weight * (position - wanted).abs() + p.utilization_weight * load
     }
@@ -210,7 +217,7 @@ impl Strategy for VtcBasic {
             return;
         };
         let mut scores: SmallVec<[f64; 16]> = smallvec![0.0; candidates.len()];
-        self.fill(self.standing(user, cx.now), candidates, &mut scores);
+        self.fill(self.usage(user, cx.now), candidates, &mut scores);
         ranking.note("fairness and load", 1.0, candidates, |i| scores.get(i).copied().unwrap_or(f64::NAN));
         ranking.because("fairest by the tokens of the user");
         if self.params.compat {
@@ -226,7 +233,7 @@ impl Strategy for VtcBasic {
 
     fn scores(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f64]) -> Option<Better> {
         match self.user(cx) {
-            Some(user) => self.fill(self.standing(user, cx.now), candidates, out),
+            Some(user) => self.fill(self.usage(user, cx.now), candidates, out),
             None => out.fill(f64::NAN),
         }
         Some(Better::Lower)

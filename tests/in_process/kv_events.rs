@@ -6,7 +6,7 @@ use attache::connections::{Closed, ConnectionLimits, Connections};
 use attache::ids::EndpointId;
 use attache::kv_events::subscription::{PORT_LABEL, REPLAY_PORT_LABEL};
 use attache::kv_events::{
-    MemoryLimits, Count, Destination, Doubt, Feed, KvEventStats, Residents, Source, Subscription, Timing, Trust,
+    Count, Destination, Doubt, Feed, KvEventStats, MemoryLimits, Residents, Source, Subscription, Timing, Trust,
 };
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;

@@ -123,7 +123,8 @@ fn templates_render_as_transformers_renders_them() {
         let template = ChatTemplate::compile(&file.templates[&vector.template]).unwrap();
         let special =
             [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(k, v)| (k.to_owned(), minijinja::Value::from(v)));
-        let got = template.render(special.into_iter().chain(vector.inputs), 0, UNIX_EPOCH, &WorkLimit::within(usize::MAX));
+        let got =
+            template.render(special.into_iter().chain(vector.inputs), 0, UNIX_EPOCH, &WorkLimit::within(usize::MAX));
         match (vector.rendered, vector.error) {
             (Some(want), None) => {
                 assert_eq!(got.unwrap_or_else(|e| panic!("{name}: {e}")), want, "{name}");

@@ -14,6 +14,6 @@ pub(crate) type Deciding = Arc<ArcSwapOption<Pool>>;
 pub(super) fn prepare(prefix: Arc<ArcSwap<PrefixCache>>, deciding: Deciding) -> impl Fn(&PoolSnapshot) + Send {
     move |snapshot| {
         let deciding = deciding.load();
-        losses::take_in(snapshot, &prefix.load(), deciding.as_ref().map(|pool| &pool.scheduler.choices));
+        losses::drop_lost(snapshot, &prefix.load(), deciding.as_ref().map(|pool| &pool.scheduler.choices));
     }
 }

@@ -418,9 +418,9 @@ fn apply_target_statuses(before: &mut HashMap<String, TargetStatus>, said: Vec<T
             continue;
         }
         if heard.are_missing {
-            rules.hear_missing(heard.targets);
+            rules.report_missing(heard.targets);
         } else if last.is_some_and(|last| last.are_missing) {
-            rules.hear_served(heard.targets);
+            rules.report_served(heard.targets);
         }
     }
 }

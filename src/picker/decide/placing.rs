@@ -1,7 +1,7 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten};
-use super::{Admitted, Plan, PoolRuntime, Step, Taught, encodable, splittable};
+use super::{Admitted, PendingUpdate, Plan, PoolRuntime, Step, encodable, splittable};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
@@ -119,9 +119,9 @@ impl Deciding<'_> {
         let hints = self.hints(looked.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
         let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, Looked::prompt_tokens);
-        let (matched_tokens, taught) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
+        let (matched_tokens, pending_update) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
         let matched_tokens = matched_tokens.unwrap_or(0);
-        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), taught, sheet, notes);
+        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), pending_update, sheet, notes);
         admission.sheds.inspect(|queues| queues.passed());
         let split = scheduled.decision.split.as_ref();
         Ok(Placed::Booked(Placement {
@@ -324,23 +324,24 @@ impl Deciding<'_> {
         scheduled: &Scheduled,
         snapshot: &PoolSnapshot,
         (prompt_tokens, cached_tokens): (u32, u32),
-        taught: Option<Taught>,
+        pending_update: Option<PendingUpdate>,
         sheet: Option<Sheet<'_>>,
         notes: Option<&Notes<'_>>,
     ) -> Bookings {
         let Scheduled { decision, is_preset, share } = scheduled;
         let (stale_after, now) = (self.pool().stale_after, self.q.now);
-        let (mut lesson, mut prefill_lesson, mut tail) = (None, None, None);
-        if let Some(taught) = taught {
-            let cache = &taught.prefix.cache;
-            lesson = Some((cache.clone(), taught.lesson));
-            prefill_lesson = taught.prefill.map(|lesson| (cache.clone(), lesson));
-            tail = taught.tail.map(|tail| (taught.prefix, tail));
+        let (mut prefix_update, mut prefill_update, mut tail) = (None, None, None);
+        if let Some(pending_update) = pending_update {
+            let cache = &pending_update.prefix.cache;
+            prefix_update = Some((cache.clone(), pending_update.prefix_update));
+            prefill_update = pending_update.prefill.map(|prefix_update| (cache.clone(), prefix_update));
+            tail = pending_update.tail.map(|tail| (pending_update.prefix, tail));
         }
         let (model, understood, streams) = (self.facts.model, self.request.is_some(), self.streams());
         let booked = decision.picks.first().map(|picked| {
             let (arrives, share) = (decision.split.is_some(), *share);
-            let order = Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
+            let order =
+                Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, prefix_update };
             let book = || Booking::new(picked.clone(), snapshot, stale_after, order, now);
             match sheet {
                 Some(mut sheet) => {
@@ -353,8 +354,9 @@ impl Deciding<'_> {
         let prefill = decision.split.as_ref().and_then(|split| {
             let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
             // Its answer is one token long: its first is its end.
-            let (streams, arrives, share, lesson) = (true, false, 0.0, prefill_lesson);
-            let order = Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
+            let (streams, arrives, share, prefix_update) = (true, false, 0.0, prefill_update);
+            let order =
+                Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, prefix_update };
             Some(Box::new(Booking::new(endpoint, snapshot, stale_after, order, now)))
         });
         let encoding = decision.encode.iter().map(|encoder| Ticket::book(encoder.clone(), 0)).collect();

@@ -1,12 +1,13 @@
-//! `concurrency-detector`: endpoints on which this picker has not too much in flight.
+//! `concurrency-detector`: endpoints on which this Attaché replica has requests or tokens in flight below a limit.
 //!
 //! ```text
-//! filter = load < floor(capacity * (1 + headroom)), both kinds with `hybrid`; when nobody is left, all stay
-//! load   = requests: sent and not ended; tokens: prompt tokens sent to endpoints that have not begun to answer
+//! filter = load < floor(capacity * (1 + headroom)), both kinds with `hybrid`; if none is left, all stay
+//! load   = requests: sent and not ended; tokens: uncached prompt tokens of requests without a first response byte
 //! ```
 //!
-//! It acts at once, where reported figures lag by a scrape. When not: other pickers or clients use the same servers; their requests are not
-//! seen. How full these capacities make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
+//! It reacts at once; scraped metrics lag by a scrape interval. When not: other clients use the same servers, since
+//! their requests are not counted. `flow::saturation` computes how full these capacities make the whole pool. Source:
+//! GIE and llm-d.
 
 use super::keep_or_all;
 use attache_scheduling::facts::concurrency::ConcurrencyLimits;
@@ -21,7 +22,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "concurrency-detector",
     aliases: &[],
     kind: "filter",
-    summary: "Keeps endpoints on which this picker has not too many requests or tokens in flight.",
+    summary: "Keeps endpoints on which this replica has requests or tokens in flight below a limit.",
     source: "GIE and llm-d `concurrency-detector`",
     build: |value| ConcurrencyLimits::new(value).map(|limits| Plugin::Filter(Arc::new(ConcurrencyDetector(limits)))),
 };
@@ -31,6 +32,6 @@ struct ConcurrencyDetector(ConcurrencyLimits);
 
 impl Filter for ConcurrencyDetector {
     fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
-        keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| self.0.has_room(&c.state.endpoint)));
+        keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| self.0.has_capacity(&c.state.endpoint)));
     }
 }

@@ -1,14 +1,16 @@
-//! `context-length-aware`: endpoints that say by label for which prompt lengths they are meant; a scorer, and a filter when asked.
+//! `context-length-aware`: endpoints whose label gives the prompt lengths they are for; a scorer, and a filter on
+//! request.
 //!
 //! ```text
-//! label `llm-d.ai/context-length-range: "min-max"`, tokens, both ends included
+//! label `llm-d.ai/context-length-range: "min-max"`, tokens, both inclusive
 //! in range      0.3 + 0.7 * (0.7 / (1 + width / 10,000) + 0.3 * (max − length) / width)      a range of one length: 1
 //! out of range  0.3 / (1 + distance / 1,000)
-//! no label      0.5, and always kept; a label that is no range: 0, and never kept
+//! no label      0.5, and always kept; an invalid label: 0, and never kept
 //! ```
 //!
-//! Narrow ranges and room above the prompt score higher, and what is in range is above all that is not. With `enableFiltering` what is out
-//! of range is also dropped. When not: the servers are alike. Source: llm-d `context-length-aware`.
+//! Narrow ranges and ranges that end well above the prompt score higher. Every range that contains the prompt scores
+//! higher than those that do not; `enableFiltering` also drops the latter. When not: all servers are equal. Source:
+//! llm-d `context-length-aware`.
 
 use attache_pool::Endpoint;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, Scorer, params};
@@ -33,7 +35,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
 
 /// llm-d's label for a range of prompt lengths.
 pub const DEFAULT_RANGE_LABEL: &str = "llm-d.ai/context-length-range";
-/// Everything in range is above it, everything out of range at most it.
+/// Ranges that contain the prompt score above this, others at most this.
 const IN_RANGE: f64 = 0.3;
 
 #[derive(Debug, Deserialize)]
@@ -64,23 +66,23 @@ struct ContextLengthAware {
     filters: bool,
 }
 
-/// What an endpoint says it is meant for.
+/// The prompt lengths that an endpoint is for, from its label.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Meant {
-    Anything,
-    For(Lengths),
-    /// Its label can't be read.
-    Unreadable,
+enum LengthLabel {
+    Absent,
+    Range(LengthRange),
+    /// The label is not a range.
+    Invalid,
 }
 
-/// Prompt lengths, tokens, both ends included.
+/// Prompt lengths in tokens, both ends inclusive.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Lengths {
+struct LengthRange {
     min: u32,
     max: u32,
 }
 
-impl Lengths {
+impl LengthRange {
     fn parse(text: &str) -> Option<Self> {
         let (min, max) = text.split_once('-')?;
         let (min, max) = (min.trim().parse().ok()?, max.trim().parse().ok()?);
@@ -106,10 +108,10 @@ impl Lengths {
 }
 
 impl ContextLengthAware {
-    fn meant(&self, endpoint: &Endpoint) -> Meant {
+    fn length_label(&self, endpoint: &Endpoint) -> LengthLabel {
         match endpoint.spec.labels.get(self.label.as_str()) {
-            None => Meant::Anything,
-            Some(text) => Lengths::parse(text).map_or(Meant::Unreadable, Meant::For),
+            None => LengthLabel::Absent,
+            Some(text) => LengthRange::parse(text).map_or(LengthLabel::Invalid, LengthLabel::Range),
         }
     }
 }
@@ -120,10 +122,10 @@ impl Filter for ContextLengthAware {
             return;
         }
         for (keep, candidate) in keep.iter_mut().zip(candidates) {
-            *keep = match self.meant(&candidate.state.endpoint) {
-                Meant::Anything => true,
-                Meant::For(lengths) => lengths.holds(cx.request.prompt_tokens),
-                Meant::Unreadable => false,
+            *keep = match self.length_label(&candidate.state.endpoint) {
+                LengthLabel::Absent => true,
+                LengthLabel::Range(lengths) => lengths.holds(cx.request.prompt_tokens),
+                LengthLabel::Invalid => false,
             };
         }
     }
@@ -132,10 +134,10 @@ impl Filter for ContextLengthAware {
 impl Scorer for ContextLengthAware {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         for (score, candidate) in out.iter_mut().zip(candidates) {
-            *score = match self.meant(&candidate.state.endpoint) {
-                Meant::Anything => 0.5,
-                Meant::For(lengths) => lengths.score(cx.request.prompt_tokens) as f32,
-                Meant::Unreadable => 0.0,
+            *score = match self.length_label(&candidate.state.endpoint) {
+                LengthLabel::Absent => 0.5,
+                LengthLabel::Range(lengths) => lengths.score(cx.request.prompt_tokens) as f32,
+                LengthLabel::Invalid => 0.0,
             };
         }
     }

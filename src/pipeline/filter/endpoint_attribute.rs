@@ -1,12 +1,13 @@
-//! `endpoint-attribute-filter`: endpoints of which one number compares as asked.
+//! `endpoint-attribute-filter`: endpoints whose metric passes a comparison.
 //!
-//! `attribute` is one of the figures of [`facts::figure`](attache_scheduling::facts::figure); numbers of other plugins are not held.
-//! `algorithm: {type: threshold, threshold: {operator, value}}`; a server that does not report the number stays unless
-//! `onMissing: Fail`; when nobody is left, all stay with `fallbackOnEmpty`. When not: servers differ in size, so that one number means
-//! different things. Source: llm-d v0.10 `endpoint-attribute-filter`.
+//! `attribute` is one of the metrics of [`facts::figure`](attache_scheduling::facts::figure); attributes of other
+//! plugins are not available. `algorithm: {type: threshold, threshold: {operator, value}}` gives the comparison.
+//! A server that does not report the metric stays unless `onMissing: Fail`. With `fallbackOnEmpty`, all stay if none
+//! passes. When not: servers differ in size, so one threshold does not fit all. Source: llm-d v0.10
+//! `endpoint-attribute-filter`.
 
 use super::keep_or_all;
-use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::facts::figure::EndpointMetric;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
@@ -20,7 +21,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "endpoint-attribute-filter",
     aliases: &[],
     kind: "filter",
-    summary: "Keeps endpoints of which one reported number compares as asked.",
+    summary: "Keeps endpoints whose reported metric passes a comparison.",
     source: "llm-d `endpoint-attribute-filter`",
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
@@ -31,8 +32,8 @@ struct Params {
     attribute: String,
     on_missing: OnMissing,
     fallback_on_empty: bool,
-    algorithm: Option<Algorithm>,
-    // There is one source of figures.
+    algorithm: Option<ThresholdAlgorithm>,
+    // Accepted without effect: there is one source of metrics.
     #[serde(rename = "producer")]
     _producer: Option<IgnoredAny>,
 }
@@ -46,7 +47,7 @@ enum OnMissing {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Algorithm {
+struct ThresholdAlgorithm {
     #[serde(rename = "type")]
     _type: AlgorithmType,
     threshold: Threshold,
@@ -93,7 +94,7 @@ impl Params {
         if self.attribute.is_empty() {
             return Err(ParamError::new("`attribute` is missing"));
         }
-        let figure = Figure::named("attribute", &self.attribute)?;
+        let figure = EndpointMetric::named("attribute", &self.attribute)?;
         let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
         let (threshold, missing_stays) = (algorithm.threshold, self.on_missing == OnMissing::Pass);
         Ok(EndpointAttribute { figure, threshold, missing_stays, fallback: self.fallback_on_empty })
@@ -102,7 +103,7 @@ impl Params {
 
 #[derive(Debug)]
 struct EndpointAttribute {
-    figure: Figure,
+    figure: EndpointMetric,
     threshold: Threshold,
     missing_stays: bool,
     fallback: bool,

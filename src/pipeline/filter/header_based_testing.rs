@@ -1,7 +1,8 @@
-//! `header-based-testing-filter`: the endpoints that the request names in `test-epp-endpoint-selection`, for conformance tests.
+//! `header-based-testing-filter`: the endpoints that the header `test-epp-endpoint-selection` names, for conformance
+//! tests.
 //!
-//! A comma-separated list of `ip:port`, or of `ip` for every port there. Without the header nobody stays. When not: in production;
-//! clients would choose servers. Source: GIE `header-based-testing-filter`.
+//! The header is a comma-separated list of `ip:port`, or of `ip` for every port there. Without the header no endpoint
+//! stays. When not: in production, since clients would choose servers. Source: GIE `header-based-testing-filter`.
 
 use attache_scheduling::plugin::{Filter, NoParams, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;

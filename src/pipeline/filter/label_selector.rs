@@ -1,9 +1,10 @@
 //! `label-selector-filter`: endpoints whose labels match a Kubernetes label selector.
 //!
-//! `matchLabels` and `matchExpressions` (`In`, `NotIn`, `Exists`, `DoesNotExist`) must all hold; an endpoint without the label meets
-//! `NotIn` and `DoesNotExist`. An empty selector keeps all. When not: the label tells a role; the role filters know the combined ones.
-//! Source: llm-d `label-selector-filter`, formerly `by-label-selector`; `by-label` is its older form (`label`, `validValues`,
-//! `allowsNoLabel`).
+//! `matchLabels` and `matchExpressions` (`In`, `NotIn`, `Exists`, `DoesNotExist`) must all hold; an endpoint without
+//! the label meets `NotIn` and `DoesNotExist`. An empty selector keeps all. When not: the label is a role; the role
+//! filters know the combined roles.
+//! Source: llm-d `label-selector-filter`, formerly `by-label-selector`; `by-label` is its older form (`label`,
+//! `validValues`, `allowsNoLabel`).
 
 use attache_pool::Endpoint;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
@@ -92,11 +93,11 @@ struct LabelSelector {
 #[derive(Debug)]
 struct Rule {
     key: String,
-    /// Any of them; any at all when `None`.
+    /// Allowed values; `None` allows any value.
     values: Option<Vec<String>>,
-    /// A missing label is as good as a listed value.
+    /// Whether an endpoint without the label meets the condition.
     absent: bool,
-    /// The opposite.
+    /// Inverts the condition.
     negated: bool,
 }
 

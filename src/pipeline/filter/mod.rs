@@ -1,4 +1,5 @@
-//! The filters of the pipeline, one file each. A filter sees the candidates that earlier filters left and says which of them stay.
+//! The filters of the pipeline, one file each. A filter receives the candidates that earlier filters kept and decides
+//! which of them stay.
 
 pub mod concurrency_detector;
 pub mod context_length_aware;
@@ -16,14 +17,14 @@ pub mod utilization_detector;
 use attache_types::rng::PickRng;
 use rand::RngExt;
 
-/// Keeps those that `stays` says, or all when that would leave nobody.
+/// Keeps the candidates that `stays` accepts, or all if it accepts none.
 fn keep_or_all(keep: &mut [bool], stays: impl Fn(usize) -> bool) {
     if (0..keep.len()).any(&stays) {
         keep.iter_mut().enumerate().for_each(|(i, keep)| *keep = stays(i));
     }
 }
 
-/// Draws true with this probability; draws nothing when it is 0.
+/// True with this probability; uses no random number if it is 0.
 fn happens(probability: f64, rng: &mut PickRng) -> bool {
     probability > 0.0 && rng.random::<f64>() < probability
 }

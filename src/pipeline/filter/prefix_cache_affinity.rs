@@ -1,16 +1,20 @@
-//! `prefix-cache-affinity-filter`: endpoints that hold nearly the whole prompt, until they are too busy ("sticky until saturated").
+//! `prefix-cache-affinity-filter`: endpoints that hold nearly the whole prompt, until they are too busy ("sticky
+//! until saturated").
 //!
 //! ```text
-//! sticky = held / prompt >= affinityThreshold
-//! with probability explorationProbability, and when nobody is sticky: all stay
+//! sticky = cached / prompt >= affinityThreshold
+//! with probability explorationProbability, and if none is sticky: all stay
 //! min TTFT of the sticky − min TTFT of the others > maxTTFTPenaltyMs > 0: all stay
-//! min prompt tokens in flight of the sticky − min of the others > maxTokensInFlightPenalty > 0: all stay; else the sticky
+//! min prompt tokens in flight of the sticky − min of the others > maxTokensInFlightPenalty > 0: all stay
+//! else: the sticky
 //! TTFT, ms = prefillThroughput: prompt tokens in flight / peakPrefillThroughput * 1000
-//!            latencyPredictor:  as foretold; while nothing is known of either side, all stay
+//!            latencyPredictor:  predicted; if nothing is known of either side, all stay
 //! ```
 //!
-//! The defaults are llm-d's. GIE v1.5 foretells, explores with 0.01 and pays 5,000 ms: say so where that is wanted.
-//! When not: a scorer behind it weighs the prefix again; then what it lets go comes back. Source: llm-d v0.10, GIE v1.5.
+//! The defaults are llm-d's. GIE v1.5 uses predictions, explores with probability 0.01 and allows a penalty of 5,000
+//! ms; set these to get its behaviour.
+//! When not: a scorer after this filter also weighs the prefix; it would favour the sticky endpoints again after the
+//! filter gave them up. Source: llm-d v0.10, GIE v1.5.
 
 use super::{happens, keep_or_all};
 use attache_scheduling::facts::prediction::predict;
@@ -32,15 +36,15 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-/// 0.8, as both have it.
+/// 0.8, the default of both.
 pub const DEFAULT_AFFINITY_THRESHOLD: f64 = 0.80;
-/// 0, as llm-d has it; GIE has 0.01.
+/// 0, llm-d's default; GIE's is 0.01.
 pub const DEFAULT_EXPLORATION_PROBABILITY: f64 = 0.0;
-/// 18 s, as llm-d has it; GIE has 5 s.
+/// 18 s, llm-d's default; GIE's is 5 s.
 pub const DEFAULT_MAX_TTFT_PENALTY_MS: f64 = 18_000.0;
-/// 0: only times count, as in llm-d, which has had this limit in some versions.
+/// 0: only times count, as in llm-d; some versions of llm-d have this limit.
 pub const DEFAULT_MAX_TOKENS_IN_FLIGHT_PENALTY: f64 = 0.0;
-/// 15,928 tokens/s: llm-d's measurement of a 32B model on two H100.
+/// 15,928 tokens per second: llm-d's measurement of a 32B model on two H100.
 pub const DEFAULT_PEAK_PREFILL_THROUGHPUT: f64 = 15_928.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -60,7 +64,7 @@ struct Params {
     max_tokens_in_flight_penalty: f64,
     ttft_source: TtftSource,
     peak_prefill_throughput: f64,
-    // There is one index, one ledger and one predictor.
+    // Accepted without effect: there is one index, one ledger and one predictor.
     #[serde(rename = "prefixMatchInfoProducerName")]
     _prefix: Option<IgnoredAny>,
     #[serde(rename = "inFlightLoadProducerName")]
@@ -137,14 +141,15 @@ impl PrefixCacheAffinity {
         }
     }
 
-    /// Whether the wait for the best sticky endpoint is worth what it holds.
+    /// Whether the best sticky endpoint is within both penalties.
     fn is_worth_it(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> bool {
         let tokens = |c: &Candidate<'_>| Some(in_flight_tokens(c));
         self.is_within(self.penalty_ms, cx, candidates, |c| self.ttft_ms(cx, c))
             && self.is_within(self.penalty_tokens, cx, candidates, tokens)
     }
 
-    /// Whether the least `load` of the sticky is at most `most` above the least of the others; true where `most` is 0.
+    /// Whether the lowest `load` of a sticky endpoint is at most `most` above the lowest of the others; always true
+    /// if `most` is 0.
     fn is_within(
         &self,
         most: f64,
@@ -161,13 +166,13 @@ impl PrefixCacheAffinity {
         };
         match (best(true), best(false)) {
             (Some(sticky), Some(other)) => sticky - other <= most,
-            // One side is empty, and then all stay anyway, or nothing is known of it.
+            // One side is empty, so all stay anyway, or its load is unknown.
             _ => false,
         }
     }
 }
 
-/// Prompt tokens that this picker has sent there and whose response has not begun.
+/// Uncached prompt tokens that this replica has in flight there, until the first byte of each response.
 fn in_flight_tokens(candidate: &Candidate<'_>) -> f64 {
     candidate.state.live().ledger.prefill_tokens() as f64
 }

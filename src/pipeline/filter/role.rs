@@ -1,5 +1,5 @@
-//! `encode-filter`, `prefill-filter`, `decode-filter`: endpoints that serve one stage of an answer, by the label `llm-d.ai/role`
-//! (or AIBrix's `role-name`, see [`attache_pool::role`]).
+//! `encode-filter`, `prefill-filter`, `decode-filter`: endpoints that serve one stage of a request, by the label
+//! `llm-d.ai/role` (or AIBrix's `role-name`, see [`attache_pool::role`]).
 //!
 //! ```text
 //! encode    encode, encode-prefill, encode-decode, encode-prefill-decode
@@ -7,7 +7,8 @@
 //! decode    decode, encode-decode, prefill-decode, encode-prefill-decode, both, and endpoints without the label
 //! ```
 //!
-//! When not: every endpoint does everything; then nothing is labelled, and `encode` and `prefill` leave nobody. Source: llm-d.
+//! When not: every endpoint serves all stages. Then no endpoint has the label, and `encode` and `prefill` keep none.
+//! Source: llm-d.
 
 use attache_pool::Roles;
 use attache_scheduling::plugin::{Filter, NoParams, ParamError, Plugin, params};
@@ -22,7 +23,7 @@ pub const ENCODE: PluginDescriptor = PluginDescriptor {
     name: "encode-filter",
     aliases: &[],
     kind: "filter",
-    summary: "Keeps endpoints whose role takes in the encoding of media.",
+    summary: "Keeps endpoints whose role includes the encoding of media.",
     source: "llm-d `encode-filter`",
     build: |value| build(value, Roles::ENCODE),
 };
@@ -30,7 +31,7 @@ pub const ENCODE: PluginDescriptor = PluginDescriptor {
 /// Registry entry.
 pub const PREFILL: PluginDescriptor = PluginDescriptor {
     name: "prefill-filter",
-    summary: "Keeps endpoints whose role takes in prefill.",
+    summary: "Keeps endpoints whose role includes prefill.",
     source: "llm-d `prefill-filter`",
     build: |value| build(value, Roles::PREFILL),
     ..ENCODE
@@ -39,22 +40,22 @@ pub const PREFILL: PluginDescriptor = PluginDescriptor {
 /// Registry entry.
 pub const DECODE: PluginDescriptor = PluginDescriptor {
     name: "decode-filter",
-    summary: "Keeps endpoints whose role takes in decoding, and those without a role.",
+    summary: "Keeps endpoints whose role includes decoding, and those without a role.",
     source: "llm-d `decode-filter`",
     build: |value| build(value, Roles::DECODE),
     ..ENCODE
 };
 
 fn build(value: &Value, stage: Roles) -> Result<Plugin, ParamError> {
-    params::<NoParams>(value).map(|NoParams {}| Plugin::Filter(Arc::new(Role { stage })))
+    params::<NoParams>(value).map(|NoParams {}| Plugin::Filter(Arc::new(RoleFilter { stage })))
 }
 
 #[derive(Debug)]
-struct Role {
+struct RoleFilter {
     stage: Roles,
 }
 
-impl Filter for Role {
+impl Filter for RoleFilter {
     fn keep(&self, _: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
         for (keep, candidate) in keep.iter_mut().zip(candidates) {
             *keep = candidate.state.endpoint.roles.has(self.stage);

@@ -1,12 +1,13 @@
-//! `session-affinity-filter`: the server that the request's session belongs to, while it is a candidate; else all stay.
+//! `session-affinity-filter`: the server of the request's session, while it is a candidate; else all stay.
 //!
-//! How sessions are known is in [`facts::session`](attache_scheduling::facts::session). When not: sessions are few and heavy, so that
-//! pinning overloads a server; `session-affinity-scorer` can be outweighed. Source: llm-d `session-affinity-filter`.
+//! [`facts::session`](attache_scheduling::facts::session) describes how sessions are identified. When not: sessions
+//! are few and heavy, so pinning overloads a server; `session-affinity-scorer` can be outweighed. Source: llm-d
+//! `session-affinity-filter`.
 
 use super::keep_or_all;
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::{Session, SessionParams};
-use attache_scheduling::plugin::{AnswerHeaders, Filter, Plugin, params};
+use attache_scheduling::plugin::{Filter, Plugin, ResponseHeaders, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use attache_types::rng::PickRng;
@@ -17,19 +18,21 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "session-affinity-filter",
     aliases: &[],
     kind: "filter",
-    summary: "Keeps the endpoint that the request's session belongs to, while it is there.",
+    summary: "Keeps the endpoint that the request's session belongs to, while it is available.",
     source: "llm-d `session-affinity-filter`",
     build: |value| {
-        params::<SessionParams>(value)?.build().map(|session| Plugin::Filter(Arc::new(SessionAffinity { session })))
+        params::<SessionParams>(value)?
+            .build()
+            .map(|session| Plugin::Filter(Arc::new(SessionAffinityFilter { session })))
     },
 };
 
 #[derive(Debug)]
-struct SessionAffinity {
+struct SessionAffinityFilter {
     session: Session,
 }
 
-impl Filter for SessionAffinity {
+impl Filter for SessionAffinityFilter {
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
         if let Some(bound) = self.session.bound(cx) {
             keep_or_all(keep, |i| candidates.get(i).is_some_and(|c| bound.is(c)));
@@ -40,7 +43,7 @@ impl Filter for SessionAffinity {
         self.session.picked(cx, endpoint);
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
-        self.session.answer_headers(endpoint, headers);
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
+        self.session.response_headers(endpoint, headers);
     }
 }

@@ -1,12 +1,13 @@
 //! `slo-headroom-tier-filter`: endpoints that would meet the request's latency targets, before those that would not.
 //!
 //! ```text
-//! met = headroom to the first token >= 0 and headroom for each token >= 0      (targets: `x-slo-ttft-ms`, `x-slo-tpot-ms`)
-//! both tiers have members: those that meet them; with probability epsilonExploreNeg the others, so that what is known of them stays fresh
+//! met = headroom to the first token >= 0 and headroom per token >= 0      (targets: `x-slo-ttft-ms`, `x-slo-tpot-ms`)
+//! both tiers have members: those that meet the targets stay; with probability epsilonExploreNeg the others, so that
+//!                          their predictions stay fresh
 //! ```
 //!
-//! An endpoint of which nothing is known counts as late; when nothing is known of any, all stay. When not: requests name no targets.
-//! Source: GIE and llm-d.
+//! An endpoint without a prediction counts as late; if no endpoint has one, all stay. When not: requests have no
+//! targets. Source: GIE and llm-d.
 
 use super::{happens, keep_or_all};
 use attache_scheduling::facts::prediction::{Targets, predict};
@@ -29,7 +30,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-/// 1 %, as both have it.
+/// 1 %, the default of both.
 pub const DEFAULT_EPSILON_EXPLORE_NEG: f64 = 0.01;
 
 #[derive(Debug, Deserialize)]
@@ -62,7 +63,7 @@ struct SloHeadroomTier {
 }
 
 impl SloHeadroomTier {
-    /// Keeps one tier, of what is known of each endpoint: whether it meets the targets.
+    /// Keeps one tier. `met` says whether each endpoint meets the targets, `None` if unknown.
     fn tier(&self, met: &[Option<bool>], rng: &mut PickRng, keep: &mut [bool]) {
         if met.len() < 2 || met.iter().all(Option::is_none) {
             return;
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn tiers() {
-        // llm-d sloheadroomtier: tier by tier, and what exploration takes.
+        // Rows of llm-d's `sloheadroomtier` tests, with and without exploration.
         for (name, epsilon, met, expected) in [
             ("both tiers", 0.0, vec![Some(true), Some(false), None], vec![true, false, false]),
             ("both tiers, exploring", 1.0, vec![Some(true), Some(false), None], vec![false, true, true]),

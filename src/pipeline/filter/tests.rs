@@ -1,21 +1,21 @@
-//! Each filter's rows, named after where they come from.
+//! Each filter's rows, named after their source.
 
 use crate::tests::{filter, registry, scorer};
 use attache_pool::EndpointMetrics;
-use attache_scheduling::testing::{Server, among, answer, load, reports, running, silent};
+use attache_scheduling::testing::{TestServer, among, answer, load, reports, running, silent};
 use serde_json::{Value, json};
 
-/// Who of `servers` stays.
-fn kept(name: &str, parameters: Value, servers: Vec<Server>) -> Vec<usize> {
+/// Positions of the servers that stay.
+fn kept(name: &str, parameters: Value, servers: Vec<TestServer>) -> Vec<usize> {
     among(servers).kept(&*filter(name, &parameters))
 }
 
-/// What is wrong with parameters.
+/// The error for these parameters.
 fn refused(name: &str, parameters: Value) -> String {
     (registry().plugin(name).unwrap().build)(&parameters).unwrap_err().to_string()
 }
 
-fn labelled(values: &[&str]) -> Vec<Server> {
+fn labelled(values: &[&str]) -> Vec<TestServer> {
     let server = |value: &&str| if value.is_empty() { silent() } else { silent().label("role", value) };
     values.iter().map(server).collect()
 }
@@ -73,10 +73,10 @@ fn roles() {
 #[test]
 fn prefix_cache_affinity() {
     let name = "prefix-cache-affinity-filter";
-    // 159,280 tokens in flight are 10 s at 15,928 tokens/s.
+    // 159,280 tokens in flight take 10 s at 15,928 tokens/s.
     for (row, parameters, servers, expected) in [
         ("llm-d: sticky", json!({}), vec![silent().holding(80), silent().holding(79)], vec![0]),
-        ("llm-d: nobody sticky", json!({}), vec![silent().holding(79), silent()], vec![0, 1]),
+        ("llm-d: none sticky", json!({}), vec![silent().holding(79), silent()], vec![0, 1]),
         ("llm-d: busy, within the penalty", json!({}), vec![silent().holding(90).sent(&[159_280]), silent()], vec![0]),
         ("llm-d: load override", json!({}), vec![silent().holding(90).sent(&[159_280, 159_280]), silent()], vec![0, 1]),
         (
@@ -161,17 +161,19 @@ fn sessions_by_token() {
         assert_eq!(trial.kept(&*by_token), expected, "llm-d encoded_endpoint_header {token:?}");
     }
     let trial = among(servers());
-    let told = answer(|headers| by_token.answer_headers(trial.endpoint(1), headers));
+    let told = answer(|headers| by_token.response_headers(trial.endpoint(1), headers));
     assert_eq!(told, ["x-session-token: cG9kLWI="], "what it says is what it reads");
     let other = filter("session-affinity-filter", &json!({"encodedEndpointHeaderConfig": {"header": "X-Mine"}}));
-    assert_eq!(answer(|headers| other.answer_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
+    assert_eq!(answer(|headers| other.response_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
 }
 
 #[test]
 fn sessions_by_id() {
     let parameters = json!({
         "strategy": "session_id",
-        "sessionIdConfig": {"sources": [{"header": "x-a"}, {"header": "x-b"}], "evictionTtlSeconds": 1, "evictionSweepSeconds": 10},
+        "sessionIdConfig": {
+            "sources": [{"header": "x-a"}, {"header": "x-b"}], "evictionTtlSeconds": 1, "evictionSweepSeconds": 10,
+        },
     });
     let by_id = filter("session-affinity-filter", &parameters);
     let new = |id: &str| among(vec![silent(), silent(), silent()]).header("x-b", id);
@@ -182,14 +184,14 @@ fn sessions_by_id() {
     assert_eq!(new("two").kept(&*by_id), [0, 1, 2], "other sessions are free");
     assert_eq!(new("two").header("x-a", "one").kept(&*by_id), [2], "llm-d: the first source that is there counts");
     let gone = among(vec![silent(), silent()]).header("x-b", "one");
-    assert_eq!(gone.kept(&*by_id), [0, 1], "llm-d: whose server is away passes through");
+    assert_eq!(gone.kept(&*by_id), [0, 1], "llm-d: a session whose server is absent passes through");
     by_id.picked(&gone.context(), gone.endpoint(0));
     assert_eq!(one.kept(&*by_id), [0], "llm-d: and is bound anew");
     let later = |ms: u64| new("one").later(ms);
     assert_eq!((later(1_000).kept(&*by_id), later(1_001).kept(&*by_id)), (vec![0], vec![0, 1, 2]), "llm-d: expires");
     by_id.picked(&later(900).context(), one.endpoint(0));
     assert_eq!(later(1_800).kept(&*by_id), [0], "each request renews it");
-    assert!(answer(|headers| by_id.answer_headers(one.endpoint(0), headers)).is_empty());
+    assert!(answer(|headers| by_id.response_headers(one.endpoint(0), headers)).is_empty());
     assert_eq!(among(vec![silent(), silent()]).kept(&*by_id), [0, 1], "no session at all");
     for (parameters, says) in [
         (json!({"strategy": "sticky"}), "sticky"),
@@ -263,7 +265,7 @@ fn topology() {
         assert_eq!(trial.kept(&*filter), expected, "llm-d {least} {peer}");
     }
     let unset = among(servers()).header("x-peer-topology", "host=h2");
-    assert_eq!(unset.kept(&*filter(name, &Value::Null)), [0, 1, 2, 3, 4], "nobody is believed without being asked to");
+    assert_eq!(unset.kept(&*filter(name, &Value::Null)), [0, 1, 2, 3, 4], "without the parameter, no header counts");
     let own = filter(name, &json!({"peerTopologyHeader": "x-peer", "labels": {"hostname": "slice"}}));
     let trial = among(vec![silent().label("slice", "0"), silent().label("slice", "1")]).header("x-peer", "host=1");
     assert_eq!(trial.kept(&*own), [1]);
@@ -320,7 +322,7 @@ fn header_based_testing() {
 }
 
 #[test]
-fn utilization_detectors_as_filters() {
+fn utilization_detector_as_a_filter() {
     let parameters = || json!({"queueDepthThreshold": 5, "kvCacheUtilThreshold": 0.8, "headroom": 0.2});
     for (row, servers, expected) in [
         ("GIE: limits 6 and .96", vec![load(6, 0.1), load(1, 0.96), load(7, 0.1), load(1, 0.97)], vec![0, 1]),
@@ -409,7 +411,7 @@ fn context_lengths() {
 }
 
 #[test]
-fn filters_say_what_they_lack() {
+fn filters_report_the_missing_signal() {
     use attache_scheduling::Signal;
     let fresh = || vec![reports(EndpointMetrics::default()), silent()];
     for (name, servers, expected) in [

@@ -1,10 +1,12 @@
-//! `topology-affinity-filter`: endpoints that stand near the one that was picked in an earlier step, by their labels.
+//! `topology-affinity-filter`: endpoints near the endpoint of an earlier step, by their labels.
 //!
-//! `minAffinity` (`host`, `rack`, `zone`, `region`) is how near; a missing label matches nothing. Without a peer, and when nobody is
-//! near enough, all stay. The peer is the server of the request's other stage where `disagg-profile-handler` has picked one; else its place
-//! comes with the request, in `peerTopologyHeader`: whoever sends that header decides, so set it only where clients can't reach. When
-//! not: requests have no earlier step. Source: llm-d `topology-affinity-filter`; the labels are
-//! those of its `topology-extractor`.
+//! `minAffinity` (`host`, `rack`, `zone`, `region`) is the required nearness; a missing label matches nothing.
+//! Without a peer, and if no endpoint is near enough, all stay.
+//! The peer is the server of the request's other stage if `disagg-profile-handler` has picked one; else the header
+//! `peerTopologyHeader` gives its location. The sender of that header decides, so set it only where clients cannot
+//! reach.
+//! When not: requests have no earlier step. Source: llm-d `topology-affinity-filter`; the labels are those of its
+//! `topology-extractor`.
 
 use super::keep_or_all;
 use attache_pool::place::Nearness;
@@ -28,7 +30,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Filter(Arc::new(p))),
 };
 
-/// Host, as llm-d has it: KV blocks move over NVLink there.
+/// Host, llm-d's default: KV blocks move over NVLink there.
 pub const DEFAULT_MIN_AFFINITY: Nearness = Nearness::Host;
 
 #[derive(Debug, Deserialize)]

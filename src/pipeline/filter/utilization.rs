@@ -1,11 +1,13 @@
-//! `utilization-filter`: endpoints that are below all the given limits.
+//! `utilization-filter`: endpoints within all given limits.
 //!
-//! `conditions: [{metric, maxValue}]`; metrics are `active-requests` (sent by this picker), `running-requests`, `waiting-queue` and
-//! `kv-cache-utilization` (0..=1). What a server does not report counts as 0. When all are above, nobody stays, unless
-//! `fallbackOnEmpty`. When not: limits differ between servers of one pool. Source: llm-d `utilization-filter`.
+//! `conditions: [{metric, maxValue}]`; metrics are `active-requests` (in flight from this replica),
+//! `running-requests`, `waiting-queue` and `kv-cache-utilization` (0..=1). A metric that a server does not report
+//! counts as 0.
+//! If all endpoints exceed a limit, none stays, unless `fallbackOnEmpty`. When not: limits differ between servers of
+//! one pool. Source: llm-d `utilization-filter`.
 
 use super::keep_or_all;
-use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::facts::figure::EndpointMetric;
 use attache_scheduling::plugin::{Filter, ParamError, Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
@@ -47,10 +49,10 @@ impl Params {
         }
         let limit = |(index, c): (usize, Condition)| {
             let here = |error: ParamError| error.in_item(index).under("conditions");
-            let figure = Figure::named("metric", &c.metric).map_err(here)?;
-            let most = if figure == Figure::KvUsage { 1.0 } else { f64::MAX };
+            let figure = EndpointMetric::named("metric", &c.metric).map_err(here)?;
+            let most = if figure == EndpointMetric::KvUsage { 1.0 } else { f64::MAX };
             if !(0.0..=most).contains(&c.max_value) {
-                let allowed = if figure == Figure::KvUsage { "0 to 1" } else { "0 or more" };
+                let allowed = if figure == EndpointMetric::KvUsage { "0 to 1" } else { "0 or more" };
                 let Condition { metric, max_value } = c;
                 let message = format!("`maxValue` of `{metric}` is {max_value}; {allowed} is allowed");
                 return Err(here(ParamError::new(message).under("maxValue")));
@@ -64,7 +66,7 @@ impl Params {
 
 #[derive(Debug)]
 struct Utilization {
-    limits: Vec<(Figure, f64)>,
+    limits: Vec<(EndpointMetric, f64)>,
     fallback: bool,
 }
 

@@ -1,13 +1,14 @@
-//! `utilization-detector`: endpoints whose queue and KV cache are not over their limits, by what they report.
+//! `utilization-detector`: endpoints whose scraped queue depth and KV cache usage are within their limits.
 //!
 //! ```text
-//! filter = queue <= queueDepthThreshold * (1 + headroom) and kv <= min(1, kvCacheUtilThreshold * (1 + headroom)) and a fresh page;
-//!          when nobody is left, all stay
+//! filter = queue <= queueDepthThreshold * (1 + headroom) and kv <= min(1, kvCacheUtilThreshold * (1 + headroom))
+//!          and fresh metrics; if none is left, all stay
 //! ```
 //!
-//! A page is fresh for `metricsStalenessThreshold`, by default for as long as the pool believes its pages. The originals' default of 200 ms
-//! would take every idle endpoint for a full one here: idle endpoints are scraped less often. When not: between two scrapes a burst goes
-//! unseen; `concurrency-detector` counts at once. How full these limits make a pool as a whole is `flow::saturation`'s. Source: GIE and llm-d.
+//! Metrics are fresh for `metricsStalenessThreshold`, by default the pool's own staleness limit. The default of GIE
+//! and llm-d, 200 ms, would exclude every idle endpoint, because Attaché scrapes idle endpoints less often.
+//! When not: bursts between two scrapes, which scraped metrics do not show; `concurrency-detector` counts at once.
+//! `flow::saturation` computes how full these limits make the whole pool. Source: GIE and llm-d.
 
 use super::keep_or_all;
 use attache_scheduling::facts::utilization::UtilizationLimits;
@@ -33,7 +34,7 @@ struct UtilizationDetector(UtilizationLimits);
 impl Filter for UtilizationDetector {
     fn keep(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], _: &mut PickRng, keep: &mut [bool]) {
         let page =
-            |c: &Candidate<'_>| self.0.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.0.has_room(m));
+            |c: &Candidate<'_>| self.0.fresh(c.state, cx.now, cx.stale_after).is_some_and(|m| self.0.has_capacity(m));
         keep_or_all(keep, |i| candidates.get(i).is_some_and(page));
     }
 

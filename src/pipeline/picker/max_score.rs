@@ -1,5 +1,5 @@
-//! `max-score-picker`: the greatest sum, ties drawn at random. When not: many pickers decide by the same figures and would all take the same
-//! endpoint; `weighted-random-picker` spreads them. Source: GIE `max-score-picker`.
+//! `max-score-picker`: the greatest sum, ties at random. When not: many replicas decide by the same metrics and would
+//! all pick the same endpoint; `weighted-random-picker` spreads them. Source: GIE `max-score-picker`.
 
 use super::{Params, greatest, ordered, push_greatest};
 use attache_scheduling::plugin::{Picker, Plugin, params};
@@ -19,7 +19,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.most().map(|most| Plugin::Picker(Arc::new(MaxScore { most }))),
 };
 
-/// The picker; the default of every profile that names none.
+/// The picker; the default of profiles without one.
 #[derive(Debug)]
 pub struct MaxScore {
     most: usize,
@@ -40,7 +40,7 @@ impl Picker for MaxScore {
             }
             return;
         }
-        // A random number in the low half breaks ties fairly.
+        // The random low half breaks ties.
         let key = |sum: &f32| (u64::from(ordered(*sum)) << 32) | u64::from(rng.random::<u32>());
         push_greatest(sums.iter().map(key), candidates, self.most, ranking);
     }

@@ -1,8 +1,8 @@
 //! The pickers of the pipeline, one file each: they turn sums into an order.
 //!
-//! All take `maxNumOfEndpoints`: the most endpoints that a decision names, the first for the request and the others for retries. Without it a
-//! decision names as many as the pool's `destination` wants, which is one unless the gateway walks lists; the parameter can only take
-//! away from that.
+//! All have the parameter `maxNumOfEndpoints`: the most endpoints that a decision names, the first for the request
+//! and the others for retries. By default that is as many as the pool's `destination` allows: one, unless the gateway
+//! retries along a list. The parameter can only lower it.
 
 pub mod max_score;
 pub mod random;
@@ -31,7 +31,7 @@ impl Params {
     }
 }
 
-/// The greatest sum's place; of equal ones each is as likely.
+/// Position of the greatest sum; ties at random.
 fn greatest(sums: &[f32], rng: &mut PickRng) -> Option<usize> {
     let (mut best, mut ties) = (None::<(usize, f32)>, 0u32);
     for (i, sum) in sums.iter().enumerate() {
@@ -40,7 +40,7 @@ fn greatest(sums: &[f32], rng: &mut PickRng) -> Option<usize> {
             Some((_, greatest)) if *sum == greatest => ties += 1,
             _ => ties = 0,
         }
-        // The n-th of equals takes the place with a chance of 1 in n.
+        // Reservoir sampling: the n-th of equal sums replaces the pick with probability 1/n.
         if ties == 0 || rng.random_range(0..=ties) == 0 {
             best = Some((i, *sum));
         }
@@ -72,7 +72,7 @@ fn push_greatest<K: Ord>(
     order.iter().take(wanted).for_each(|(_, i)| push(*i, ranking));
 }
 
-/// The bits of a number that is 0 or more: they are in the order of the numbers.
+/// The bits of a non-negative number, which sort like the number.
 fn ordered(number: f32) -> u32 {
     number.max(0.0).to_bits()
 }

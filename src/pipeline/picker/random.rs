@@ -1,5 +1,5 @@
-//! `random-picker`: any candidate that the filters left, with equal chances; the sums don't count. When not: there is load to tell apart.
-//! Source: GIE `random-picker`.
+//! `random-picker`: any candidate that the filters kept, with the same probability; sums are ignored. When not: load
+//! differs between endpoints. Source: GIE `random-picker`.
 
 use super::{Params, push_greatest};
 use attache_scheduling::plugin::{Picker, Plugin, params};

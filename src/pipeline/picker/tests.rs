@@ -22,7 +22,7 @@ fn picks(picker: &dyn Picker, sums: &[f32], wanted: usize, seed: u64) -> Vec<u32
     ranking.decide().unwrap().picks.iter().map(|e| e.id.0).collect()
 }
 
-/// How often each is picked first, and which pairs of first and second there were.
+/// Share of each candidate among the first picks, over 20,000 seeds.
 fn shares(name: &str, sums: &[f32]) -> Vec<f64> {
     let picker = picker(name, &Value::Null);
     let mut counts = vec![0.0; sums.len()];
@@ -38,7 +38,7 @@ fn near(got: &[f64], expected: &[f64]) -> bool {
 }
 
 #[test]
-fn the_greatest_sum_wins_and_ties_are_drawn() {
+fn greatest_sum_wins_and_ties_are_random() {
     let max = picker("max-score-picker", &Value::Null);
     assert_eq!(picks(&*max, &[0.1, 3.5, 0.0, 2.0], 4, 0), [1, 3, 0, 2]);
     assert_eq!(picks(&*max, &[0.1, 3.5, 0.0, 2.0], 1, 0), [1]);
@@ -48,13 +48,13 @@ fn the_greatest_sum_wins_and_ties_are_drawn() {
 }
 
 #[test]
-fn random_does_not_look_at_the_sums() {
+fn random_ignores_the_sums() {
     let got = shares("random-picker", &[0.0, 100.0, 1.0, 2.0]);
     assert!(near(&got, &[0.25; 4]), "{got:?}");
 }
 
 #[test]
-fn weighted_random_gives_each_its_share() {
+fn weighted_random_picks_in_proportion_to_sums() {
     for (sums, expected) in [
         (vec![3.0, 1.0], vec![0.75, 0.25]),
         (vec![1e-6, 3e-6], vec![0.25, 0.75]),
@@ -65,7 +65,7 @@ fn weighted_random_gives_each_its_share() {
         let got = shares("weighted-random-picker", &sums);
         assert!(near(&got, &expected), "{sums:?}: {got:?}");
     }
-    // The second is drawn among the rest in proportion: after 0 (2 of 4), 1 and 2 have even chances.
+    // The second is drawn among the rest in proportion: after 0 (2 of 4), 1 and 2 have equal probability.
     let picker = picker("weighted-random-picker", &Value::Null);
     let pairs: Vec<Vec<u32>> = (0..20_000).map(|seed| picks(&*picker, &[2.0, 1.0, 1.0], 2, seed)).collect();
     let after = |first, second| pairs.iter().filter(|p| p[..] == [first, second]).count() as f64 / 20_000.0;
@@ -73,7 +73,7 @@ fn weighted_random_gives_each_its_share() {
 }
 
 #[test]
-fn max_num_of_endpoints_takes_away_and_never_adds() {
+fn max_num_of_endpoints_only_lowers_the_number() {
     for name in ["max-score-picker", "random-picker", "weighted-random-picker"] {
         for (most, wanted, expected) in [(1, 4, 1), (2, 4, 2), (9, 4, 4), (2, 1, 1), (9, 9, 5)] {
             let picker = picker(name, &json!({"maxNumOfEndpoints": most}));

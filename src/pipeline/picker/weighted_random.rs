@@ -1,7 +1,9 @@
-//! `weighted-random-picker`: each candidate with a chance in proportion to its sum; the fallbacks likewise among the rest.
+//! `weighted-random-picker`: picks each candidate with a probability proportional to its sum, and the fallbacks
+//! likewise among the rest.
 //!
-//! Drawn by A-Res: the greatest `u^(1/sum)`, u uniform in (0, 1). A sum of 0 wins only where all are 0, and then all have equal chances.
-//! When not: the difference between good and best matters; scores of 0.9 and 1 have nearly the same chance.
+//! The draw is A-Res: the greatest `u^(1/sum)`, u uniform in (0, 1). A sum of 0 wins only if all are 0; then all have
+//! the same probability.
+//! When not: the difference between good and best matters; scores of 0.9 and 1 have nearly the same probability.
 //! Source: GIE `weighted-random-picker`; Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
 
 use super::{Params, push_greatest};
@@ -28,19 +30,19 @@ struct WeightedRandom {
     most: usize,
 }
 
-/// `ln(u) / sum`, which grows with `u^(1/sum)` and does not lose small sums to rounding; no NaN.
+/// `ln(u) / sum`, which is monotonic in `u^(1/sum)` and keeps small sums distinct under rounding; never NaN.
 #[derive(PartialEq)]
-struct Key(f64);
+struct DrawKey(f64);
 
-impl Eq for Key {}
+impl Eq for DrawKey {}
 
-impl PartialOrd for Key {
+impl PartialOrd for DrawKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Key {
+impl Ord for DrawKey {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0)
     }
@@ -52,8 +54,8 @@ impl Picker for WeightedRandom {
         let key = |sum: &f32| {
             // In (0, 1]: the logarithm is finite.
             let u = 1.0 - rng.random::<f64>();
-            // Those without a sum stand behind everybody who has one, in any order.
-            if *sum > 0.0 { (1, Key(u.ln() / f64::from(*sum))) } else { (0, Key(u)) }
+            // Candidates with a sum of 0 come last, in random order.
+            if *sum > 0.0 { (1, DrawKey(u.ln() / f64::from(*sum))) } else { (0, DrawKey(u)) }
         };
         push_greatest(sums.iter().map(key), candidates, self.most, ranking);
     }

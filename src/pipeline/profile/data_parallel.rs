@@ -1,7 +1,8 @@
-//! `data-parallel-profile-handler`: one profile decides about everything; data-parallel ranks are endpoints of their own.
+//! `data-parallel-profile-handler`: one profile decides; data-parallel ranks are separate endpoints.
 //!
-//! The original tells the rank in a header and sends every request to `primaryPort`, where a sidecar passes it on. Here the request goes to
-//! the rank's own port, so that parameter has no effect. When not: ranks have no ports of their own. Source: llm-d.
+//! llm-d puts the rank into a header and sends every request to `primaryPort`, where a sidecar forwards it. Here the
+//! request goes to the rank's own port, so that parameter has no effect. When not: ranks have no ports of their own.
+//! Source: llm-d.
 
 use super::only;
 use attache_scheduling::PickContext;

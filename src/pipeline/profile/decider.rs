@@ -1,14 +1,15 @@
-//! `prefix-based-pd-decider`, `always-disagg-pd-decider`, `always-disagg-multimodal-decider`: whether a stage of a request runs on a server of its
-//! own. A profile handler names them.
+//! `prefix-based-pd-decider`, `always-disagg-pd-decider`, `always-disagg-multimodal-decider`: whether a stage of a
+//! request runs on a server of its own. A profile handler refers to them by name.
 //!
 //! ```text
-//! prefix-based        tokens >= promptTokens  and  tokens - those that the decode server holds >= nonCachedTokens;  0: never
+//! prefix-based        tokens >= promptTokens  and  tokens - cached on the decode server >= nonCachedTokens;  0: never
 //! always              every request
 //! always-multimodal   requests with images, sounds or videos
 //! ```
 //!
-//! What the decode server holds is read from the pool's prefix index, whoever feeds it; the original reads one producer's figure and never splits
-//! when another is configured. When not: queues matter; these look at the request alone. Source: llm-d.
+//! Tokens cached on the decode server are read from the pool's prefix index, whatever its source. llm-d reads one
+//! producer's value and never splits if another one is configured.
+//! When not: queue lengths matter, since these deciders consider the request alone. Source: llm-d.
 
 use attache_scheduling::facts::media;
 use attache_scheduling::plugin::{NoParams, ParamError, Plugin, StageDecider, params};
@@ -46,9 +47,9 @@ pub const ALWAYS_MULTIMODAL: PluginDescriptor = PluginDescriptor {
     ..PREFIX_BASED
 };
 
-/// No request is split for what its decode server lacks, as in llm-d: the figure depends on the network.
+/// 0 never splits, llm-d's default: a useful value depends on the network.
 const DEFAULT_NON_CACHED_TOKENS: i64 = 0;
-/// A prompt of any length, as in llm-d.
+/// Prompts of any length, llm-d's default.
 const DEFAULT_PROMPT_TOKENS: i64 = 0;
 
 #[derive(Debug, Deserialize)]

@@ -1,21 +1,27 @@
-//! `disagg-profile-handler` and the older `pd-profile-handler`: prefill, decode and the encoding of media on different servers.
+//! `disagg-profile-handler` and the older `pd-profile-handler`: prefill, decode and media encoding on different
+//! servers.
 //!
 //! ```text
-//! decode-first    decode profile; the encode decider says yes: encode profile; the prefill decider says yes: prefill profile
-//! prefill-first   prefill profile, always; encode as above; decode profile, near the prefill server where a topology plugin is in it
+//! decode-first    decode profile; the encode profile if its decider agrees; the prefill profile if its decider agrees
+//! prefill-first   prefill profile, always; encode as above; decode profile, near the prefill server if it has a
+//!                 topology plugin
 //! ```
 //!
-//! A stage without a decider does not run (but prefill, when it comes first, needs none), nor does one whose profile is missing or leaves
-//! nobody: the request is then served whole by the server that the decode profile alone picks. So it is when both profiles pick one server.
-//! The encode stage runs with and without prefill, for requests with media, and is a sidecar's matter; its profile picks as many servers as its
-//! picker wants, but no more than there are different media, and none when the server of the answer is its first.
-//! Topology plugins see the server of the stage before theirs. A pool needs `disaggregation` for any of it; an EndpointPickerConfig with a
-//! profile for prefill or encode that can run means llm-d's sidecars.
+//! A stage runs only if it has a decider; prefill that comes first needs none. It does not run either if its profile
+//! is missing or picks no server, or if prefill and decode pick one server. The server that the decode profile alone
+//! picks then serves the whole request.
 //!
-//! `pd-profile-handler` asks `prefix-based-pd-decider` unless told otherwise. In files from before there were deciders, `threshold` counts
-//! the characters of the prompt, four to a token, that the decode server must lack.
+//! The encode stage runs with and without prefill, for requests with media; a sidecar runs it. Its profile picks as
+//! many servers as its picker allows, at most one per different media item, and none if the decode server is its
+//! first pick.
+//! Topology plugins see the server of the previous stage. All of this needs `disaggregation` in the pool; an
+//! EndpointPickerConfig with a profile for prefill or encode that can run implies llm-d's sidecars.
 //!
-//! When not: the choice should weigh queues and the transfer; `predicted-latency` chooses both servers at once. Source: llm-d.
+//! `pd-profile-handler` uses `prefix-based-pd-decider` by default. In configurations older than deciders, `threshold`
+//! is the number of uncached prompt characters, four per token, from which a request is split.
+//!
+//! When not: the choice should weigh queues and the transfer; `predicted-latency` chooses both servers at once.
+//! Source: llm-d.
 
 use super::{decider, position};
 use attache_scheduling::division::{DeciderName, Division, StageProfile, Stages};
@@ -31,7 +37,8 @@ pub const DISAGG: PluginDescriptor = PluginDescriptor {
     name: "disagg-profile-handler",
     aliases: &[],
     kind: "handler",
-    summary: "The decode profile decides, and where a decider says so, others choose the servers of prefill and encode.",
+    summary: "The decode profile decides; other profiles choose the servers of prefill and encode if their deciders \
+              agree.",
     source: "llm-d `disagg-profile-handler`",
     build: |value| params::<Params>(value)?.build().map(|h| Plugin::Handler(Arc::new(h))),
 };
@@ -45,23 +52,23 @@ pub const PD: PluginDescriptor = PluginDescriptor {
     ..DISAGG
 };
 
-/// llm-d's name for the profile that picks the server of the answer.
+/// llm-d's name of the profile that picks the decode server.
 pub const DEFAULT_DECODE_PROFILE: &str = "decode";
-/// llm-d's name for the profile that picks the server of the prompt.
+/// llm-d's name of the profile that picks the prefill server.
 pub const DEFAULT_PREFILL_PROFILE: &str = "prefill";
-/// llm-d's name for the profile that picks the server of the media.
+/// llm-d's name of the profile that picks the encode servers.
 pub const DEFAULT_ENCODE_PROFILE: &str = "encode";
-/// Every request, as in the versions that had a threshold.
+/// Splits every request, as the versions with a threshold did.
 const DEFAULT_THRESHOLD: f64 = 0.0;
-/// Characters that llm-d counts as one token.
+/// llm-d's number of characters per token.
 const CHARACTERS_PER_TOKEN: f64 = 4.0;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    profiles: Profiles,
+    profiles: ProfileNames,
     stage_order: StageOrder,
-    deciders: Deciders,
+    deciders: DeciderNames,
     // The flat names of llm-d's older versions.
     decode_profile: String,
     prefill_profile: String,
@@ -74,7 +81,7 @@ struct Params {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum StageOrder {
-    /// llm-d's: what the decode server holds is known when its decider is asked.
+    /// llm-d's default: the tokens cached on the decode server are known when the decider runs.
     #[default]
     DecodeFirst,
     PrefillFirst,
@@ -82,7 +89,7 @@ enum StageOrder {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Profiles {
+struct ProfileNames {
     decode: String,
     prefill: String,
     encode: String,
@@ -90,33 +97,33 @@ struct Profiles {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Deciders {
+struct DeciderNames {
     prefill: String,
     encode: String,
 }
 
-/// What is said, else `default`: an empty name says nothing, as in llm-d.
-fn named(said: String, default: &str) -> String {
-    if said.is_empty() { default.to_owned() } else { said }
+/// `name`, or `default` if it is empty; empty means not set, as in llm-d.
+fn named(name: String, default: &str) -> String {
+    if name.is_empty() { default.to_owned() } else { name }
 }
 
 impl Params {
-    /// The profiles and deciders, whichever spelling the file uses.
+    /// The profiles and deciders, from either spelling.
     ///
     /// # Errors
-    /// Both spellings are used: llm-d refuses that as well.
-    fn named(self) -> Result<(Profiles, Deciders), ParamError> {
+    /// Both spellings are used; llm-d rejects that too.
+    fn named(self) -> Result<(ProfileNames, DeciderNames), ParamError> {
         let prefill = named(self.prefill_decider_plugin_name, &self.decider_plugin_name);
         let flat = (
-            Profiles { decode: self.decode_profile, prefill: self.prefill_profile, encode: self.encode_profile },
-            Deciders { prefill, encode: self.encode_decider_plugin_name },
+            ProfileNames { decode: self.decode_profile, prefill: self.prefill_profile, encode: self.encode_profile },
+            DeciderNames { prefill, encode: self.encode_decider_plugin_name },
         );
         let nested = (self.profiles, self.deciders);
-        let none = (Profiles::default(), Deciders::default());
+        let none = (ProfileNames::default(), DeciderNames::default());
         match (nested == none, flat == none) {
             (false, false) => Err(ParamError::new(
-                "`profiles` and `deciders` stand beside their older names (`decodeProfile`, `deciderPluginName`, …); \
-                 one spelling is allowed"
+                "`profiles` and `deciders` stand beside their older names (`decodeProfile`, `deciderPluginName`, \
+                 …); one spelling is allowed"
                     .to_owned(),
             )),
             (true, false) => Ok(flat),
@@ -182,7 +189,7 @@ impl PdParams {
             return Err(ParamError::value("threshold", threshold, "0 or more is allowed"));
         }
         let decider = if self.decider_plugin_name.is_empty() {
-            let otherwise: Arc<dyn StageDecider> = Arc::new(Characters { threshold });
+            let otherwise: Arc<dyn StageDecider> = Arc::new(CharacterThreshold { threshold });
             DeciderName { name: decider::PREFIX_BASED.name.to_owned(), otherwise: Some(otherwise) }
         } else {
             DeciderName { name: self.decider_plugin_name, otherwise: None }
@@ -193,13 +200,13 @@ impl PdParams {
     }
 }
 
-/// The rule from before there were deciders.
+/// The rule of versions without deciders.
 #[derive(Debug)]
-struct Characters {
+struct CharacterThreshold {
     threshold: f64,
 }
 
-impl StageDecider for Characters {
+impl StageDecider for CharacterThreshold {
     fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool {
         let lacking = cx.request.prompt_tokens.saturating_sub(decoder.map_or(0, |d| d.cached.any));
         f64::from(lacking) * CHARACTERS_PER_TOKEN >= self.threshold

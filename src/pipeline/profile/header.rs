@@ -1,8 +1,10 @@
-//! `header-profile-handler`: the profile that the request's header names, `EPP-Profile` unless said otherwise.
+//! `header-profile-handler`: a request header names the profile, `EPP-Profile` by default.
 //!
-//! Without the header `defaultProfile` decides; with one profile always that one. A header that names no profile gets no endpoint: the
-//! caller means servers that this pool does not have. llm-d's coordinator sends the prompt and the answer of a request one after the other in this
-//! way, so nothing is split here, and the profiles' own filters say who may serve: servers of every role stand before them. When not: clients can set the header and may not choose. Source: llm-d.
+//! Without the header, `defaultProfile` applies; a single profile always applies. A header with an unknown profile
+//! name gets no endpoint: the caller expects servers that this pool does not have.
+//! llm-d's coordinator sends prefill and decode of a request as two requests in this way, so Attaché does not split
+//! here. The profiles receive servers of every role and filter them.
+//! When not: untrusted clients can set the header. Source: llm-d.
 
 use super::position;
 use attache_scheduling::PickContext;

@@ -1,5 +1,5 @@
-//! The profile handlers of the pipeline, one file each: they say which profile decides about a request, and which others choose the servers
-//! of its other stages. The deciders, which say whether there is such a stage, are in [`decider`].
+//! The profile handlers of the pipeline, one file each. A handler chooses the profile for a request, and the profiles
+//! of its other stages. The deciders in [`decider`] say whether such a stage runs.
 
 pub mod data_parallel;
 pub mod decider;
@@ -9,13 +9,13 @@ pub mod single;
 
 use attache_scheduling::plugin::ParamError;
 
-/// The position of the profile called `name`.
+/// Position of the profile with this name.
 fn position(profiles: &[&str], name: &str) -> Result<usize, ParamError> {
     let found = profiles.iter().position(|profile| *profile == name);
     found.ok_or_else(|| ParamError::new(format!("no profile is called `{name}`; there are: {}", profiles.join(", "))))
 }
 
-/// The only profile.
+/// Position of the only profile; an error if there are several.
 fn only(profiles: &[&str]) -> Result<Vec<usize>, ParamError> {
     match profiles {
         [_] => Ok(vec![0]),

@@ -1,4 +1,5 @@
-//! `single-profile-handler`: one profile decides about everything. When not: there are several. Source: GIE `single-profile-handler`.
+//! `single-profile-handler`: the only profile decides. When not: there are several. Source: GIE
+//! `single-profile-handler`.
 
 use super::only;
 use attache_scheduling::PickContext;
@@ -16,7 +17,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<NoParams>(value).map(|NoParams {}| Plugin::Handler(Arc::new(Single))),
 };
 
-/// The handler; the default where there is one profile.
+/// The handler; the default if there is one profile.
 #[derive(Debug)]
 pub struct Single;
 

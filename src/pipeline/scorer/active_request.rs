@@ -1,12 +1,12 @@
-//! `active-request-scorer`: fewer requests of this picker in flight score higher.
+//! `active-request-scorer`: endpoints with fewer in-flight requests of this Attaché replica score higher.
 //!
 //! ```text
 //! active <= idleThreshold: 1
 //! else:                    (max − active) / max * maxBusyScore
 //! ```
 //!
-//! It acts at once, where reported figures lag by a scrape. When not: others send to the same servers; their requests are not seen.
-//! Source: llm-d `active-request-scorer`.
+//! It reacts at once; scraped metrics lag by a scrape interval. When not: other clients send to the same servers,
+//! since their requests are not counted. Source: llm-d `active-request-scorer`.
 
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
@@ -20,14 +20,14 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "active-request-scorer",
     aliases: &[],
     kind: "scorer",
-    summary: "Prefers endpoints on which this picker has fewer requests in flight.",
+    summary: "Prefers endpoints on which this replica has fewer requests in flight.",
     source: "llm-d `active-request-scorer`",
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 0: only an endpoint without requests is idle, as llm-d has it.
+/// 0, llm-d's default: only an endpoint without requests is idle.
 pub const DEFAULT_IDLE_THRESHOLD: u32 = 0;
-/// 1: no gap between idle and busy endpoints, as llm-d has it.
+/// 1, llm-d's default: no gap between idle and busy endpoints.
 pub const DEFAULT_MAX_BUSY_SCORE: f32 = 1.0;
 
 #[derive(Debug, Deserialize)]
@@ -35,7 +35,7 @@ pub const DEFAULT_MAX_BUSY_SCORE: f32 = 1.0;
 struct Params {
     idle_threshold: u32,
     max_busy_score: f32,
-    // The ledger counts, and a request counts until it ends.
+    // Accepted without effect: the ledger counts every request until it ends.
     #[serde(rename = "inFlightLoadProducerName")]
     _load: Option<IgnoredAny>,
     #[serde(rename = "requestTimeout")]

@@ -1,15 +1,16 @@
-//! `endpoint-attribute-scorer`: one reported number, brought to 0..=1.
+//! `endpoint-attribute-scorer`: one metric, scaled to 0..=1.
 //!
 //! ```text
-//! linear_higher_is_better: (number − min) / (max − min); linear_lower_is_better: 1 less that; clamped
+//! linear_higher_is_better: (value − min) / (max − min); linear_lower_is_better: 1 minus that; clamped
 //! min and max: of the candidates (`adaptiveRange`, all equal score 1) or as given (`fixedRange`)
 //! ```
 //!
-//! `attributeKey` is one of the figures of [`facts::figure`](attache_scheduling::facts::figure); numbers of other plugins are not held. A
-//! server that does not report it scores 0. When not: there is a scorer of its own for the number. Source: llm-d v0.10.
+//! `attributeKey` is one of the metrics of [`facts::figure`](attache_scheduling::facts::figure); attributes of other
+//! plugins are not available. A server that does not report it scores 0. When not: the metric has a scorer of its
+//! own. Source: llm-d v0.10.
 
 use super::no_metrics;
-use attache_scheduling::facts::figure::Figure;
+use attache_scheduling::facts::figure::EndpointMetric;
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Signal};
@@ -32,15 +33,15 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
     attribute_key: String,
-    algorithm: Option<Algorithm>,
-    // There is one source of figures.
+    algorithm: Option<LinearAlgorithm>,
+    // Accepted without effect: there is one source of metrics.
     #[serde(rename = "producer")]
     _producer: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Algorithm {
+struct LinearAlgorithm {
     r#type: Direction,
     #[serde(default)]
     normalization: Normalization,
@@ -76,7 +77,7 @@ impl Params {
         if self.attribute_key.is_empty() {
             return Err(ParamError::new("`attributeKey` is missing"));
         }
-        let figure = Figure::named("attributeKey", &self.attribute_key)?;
+        let figure = EndpointMetric::named("attributeKey", &self.attribute_key)?;
         let algorithm = self.algorithm.ok_or_else(|| ParamError::new("`algorithm` is missing"))?;
         let Normalization { adaptive_range, fixed_range } = algorithm.normalization;
         match (adaptive_range, fixed_range) {
@@ -99,7 +100,7 @@ impl Params {
 
 #[derive(Debug)]
 struct EndpointAttribute {
-    figure: Figure,
+    figure: EndpointMetric,
     lower_wins: bool,
     fixed: Option<Range>,
 }

@@ -1,11 +1,13 @@
-//! `header-label-affinity-scorer`: 1 for endpoints whose label `labelKey` has the value of the request's header `headerName`, else 0.
+//! `header-label-affinity-scorer`: 1 for endpoints whose label `labelKey` equals the request header `headerName`,
+//! else 0.
 //!
-//! The answer carries the same header with the label of who served, unless `stampResponseHeader` is false, so that a caller can ask for the
-//! same place again. When not: the label must hold; that is a filter's work. Source: llm-d `header-label-affinity-scorer`.
+//! The response carries the same header with the label of the endpoint that served, unless `stampResponseHeader` is
+//! false. A client can send it back to reach the same group of endpoints. When not: the label is mandatory; use a
+//! filter. Source: llm-d `header-label-affinity-scorer`.
 
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::header;
-use attache_scheduling::plugin::{AnswerHeaders, ParamError, Plugin, Scorer, params};
+use attache_scheduling::plugin::{ParamError, Plugin, ResponseHeaders, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use serde::Deserialize;
@@ -67,7 +69,7 @@ impl Scorer for HeaderLabelAffinity {
         }
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         if let Some(value) = self.label(endpoint).filter(|_| self.stamps) {
             headers.push((self.header.to_string().into(), value.to_owned()));
         }

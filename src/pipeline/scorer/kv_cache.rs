@@ -1,8 +1,7 @@
-//! `kv-cache-utilization-scorer`: the free part of the KV cache, `1 − usage`.
+//! `kv-cache-utilization-scorer`: the free share of the KV cache, `1 − usage`.
 //!
-//! An endpoint without a fresh page scores 0: nothing speaks for it. When not: caches that are kept full on purpose (prefix caching
-//! counts cached blocks as free in vLLM, but not in every engine).
-//! Source: GIE `kv-cache-utilization-scorer`.
+//! An endpoint without fresh metrics scores 0. When not: caches that are kept full on purpose. Prefix caching counts
+//! cached blocks as free in vLLM, but not in every engine. Source: GIE `kv-cache-utilization-scorer`.
 
 use super::no_metrics;
 use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};

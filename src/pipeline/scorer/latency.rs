@@ -1,13 +1,20 @@
-//! `latency-scorer`: how well the endpoint would meet the request's latency targets, as [`prediction::scores`] has it.
+//! `latency-scorer`: how well the endpoint is predicted to meet the request's latency targets, see
+//! [`prediction::scores`].
 //!
-//! The predictions are [`attache_pool::speed`]'s, learned in process; a request's targets are its headers `x-slo-ttft-ms` and
-//! `x-slo-tpot-ms`. Before any answer has been seen, `kv · (1 − usage) + queue · (max − waiting) / (max − min) + prefix · held / prompt`
-//! over the sum of the three weights. When not: one pool, one kind of request, no targets; then `predicted-latency` says the same directly.
-//! Source: llm-d and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
+//! [`attache_pool::speed`] learns the predictions in process; a request's targets are its headers `x-slo-ttft-ms` and
+//! `x-slo-tpot-ms`. Before the first response, the score is a mean of three parts with the weights `kv`, `queue` and
+//! `prefix`:
+//!
+//! ```text
+//! kv: 1 − usage    queue: (max − waiting) / (max − min)    prefix: cached tokens / prompt tokens
+//! ```
+//!
+//! When not: one pool, one kind of request, no targets; then `predicted-latency` does the same directly. Source: llm-d
+//! and GIE `latency-scorer`; GIE v1.5's `predicted-latency-scorer` was this with its producer in one.
 
 use super::fewer_is_better;
 use attache_scheduling::decision::Signal;
-use attache_scheduling::facts::prediction::{self, Foretold, Prefer, Targets, Weights};
+use attache_scheduling::facts::prediction::{self, HeadroomWeights, PredictedHeadroom, Prefer, Targets};
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext, Reads};
@@ -25,10 +32,10 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 0.8 and 0.2, as both have it: the first token is what people wait for.
+/// 0.8 and 0.2, the default of both: users notice the first token most.
 const DEFAULT_TTFT_WEIGHT: f64 = 0.8;
 const DEFAULT_TPOT_WEIGHT: f64 = 0.2;
-/// 1 for each part of what stands in for predictions, as both have it.
+/// Weight of each part of the fallback score, the default of both.
 const DEFAULT_COMPOSITE_WEIGHT: f32 = 1.0;
 
 #[derive(Debug, Deserialize)]
@@ -81,7 +88,7 @@ impl Params {
 struct Latency(Params);
 
 impl Latency {
-    /// What stands in for predictions.
+    /// The fallback score, before anything is learned.
     fn composite(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let Params { kv, queue, prefix, .. } = &self.0;
         fewer_is_better(candidates, |c| c.waiting, out);
@@ -94,22 +101,22 @@ impl Latency {
         }
     }
 
-    fn foretold(cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[Option<Foretold>; 16]> {
+    fn predicted(cx: &PickContext<'_>, candidates: &[Candidate<'_>]) -> SmallVec<[Option<PredictedHeadroom>; 16]> {
         let targets = Targets::of(&cx.request);
-        let foretell = |c: &Candidate<'_>| {
+        let predict_headroom = |c: &Candidate<'_>| {
             let headroom = targets.headroom(prediction::predict(cx, c)?);
-            Some(Foretold { headroom, idle: c.state.live().ledger.in_flight() == 0 })
+            Some(PredictedHeadroom { headroom, idle: c.state.live().ledger.in_flight() == 0 })
         };
-        candidates.iter().map(foretell).collect()
+        candidates.iter().map(predict_headroom).collect()
     }
 }
 
 impl Scorer for Latency {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
-        let weights = Weights { ttft: self.0.ttft_weight, tpot: self.0.tpot_weight };
+        let weights = HeadroomWeights { ttft: self.0.ttft_weight, tpot: self.0.tpot_weight };
         let mut scores: SmallVec<[f32; 16]> = smallvec![0.0; candidates.len()];
-        let foretold = Self::foretold(cx, candidates);
-        if prediction::scores(&foretold, weights, self.0.headroom_selection_strategy, &mut scores) {
+        let predicted = Self::predicted(cx, candidates);
+        if prediction::scores(&predicted, weights, self.0.headroom_selection_strategy, &mut scores) {
             out.iter_mut().zip(&scores).for_each(|(o, s)| *o = *s);
         } else {
             self.composite(cx, candidates, out);
@@ -143,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn before_any_answer_load_and_cache_decide() {
+    fn before_any_response_load_and_cache_decide() {
         let pool = snapshot(&[(0, 4), (1, 0)]);
         let candidates: Vec<_> =
             pool.endpoints.iter().map(|s| Candidate::new(s, NOW, Duration::from_secs(2), 0)).collect();
@@ -154,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_that_just_meets_the_targets_comes_before_a_faster_one_and_a_late_one_last() {
+    fn endpoint_that_just_meets_the_targets_precedes_faster_and_late_ones() {
         let pool = snapshot(&[(0, 0), (1, 0), (2, 0)]);
         for (state, milliseconds) in pool.endpoints.iter().zip([50, 400, 4_000]) {
             for i in 0..60u64 {
@@ -170,7 +177,7 @@ mod tests {
         ]);
         let request = RequestFacts { prompt_tokens: 1_000, headers: Headers::of(&headers), ..RequestFacts::default() };
         let cx = PickContext { request, ..context(&pool) };
-        // Without pages, so that nothing but the learned speed counts.
+        // Without metrics, so only the learned speed counts.
         let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, Duration::ZERO, 0)).collect();
         let mut out = [0.0; 3];
         scorer().score(&cx, &candidates, &mut out);

@@ -1,12 +1,13 @@
-//! `lmetric-scorer`: the prompt tokens that an endpoint would have to compute, times the requests that it would then have.
+//! `lmetric-scorer`: the prompt tokens that an endpoint would have to compute, times the requests that it would then
+//! have.
 //!
 //! ```text
-//! cost  = (prompt − held) · (requests in flight + 1)
+//! cost  = (prompt − cached) · (requests in flight + 1)
 //! score = (max − cost) / (max − min); 1 for all when all costs are equal
 //! ```
 //!
-//! Tokens and requests are those that this picker knows: the prefix index and the ledger. When not: pickers share the servers and do not see
-//! each other's requests. Source: llm-d `lmetric-scorer`.
+//! Tokens and requests are those that this replica knows, from the prefix index and the ledger. When not: several
+//! replicas share the servers and do not see each other's requests. Source: llm-d `lmetric-scorer`.
 
 use attache_scheduling::plugin::{Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
@@ -25,7 +26,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value).map(|_| Plugin::Scorer(Arc::new(LMetric))),
 };
 
-// There is one index and one ledger.
+// Accepted without effect: there is one index and one ledger.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {

@@ -1,7 +1,8 @@
 //! `load-aware-scorer`: short queues score up to 0.5, `0.5 * (1 − waiting / threshold)`; at `threshold` and beyond 0.
 //!
-//! The half leaves room above it for what a cache can save. An endpoint without a fresh page counts what this picker has in flight there.
-//! When not: queues stay far below the threshold; then all score the same. Source: llm-d `load-aware-scorer`.
+//! The other half of the range is for what a cache hit can save. An endpoint without fresh metrics counts the
+//! requests that this replica has in flight there. When not: queues stay far below the threshold, since then all
+//! score the same. Source: llm-d `load-aware-scorer`.
 
 use super::no_metrics;
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
@@ -15,12 +16,12 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "load-aware-scorer",
     aliases: &[],
     kind: "scorer",
-    summary: "Prefers endpoints whose queue is short of a threshold.",
+    summary: "Prefers endpoints whose queue is below a threshold.",
     source: "llm-d `load-aware-scorer`",
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 128 waiting requests, as llm-d has it.
+/// 128 waiting requests, llm-d's default.
 pub const DEFAULT_THRESHOLD: u32 = 128;
 
 #[derive(Debug, Deserialize)]

@@ -1,7 +1,8 @@
-//! `lora-affinity-scorer`: 1 where the adapter is active, 0.8 where there is room to load it, 0.6 where it already waits, 0 elsewhere.
+//! `lora-affinity-scorer`: 1 if the adapter is active, 0.8 if it can be loaded, 0.6 if it already waits, else 0.
 //!
-//! Room means that fewer adapters are active and waiting than the server holds at once. When not: adapters are pinned to endpoints
-//! by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, room, waiting).
+//! It can be loaded if fewer adapters are active and waiting than the server holds at once. When not: adapters are
+//! pinned to endpoints by labels. Source: GIE `lora-affinity-scorer` (order of the checks: active, loadable,
+//! waiting).
 
 use super::no_metrics;
 use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};

@@ -1,13 +1,15 @@
-//! `mm-embeddings-cache-scorer`: the part of the request's images, sounds and videos that the endpoint has encoded lately.
+//! `mm-embeddings-cache-scorer`: the share of the request's images, sounds and videos that the endpoint encoded
+//! recently.
 //!
 //! ```text
-//! score = items that were sent to the endpoint and are still remembered / items of the request; 0 without items
+//! score = items of the request that the endpoint encoded and that are still recorded / items of the request; 0 without
 //! ```
 //!
-//! An item is known by the hash of its reference: the URL, or the data itself. Of each endpoint the last `itemsPerServer` items are
-//! remembered, which should be about as many as its encoder cache holds. Where a profile for `encode` picks several servers, each of them
-//! counts as the one that encodes all items. When not: items are never repeated; then it is 0 for all. Source: llm-d
-//! `mm-embeddings-cache-scorer` with `mm-embeddings-cache-producer`.
+//! An item is identified by the hash of its reference: the URL, or the data itself. The last `itemsPerServer` items
+//! of each endpoint are recorded; set it to about the capacity of the encoder cache.
+//! If a profile for `encode` picks several servers, each counts as having encoded all items. When not: items are
+//! never repeated, since then all score 0. Source: llm-d `mm-embeddings-cache-scorer` with
+//! `mm-embeddings-cache-producer`.
 
 use ahash::AHashMap;
 use attache_pool::Endpoint;
@@ -31,7 +33,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 2,048 items, as llm-d has it: 4 GiB of embeddings at 2 MiB each.
+/// 2,048 items, llm-d's default: 4 GiB of embeddings at 2 MiB each.
 pub const DEFAULT_ITEMS_PER_SERVER: usize = 2_048;
 /// 1,000,000 items, about 32 MB for each server.
 pub const MAX_ITEMS_PER_SERVER: usize = 1_000_000;
@@ -61,7 +63,7 @@ impl Params {
 #[derive(Debug)]
 struct EmbeddingsCache {
     capacity: usize,
-    /// The hashes of the items that each server has encoded; the least used are evicted first.
+    /// Hashes of the items that each server encoded; the least recently used are evicted first.
     servers: Mutex<AHashMap<EndpointId, Cache<u64, ()>>>,
 }
 
@@ -87,7 +89,7 @@ impl Scorer for EmbeddingsCache {
         }
         let known = servers.entry(endpoint.id).or_insert_with(|| Cache::new(self.capacity));
         for item in &items {
-            // A look first: it marks what is known already as used.
+            // The lookup marks a recorded item as recently used.
             if known.get(item).is_none() {
                 known.insert(*item, ());
             }

@@ -1,5 +1,5 @@
-//! The scorers of the pipeline, one file each (`context-length-aware`, a filter as well, stands with the filters). A score lies in 0..=1 and
-//! more is better; a scorer sees all candidates at once.
+//! The scorers of the pipeline, one file each (`context-length-aware`, a filter as well, is with the filters). A
+//! score is in 0..=1 and higher is better; a scorer sees all candidates at once.
 
 pub mod active_request;
 pub mod endpoint_attribute;
@@ -21,7 +21,7 @@ pub mod topology_affinity;
 
 use attache_scheduling::{Candidate, Signal};
 
-/// What a scorer of reported figures lacks when nobody has a fresh page.
+/// The missing signal of a scorer of metrics if no endpoint has fresh ones.
 fn no_metrics(candidates: &[Candidate<'_>]) -> Option<Signal> {
     candidates.iter().all(|c| !c.is_fresh).then_some(Signal::Metrics)
 }

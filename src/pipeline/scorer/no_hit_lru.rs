@@ -1,12 +1,13 @@
-//! `no-hit-lru-scorer`: a prompt that nobody holds goes to the endpoint whose last such prompt lies furthest back.
+//! `no-hit-lru-scorer`: an uncached prompt goes to the endpoint whose last uncached prompt is the oldest.
 //!
 //! ```text
-//! somebody holds a part of the prompt: 0.5 for all
-//! else: 1 − (endpoints without a cold prompt yet + those whose last one is older) / (n − 1), at least 0; the former all 1
+//! any endpoint holds a part of the prompt: 0.5 for all
+//! else: 1 − (endpoints whose last uncached prompt is older) / (n − 1), at least 0; without any uncached prompt yet: 1
 //! ```
 //!
-//! New prefixes spread evenly over the caches that way. The original gives endpoints that never had a cold prompt 1, 0.5, … in the order
-//! in which they happen to stand; here they are equal. When not: caches differ in size. Source: llm-d `no-hit-lru-scorer`.
+//! New prefixes spread evenly over the caches in this way. llm-d gives endpoints that never had an uncached prompt 1,
+//! 0.5, … in arbitrary order; here they are equal. When not: caches differ in size. Source: llm-d
+//! `no-hit-lru-scorer`.
 
 use ahash::AHashMap;
 use attache_pool::Endpoint;
@@ -25,19 +26,19 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     name: "no-hit-lru-scorer",
     aliases: &[],
     kind: "scorer",
-    summary: "Spreads prompts that nobody holds over the endpoints in turn.",
+    summary: "Spreads prompts that no endpoint holds over the endpoints in rotation.",
     source: "llm-d `no-hit-lru-scorer`",
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 1,024 endpoints, as llm-d has it.
+/// 1,024 endpoints, llm-d's default.
 pub const DEFAULT_LRU_SIZE: usize = 1_024;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
     lru_size: usize,
-    // There is one index; the last two were never read by the original either.
+    // Accepted without effect: there is one index, and llm-d never read the last two either.
     #[serde(rename = "prefixMatchInfoProducerName")]
     _prefix: Option<IgnoredAny>,
     #[serde(rename = "prefixPluginType")]
@@ -57,25 +58,25 @@ impl Params {
         if self.lru_size == 0 {
             return Err(ParamError::value("lruSize", 0, "at least 1 is needed"));
         }
-        Ok(NoHitLru { capacity: self.lru_size, turns: Mutex::default() })
+        Ok(NoHitLru { capacity: self.lru_size, last_uncached: Mutex::default() })
     }
 }
 
 #[derive(Debug)]
 struct NoHitLru {
     capacity: usize,
-    turns: Mutex<Turns>,
+    last_uncached: Mutex<LastUncached>,
 }
 
-/// When each endpoint last got a cold prompt: its number among the cold prompts, from 1.
+/// The last uncached prompt of each endpoint, by its number among the uncached prompts, from 1.
 #[derive(Debug, Default)]
-struct Turns {
+struct LastUncached {
     last: AHashMap<EndpointId, u64>,
     count: u64,
 }
 
-impl Turns {
-    fn taken(&mut self, endpoint: EndpointId, capacity: usize) {
+impl LastUncached {
+    fn record(&mut self, endpoint: EndpointId, capacity: usize) {
         self.count += 1;
         if self.last.len() >= capacity && !self.last.contains_key(&endpoint) {
             let oldest = self.last.iter().min_by_key(|(_, turn)| **turn).map(|(id, _)| *id);
@@ -91,14 +92,14 @@ impl Scorer for NoHitLru {
             out.fill(0.5);
             return;
         }
-        let turns = self.turns.lock();
-        let turn = |c: &Candidate<'_>| turns.last.get(&c.state.endpoint.id).copied().unwrap_or(0);
-        let taken: SmallVec<[u64; 64]> = candidates.iter().map(turn).collect();
-        drop(turns);
-        let mut order: SmallVec<[u64; 64]> = taken.clone();
+        let last_uncached = self.last_uncached.lock();
+        let turn = |c: &Candidate<'_>| last_uncached.last.get(&c.state.endpoint.id).copied().unwrap_or(0);
+        let numbers: SmallVec<[u64; 64]> = candidates.iter().map(turn).collect();
+        drop(last_uncached);
+        let mut order: SmallVec<[u64; 64]> = numbers.clone();
         order.sort_unstable();
         let last = candidates.len().saturating_sub(1).max(1) as f32;
-        for (score, turn) in out.iter_mut().zip(&taken) {
+        for (score, turn) in out.iter_mut().zip(&numbers) {
             *score = 1.0 - order.partition_point(|t| t < turn) as f32 / last;
         }
     }
@@ -106,7 +107,7 @@ impl Scorer for NoHitLru {
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         let held = |id| cx.prefix.is_some_and(|found| found.depth(id).any > 0);
         if !held(endpoint.id) && !cx.snapshot.endpoints.iter().any(|s| held(s.endpoint.id)) {
-            self.turns.lock().taken(endpoint.id, self.capacity);
+            self.last_uncached.lock().record(endpoint.id, self.capacity);
         }
     }
 

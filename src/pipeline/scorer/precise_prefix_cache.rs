@@ -1,9 +1,9 @@
-//! `precise-prefix-cache-scorer`: llm-d's older name for `prefix-cache-scorer` over an index that engines' KV events feed.
+//! `precise-prefix-cache-scorer`: llm-d's older name of `prefix-cache-scorer` over an index fed by KV events.
 //!
-//! Whether events feed the index is the pool's `kvEvents` and not the scorer's business, so the parameters that configured the index there
-//! are taken and have no effect here. When not: in new configurations. Source: llm-d `precise-prefix-cache-scorer`.
+//! The pool's `kvEvents` decide whether events feed the index, so the parameters for the index are accepted and have
+//! no effect. When not: in new configurations. Source: llm-d `precise-prefix-cache-scorer`.
 
-use super::prefix_cache::PrefixCache;
+use super::prefix_cache::PrefixCacheScorer;
 use attache_scheduling::plugin::{Plugin, params};
 use attache_scheduling::registry::PluginDescriptor;
 use serde::Deserialize;
@@ -17,7 +17,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     kind: "scorer",
     summary: "The older name of `prefix-cache-scorer` where KV events are read.",
     source: "llm-d `precise-prefix-cache-scorer`",
-    build: |value| params::<Params>(value).map(|_| Plugin::Scorer(Arc::new(PrefixCache::default()))),
+    build: |value| params::<Params>(value).map(|_| Plugin::Scorer(Arc::new(PrefixCacheScorer::default()))),
 };
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,9 +1,10 @@
-//! `prefix-cache-scorer`: how much of the prompt the endpoint holds: `w · min(1, held / scale)² + (1 − w) · held / prompt`.
+//! `prefix-cache-scorer`: the cached share of the prompt: `w · min(1, cached / scale)² + (1 − w) · cached / prompt`.
 //!
-//! `held` is the contiguous beginning of the prompt in any tier of the endpoint's cache, tokens, what is on its way there included. With
-//! `matchLengthWeight` w above 0 a long match counts more than a short one of the same share, up to `matchLengthScaleTokens`.
-//! When not: prompts that share nothing; then it is 0 for all and costs the hashing.
-//! Source: llm-d `prefix-cache-scorer`; GIE's is the case w = 0.
+//! `cached` is the number of tokens of the prompt's longest prefix in any tier of the endpoint's cache, including
+//! speculative entries. With `matchLengthWeight` w above 0, a long match scores higher than a short one of the same
+//! share, up to `matchLengthScaleTokens`.
+//! When not: prompts share no prefixes. Then all score 0 and the hashing costs time. Source: llm-d
+//! `prefix-cache-scorer`; GIE's is the case w = 0.
 
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
@@ -22,7 +23,7 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 8,192 tokens, as llm-d has it.
+/// 8,192 tokens, llm-d's default.
 const DEFAULT_SCALE_TOKENS: u32 = 8_192;
 
 #[derive(Debug, Deserialize)]
@@ -30,7 +31,7 @@ const DEFAULT_SCALE_TOKENS: u32 = 8_192;
 struct Params {
     match_length_weight: f32,
     match_length_scale_tokens: u32,
-    // There is one index.
+    // Accepted without effect: there is one index.
     #[serde(rename = "prefixMatchInfoProducerName")]
     _prefix: Option<IgnoredAny>,
 }
@@ -42,7 +43,7 @@ impl Default for Params {
 }
 
 impl Params {
-    fn build(self) -> Result<PrefixCache, ParamError> {
+    fn build(self) -> Result<PrefixCacheScorer, ParamError> {
         let weight = self.match_length_weight;
         if !(0.0..=1.0).contains(&weight) {
             return Err(ParamError::value("matchLengthWeight", weight, "0 to 1 is allowed"));
@@ -50,24 +51,24 @@ impl Params {
         if self.match_length_scale_tokens == 0 {
             return Err(ParamError::value("matchLengthScaleTokens", 0, "at least 1 is needed"));
         }
-        Ok(PrefixCache { weight, scale: self.match_length_scale_tokens })
+        Ok(PrefixCacheScorer { weight, scale: self.match_length_scale_tokens })
     }
 }
 
-/// The scorer.
+/// The scorer of `prefix-cache-scorer` and of `precise-prefix-cache-scorer`.
 #[derive(Debug)]
-pub(super) struct PrefixCache {
+pub(super) struct PrefixCacheScorer {
     weight: f32,
     scale: u32,
 }
 
-impl Default for PrefixCache {
+impl Default for PrefixCacheScorer {
     fn default() -> Self {
         Self { weight: 0.0, scale: DEFAULT_SCALE_TOKENS }
     }
 }
 
-impl Scorer for PrefixCache {
+impl Scorer for PrefixCacheScorer {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let total = cx.request.prompt_tokens.max(1) as f32;
         for (score, candidate) in out.iter_mut().zip(candidates) {

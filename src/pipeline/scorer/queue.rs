@@ -1,8 +1,7 @@
 //! `queue-scorer`: fewer waiting requests score higher, `(max − waiting) / (max − min)`; all equal score 1.
 //!
-//! An endpoint without a fresh page counts what this picker has in flight there. When not: the queues are empty because the engines
-//! batch everything; then running requests tell more.
-//! Source: GIE `queue-scorer`.
+//! An endpoint without fresh metrics counts the requests that this replica has in flight there. When not: queues are
+//! empty because the engines batch everything; then use running requests. Source: GIE `queue-scorer`.
 
 use super::{fewer_is_better, no_metrics};
 use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};

@@ -1,7 +1,8 @@
-//! `running-requests-size-scorer`: fewer running requests score higher, `(max − running) / (max − min)`; all equal score 1.
+//! `running-requests-size-scorer`: fewer running requests score higher, `(max − running) / (max − min)`; all equal
+//! score 1.
 //!
-//! An endpoint without a fresh page counts what this picker has in flight there. When not: batches are full everywhere; then the queues
-//! tell more. Source: GIE `running-requests-size-scorer`.
+//! An endpoint without fresh metrics counts the requests that this replica has in flight there. When not: batches are
+//! full everywhere; then use queues. Source: GIE `running-requests-size-scorer`.
 
 use super::{fewer_is_better, no_metrics};
 use attache_scheduling::plugin::{NoParams, Plugin, Scorer, params};

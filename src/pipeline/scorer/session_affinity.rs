@@ -1,12 +1,13 @@
-//! `session-affinity-scorer`: 1 for the server that the request's session belongs to, 0 for the others and for requests of no session.
+//! `session-affinity-scorer`: 1 for the server of the request's session, 0 for the others and for requests without a
+//! session.
 //!
-//! How sessions are known is in [`facts::session`](attache_scheduling::facts::session). A session whose server is away moves at once: what it
-//! had cached there is of no use meanwhile. When not: a session must stay where it is; `session-affinity-filter` lets nothing outweigh it.
-//! Source: llm-d `session-affinity-scorer`.
+//! [`facts::session`](attache_scheduling::facts::session) describes how sessions are identified. A session whose
+//! server is unavailable moves at once. When not: a session must stay on its server; with `session-affinity-filter`
+//! nothing outweighs it. Source: llm-d `session-affinity-scorer`.
 
 use attache_pool::Endpoint;
 use attache_scheduling::facts::session::{Session, SessionParams};
-use attache_scheduling::plugin::{AnswerHeaders, Plugin, Scorer, params};
+use attache_scheduling::plugin::{Plugin, ResponseHeaders, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
 use attache_scheduling::{Candidate, PickContext};
 use std::sync::Arc;
@@ -19,16 +20,18 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     summary: "Prefers the endpoint that the request's session belongs to.",
     source: "llm-d `session-affinity-scorer`",
     build: |value| {
-        params::<SessionParams>(value)?.build().map(|session| Plugin::Scorer(Arc::new(SessionAffinity { session })))
+        params::<SessionParams>(value)?
+            .build()
+            .map(|session| Plugin::Scorer(Arc::new(SessionAffinityScorer { session })))
     },
 };
 
 #[derive(Debug)]
-struct SessionAffinity {
+struct SessionAffinityScorer {
     session: Session,
 }
 
-impl Scorer for SessionAffinity {
+impl Scorer for SessionAffinityScorer {
     fn score(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], out: &mut [f32]) {
         let bound = self.session.bound(cx);
         for (score, candidate) in out.iter_mut().zip(candidates) {
@@ -40,7 +43,7 @@ impl Scorer for SessionAffinity {
         self.session.picked(cx, endpoint);
     }
 
-    fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
-        self.session.answer_headers(endpoint, headers);
+    fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
+        self.session.response_headers(endpoint, headers);
     }
 }

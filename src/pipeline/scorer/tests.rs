@@ -1,4 +1,4 @@
-//! Each scorer's rows as the references' own unit tests have them, and what holds for all.
+//! Each scorer's rows, from the references' own unit tests, and rules for all scorers.
 
 use crate::tests::{least_parameters, registry, scorer};
 use attache_pool::EndpointMetrics;
@@ -6,13 +6,15 @@ use attache_prefix::cache::Found;
 use attache_prefix::key::BlockKey;
 use attache_protocol::{MediaKind, Piece, Prompt};
 use attache_scheduling::testing::NOW;
-use attache_scheduling::testing::{Server, Trial, among, answer, load, lora, prefix_cache, reports, running, silent};
+use attache_scheduling::testing::{
+    TestServer, Trial, among, answer, load, lora, prefix_cache, reports, running, silent,
+};
 use attache_scheduling::{PickContext, Signal};
 use attache_types::ids::EndpointId;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn scores(name: &str, parameters: &Value, servers: Vec<Server>) -> Vec<f32> {
+fn scores(name: &str, parameters: &Value, servers: Vec<TestServer>) -> Vec<f32> {
     among(servers).scores(&*scorer(name, parameters))
 }
 
@@ -20,16 +22,16 @@ fn refused(name: &str, parameters: Value) -> String {
     (registry().plugin(name).unwrap().build)(&parameters).unwrap_err().to_string()
 }
 
-fn waiting(waiting: u32) -> Server {
+fn waiting(waiting: u32) -> TestServer {
     load(waiting, 0.0)
 }
 
-fn sent(requests: usize) -> Server {
+fn sent(requests: usize) -> TestServer {
     silent().sent(&vec![0; requests])
 }
 
 /// Source, scorer, parameters, servers, scores.
-type Row = (&'static str, &'static str, Value, Vec<Server>, &'static [f32]);
+type Row = (&'static str, &'static str, Value, Vec<TestServer>, &'static [f32]);
 
 fn assert_rows(rows: Vec<Row>) {
     for (source, name, parameters, servers, expected) in rows {
@@ -40,16 +42,16 @@ fn assert_rows(rows: Vec<Row>) {
 }
 
 #[test]
-fn load_as_servers_report_it() {
+fn load_from_scraped_metrics() {
     let none = || Value::Null;
     assert_rows(vec![
         ("GIE", "queue-scorer", none(), vec![waiting(10), waiting(5), waiting(0)], &[0.0, 0.5, 1.0]),
         ("GIE", "queue-scorer", none(), vec![waiting(5), waiting(5)], &[1.0, 1.0]),
         ("GIE", "queue-scorer", none(), vec![waiting(0), waiting(0)], &[1.0, 1.0]),
-        ("without a page", "queue-scorer", none(), vec![waiting(4), silent(), sent(2)], &[0.0, 1.0, 0.5]),
+        ("without metrics", "queue-scorer", none(), vec![waiting(4), silent(), sent(2)], &[0.0, 1.0, 0.5]),
         ("GIE", "running-requests-size-scorer", none(), vec![running(10), running(5), running(0)], &[0.0, 0.5, 1.0]),
         ("GIE", "running-requests-size-scorer", none(), vec![running(5), running(5)], &[1.0, 1.0]),
-        ("without a page", "running-requests-size-scorer", none(), vec![running(4), sent(1)], &[0.0, 1.0]),
+        ("without metrics", "running-requests-size-scorer", none(), vec![running(4), sent(1)], &[0.0, 1.0]),
         ("GIE", "kv-cache-utilization-scorer", none(), vec![load(0, 0.25), load(0, 1.0), silent()], &[0.75, 0.0, 0.0]),
         (
             "llm-d",
@@ -70,7 +72,7 @@ fn load_as_servers_report_it() {
 }
 
 #[test]
-fn load_as_we_count_it() {
+fn load_from_own_requests() {
     let tokens = |tokens: &[u32]| silent().holding(100).sent(tokens);
     assert_rows(vec![
         ("llm-d", "active-request-scorer", json!({}), vec![sent(0), sent(2), sent(4)], &[1.0, 0.5, 0.0]),
@@ -153,7 +155,7 @@ fn caches_and_adapters() {
 }
 
 #[test]
-fn places() {
+fn topology_and_labels() {
     let at = |host: &str, rack: &str, zone: &str, region: &str| {
         silent()
             .label("kubernetes.io/hostname", host)
@@ -179,11 +181,11 @@ fn places() {
         assert_eq!(trial.scores(&*zone), expected, "llm-d {header:?}");
     }
     let trial = among(servers());
-    assert_eq!(answer(|headers| zone.answer_headers(trial.endpoint(0), headers)), ["x-zone: a"], "llm-d: who served");
-    assert!(answer(|headers| zone.answer_headers(trial.endpoint(2), headers)).is_empty());
+    assert_eq!(answer(|headers| zone.response_headers(trial.endpoint(0), headers)), ["x-zone: a"], "llm-d: the server");
+    assert!(answer(|headers| zone.response_headers(trial.endpoint(2), headers)).is_empty());
     let quiet = json!({"headerName": "x-zone", "labelKey": "zone", "stampResponseHeader": false});
     let quiet = scorer("header-label-affinity-scorer", &quiet);
-    assert!(answer(|headers| quiet.answer_headers(trial.endpoint(0), headers)).is_empty());
+    assert!(answer(|headers| quiet.response_headers(trial.endpoint(0), headers)).is_empty());
     for (parameters, says) in [(json!({"headerName": "x"}), "labelKey"), (json!({"labelKey": "x"}), "headerName")] {
         assert!(refused("header-label-affinity-scorer", parameters.clone()).contains(says), "{parameters}");
     }
@@ -197,8 +199,10 @@ fn sessions() {
     let trial = among(servers()).header("x-mine", "ZGVmYXVsdC9wb2QtYg==");
     assert_eq!(trial.scores(&*by_token), [0.0, 1.0], "llm-d");
     assert_eq!(among(servers()).scores(&*by_token), [0.0, 0.0], "llm-d: a new session");
-    assert_eq!(answer(|headers| by_token.answer_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
-    let by_id = json!({"algorithm": "session_id_header", "headerName": "x-mine", "evictionTtlSeconds": 600, "missThreshold": 3});
+    assert_eq!(answer(|headers| by_token.response_headers(trial.endpoint(0), headers)), ["x-mine: cG9kLWE="]);
+    let by_id = json!({
+        "algorithm": "session_id_header", "headerName": "x-mine", "evictionTtlSeconds": 600, "missThreshold": 3,
+    });
     let by_id = scorer("session-affinity-scorer", &by_id);
     let trial = among(servers()).header("x-mine", "anything");
     by_id.picked(&trial.context(), trial.endpoint(0));
@@ -227,7 +231,7 @@ fn endpoint_attributes() {
             &[0.0, 1.0 / 6.0, 1.0],
         ),
         ("llm-d equal", name, parameters(lower, json!({})), vec![waiting(3), waiting(3), silent()], &[1.0, 1.0, 0.0]),
-        ("nobody reports", name, parameters(lower, json!({})), vec![silent()], &[0.0]),
+        ("none reports", name, parameters(lower, json!({})), vec![silent()], &[0.0]),
     ]);
     for (parameters, says) in [
         (json!({}), "`attributeKey` is missing"),
@@ -242,7 +246,7 @@ fn endpoint_attributes() {
     }
 }
 
-/// What a prompt of two blocks meets when `holder` holds it.
+/// Lookup of a prompt of two blocks that `holder` has cached.
 fn found(trial: &Trial, holder: Option<u32>) -> Found {
     let cache = prefix_cache();
     cache.reconcile(&trial.pool);
@@ -254,7 +258,7 @@ fn found(trial: &Trial, holder: Option<u32>) -> Found {
 }
 
 #[test]
-fn cold_prompts_take_turns() {
+fn uncached_prompts_rotate_over_the_endpoints() {
     let trial = among(vec![silent(), silent(), silent()]);
     let (cold, warm) = (found(&trial, None), found(&trial, Some(0)));
     let lru = scorer("no-hit-lru-scorer", &json!({"prefixPluginName": "unused"}));
@@ -262,7 +266,7 @@ fn cold_prompts_take_turns() {
         let cx = PickContext { prefix: Some(found), ..trial.context() };
         lru.picked(&cx, trial.endpoint(endpoint));
     };
-    assert_eq!(trial.scores(&*lru), [1.0, 1.0, 1.0], "nobody had one: llm-d has 1, .5, 0 in the order of the list");
+    assert_eq!(trial.scores(&*lru), [1.0, 1.0, 1.0], "no uncached prompt yet: llm-d has 1, .5, 0 in list order");
     goes(&cold, 0);
     assert_eq!(trial.scores(&*lru), [0.0, 1.0, 1.0], "llm-d: unused before used");
     goes(&warm, 1);
@@ -274,7 +278,7 @@ fn cold_prompts_take_turns() {
     let warm = among(vec![silent(), silent().holding(1), silent()]);
     assert_eq!(warm.scores(&*lru), [0.5; 3], "llm-d: warm");
     assert_eq!(among(vec![silent()]).scores(&*lru), [1.0], "llm-d: alone");
-    assert_eq!(among(vec![silent(), silent()]).scores(&*lru), [1.0, 0.0], "who is away does not count");
+    assert_eq!(among(vec![silent(), silent()]).scores(&*lru), [1.0, 0.0], "an absent endpoint does not count");
 }
 
 #[test]
@@ -295,7 +299,7 @@ fn images(references: &[&'static str]) -> Prompt<'static> {
 }
 
 #[test]
-fn media_go_where_they_were_encoded() {
+fn media_go_to_the_server_that_encoded_them() {
     let name = "mm-embeddings-cache-scorer";
     let cache = scorer(name, &json!({"itemsPerServer": 2}));
     let asking = |references: &[&'static str]| among(vec![silent(), silent()]).asking(images(references));
@@ -313,7 +317,7 @@ fn media_go_where_they_were_encoded() {
         goes(&[other], 1);
     }
     let held = asking(&["a", "b", "c", "d", "e", "f"]).scores(&*cache)[1];
-    assert!((held - 2.0 / 6.0).abs() < 1e-6, "two items are remembered, not {held}");
+    assert!((held - 2.0 / 6.0).abs() < 1e-6, "two items are recorded, not {held}");
     goes(&["a"], 0);
     assert_eq!(asking(&["a"]).scores(&*cache)[0], 1.0);
     assert!(cache.reads().prompt);
@@ -323,7 +327,7 @@ fn media_go_where_they_were_encoded() {
 }
 
 #[test]
-fn cold_turns_of_few_endpoints_are_remembered() {
+fn uncached_prompts_of_a_bounded_number_of_endpoints_are_recorded() {
     let trial = among((0..4).map(|_| silent()).collect());
     let lru = scorer("no-hit-lru-scorer", &json!({"lruSize": 2}));
     for endpoint in [0, 1, 2, 1] {
@@ -337,7 +341,7 @@ fn cold_turns_of_few_endpoints_are_remembered() {
 }
 
 #[test]
-fn scorers_say_what_they_lack() {
+fn scorers_report_the_missing_signal() {
     let fresh = || among(vec![waiting(1), silent()]);
     let blind = || among(vec![silent(), load(0, 0.0).aged(4_000)]);
     for name in [
@@ -361,7 +365,7 @@ fn scorers_say_what_they_lack() {
     }
 }
 
-/// What a server of the property test is like.
+/// Properties of a server in the property test.
 #[derive(Clone, Debug)]
 struct Sketch {
     page: Option<(u32, u32, f32, Vec<&'static str>, u32)>,
@@ -372,7 +376,7 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn server(&self) -> Server {
+    fn server(&self) -> TestServer {
         let server = match &self.page {
             None => silent(),
             Some((waiting, running, kv_usage, adapters, max)) => {
@@ -402,9 +406,9 @@ fn sketches() -> impl Strategy<Value = Vec<Sketch>> {
 }
 
 proptest! {
-    /// What counts is who a candidate is, not where it stands.
+    /// Only the ids of candidates matter, not their order.
     #[test]
-    fn scores_lie_in_range_and_follow_their_candidate(sketches in sketches(), turn in 0usize..8) {
+    fn scores_are_in_range_and_follow_their_candidate(sketches in sketches(), turn in 0usize..8) {
         let trial = among(sketches.iter().map(Sketch::server).collect());
         let mut turned = trial.candidates();
         turned.rotate_left(turn % sketches.len());

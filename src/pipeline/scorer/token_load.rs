@@ -1,8 +1,9 @@
 //! `token-load-scorer`: fewer prompt tokens to compute score higher, `1 − min(1, tokens / queueThresholdTokens)`.
 //!
-//! `tokens` are those in flight on the endpoint that it had not cached and has not begun to answer, and those of this request that it has
-//! not cached. When not: answers are long and prompts short; then requests tell more. Source: llm-d `token-load-scorer`; GIE's leaves
-//! this request out.
+//! `tokens` is the sum of the uncached prompt tokens in flight on the endpoint and of this request's. A request's
+//! tokens count until the first byte of its response.
+//! When not: responses are long and prompts short; then use requests. Source: llm-d `token-load-scorer`; GIE's omits
+//! this request.
 
 use attache_scheduling::plugin::{ParamError, Plugin, Scorer, params};
 use attache_scheduling::registry::PluginDescriptor;
@@ -21,14 +22,14 @@ pub const PLUGIN: PluginDescriptor = PluginDescriptor {
     build: |value| params::<Params>(value)?.build().map(|p| Plugin::Scorer(Arc::new(p))),
 };
 
-/// 4 Mi tokens, as both have it.
+/// 4 Mi tokens, the default of both.
 pub const DEFAULT_QUEUE_THRESHOLD_TOKENS: u64 = 4_194_304;
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
     queue_threshold_tokens: u64,
-    // There is one ledger and one index.
+    // Accepted without effect: there is one ledger and one index.
     #[serde(rename = "inFlightLoadProducerName")]
     _load: Option<IgnoredAny>,
     #[serde(rename = "prefixMatchInfoProducerName")]

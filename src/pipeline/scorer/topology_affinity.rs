@@ -1,9 +1,9 @@
-//! `topology-affinity-scorer`: nearness to the endpoint that was picked in an earlier step: host 1, rack 0.2, zone 0.05, region 0.02,
-//! nothing in common 0.
+//! `topology-affinity-scorer`: nearness to the endpoint of an earlier step: host 1, rack 0.2, zone 0.05, region 0.02,
+//! else 0.
 //!
-//! The steps follow what a KV cache's transfer costs: NVLink, one switch, several, between data centres. Where the peer's place comes from
-//! is said at `topology-affinity-filter`; without one all score 0. When not: requests have no earlier step.
-//! Source: llm-d `topology-affinity-scorer`.
+//! The scores follow the cost of a KV cache transfer: NVLink, one switch, several switches, between data centres.
+//! `topology-affinity-filter` describes where the peer comes from; without one all score 0. When not: requests have
+//! no earlier step. Source: llm-d `topology-affinity-scorer`.
 
 use attache_pool::place::Nearness;
 use attache_scheduling::facts::session::header;

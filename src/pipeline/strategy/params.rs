@@ -1,7 +1,7 @@
-//! What a file says of a pipeline, and the checks that make one of it.
+//! Configuration of a pipeline, and the checks that build one from it.
 
 use super::stages::{self, Division, Stages};
-use super::{Pipeline, Profile, Stage};
+use super::{NamedPart, Pipeline, PipelineProfile};
 use crate::filter::role;
 use crate::picker::max_score::MaxScore;
 use crate::profile::single::{self, Single};
@@ -15,15 +15,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The name of the profile where the file has none.
+/// Name of the profile if the configuration has none.
 const DEFAULT_PROFILE: &str = "default";
-/// What a scorer counts where the file does not say.
+/// Weight of a scorer without `weight`.
 const DEFAULT_WEIGHT: f32 = 1.0;
-/// The scorers of a pipeline of which nothing is said, with their weights: GIE's own default.
+/// Scorers and weights of a pipeline without parameters: GIE's own default.
 const DEFAULT_SCORERS: [(&str, f32); 3] =
     [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
 
-/// One profile in short, or plugins with names and the profiles that refer to them.
+/// Either one profile in short form, or named plugins and the profiles that refer to them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
@@ -87,8 +87,8 @@ impl Params {
         let short = filters.is_some() || scorers.is_some() || picker.is_some();
         match (short, plugins.is_some() || profiles.is_some()) {
             (true, true) => {
-                let message = "`filters`, `scorers` and `picker` make one profile, `plugins` and `profiles` name several; \
-                               use either";
+                let message = "`filters`, `scorers` and `picker` make one profile, `plugins` and `profiles` name \
+                               several; use either";
                 Err(ParamError::new(message))
             }
             (true, false) => from_parts(filters.unwrap_or_default(), scorers.unwrap_or_default(), picker, registry),
@@ -105,14 +105,14 @@ impl Params {
     }
 }
 
-/// A plugin that was made, under the name by which profiles refer to it.
-struct Made {
+/// A built plugin and the name by which profiles refer to it.
+struct BuiltPlugin {
     name: String,
     descriptor: &'static PluginDescriptor,
     plugin: Plugin,
 }
 
-impl Made {
+impl BuiltPlugin {
     fn new(name: Option<String>, kind: &str, parameters: &Value, registry: &Registry) -> Result<Self, ParamError> {
         let descriptor = registry.plugin(kind).ok_or_else(|| unknown_type(kind, registry))?;
         let name = name.unwrap_or_else(|| kind.to_owned());
@@ -120,7 +120,7 @@ impl Made {
         Ok(Self { name, descriptor, plugin })
     }
 
-    /// A plugin of one kind, without a name of its own.
+    /// Builds a plugin that must be of the kind `wanted`; its name is its type.
     fn of_kind(wanted: &str, kind: &str, parameters: &Value, registry: &Registry) -> Result<Self, ParamError> {
         let made = Self::new(None, kind, parameters, registry)?;
         if made.descriptor.kind.split(", ").any(|kind| kind == wanted) {
@@ -153,25 +153,30 @@ fn from_parts(
         let message = "the pipeline is empty; at least one of `filters`, `scorers` and `picker` is needed";
         return Err(ParamError::new(message));
     }
-    let mut draft = Draft::new(DEFAULT_PROFILE);
+    let mut draft = ProfileDraft::new(DEFAULT_PROFILE);
     for (index, part) in filters.into_iter().enumerate() {
-        let made = Made::of_kind("filter", &part.r#type, &part.parameters, registry);
+        let made = BuiltPlugin::of_kind("filter", &part.r#type, &part.parameters, registry);
         made.and_then(|made| draft.add(&made, DEFAULT_WEIGHT)).map_err(|e| e.in_item(index).under("filters"))?;
     }
     for (index, part) in scorers.into_iter().enumerate() {
-        let made = Made::of_kind("scorer", &part.r#type, &part.parameters, registry);
+        let made = BuiltPlugin::of_kind("scorer", &part.r#type, &part.parameters, registry);
         made.and_then(|made| draft.add(&made, part.weight)).map_err(|e| e.in_item(index).under("scorers"))?;
     }
     if let Some(part) = picker {
-        let made = Made::of_kind("picker", &part.r#type, &part.parameters, registry);
+        let made = BuiltPlugin::of_kind("picker", &part.r#type, &part.parameters, registry);
         made.and_then(|made| draft.add(&made, DEFAULT_WEIGHT)).map_err(|e| e.under("picker"))?;
     }
-    let handler = Stage { name: single::PLUGIN.name, part: Arc::new(Single) as Arc<dyn ProfileHandler> };
+    let handler = NamedPart { name: single::PLUGIN.name, part: Arc::new(Single) as Arc<dyn ProfileHandler> };
     Ok(pipeline(handler, vec![Arc::new(draft.profile)], Division::ByPool))
 }
 
-fn pipeline(handler: Stage<dyn ProfileHandler>, profiles: Vec<Arc<Profile>>, division: Division) -> Pipeline {
-    let sorts = |p: &Arc<Profile>| p.filters.iter().any(|f| [role::PREFILL.name, role::ENCODE.name].contains(&f.name));
+fn pipeline(
+    handler: NamedPart<dyn ProfileHandler>,
+    profiles: Vec<Arc<PipelineProfile>>,
+    division: Division,
+) -> Pipeline {
+    let sorts =
+        |p: &Arc<PipelineProfile>| p.filters.iter().any(|f| [role::PREFILL.name, role::ENCODE.name].contains(&f.name));
     let roles = match (&division, profiles.as_slice()) {
         (Division::ByCaller, _) => Roles::NONE,
         (Division::ByPool, [only]) if sorts(only) => Roles::NONE,
@@ -180,16 +185,16 @@ fn pipeline(handler: Stage<dyn ProfileHandler>, profiles: Vec<Arc<Profile>>, div
     Pipeline { handler, profiles, division, roles }
 }
 
-/// The whole form: plugins with names, and profiles that refer to them.
+/// The long form: named plugins and the profiles that refer to them.
 fn from_profiles(
     plugins: Vec<PluginParams>,
     profiles: Vec<ProfileParams>,
     registry: &Registry,
 ) -> Result<Pipeline, ParamError> {
-    let mut made: Vec<Made> = Vec::with_capacity(plugins.len());
+    let mut made: Vec<BuiltPlugin> = Vec::with_capacity(plugins.len());
     for (index, plugin) in plugins.into_iter().enumerate() {
         let here = |error: ParamError| error.in_item(index).under("plugins");
-        let next = Made::new(plugin.name, &plugin.r#type, &plugin.parameters, registry).map_err(here)?;
+        let next = BuiltPlugin::new(plugin.name, &plugin.r#type, &plugin.parameters, registry).map_err(here)?;
         if made.iter().any(|m| m.name == next.name) {
             let message = format!("two plugins are called `{}`; give one another `name`", next.name);
             return Err(here(ParamError::new(message).under("name")));
@@ -200,7 +205,7 @@ fn from_profiles(
     let names: Vec<&str> = drafts.iter().map(|d| d.profile.name.as_str()).collect();
     let handler = handler(&made, &names, registry)?;
     let eligible = handler.part.eligible(&names).map_err(|e| e.named(handler.name))?;
-    let all: Vec<Arc<Profile>> = drafts.into_iter().map(|draft| Arc::new(draft.profile)).collect();
+    let all: Vec<Arc<PipelineProfile>> = drafts.into_iter().map(|draft| Arc::new(draft.profile)).collect();
     let division = match handler.part.division() {
         division::Division::ByPool => Division::ByPool,
         division::Division::ByCaller => Division::ByCaller,
@@ -214,20 +219,20 @@ fn from_profiles(
     Ok(pipeline(handler, profiles, division))
 }
 
-/// A stage with its profile and its decider; `None` when it can't run.
+/// A stage with its profile and its decider; `None` if it cannot run.
 fn stage_of(
     said: Option<StageProfile>,
-    profiles: &[Arc<Profile>],
-    made: &[Made],
+    profiles: &[Arc<PipelineProfile>],
+    made: &[BuiltPlugin],
     handler: &str,
-) -> Result<Option<stages::Stage>, ParamError> {
+) -> Result<Option<stages::ProfileStage>, ParamError> {
     let Some(said) = said else { return Ok(None) };
     let decider = said.decider.map(|name| decider(name, made, handler)).transpose()?;
     let profile = profiles.iter().find(|p| p.name == said.profile).cloned();
-    Ok(profile.map(|profile| stages::Stage { profile, decider }))
+    Ok(profile.map(|profile| stages::ProfileStage { profile, decider }))
 }
 
-fn decider(said: DeciderName, made: &[Made], handler: &str) -> Result<Arc<dyn StageDecider>, ParamError> {
+fn decider(said: DeciderName, made: &[BuiltPlugin], handler: &str) -> Result<Arc<dyn StageDecider>, ParamError> {
     match (made.iter().find(|m| m.name == said.name).map(|m| &m.plugin), said.otherwise) {
         (Some(Plugin::Decider(decider)), _) => Ok(decider.clone()),
         (None, Some(decider)) => Ok(decider),
@@ -242,17 +247,17 @@ fn decider(said: DeciderName, made: &[Made], handler: &str) -> Result<Arc<dyn St
     }
 }
 
-/// The profile of a file that has plugins and no profiles: everything in it.
-fn all_of(made: &[Made]) -> Result<Draft, ParamError> {
-    let mut draft = Draft::new(DEFAULT_PROFILE);
+/// The profile of a configuration with plugins but without profiles: all plugins.
+fn all_of(made: &[BuiltPlugin]) -> Result<ProfileDraft, ParamError> {
+    let mut draft = ProfileDraft::new(DEFAULT_PROFILE);
     for made in made.iter().filter(|m| !matches!(m.plugin, Plugin::Handler(_) | Plugin::Decider(_))) {
         draft.add(made, DEFAULT_WEIGHT)?;
     }
     Ok(draft)
 }
 
-fn drafts(made: &[Made], profiles: Vec<ProfileParams>) -> Result<Vec<Draft>, ParamError> {
-    let mut drafts: Vec<Draft> = Vec::with_capacity(profiles.len());
+fn drafts(made: &[BuiltPlugin], profiles: Vec<ProfileParams>) -> Result<Vec<ProfileDraft>, ParamError> {
+    let mut drafts: Vec<ProfileDraft> = Vec::with_capacity(profiles.len());
     for (index, profile) in profiles.into_iter().enumerate() {
         let here = |error: ParamError| error.in_item(index).under("profiles");
         if profile.name.is_empty() {
@@ -262,7 +267,7 @@ fn drafts(made: &[Made], profiles: Vec<ProfileParams>) -> Result<Vec<Draft>, Par
             let message = format!("two profiles are called `{}`; one of them needs another name", profile.name);
             return Err(here(ParamError::new(message).under("name")));
         }
-        let mut draft = Draft::new(&profile.name);
+        let mut draft = ProfileDraft::new(&profile.name);
         for (index, reference) in profile.plugins.into_iter().enumerate() {
             let named = made.iter().find(|m| m.name == reference.plugin_ref);
             let named = named.ok_or_else(|| undefined(made, &profile.name, &reference.plugin_ref));
@@ -274,7 +279,7 @@ fn drafts(made: &[Made], profiles: Vec<ProfileParams>) -> Result<Vec<Draft>, Par
     Ok(drafts)
 }
 
-fn undefined(made: &[Made], profile: &str, name: &str) -> ParamError {
+fn undefined(made: &[BuiltPlugin], profile: &str, name: &str) -> ParamError {
     let known = || made.iter().map(|m| m.name.as_str());
     let help = match closest(name, known()) {
         Some(meant) => format!("did you mean `{meant}`?"),
@@ -284,19 +289,23 @@ fn undefined(made: &[Made], profile: &str, name: &str) -> ParamError {
         .under("pluginRef")
 }
 
-fn handler(made: &[Made], profiles: &[&str], registry: &Registry) -> Result<Stage<dyn ProfileHandler>, ParamError> {
-    let mut found: Option<Stage<dyn ProfileHandler>> = None;
+fn handler(
+    made: &[BuiltPlugin],
+    profiles: &[&str],
+    registry: &Registry,
+) -> Result<NamedPart<dyn ProfileHandler>, ParamError> {
+    let mut found: Option<NamedPart<dyn ProfileHandler>> = None;
     for made in made {
         let Plugin::Handler(handler) = &made.plugin else { continue };
         if let Some(first) = found {
             let message = format!("`{}` and `{}` are both profile handlers; one is allowed", first.name, made.name);
             return Err(ParamError::new(message));
         }
-        found = Some(Stage { name: made.descriptor.name, part: handler.clone() });
+        found = Some(NamedPart { name: made.descriptor.name, part: handler.clone() });
     }
     match found {
         Some(handler) => Ok(handler),
-        None if profiles.len() == 1 => Ok(Stage { name: single::PLUGIN.name, part: Arc::new(Single) }),
+        None if profiles.len() == 1 => Ok(NamedPart { name: single::PLUGIN.name, part: Arc::new(Single) }),
         None => {
             let profiles = profiles.join(", ");
             let handlers = registry.plugins().iter().filter(|d| d.kind == "handler").map(|d| d.name);
@@ -308,18 +317,18 @@ fn handler(made: &[Made], profiles: &[&str], registry: &Registry) -> Result<Stag
     }
 }
 
-/// A profile that is being put together.
-struct Draft {
-    profile: Profile,
-    /// The names of what is in it.
+/// A profile under construction.
+struct ProfileDraft {
+    profile: PipelineProfile,
+    /// Names of its plugins.
     listed: Vec<String>,
-    /// The name of its picker, when the file has one.
+    /// Name of its picker, if the configuration has one.
     picker: Option<String>,
 }
 
-impl Draft {
+impl ProfileDraft {
     fn new(name: &str) -> Self {
-        let profile = Profile {
+        let profile = PipelineProfile {
             name: name.to_owned(),
             filters: Vec::new(),
             scorers: Vec::new(),
@@ -329,18 +338,18 @@ impl Draft {
         Self { profile, listed: Vec::new(), picker: None }
     }
 
-    fn add(&mut self, made: &Made, weight: f32) -> Result<(), ParamError> {
+    fn add(&mut self, made: &BuiltPlugin, weight: f32) -> Result<(), ParamError> {
         let (profile, name) = (&mut self.profile, &made.name);
         if !weight.is_finite() || weight < 0.0 {
             let message = format!("weight of `{name}` is {weight}; 0 or more is allowed");
             return Err(ParamError::new(message).under("weight"));
         }
         match &made.plugin {
-            Plugin::Filter(filter) => profile.filters.push(stage(made, filter)),
-            Plugin::Scorer(scorer) => profile.scorers.push((stage(made, scorer), weight)),
+            Plugin::Filter(filter) => profile.filters.push(named_part(made, filter)),
+            Plugin::Scorer(scorer) => profile.scorers.push((named_part(made, scorer), weight)),
             Plugin::FilterAndScorer(filter, scorer) => {
-                profile.filters.push(stage(made, filter));
-                profile.scorers.push((stage(made, scorer), weight));
+                profile.filters.push(named_part(made, filter));
+                profile.scorers.push((named_part(made, scorer), weight));
             }
             Plugin::Picker(picker) => {
                 if let Some(first) = self.picker.replace(name.clone()) {
@@ -363,8 +372,8 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds the plugin that a profile refers to.
-    fn refer(&mut self, made: &Made, weight: f32) -> Result<(), ParamError> {
+    /// Adds the plugin that a profile refers to; each only once.
+    fn refer(&mut self, made: &BuiltPlugin, weight: f32) -> Result<(), ParamError> {
         if self.listed.contains(&made.name) {
             let message = format!("profile `{}` lists `{}` twice; once is allowed", self.profile.name, made.name);
             return Err(ParamError::new(message));
@@ -374,6 +383,6 @@ impl Draft {
     }
 }
 
-fn stage<T: ?Sized>(made: &Made, part: &Arc<T>) -> Stage<T> {
-    Stage { name: made.descriptor.name, part: part.clone() }
+fn named_part<T: ?Sized>(made: &BuiltPlugin, part: &Arc<T>) -> NamedPart<T> {
+    NamedPart { name: made.descriptor.name, part: part.clone() }
 }

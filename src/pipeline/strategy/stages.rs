@@ -1,17 +1,18 @@
-//! The stages of a request beside the one that makes the answer: which profiles choose their servers, and when they run.
+//! The stages of a request besides decoding: which profiles choose their servers, and when they run.
 //!
-//! Made by `params`, asked by the pipeline's `pair`. The handlers in [`crate::profile`] have the rules.
+//! `params` builds them; `Pipeline::pair` and `Pipeline::encoders` run them. The handlers in [`crate::profile`] have
+//! the rules.
 
-use super::Profile;
+use super::PipelineProfile;
 use attache_pool::Endpoint;
-use attache_scheduling::plugin::{Beside, Headers, Plugin, StageDecider};
-use attache_scheduling::split::{Field, MAX_TRIES, Media, Pair};
+use attache_scheduling::plugin::{Headers, PeerHeaders, Plugin, StageDecider};
+use attache_scheduling::split::{MAX_TRIES, Media, Pair, PairCandidates};
 use attache_scheduling::{Candidate, Decision, PickContext, Ranking, Reads};
 use attache_types::rng::PickRng;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Who splits the requests.
+/// What decides how a request is split over servers.
 #[derive(Debug)]
 pub(super) enum Division {
     ByPool,
@@ -19,28 +20,29 @@ pub(super) enum Division {
     Stages(Stages),
 }
 
-/// The stages that can run.
+/// The stages besides decoding that can run.
 #[derive(Debug)]
 pub(super) struct Stages {
-    pub(super) prefill: Option<Stage>,
-    pub(super) encode: Option<Stage>,
+    pub(super) prefill: Option<ProfileStage>,
+    pub(super) encode: Option<ProfileStage>,
     pub(super) prefill_first: bool,
 }
 
-/// One of them.
+/// One stage besides decoding.
 #[derive(Debug)]
-pub(super) struct Stage {
-    pub(super) profile: Arc<Profile>,
-    /// `None`: it always runs.
+pub(super) struct ProfileStage {
+    pub(super) profile: Arc<PipelineProfile>,
+    /// Decides per request whether the stage runs; `None`: it always runs.
     pub(super) decider: Option<Arc<dyn StageDecider>>,
 }
 
-impl Stage {
+impl ProfileStage {
     fn runs(&self, cx: &PickContext<'_>, decoder: Option<&Candidate<'_>>) -> bool {
         self.decider.as_ref().is_none_or(|decider| decider.runs(cx, decoder))
     }
 
-    /// The servers that the profile picks for this stage, when `peer` has another; `None` when it leaves nobody.
+    /// The servers that the profile picks for this stage, near `peer`, the server of another stage. `None` if it
+    /// picks none.
     fn choose(
         &self,
         cx: &PickContext<'_>,
@@ -59,7 +61,7 @@ impl Stage {
 }
 
 fn choose(
-    profile: &Profile,
+    profile: &PipelineProfile,
     cx: &PickContext<'_>,
     peer: Option<&Endpoint>,
     candidates: &[Candidate<'_>],
@@ -77,14 +79,14 @@ fn choose(
     match peer {
         None => profile.rank(cx, candidates, rng, &mut ranking),
         Some(peer) => {
-            let beside = Beside { headers: cx.request.headers, peer };
+            let peer_headers = PeerHeaders { headers: cx.request.headers, peer };
             let mut cx = PickContext { ..*cx };
-            cx.request.headers = Headers::of(&beside);
+            cx.request.headers = Headers::of(&peer_headers);
             profile.rank(&cx, candidates, rng, &mut ranking);
         }
     }
     let mut decision = ranking.decide()?;
-    // The sums of one stage are nothing to those of another.
+    // Sums of different stages are not comparable.
     decision.parts.iter_mut().flatten().for_each(|part| part.weight = 0.0);
     Some(decision)
 }
@@ -94,22 +96,23 @@ impl Stages {
         self.prefill.iter().chain(&self.encode).fold(Reads::NOTHING, |all, stage| all.and(stage.reads()))
     }
 
-    /// What remembers where prompts went.
+    /// The plugins that record the server of each prompt.
     pub(super) fn prefill_plugins(&self) -> impl Iterator<Item = &Plugin> {
         self.prefill.iter().flat_map(|stage| &stage.profile.plugins)
     }
 
-    /// What remembers which servers encoded media.
+    /// The plugins that record which servers encoded media.
     pub(super) fn encode_plugins(&self) -> impl Iterator<Item = &Plugin> {
         self.encode.iter().flat_map(|stage| &stage.profile.plugins)
     }
 
-    /// The servers of all stages; `None` when one server does it all. `decode` is the profile of the answer.
+    /// The servers of all stages; `None` if one server serves the whole request. `decode` is the profile of the
+    /// decode server.
     pub(super) fn pair(
         &self,
-        decode: &Profile,
+        decode: &PipelineProfile,
         cx: &PickContext<'_>,
-        field: &Field<'_, '_>,
+        field: &PairCandidates<'_, '_>,
         rng: &mut PickRng,
         ranking: &Ranking,
     ) -> Option<Pair> {
@@ -123,7 +126,7 @@ impl Stages {
         Some(pair)
     }
 
-    /// The servers that the encode profile picks for images and sounds.
+    /// The servers that the encode profile picks for the request's media.
     pub(super) fn encoders(
         &self,
         cx: &PickContext<'_>,
@@ -131,12 +134,12 @@ impl Stages {
         rng: &mut PickRng,
         ranking: &Ranking,
     ) -> Option<Decision> {
-        // The answer's server is not chosen yet when the prompt's comes first.
+        // With prefill first, the decode server is not chosen yet.
         let decoder = media.decoder().filter(|_| !self.prefill_first);
         let stage = self.encode.as_ref().filter(|stage| stage.runs(cx, decoder))?;
         let own = media.sent.picks.first()?.id;
         let mut chosen = choose(&stage.profile, cx, None, media.encode, rng, ranking, ranking.wanted() + 1)?;
-        // Who makes the answer needs nobody to encode for it when it is the best at that, too.
+        // The decode server encodes by itself if the encode profile ranks it first.
         if chosen.picks.first().is_some_and(|first| first.id == own) {
             chosen.picks.clear();
         }
@@ -146,11 +149,11 @@ impl Stages {
     }
 }
 
-/// The prompt's server is chosen for the answer's, which is that of the whole request.
+/// Chooses the prefill server for the decode server, which is the one that would serve the whole request.
 fn decode_first(
-    prefill: &Stage,
+    prefill: &ProfileStage,
     cx: &PickContext<'_>,
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     rng: &mut PickRng,
     ranking: &Ranking,
 ) -> Option<Pair> {
@@ -171,12 +174,12 @@ fn decode_first(
     Some(Pair { parts, ..Pair::proposed(chosen.picks, field.whole.picks.clone(), "the prefill profile's choice") })
 }
 
-/// The answer's server is chosen for the prompt's.
+/// Chooses the decode server for the prefill server.
 fn prefill_first(
-    prefill: &Stage,
-    decode: &Profile,
+    prefill: &ProfileStage,
+    decode: &PipelineProfile,
     cx: &PickContext<'_>,
-    field: &Field<'_, '_>,
+    field: &PairCandidates<'_, '_>,
     rng: &mut PickRng,
     ranking: &Ranking,
 ) -> Option<Pair> {

@@ -1,9 +1,9 @@
-//! How a pipeline decides, and which words of a file make one.
+//! Decisions of a pipeline, and the configurations that it accepts.
 
 use super::*;
 use crate::tests::registry;
 use attache_pool::EndpointMetrics;
-use attache_scheduling::testing::{Server, Trial, among, load, reports, silent};
+use attache_scheduling::testing::{TestServer, Trial, among, load, reports, silent};
 use attache_scheduling::{Decision, Signal};
 use serde_json::{Value, json};
 
@@ -27,12 +27,12 @@ fn ids(decision: &Decision) -> Vec<u32> {
     decision.picks.iter().map(|e| e.id.0).collect()
 }
 
-fn role(role: &str, waiting: u32) -> Server {
+fn role(role: &str, waiting: u32) -> TestServer {
     load(waiting, 0.0).label("llm-d.ai/role", role)
 }
 
 #[test]
-fn it_weighs_and_adds_and_fills_the_ranking_in_order() {
+fn pipeline_adds_weighted_scores_and_fills_the_ranking_in_order() {
     let trial = among(vec![load(2, 0.0), load(0, 0.0), load(1, 0.0)]);
     assert_eq!(ids(&decided(&trial, &Value::Null, 3)), [1, 2, 0]);
     let trial = among(vec![load(0, 0.9).holding(0), load(4, 0.1).holding(100), load(4, 0.1)]);
@@ -55,7 +55,7 @@ fn it_weighs_and_adds_and_fills_the_ranking_in_order() {
 }
 
 #[test]
-fn filters_narrow_one_after_the_other() {
+fn filters_apply_in_order() {
     let trial = among(vec![role("decode", 5), role("prefill", 0), role("decode", 1), load(9, 0.0)]);
     let parameters = json!({
         "filters": [
@@ -66,7 +66,7 @@ fn filters_narrow_one_after_the_other() {
         "picker": {"type": "max-score-picker"},
     });
     let decision = decided(&trial, &parameters, 4);
-    assert_eq!(ids(&decision), [2, 0], "fallbacks too are what the filters left");
+    assert_eq!(ids(&decision), [2, 0], "fallbacks too are from the filtered endpoints");
     let parts = decision.parts.unwrap();
     let said: Vec<String> = parts
         .iter()
@@ -87,7 +87,7 @@ fn filters_narrow_one_after_the_other() {
 }
 
 #[test]
-fn a_filter_that_leaves_nobody_is_named() {
+fn filter_that_keeps_no_endpoint_is_named() {
     let trial = among(vec![role("prefill", 0), role("encode", 0)]);
     let parameters =
         json!({"filters": [{"type": "label-selector-filter"}, {"type": "decode-filter"}, {"type": "encode-filter"}]});
@@ -97,7 +97,7 @@ fn a_filter_that_leaves_nobody_is_named() {
 }
 
 #[test]
-fn what_a_part_lacks_is_said() {
+fn missing_signal_of_a_part_is_reported() {
     let lacking = |servers, parameters| decided(&among(servers), &parameters, 1).lacking;
     let queue = || json!({"scorers": [{"type": "queue-scorer"}]});
     assert_eq!(lacking(vec![load(1, 0.0), silent()], queue()), None);
@@ -111,7 +111,7 @@ fn what_a_part_lacks_is_said() {
 }
 
 #[test]
-fn sums_are_figures_for_other_strategies() {
+fn sums_are_scores_for_other_strategies() {
     let trial =
         among(vec![role("decode", 5), role("prefill", 0), role("decode", 1), role("encode", 0), role("decode", 3)]);
     let parameters =
@@ -126,7 +126,7 @@ fn sums_are_figures_for_other_strategies() {
     assert!(out.iter().all(|s| s.is_nan()));
 }
 
-/// A file of two profiles, one for either stage.
+/// A configuration with two profiles, one per stage.
 fn two_profiles(handler: Value) -> Value {
     json!({
         "plugins": [
@@ -165,9 +165,15 @@ fn handlers_choose_the_profile() {
     assert_eq!(ids(&decided(&four(), &two_profiles(own.clone()), 1)), [1]);
     assert_eq!(ids(&decided(&four().header("x-stage", "decode"), &two_profiles(own), 1)), [3]);
     for handler in [
-        json!({"type": "disagg-profile-handler", "parameters": {"stageOrder": "prefill-first", "deciders": {"prefill": "d"}}}),
+        json!({
+            "type": "disagg-profile-handler",
+            "parameters": {"stageOrder": "prefill-first", "deciders": {"prefill": "d"}},
+        }),
         json!({"type": "disagg-profile-handler", "parameters": {"profiles": {"prefill": "prefill"}}}),
-        json!({"type": "pd-profile-handler", "parameters": {"prefixPluginType": "prefix-cache-scorer", "primaryPort": 8000}}),
+        json!({
+            "type": "pd-profile-handler",
+            "parameters": {"prefixPluginType": "prefix-cache-scorer", "primaryPort": 8000},
+        }),
     ] {
         let trial = four().header("epp-profile", "prefill");
         assert_eq!(ids(&decided(&trial, &two_profiles(handler.clone()), 2)), [3, 2], "llm-d, not split: {handler}");
@@ -183,7 +189,7 @@ fn handlers_choose_the_profile() {
 }
 
 #[test]
-fn only_the_profile_that_decides_remembers() {
+fn only_the_chosen_profile_records_the_pick() {
     let pinning = pipeline(&two_profiles(json!({"type": "header-profile-handler"})));
     let first = |trial: &Trial| {
         let mut ranking = Ranking::new(1);
@@ -200,21 +206,24 @@ fn only_the_profile_that_decides_remembers() {
 }
 
 #[test]
-fn a_plugin_of_two_kinds_remembers_and_tells_once() {
+fn plugin_of_two_kinds_records_and_adds_headers_once() {
     let both = json!({
-        "filters": [{"type": "session-affinity-filter"}, {"type": "context-length-aware", "parameters": {"enableFiltering": true}}],
+        "filters": [
+            {"type": "session-affinity-filter"},
+            {"type": "context-length-aware", "parameters": {"enableFiltering": true}},
+        ],
         "scorers": [{"type": "context-length-aware"}, {"type": "header-label-affinity-scorer", "parameters": {
             "headerName": "x-zone", "labelKey": "zone",
         }}],
     });
     let trial = among(vec![silent().label("zone", "a").named("p")]);
-    let mut headers = AnswerHeaders::new();
-    pipeline(&both).answer_headers(trial.endpoint(0), &mut headers);
+    let mut headers = ResponseHeaders::new();
+    pipeline(&both).response_headers(trial.endpoint(0), &mut headers);
     assert_eq!(headers, [("x-session-token".into(), "cA==".to_owned()), ("x-zone".into(), "a".to_owned())]);
 }
 
 #[test]
-fn what_it_reads_is_what_its_parts_read() {
+fn pipeline_reads_what_its_parts_read() {
     for (parameters, prefix) in [
         (Value::Null, true),
         (json!({"scorers": [{"type": "queue-scorer"}]}), false),
@@ -264,10 +273,12 @@ fn accepted() {
             "GIE: scorer without weight, handler omitted, picker before scorer",
             json!({
                 "plugins": [queue(), {"type": "max-score-picker"}],
-                "profiles": [{"name": "default", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "queue-scorer"}]}],
+                "profiles": [
+                    {"name": "default", "plugins": [{"pluginRef": "max-score-picker"}, {"pluginRef": "queue-scorer"}]},
+                ],
             }),
         ),
-        ("a profile of nothing draws", json!({"plugins": [queue()], "profiles": [{"name": "default"}]})),
+        ("an empty profile picks at random", json!({"plugins": [queue()], "profiles": [{"name": "default"}]})),
         (
             "one plugin in two profiles",
             json!({
@@ -312,7 +323,9 @@ fn refused() {
         ("unknown type, far off", json!({"scorers": [{"type": "queue"}]}), "known: "),
         (
             "GIE: bad parameter",
-            json!({"plugins": [{"name": "p", "type": "prefix-cache-scorer", "parameters": {"matchLengthWeight": "asdf"}}]}),
+            json!({"plugins": [
+                {"name": "p", "type": "prefix-cache-scorer", "parameters": {"matchLengthWeight": "asdf"}},
+            ]}),
             "`p`: ",
         ),
         ("unknown parameter", json!({"scorers": [{"type": "queue-scorer", "parameters": {"x": 1}}]}), "`x`"),
@@ -336,7 +349,10 @@ fn refused() {
         ),
         (
             "listed twice",
-            json!({"plugins": [queue()], "profiles": profile(json!([{"pluginRef": "queue-scorer"}, {"pluginRef": "queue-scorer"}]))}),
+            json!({
+                "plugins": [queue()],
+                "profiles": profile(json!([{"pluginRef": "queue-scorer"}, {"pluginRef": "queue-scorer"}])),
+            }),
             "twice",
         ),
         (
@@ -381,7 +397,10 @@ fn refused() {
         ),
         (
             "a handler in a profile",
-            json!({"plugins": [{"type": "single-profile-handler"}], "profiles": profile(json!([{"pluginRef": "single-profile-handler"}]))}),
+            json!({
+                "plugins": [{"type": "single-profile-handler"}],
+                "profiles": profile(json!([{"pluginRef": "single-profile-handler"}])),
+            }),
             "profile handler",
         ),
         ("weight below 0", json!({"scorers": [{"type": "queue-scorer", "weight": -1}]}), "0 or more"),
@@ -398,10 +417,11 @@ fn refused() {
 }
 
 #[test]
-fn the_references_pools() {
+fn pools_of_the_references() {
     // GIE hermetic cases 1 to 4: queue, KV cache, prefix and LoRA scorers, each with weight 1.
     let parameters = json!({"scorers": [
-        {"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer"}, {"type": "prefix-cache-scorer"}, {"type": "lora-affinity-scorer"},
+        {"type": "queue-scorer"}, {"type": "kv-cache-utilization-scorer"}, {"type": "prefix-cache-scorer"},
+        {"type": "lora-affinity-scorer"},
     ]});
     let pod = |waiting, kv_usage, adapters: &[&str]| {
         let lora = attache_pool::LoraState {

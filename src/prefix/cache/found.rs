@@ -5,7 +5,7 @@ use super::Guesses;
 use crate::claims::ClaimedDepths;
 use crate::index::{Depth, Kept};
 use crate::key::BlockKey;
-use crate::learning::Lesson;
+use crate::learning::PrefixUpdate;
 use crate::residents::{Resident, ResidentTable};
 use arc_swap::Guard;
 use attache_pool::place::Place;
@@ -124,12 +124,12 @@ impl Found {
     /// Returns the cache update for the case that this prompt goes to `endpoint`. `whole` means that
     /// `keys` holds all its keys.
     #[must_use]
-    pub fn lesson(&self, endpoint: EndpointId, keys: Vec<BlockKey>, whole: bool) -> Lesson {
+    pub fn prefix_update(&self, endpoint: EndpointId, keys: Vec<BlockKey>, whole: bool) -> PrefixUpdate {
         let held = self.held(endpoint).any;
         // Blocks that the engine reports must not become estimated blocks.
         let learned = self.guessed(endpoint).any;
         let blocks = if whole { u32::try_from(keys.len()).unwrap_or(u32::MAX) } else { 0 };
-        Lesson {
+        PrefixUpdate {
             keys,
             whole,
             held: learned.min(held).min(blocks),
@@ -138,7 +138,7 @@ impl Found {
             foretold: self.tokens(held),
             own_keys: self.own_keys,
             tells_cached: true,
-            ..Lesson::default()
+            ..PrefixUpdate::default()
         }
     }
 

@@ -44,8 +44,8 @@ fn prompt(length: u64, salt: u64) -> Vec<BlockKey> {
     (0..length).map(|i| BlockKey(xxhash_rust::xxh3::xxh3_64_with_seed(&i.to_le_bytes(), salt))).collect()
 }
 
-fn lesson(keys: &[BlockKey], fresh: u32) -> Lesson {
-    Lesson { keys: keys.to_vec(), whole: true, fresh, ..Lesson::default() }
+fn prefix_update(keys: &[BlockKey], fresh: u32) -> PrefixUpdate {
+    PrefixUpdate { keys: keys.to_vec(), whole: true, fresh, ..PrefixUpdate::default() }
 }
 
 fn held(cache: &PrefixCache, keys: &[BlockKey], endpoint: u32) -> u32 {
@@ -183,16 +183,16 @@ fn blocks_that_prompts_in_flight_will_evict_are_forgotten_at_once() {
     cache.record(EndpointId(1), &old, None, NOW);
     cache.record(EndpointId(1), &newer, None, NOW.after(Duration::from_secs(1)));
     let coming = prompt(30, 3);
-    let failed = cache.claim(EndpointId(1), &lesson(&coming, 30), NOW);
+    let failed = cache.claim(EndpointId(1), &prefix_update(&coming, 30), NOW);
     assert_eq!([&old, &newer].map(|keys| held(&cache, keys, 1)), [10, 60], "30 of 100 blocks will be needed");
     drop(failed);
-    let mut claim = cache.claim(EndpointId(1), &lesson(&coming, 30), NOW);
+    let mut claim = cache.claim(EndpointId(1), &prefix_update(&coming, 30), NOW);
     claim.arrived();
     cache.record(EndpointId(1), &coming, None, NOW.after(Duration::from_secs(2)));
     assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30], "its capacity was reserved");
     // Blocks that the endpoint holds already take no capacity, and an endpoint of unknown capacity has no limit.
-    let _again = cache.claim(EndpointId(1), &lesson(&coming, 0), NOW);
-    let _elsewhere = cache.claim(EndpointId(2), &lesson(&coming, 30), NOW);
+    let _again = cache.claim(EndpointId(1), &prefix_update(&coming, 0), NOW);
+    let _elsewhere = cache.claim(EndpointId(2), &prefix_update(&coming, 30), NOW);
     assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30]);
 }
 
@@ -206,8 +206,8 @@ fn blocks_that_a_waiting_prompt_will_use_are_not_evicted() {
     cache.record(EndpointId(1), &other, None, at(1));
     let send = |question: u64, now| {
         let keys = [head.clone(), prompt(10, question)].concat();
-        let lesson = cache.lookup(&mut &keys[..], now).lesson(EndpointId(1), keys, true);
-        (lesson.held, lesson.fresh, Learning::begin(cache.clone(), lesson, EndpointId(1), now))
+        let prefix_update = cache.lookup(&mut &keys[..], now).prefix_update(EndpointId(1), keys, true);
+        (prefix_update.held, prefix_update.fresh, Learning::begin(cache.clone(), prefix_update, EndpointId(1), now))
     };
     let (held_first, fresh_first, _first) = send(3, at(2));
     let (held_again, fresh_again, _again) = send(3, at(3));
@@ -227,8 +227,8 @@ fn blocks_in_use_count_as_held_despite_evictions() {
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     let (keys, before) = (prompt(40, 1), prompt(40, 2));
     let begin = |keys: &[BlockKey]| {
-        let lesson = cache.lookup(&mut &*keys, NOW).lesson(EndpointId(1), keys.to_vec(), true);
-        Learning::begin(cache.clone(), lesson, EndpointId(1), NOW)
+        let prefix_update = cache.lookup(&mut &*keys, NOW).prefix_update(EndpointId(1), keys.to_vec(), true);
+        Learning::begin(cache.clone(), prefix_update, EndpointId(1), NOW)
     };
     let (mut running, mut refused) = (begin(&keys), begin(&before));
     running.first_byte(true, EndpointId(1), NOW);
@@ -253,8 +253,8 @@ fn blocks_evicted_while_a_prompt_waits_do_not_lower_capacity() {
         cache.reconcile(&snapshot(&[(1, started(1.0))]));
         let keys = prompt(80, 1);
         cache.record(EndpointId(1), &keys, None, NOW);
-        let lesson = cache.lookup(&mut &keys[..], NOW).lesson(EndpointId(1), keys, true);
-        let mut learning = Learning::begin(cache.clone(), lesson, EndpointId(1), NOW);
+        let prefix_update = cache.lookup(&mut &keys[..], NOW).prefix_update(EndpointId(1), keys, true);
+        let mut learning = Learning::begin(cache.clone(), prefix_update, EndpointId(1), NOW);
         let begins = NOW.after(Duration::from_secs(9));
         cache.record(EndpointId(1), &prompt(others, 2), None, NOW.after(Duration::from_secs(1)));
         learning.first_byte(true, EndpointId(1), begins);
@@ -278,7 +278,7 @@ fn prompt_is_at_least_as_long_as_its_deepest_match() {
         "500 bytes are more than 125 tokens, as the endpoint that holds most shows"
     );
     assert_eq!(tokens(&cache, &prompt(20, 2)), 125);
-    let _claim = cache.claim(EndpointId(1), &lesson(&keys, 20), NOW);
+    let _claim = cache.claim(EndpointId(1), &prefix_update(&keys, 20), NOW);
     assert_eq!(tokens(&cache, &keys), 20 * 16);
 }
 

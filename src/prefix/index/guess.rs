@@ -147,7 +147,14 @@ impl Writer {
     }
 
     /// Adds runs for blocks that no run has. Returns how many.
-    fn grow_path(&mut self, sh: &ReaderView, slot: usize, claim: HolderPlane, keys: &[BlockKey], tenant: TenantId) -> u32 {
+    fn grow_path(
+        &mut self,
+        sh: &ReaderView,
+        slot: usize,
+        claim: HolderPlane,
+        keys: &[BlockKey],
+        tenant: TenantId,
+    ) -> u32 {
         let mut rest = keys;
         let mut new = 0;
         while !rest.is_empty() {

@@ -116,7 +116,14 @@ impl Writer {
     }
 
     /// Removes a holder's own name, unless it has the block on another tier.
-    fn forget_own_name(&mut self, sh: &ReaderView, slot: usize, place: RunPosition, claim: HolderPlane, hash: EngineHash) {
+    fn forget_own_name(
+        &mut self,
+        sh: &ReaderView,
+        slot: usize,
+        place: RunPosition,
+        claim: HolderPlane,
+        hash: EngineHash,
+    ) {
         let elsewhere = ENGINE.into_iter().any(|plane| {
             plane != claim.plane && self.holds(sh, place.run, place.offset, HolderPlane { plane, ..claim })
         });

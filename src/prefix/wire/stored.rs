@@ -2,7 +2,7 @@
 
 use super::extra::{self, ExtraContext};
 use super::msgpack::{Reader, Value};
-use super::{Copied, Fault, EventFields, Refusal, Removed, Stored};
+use super::{Copied, EventFields, Fault, Refusal, Removed, Stored};
 use crate::index::{StoredBlock, Tier};
 use crate::key::{BlockKey, EngineHash, KeySpace, Root};
 

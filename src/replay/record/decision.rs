@@ -3,7 +3,7 @@
 use super::player::{LivePool, PoolState};
 use attache_pool::Endpoint;
 use attache_prefix::cache::{Found, PrefixCache};
-use attache_prefix::learning::Lesson;
+use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::Prompt;
 use attache_record::{Decided, Looked};
 use attache_scheduling::digest::{Digest, Digests};
@@ -192,7 +192,7 @@ fn book(
         streams: d.streams,
         arrives: false,
         share: strategy.share(cx, first),
-        lesson: found.zip(looked).map(|(found, looked)| prefix_update(pool, first, found, looked)),
+        prefix_update: found.zip(looked).map(|(found, looked)| prefix_update(pool, first, found, looked)),
     };
     let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);
     let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
@@ -200,14 +200,19 @@ fn book(
 }
 
 /// The update of the prefix cache that follows from a decision for `endpoint`.
-fn prefix_update(pool: &LivePool, endpoint: &Endpoint, found: &Found, looked: &Looked) -> (Arc<PrefixCache>, Lesson) {
+fn prefix_update(
+    pool: &LivePool,
+    endpoint: &Endpoint,
+    found: &Found,
+    looked: &Looked,
+) -> (Arc<PrefixCache>, PrefixUpdate) {
     let whole = !found.is_exact(endpoint.id) && !looked.cold;
     let only_text = looked.media_tokens == 0 && looked.token_ids == 0 && looked.count == 1;
-    let update = Lesson {
+    let update = PrefixUpdate {
         tenant: looked.tenant.clone(),
         text_bytes: if only_text { looked.text_bytes } else { 0 },
         tells_cached: !looked.skips_cache,
-        ..found.lesson(endpoint.id, looked.keys.clone(), whole)
+        ..found.prefix_update(endpoint.id, looked.keys.clone(), whole)
     };
     (pool.cache.clone(), update)
 }

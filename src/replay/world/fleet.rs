@@ -1,7 +1,7 @@
 //! The simulated fleet: endpoints, servers that join, die and restart, discovery, scrapes. Called by [`super::World`];
 //! pure.
 
-use super::{FleetChange, KvEventLink, WorldServer, TimedChange, World};
+use super::{FleetChange, KvEventLink, TimedChange, World, WorldServer};
 use crate::page::MetricsHistory;
 use crate::queue::SimEvent;
 use attache_pool::EndpointSpec;

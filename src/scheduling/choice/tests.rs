@@ -1,4 +1,4 @@
-//! Who has the word: AIBrix's precedence and its table of profiles.
+//! Precedence of strategies: AIBrix's order and its table of profiles.
 
 use super::*;
 use crate::plugin::Headers;
@@ -42,7 +42,7 @@ fn choose_long(
 }
 
 #[test]
-fn locked_before_header_before_profile_before_model_before_pool() {
+fn locked_precedes_header_precedes_profile_precedes_model_precedes_pool() {
     let locked = ModelRule {
         models: vec!["locked".to_owned()],
         strategy: Some(spec("round-robin")),
@@ -102,7 +102,7 @@ fn header_without_effect_reported_once() {
 }
 
 #[test]
-fn headers_say_nothing_unless_configured() {
+fn headers_have_no_effect_unless_configured() {
     let rule = ModelRule { profiles: vec![profile("a", "random", [None; 4])], ..ModelRule::default() };
     let closed = Choices::build(&registry(), &spec("least-request"), std::slice::from_ref(&rule), None, None).unwrap();
     let all = [("routing-strategy", "no-such"), ("config-profile", "a"), ("external-filter", "((")];
@@ -113,7 +113,7 @@ fn headers_say_nothing_unless_configured() {
 }
 
 #[test]
-fn profiles_are_chosen_as_aibrix_chooses_them() {
+fn profiles_are_chosen_as_in_aibrix() {
     let some = |a, b, c, d| [a, b, c, d];
     let rule = ModelRule {
         profiles: vec![
@@ -145,11 +145,11 @@ fn profiles_are_chosen_as_aibrix_chooses_them() {
         let got = choose_long(&choices, "m", &[("config-profile", wanted)], prompt, max).unwrap();
         assert_eq!(got.1.as_deref(), Some(profile), "{row}");
     }
-    assert_eq!(choose_long(&choices, "m", &[], 9_000, None).unwrap().1.as_deref(), Some("default"), "nobody asks");
+    assert_eq!(choose_long(&choices, "m", &[], 9_000, None).unwrap().1.as_deref(), Some("default"), "no header");
 }
 
 #[test]
-fn a_default_profile_has_to_be_named_or_called_so() {
+fn default_profile_must_be_configured_or_named_default() {
     let rule = |default: Option<&str>| ModelRule {
         default_profile: default.map(str::to_owned),
         profiles: vec![profile("a", "random", [None; 4])],
@@ -164,7 +164,7 @@ fn a_default_profile_has_to_be_named_or_called_so() {
 }
 
 #[test]
-fn requests_may_name_what_is_allowed_alone_or_added_up() {
+fn requests_may_name_allowed_strategies_alone_or_in_sums() {
     let request = allow(&["least-request", "prefix-cache", "random"]);
     let choices = Choices::build(&registry(), &spec("round-robin"), &[], Some(&request), None).unwrap();
     let ask = |name: &str| choose(&choices, "m", &[("routing-strategy", name)]);
@@ -196,11 +196,11 @@ fn requests_may_name_what_is_allowed_alone_or_added_up() {
 }
 
 #[test]
-fn sums_of_requests_share_the_memory_of_their_parts_and_are_bounded() {
+fn sums_of_requests_share_the_state_of_their_parts_and_are_bounded() {
     let request = allow(&["least-request", "vtc-basic"]);
     let choices = Choices::build(&registry(), &spec("vtc-basic"), &[], Some(&request), None).unwrap();
     let by_request = choices.by_request.as_ref().unwrap();
-    assert!(Arc::ptr_eq(&choices.default.strategy, &by_request.allowed["vtc-basic"].strategy), "one memory");
+    assert!(Arc::ptr_eq(&choices.default.strategy, &by_request.allowed["vtc-basic"].strategy), "shared state");
     for weight in 1..1_000 {
         choose(&choices, "m", &[("routing-strategy", &format!("vtc-basic:{weight},least-request"))]).unwrap();
     }
@@ -227,7 +227,7 @@ fn equal_names_with_equal_parameters_are_one_strategy() {
 }
 
 #[test]
-fn a_reload_keeps_what_did_not_change() {
+fn reload_keeps_unchanged_strategies() {
     let rule = |window: u32| ModelRule {
         strategy: Some(StrategySpec { name: "vtc-basic".to_owned(), parameters: json!({"windowSize": window}) }),
         ..ModelRule::default()
@@ -245,11 +245,11 @@ fn a_reload_keeps_what_did_not_change() {
     let kept =
         |c: &Choices| strategies(c).iter().zip(strategies(&first)).map(|(a, b)| Arc::ptr_eq(a, &b)).collect::<Vec<_>>();
     assert_eq!((kept(&same), kept(&other)), (vec![true; 3], vec![true, false, true]));
-    assert_eq!(kept(&build(5, Some(&other))), [true, false, true], "what was gone is not there again");
+    assert_eq!(kept(&build(5, Some(&other))), [true, false, true], "a removed strategy is built anew");
 }
 
 #[test]
-fn a_filter_is_read_where_it_is_configured() {
+fn filter_header_is_read_where_configured() {
     let choices = Choices::build(&registry(), &spec("random"), &[], Some(&allow(&[])), None).unwrap();
     let headers = BTreeMap::from([("external-filter".to_owned(), "zone in (a,b)".to_owned())]);
     let facts = RequestFacts { headers: Headers::of(&headers), ..RequestFacts::default() };

@@ -1,7 +1,7 @@
-//! When an endpoint is full by what was sent to it: the capacities of `concurrency-detector`.
+//! Whether an endpoint is full by the requests in flight from this replica: the capacities of `concurrency-detector`.
 //!
-//! The filter of that name and the detector of flow control read the same parameters. The filter judges one endpoint at a
-//! time, flow control the pool as a whole.
+//! The filter of that name and the detector of flow control have the same parameters. The filter checks one endpoint
+//! at a time, flow control the whole pool.
 
 use crate::plugin::{ParamError, params};
 use attache_pool::Endpoint;
@@ -9,14 +9,14 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// 100 requests, as both have it.
+/// 100 requests, the default of GIE and llm-d.
 pub const DEFAULT_MAX_CONCURRENCY: u32 = 100;
-/// A million tokens, as both have it.
+/// A million tokens, the default of GIE and llm-d.
 pub const DEFAULT_MAX_TOKEN_CONCURRENCY: u64 = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+enum ConcurrencyMode {
     Requests,
     Tokens,
     Hybrid,
@@ -25,11 +25,11 @@ enum Mode {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Params {
-    concurrency_mode: Mode,
+    concurrency_mode: ConcurrencyMode,
     max_concurrency: u32,
     max_token_concurrency: u64,
     headroom: f64,
-    // There is one ledger.
+    // Accepted without effect: there is one ledger.
     #[serde(rename = "inFlightLoadProducerName")]
     _load: Option<IgnoredAny>,
 }
@@ -37,7 +37,7 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Self {
-            concurrency_mode: Mode::Requests,
+            concurrency_mode: ConcurrencyMode::Requests,
             max_concurrency: DEFAULT_MAX_CONCURRENCY,
             max_token_concurrency: DEFAULT_MAX_TOKEN_CONCURRENCY,
             headroom: 0.0,
@@ -49,18 +49,18 @@ impl Default for Params {
 /// Limits of the requests and tokens in flight on an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct ConcurrencyLimits {
-    /// Most requests for one endpoint, where they count.
+    /// Most requests per endpoint; `None` for no limit.
     pub requests: Option<f64>,
-    /// Most tokens for one endpoint, where they count.
+    /// Most uncached prompt tokens per endpoint; `None` for no limit.
     pub tokens: Option<f64>,
     headroom: f64,
 }
 
 impl ConcurrencyLimits {
-    /// Made from the plugin's parameters.
+    /// Limits from the plugin's parameters.
     ///
     /// # Errors
-    /// A capacity or a headroom that none can be.
+    /// A capacity or the headroom is out of range.
     pub fn new(parameters: &Value) -> Result<Self, ParamError> {
         let Params {
             concurrency_mode: mode, max_concurrency: requests, max_token_concurrency: tokens, headroom, ..
@@ -75,15 +75,15 @@ impl ConcurrencyLimits {
             return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
         }
         Ok(Self {
-            requests: (mode != Mode::Tokens).then_some(f64::from(requests)),
-            tokens: (mode != Mode::Requests).then_some(tokens as f64),
+            requests: (mode != ConcurrencyMode::Tokens).then_some(f64::from(requests)),
+            tokens: (mode != ConcurrencyMode::Requests).then_some(tokens as f64),
             headroom,
         })
     }
 
     /// Whether what is in flight on `endpoint` is below both limits, `headroom` included.
     #[must_use]
-    pub fn has_room(&self, endpoint: &Endpoint) -> bool {
+    pub fn has_capacity(&self, endpoint: &Endpoint) -> bool {
         let below =
             |load: f64, most: Option<f64>| most.is_none_or(|most| load < (most * (1.0 + self.headroom)).floor());
         below(requests(endpoint), self.requests) && below(tokens(endpoint), self.tokens)

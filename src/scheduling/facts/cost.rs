@@ -8,34 +8,42 @@
 //! decode   first token of a prompt that is there                + price · room                 + answer
 //! transfer of what is not cached there, from the one to the other
 //! answer   weight · tokens of a usual answer · time of a token
-//! price    (wait there + (own prefill + room) / 2) · requests a second and server / (1 - busy), of the servers that are there for the same
-//! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have room at once
+//! price    (wait there + (own prefill + room) / 2) · requests a second and server / (1 - busy), of the servers that
+//!          are there for the same
+//! room     part of the cache that nobody else uses · seconds in use · in use ^ (√(2 · (n + 1)) - 1), of which n have
+//!          room at once
 //! ```
 //!
-//! With an [`Objective`] the weight of first tokens multiplies first tokens, transfers and the price, and the weight of further tokens multiplies the
-//! answer and the delay of requests that decode. Targets add the price of the risk that they are missed. A pair's first token is judged where its
-//! prompt is computed, with the usual time of a transfer, and its further tokens where they are generated. Without an objective both weights
-//! are 1.
+//! With an [`Objective`] the weight of first tokens multiplies first tokens, transfers and the price, and the weight
+//! of further tokens multiplies the answer and the delay of requests that decode. Targets add the price of the risk
+//! that they are missed. A pair's first token is judged where its prompt is computed, with the usual time of a
+//! transfer, and its further tokens where they are generated. Without an objective both weights are 1.
 //!
-//! While a server computes the prompt, requests that decode there receive no tokens: each of them ends that much later. Requests that wait there
-//! decode by then. This is LMetric's product of work and requests (arXiv 2603.15202), in seconds and as a sum. It counts where one server serves
-//! the request from its first token to its last. Where two servers may share it, `whole` is compared with the cost of a pair, which has no such
-//! term.
+//! While a server computes the prompt, requests that decode there receive no tokens: each of them ends that much later.
+//! Requests that wait there decode by then. This is LMetric's product of work and requests (arXiv 2603.15202), in
+//! seconds and as a sum. It counts where one server serves the request from its first token to its last. Where two
+//! servers may share it, `whole` is compared with the cost of a pair, which has no such term.
 //!
-//! The answer counts a tenth. Predicted times of tokens are those of the present batch, and most of a response comes in later ones: decisions send
-//! further requests elsewhere meanwhile. In full it would have requests wait seconds for a fast server whose tokens come some milliseconds sooner.
+//! The answer counts a tenth. Predicted times of tokens are those of the present batch, and most of a response comes
+//! in later ones: decisions send further requests elsewhere meanwhile. In full it would have requests wait seconds
+//! for a fast server whose tokens come some milliseconds sooner.
 //!
-//! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there already the longer that takes.
-//! The price is what those are in the mean: the difference that the request makes to the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work
-//! in it (Hyytiä, Penttinen and Aalto: Size- and state-aware dispatching problem with queue-specific job sizes, EJOR 2012). In a pool that is idle it
-//! is nothing; in one that has more to do than it can, requests go where they make least work. Servers are as busy as what was sent to them of late, or as their
-//! caches are in use, where that is more: whoever waits for blocks waits behind work as well.
+//! A second of work keeps everybody waiting who comes before the server is idle again, and the more stands there
+//! already the longer that takes. The price is what those are in the mean: the difference that the request makes to
+//! the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work in it (Hyytiä, Penttinen and Aalto: Size- and
+//! state-aware dispatching problem with queue-specific job sizes, EJOR 2012). In a pool that is idle it is nothing;
+//! in one that has more to do than it can, requests go where they make least work. Servers are as busy as what was
+//! sent to them of late, or as their caches are in use, where that is more: whoever waits for blocks waits behind
+//! work as well.
 //!
-//! Where caches are short of room, to keep others from a part of one for so long is work of the same kind: what the request needs beside the blocks that
-//! others use there already, from its prompt's beginning to its answer's end. A cache is a queue with as many servers as such requests have room in it at once;
-//! with the last factor, the mean over the caches of those who are there for the same, the price's 1 / (1 - busy) becomes what such a queue waits (Sakasegawa: An approximation formula
-//! L_q ≃ α·ρ^β / (1 - ρ), Annals of the Institute of Statistical Mathematics 1977): next to nothing until caches are nearly full. It keeps prompts with one beginning
-//! together: where others compute with it, it needs no room of its own. What a server said last counts however old it is, and one that does not say how large its cache is has a usual one; where none says so, there is room.
+//! Where caches are short of room, to keep others from a part of one for so long is work of the same kind: what the
+//! request needs beside the blocks that others use there already, from its prompt's beginning to its answer's end. A
+//! cache is a queue with as many servers as such requests have room in it at once; with the last factor, the mean
+//! over the caches of those who are there for the same, the price's 1 / (1 - busy) becomes what such a queue waits
+//! (Sakasegawa: An approximation formula L_q ≃ α·ρ^β / (1 - ρ), Annals of the Institute of Statistical Mathematics
+//! 1977): next to nothing until caches are nearly full. It keeps prompts with one beginning together: where others
+//! compute with it, it needs no room of its own. What a server said last counts however old it is, and one that does
+//! not say how large its cache is has a usual one; where none says so, there is room.
 //!
 //! Called by `predicted-latency` and by the pool's decider between whole and split.
 
@@ -46,17 +54,19 @@ use attache_pool::metrics::Reported;
 use attache_pool::place::Nearness;
 use attache_pool::speed::{Load, Prediction, Transfers};
 
-/// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a queue without end.
+/// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a
+/// queue without end.
 const FULLEST: f64 = 0.97;
-/// 0.02, where two servers share requests: a second in which tokens come weighs a fiftieth of one without any. From 0.02 to 0.1 every workload of
-/// `attache replay` fares alike; without it bursts of one prompt wait about an eighth longer, and those with a hot prefix 6 %. With 0.1, pairs of 4 + 4
-/// servers compute first tokens a third later.
+/// 0.02, where two servers share requests: a second in which tokens come weighs a fiftieth of one without any. From
+/// 0.02 to 0.1 every workload of `attache replay` fares alike; without it bursts of one prompt wait about an eighth
+/// longer, and those with a hot prefix 6 %. With 0.1, pairs of 4 + 4 servers compute first tokens a third later.
 const SHARED_TOKEN_WEIGHT: f64 = 0.02;
-/// 0.1, where one server serves a request. With 0.05, bursts of one prompt in a quiet pool end 2 to 4 % later. With 0.3, first tokens come up to 1.7
-/// times as late as the best strategy's in pools of unequal servers with many adapters.
+/// 0.1, where one server serves a request. With 0.05, bursts of one prompt in a quiet pool end 2 to 4 % later. With
+/// 0.3, first tokens come up to 1.7 times as late as the best strategy's in pools of unequal servers with many
+/// adapters.
 const TOKEN_WEIGHT: f64 = 0.1;
-/// Half: the price of work assumes that requests keep coming to a server whatever it has to do, but decisions send many of them elsewhere. With the whole
-/// price, requests end 1 % later.
+/// Half: the price of work assumes that requests keep coming to a server whatever it has to do, but decisions send many
+/// of them elsewhere. With the whole price, requests end 1 % later.
 const COMING_DELAYED: f64 = 0.5;
 /// A millionth: where room costs no more than that of what it does in a full cache, it costs nothing.
 const NEXT_TO_NOTHING: f64 = 1e-6;
@@ -71,7 +81,8 @@ pub enum Serving {
 }
 
 impl Serving {
-    /// How the request of `cx` may be served: two servers share it where it may be split and the pool has prefill workers.
+    /// How the request of `cx` may be served: two servers share it where it may be split and the pool has prefill
+    /// workers.
     #[must_use]
     pub fn of(cx: &PickContext<'_>) -> Self {
         if cx.splittable && cx.snapshot.has_prefill_workers() { Self::OneOrTwoServers } else { Self::OneServer }
@@ -136,7 +147,8 @@ struct Scarcity {
     tokens: f64,
     /// Part of them that is in use: the logarithm of its mean.
     ln_in_use: f64,
-    /// Where so many requests have room at once, it costs less than [`NEXT_TO_NOTHING`] of what it does in a full cache.
+    /// Where so many requests have room at once, it costs less than [`NEXT_TO_NOTHING`] of what it does in a full
+    /// cache.
     plenty: f64,
 }
 
@@ -220,9 +232,9 @@ impl Prices {
         })
     }
 
-    /// What the request costs others on `candidate` when that serves all of it, seconds. Those that will come receive their first token later. Those
-    /// that are there under `load` receive further tokens later, which counts where one server serves requests and nobody has set a price. `room` is
-    /// what [`Self::room`] says.
+    /// What the request costs others on `candidate` when that serves all of it, seconds. Those that will come receive
+    /// their first token later. Those that are there under `load` receive further tokens later, which counts where one
+    /// server serves requests and nobody has set a price. `room` is what [`Self::room`] says.
     #[must_use]
     pub fn others(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction, room: f64) -> f64 {
         let own = predicted.own_prefill;
@@ -234,8 +246,8 @@ impl Prices {
             + self.objective.ttft * COMING_DELAYED * price * (own + room)
     }
 
-    /// What the room costs that the request takes in the cache of `candidate`, seconds of work: for the `seconds` of its prompt's computation, and for those of a
-    /// usual answer's tokens.
+    /// What the room costs that the request takes in the cache of `candidate`, seconds of work: for the `seconds` of
+    /// its prompt's computation, and for those of a usual answer's tokens.
     #[must_use]
     pub fn room(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, seconds: f64, per_token: f64) -> f64 {
         let Some(scarcity) = self.scarcity.get(candidate.state.roles().kind()) else { return 0.0 };
@@ -274,8 +286,8 @@ impl Prices {
         self.transfers.seconds(cx.request.prompt_tokens, None)
     }
 
-    /// The price of the risk that the first token, predicted for `candidate`, comes after its target, seconds. The time that the request has waited for
-    /// its turn counts.
+    /// The price of the risk that the first token, predicted for `candidate`, comes after its target, seconds. The
+    /// time that the request has waited for its turn counts.
     fn late_first(&self, cx: &PickContext<'_>, candidate: &Candidate<'_>, first_token: f64) -> f64 {
         let Some((slo, target)) = self.objective.slo.and_then(|slo| Some((slo, slo.ttft?))) else { return 0.0 };
         let [error, _] = candidate.state.live().speed.errors();
@@ -285,8 +297,8 @@ impl Prices {
         self.objective.ttft * slo.price(target.as_secs_f64()) * chance
     }
 
-    /// The price of the risk that further tokens on `candidate` come after their target, seconds: those of the request, and those of the requests that
-    /// decode there and wait for its prompt.
+    /// The price of the risk that further tokens on `candidate` come after their target, seconds: those of the
+    /// request, and those of the requests that decode there and wait for its prompt.
     fn late_tokens(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction) -> f64 {
         let Some((slo, target)) = self.objective.slo.and_then(|slo| Some((slo, slo.tpot?))) else { return 0.0 };
         if self.answer <= 0.0 {
@@ -326,8 +338,8 @@ pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -
         + prices.risk(cx, candidate, &load, &predicted)
 }
 
-/// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the decode server that
-/// keeps them, for the price of a transfer from there.
+/// The cost of its prompt when `candidate` computes it for another. What it lacks of the turns before comes from the
+/// decode server that keeps them, for the price of a transfer from there.
 #[must_use]
 pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (carried, keeper) = cx.prefix.map(|found| found.carried(candidate.id)).unwrap_or_default();

@@ -1,28 +1,32 @@
-//! Whether a pool can still serve a request in the time that it asks for: the predictions that `predicted-latency` ranks by, against the
-//! request's own bounds.
+//! Whether a pool can serve a request within its deadline: the predictions of `predicted-latency`, compared with the
+//! request's bounds.
 //!
-//! Nothing is said of a pool of which nothing has been learned, or nothing of late: predictions that nobody has checked for a while refuse
-//! nobody, so that a pool that was thought too slow for everybody is tried again.
+//! There is no outlook for a pool without learned speed, or without a response in the last [`DEFAULT_MEMORY`]. Old
+//! predictions must not reject requests: otherwise a pool that was predicted too slow for all would never be tried
+//! again.
 
 use crate::facts::cost;
 use crate::{Candidate, PickContext};
 use attache_pool::speed::{Bounds, Fits};
 use std::time::Duration;
 
-/// 60 s: twice the half-life of what endpoints show; what a pool without an answer for so long would do is not known.
+/// 60 s: twice the half-life of learned values. After that long without a response, the pool's speed counts as
+/// unknown.
 pub const DEFAULT_MEMORY: Duration = Duration::from_secs(60);
 
 /// What a request can expect of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
-    /// Seconds by which it could wait and still have its first token in time, as things are now; below 0 when it would be late. Of the
-    /// endpoint that leaves most, of those where its tokens come fast enough.
+    /// Seconds that the request could wait and still get its first token in time; below 0 if it would be late. The
+    /// greatest of all endpoints whose tokens are fast enough.
     pub spare: f64,
-    /// Seconds after which some endpoint serves it in time, if it comes again then and nothing else comes: it has all of its time anew.
+    /// Seconds after which some endpoint would serve the request in time, if the client sends it again then. Assumes
+    /// its full deadline and no other requests.
     pub fits_in: f64,
 }
 
-/// The outlook of the request in `cx`, which wants `bounds` and came `passed` seconds ago; `None` when nothing is known.
+/// The outlook of the request in `cx` with the bounds `bounds`, `passed` seconds after its arrival; `None` if nothing
+/// is known.
 #[must_use]
 pub fn outlook(cx: &PickContext<'_>, candidates: &[Candidate<'_>], bounds: Bounds, passed: f64) -> Option<Outlook> {
     let speed = |c: &Candidate<'_>| Some(&c.state.live().speed).filter(|s| s.is_learned())?.last_answer();
@@ -40,7 +44,7 @@ pub fn outlook(cx: &PickContext<'_>, candidates: &[Candidate<'_>], bounds: Bound
         let fits = live.speed.fits(&live.ledger, candidate.reported(), candidate.work(cx), bounds, cx.now);
         outlook.fits_in = outlook.fits_in.min(match fits {
             Fits::In(seconds) => seconds,
-            // When the pool has had nothing to do for so long, nothing is known of it any more.
+            // After an idle time of this length, the pool's speed is unknown again.
             Fits::Never(seconds) => seconds + DEFAULT_MEMORY.as_secs_f64(),
         });
     }

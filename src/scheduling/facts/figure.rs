@@ -1,48 +1,48 @@
-//! Numbers about an endpoint, under the names that configurations use for them.
+//! Metrics of an endpoint, by the names that configurations use.
 
 use crate::Candidate;
 use crate::plugin::ParamError;
 use attache_types::spelling::closest;
 
-/// One number about an endpoint.
+/// One metric of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figure {
-    /// Requests that this picker has sent and that have not ended.
+pub enum EndpointMetric {
+    /// Requests from this replica that have not ended.
     ActiveRequests,
-    /// Prompt tokens that this picker has sent and whose answer has not begun.
+    /// Uncached prompt tokens of requests from this replica without a first response byte.
     ActiveTokens,
-    /// Requests in the batch, as the server reports.
+    /// Running requests, as the server reports.
     Running,
-    /// Requests that wait for a slot, as the server reports.
+    /// Waiting requests, as the server reports.
     Waiting,
-    /// KV cache in use, 0..=1, as the server reports.
+    /// KV cache usage, 0..=1, as the server reports.
     KvUsage,
-    /// Blocks that the KV cache has room for, as the server reports.
+    /// Size of the KV cache in blocks, as the server reports.
     KvBlocks,
-    /// Part of the time in which the server's GPUs compute, 0..=1: `gpu_busy_time_ratio` of its metrics page.
+    /// Share of the time in which the server's GPUs compute, 0..=1: `gpu_busy_time_ratio` of its metrics.
     GpuUtilization,
 }
 
-/// Every name of every figure: llm-d's word first, then the name of the vLLM metric that says it.
-const NAMES: &[(&str, Figure)] = &[
-    ("active-requests", Figure::ActiveRequests),
-    ("active-tokens", Figure::ActiveTokens),
-    ("running-requests", Figure::Running),
-    ("num_requests_running", Figure::Running),
-    ("waiting-queue", Figure::Waiting),
-    ("num_requests_waiting", Figure::Waiting),
-    ("kv-cache-utilization", Figure::KvUsage),
-    ("kv_cache_usage_perc", Figure::KvUsage),
-    ("num_gpu_blocks", Figure::KvBlocks),
-    ("GPUUtilization", Figure::GpuUtilization),
-    ("gpu_busy_time_ratio", Figure::GpuUtilization),
+/// All names: llm-d's name first, then the name of the vLLM metric.
+const NAMES: &[(&str, EndpointMetric)] = &[
+    ("active-requests", EndpointMetric::ActiveRequests),
+    ("active-tokens", EndpointMetric::ActiveTokens),
+    ("running-requests", EndpointMetric::Running),
+    ("num_requests_running", EndpointMetric::Running),
+    ("waiting-queue", EndpointMetric::Waiting),
+    ("num_requests_waiting", EndpointMetric::Waiting),
+    ("kv-cache-utilization", EndpointMetric::KvUsage),
+    ("kv_cache_usage_perc", EndpointMetric::KvUsage),
+    ("num_gpu_blocks", EndpointMetric::KvBlocks),
+    ("GPUUtilization", EndpointMetric::GpuUtilization),
+    ("gpu_busy_time_ratio", EndpointMetric::GpuUtilization),
 ];
 
-impl Figure {
-    /// The figure that the parameter `parameter` calls `name`. A metric's name may have vLLM's prefix, and any name its producer behind a `/`.
+impl EndpointMetric {
+    /// The metric that the parameter `parameter` names. vLLM's prefix is allowed, and a producer after a `/`.
     ///
     /// # Errors
-    /// There is none of that name; the error lists those that there are.
+    /// The name is unknown; the error lists the known names.
     pub fn named(parameter: &str, name: &str) -> Result<Self, ParamError> {
         let plain = name.split_once('/').map_or(name, |(plain, _)| plain);
         let plain = plain.strip_prefix("vllm:").unwrap_or(plain);
@@ -55,18 +55,18 @@ impl Figure {
         })
     }
 
-    /// Its value; `None` when the server has not reported it lately.
+    /// Current value; `None` if the server has not reported it or its metrics are stale.
     #[must_use]
     pub fn of(self, candidate: &Candidate<'_>) -> Option<f64> {
         let ledger = &candidate.state.live().ledger;
         match self {
-            Figure::ActiveRequests => Some(f64::from(ledger.in_flight())),
-            Figure::ActiveTokens => Some(ledger.prefill_tokens() as f64),
-            Figure::Running => candidate.metrics().map(|m| f64::from(m.running)),
-            Figure::Waiting => candidate.metrics().map(|m| f64::from(m.waiting)),
-            Figure::KvUsage => candidate.metrics().map(|m| f64::from(m.kv_usage)),
-            Figure::KvBlocks => candidate.metrics().and_then(|m| m.num_blocks).map(f64::from),
-            Figure::GpuUtilization => candidate.metrics().and_then(|m| m.gpu_busy),
+            EndpointMetric::ActiveRequests => Some(f64::from(ledger.in_flight())),
+            EndpointMetric::ActiveTokens => Some(ledger.prefill_tokens() as f64),
+            EndpointMetric::Running => candidate.metrics().map(|m| f64::from(m.running)),
+            EndpointMetric::Waiting => candidate.metrics().map(|m| f64::from(m.waiting)),
+            EndpointMetric::KvUsage => candidate.metrics().map(|m| f64::from(m.kv_usage)),
+            EndpointMetric::KvBlocks => candidate.metrics().and_then(|m| m.num_blocks).map(f64::from),
+            EndpointMetric::GpuUtilization => candidate.metrics().and_then(|m| m.gpu_busy),
         }
     }
 }

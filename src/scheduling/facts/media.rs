@@ -1,14 +1,16 @@
-//! Images, sounds and videos in a prompt: what an encode server turns into embeddings. Documents are not among them, as in llm-d.
+//! Images, sounds and videos in a prompt, which an encode server turns into embeddings. Documents are not among them,
+//! as in llm-d.
 
 use crate::PickContext;
 use crate::digest::Digest;
 use attache_protocol::{MediaKind, Piece, Prompt};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// 64 items of one request are told apart: nobody has more encode servers for it, and a comparison is as cheap as it looks.
+/// At most 64 different items of one request are counted, more than there are encode servers for it. Keeps the linear
+/// search for duplicates cheap.
 const MOST: usize = 64;
 
-/// How many different ones the request has, as far as they are told apart: each is encoded once. 0 as well when its prompt could not be read.
+/// Number of different items, at most 64; each is encoded once. 0 if the prompt could not be read.
 #[must_use]
 pub fn items(cx: &PickContext<'_>) -> usize {
     let digest = cx.request.digest(|| "media".to_owned(), |prompt| [different(prompt)].into_iter().collect());
@@ -16,7 +18,7 @@ pub fn items(cx: &PickContext<'_>) -> usize {
     usize::try_from(count).unwrap_or(MOST)
 }
 
-/// Whether it has any: a look at the first of them.
+/// Whether the request has an item; stops at the first one.
 #[must_use]
 pub fn any(cx: &PickContext<'_>) -> bool {
     let digest = cx.request.digest(
@@ -26,7 +28,7 @@ pub fn any(cx: &PickContext<'_>) -> bool {
     digest.is_some_and(|digest| digest.first() == Some(&1))
 }
 
-/// What an encode server would be asked for.
+/// References of the media that an encode server encodes.
 fn encoded<'p>(prompt: &'p Prompt<'_>) -> impl Iterator<Item = &'p str> {
     prompt.system.iter().chain(&prompt.pieces).filter_map(|piece| match piece {
         Piece::Media { kind, reference } if *kind != MediaKind::Document => Some(&**reference),
@@ -34,7 +36,7 @@ fn encoded<'p>(prompt: &'p Prompt<'_>) -> impl Iterator<Item = &'p str> {
     })
 }
 
-/// The hashes of the request's items, each once, as far as they are told apart; `None` when its prompt could not be read.
+/// Hashes of the request's different items, at most 64; `None` if its prompt could not be read.
 #[must_use]
 pub fn hashes(cx: &PickContext<'_>) -> Option<Digest> {
     cx.request.digest(|| "media hashes".to_owned(), distinct)
@@ -64,7 +66,7 @@ mod tests {
     use std::borrow::Cow;
 
     #[test]
-    fn each_is_counted_once_and_documents_are_not() {
+    fn items_are_counted_once_and_documents_are_not() {
         let media = |kind, reference: &'static str| Piece::Media { kind, reference: Cow::Borrowed(reference) };
         let (image, sound) = (media(MediaKind::Image, "a"), media(MediaKind::Audio, "b"));
         let of = |pieces: Vec<Piece<'static>>| different(&Prompt { pieces, ..Prompt::default() });

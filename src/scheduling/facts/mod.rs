@@ -1,6 +1,5 @@
-//! What several filters and scorers know about requests and endpoints in the same words: figures that configurations name, the
-//! server that a session belongs to, who is near whom, what media there are, how long an answer would take, whether that is in time, when an
-//! endpoint is full.
+//! Facts about requests and endpoints that several filters and scorers share: metrics by name, sessions, topology,
+//! media, predictions, deadlines, and whether an endpoint is full.
 
 pub mod concurrency;
 pub mod cost;

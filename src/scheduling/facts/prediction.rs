@@ -1,45 +1,46 @@
-//! How long an answer would take on an endpoint, and how that compares with what the request asks for.
+//! Predicted response times on an endpoint, compared with the request's targets.
 //!
-//! A headroom is what was asked for less what is foretold, milliseconds: negative when the endpoint would be too slow. A request that
-//! asks for nothing has a target of 0: then every headroom is negative, and the least deficit is the fastest endpoint.
+//! Headroom is target minus prediction, in milliseconds: negative if the endpoint is too slow. A request without a
+//! target has a target of 0. Then every headroom is negative, and the smallest deficit is the fastest endpoint.
 //! [`scores`] is the formula of llm-d's `latency-scorer`:
 //!
 //! ```text
-//! some endpoint meets both targets:  those that do, by headroom: `least` the smallest first (packs), `most` the greatest
+//! an endpoint meets both targets:    those that do, by headroom: `least` smallest first (packs), `most` largest first
 //! none does, some are idle:          the idle ones, smallest deficit first
-//! else the first of these that has members: late tokens only < late first token only < both, smallest deficit first
-//! score = (1 + floor(100 * (w . normalised headroom))) / 100, clamped to 1; everybody else 0
+//! else the first class with members: late tokens only < late first token only < both, smallest deficit first
+//! score = (1 + floor(100 * (w . normalised headroom))) / 100, clamped to 1; all others 0
 //! ```
 
 use crate::{Candidate, PickContext, RequestFacts};
 use attache_pool::speed::Bounds;
 use serde::Deserialize;
 
-/// The client's words for the longest wait for the first token, milliseconds: llm-d's older one and its newer one. The first that is there counts.
+/// Headers with the client's target for the time to the first token, in milliseconds: llm-d's older and newer name.
+/// The first one present counts.
 pub const TTFT_HEADERS: [&str; 2] = ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"];
-/// The client's words for the longest time for each token after it, milliseconds.
+/// Headers with the client's target for the time per token after the first, in milliseconds.
 pub const TPOT_HEADERS: [&str; 2] = ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"];
 
-/// What an answer is expected to take, milliseconds.
+/// Predicted response times, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// To the first token.
+    /// Time to the first token.
     pub ttft_ms: f64,
-    /// For each token after it.
+    /// Time per token after the first.
     pub tpot_ms: f64,
 }
 
-/// What the request asks for, milliseconds; 0 when it does not say.
+/// The request's targets, in milliseconds; 0 if it has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Targets {
-    /// To the first token.
+    /// Time to the first token.
     pub ttft_ms: f64,
-    /// For each token after it.
+    /// Time per token after the first.
     pub tpot_ms: f64,
 }
 
 impl Targets {
-    /// Reads the request's headers; what is no number of 0 or more counts as not said.
+    /// Reads the request's headers; an invalid or negative number counts as none.
     #[must_use]
     pub fn of(request: &RequestFacts<'_>) -> Self {
         let target = |names: [&str; 2]| {
@@ -50,7 +51,7 @@ impl Targets {
         Self { ttft_ms: target(TTFT_HEADERS), tpot_ms: target(TPOT_HEADERS) }
     }
 
-    /// The same as bounds, in seconds: what is not asked for is met by everybody. `None` when nothing is asked for.
+    /// The targets as bounds, in seconds; a missing target is infinite. `None` if there is no target.
     #[must_use]
     pub fn bounds(self) -> Option<Bounds> {
         let bound = |ms: f64| if ms > 0.0 { ms / 1e3 } else { f64::INFINITY };
@@ -58,19 +59,19 @@ impl Targets {
         (self.ttft_ms > 0.0 || self.tpot_ms > 0.0).then_some(bounds)
     }
 
-    /// What is left of them when `prediction` comes true.
+    /// Targets minus `prediction`.
     #[must_use]
     pub fn headroom(self, prediction: Prediction) -> Headroom {
         Headroom { ttft_ms: self.ttft_ms - prediction.ttft_ms, tpot_ms: self.tpot_ms - prediction.tpot_ms }
     }
 }
 
-/// What is left of the targets, milliseconds.
+/// Targets minus predictions, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
-    /// To the first token.
+    /// Time to the first token.
     pub ttft_ms: f64,
-    /// For each token after it.
+    /// Time per token after the first.
     pub tpot_ms: f64,
 }
 
@@ -82,7 +83,7 @@ impl Headroom {
     }
 }
 
-/// What the request would take on `candidate`; `None` while nothing is known of its pool's speed.
+/// Predicted times of the request on `candidate`; `None` if nothing is known of its pool's speed.
 #[must_use]
 pub fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<Prediction> {
     let live = candidate.state.live();
@@ -91,51 +92,56 @@ pub fn predict(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> Option<Predic
     Some(Prediction { ttft_ms: predicted.first_token * 1e3, tpot_ms: predicted.per_token * 1e3 })
 }
 
-/// Which end of a positive headroom wins.
+/// Which endpoint wins among those that meet the targets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefer {
-    /// The endpoint that just makes it: fast ones stay free for who needs them.
+    /// The endpoint with the least headroom: fast ones stay free for requests that need them.
     #[default]
     Least,
-    /// The endpoint with most to spare.
+    /// The endpoint with the most headroom.
     Most,
 }
 
 /// Relative weights of the two headrooms.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weights {
+pub struct HeadroomWeights {
     /// Of the first token.
     pub ttft: f64,
     /// Of the tokens after it.
     pub tpot: f64,
 }
 
-/// An endpoint as [`scores`] sees it.
+/// Input of [`scores`] for one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Foretold {
-    /// What is left of the targets.
+pub struct PredictedHeadroom {
+    /// Headroom to the request's targets.
     pub headroom: Headroom,
-    /// Nothing that we have sent is running there.
+    /// This replica has no request in flight there.
     pub idle: bool,
 }
 
-/// Steps of a score: llm-d's.
+/// Steps of a score, as in llm-d.
 const STEPS: f64 = 100.0;
 /// Headrooms that differ by less are equal.
 const EPSILON: f64 = 1e-9;
 
-/// Scores endpoints by their headrooms, 0..=1; one without a prediction gets 0. `out` is as long as `endpoints`. Returns false, and
-/// leaves `out` alone, when there is no prediction at all.
-pub fn scores(endpoints: &[Option<Foretold>], weights: Weights, prefer: Prefer, out: &mut [f32]) -> bool {
+/// Scores endpoints by their headrooms, 0..=1; an endpoint without a prediction gets 0. `out` must be as long as
+/// `endpoints`. Returns false and leaves `out` unchanged if there is no prediction at all.
+pub fn scores(
+    endpoints: &[Option<PredictedHeadroom>],
+    weights: HeadroomWeights,
+    prefer: Prefer,
+    out: &mut [f32],
+) -> bool {
     let known = || endpoints.iter().flatten();
     if known().next().is_none() {
         return false;
     }
-    // Later is worse; the best class that has members is scored.
+    // Lower classes are better; the best class with members is scored.
     let any_met = known().any(|e| e.headroom.is_met());
     let any_idle = known().any(|e| e.idle);
-    let class = |e: &Foretold| -> u8 {
+    let class = |e: &PredictedHeadroom| -> u8 {
         let h = e.headroom;
         match (h.ttft_ms < 0.0, h.tpot_ms < 0.0) {
             (false, false) => 0,
@@ -179,7 +185,7 @@ pub fn scores(endpoints: &[Option<Foretold>], weights: Weights, prefer: Prefer, 
     true
 }
 
-/// The least and the greatest distance from the target.
+/// Range of the distances from the target.
 #[derive(Clone, Copy)]
 struct Span {
     least: f64,

@@ -1,14 +1,16 @@
-//! Which server a session belongs to: told by a token that the client gives back, or remembered by the session's id.
+//! The server of a session: from a token that the client returns, or recorded by the session's id.
 //!
 //! ```text
-//! encoded_endpoint_header   answer: `x-session-token: base64(name of the server)`; the client sends it with the next request
-//! session_id                request: `x-session-id: anything`; the server that got the last request of this id is remembered
+//! encoded_endpoint_header   response: `x-session-token: base64(name of the server)`; the client sends it with the next
+//!                           request
+//! session_id                request: `x-session-id: anything`; the server of the id's last request is recorded
 //! ```
 //!
-//! Ids are the clients': they are kept as keyed hashes, at most [`MAX_SESSIONS`] of them, the least used going first, and each for
-//! `evictionTtlSeconds` after its last request. The parameters are those of llm-d's session-affinity filter and scorer, old and new.
+//! Clients choose the ids, so they are stored as keyed hashes, at most [`MAX_SESSIONS`], least recently used evicted
+//! first. Each expires `evictionTtlSeconds` after its last request. The parameters are those of llm-d's
+//! session-affinity filter and scorer, old and new.
 
-use crate::plugin::{AnswerHeaders, ParamError};
+use crate::plugin::{ParamError, ResponseHeaders};
 use crate::{Candidate, PickContext};
 use attache_pool::Endpoint;
 use attache_types::clock::Timestamp;
@@ -19,44 +21,44 @@ use quick_cache::sync::Cache;
 use serde::Deserialize;
 use std::time::Duration;
 
-/// llm-d's header for the token of `encoded_endpoint_header`.
+/// llm-d's header with the token of `encoded_endpoint_header`.
 pub const DEFAULT_TOKEN_HEADER: &str = "x-session-token";
-/// llm-d's header for the id of `session_id`.
+/// llm-d's header with the id of `session_id`.
 pub const DEFAULT_ID_HEADER: &str = "x-session-id";
-/// llm-d's name for the session of a coding agent, which its plugin of the same name finds in [`AGENT_HEADERS`].
+/// llm-d's name of a coding agent's session id, which its plugin of the same name reads from [`AGENT_HEADERS`].
 pub const AGENT_ATTRIBUTE: &str = "agent-identity";
-/// The headers by which coding agents name their sessions, in llm-d's order: Claude Code, OpenCode, Codex, older Codex.
+/// Headers with the session ids of coding agents, in llm-d's order: Claude Code, OpenCode, Codex, older Codex.
 pub const AGENT_HEADERS: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
-/// 5 min, as llm-d has it: longer than a person thinks, about as long as a prefix stays cached.
+/// 5 min, llm-d's default: longer than a person thinks, about as long as a prefix stays cached.
 pub const DEFAULT_SESSION_TTL: Duration = Duration::from_secs(300);
-/// 100,000 sessions, about 6 MB: ids come from clients, so their number must have an end.
+/// 100,000 sessions, about 6 MB. Clients choose ids, so their number must be bounded.
 pub const MAX_SESSIONS: usize = 100_000;
-/// Longest token that is decoded, bytes: four times the longest name of a pod.
+/// Longest token that is decoded, in bytes: four times the longest name of a pod.
 const MAX_TOKEN_BYTES: usize = 1_024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+enum SessionStrategy {
     #[default]
     EncodedEndpointHeader,
     #[serde(alias = "session_id_header")]
     SessionId,
 }
 
-/// The parameters, as files write them.
+/// Parameters of session affinity, as configured.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SessionParams {
     #[serde(alias = "algorithm")]
-    strategy: Kind,
+    strategy: SessionStrategy,
     encoded_endpoint_header_config: TokenParams,
     session_id_config: IdParams,
-    /// The older scorer's word for the header, whichever the strategy.
+    /// The older scorer's parameter for the header of either strategy.
     header_name: Option<String>,
-    /// The older scorer's place for it.
+    /// The older scorer's parameter for the lifetime.
     eviction_ttl_seconds: Option<f64>,
-    // The profile that an instance belongs to is the one that lists it; expired sessions need no sweep; a server that is away is
-    // replaced at once.
+    // Accepted without effect: an instance belongs to the profiles that list it, expired sessions need no sweep, and
+    // an unavailable server is replaced at once.
     #[serde(rename = "profileName")]
     _profile: Option<String>,
     #[serde(rename = "evictionSweepSeconds")]
@@ -74,7 +76,7 @@ struct TokenParams {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct IdParams {
-    sources: Vec<Source>,
+    sources: Vec<SessionSource>,
     eviction_ttl_seconds: Option<f64>,
     #[serde(rename = "evictionSweepSeconds")]
     _sweep: Option<f64>,
@@ -82,23 +84,23 @@ struct IdParams {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Source {
+struct SessionSource {
     header: Option<String>,
     attribute: Option<String>,
 }
 
 impl SessionParams {
-    /// Checks them.
+    /// Checks the parameters and builds the session lookup.
     ///
     /// # Errors
-    /// A header that can't be one, a lifetime that is none, a source that is not a header.
+    /// A header name is invalid, a lifetime is not positive, or a source is not a header.
     pub fn build(self) -> Result<Session, ParamError> {
         match self.strategy {
-            Kind::EncodedEndpointHeader => {
+            SessionStrategy::EncodedEndpointHeader => {
                 let given = self.encoded_endpoint_header_config.header.or(self.header_name);
                 Ok(Session::Token { header: header("header", given.as_deref().unwrap_or(DEFAULT_TOKEN_HEADER))? })
             }
-            Kind::SessionId => {
+            SessionStrategy::SessionId => {
                 let mut headers = Vec::new();
                 for (index, source) in self.session_id_config.sources.into_iter().enumerate() {
                     match (source.header, source.attribute.as_deref()) {
@@ -139,10 +141,10 @@ fn lifetime(seconds: f64) -> Result<Duration, ParamError> {
     ttl.ok_or_else(|| ParamError::value("evictionTtlSeconds", seconds, "more than 0 is allowed"))
 }
 
-/// A header's name, lower case.
+/// A header's name in lower case.
 ///
 /// # Errors
-/// It has a character that header names can't have.
+/// The name has a character that is not allowed in header names.
 pub fn header(parameter: &str, name: &str) -> Result<Box<str>, ParamError> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || !name.bytes().all(token) {
@@ -151,75 +153,75 @@ pub fn header(parameter: &str, name: &str) -> Result<Box<str>, ParamError> {
     Ok(name.to_ascii_lowercase().into())
 }
 
-/// Who served a session last.
+/// The server that served a session last, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
     endpoint: EndpointId,
     seen: Timestamp,
 }
 
-/// How sessions are told from each other.
+/// How sessions are identified.
 #[derive(Debug)]
 pub enum Session {
-    /// By a token that names the server; the client keeps it.
+    /// By a token with the server's name, which the client keeps.
     Token {
-        /// Of the request and of the answer.
+        /// Name of the request and response header.
         header: Box<str>,
     },
-    /// By an id of the client's; we keep who served it.
+    /// By an id that the client chooses; Attaché records the server.
     Id {
-        /// Where ids are looked for, the first that is there counting.
+        /// Request headers with the id; the first one present counts.
         headers: Vec<Box<str>>,
-        /// How long a session is remembered after its last request.
+        /// Time after its last request at which a session expires.
         ttl: Duration,
-        /// By the id's hash.
+        /// Recorded servers, by the id's hash.
         bindings: Box<Cache<u64, Binding>>,
-        /// Keyed, so that clients can't make ids collide.
+        /// Keyed, so that clients cannot make ids collide.
         hasher: ahash::RandomState,
     },
 }
 
 /// The server of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bound {
-    /// The one with this name.
+pub enum SessionServer {
+    /// The server with this name.
     Name(String),
-    /// This one.
+    /// The endpoint with this id.
     Id(EndpointId),
 }
 
-impl Bound {
-    /// Whether it is this one.
+impl SessionServer {
+    /// Whether `candidate` is that server.
     #[must_use]
     pub fn is(&self, candidate: &Candidate<'_>) -> bool {
         let endpoint = &candidate.state.endpoint;
         match self {
-            Bound::Name(name) => *endpoint.spec.name == **name,
-            Bound::Id(id) => endpoint.id == *id,
+            SessionServer::Name(name) => *endpoint.spec.name == **name,
+            SessionServer::Id(id) => endpoint.id == *id,
         }
     }
 }
 
 impl Session {
-    /// The server that the request's session belongs to; `None` when it has none yet, or the request is of no session.
+    /// The server of the request's session; `None` if it has none yet, or the request has no session.
     #[must_use]
-    pub fn bound(&self, cx: &PickContext<'_>) -> Option<Bound> {
+    pub fn bound(&self, cx: &PickContext<'_>) -> Option<SessionServer> {
         match self {
             Session::Token { header } => {
                 let token = cx.request.headers.get(header).map(str::trim).filter(|t| t.len() <= MAX_TOKEN_BYTES)?;
                 let bytes = STANDARD.decode(token).ok()?;
                 let name = String::from_utf8(bytes).ok()?;
                 // llm-d writes `namespace/name`.
-                Some(Bound::Name(name.rsplit_once('/').map_or(name.as_str(), |(_, name)| name).to_owned()))
+                Some(SessionServer::Name(name.rsplit_once('/').map_or(name.as_str(), |(_, name)| name).to_owned()))
             }
             Session::Id { ttl, bindings, .. } => {
                 let binding = bindings.get(&self.key(cx)?)?;
-                (cx.now.since(binding.seen) <= *ttl).then_some(Bound::Id(binding.endpoint))
+                (cx.now.since(binding.seen) <= *ttl).then_some(SessionServer::Id(binding.endpoint))
             }
         }
     }
 
-    /// The request of this session goes to `endpoint`.
+    /// Records that the request's session was sent to `endpoint`.
     pub fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) {
         if let Session::Id { bindings, .. } = self
             && let Some(key) = self.key(cx)
@@ -228,8 +230,8 @@ impl Session {
         }
     }
 
-    /// Tells the client who serves it.
-    pub fn answer_headers(&self, endpoint: &Endpoint, headers: &mut AnswerHeaders) {
+    /// Adds the session token with the server's name to the response.
+    pub fn response_headers(&self, endpoint: &Endpoint, headers: &mut ResponseHeaders) {
         if let Session::Token { header } = self {
             headers.push((header.to_string().into(), STANDARD.encode(&*endpoint.spec.name)));
         }

@@ -1,11 +1,12 @@
-//! Who is near whom, by labels that a part of a pipeline names, or by what a request says of its peer.
+//! Topology: how near endpoints are to each other, by labels or by a header with the peer's location.
 
 use crate::PickContext;
 use attache_pool::Endpoint;
 use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_RACK_LABEL, DEFAULT_REGION_LABEL, DEFAULT_ZONE_LABEL, Place};
 use serde::Deserialize;
 
-/// Reads `host=node12,rack=r7,zone=a,region=eu`, as prefill pickers stamp it on answers; `None` when nothing in it is known.
+/// Reads `host=node12,rack=r7,zone=a,region=eu`, as prefill schedulers add it to responses; `None` if no level is
+/// known.
 fn parse(text: &str) -> Option<Place> {
     let (mut host, mut rack, mut zone, mut region) = ("", "", "", "");
     for (key, value) in text.split(',').filter_map(|pair| pair.split_once('=')) {
@@ -21,7 +22,7 @@ fn parse(text: &str) -> Option<Place> {
     Some(Place::named([host, rack, zone, region])).filter(|place| place.is_known())
 }
 
-/// The names of the labels that say where an endpoint stands.
+/// Names of the labels with an endpoint's location.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Labels {
@@ -43,7 +44,7 @@ impl Default for Labels {
 }
 
 impl Labels {
-    /// Where an endpoint stands.
+    /// Location of an endpoint.
     #[must_use]
     pub fn place(&self, endpoint: &Endpoint) -> Place {
         let label = |name: &str| endpoint.spec.labels.get(name).map_or("", |value| &**value);
@@ -51,8 +52,8 @@ impl Labels {
     }
 }
 
-/// Where the endpoint stands that was picked for this request in an earlier step: here, for its other stage, or elsewhere, as the request's header
-/// `header` says.
+/// Location of the endpoint that was picked for an earlier step of this request. Either this replica picked it for
+/// another stage, or the request header `header` gives it.
 #[must_use]
 pub fn peer(cx: &PickContext<'_>, labels: &Labels, header: Option<&str>) -> Option<Place> {
     if let Some(peer) = cx.request.headers.peer() {

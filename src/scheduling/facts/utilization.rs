@@ -1,7 +1,7 @@
-//! When an endpoint is full by what it reports: the thresholds of `utilization-detector`.
+//! Whether an endpoint is full by its reported metrics: the thresholds of `utilization-detector`.
 //!
-//! The filter of that name and the detector of flow control read the same parameters. The filter judges one endpoint at a
-//! time, flow control the pool as a whole.
+//! The filter of that name and the detector of flow control have the same parameters. The filter checks one endpoint
+//! at a time, flow control the whole pool.
 
 use crate::plugin::{ParamError, params};
 use attache_pool::{EndpointMetrics, EndpointState};
@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// 5 waiting requests, as both have it.
+/// 5 waiting requests, the default of GIE and llm-d.
 pub const DEFAULT_QUEUE_DEPTH_THRESHOLD: u32 = 5;
-/// 80 % of the cache, as both have it.
+/// 80 % of the cache, the default of GIE and llm-d.
 pub const DEFAULT_KV_CACHE_UTIL_THRESHOLD: f64 = 0.8;
 
 #[derive(Debug, Deserialize)]
@@ -39,27 +39,31 @@ impl Default for Params {
 /// Limits of an endpoint's reported queue and KV cache.
 #[derive(Clone, Copy, Debug)]
 pub struct UtilizationLimits {
-    /// Requests that may wait on one endpoint.
+    /// Most waiting requests on one endpoint.
     pub queue: f64,
-    /// How much of its KV cache may be in use.
+    /// Highest KV cache usage, 0..=1.
     pub kv: f64,
-    /// The age up to which a page says something; the pool's own where it is `None`.
+    /// Age up to which metrics are fresh; `None` for the pool's own limit.
     pub fresh_for: Option<Duration>,
     headroom: f64,
 }
 
 impl UtilizationLimits {
-    /// Made from the plugin's parameters.
+    /// Limits from the plugin's parameters.
     ///
     /// # Errors
-    /// A threshold that none can be.
+    /// A threshold is out of range.
     pub fn new(parameters: &Value) -> Result<Self, ParamError> {
-        let Params { queue_depth_threshold: queue, kv_cache_util_threshold: kv, metrics_staleness_threshold, headroom } =
-            params(parameters)?;
+        let Params {
+            queue_depth_threshold: queue,
+            kv_cache_util_threshold: kv,
+            metrics_staleness_threshold: age,
+            headroom,
+        } = params(parameters)?;
         if !(0.0..f64::INFINITY).contains(&headroom) {
             return Err(ParamError::value("headroom", headroom, "0 or more is allowed"));
         }
-        let fresh_for = metrics_staleness_threshold.map(|text| match parse_duration(&text) {
+        let fresh_for = age.map(|text| match parse_duration(&text) {
             Ok(age) if age.is_zero() => Err("more than 0 is allowed".to_owned()),
             other => other,
         });
@@ -69,10 +73,10 @@ impl UtilizationLimits {
         Ok(Self { headroom, fresh_for, ..Self::at(queue, kv)? })
     }
 
-    /// With these thresholds.
+    /// Limits with these thresholds, without headroom.
     ///
     /// # Errors
-    /// A threshold that none can be.
+    /// A threshold is out of range.
     pub fn at(queue: u32, kv: f64) -> Result<Self, ParamError> {
         if queue == 0 {
             return Err(ParamError::value("queueDepthThreshold", queue, "at least 1 is needed"));
@@ -83,7 +87,7 @@ impl UtilizationLimits {
         Ok(Self { queue: f64::from(queue), kv, headroom: 0.0, fresh_for: None })
     }
 
-    /// The metrics of an endpoint; `None` when they are too old.
+    /// The metrics of an endpoint; `None` if they are stale.
     #[must_use]
     pub fn fresh<'a>(
         &self,
@@ -97,7 +101,7 @@ impl UtilizationLimits {
 
     /// Whether an endpoint with these metrics is below both limits, `headroom` included.
     #[must_use]
-    pub fn has_room(&self, metrics: &EndpointMetrics) -> bool {
+    pub fn has_capacity(&self, metrics: &EndpointMetrics) -> bool {
         let burst = 1.0 + self.headroom;
         f64::from(metrics.waiting) <= self.queue * burst && f64::from(metrics.kv_usage) <= (self.kv * burst).min(1.0)
     }

@@ -1,13 +1,13 @@
-//! The fields of LocalAI's document that say how many replicas a model has, and where. Attaché starts no model
-//! servers: the fields are checked as LocalAI checks them, and have no effect.
+//! Fields of LocalAI's document for the number and location of a model's replicas. Attaché starts no model servers:
+//! the fields are checked as in LocalAI and have no effect.
 
 use super::PolicyError;
 use serde_json::{Map, Value};
 
-/// Their names.
+/// Names of the fields.
 pub(super) const FIELDS: [&str; 4] = ["node_selector", "min_replicas", "max_replicas", "spread_all"];
 
-/// Whether `field` is one of them, with a value that LocalAI takes beside `all` fields.
+/// Whether `field` is one of them; an error if LocalAI would reject its value beside the fields in `all`.
 pub(super) fn check(field: &str, value: &Value, all: &Map<String, Value>) -> Result<bool, PolicyError> {
     let count = |name: &str| all.get(name).and_then(Value::as_u64).unwrap_or(0);
     let (least, most) = (count("min_replicas"), count("max_replicas"));
@@ -27,7 +27,7 @@ pub(super) fn check(field: &str, value: &Value, all: &Map<String, Value>) -> Res
     }
 }
 
-/// Whether the value of such a field asks for something: forms send the fields that are left empty, too.
+/// Whether the value of such a field requests something; forms also send empty fields.
 pub(super) fn asks(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,

@@ -6,11 +6,11 @@ fn change(policies: &ModelPolicies, document: &Value) -> Result<ModelPolicy, Pol
 }
 
 #[test]
-fn a_change_keeps_what_it_does_not_name_and_a_zero_is_a_zero() {
+fn change_keeps_omitted_fields_and_zero_is_a_value() {
     let policies = ModelPolicies::default();
     assert_eq!(policies.of("m"), ModelPolicy::default());
     let change = |document| change(&policies, &document).unwrap();
-    // "localai 1.11 scheduling API": {abs 3, min .4} goes round.
+    // "localai 1.11 scheduling API": {abs 3, min .4} round trip.
     let first = change(json!({"model_name": "m", "balance_abs_threshold": 3, "min_prefix_match": 0.4}));
     assert_eq!((first.balance_abs_threshold, first.min_prefix_match), (Some(3), Some(0.4)));
     assert_eq!(policies.of("m"), first);
@@ -20,7 +20,7 @@ fn a_change_keeps_what_it_does_not_name_and_a_zero_is_a_zero() {
     let zero = change(json!({"model_name": "m", "balance_abs_threshold": 0, "min_prefix_match": 0}));
     assert_eq!((zero.balance_abs_threshold, zero.min_prefix_match), (Some(0), Some(0.0)));
     assert_eq!(change(json!({"model_name": "m", "balance_rel_threshold": 1})).balance_rel_threshold, Some(1.0));
-    // "localai 1.8": 0 is no ratio, it inherits; so does null, and the empty policy.
+    // "localai 1.8": a ratio of 0 inherits; so do null and the empty policy.
     assert_eq!(change(json!({"model_name": "m", "balance_rel_threshold": 0})).balance_rel_threshold, None);
     let inherits =
         change(json!({"model_name": "m", "route_policy": "", "balance_abs_threshold": null, "min_prefix_match": null}));
@@ -30,7 +30,7 @@ fn a_change_keeps_what_it_does_not_name_and_a_zero_is_a_zero() {
 }
 
 #[test]
-fn what_is_out_of_bounds_is_refused_whole_and_by_name() {
+fn invalid_change_is_rejected_as_a_whole_and_names_the_field() {
     let policies = ModelPolicies::default();
     change(&policies, &json!({"model_name": "m", "min_prefix_match": 0.5})).unwrap();
     let before = policies.of("m");
@@ -60,13 +60,13 @@ fn what_is_out_of_bounds_is_refused_whole_and_by_name() {
         let error = change(&policies, &document).unwrap_err();
         assert_eq!(error.field, field, "{value}");
         assert!(error.message.contains(field) && error.message.len() < 400, "{error}");
-        assert_eq!(policies.of("m"), before, "nothing of a wrong change is made");
+        assert_eq!(policies.of("m"), before, "no part of an invalid change is applied");
     }
     assert_eq!(change(&policies, &json!([1])).unwrap_err().field, "");
 }
 
 #[test]
-fn there_is_a_bound_on_models() {
+fn number_of_models_is_bounded() {
     let policies = ModelPolicies::default();
     for i in 0..MAX_MODELS {
         change(&policies, &json!({"model_name": format!("m{i}"), "min_prefix_match": 0})).unwrap();
@@ -76,9 +76,9 @@ fn there_is_a_bound_on_models() {
     assert_eq!(policies.all().len(), MAX_MODELS);
 }
 
-/// LocalAI's form sends every field; those of replicas are checked as there and named when they ask for something.
+/// LocalAI's form sends every field; replica fields are checked as there, and reported if they request something.
 #[test]
-fn replica_fields_are_taken_checked_and_named() {
+fn replica_fields_are_accepted_checked_and_reported() {
     let read = |document: Value| Document::read(&document).map(|d| d.without_effect);
     let empty =
         json!({"model_name": "m", "node_selector": {}, "min_replicas": 0, "max_replicas": 0, "spread_all": false});
@@ -92,7 +92,7 @@ fn replica_fields_are_taken_checked_and_named() {
 }
 
 #[test]
-fn configured_policies_hold_where_the_api_says_nothing() {
+fn configured_policies_apply_where_the_api_sets_nothing() {
     let policies = ModelPolicies::default();
     let configured = ModelPolicy { min_prefix_match: Some(0.5), balance_abs_threshold: Some(4), ..Default::default() };
     policies.configure(PolicyMap::from([("m".into(), configured)]));
@@ -100,7 +100,7 @@ fn configured_policies_hold_where_the_api_says_nothing() {
     let changed = change(&policies, &json!({"model_name": "m", "min_prefix_match": 0.1})).unwrap();
     assert_eq!((changed.min_prefix_match, changed.balance_abs_threshold), (Some(0.1), Some(4)));
     policies.configure(PolicyMap::new());
-    assert_eq!(policies.of("m").balance_abs_threshold, None, "a reload replaces its own layer alone");
+    assert_eq!(policies.of("m").balance_abs_threshold, None, "a reload replaces only its own layer");
     assert_eq!(policies.all()["m"].min_prefix_match, Some(0.1));
     policies.configure(PolicyMap::from([("m".into(), configured)]));
     assert!(policies.remove("m"));

@@ -1,7 +1,7 @@
-//! What is said of a pool's models outside of the configuration, and may change at any moment.
+//! Rules for a pool's models from outside the configuration, which may change at any time.
 //!
-//! Written by discovery through Kubernetes (`InferenceModelRewrite`, `InferenceModel`, `InferenceObjective`), read by [`super::Router`] and by
-//! the decision. The configuration outranks it where both speak of the same name. Pure.
+//! Kubernetes discovery writes them (`InferenceModelRewrite`, `InferenceModel`, `InferenceObjective`);
+//! [`super::Router`] and the decision read them. The configuration takes precedence for the same name. Pure.
 
 use super::ModelRewrites;
 use arc_swap::{ArcSwap, Guard};
@@ -12,18 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// 60 s: a target that some servers have and others lack is called missing until no server has denied it for this long, so that conditions of
-/// an object change at most twice a minute.
+/// 60 s: if some servers lack a target, it is reported missing until none has rejected it for this long. So an
+/// object's conditions change at most twice a minute.
 pub const MISSING_FOR: Duration = Duration::from_secs(60);
 
-/// The rules of one moment.
+/// All rules at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolRules {
-    /// What servers call the models.
+    /// Server names of the models.
     pub rewrites: ModelRewrites,
-    /// Names that are taken but served by nothing yet: their requests are refused.
+    /// Names that are reserved but not served yet: their requests are rejected.
     pub reserved: BTreeSet<String>,
-    /// Models that no rule names are refused.
+    /// Reject models without a rule.
     pub models_only: bool,
     /// Priorities by the client's name of the model.
     pub priorities: BTreeMap<String, i32>,
@@ -31,38 +31,38 @@ pub struct PoolRules {
     pub objectives: BTreeMap<String, i32>,
 }
 
-/// The rules of now, replaced as a whole; and whether what is told of the pool may be old.
+/// The current rules, replaced as a whole, and whether discovery is stale.
 #[derive(Debug, Default)]
 pub struct RuleStore {
     rules: ArcSwap<PoolRules>,
     stale: AtomicBool,
-    /// Targets of models that a server has denied. Only those that rules name, so that clients can't make it grow.
+    /// Targets that a server has rejected. Only targets of rules are recorded, so clients cannot make it grow.
     missing: Mutex<BTreeMap<MissingTarget, Denial>>,
-    /// How many those are: nobody takes the lock for a response while there are none.
+    /// Size of `missing`: responses take the lock only if it is above 0.
     missing_count: AtomicU64,
     missing_changes: AtomicU64,
 }
 
-/// How it is known that a target is missing.
+/// How a target was found to be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Denial {
-    /// A server has denied it, the last time at this moment.
+    /// A server rejected it, the last time at this time.
     Seen(Timestamp),
-    /// Another replica has said so, in the status of the object; servers have served it here since this moment.
-    Heard(Option<Timestamp>),
+    /// Another replica reported it in the object's status; servers have served it here since this time.
+    Reported(Option<Timestamp>),
 }
 
-/// A name that servers are asked for in place of a client's, and that a server does not have.
+/// A target of a rewrite that a server does not have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MissingTarget {
-    /// The client's name.
+    /// The client's name of the model.
     pub model: String,
-    /// The server's.
+    /// The server's name of the model.
     pub target: String,
 }
 
 impl PoolRules {
-    /// Whether an object gives `model` this target.
+    /// Whether an object maps the model to this target.
     fn has_target(&self, missing: &MissingTarget) -> bool {
         let targets = self.rewrites.exact.get(&missing.model);
         self.priorities.contains_key(&missing.model)
@@ -71,13 +71,13 @@ impl PoolRules {
 }
 
 impl RuleStore {
-    /// The rules of now.
+    /// The current rules.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<PoolRules>> {
         self.rules.load()
     }
 
-    /// Replaces them.
+    /// Replaces the rules, and drops missing targets that they no longer have.
     pub fn store(&self, rules: PoolRules) {
         let mut missing = self.missing.lock();
         missing.retain(|missing, _| rules.has_target(missing));
@@ -86,7 +86,7 @@ impl RuleStore {
         self.rules.store(Arc::new(rules));
     }
 
-    /// A server has answered at `now` that it lacks the model that it was asked for.
+    /// Records that a server responded at `now` that it does not have the model `target`.
     pub fn target_missing(&self, model: &str, target: &str, now: Timestamp) {
         let key = MissingTarget { model: model.to_owned(), target: target.to_owned() };
         if !self.load().has_target(&key) {
@@ -99,7 +99,8 @@ impl RuleStore {
         }
     }
 
-    /// A server has served the model that it was asked for at `now`.
+    /// Records that a server served `target` at `now`. A target that was served for [`MISSING_FOR`] is no longer
+    /// missing.
     pub fn target_served(&self, model: &str, target: &str, now: Timestamp) {
         if self.missing_count.load(Relaxed) == 0 {
             return;
@@ -109,7 +110,7 @@ impl RuleStore {
         let Some(denial) = missing.get_mut(&key) else { return };
         let since = match denial {
             Denial::Seen(at) => *at,
-            Denial::Heard(served) => *served.get_or_insert(now),
+            Denial::Reported(served) => *served.get_or_insert(now),
         };
         if now.since(since) >= MISSING_FOR {
             missing.remove(&key);
@@ -118,17 +119,17 @@ impl RuleStore {
         }
     }
 
-    /// Another replica has said in the status of an object that these targets are missing.
-    pub fn hear_missing(&self, targets: impl IntoIterator<Item = MissingTarget>) {
+    /// Records missing targets that another replica reported in an object's status.
+    pub fn report_missing(&self, targets: impl IntoIterator<Item = MissingTarget>) {
         let mut missing = self.missing.lock();
         for target in targets {
-            missing.entry(target).or_insert(Denial::Heard(None));
+            missing.entry(target).or_insert(Denial::Reported(None));
         }
         self.missing_count.store(missing.len() as u64, Relaxed);
     }
 
-    /// Another replica has said in the status of an object that these targets are there: servers have served them for a minute.
-    pub fn hear_served(&self, targets: impl IntoIterator<Item = MissingTarget>) {
+    /// Drops targets that another replica reported as served for a minute.
+    pub fn report_served(&self, targets: impl IntoIterator<Item = MissingTarget>) {
         let mut missing = self.missing.lock();
         for target in targets {
             missing.remove(&target);
@@ -136,25 +137,25 @@ impl RuleStore {
         self.missing_count.store(missing.len() as u64, Relaxed);
     }
 
-    /// Targets that servers lack.
+    /// The targets that servers lack.
     #[must_use]
     pub fn missing(&self) -> Vec<MissingTarget> {
         self.missing.lock().keys().cloned().collect()
     }
 
-    /// Another with each change of [`RuleStore::missing`] that servers cause.
+    /// Counter of the changes of [`RuleStore::missing`] that servers caused.
     #[must_use]
     pub fn missing_changes(&self) -> u64 {
         self.missing_changes.load(Relaxed)
     }
 
-    /// Whether whoever tells of the pool, its endpoints and its rules, is out of touch with what there is.
+    /// Whether discovery has lost its connection, so the pool's endpoints and rules may be outdated.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.stale.load(Relaxed)
     }
 
-    /// Says so, or that it is not so any more.
+    /// Sets whether discovery is stale.
     pub fn set_stale(&self, stale: bool) {
         self.stale.store(stale, Relaxed);
     }
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_targets_of_objects_are_called_missing_and_for_a_minute_after_the_last_denial() {
+    fn missing_targets_are_those_of_objects_until_a_minute_after_the_last_denial() {
         let store = RuleStore::default();
         let at = |seconds| Timestamp::default().after(Duration::from_secs(seconds));
         store.target_missing("m", "v1", at(0));
@@ -185,9 +186,10 @@ mod tests {
         assert_eq!(store.missing(), [MissingTarget { model: "m".into(), target: "v1".into() }]);
         store.target_served("m", "v1", at(70));
         assert_eq!((store.missing(), store.missing_changes()), (vec![], 2));
-        // What another replica says counts as long, from the first answer of a server here.
+        // A target that another replica reported counts for as long, from the first time that a server here serves
+        // it.
         let v1 = || [MissingTarget { model: "m".into(), target: "v1".into() }];
-        store.hear_missing(v1());
+        store.report_missing(v1());
         for second in [100, 159] {
             store.target_served("m", "v1", at(second));
             assert_eq!(store.missing(), v1());
@@ -195,7 +197,7 @@ mod tests {
         store.target_served("m", "v1", at(160));
         assert_eq!((store.missing(), store.missing_changes()), (vec![], 3));
         store.target_missing("m", "v1", at(170));
-        store.hear_served(v1());
+        store.report_served(v1());
         assert_eq!(store.missing(), []);
         store.target_missing("m", "v2", at(80));
         store.store(PoolRules { rewrites: ModelRewrites::default(), ..rules });

@@ -41,7 +41,7 @@ fn route(
 }
 
 #[test]
-fn header_before_authority_before_model_before_the_catch_all() {
+fn header_precedes_authority_precedes_model_precedes_the_catch_all() {
     let header = Some(("x-tier".to_owned(), "gold".to_owned()));
     let authority = Some("llm.test".to_owned());
     let models = vec!["m".to_owned()];
@@ -94,7 +94,7 @@ fn authorities_are_compared_without_case_and_port() {
 }
 
 #[test]
-fn unknown_models_are_named_in_the_refusal() {
+fn error_for_an_unknown_model_names_it() {
     let models: Vec<String> = (0..7).map(|i| format!("model-{i}")).collect();
     let models: Vec<&str> = models.iter().rev().map(String::as_str).collect();
     let router = router(vec![by_model("p", &models)]);
@@ -111,21 +111,21 @@ fn unknown_models_are_named_in_the_refusal() {
 }
 
 #[test]
-fn no_pool_for_this_host() {
+fn unknown_host_has_no_pool() {
     let only = pool("p", PoolMatch { authority: Some("a.test".into()), ..PoolMatch::default() });
     assert_eq!(route(&router(vec![only]), Some("m"), "b.test", &[]).unwrap_err().reason, Reason::NoPool);
     assert_eq!(route(&Router::default(), Some("m"), "", &[]).unwrap_err().reason, Reason::NoPool);
 }
 
 #[test]
-fn a_pool_that_refuses_unknown_models_knows_its_rewrites() {
+fn pool_that_rejects_unknown_models_knows_its_rewrites() {
     let mut strict = pool("strict", PoolMatch::default());
     strict.reject_unknown_models = true;
     strict.rewrites.exact.insert("alias".into(), vec![target("real", 1)]);
     let router = router(vec![strict]);
     assert!(route(&router, Some("alias"), "", &[]).is_ok());
     assert_eq!(route(&router, Some("other"), "", &[]).unwrap_err().reason, Reason::ModelNotFound);
-    assert!(route(&router, None, "", &[]).is_ok(), "a request without a model is not refused for it");
+    assert!(route(&router, None, "", &[]).is_ok(), "a request without a model is not rejected for it");
 
     let mut named = by_model("named", &["base"]);
     named.rewrites.exact.insert("alias".into(), vec![target("base", 1)]);
@@ -133,7 +133,7 @@ fn a_pool_that_refuses_unknown_models_knows_its_rewrites() {
     assert!(route(&router, Some("alias"), "", &[]).is_ok(), "an alias leads to its pool");
 }
 
-/// A pool whose servers say that they serve these.
+/// A pool whose servers report these models.
 fn serving(pool: Pool, models: &[&str]) -> Pool {
     let data: Vec<_> = models.iter().map(|id| serde_json::json!({"id": id, "owned_by": pool.name})).collect();
     pool.models.store(ModelList::read(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap());
@@ -141,7 +141,7 @@ fn serving(pool: Pool, models: &[&str]) -> Pool {
 }
 
 #[test]
-fn the_service_that_the_gateway_calls_comes_before_all_else() {
+fn called_service_precedes_all_other_conditions() {
     let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
     let gold = PoolMatch { header: Some(("x-tier".into(), "gold".into())), ..PoolMatch::default() };
     let large = PoolMatch { models: vec!["m".into()], ..of("large-epp.team-a") };
@@ -173,7 +173,7 @@ fn the_service_that_the_gateway_calls_comes_before_all_else() {
 }
 
 #[test]
-fn pools_behind_one_service_are_told_apart_by_its_ports() {
+fn pools_behind_one_service_are_distinguished_by_port() {
     let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
     let router =
         router(vec![pool("a", of("epp.team:9002")), pool("b", of("epp.team:9012")), pool("any", of("epp.other"))]);
@@ -188,7 +188,7 @@ fn pools_behind_one_service_are_told_apart_by_its_ports() {
         ("outbound~9002~~epp.team.svc.cluster.local", Some("a")),
         ("epp.team.svc:9022", None),
         ("outbound~9022~~epp.team.svc.cluster.local", None),
-        // Who says no port means the first.
+        // A call without a port selects the first.
         ("epp.team", Some("a")),
         ("epp.other:1", Some("any")),
     ] {
@@ -197,7 +197,7 @@ fn pools_behind_one_service_are_told_apart_by_its_ports() {
 }
 
 #[test]
-fn the_port_that_is_called_comes_before_a_service_at_any_port() {
+fn called_port_precedes_a_service_without_a_port() {
     let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
     let gold = PoolMatch { header: Some(("x-tier".into(), "gold".into())), ..of("epp.team") };
     let router = router(vec![pool("any", of("epp.team")), pool("gold", gold), pool("port", of("epp.team:9012"))]);
@@ -211,7 +211,7 @@ fn the_port_that_is_called_comes_before_a_service_at_any_port() {
         ("epp.team.svc:9012", "gold", "port"),
         ("epp.team.svc:9002", "", "any"),
         ("epp.team.svc:9002", "gold", "gold"),
-        // No port was called: who wants one has no advantage.
+        // The call has no port, so a condition on the port has no precedence.
         ("epp.team", "", "any"),
         ("epp.team", "gold", "gold"),
     ] {
@@ -220,7 +220,7 @@ fn the_port_that_is_called_comes_before_a_service_at_any_port() {
 }
 
 #[test]
-fn models_are_listed_where_requests_for_them_would_go() {
+fn models_are_listed_in_the_pool_that_serves_them() {
     let mut renaming = serving(by_model("renaming", &["named", "base"]), &["base", "adapter"]);
     renaming.rewrites.exact.insert("alias".into(), vec![target("absent", 1), target("base", 1)]);
     let mut rules = PoolRules { models_only: true, ..PoolRules::default() };
@@ -242,13 +242,13 @@ fn models_are_listed_where_requests_for_them_would_go() {
             |e: &serde_json::Value| format!("{}:{}", e["id"].as_str().unwrap(), e["owned_by"].as_str().unwrap());
         list.to_json()["data"].as_array().unwrap().iter().map(entry).collect::<Vec<_>>().join(" ")
     };
-    // A pool that takes requests by model offers what it takes; what it does not is the next pool's.
+    // A pool with a condition on the model lists the models that it serves; the next pool lists the others.
     assert_eq!(listed("", None), "alias:renaming base:renaming named:attache other:any");
     assert_eq!(listed("strict.test", None), "told:strict", "what is reserved or unknown would be refused");
     assert_eq!(listed("", Some(("x-tier", "gold"))), "large:gold other:gold");
     for id in ["alias", "base", "named", "other"] {
         let owner = route(&router, Some(id), "", &[]).unwrap();
-        assert_eq!(owner, if id == "other" { "any" } else { "renaming" }, "{id} goes where it is listed");
+        assert_eq!(owner, if id == "other" { "any" } else { "renaming" }, "{id} is served where it is listed");
     }
 }
 
@@ -295,7 +295,7 @@ fn rewrites_draw_by_weight() {
 }
 
 #[test]
-fn an_exact_rule_beats_the_general_one() {
+fn exact_rule_precedes_the_general_one() {
     let rewrites = ModelRewrites {
         exact: [("gpt-4".to_owned(), vec![target("llama", 1)])].into(),
         any: vec![target("default", 1)],
@@ -305,7 +305,7 @@ fn an_exact_rule_beats_the_general_one() {
 }
 
 #[test]
-fn a_loopback_call_reaches_the_only_pool_whatever_its_service() {
+fn loopback_call_reaches_the_only_pool_whatever_its_service() {
     let of = |service: &str| PoolMatch { service: Some(service.into()), ..PoolMatch::default() };
     let asked = |router: &Router, called: &str| {
         let facts = RouteFacts { model: None, authority: "llm.test", called };
@@ -323,7 +323,7 @@ fn a_loopback_call_reaches_the_only_pool_whatever_its_service() {
 }
 
 #[test]
-fn requests_without_a_model_are_for_the_default_of_the_pool_that_takes_it() {
+fn requests_without_a_model_get_the_default_of_the_pool_that_serves_it() {
     let named = |model: &str| Some(DefaultModel::Named(model.to_owned()));
     let default_of = |router: &Router, headers: &[(&str, &str)]| {
         let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
@@ -340,7 +340,7 @@ fn requests_without_a_model_are_for_the_default_of_the_pool_that_takes_it() {
         with_default(pool("gold", gold), "large"),
         with_default(by_model("b", &["n"]), "n"),
     ]);
-    assert_eq!(default_of(&several, &[]), named("n"), "a pool that says nothing has no default beside others");
+    assert_eq!(default_of(&several, &[]), named("n"), "without a default, a pool has none beside other pools");
     assert_eq!(default_of(&several, &[("x-tier", "gold")]), named("large"));
     let elsewhere = router(vec![by_model("a", &["m"]), with_default(by_model("b", &["n"]), "m")]);
     assert_eq!(default_of(&elsewhere, &[]), None, "requests for that model go to another pool");

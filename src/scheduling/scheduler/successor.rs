@@ -1,4 +1,5 @@
-//! A request that was decided a while ago, and waited for its prompt since: whether the servers that were named for its answer are still there.
+//! Renews a decision after the request waited for its prompt: checks whether the servers that were picked for the
+//! response are still available.
 
 use super::Scheduler;
 use crate::least_request::LeastRequest;
@@ -12,12 +13,13 @@ use attache_types::rng::PickRng;
 use std::sync::Arc;
 
 impl Scheduler {
-    /// Has another server answer where the first pick of `decision` may not be sent its request any more: it has left the pool, is draining, or was ejected
-    /// since. The other one is a pick behind it, else the server with the fewest requests of those which go on from what `prefill` has computed; it is returned.
-    /// Where there is none, the first pick stays as long as it is in the pool.
+    /// Replaces the picks of `decision` if the first one must not get the request any more. That is so if it left the
+    /// pool, is draining, or was ejected since. Returns the new first pick.
+    /// It is the next pick that can serve, else the endpoint with the fewest requests among those that can continue
+    /// from `prefill`'s result. If there is none, the first pick stays as long as it is in the pool.
     ///
     /// # Errors
-    /// 503 `no_ready_endpoint` when it isn't; what the pool's filters make of the request.
+    /// 503 `no_ready_endpoint` if it left the pool too; errors of the request's filters.
     pub fn renew(
         &self,
         decision: &mut Decision,
@@ -37,7 +39,7 @@ impl Scheduler {
     }
 
     fn is_up_to_date(&self, decision: &Decision, cx: &PickContext<'_>) -> bool {
-        // That one is ejected which is asked all the same, or as its probe, is nothing new.
+        // If the decision already accepted an ejected endpoint or its probe, ejection is not a change.
         let known = decision.probe || decision.ejection_ignored;
         decision.picks.first().is_some_and(|first| self.may_answer(first, known, cx))
     }
@@ -63,7 +65,7 @@ impl Scheduler {
         picks.retain(|endpoint| self.may_answer(endpoint, false, cx) && goes_on(endpoint));
         if picks.is_empty() {
             let mut others = self.open(cx, subset, Roles::DECODE, |_| {});
-            // One that is half open would want a probe, which is a decision's to grant.
+            // A half-open endpoint needs a probe, which only a decision grants.
             let healthy =
                 |e: &Endpoint| e.health.availability(cx.now, &self.health) != Availability::HalfOpen && goes_on(e);
             others.retain(|c| healthy(&c.state.endpoint));
@@ -85,14 +87,14 @@ impl Scheduler {
     }
 }
 
-/// The endpoint as it is now; another one at its address is none.
+/// Current state of the endpoint; `None` if another endpoint has its address now.
 fn state_of<'s>(snapshot: &'s PoolSnapshot, endpoint: &Endpoint) -> Option<&'s EndpointState> {
     let state = snapshot.position(endpoint.spec.address).and_then(|position| snapshot.get(position))?;
     Some(state).filter(|state| state.endpoint.id == endpoint.id)
 }
 
 fn gone() -> RequestError {
-    let message =
-        "the server that was to answer has left the pool while the prompt was computed, and no other goes on from that";
+    let message = "the server that was to answer has left the pool while the prompt was computed, and no other goes on \
+                   from that";
     RequestError::new(Reason::NoReadyEndpoint, message)
 }

@@ -61,15 +61,15 @@ fn entries_of_a_subset_hint() {
 }
 
 #[test]
-fn a_subset_hint_has_a_longest_length() {
+fn subset_hint_has_a_maximum_length() {
     let mut subset = Subset::default();
     let taken = (0..10_000u32).filter(|i| subset.add(&std::net::Ipv4Addr::from(*i).to_string())).count();
     assert_eq!(taken, MAX_SUBSET_ENTRIES);
 }
 
-/// The reference picker's own cases: three endpoints, and which of them each hint leaves.
+/// The reference picker's own cases: three endpoints, and those that each hint allows.
 #[test]
-fn a_subset_hint_narrows_the_pool() {
+fn subset_hint_narrows_the_pool() {
     let pool = snapshot(&[(0, 0), (1, 0), (2, 0)]);
     let all = scheduler("least-request", 8);
     for (hint, expected) in [
@@ -102,7 +102,7 @@ fn draining_endpoints_get_nothing_and_an_empty_pool_is_503() {
     assert_eq!(picks, [0]);
     let only_draining = subset(&["10.0.0.1:8001"]);
     let error = decide(&least, &pool, Some(&only_draining), 0).unwrap_err();
-    assert_eq!(error.reason, Reason::NoReadyEndpoint, "the hint names one of ours, so the hint is not to blame");
+    assert_eq!(error.reason, Reason::NoReadyEndpoint, "the hint allows an endpoint, so it is not the reason");
     let error = decide(&least, &PoolSnapshot::default(), None, 0).unwrap_err();
     assert_eq!((error.reason, error.retry_after), (Reason::NoReadyEndpoint, Some(Duration::from_secs(1))));
     assert_eq!(
@@ -112,7 +112,7 @@ fn draining_endpoints_get_nothing_and_an_empty_pool_is_503() {
 }
 
 #[test]
-fn ejected_endpoints_are_left_alone_unless_all_are() {
+fn ejected_endpoints_are_not_picked_unless_all_are_ejected() {
     let pool = snapshot(&[(0, 0), (1, 50), (2, 60)]);
     let least = scheduler("least-request", 3);
     let picks = |seed| decide(&least, &pool, None, seed).unwrap().picks.iter().map(|e| e.id.0).collect::<Vec<_>>();
@@ -121,12 +121,12 @@ fn ejected_endpoints_are_left_alone_unless_all_are() {
     eject(&pool, 1, false);
     assert_eq!(picks(0), [2]);
     eject(&pool, 2, false);
-    assert_eq!(picks(0), [0, 1, 2], "a pool that looks dead as a whole is tried");
+    assert_eq!(picks(0), [0, 1, 2], "a pool with all endpoints ejected is tried");
     assert!(!decide(&least, &pool, None, 0).unwrap().probe);
 }
 
 #[test]
-fn a_half_open_endpoint_as_a_fallback_is_no_probe() {
+fn half_open_endpoint_as_a_fallback_is_no_probe() {
     let pool = snapshot(&[(0, 9), (1, 0)]);
     eject(&pool, 0, true);
     let least = scheduler("least-request", 2);
@@ -137,9 +137,9 @@ fn a_half_open_endpoint_as_a_fallback_is_no_probe() {
 }
 
 #[test]
-fn of_many_deciding_threads_one_sends_the_probe() {
+fn concurrent_decisions_send_one_probe() {
     for round in 0..50 {
-        // All but the last are half open and emptier: every thread wants one of them.
+        // All but the last are half open and have fewer requests: every thread prefers one of them.
         let pool = snapshot(&[(0, 0), (1, 0), (2, 0), (3, 100)]);
         (0..3).for_each(|i| eject(&pool, i, true));
         let least = scheduler("least-request", 1);
@@ -162,7 +162,7 @@ fn of_many_deciding_threads_one_sends_the_probe() {
 }
 
 #[test]
-fn when_the_only_endpoint_is_being_probed_it_is_used_all_the_same() {
+fn only_endpoint_is_used_while_it_is_probed() {
     let pool = snapshot(&[(0, 0)]);
     eject(&pool, 0, true);
     let least = scheduler("least-request", 1);
@@ -171,7 +171,7 @@ fn when_the_only_endpoint_is_being_probed_it_is_used_all_the_same() {
 }
 
 #[test]
-fn an_endpoint_that_came_back_gets_less_at_first() {
+fn endpoint_in_slow_start_gets_fewer_requests() {
     let pool = snapshot(&[(0, 2), (1, 5)]);
     eject(&pool, 0, true);
     pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
@@ -197,7 +197,7 @@ fn policy(decider: Decider) -> Option<SplitPolicy> {
 }
 
 #[test]
-fn images_are_encoded_where_least_is_done_one_server_for_each() {
+fn images_are_encoded_on_the_least_loaded_servers_one_per_item() {
     let least = scheduler("least-request", 1).splitting(policy(Decider::Never));
     let split = scheduler("least-request", 1).splitting(policy(Decider::Always));
     let image = |name: &'static str| Piece::Media { kind: MediaKind::Image, reference: name.into() };
@@ -222,23 +222,23 @@ fn images_are_encoded_where_least_is_done_one_server_for_each() {
     let _less = Ticket::book(pool.endpoints[2].endpoint.clone(), 0);
     assert_eq!(sent(&least, &pool, &one, true, None), [3], "the same image twice is one");
     assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
-    assert_eq!(sent(&split, &pool, &two, true, None), [3, 2], "whoever computes the prompt");
+    assert_eq!(sent(&split, &pool, &two, true, None), [3, 2], "for any prefill server");
     assert_eq!(sent(&least, &pool, &Prompt::default(), true, None), [0; 0], "a text");
     assert_eq!(sent(&least, &pool, &two, false, None), [0; 0], "no sidecar");
     assert_eq!(sent(&scheduler("least-request", 1), &pool, &two, true, None), [0; 0], "no disaggregation");
     let address = |at: usize| pool.endpoints[at].endpoint.spec.address.to_string();
     let allowed = subset(&[&address(0), &address(2)]);
-    assert_eq!(sent(&least, &pool, &two, true, Some(&allowed)), [2], "the gateway's word");
-    // Servers that encode themselves need nobody; where another computes the prompt it is that one's matter.
+    assert_eq!(sent(&least, &pool, &two, true, Some(&allowed)), [2], "only what the gateway allows");
+    // Servers that encode by themselves need no encode server; if another server prefills, its role counts.
     let own = of_roles(&["encode-decode", "encode", "prefill"]);
     assert_eq!((sent(&least, &own, &two, true, None), sent(&split, &own, &two, true, None)), (vec![], vec![1]));
-    // One request at a time probes a server that is half open.
+    // One request at a time probes a half-open server.
     eject(&pool, 3, true);
     assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
     assert_eq!(sent(&least, &pool, &two, true, None), [2, 1]);
     pool.endpoints[3].endpoint.health.probe_lost();
     assert_eq!(sent(&least, &pool, &two, true, None), [3, 2]);
-    // Revisions stay together.
+    // Servers of one revision stay together.
     let together = SplitPolicy { decider: Decider::Never, together: vec!["revision".into()], whole: true };
     let mut pool = of_roles(&["decode", "encode", "encode"]);
     for (at, revision) in [(0, "r2"), (1, "r1"), (2, "r2")] {
@@ -252,7 +252,7 @@ fn images_are_encoded_where_least_is_done_one_server_for_each() {
 }
 
 #[test]
-fn a_prefill_server_that_is_sick_or_not_allowed_is_not_asked() {
+fn unhealthy_or_disallowed_prefill_server_is_not_used() {
     let least = scheduler("least-request", 1).splitting(policy(Decider::Always));
     let split = |pool: &PoolSnapshot, allowed: Option<&Subset>| {
         let cx = PickContext { splittable: true, ..context(pool) };

@@ -1,4 +1,4 @@
-//! Which requests are split, and over which pair, by the rules that belong to no strategy.
+//! Which requests are split, and over which pair, by rules that no strategy owns.
 
 use super::*;
 use crate::testing::{among, in_zone, observe_transfers, prefix_cache, role};
@@ -17,8 +17,8 @@ fn policy(decider: Decider) -> SplitPolicy {
 }
 
 #[test]
-fn the_prefix_based_decider_has_llm_ds_rule() {
-    // llm-d: tokens >= promptTokens and tokens - cached >= nonCachedTokens; 0 of the latter never splits.
+fn prefix_based_decider_is_llm_ds() {
+    // llm-d: tokens >= promptTokens and tokens - cached >= nonCachedTokens; nonCachedTokens 0 never splits.
     for (case, tokens, cached, non_cached, prompt, split) in [
         ("off", 1_000, 0, 0, 0, false),
         ("all lacking", 100, 0, 16, 0, true),
@@ -37,7 +37,7 @@ fn the_prefix_based_decider_has_llm_ds_rule() {
 }
 
 #[test]
-fn always_and_never_look_at_nothing() {
+fn always_and_never_ignore_the_request() {
     let trial = among(vec![role("prefill", 900), role("decode", 0).holding(100)]);
     let split = |decider| trial.pair(&*build("least-request"), &policy(decider), 1, 0).unwrap().split;
     assert!(split(Decider::Always));
@@ -45,7 +45,7 @@ fn always_and_never_look_at_nothing() {
 }
 
 #[test]
-fn a_pair_by_rank_is_the_strategys_choice_on_each_side() {
+fn pair_by_rank_is_the_strategys_choice_on_each_side() {
     let trial =
         among(vec![role("prefill", 5), role("prefill", 1), role("prefill", 3), role("decode", 4), role("decode", 2)]);
     let sent = trial.pair(&*build("least-request"), &policy(Decider::Always), 3, 0).unwrap();
@@ -54,12 +54,12 @@ fn a_pair_by_rank_is_the_strategys_choice_on_each_side() {
     let nobody = among(vec![role("decode", 4), role("decode", 2)]);
     assert!(nobody.pair(&*least, &policy(Decider::Always), 1, 0).unwrap().pair.is_none(), "no prefill server");
     let both = among(vec![role("both", 0)]);
-    assert!(both.pair(&*least, &policy(Decider::Always), 1, 0).unwrap().pair.is_none(), "nobody is its own partner");
+    assert!(both.pair(&*least, &policy(Decider::Always), 1, 0).unwrap().pair.is_none(), "no server pairs with itself");
 }
 
-/// What a decode server keeps of the turn before comes from where that stands.
+/// The part of the prompt that another server cached in an earlier turn costs its transfer from there.
 #[test]
-fn kept_turns_cost_the_way_from_their_keeper() {
+fn cached_turns_cost_the_transfer_from_their_server() {
     let trial = among(vec![in_zone("prefill", 0, "a"), in_zone("decode", 0, "a")]).long(4_000);
     observe_transfers(&trial, Some(Nearness::Zone), 4);
     observe_transfers(&trial, None, 800);
@@ -75,9 +75,9 @@ fn kept_turns_cost_the_way_from_their_keeper() {
     assert!(costs[0] + 0.5 < costs[1], "{costs:?}");
 }
 
-/// What an answer's first token took longer than it should have teaches the way between servers as near as these.
+/// The delay of a response's first token is learned as transfer time between servers at this distance.
 #[test]
-fn transfers_teach_the_way_that_they_took() {
+fn transfer_times_are_learned_by_distance() {
     let (pool, now) = (Arc::default(), Timestamp(9_000_000_000));
     let server = |id: u16, zone: &str| {
         let mut spec = EndpointSpec::at(([10, 0, 0, 1], 8000 + id).into());
@@ -95,7 +95,7 @@ fn transfers_teach_the_way_that_they_took() {
                 streams: true,
                 arrives: true,
                 share: 0.0,
-                lesson: None,
+                prefix_update: None,
             };
             let snapshot = PoolSnapshot::default();
             let mut booking = Booking::new(decode.clone(), &snapshot, Duration::ZERO, order, now);

@@ -1,9 +1,9 @@
-//! AIBrix's own tables of weighted strategies, and what every sum keeps to.
+//! AIBrix's own tables of weighted strategies, and rules for every sum.
 
 use super::*;
 use crate::Decision;
 use crate::digest::Digest;
-use crate::plugin::AnswerHeaders;
+use crate::plugin::ResponseHeaders;
 use crate::testing::{NOW, STALE_AFTER, context, snapshot};
 use attache_types::rng::for_request;
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use std::collections::BTreeSet;
 
 #[test]
-fn names_are_read_as_aibrix_reads_them() {
+fn names_are_parsed_as_in_aibrix() {
     for (row, text, expected) in [
         ("aibrix 10.9", "prefix-cache", &[("prefix-cache", 1)][..]),
         ("aibrix 10.9", "prefix-cache,least-latency", &[("prefix-cache", 1), ("least-latency", 1)]),
@@ -36,7 +36,7 @@ fn names_are_read_as_aibrix_reads_them() {
     assert!(parse(&many.join(",")).is_err());
 }
 
-/// Figures by id of the endpoint.
+/// Figures by endpoint id.
 #[derive(Debug)]
 struct Figures(Better, Vec<f64>, Mutex<Vec<u32>>);
 
@@ -53,7 +53,7 @@ impl Strategy for Figures {
         None
     }
 
-    fn answer_headers(&self, _: &Endpoint, out: &mut AnswerHeaders) {
+    fn response_headers(&self, _: &Endpoint, out: &mut ResponseHeaders) {
         out.push(("x-figures".into(), self.1.len().to_string()));
     }
 
@@ -65,7 +65,7 @@ impl Strategy for Figures {
 type Row = (u32, Better, Vec<f64>);
 
 fn sum(rows: &[Row]) -> Weighted {
-    let part = |(weight, better, figures): &Row| Part {
+    let part = |(weight, better, figures): &Row| WeightedPart {
         name: "figures",
         weight: *weight,
         strategy: Arc::new(Figures(*better, figures.clone(), Mutex::default())),
@@ -91,7 +91,7 @@ fn first(strategy: &dyn Strategy, loads: &[(u32, u32)]) -> BTreeSet<u32> {
 }
 
 #[test]
-fn totals_and_winners_are_aibrix_own() {
+fn totals_and_winners_match_aibrix() {
     use Better::{Higher, Lower};
     let (a, b, c, nan) = (0, 1, 2, f64::NAN);
     let three = |x: f64, y: f64, z: f64| vec![x, y, z];
@@ -121,9 +121,9 @@ fn totals_and_winners_are_aibrix_own() {
     }
 }
 
-/// "sweet spot": the two of which each wins by one figure alone lose to the one that is good at both.
+/// "sweet spot": two endpoints each win by one figure alone, and lose to one that is good at both.
 #[test]
-fn the_sweet_spot_wins_the_sum() {
+fn endpoint_good_at_both_wins_the_sum() {
     let (requests, tokens) = ((1, Better::Lower, vec![1.0, 50.0, 10.0]), (1, Better::Lower, vec![1500.0, 15.0, 150.0]));
     let loads = [(0, 0), (1, 0), (2, 0)];
     assert_eq!(first(&sum(std::slice::from_ref(&requests)), &loads), [0].into(), "aibrix 10.9");
@@ -137,7 +137,7 @@ fn the_sweet_spot_wins_the_sum() {
 }
 
 #[test]
-fn without_any_figure_the_fewest_requests_decide_and_it_says_so() {
+fn without_any_figure_the_fewest_requests_decide_and_it_is_reported() {
     let strategy = sum(&[(1, Better::Higher, vec![f64::NAN; 3]), (2, Better::Lower, vec![f64::NAN; 3])]);
     let (decision, totals) = decide(&strategy, &[(0, 5), (1, 2), (2, 9)], false, 0);
     assert_eq!(decision.picks.iter().map(|e| e.id.0).collect::<Vec<_>>(), [1, 0, 2]);
@@ -149,12 +149,12 @@ fn without_any_figure_the_fewest_requests_decide_and_it_says_so() {
 }
 
 #[test]
-fn every_part_remembers_and_answers() {
+fn every_part_records_and_adds_headers() {
     let strategy = sum(&[(1, Better::Higher, vec![1.0]), (1, Better::Lower, vec![1.0])]);
     let pool = snapshot(&[(0, 0)]);
     strategy.picked(&context(&pool), &pool.endpoints[0].endpoint);
     let mut headers = Vec::new();
-    strategy.answer_headers(&pool.endpoints[0].endpoint, &mut headers);
+    strategy.response_headers(&pool.endpoints[0].endpoint, &mut headers);
     assert_eq!((headers.len(), strategy.reads()), (2, Reads::PROMPT));
     for part in &strategy.parts {
         assert!(format!("{:?}", part.strategy).contains("[0]"), "{part:?}");
@@ -163,7 +163,7 @@ fn every_part_remembers_and_answers() {
 
 proptest! {
     #[test]
-    fn totals_lie_between_0_and_1_and_do_not_depend_on_the_order(
+    fn totals_are_in_0_to_1_and_independent_of_the_order(
         rows in prop::collection::vec((1u32..10, any::<bool>(), prop::collection::vec(any::<f64>(), 6)), 1..4),
         seed in any::<u64>(),
     ) {
@@ -184,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_read_has_names_and_weights(text in "[ab:,0-9 .-]{0,24}") {
+    fn parsed_parts_have_names_and_weights(text in "[ab:,0-9 .-]{0,24}") {
         if let Ok(parts) = parse(&text) {
             prop_assert!(!parts.is_empty());
             prop_assert!(parts.iter().all(|(name, weight)| !name.is_empty() && *weight > 0), "{parts:?}");

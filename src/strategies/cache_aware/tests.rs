@@ -7,12 +7,12 @@ use attache_scheduling::testing::prefix_cache;
 use attache_scheduling::testing::{NOW, STALE_AFTER, context, snapshot};
 use attache_types::rng::for_request;
 
-/// What looking a prompt up in an empty index gives.
+/// Result of a lookup in an empty index.
 pub(crate) fn nothing_found() -> Found {
     prefix_cache().lookup(&mut &[][..], NOW)
 }
 
-/// What is decided when the endpoints have these requests and hold so many percent of the prompt.
+/// The decision for endpoints with these requests and cached percentages of the prompt.
 fn decide(parameters: serde_json::Value, requests: &[u32], percent: &[u32], seed: u64) -> Decision {
     let strategy = (PLUGIN.build)(&parameters, &Registry::default()).unwrap();
     let pool = snapshot(&(0..).zip(requests.iter().copied()).collect::<Vec<_>>());
@@ -31,8 +31,8 @@ fn decide(parameters: serde_json::Value, requests: &[u32], percent: &[u32], seed
 }
 
 #[test]
-fn the_rule_of_sglang() {
-    // Name, requests, percent held, who is picked, whether load kept it from a holder.
+fn rule_is_sglangs() {
+    // Name, requests, percent cached, picked endpoint, whether load diverted the request from a holder.
     type Row = (&'static str, &'static [u32], &'static [u32], u32, bool);
     let rows: [Row; 8] = [
         ("held more", &[9, 0], &[60, 40], 0, false),
@@ -56,7 +56,7 @@ fn the_rule_of_sglang() {
 }
 
 #[test]
-fn equals_are_drawn_and_a_missing_index_is_told() {
+fn ties_are_random_and_a_missing_index_is_reported() {
     let firsts: std::collections::BTreeSet<u32> =
         (0..50).map(|seed| decide(serde_json::Value::Null, &[1, 1, 1], &[80, 80, 80], seed).picks[0].id.0).collect();
     assert_eq!(firsts.len(), 3);

@@ -26,7 +26,7 @@ fn key(prompt: &Prompt<'_>, max_user_messages: u32) -> String {
 }
 
 #[test]
-fn the_keys_of_neutree() {
+fn keys_match_neutrees() {
     let bare = Prompt { pieces: vec![Piece::Text("once upon".into())], count: 1, ..Prompt::default() };
     let apart = Prompt { system: vec![Piece::Text("S".into())], ..chat(&[("user", "U")]) };
     let parts = Prompt {
@@ -56,8 +56,8 @@ fn the_keys_of_neutree() {
         ),
         ("neutree 2.2 system after the last user", chat(&[("user", "A"), ("system", "S")]), 1, "user_0:A"),
         ("neutree 2.5 payload is a text", bare, 2, "once upon"),
-        ("ours: only an assistant is all of the prompt", chat(&[("assistant", "x")]), 2, "assistantx"),
-        ("ours: a system prompt apart", apart, 2, "system:S|user_0:U"),
+        ("ours: only an assistant message: the whole prompt", chat(&[("assistant", "x")]), 2, "assistantx"),
+        ("ours: a separate system prompt", apart, 2, "system:S|user_0:U"),
         ("ours: parts are one text", parts, 2, "user_0:ab"),
         ("ours: token ids", ids, 2, "ab\0\0cd\0\0"),
     ];
@@ -82,7 +82,7 @@ fn points_and_keys_are_the_first_16_digits_of_md5() {
 const POD_0_0: u64 = 0x8112_94a1_7d12_f45a;
 const SYSTEM_USER: u64 = 0x7fb2_0cb1_2130_ea8a;
 
-/// A pool of endpoints with these requests, in the order of their ids.
+/// A pool of endpoints with these requests, by id.
 fn pool(requests: &[u32]) -> PoolSnapshot {
     snapshot(&(0..).zip(requests.iter().copied()).collect::<Vec<_>>())
 }
@@ -91,7 +91,7 @@ fn candidates(pool: &PoolSnapshot) -> Vec<Candidate<'_>> {
     pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect()
 }
 
-/// What `strategy` decides about a prompt with this text when the endpoints whose ids pass `may_serve` may serve it.
+/// The decision of `strategy` for a prompt with this text when the endpoints whose ids pass `may_serve` may serve it.
 fn decide(strategy: &dyn Strategy, pool: &PoolSnapshot, text: &str, may_serve: impl Fn(u32) -> bool) -> Decision {
     let prompt = chat(&[("user", text)]);
     let mut cx = context(pool);
@@ -109,7 +109,7 @@ fn decide(strategy: &dyn Strategy, pool: &PoolSnapshot, text: &str, may_serve: i
     decision
 }
 
-/// A fleet whose requests are counted here.
+/// A pool whose requests are counted here.
 struct Fleet {
     strategy: Box<dyn Strategy>,
     requests: Vec<u32>,
@@ -135,7 +135,7 @@ impl Fleet {
         (to, diverted)
     }
 
-    /// The share of requests that leave their home while `in_flight` of them, drawn from 2,000 keys, come and go at random.
+    /// Share of requests that leave their home, with `in_flight` random ones in flight, drawn from 2,000 keys.
     fn spill(&mut self, in_flight: usize) -> f64 {
         let mut rng = for_request(11, 0);
         let homes: Vec<usize> = (0..2_000).map(|k| self.home(&format!("k{k}"))).collect();
@@ -159,9 +159,10 @@ fn compat() -> serde_json::Value {
     serde_json::json!({"compat": true})
 }
 
-/// The original's first defect: below n / loadFactor requests nobody has room, so all of a hot prompt stays where it is.
+/// Neutree's first defect: below n / loadFactor requests no endpoint has capacity, so all of a hot prompt stays on
+/// its home.
 #[test]
-fn a_hot_prompt_on_an_idle_fleet_spreads() {
+fn hot_prompt_on_an_idle_pool_spreads() {
     let busiest = |parameters| {
         let mut fleet = Fleet::new(parameters, 16);
         for _ in 0..16 {
@@ -174,9 +175,10 @@ fn a_hot_prompt_on_an_idle_fleet_spreads() {
     assert!(most <= 4 && idle <= 11, "{most} on one, {idle} idle");
 }
 
-/// The original's second defect: at a mean of 1, 2 or 3 requests the only free slot wins, and nearly every request leaves its home.
+/// Neutree's second defect: at a mean of 1, 2 or 3 requests the only free slot wins, and nearly every request leaves
+/// its home.
 #[test]
-fn affinity_holds_where_the_mean_load_is_a_whole_number() {
+fn affinity_holds_where_the_mean_load_is_an_integer() {
     for in_flight in [16, 48] {
         let (theirs, ours) =
             (Fleet::new(compat(), 16).spill(in_flight), Fleet::new(serde_json::Value::Null, 16).spill(in_flight));
@@ -188,9 +190,9 @@ fn affinity_holds_where_the_mean_load_is_a_whole_number() {
     assert!((0.15..0.35).contains(&ceiling), "3.4, ceil with c=1.25 at a mean of 1: {ceiling}");
 }
 
-/// Candidates are fewer than endpoints: the original divides by all of them.
+/// If fewer endpoints may serve than the pool has, Neutree divides by all of them.
 #[test]
-fn the_mean_is_over_those_that_may_serve() {
+fn mean_is_over_the_endpoints_that_may_serve() {
     // Two of eight may serve, with 8 requests each; the other six have none.
     let pool = pool(&[8, 8, 0, 0, 0, 0, 0, 0]);
     for (parameters, wanted) in [(serde_json::Value::Null, false), (compat(), true)] {
@@ -201,13 +203,15 @@ fn the_mean_is_over_those_that_may_serve() {
 }
 
 proptest! {
-    /// P1, P2, P3 and P5: somebody among those that may serve has room, and who is picked has no more than the bound.
+    /// P1, P2, P3 and P5: some endpoint that may serve has capacity, and the pick has no more than the bound.
     #[test]
-    fn the_bound_holds_when_a_request_is_taken(
-        requests in prop::collection::vec(0u32..60, 1..24), text in "[a-z]{0,4}", factor in 1.0f64..3.0, margin in 0.0f64..4.0,
+    fn bound_holds_after_a_request_is_added(
+        requests in prop::collection::vec(0u32..60, 1..24), text in "[a-z]{0,4}", factor in 1.0f64..3.0,
+        margin in 0.0f64..4.0,
         filter in any::<u32>(),
     ) {
-        let strategy = (PLUGIN.build)(&serde_json::json!({"loadFactor": factor, "margin": margin}), &Registry::default()).unwrap();
+        let parameters = serde_json::json!({"loadFactor": factor, "margin": margin});
+        let strategy = (PLUGIN.build)(&parameters, &Registry::default()).unwrap();
         let may_serve = |id: u32| filter >> id & 1 == 0;
         let those: Vec<u32> = requests.iter().zip(0..).filter(|(_, id)| may_serve(*id)).map(|(r, _)| *r).collect();
         prop_assume!(!those.is_empty());
@@ -221,7 +225,7 @@ proptest! {
 }
 
 #[test]
-fn a_diverted_request_says_so_and_one_without_a_key_goes_by_load() {
+fn diverted_request_is_reported_and_one_without_a_key_goes_by_load() {
     let fleet = Fleet::new(serde_json::Value::Null, 4);
     let home = fleet.home("x");
     assert_eq!(fleet.decide("x", &[0; 4]), (home, false));
@@ -238,7 +242,7 @@ fn a_diverted_request_says_so_and_one_without_a_key_goes_by_load() {
 }
 
 #[test]
-fn keys_spread_over_the_fleet() {
+fn keys_spread_over_the_pool() {
     let fleet = Fleet::new(serde_json::Value::Null, 8);
     let mut counts = BTreeMap::<usize, u32>::new();
     for i in 0..2_000 {
@@ -263,9 +267,9 @@ fn parameters_are_checked() {
     }
 }
 
-/// Neutree's name and Neutree's spelling of the parameters mean Neutree's rule; `margin` and `compat` decide otherwise.
+/// Neutree's name or spelling of the parameters selects Neutree's rule; `margin` and `compat` override that.
 #[test]
-fn neutrees_parameters_mean_neutrees_rule() {
+fn neutrees_parameters_select_neutrees_rule() {
     for (parameters, compat) in [
         (r#"{}"#, false),
         (r#"{"loadFactor": 1.25}"#, false),
@@ -285,7 +289,8 @@ fn neutrees_parameters_mean_neutrees_rule() {
     assert_eq!((read.virtual_nodes, read.load_factor, read.max_user_messages_for_cache), (7, 2.0, 5));
 }
 
-/// "neutree 2.2": without messages the key is the whole payload, so that another temperature is another key; here only in `compat`.
+/// "neutree 2.2": without messages the key is the whole payload, so another temperature gives another key; here only
+/// with `compat`.
 #[test]
 fn payload_without_messages_is_the_key_in_compat() {
     let bare = Prompt { pieces: vec![Piece::Text("once upon".into())], count: 1, ..Prompt::default() };

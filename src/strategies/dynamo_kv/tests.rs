@@ -9,7 +9,8 @@ use attache_types::ids::EndpointId;
 use attache_types::rng::for_request;
 use std::sync::Arc;
 
-/// An endpoint as a row of a table: prompt tokens queued, blocks in use (`None`: it doesn't say), tokens cached in GPU memory and below.
+/// An endpoint in a row of a table: prompt tokens queued, blocks in use (`None`: not reported), tokens cached in GPU
+/// memory and in lower tiers.
 type Row = (u32, Option<u32>, u32, u32);
 
 fn pool(rows: &[Row]) -> (PoolSnapshot, Vec<Ticket>) {
@@ -31,7 +32,7 @@ fn pool(rows: &[Row]) -> (PoolSnapshot, Vec<Ticket>) {
     (PoolSnapshot::new(1, true, states), tickets)
 }
 
-/// Costs of a prompt of 160 tokens, and who is picked with this seed.
+/// Costs of a prompt of 160 tokens, and the pick with this seed.
 fn decide(parameters: serde_json::Value, rows: &[Row], seed: u64) -> (Vec<f64>, u32, Option<Signal>) {
     let strategy = (PLUGIN.build)(&parameters, &Registry::default()).unwrap();
     let (pool, _tickets) = pool(rows);
@@ -53,7 +54,7 @@ fn decide(parameters: serde_json::Value, rows: &[Row], seed: u64) -> (Vec<f64>, 
 }
 
 #[test]
-fn the_cost_of_dynamo() {
+fn cost_is_dynamos() {
     let cost = |parameters, row| decide(parameters, &[row], 0).0[0];
     let default = || serde_json::Value::Null;
     for (name, row, wanted) in [
@@ -67,17 +68,19 @@ fn the_cost_of_dynamo() {
     ] {
         assert_eq!(cost(default(), row), wanted, "dynamo 2.3 {name}");
     }
-    let weights = serde_json::json!({"overlapScoreCredit": 0.5, "prefillLoadScale": 2, "decodeActiveRequestWeight": 3, "blockSize": 16});
+    let weights = serde_json::json!({
+        "overlapScoreCredit": 0.5, "prefillLoadScale": 2, "decodeActiveRequestWeight": 3, "blockSize": 16,
+    });
     assert_eq!(cost(weights, (0, Some(4), 160, 0)), 2.0 * (10.0 - 5.0) + 4.0 + 3.0, "one request is booked");
     assert_eq!(cost(serde_json::json!({"blockSize": 32}), (0, Some(8), 0, 0)), 5.0 + 4.0, "its blocks are of 16");
-    // Ten blocks ahead of the least busy, a prompt of ten: the credit is halved.
+    // Ten blocks more than the endpoint with the fewest, and a prompt of ten: the credit is halved.
     let decay = serde_json::json!({"overlapScoreCreditDecay": 1});
     let (costs, ..) = decide(decay, &[(160, Some(0), 160, 0), (0, Some(0), 0, 0)], 0);
     assert_eq!(costs, [20.0 - 5.0, 10.0]);
 }
 
 #[test]
-fn the_least_cost_wins_and_an_endpoint_without_one_comes_last() {
+fn least_cost_wins_and_an_endpoint_without_one_comes_last() {
     let pick = |rows: &[Row]| decide(serde_json::Value::Null, rows, 0).1;
     assert_eq!(pick(&[(0, Some(9), 0, 0), (0, Some(0), 0, 0)]), 1);
     assert_eq!(pick(&[(0, Some(9), 160, 0), (0, Some(0), 0, 0)]), 0, "cached outweighs blocks in use");
@@ -91,7 +94,7 @@ fn the_least_cost_wins_and_an_endpoint_without_one_comes_last() {
 
 /// Scaled costs 0, 1/2, 1 at a temperature of 0.5: weights 1, e^-1, e^-2.
 #[test]
-fn a_temperature_draws_by_softmax() {
+fn temperature_draws_by_softmax() {
     let rows = [(0, Some(0), 0, 0), (0, Some(10), 0, 0), (0, Some(20), 0, 0), (0, None, 0, 0)];
     let mut counts = [0u32; 4];
     for seed in 0..6_000 {

@@ -1,45 +1,47 @@
-//! The score policies of `pd`, less is better.
+//! The score policies of `pd`; lower is better.
 //!
 //! ```text
-//! prefill   prefix_cache    (100 - percent held) · 0.1 + requests / most requests
+//! prefill   prefix_cache    (100 - percent cached) · 0.1 + requests / most requests
 //!           least_request   requests
 //!           conductor       requests · mean prefill, ms + transfer + compute, ms
-//!                           transfer = 0.005 · held + 1, of any held; compute = 0.001 · lacking^1.5 + 5, of any lacking
-//! decode    free            100 - KV cache in use, percent, rounded; at least 0.1
-//!           load_balancing  (running weight · requests / most + throughput weight · (1 - tokens/s / most)) / (free / most free)
+//!                           transfer = 0.005 · cached tokens + 1, 0 if none is cached
+//!                           compute = 0.001 · uncached tokens^1.5 + 5, 0 if all are cached
+//! decode    free            100 - KV cache usage, percent, rounded; at least 0.1
+//!           load_balancing  (running weight · requests / most + throughput weight · (1 - tokens/s / most))
+//!                           / (free / most free)
 //!           least_request   requests
-//!           conductor       token, ms · (1 + 1 / max(requests, 1)), half as much again with more than 90 % of the cache in use
+//!           conductor       token, ms · (1 + 1 / max(requests, 1)); times 1.5 if more than 90 % of the cache is in use
 //!                           token = 1000 / tokens/s, 20 where that is 0
-//!           a server without a page, where others have one: 1 + what was sent to it
+//!           a server without metrics, where others have them: 1 + requests that Attaché has in flight there
 //! ```
 //!
-//! Called by `pd` alone.
+//! Used by `pd` alone.
 
 use attache_scheduling::{Candidate, PickContext};
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-/// What a share of the prompt weighs beside load: a tenth of a request's share for a percent, as in AIBrix.
+/// Score per percent of the prompt that is not cached, relative to a request share of 1; as in AIBrix.
 const PERCENT_WEIGHT: f64 = 0.1;
-/// Milliseconds that a held token takes.
+/// Milliseconds to transfer one cached token.
 const TRANSFER_PER_TOKEN: f64 = 0.005;
-/// Milliseconds that any held tokens take.
+/// Milliseconds that any transfer takes.
 const TRANSFER_ANY: f64 = 1.0;
-/// Milliseconds of a lacking token, before the exponent.
+/// Milliseconds to compute one uncached token, before the exponent.
 const COMPUTE_PER_TOKEN: f64 = 0.001;
-/// Attention makes long prompts more than proportionally slow.
+/// Attention makes the time of a prompt grow faster than its length.
 const COMPUTE_EXPONENT: f64 = 1.5;
-/// Milliseconds that any lacking tokens take.
+/// Milliseconds that any computation takes.
 const COMPUTE_ANY: f64 = 5.0;
-/// Tokens of a prompt whose compute time stands in for a mean that nobody has measured.
+/// Prompt length, in tokens, whose compute time is the mean prefill of a server without measurements.
 const USUAL_PROMPT: f64 = 512.0;
-/// Milliseconds a token where none was made.
+/// Milliseconds per token of a server that generates none.
 const USUAL_TOKEN: f64 = 20.0;
-/// Part of the KV cache above which a server is slow.
+/// Share of the KV cache in use above which a server is slow.
 const FULL: f64 = 0.9;
-/// How much slower.
+/// Factor of the token time of such a server.
 const FULL_PENALTY: f64 = 1.5;
-/// Percent that are free of a full cache, so that it can be divided by.
+/// Lower bound of the free percentage, to divide by.
 const LEAST_FREE: f64 = 0.1;
 
 /// How prefill servers are scored.
@@ -64,37 +66,37 @@ pub(super) enum DecodePolicy {
     Conductor,
 }
 
-/// Of `load_balancing`.
+/// BalanceWeights of the decode policy `load_balancing`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Weights {
+pub(super) struct BalanceWeights {
     pub(super) running: f64,
     pub(super) throughput: f64,
 }
 
-/// What decode servers have to do, and the most of each figure among them.
+/// DecodeLoads of the decode servers, and the greatest value of each figure.
 #[derive(Clone, Debug)]
-pub(super) struct Loads {
-    loads: SmallVec<[Load; 16]>,
-    most: Load,
-    /// Some have a page.
+pub(super) struct DecodeLoads {
+    loads: SmallVec<[DecodeLoad; 16]>,
+    most: DecodeLoad,
+    /// Whether any of them has metrics.
     any_known: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Load {
+struct DecodeLoad {
     requests: f64,
-    /// Tokens a second.
+    /// Generated tokens per second.
     throughput: f64,
-    /// Percent of the KV cache.
+    /// Free share of the KV cache, in percent.
     free: f64,
 }
 
-/// Tokens generated a second, where the server says so.
+/// Tokens generated per second, where the server reports them.
 pub(super) fn reported_throughput(candidate: &Candidate<'_>) -> Option<f64> {
     candidate.metrics().and_then(|m| m.rates.generation_tokens)
 }
 
-/// Prefill servers with more requests than this are left out: the mean and so many (sample) standard deviations.
+/// Requests above which a prefill server is skipped: the mean plus `factor` sample standard deviations.
 pub(super) fn bound(side: &[Candidate<'_>], factor: f64) -> f64 {
     let n = side.len() as f64;
     let mean = side.iter().map(|c| f64::from(c.requests)).sum::<f64>() / n;
@@ -108,7 +110,7 @@ fn compute(tokens: f64) -> f64 {
 }
 
 impl PrefillPolicy {
-    /// The score of one server among those of which the busiest has `most` requests.
+    /// The score of one server; `most` is the greatest number of requests of any server on this side.
     pub(super) fn score(self, cx: &PickContext<'_>, candidate: &Candidate<'_>, most: f64) -> f64 {
         let requests = f64::from(candidate.requests);
         match self {
@@ -130,19 +132,19 @@ impl PrefillPolicy {
     }
 }
 
-impl Loads {
+impl DecodeLoads {
     pub(super) fn of(side: &[Candidate<'_>]) -> Self {
         let load = |c: &Candidate<'_>| {
             let used = if c.kv_usage.is_nan() { 0.0 } else { f64::from(c.kv_usage) };
-            Load {
+            DecodeLoad {
                 requests: f64::from(c.requests),
                 throughput: reported_throughput(c).unwrap_or(0.0),
                 free: (100.0 - used * 100.0).round().max(LEAST_FREE),
             }
         };
-        let loads: SmallVec<[Load; 16]> = side.iter().map(load).collect();
-        let least = Load { requests: 1.0, throughput: 1.0, free: 1.0 };
-        let most = loads.iter().fold(least, |most, load| Load {
+        let loads: SmallVec<[DecodeLoad; 16]> = side.iter().map(load).collect();
+        let least = DecodeLoad { requests: 1.0, throughput: 1.0, free: 1.0 };
+        let most = loads.iter().fold(least, |most, load| DecodeLoad {
             requests: most.requests.max(load.requests),
             throughput: most.throughput.max(load.throughput),
             free: most.free.max(load.free),
@@ -150,12 +152,12 @@ impl Loads {
         Self { loads, most, any_known: side.iter().any(|c| c.metrics().is_some()) }
     }
 
-    /// The requests of the one at `position`.
+    /// Requests of the server at `position`; NaN if there is none.
     pub(super) fn requests(&self, position: usize) -> f64 {
         self.loads.get(position).map_or(f64::NAN, |load| load.requests)
     }
 
-    /// That of one alone, compared with what all have.
+    /// The load of one server alone, still relative to the greatest values of all.
     pub(super) fn only(&self, position: usize) -> Self {
         let loads = self.loads.get(position).copied().into_iter().collect();
         Self { loads, most: self.most, any_known: self.any_known }
@@ -163,9 +165,14 @@ impl Loads {
 }
 
 impl DecodePolicy {
-    /// The scores of `side`, whose loads are `loads`.
-    pub(super) fn scores(self, side: &[Candidate<'_>], loads: &Loads, weights: Weights) -> SmallVec<[f64; 16]> {
-        let score = |(candidate, load): (&Candidate<'_>, &Load)| {
+    /// The scores of `side`, in its order; `loads` must be the loads of `side`.
+    pub(super) fn scores(
+        self,
+        side: &[Candidate<'_>],
+        loads: &DecodeLoads,
+        weights: BalanceWeights,
+    ) -> SmallVec<[f64; 16]> {
+        let score = |(candidate, load): (&Candidate<'_>, &DecodeLoad)| {
             if loads.any_known && candidate.metrics().is_none() {
                 return 1.0 + f64::from(candidate.state.endpoint.ledger.in_flight());
             }
@@ -174,7 +181,7 @@ impl DecodePolicy {
         side.iter().zip(&loads.loads).map(score).collect()
     }
 
-    fn score(self, load: &Load, most: &Load, weights: Weights) -> f64 {
+    fn score(self, load: &DecodeLoad, most: &DecodeLoad, weights: BalanceWeights) -> f64 {
         match self {
             DecodePolicy::LeastRequest => load.requests,
             DecodePolicy::LoadBalancing => {

@@ -1,11 +1,11 @@
-//! AIBrix's tables, row by row after its tests, and the rules between them.
+//! AIBrix's tables, row by row from its tests, and the rules between them.
 
-use super::score::{DecodePolicy, Loads, PrefillPolicy, Weights};
+use super::score::{BalanceWeights, DecodeLoads, DecodePolicy, PrefillPolicy};
 use super::*;
 use attache_pool::{EndpointMetrics, Means, Rates};
 use attache_scheduling::Registry;
 use attache_scheduling::split::{Decider, SplitPolicy};
-use attache_scheduling::testing::{Sent, Server, Trial, among, reports, silent};
+use attache_scheduling::testing::{Sent, TestServer, Trial, among, reports, silent};
 use attache_types::rng::for_request;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -19,22 +19,22 @@ fn sent(trial: &Trial, parameters: Value, seed: u64) -> Option<Sent> {
     trial.pair(&pd(parameters), &policy, 2, seed)
 }
 
-/// Every pair that comes up over many draws.
+/// All pairs over many draws.
 fn pairs(trial: &Trial, parameters: &Value) -> BTreeSet<(u32, u32)> {
     (0..40).filter_map(|seed| sent(trial, parameters.clone(), seed)?.first()).collect()
 }
 
-/// A server with running requests, tokens a second, KV cache in use and requests ended a second.
-fn busy(running: u32, throughput: Option<f64>, kv_usage: f32, finished: Option<f64>) -> Server {
+/// A server with running requests, tokens per second, KV cache usage and requests finished per second.
+fn busy(running: u32, throughput: Option<f64>, kv_usage: f32, finished: Option<f64>) -> TestServer {
     let rates = Rates { generation_tokens: throughput, finished, ..Rates::default() };
     reports(EndpointMetrics { running, kv_usage, rates, ..EndpointMetrics::default() })
 }
 
-fn of(server: Server, role: &str, set: &str) -> Server {
+fn of(server: TestServer, role: &str, set: &str) -> TestServer {
     server.label("role-name", role).label("roleset-name", set)
 }
 
-fn requests(running: u32) -> Server {
+fn requests(running: u32) -> TestServer {
     busy(running, None, 0.0, None)
 }
 
@@ -78,21 +78,21 @@ fn decode_imbalance() {
         ("a drain rate is missing", vec![drains(8, Some(2.0)), drains(6, None)], None),
         ("a drain rate is 0", vec![drains(8, Some(2.0)), drains(6, Some(0.0))], None),
         ("nothing to do", vec![drains(0, Some(2.0)), drains(6, Some(0.3))], None),
-        ("a server without a page is not idle", vec![silent(), requests(17), requests(17)], None),
+        ("a server without metrics is not idle", vec![silent(), requests(17), requests(17)], None),
         ("one alone", vec![requests(90)], None),
     ] {
         let trial = among(servers);
         let candidates = trial.candidates();
-        let found = pd(Value::Null).idle_decode(&candidates, &Loads::of(&candidates), &mut for_request(1, 0));
+        let found = pd(Value::Null).idle_decode(&candidates, &DecodeLoads::of(&candidates), &mut for_request(1, 0));
         assert_eq!(found.map(|(c, _)| c.state.endpoint.id.0), expected, "AIBrix decode imbalance: {case}");
     }
 }
 
-fn decode_scores(policy: DecodePolicy, servers: Vec<Server>) -> Vec<f64> {
+fn decode_scores(policy: DecodePolicy, servers: Vec<TestServer>) -> Vec<f64> {
     let trial = among(servers);
     let candidates = trial.candidates();
-    let weights = Weights { running: 1.0, throughput: 1.0 };
-    policy.scores(&candidates, &Loads::of(&candidates), weights).to_vec()
+    let weights = BalanceWeights { running: 1.0, throughput: 1.0 };
+    policy.scores(&candidates, &DecodeLoads::of(&candidates), weights).to_vec()
 }
 
 fn close(got: &[f64], expected: &[f64], case: &str) {
@@ -114,10 +114,10 @@ fn decode_policies() {
     // Of 5 and 10 requests, 100 and 50 tokens/s, 50 and 25 % free.
     let two = || vec![server(5, 100.0, 50.0), server(10, 50.0, 25.0)];
     close(&decode_scores(DecodePolicy::LoadBalancing, two()), &[0.5, 3.0], "load_balancing");
-    // A full cache has a tenth of a percent free; nothing reported counts as all free.
+    // A full cache counts as 0.1 % free; an unreported one as empty.
     let full = vec![busy(1, None, 1.0, None), requests(1)];
     close(&decode_scores(DecodePolicy::LoadBalancing, full), &[2_000.0, 2.0], "load_balancing, full");
-    // Cold: 1 and what was sent there.
+    // Without metrics: 1 plus the requests in flight from this replica.
     let cold = vec![silent().sent(&[10, 10]), requests(3)];
     close(&decode_scores(DecodePolicy::LeastRequest, cold), &[3.0, 3.0], "a cold pod beside a warm one");
     let all_cold = vec![silent().sent(&[10, 10]), silent()];
@@ -180,7 +180,7 @@ fn servers_pair_within_a_roleset() {
 }
 
 #[test]
-fn what_is_held_outweighs_load_and_far_more_load_what_is_held() {
+fn cached_prefix_outweighs_load_until_load_is_far_higher() {
     let trial = |holder| {
         among(vec![
             of(requests(holder), "prefill", "a").holding(50),
@@ -205,7 +205,7 @@ fn every_request_with_a_pair_is_split() {
     assert_eq!((got.split, got.ids()), (true, (vec![0], vec![1])));
 }
 
-fn lengths(server: Server, least: &str, most: &str) -> Server {
+fn lengths(server: TestServer, least: &str, most: &str) -> TestServer {
     server.label("promptLenBucketMinLength", least).label("promptLenBucketMaxLength", most)
 }
 
@@ -233,7 +233,7 @@ fn prompt_length_buckets() {
     assert!(sent(&unset, bucketing(), 0).unwrap().split, "AIBrix: unset fits");
     let off = among(vec![lengths(of(silent(), "prefill", "a"), "1", "2"), of(silent(), "decode", "a")]);
     assert!(sent(&off, Value::Null, 0).unwrap().split, "without bucketing, lengths say nothing");
-    // Bytes, four to a token.
+    // Lengths in bytes, four per token.
     let bytes = |tokens| {
         let trial = among(vec![lengths(of(silent(), "prefill", "a"), "0", "50"), of(silent(), "decode", "a")]);
         sent(&trial.long(tokens), json!({"promptLengthBucketing": true}), 0).is_some()
@@ -263,7 +263,7 @@ fn combined_servers() {
         ("AIBrix: prefill score 2.0 and combined 0", 2, 0, 0, true),
         ("AIBrix: combined 2.0", 2, 0, 2, false),
         ("decode score 2.0 and combined 0", 0, 2, 0, true),
-        ("nobody above 1.0", 1, 1, 0, false),
+        ("none above 1.0", 1, 1, 0, false),
     ] {
         let trial = among(vec![pressed(prefill, "prefill"), pressed(decode, "decode"), combined(all_in_one)]);
         let got = sent(&trial, parameters(), 0).unwrap();
@@ -271,7 +271,7 @@ fn combined_servers() {
         assert!(sent(&trial, Value::Null, 0).unwrap().split, "{case}, without bucketing");
     }
     let unknown = among(vec![of(silent(), "prefill", "a"), of(silent(), "decode", "a"), combined(0)]);
-    assert!(sent(&unknown, parameters(), 0).unwrap().split, "a server that says nothing is not pressed");
+    assert!(sent(&unknown, parameters(), 0).unwrap().split, "a server without metrics has no pressure");
     let narrow = |labelled: bool| {
         let one = of(silent(), "combined", "a");
         let one = if labelled { one.label("combined", "true") } else { one.label("promptLenBucketMaxLength", "1") };
@@ -291,7 +291,7 @@ fn combined_servers() {
 }
 
 #[test]
-fn alone_it_ranks_decode_servers() {
+fn pd_alone_ranks_decode_servers() {
     let trial = among(vec![requests(5), requests(1), requests(3)]);
     let ids = |parameters: Value| {
         let mut ranking = Ranking::new(3);

@@ -1,4 +1,4 @@
-//! The beginning of a prompt as a chain of hashes, one a block of bytes.
+//! The beginning of a prompt as a chain of hashes, one per block of bytes.
 
 use crate::messages::{messages, texts};
 use attache_protocol::Prompt;
@@ -7,10 +7,10 @@ use attache_scheduling::digest::Digest;
 use std::borrow::Cow;
 use xxhash_rust::xxh64::{Xxh64, xxh64};
 
-/// One hash a block, each of which stands for everything up to the end of its block.
+/// One hash per block; each identifies the prompt from its start to the end of that block.
 pub(crate) type Chain = Digest;
 
-/// `h[0]` of xxh64(model), then `h[i] = xxh64(h[i-1] little-endian, block i)`.
+/// Hashes block by block: `h[-1] = xxh64(model)`, then `h[i] = xxh64(h[i-1] little-endian, block i)`.
 struct Chainer {
     window: usize,
     depth: usize,
@@ -61,12 +61,12 @@ impl Chainer {
     }
 }
 
-/// The hash that stands for a model: what its chains begin with.
+/// Hash of the model's name, which every chain of that model starts from.
 pub(super) fn of_model(model: &str) -> u64 {
     xxh64(model.as_bytes(), 0)
 }
 
-/// The chain of a prompt's first `depth` blocks of `window` bytes; empty when there is nothing to hash.
+/// The chain of a prompt's first `depth` blocks of `window` bytes; empty if the prompt has no bytes to hash.
 pub(crate) fn of_prompt(model: &str, prompt: &Prompt<'_>, window: usize, depth: usize) -> Chain {
     let mut chainer = Chainer::new(model, window, depth);
     let mut message = |role: &str, content: &mut dyn Iterator<Item = Cow<'_, str>>| {
@@ -85,7 +85,7 @@ pub(crate) fn of_prompt(model: &str, prompt: &Prompt<'_>, window: usize, depth: 
         texts(&prompt.pieces).for_each(|text| chainer.write(text.as_bytes()));
         for piece in &prompt.pieces {
             if let Piece::Tokens(ids) = piece {
-                // No more ids than the chain can hold.
+                // No more ids than the chain can hold are hashed.
                 ids.iter().take(window.saturating_mul(depth)).for_each(|id| chainer.write(&id.to_le_bytes()));
             }
         }

@@ -1,10 +1,14 @@
-//! Who was sent which beginnings, and when: bounded, forgotten by age, and the weight of each endpoint at hand without a walk.
+//! Which endpoint was sent which prefix, and when. Memory is bounded, entries expire, and the weight of each endpoint
+//! is kept up to date.
 //!
-//! A chain's hash stands for everything before it, so the tree of beginnings is a map from hash to those that were sent it. All entries
-//! are in one list by age: what is too old goes from its end, and so does what is one too many; of one prompt the tail goes first.
+//! A block's hash identifies everything before it, so the tree of prefixes is a map from hash to the endpoints that
+//! were sent it.
+//! One list holds all entries by age. Expired entries and those beyond the bound leave from its old end; of one
+//! prompt, the last block leaves first.
 //!
-//! Entries name a [`Place`], which stands for an endpoint until that is lost. A loss marks the place, so that its entries count no more from then
-//! on, however many there are; their memory is given back by the requests that follow, [`SWEEP`] at a time.
+//! Entries name an [`EndpointSlot`], which represents an endpoint until that is lost. A loss marks the slot, so its
+//! entries stop counting at once, however many there are. Later requests free their memory, [`SWEEP`] entries at a
+//! time.
 
 use ahash::AHashMap;
 use attache_types::clock::Timestamp;
@@ -12,37 +16,38 @@ use attache_types::ids::EndpointId;
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// Endpoints that are remembered for one beginning; of more, the latest. What eight endpoints hold finds a place anyway.
+/// At most this many endpoints are recorded for one prefix, the latest ones. Routing needs no more choices than that.
 const MAX_OWNERS: usize = 8;
-/// Entries that a request removes at most of those that are too old, and looks at of those that may be lost: no request waits long for it.
+/// The most expired entries that one request removes, and the most entries that it checks for lost endpoints. Bounds
+/// the time of a request.
 const SWEEP: usize = 256;
 const NONE: u32 = u32::MAX;
 
-/// How long and how much is remembered.
+/// How long and how many entries are kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retention {
-    /// What is older is forgotten.
+    /// Older entries expire.
     pub(super) ttl: Duration,
     /// An entry's weight halves in this time; zero for never.
     pub(super) half_life: Duration,
-    /// Pairs of a beginning and an endpoint.
+    /// Most entries; an entry is one pair of a prefix and an endpoint.
     pub(super) max_entries: u32,
-    /// Only the last endpoint that was sent a beginning owns it, as in LocalAI.
+    /// A prefix belongs only to the last endpoint that was sent it, as in LocalAI.
     pub(super) last_writer: bool,
 }
 
-/// That an endpoint was sent a beginning.
+/// One endpoint was sent one prefix.
 #[derive(Debug)]
-struct Entry {
+struct PrefixEntry {
     hash: u64,
     /// The hash of the model's name.
     model: u64,
     at: Timestamp,
-    /// Position of the endpoint's [`Place`]; [`NONE`] for a free entry.
+    /// Position of the endpoint's [`EndpointSlot`]; [`NONE`] for a free entry.
     owner: u32,
-    /// Requests that were sent the beginning there, without those that were served elsewhere.
+    /// How many requests with this prefix the endpoint was sent, without those that another endpoint served.
     requests: u32,
-    /// The next entry of the same hash, or the next free one.
+    /// The next entry of the same hash, or the next free entry.
     sibling: u32,
     older: u32,
     newer: u32,
@@ -50,26 +55,26 @@ struct Entry {
 
 /// An endpoint, from its first entry until it is lost or has no entries left.
 #[derive(Debug)]
-struct Place {
+struct EndpointSlot {
     endpoint: EndpointId,
     entries: u32,
     is_lost: bool,
 }
 
-/// The weights of an endpoint's entries for one model, added up.
+/// Sum of the decayed weights of an endpoint's entries for one model, as of `at`.
 #[derive(Clone, Copy, Debug, Default)]
-struct Weight {
+struct DecayedWeight {
     sum: f64,
     at: Timestamp,
     entries: u32,
 }
 
-/// The longest known beginning of a prompt.
+/// The endpoint that was sent the longest prefix of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hot {
-    /// The position of its endpoint among the candidates.
+pub(super) struct HotEndpoint {
+    /// Position of the endpoint among the candidates.
     pub(super) candidate: usize,
-    /// Blocks.
+    /// Length of the prefix in blocks.
     pub(super) depth: usize,
 }
 
@@ -77,19 +82,19 @@ pub(super) struct Hot {
 pub(super) struct Memory {
     retention: Retention,
     first: AHashMap<u64, u32>,
-    entries: Vec<Entry>,
+    entries: Vec<PrefixEntry>,
     held: u32,
     free: u32,
     oldest: u32,
     newest: u32,
-    /// By the model's hash and the position of the place.
-    weights: AHashMap<(u64, u32), Weight>,
-    places: Vec<Place>,
-    free_places: Vec<u32>,
+    /// By the model's hash and the position of the slot.
+    weights: AHashMap<(u64, u32), DecayedWeight>,
+    slots: Vec<EndpointSlot>,
+    free_slots: Vec<u32>,
     by_endpoint: AHashMap<EndpointId, u32>,
-    /// The next entry that a request looks at for lost endpoints.
+    /// The next entry to check for a lost endpoint.
     cursor: usize,
-    /// Entries that are to be looked at since the last loss.
+    /// Entries still to check since the last loss.
     unswept: usize,
 }
 
@@ -104,8 +109,8 @@ impl Memory {
             oldest: NONE,
             newest: NONE,
             weights: AHashMap::new(),
-            places: Vec::new(),
-            free_places: Vec::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
             by_endpoint: AHashMap::new(),
             cursor: 0,
             unswept: 0,
@@ -116,47 +121,47 @@ impl Memory {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         let weighed: u32 = self.weights.values().map(|w| w.entries).sum();
-        let placed: u32 = self.places.iter().map(|place| place.entries).sum();
+        let placed: u32 = self.slots.iter().map(|slot| slot.entries).sum();
         assert_eq!([weighed, placed], [self.held; 2]);
-        self.places.iter().filter(|place| !place.is_lost).map(|place| place.entries as usize).sum()
+        self.slots.iter().filter(|slot| !slot.is_lost).map(|slot| slot.entries as usize).sum()
     }
 
-    /// Entries that take memory, those of lost endpoints among them.
+    /// Entries in memory, including those of lost endpoints.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.held as usize
     }
 
-    fn entry(&self, at: u32) -> Option<&Entry> {
+    fn entry(&self, at: u32) -> Option<&PrefixEntry> {
         self.entries.get(at as usize)
     }
 
-    fn entry_mut(&mut self, at: u32) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, at: u32) -> Option<&mut PrefixEntry> {
         self.entries.get_mut(at as usize)
     }
 
-    /// The endpoint of an entry that counts; `None` for one that is too old, and for one of a lost endpoint.
-    fn live(&self, entry: &Entry, now: Timestamp) -> Option<EndpointId> {
-        let place = self.places.get(entry.owner as usize).filter(|place| !place.is_lost)?;
-        self.is_fresh(entry, now).then_some(place.endpoint)
+    /// The endpoint of an entry; `None` if the entry has expired or its endpoint is lost.
+    fn live(&self, entry: &PrefixEntry, now: Timestamp) -> Option<EndpointId> {
+        let slot = self.slots.get(entry.owner as usize).filter(|slot| !slot.is_lost)?;
+        self.is_fresh(entry, now).then_some(slot.endpoint)
     }
 
-    fn is_fresh(&self, entry: &Entry, now: Timestamp) -> bool {
+    fn is_fresh(&self, entry: &PrefixEntry, now: Timestamp) -> bool {
         now.since(entry.at) <= self.retention.ttl
     }
 
-    fn is_lost(&self, entry: &Entry) -> bool {
-        self.places.get(entry.owner as usize).is_some_and(|place| place.is_lost)
+    fn is_lost(&self, entry: &PrefixEntry) -> bool {
+        self.slots.get(entry.owner as usize).is_some_and(|slot| slot.is_lost)
     }
 
-    /// What is left of a weight of 1 after `age`.
+    /// Decayed weight of an entry of this age; 1 at age 0.
     fn decay(&self, age: Duration) -> f64 {
         let half_life = self.retention.half_life.as_secs_f64();
         if half_life > 0.0 { (-age.as_secs_f64() / half_life).exp2() } else { 1.0 }
     }
 
-    /// The entries of one hash.
-    fn owners(&self, hash: u64) -> impl Iterator<Item = (u32, &Entry)> {
+    /// The entries of one hash, with their positions.
+    fn owners(&self, hash: u64) -> impl Iterator<Item = (u32, &PrefixEntry)> {
         let mut at = self.first.get(&hash).copied().unwrap_or(NONE);
         std::iter::from_fn(move || {
             let (here, entry) = (at, self.entry(at)?);
@@ -165,23 +170,26 @@ impl Memory {
         })
     }
 
-    /// The longest beginning of `chain` that a candidate was sent; `candidate` gives the position of an endpoint and its requests. Of several
-    /// that were sent it the one with the fewest requests, then the latest. With a last writer only, that one or nobody.
+    /// The longest prefix of `chain` that a candidate was sent. `candidate` maps an endpoint to its position and its
+    /// requests, `None` if it is not a candidate.
+    /// Of several endpoints, the one with the fewest requests is returned, then the latest. With `last_writer`, only
+    /// the last one counts.
     pub(super) fn hot(
         &self,
         chain: &[u64],
         now: Timestamp,
         candidate: impl Fn(EndpointId) -> Option<(usize, u32)>,
-    ) -> Option<Hot> {
+    ) -> Option<HotEndpoint> {
         let known = chain.iter().take_while(|hash| self.first.contains_key(hash)).count();
         for (i, hash) in chain.iter().enumerate().take(known).rev() {
             let live = self.owners(*hash).filter_map(|(_, e)| Some((e.at, self.live(e, now)?)));
             let mut live = live.peekable();
             let owned = live.peek().is_some();
-            let named =
-                live.filter_map(|(at, owner)| candidate(owner).map(|(place, requests)| (requests, Reverse(at), place)));
+            let named = live.filter_map(|(at, owner)| {
+                candidate(owner).map(|(position, requests)| (requests, Reverse(at), position))
+            });
             if let Some((.., candidate)) = named.min() {
-                return Some(Hot { candidate, depth: i + 1 });
+                return Some(HotEndpoint { candidate, depth: i + 1 });
             }
             if owned && self.retention.last_writer {
                 return None;
@@ -190,18 +198,18 @@ impl Memory {
         None
     }
 
-    /// How much an endpoint was sent of late for the model of this hash.
+    /// DecayedWeight of what the endpoint was sent for the model of this hash.
     pub(super) fn weight(&self, model: u64, endpoint: EndpointId, now: Timestamp) -> f64 {
-        let weight = self.by_endpoint.get(&endpoint).and_then(|place| self.weights.get(&(model, *place)));
+        let weight = self.by_endpoint.get(&endpoint).and_then(|slot| self.weights.get(&(model, *slot)));
         weight.map_or(0.0, |w| w.sum * self.decay(now.since(w.at)))
     }
 
-    /// Whether something is held that is too old.
+    /// Whether the oldest entry has expired.
     pub(super) fn is_stale(&self, now: Timestamp) -> bool {
         self.entry(self.oldest).is_some_and(|e| !self.is_fresh(e, now))
     }
 
-    /// Forgets what is too old, a good part at a time.
+    /// Drops expired entries, at most [`SWEEP`].
     pub(super) fn expire(&mut self, now: Timestamp) {
         for _ in 0..SWEEP {
             if !self.is_stale(now) {
@@ -211,11 +219,12 @@ impl Memory {
         }
     }
 
-    /// A request for the prompt of `chain` was not served by `endpoint`, which was sent it: what no other request was sent there is forgotten.
+    /// Undoes one [`Self::observe`]: another endpoint served the request. Entries that no other request recorded are
+    /// dropped.
     pub(super) fn retract(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
-        let Some(place) = self.by_endpoint.get(&endpoint).copied() else { return };
+        let Some(slot) = self.by_endpoint.get(&endpoint).copied() else { return };
         for hash in chain {
-            let own = self.owners(*hash).find(|(_, e)| e.owner == place).map(|(at, _)| at);
+            let own = self.owners(*hash).find(|(_, e)| e.owner == slot).map(|(at, _)| at);
             let Some((at, entry)) = own.and_then(|at| Some((at, self.entry_mut(at)?))) else { continue };
             entry.requests = entry.requests.saturating_sub(1);
             if entry.requests == 0 {
@@ -224,19 +233,19 @@ impl Memory {
         }
     }
 
-    /// Forgets all that the endpoints in `lost` were sent, of all models. Takes no longer where they were sent more.
+    /// Drops all entries of the endpoints in `lost`, in time that does not depend on their number.
     pub(super) fn forget(&mut self, lost: &[EndpointId]) {
         for endpoint in lost {
-            // Most endpoints that come and go were sent nothing.
+            // Most endpoints that are removed have no entries.
             let Some(at) = self.by_endpoint.remove(endpoint) else { continue };
-            if let Some(place) = self.places.get_mut(at as usize) {
-                place.is_lost = true;
+            if let Some(slot) = self.slots.get_mut(at as usize) {
+                slot.is_lost = true;
                 self.unswept = self.entries.len();
             }
         }
     }
 
-    /// Gives back the memory of lost endpoints' entries, a good part at a time.
+    /// Frees entries of lost endpoints; checks at most [`SWEEP`] entries.
     fn sweep(&mut self, now: Timestamp) {
         let part = self.unswept.min(SWEEP);
         self.unswept -= part;
@@ -249,38 +258,38 @@ impl Memory {
         }
     }
 
-    /// `endpoint` is sent the prompt of `chain`, which is for the model of the hash `model`.
+    /// Records that `endpoint` was sent the prompt of `chain`, for the model of the hash `model`.
     pub(super) fn observe(&mut self, model: u64, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
         self.expire(now);
         self.sweep(now);
         if chain.is_empty() {
             return;
         }
-        let place = self.place(endpoint);
-        // From the tail, so that the head is the youngest.
+        let slot = self.slot(endpoint);
+        // From the last block to the first, so that the first block is the youngest entry.
         for hash in chain.iter().rev() {
-            self.touch(*hash, model, place, now);
+            self.touch(*hash, model, slot, now);
         }
         while self.held > self.retention.max_entries {
             self.remove(self.oldest, now);
         }
     }
 
-    /// The position of the endpoint's place, which is a new one for its first entry.
-    fn place(&mut self, endpoint: EndpointId) -> u32 {
+    /// Position of the endpoint's slot; creates the slot for its first entry.
+    fn slot(&mut self, endpoint: EndpointId) -> u32 {
         if let Some(at) = self.by_endpoint.get(&endpoint) {
             return *at;
         }
-        let place = Place { endpoint, entries: 0, is_lost: false };
-        let free = self.free_places.pop();
-        let at = match free.and_then(|at| Some((at, self.places.get_mut(at as usize)?))) {
+        let slot = EndpointSlot { endpoint, entries: 0, is_lost: false };
+        let free = self.free_slots.pop();
+        let at = match free.and_then(|at| Some((at, self.slots.get_mut(at as usize)?))) {
             Some((at, free)) => {
-                *free = place;
+                *free = slot;
                 at
             }
             None => {
-                self.places.push(place);
-                u32::try_from(self.places.len() - 1).unwrap_or(NONE)
+                self.slots.push(slot);
+                u32::try_from(self.slots.len() - 1).unwrap_or(NONE)
             }
         };
         self.by_endpoint.insert(endpoint, at);
@@ -290,7 +299,7 @@ impl Memory {
     fn touch(&mut self, hash: u64, model: u64, owner: u32, now: Timestamp) {
         let mut own = None;
         let mut count = 0;
-        // The first to go: lost ones, then the oldest.
+        // The owner to drop when there are too many: one of a lost endpoint, else the oldest.
         let mut last: Option<(bool, Timestamp, u32)> = None;
         for (at, entry) in self.owners(hash) {
             if entry.owner == owner {
@@ -318,12 +327,12 @@ impl Memory {
             None => {
                 let sibling = self.first.get(&hash).copied().unwrap_or(NONE);
                 let (older, newer) = (NONE, NONE);
-                let at = self.allocate(Entry { hash, model, at: now, owner, requests: 1, sibling, older, newer });
+                let at = self.allocate(PrefixEntry { hash, model, at: now, owner, requests: 1, sibling, older, newer });
                 self.first.insert(hash, at);
                 self.weigh((model, owner), 1.0, 1, now);
                 self.held += 1;
-                if let Some(place) = self.places.get_mut(owner as usize) {
-                    place.entries += 1;
+                if let Some(slot) = self.slots.get_mut(owner as usize) {
+                    slot.entries += 1;
                 }
                 self.link_newest(at, now);
             }
@@ -337,16 +346,16 @@ impl Memory {
         if entries == 0 {
             self.weights.remove(&owner);
         } else {
-            // Rounding must not make less than nothing of it.
-            self.weights.insert(owner, Weight { sum: (left + by).max(0.0), at: now, entries });
+            // Rounding must not make the sum negative.
+            self.weights.insert(owner, DecayedWeight { sum: (left + by).max(0.0), at: now, entries });
         }
     }
 
-    fn allocate(&mut self, entry: Entry) -> u32 {
+    fn allocate(&mut self, entry: PrefixEntry) -> u32 {
         let at = self.free;
-        if let Some(place) = self.entries.get_mut(at as usize) {
-            self.free = place.sibling;
-            *place = entry;
+        if let Some(slot) = self.entries.get_mut(at as usize) {
+            self.free = slot.sibling;
+            *slot = entry;
             return at;
         }
         self.entries.push(entry);
@@ -373,17 +382,17 @@ impl Memory {
         }
     }
 
-    /// The place at `at` has an entry less; without any it is given back.
+    /// Removes one entry from the count of the slot at `at`; frees the slot when none is left.
     fn leave(&mut self, at: u32) {
-        let Some(place) = self.places.get_mut(at as usize) else { return };
-        place.entries = place.entries.saturating_sub(1);
-        if place.entries > 0 {
+        let Some(slot) = self.slots.get_mut(at as usize) else { return };
+        slot.entries = slot.entries.saturating_sub(1);
+        if slot.entries > 0 {
             return;
         }
-        if !place.is_lost {
-            self.by_endpoint.remove(&place.endpoint);
+        if !slot.is_lost {
+            self.by_endpoint.remove(&slot.endpoint);
         }
-        self.free_places.push(at);
+        self.free_slots.push(at);
     }
 
     fn unlink(&mut self, at: u32) {

@@ -1,4 +1,4 @@
-//! LocalAI's own cases: chains, the tree, who is hot, who is selected.
+//! LocalAI's own cases: chains, the prefix tree, hot endpoints and selection.
 
 use super::*;
 use crate::chwbl::tests::chat;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const A: EndpointId = EndpointId(0);
 const B: EndpointId = EndpointId(1);
 const C: EndpointId = EndpointId(2);
-/// The hash of a model.
+/// Hash of a model's name.
 const M: u64 = 7;
 const SECOND: u64 = 1_000_000_000;
 
@@ -27,7 +27,7 @@ fn chain_of(model: &str, prompt: &Prompt<'_>, window: usize, depth: usize) -> Ve
 }
 
 #[test]
-fn the_golden_vectors_of_localai() {
+fn chains_match_localais_golden_vectors() {
     let default = |model: &str, text: &str| chain_of(model, &bare(text), 256, 64);
     assert_eq!(default("m", "abc"), [0xf725_79e7_baf1_aa6c]);
     assert_eq!(default("m1", "abc"), [0xba3e_6939_99a4_c072]);
@@ -45,11 +45,11 @@ fn the_golden_vectors_of_localai() {
 }
 
 #[test]
-fn messages_are_written_as_localai_writes_them() {
+fn messages_are_written_as_in_localai() {
     let wanted = chain_of("m", &bare("system\nYou are helpful.\nuser\nHi\n"), 256, 64);
     assert_eq!(chain_of("m", &chat(&[("system", "You are helpful."), ("user", "Hi")]), 256, 64), wanted);
     let apart = Prompt { system: vec![Piece::Text("You are helpful.".into())], ..chat(&[("user", "Hi")]) };
-    assert_eq!(chain_of("m", &apart, 256, 64), wanted, "a system prompt apart comes first");
+    assert_eq!(chain_of("m", &apart, 256, 64), wanted, "a separate system prompt comes first");
     let parts = Prompt {
         pieces: vec![
             Piece::Role("system".into()),
@@ -72,14 +72,14 @@ fn retention(ttl: u64, half_life: u64) -> Retention {
     Retention { ttl, half_life, max_entries: 1_000, last_writer: false }
 }
 
-/// The endpoint and depth of the longest match when these may serve.
+/// Endpoint and depth of the longest match if only `candidates` may serve.
 fn longest(memory: &Memory, query: &[u64], now: Timestamp, candidates: &[EndpointId]) -> Option<(EndpointId, usize)> {
     let candidate = |id| candidates.iter().position(|c| *c == id).map(|i| (i, 0));
     memory.hot(query, now, candidate).map(|hot| (candidates[hot.candidate], hot.depth))
 }
 
 #[test]
-fn the_tree_of_localai() {
+fn prefix_tree_is_localais() {
     type Row = (&'static str, &'static [(&'static [u64], EndpointId)], &'static [u64], Option<(EndpointId, usize)>);
     let rows: [Row; 7] = [
         ("localai 1.11 extends", &[(&[1, 2, 3, 4], B), (&[7, 8], A)], &[1, 2, 3, 4, 5], Some((B, 4))),
@@ -101,9 +101,10 @@ fn the_tree_of_localai() {
     }
 }
 
-/// "localai 1.4 step 4": the owner may not serve. There nobody is hot then; here the longest match among those that may.
+/// "localai 1.4 step 4": the owner may not serve. In LocalAI no endpoint is hot then; here it is the longest match
+/// that may serve.
 #[test]
-fn a_match_of_who_may_not_serve() {
+fn match_of_an_endpoint_that_may_not_serve() {
     for (last_writer, wanted) in [(false, Some((A, 2))), (true, None)] {
         let mut memory = Memory::new(Retention { last_writer, ..retention(60, 0) });
         memory.observe(M, &[1, 2], A, Timestamp(0));
@@ -114,7 +115,7 @@ fn a_match_of_who_may_not_serve() {
 }
 
 #[test]
-fn what_is_old_is_forgotten() {
+fn old_entries_expire() {
     let mut memory = Memory::new(retention(60, 0));
     memory.observe(M, &[1], A, Timestamp(0));
     let hit = |memory: &Memory, at| longest(memory, &[1], Timestamp(at), &[A]).is_some();
@@ -129,7 +130,7 @@ fn what_is_old_is_forgotten() {
 }
 
 #[test]
-fn weights_count_what_was_sent_of_late() {
+fn weights_count_recent_prefixes() {
     let weights = |memory: &Memory, at| [A, B, C].map(|id| memory.weight(M, id, Timestamp(at)));
     let mut none = Memory::new(retention(3_600, 0));
     for (chain, id) in [(&[1][..], A), (&[1, 2], A), (&[9], B)] {
@@ -147,7 +148,7 @@ fn weights_count_what_was_sent_of_late() {
 }
 
 #[test]
-fn the_bound_on_entries_holds_for_long_chains_and_the_oldest_tail_goes_first() {
+fn entry_limit_holds_for_long_chains_and_drops_the_oldest_tail_first() {
     let mut memory = Memory::new(Retention { max_entries: 2, ..retention(60, 0) });
     for i in 1..=3 {
         memory.observe(M, &[i], A, Timestamp(i));
@@ -160,13 +161,14 @@ fn the_bound_on_entries_holds_for_long_chains_and_the_oldest_tail_goes_first() {
 }
 
 proptest! {
-    /// Against a plain list of who was sent what when.
+    /// Compared with a plain list of endpoints, prefixes and times.
     #[test]
     fn memory_agrees_with_a_list(
         steps in prop::collection::vec((prop::collection::vec(0u64..4, 0..5), 0u32..4, 0u64..20, 0u32..20), 1..60),
-        query in prop::collection::vec(0u64..4, 1..5), may in any::<u8>(), max_entries in prop_oneof![5u32..60, Just(10_000)],
+        query in prop::collection::vec(0u64..4, 1..5), may in any::<u8>(),
+        max_entries in prop_oneof![5u32..60, Just(10_000)],
     ) {
-        // A hash stands for all before it.
+        // A hash identifies everything before it.
         let hashes = |path: &[u64]| path.iter().scan(1, |h, p| { *h = *h * 5 + p; Some(*h) }).collect::<Vec<u64>>();
         let ttl = 30;
         let mut memory = Memory::new(Retention { max_entries, ..retention(ttl, 10) });
@@ -178,11 +180,11 @@ proptest! {
             list.retain(|_, at| now - *at <= ttl);
             list.extend(hashes(path).into_iter().map(|h| ((h, *owner), now)));
             prop_assert!(memory.held() <= max_entries as usize);
-            // Most numbers are those of no endpoint.
+            // Most numbers are no endpoint's id.
             memory.forget(&[EndpointId(*lost)]);
             list.retain(|(_, owner), _| owner != lost);
         }
-        // With room for all, it is the list exactly.
+        // With capacity for all entries, both agree exactly.
         if max_entries == 10_000 {
             prop_assert_eq!(memory.len(), list.len());
             let may_serve = |id: u32| may >> id & 1 == 1;
@@ -193,14 +195,15 @@ proptest! {
             let ids: Vec<EndpointId> = (0..4).filter(|id| may_serve(*id)).map(EndpointId).collect();
             prop_assert_eq!(longest(&memory, &hashes(&query), Timestamp(now * SECOND), &ids).map(|(_, d)| d), best);
             for id in 0..4 {
-                let wanted: f64 = list.iter().filter(|((_, o), _)| *o == id).map(|(_, at)| 0.5f64.powf((now - at) as f64 / 10.0)).sum();
+                let of_id = list.iter().filter(|((_, o), _)| *o == id);
+                let wanted: f64 = of_id.map(|(_, at)| 0.5f64.powf((now - at) as f64 / 10.0)).sum();
                 prop_assert!((memory.weight(M, EndpointId(id), Timestamp(now * SECOND)) - wanted).abs() < 1e-9);
             }
         }
     }
 }
 
-/// The strategy over a pool, with one block a character so that a test can say how long a match is.
+/// The strategy over a pool, with blocks of one character, so that tests can read match lengths from texts.
 struct Router {
     strategy: Box<dyn Strategy>,
     policy: ModelPolicy,
@@ -212,7 +215,7 @@ impl Router {
         Self { strategy: (PLUGIN.build)(&parameters, &Registry::default()).unwrap(), policy: ModelPolicy::default() }
     }
 
-    /// What is decided for a prompt when the endpoints have these requests; the endpoint is told when `send` is true.
+    /// The decision for a prompt when the endpoints have these requests. With `send`, the pick is recorded.
     fn route(&self, text: &str, requests: &[u32], send: bool) -> Decision {
         let pool: PoolSnapshot = snapshot(&(0..).zip(requests.iter().copied()).collect::<Vec<_>>());
         let prompt = bare(text);
@@ -229,8 +232,8 @@ impl Router {
         decision
     }
 
-    /// The endpoint called `id` is sent `text`, whoever would have been picked.
-    fn teach(&self, text: &str, id: u32) -> Option<Digest> {
+    /// Records that the endpoint with this id was sent `text`, regardless of the strategy's own choice.
+    fn record(&self, text: &str, id: u32) -> Option<Digest> {
         let pool = snapshot(&[(id, 0)]);
         let prompt = bare(text);
         let mut cx = context(&pool);
@@ -240,8 +243,9 @@ impl Router {
 }
 
 #[test]
-fn the_selection_of_localai() {
-    // Name, what A, B, … hold (in the order of their weights), the prompt, requests, who is picked, whether load kept it from the hot one.
+fn selection_is_localais() {
+    // Name, prefixes recorded for A, B, … (in the order of their weights), prompt, requests, picked endpoint, whether
+    // load diverted the request from the hot one.
     type Row = (&'static str, &'static [(u32, &'static str)], &'static str, &'static [u32], u32, bool);
     let rows: [Row; 9] = [
         ("localai 1.11 A=1,B=0 hot A .5", &[(0, "abcde")], "abcdeXXXXX", &[1, 0], 0, false),
@@ -257,66 +261,67 @@ fn the_selection_of_localai() {
     for (name, held, text, requests, wanted, diverted) in rows {
         for compat in [false, true] {
             let router = Router::new(serde_json::json!({"compat": compat}));
-            held.iter().for_each(|(id, text)| drop(router.teach(text, *id)));
+            held.iter().for_each(|(id, text)| drop(router.record(text, *id)));
             let decision = router.route(text, requests, false);
             assert_eq!((decision.picks[0].id.0, decision.diverted), (wanted, diverted), "{name}, compat {compat}");
         }
     }
 }
 
-/// "localai 1.4 step 5": the most requests that an endpoint may have when the least loaded one has 0, 1, 2, 3, … of them.
+/// "localai 1.4 step 5": the most requests that an endpoint may have when the least loaded one has 0, 1, 2, 3, … of
+/// them.
 #[test]
 fn both_thresholds_bound_the_load() {
-    let rules = Rules { on: true, min_match: 0.3, abs: 2, rel: 1.5 };
+    let rules = Thresholds { on: true, min_match: 0.3, abs: 2, rel: 1.5 };
     assert_eq!([0, 1, 2, 3, 8].map(|fewest| rules.bound(fewest).floor()), [1.0, 2.0, 4.0, 5.0, 10.0]);
 }
 
 #[test]
-fn a_prompt_comes_home_and_strangers_spread() {
+fn repeated_prompt_returns_and_new_prompts_spread() {
     let router = Router::new(serde_json::json!({}));
     let first = router.route("hello world", &[0; 3], true).picks[0].id;
     let again = router.route("hello world, again", &[0; 3], true);
-    assert_eq!((again.picks[0].id, again.reason), (first, "was sent the longest beginning"));
+    assert_eq!((again.picks[0].id, again.reason), (first, "was sent the longest prefix"));
     let stranger = router.route("something else", &[0; 3], true).picks[0].id;
     let other = router.route("one more of them", &[0; 3], true).picks[0].id;
     assert_eq!([first, stranger, other].iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "the least sent");
 }
 
-/// Where several were sent the same, the original asks the last one only.
+/// If several endpoints were sent the same prefix, LocalAI considers only the last one.
 #[test]
-fn of_several_holders_the_one_with_less_to_do() {
+fn several_holders_the_one_with_fewer_requests_wins() {
     for (compat, wanted) in [(false, 0), (true, 1)] {
         let router = Router::new(serde_json::json!({"compat": compat}));
-        router.teach("abcd", 0);
-        router.teach("abcd", 1);
+        router.record("abcd", 0);
+        router.record("abcd", 1);
         assert_eq!(router.route("abcd", &[1, 2, 1], false).picks[0].id.0, wanted);
     }
 }
 
-/// "localai 1.4 step 2" and the seed: the floor is the order by load, and off means off.
+/// "localai 1.4 step 2" and the seed: the fallback order is by load, and `round_robin` turns prefix affinity off.
 #[test]
-fn off_is_the_floor_and_leaves_no_trace() {
+fn round_robin_uses_the_fallback_order_and_records_nothing() {
     let mut router = Router::new(serde_json::json!({}));
     router.policy.route_policy = Some(RoutePolicy::RoundRobin);
     let picked = router.route("abcd", &[9, 0, 1], true);
     assert_eq!((picked.picks[0].id.0, picked.reason), (1, "fewest requests, then used the longest ago"));
     router.policy.route_policy = None;
-    assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least of late", "nothing was remembered");
+    assert_eq!(router.route("abcd", &[9, 0, 0], false).reason, "was sent the least recently", "nothing was recorded");
     let off = Router::new(serde_json::json!({"routePolicy": "round_robin"}));
     assert_eq!(off.route("abcd", &[9, 1, 0], true).picks[0].id.0, 2);
 }
 
-/// LocalAI goes by what was sent alone, among those within the bound; here an idle endpoint comes first.
+/// LocalAI compares only what was sent, among endpoints within the bound; here an idle endpoint comes first.
 #[test]
 fn cold_prompt_goes_to_an_idle_endpoint_before_a_busy_one() {
     for (compat, wanted) in [(false, 0), (true, 1)] {
         let router = Router::new(serde_json::json!({"compat": compat}));
-        router.teach("vwxyz", 0);
+        router.record("vwxyz", 0);
         assert_eq!(router.route("q", &[0, 1], false).picks[0].id.0, wanted, "compat {compat}");
     }
 }
 
-/// What one model's prompts weigh says nothing of another's: LocalAI has a tree for each model.
+/// Weights are per model: LocalAI has a tree for each model.
 #[test]
 fn weights_are_kept_for_each_model() {
     let mut memory = Memory::new(retention(3_600, 0));
@@ -329,28 +334,28 @@ fn weights_are_kept_for_each_model() {
 #[test]
 fn lost_endpoint_keeps_no_entries() {
     let router = Router::new(serde_json::json!({}));
-    router.teach("abcd", 1);
+    router.record("abcd", 1);
     assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B);
     router.strategy.forget(&[A]);
     assert_eq!(router.route("abcd", &[0, 0], false).picks[0].id, B, "another one was lost");
     router.strategy.forget(&[B]);
     let cold = router.route("abcd", &[0, 0], false);
-    assert_eq!((cold.picks[0].id, cold.reason), (A, "was sent the least of late"));
+    assert_eq!((cold.picks[0].id, cold.reason), (A, "was sent the least recently"));
     let mut memory = Memory::new(retention(60, 0));
     memory.observe(M, &[1, 2, 3], A, Timestamp(0));
     memory.observe(M, &[1, 2], B, Timestamp(1));
     memory.forget(&[A]);
     assert_eq!((memory.len(), memory.weight(M, A, Timestamp(1))), (2, 0.0));
     assert_eq!(longest(&memory, &[1, 2, 3], Timestamp(1), &[A, B]), Some((B, 2)));
-    // It may come back, with an empty cache.
+    // The endpoint may come back with an empty cache.
     memory.observe(M, &[7], A, Timestamp(2));
     assert_eq!(longest(&memory, &[1, 2, 3], Timestamp(2), &[A]), None);
     assert_eq!((memory.len(), memory.held(), memory.weight(M, A, Timestamp(2))), (3, 3, 1.0));
 }
 
-/// The loss itself visits no entry; the requests that follow give the memory back, some at a time.
+/// A loss visits no entry; later requests free the memory, some entries at a time.
 #[test]
-fn loss_of_an_endpoint_takes_no_longer_where_it_was_sent_more() {
+fn loss_of_an_endpoint_takes_the_same_time_for_any_number_of_entries() {
     let mut memory = Memory::new(retention(60, 0));
     (0..1_000).for_each(|hash| memory.observe(M, &[hash], if hash % 2 == 0 { A } else { B }, NOW));
     memory.forget(&[A]);
@@ -364,7 +369,7 @@ fn loss_of_an_endpoint_takes_no_longer_where_it_was_sent_more() {
 #[test]
 fn entries_of_lost_endpoints_are_the_first_to_go() {
     let mut memory = Memory::new(retention(60, 0));
-    // More than one request looks at, so that the entry of the lost one is still there.
+    // More entries than one request checks, so that the lost one's entry is still there.
     (1_000..1_300).for_each(|hash| memory.observe(M, &[hash], EndpointId(9), Timestamp(0)));
     (0..8).for_each(|id| memory.observe(M, &[1], EndpointId(id), Timestamp(u64::from(id))));
     memory.forget(&[EndpointId(5)]);
@@ -374,9 +379,9 @@ fn entries_of_lost_endpoints_are_the_first_to_go() {
     assert_eq!(held, [0, 1, 2, 3, 4, 6, 7, 8]);
 }
 
-/// One request that Envoy had served elsewhere says nothing of the others.
+/// One request that Envoy sent elsewhere does not affect the records of others.
 #[test]
-fn moved_request_leaves_what_others_were_sent() {
+fn moved_request_keeps_the_records_of_other_requests() {
     let mut memory = Memory::new(retention(60, 0));
     memory.observe(M, &[1, 2, 3], A, Timestamp(0));
     memory.observe(M, &[1, 2, 9], A, Timestamp(1));
@@ -390,19 +395,19 @@ fn moved_request_leaves_what_others_were_sent() {
 }
 
 #[test]
-fn request_that_envoy_serves_elsewhere_is_remembered_there() {
+fn request_that_envoy_sends_elsewhere_is_recorded_there() {
     let router = Router::new(serde_json::json!({}));
-    let trail = router.teach("abcd", 0).unwrap();
+    let trail = router.record("abcd", 0).unwrap();
     router.strategy.moved("", &trail, A, B, NOW);
     let next = router.route("abcd", &[0, 0], false);
-    assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest beginning"));
+    assert_eq!((next.picks[0].id, next.reason), (B, "was sent the longest prefix"));
 }
 
-/// What is said about a model beats the parameters, and a 0 is a 0.
+/// The policy of a model overrides the parameters, and a 0 is a value.
 #[test]
-fn the_policy_of_a_model_counts() {
+fn policy_of_a_model_overrides_parameters() {
     let mut router = Router::new(serde_json::json!({}));
-    router.teach("a", 1);
+    router.record("a", 1);
     assert_eq!(router.route("aXXXXXXXXX", &[0, 1], false).picks[0].id.0, 0, "a tenth is not enough");
     router.policy.min_prefix_match = Some(0.0);
     assert_eq!(router.route("aXXXXXXXXX", &[0, 1], false).picks[0].id.0, 1);

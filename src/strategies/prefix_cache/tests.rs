@@ -1,4 +1,4 @@
-//! AIBrix's own cases: who holds what, who has how much to do, and who is picked.
+//! AIBrix's own cases: cached prefixes, requests, and the pick.
 
 use super::*;
 use attache_pool::EndpointState;
@@ -9,10 +9,11 @@ use attache_scheduling::testing::{NOW, STALE_AFTER, context, snapshot};
 use attache_types::rng::for_request;
 use std::collections::BTreeSet;
 
-/// The endpoints (from 1) that are picked over many draws when these have `counts` requests and hold `percent` of the prompt.
+/// The endpoints (from 1) that are picked over many draws when these have `counts` requests and have `percent` of the
+/// prompt cached.
 fn picked(params: serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
     let strategy = (PLUGIN.build)(&params, &Registry::default()).unwrap();
-    // With `compat`, what servers report is not to count: the busiest reports nothing, all others much.
+    // With `compat`, reported requests must not count: the busiest endpoint reports none, all others many.
     let is_compat = params["compat"] == true;
     let most = counts.iter().copied().max().unwrap_or(0);
     let reported = |count: u32| if is_compat { (most - count) * 3 } else { count };
@@ -38,7 +39,7 @@ fn picked(params: serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSe
     (0..100).map(draw).collect()
 }
 
-/// The same with these parameters, which `compat` may not change.
+/// The same, for parameters whose result `compat` must not change.
 fn both(params: &serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
     let mut compat = params.clone();
     compat["compat"] = true.into();
@@ -47,13 +48,13 @@ fn both(params: &serde_json::Value, counts: &[u32], percent: &[u32]) -> BTreeSet
     exact
 }
 
-/// With the numbers of AIBrix's code, which its tests use.
+/// With the defaults of AIBrix's code, which its tests use.
 fn coded(counts: &[u32], percent: &[u32]) -> BTreeSet<u32> {
     both(&serde_json::json!({"imbalance": 8, "deviations": 1}), counts, percent)
 }
 
 #[test]
-fn the_longest_match_below_the_bound_wins_and_load_breaks_ties() {
+fn longest_match_below_the_bound_wins_and_load_breaks_ties() {
     assert_eq!(coded(&[1, 2, 3, 4], &[50, 60, 0, 0]), [2].into(), "aibrix 10.4");
     assert_eq!(coded(&[1, 2, 3, 4], &[50, 50, 50, 0]), [1].into(), "aibrix 10.4");
     assert_eq!(coded(&[1, 1, 1, 4], &[50, 50, 50, 50]), [1, 2, 3].into(), "aibrix 10.4");
@@ -64,7 +65,7 @@ fn the_longest_match_below_the_bound_wins_and_load_breaks_ties() {
 }
 
 #[test]
-fn a_holder_above_mean_plus_deviation_is_passed_over() {
+fn holder_above_mean_plus_deviation_is_passed_over() {
     let wide = |deviations: f64| serde_json::json!({"imbalance": 1000, "deviations": deviations});
     assert_eq!(
         coded(&[4, 1, 1, 0], &[100, 0, 0, 0]),
@@ -75,11 +76,11 @@ fn a_holder_above_mean_plus_deviation_is_passed_over() {
     assert_eq!(both(&wide(5.0), &[11, 10, 12], &[100, 90, 80]), [1].into(), "aibrix 10.4");
     assert_eq!(both(&wide(1.0), &[100, 10, 12], &[100, 80, 60]), [2].into(), "aibrix 10.4");
     assert_eq!(both(&wide(1.0), &[20, 10, 30], &[50, 50, 50]), [2].into(), "aibrix 10.4");
-    assert_eq!(both(&wide(-10.0), &[11, 10, 12], &[100, 90, 80]), [2].into(), "aibrix 10.4: nobody is below");
+    assert_eq!(both(&wide(-10.0), &[11, 10, 12], &[100, 90, 80]), [2].into(), "aibrix 10.4: none is below");
 }
 
 #[test]
-fn when_load_differs_much_only_the_idle_count() {
+fn under_imbalance_only_the_least_loaded_count() {
     assert_eq!(coded(&[1, 1, 10, 10], &[90, 90, 90, 90]), [1, 2].into(), "aibrix 10.5 under imbalance");
     for (counts, expected) in [
         (&[1, 2, 3, 9][..], &[4][..]),
@@ -88,7 +89,7 @@ fn when_load_differs_much_only_the_idle_count() {
         (&[0, 9], &[1]),
         (&[0, 10, 20], &[1]),
     ] {
-        // Only the last one holds anything, and nothing but the imbalance keeps it from being picked.
+        // Only the last one holds anything, and only the imbalance keeps it from being picked.
         let held: Vec<u32> = counts.iter().map(|c| if c == counts.last().unwrap() { 100 } else { 0 }).collect();
         let params = serde_json::json!({"imbalance": 8, "deviations": 100});
         assert_eq!(both(&params, counts, &held), expected.iter().copied().collect(), "aibrix 10.4: {counts:?}");
@@ -97,9 +98,9 @@ fn when_load_differs_much_only_the_idle_count() {
     assert_eq!(both(&zero, &[5, 10, 15], &[0, 0, 100]), [1].into(), "aibrix 10.4: an imbalance of 0");
 }
 
-/// The two numbers that AIBrix's manifest sets.
+/// The two defaults of AIBrix's manifest.
 #[test]
-fn the_defaults_are_the_manifests() {
+fn defaults_are_those_of_aibrixs_manifest() {
     let plain = |counts: &[u32], percent: &[u32]| both(&serde_json::json!({}), counts, percent);
     assert_eq!(plain(&[0, 16], &[0, 100]), [2].into(), "aibrix 0: 16 is not above 16, and below 8 + 2 x 11.3");
     assert_eq!(plain(&[0, 17], &[0, 100]), [1].into(), "aibrix 0");
@@ -107,7 +108,7 @@ fn the_defaults_are_the_manifests() {
     assert_eq!(plain(&[9, 1, 1, 0, 1, 1], &[100, 0, 0, 0, 0, 0]), [4].into(), "aibrix 0: 9 is above 2.2 + 2 x 3.4");
 }
 
-/// AIBrix, release 0.4 and its documentation: requests differ too much, and nobody asks who holds what.
+/// AIBrix release 0.4 and its documentation: under imbalance, prefixes are ignored.
 #[test]
 fn compat_ignores_prefixes_under_imbalance() {
     let params = |compat: bool| serde_json::json!({"imbalance": 8, "deviations": 100, "compat": compat});
@@ -117,14 +118,14 @@ fn compat_ignores_prefixes_under_imbalance() {
     }
 }
 
-/// The example of AIBrix's documentation: 1, 2 and 20 requests, and a limit of 16.
+/// The example in AIBrix's documentation: 1, 2 and 20 requests, and a limit of 16.
 #[test]
 fn documented_imbalance_goes_to_the_least_loaded() {
     assert_eq!(both(&serde_json::json!({}), &[1, 2, 20], &[0, 100, 100]), [1].into());
 }
 
 #[test]
-fn figures_are_the_percents_held_and_none_when_nobody_has_looked() {
+fn scores_are_cached_percentages_and_none_without_a_lookup() {
     let strategy = (PLUGIN.build)(&serde_json::Value::Null, &Registry::default()).unwrap();
     let snapshot = snapshot(&[(0, 0), (1, 0)]);
     let candidates: Vec<_> = snapshot.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();

@@ -1,29 +1,29 @@
-//! How long a GPU needs to compute a prompt: regressions over Mistral 7B that Preble's authors published, as AIBrix carries them.
+//! Prefill time of a GPU: regressions over Mistral 7B that Preble's authors published, as AIBrix has them.
 //!
-//! Two of them are not taken as they are unless asked for: the parabola of short prompts turns down at 244 tokens and below zero at 367 (here
-//! it stays at its peak), and AIBrix leaves out that attention grows with the context.
+//! Two of them are corrected unless `compat` is set. The parabola for short prompts falls after 244 tokens and is
+//! negative after 367; here it stays at its peak. AIBrix also omits that attention grows with the context.
 
 use serde::Deserialize;
 
 /// The GPU that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Gpu {
-    /// Two and a half times slower than the other.
+    /// 2.5 times slower than the A6000.
     V100,
-    /// As in the paper.
+    /// The GPU of the paper.
     A6000,
 }
 
-/// Part of the time in which the GPU computes.
+/// Share of the time in which the GPU computes.
 const UTILIZATION: f64 = 0.9;
-/// Where the parabola of short prompts peaks, tokens.
+/// Peak of the parabola for short prompts, in tokens.
 const PEAK: f64 = 244.0;
-/// From so many new tokens times tokens of context, attention over the context is measurable.
+/// Above this product of new tokens and context tokens, attention over the context takes measurable time.
 const LEAST_SQUARE: f64 = 1024.0 * 1024.0;
 
 impl Gpu {
-    /// Seconds for `new` tokens behind those that are cached, `context` tokens in all; with `compat` exactly as AIBrix computes it, never
-    /// below zero.
+    /// Seconds to prefill `new` uncached tokens of a prompt of `context` tokens; never negative. With `compat`,
+    /// exactly AIBrix's value.
     #[must_use]
     pub fn prefill(self, new: u32, context: u32, compat: bool) -> f64 {
         if new == 0 {
@@ -36,7 +36,7 @@ impl Gpu {
             .max(0.0)
     }
 
-    /// Milliseconds of everything that is not attention.
+    /// Milliseconds of all layers but attention.
     fn linear(self, n: f64) -> f64 {
         match (self, n) {
             (Gpu::A6000, ..192.0) => 22.0,
@@ -48,7 +48,7 @@ impl Gpu {
         }
     }
 
-    /// Milliseconds of attention; a single short request takes half of a kernel that is sized for many.
+    /// Milliseconds of attention; a single short request uses half of a kernel that is sized for a batch.
     fn attention(self, c: f64) -> f64 {
         match (self, c) {
             (Gpu::A6000, ..=1024.0) => 0.32 / 2.0,
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_fits() {
+    fn regressions_match_the_published_ones() {
         milliseconds(Gpu::V100, 100, 100, [55.4; 2]);
         milliseconds(Gpu::V100, 200, 1_024, [-295.0 + 625.0 - 256.0 + 0.4; 2]);
         milliseconds(Gpu::V100, 400, 2_000, [0.271_064_28 * 400.0 + 10.524_442_63 + 0.93 + 0.398; 2]);

@@ -1,6 +1,6 @@
-//! `compat: true`: AIBrix's own decision, over its own tree of prompts.
+//! `compat: true`: AIBrix's own decision, over its own prefix tree.
 
-use super::tree::{BLOCK_BYTES, Costs, Known, MAX_DEPTH, Tree};
+use super::tree::{BLOCK_BYTES, Costs, MAX_DEPTH, PrefixMatch, Tree};
 use super::{Params, moment, spread};
 use crate::prefix_affinity::chain::{self, Chain};
 use attache_pool::Endpoint;
@@ -13,10 +13,10 @@ use rand::RngExt;
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// Outside of the gate, not a holder, the figure that counts, a draw, and whose place it is.
-type Place = (bool, bool, f64, u32, usize);
+/// Sort key: excluded by the gate, not a holder, work or requests, random draw, position.
+type SortKey = (bool, bool, f64, u32, usize);
 
-/// The decision.
+/// AIBrix's decision.
 #[derive(Debug)]
 pub(super) struct Exact {
     match_threshold: f64,
@@ -46,7 +46,8 @@ impl Exact {
         }
     }
 
-    /// `gate`: only the endpoints with the fewest requests count when requests differ by more.
+    /// Ranks all candidates. `gate` is the largest allowed difference in requests; beyond it, candidates with more
+    /// than the fewest requests come last.
     pub(super) fn rank(
         &self,
         cx: &PickContext<'_>,
@@ -66,12 +67,12 @@ impl Exact {
         let mut tree = self.tree.lock();
         tree.expire(moment(self.interval, cx.now));
         let is_ready = |id| candidates.iter().any(|c| c.id == id && !is_outside(c));
-        let Known { blocks, endpoints } = tree.known(&chain, is_ready);
+        let PrefixMatch { blocks, endpoints } = tree.known(&chain, is_ready);
         let exploits = blocks as f64 > self.match_threshold * chain.len() as f64;
         let loads: SmallVec<[(f64, u64); 16]> = candidates.iter().map(|c| tree.load(c.id)).collect();
         drop(tree);
         ranking.note("work, seconds", 1.0, candidates, |i| loads.get(i).map_or(f64::NAN, |(work, _)| *work));
-        let mut order: SmallVec<[Place; 16]> = SmallVec::with_capacity(candidates.len());
+        let mut order: SmallVec<[SortKey; 16]> = SmallVec::with_capacity(candidates.len());
         for (at, (candidate, (work, requests))) in candidates.iter().zip(&loads).enumerate() {
             let holds = exploits && endpoints.contains(&candidate.id);
             let key = if holds { *requests as f64 } else { *work };

@@ -1,4 +1,4 @@
-//! AIBrix's cases of its Preble, and the window's cost model.
+//! AIBrix's cases of its Preble, and the cost model of the window.
 
 use super::*;
 use attache_pool::PoolSnapshot;
@@ -21,7 +21,7 @@ fn pool(counts: &[u32]) -> PoolSnapshot {
     snapshot(&(1..).zip(counts.iter().copied()).collect::<Vec<_>>())
 }
 
-/// Who may be picked when endpoints hold so many of the prompt's tokens.
+/// The endpoints that may be picked when they have these tokens of the prompt cached.
 fn picks(strategy: &Preble, pool: &PoolSnapshot, prompt: u32, held: &[u32], now: Timestamp) -> BTreeSet<u32> {
     let mut cx = PickContext { now, ..context(pool) };
     cx.request.prompt_tokens = prompt;
@@ -38,7 +38,7 @@ fn picks(strategy: &Preble, pool: &PoolSnapshot, prompt: u32, held: &[u32], now:
     (0..60).map(draw).collect()
 }
 
-/// The endpoint with this id gets `requests` prompts of so many tokens.
+/// Records `requests` prompts of this length for the endpoint with this id.
 fn send(strategy: &Preble, pool: &PoolSnapshot, id: u32, requests: u32, prompt: u32, now: Timestamp) {
     let mut cx = PickContext { now, ..context(pool) };
     cx.request.prompt_tokens = prompt;
@@ -47,18 +47,18 @@ fn send(strategy: &Preble, pool: &PoolSnapshot, id: u32, requests: u32, prompt: 
 }
 
 #[test]
-fn a_prompt_that_nobody_knows_goes_where_the_least_work_is() {
+fn uncached_prompt_goes_to_the_least_work() {
     let (strategy, pool) = (build(&Value::Null), pool(&[0, 0]));
-    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [1, 2].into(), "aibrix 10.7 a: anybody");
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [1, 2].into(), "aibrix 10.7 a: any of them");
     send(&strategy, &pool, 1, 1, 4_000, NOW);
     send(&strategy, &pool, 2, 3, 50, NOW);
-    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [1].into(), "three answers outweigh a long prompt");
+    assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [1].into(), "three responses outweigh a long prompt");
     send(&strategy, &pool, 1, 2, 4_000, NOW);
     assert_eq!(picks(&strategy, &pool, 100, &[0, 0], NOW), [2].into());
 }
 
 #[test]
-fn a_prefix_over_half_of_the_prompt_is_followed_to_its_holder_with_the_fewest_requests() {
+fn prefix_over_half_of_the_prompt_goes_to_its_holder_with_fewest_requests() {
     let (strategy, pool) = (build(&Value::Null), pool(&[0, 0, 0]));
     assert_eq!(picks(&strategy, &pool, 100, &[100, 0, 100], NOW), [1, 3].into(), "aibrix 10.7 b");
     send(&strategy, &pool, 1, 5, 10, NOW);
@@ -70,7 +70,7 @@ fn a_prefix_over_half_of_the_prompt_is_followed_to_its_holder_with_the_fewest_re
 }
 
 #[test]
-fn when_load_differs_much_only_the_idle_count() {
+fn under_imbalance_only_the_least_loaded_count() {
     let strategy = build(&Value::Null);
     assert_eq!(picks(&strategy, &pool(&[1, 1, 10, 10]), 100, &[90; 4], NOW), [1, 2].into(), "aibrix 10.7 d");
     assert_eq!(picks(&strategy, &pool(&[0, 9]), 100, &[0, 100], NOW), [1].into());
@@ -78,7 +78,7 @@ fn when_load_differs_much_only_the_idle_count() {
 }
 
 #[test]
-fn exploration_counts_what_each_lacks_of_this_prompt() {
+fn exploration_counts_the_uncached_part_of_the_prompt() {
     assert_eq!(picks(&build(&Value::Null), &pool(&[0, 0]), 4_000, &[0, 1_900], NOW), [2].into());
 }
 
@@ -118,7 +118,7 @@ fn compat_decides_as_aibrix() {
     assert_eq!(strategy.reads(), Reads::PROMPT);
     let three = pool(&[0, 0, 0]);
     let (shared, other) = ("the same beginning ".repeat(40), "something else ".repeat(60));
-    assert_eq!(exact_picks(&strategy, &three, &shared), [1, 2, 3].into(), "aibrix 10.7 a: anybody");
+    assert_eq!(exact_picks(&strategy, &three, &shared), [1, 2, 3].into(), "aibrix 10.7 a: any of them");
     exact_send(&strategy, &three, 1, &shared);
     exact_send(&strategy, &three, 3, &shared);
     assert_eq!(exact_picks(&strategy, &three, &shared), [1, 3].into(), "aibrix 10.7 b");
@@ -146,7 +146,7 @@ fn compat_gate_is_off_unless_switched_on() {
 }
 
 #[test]
-fn the_window_forgets() {
+fn requests_older_than_the_window_stop_counting() {
     let (strategy, pool) = (build(&Value::Null), pool(&[0, 0]));
     send(&strategy, &pool, 1, 9, 4_000, NOW);
     let after = |seconds| NOW.after(Duration::from_secs(seconds));
@@ -166,7 +166,7 @@ fn eviction_loop_interval_delays_the_window() {
 }
 
 #[test]
-fn endpoints_that_left_are_forgotten() {
+fn endpoints_that_left_are_dropped() {
     let strategy = build(&Value::Null);
     for id in 0..1_000 {
         let now = Timestamp(u64::from(id) * 1_000_000_000);
@@ -177,7 +177,7 @@ fn endpoints_that_left_are_forgotten() {
 }
 
 #[test]
-fn asking_for_figures_changes_nothing() {
+fn scores_change_no_state() {
     let (strategy, pool) = (build(&Value::Null), pool(&[0, 0]));
     send(&strategy, &pool, 1, 2, 100, NOW);
     let candidates: Vec<_> = pool.endpoints.iter().map(|s| Candidate::new(s, NOW, STALE_AFTER, 0)).collect();
@@ -192,7 +192,7 @@ fn asking_for_figures_changes_nothing() {
 }
 
 #[test]
-fn parameters_are_aibrix_own_and_checked() {
+fn parameters_are_aibrixs_and_checked() {
     let all = json!({
         "targetGPU": "A6000", "decodingLength": 90, "slidingWindowPeriod": 1, "matchThreshold": 0.3, "imbalance": 4,
         "evictionLoopInterval": 1000

@@ -1,18 +1,18 @@
-//! AIBrix's own bookkeeping: a radix tree of prompts, each node with the endpoints that computed it and the requests
-//! of the last minutes.
+//! AIBrix's own bookkeeping: a radix tree of prompts. Each node has the endpoints that computed it and the requests
+//! in the window.
 //!
 //! ```text
 //! prefill cost of a node = (1 - hit tokens / prompt tokens) x requests x prefill(own tokens, tokens up to its end)
-//! cost of an endpoint    = sum over nodes that it computed and that had requests within the window: prefill cost + answer tokens x 0.15 s
-//! load of an endpoint    = requests within the window on all nodes that it computed
+//! cost of an endpoint    = sum of (prefill cost + response tokens x 0.15 s)
+//!                          over its nodes that had requests in the window
+//! load of an endpoint    = requests in the window on all nodes that it computed
 //! ```
 //!
-//! A node is a run of blocks of text, a block [`BLOCK_TOKENS`] tokens. Sums are kept for each endpoint, so that a
-//! decision does not visit every node. Here models never share a node, so that AIBrix's division by the models of a
-//! node is by 1.
+//! A node is a run of blocks, each of [`BLOCK_TOKENS`] tokens. Sums are kept per endpoint, so a decision does not
+//! visit every node. Here models never share a node, so AIBrix's division by the number of models is by 1.
 //!
-//! Nodes name a [`Ticket`], which stands for an endpoint until that is lost. A lost endpoint's tickets count no more
-//! from then on, however many nodes have one; a node drops its own when it next changes.
+//! Nodes name a [`HolderId`], which represents an endpoint until that is lost. The ids of a lost endpoint stop counting
+//! at once, however many nodes have one; a node drops its own when it next changes.
 
 use super::SECONDS_PER_TOKEN;
 use super::cost::Gpu;
@@ -27,54 +27,55 @@ use std::time::Duration;
 pub(super) const BLOCK_BYTES: usize = 64;
 /// 16 tokens in a block, of 4 bytes each.
 const BLOCK_TOKENS: u32 = 16;
-/// 4,096 blocks of a prompt count: 65,536 tokens.
+/// At most 4,096 blocks of a prompt count: 65,536 tokens.
 pub(super) const MAX_DEPTH: usize = 4_096;
-/// 500,000 blocks. Beyond it the nodes that were used longest ago are dropped.
+/// 500,000 blocks. Beyond it the least recently used nodes are dropped.
 const MAX_BLOCKS: usize = 500_000;
-/// 100,000 nodes, of some 400 bytes each with their entries in tables.
+/// 100,000 nodes, each about 400 bytes with its entries in tables.
 const MAX_NODES: usize = 100_000;
-/// 500,000 requests within the window, 40 bytes each: 2,700 a second over 3 minutes. Beyond it the oldest stop counting.
+/// 500,000 requests in the window, 40 bytes each: 2,700 requests per second over 3 minutes. Beyond it the oldest stop
+/// counting.
 const MAX_EVENTS: usize = 500_000;
 /// AIBrix drops nodes after 5 idle minutes.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// What one request adds to the sums.
+/// Parameters of the cost of one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
     pub(super) gpu: Gpu,
-    /// Tokens of an answer.
+    /// Tokens of a response.
     pub(super) decoding_length: u32,
-    /// How long requests count.
+    /// How long a request counts.
     pub(super) window: Duration,
 }
 
-/// Requests within the window, on one node.
+/// Sums over the requests in the window that ended at one node.
 #[derive(Clone, Copy, Debug, Default)]
-struct Recent {
+struct RecentTotals {
     requests: u32,
     hit_tokens: u64,
     prompt_tokens: u64,
 }
 
-/// Stands for an endpoint, from the first request that it got until it is lost.
+/// Identifies an endpoint from its first request until it is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Ticket(u64);
+struct HolderId(u64);
 
 #[derive(Debug)]
-struct Node {
+struct PrefixNode {
     parent: Option<u64>,
     children: SmallVec<[u64; 2]>,
-    /// Blocks before it.
+    /// Number of blocks before this node.
     start: u32,
     blocks: Vec<u64>,
-    holders: SmallVec<[Ticket; 4]>,
+    holders: SmallVec<[HolderId; 4]>,
     used: Timestamp,
-    recent: Recent,
-    /// What it adds to the cost of each of its holders, nanoseconds.
+    recent: RecentTotals,
+    /// Cost that the node adds to each of its holders, in nanoseconds.
     cost: u64,
 }
 
-/// An endpoint that got requests, and what its nodes add up to.
+/// An endpoint that served requests, and the sums over its nodes.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     endpoint: EndpointId,
@@ -82,35 +83,35 @@ struct Holder {
     requests: u64,
 }
 
-/// One request that counts until it leaves the window.
+/// One request, which counts until it leaves the window.
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct RecentRequest {
     at: Timestamp,
     node: u64,
     hit_tokens: u64,
     prompt_tokens: u64,
 }
 
-/// How much of a prompt is known.
+/// The cached part of a prompt.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known {
-    /// Blocks of the prompt that are in the tree.
+pub(super) struct PrefixMatch {
+    /// Length of the prefix in the tree, in blocks.
     pub(super) blocks: usize,
-    /// The endpoints that computed the longest part of it, among those asked for.
+    /// The endpoints that computed the longest part of it, among those that the caller accepts.
     pub(super) endpoints: SmallVec<[EndpointId; 4]>,
 }
 
-/// The tree.
+/// The radix tree and the sums of each endpoint.
 #[derive(Debug)]
 pub(super) struct Tree {
     costs: Costs,
-    nodes: AHashMap<u64, Node>,
-    /// Which node a block is in.
+    nodes: AHashMap<u64, PrefixNode>,
+    /// PrefixNode of each block.
     owner: AHashMap<u64, u64>,
     by_use: BTreeSet<(Timestamp, u64)>,
-    events: VecDeque<Event>,
-    holders: AHashMap<Ticket, Holder>,
-    tickets: AHashMap<EndpointId, Ticket>,
+    events: VecDeque<RecentRequest>,
+    holders: AHashMap<HolderId, Holder>,
+    holder_ids: AHashMap<EndpointId, HolderId>,
     next: u64,
 }
 
@@ -127,44 +128,44 @@ impl Tree {
             by_use: BTreeSet::new(),
             events: VecDeque::new(),
             holders: AHashMap::new(),
-            tickets: AHashMap::new(),
+            holder_ids: AHashMap::new(),
             next: 0,
         }
     }
 
-    /// What is known of the prompt with these blocks, and which of the endpoints that `is_ready` accepts computed most
-    /// of it.
-    pub(super) fn known(&self, chain: &[u64], is_ready: impl Fn(EndpointId) -> bool) -> Known {
+    /// Looks up the prompt with these blocks: the length of its known prefix, and the accepted endpoints that
+    /// computed most of it.
+    pub(super) fn known(&self, chain: &[u64], is_ready: impl Fn(EndpointId) -> bool) -> PrefixMatch {
         let blocks = chain.iter().take_while(|block| self.owner.contains_key(block)).count();
         let last = blocks.checked_sub(1).and_then(|last| chain.get(last)).and_then(|block| self.owner.get(block));
         let mut at = last.copied();
         while let Some(node) = at.and_then(|id| self.nodes.get(&id)) {
-            let endpoint = |ticket| self.holders.get(ticket).map(|holder| holder.endpoint);
+            let endpoint = |holder_id| self.holders.get(holder_id).map(|holder| holder.endpoint);
             let ready: SmallVec<[EndpointId; 4]> =
                 node.holders.iter().filter_map(endpoint).filter(|id| is_ready(*id)).collect();
             if !ready.is_empty() {
-                return Known { blocks, endpoints: ready };
+                return PrefixMatch { blocks, endpoints: ready };
             }
             at = node.parent;
         }
-        Known { blocks, endpoints: SmallVec::new() }
+        PrefixMatch { blocks, endpoints: SmallVec::new() }
     }
 
-    /// Seconds of work within the window, and requests.
+    /// Seconds of work and number of requests within the window.
     pub(super) fn load(&self, endpoint: EndpointId) -> (f64, u64) {
-        let holder = self.tickets.get(&endpoint).and_then(|ticket| self.holders.get(ticket));
+        let holder = self.holder_ids.get(&endpoint).and_then(|holder_id| self.holders.get(holder_id));
         holder.map_or((0.0, 0), |holder| (holder.cost as f64 / 1e9, holder.requests))
     }
 
-    /// A request with this prompt goes to `endpoint`.
+    /// Records that a request with this prompt is sent to `endpoint`.
     pub(super) fn record(&mut self, chain: &[u64], endpoint: EndpointId, now: Timestamp) {
         let Some(leaf) = self.insert(chain, now) else { return };
-        let ticket = self.ticket(endpoint);
+        let holder_id = self.holder_id(endpoint);
         let mut at = Some(leaf);
         while let Some(id) = at {
             self.change(id, |node| {
-                if !node.holders.contains(&ticket) {
-                    node.holders.push(ticket);
+                if !node.holders.contains(&holder_id) {
+                    node.holders.push(holder_id);
                 }
             });
             self.touch(id, now);
@@ -172,7 +173,7 @@ impl Tree {
         }
         let Some(node) = self.nodes.get(&leaf) else { return };
         let (hit_tokens, own) = (tokens(node.start as usize), tokens(node.blocks.len()));
-        let event = Event { at: now, node: leaf, hit_tokens, prompt_tokens: hit_tokens + own };
+        let event = RecentRequest { at: now, node: leaf, hit_tokens, prompt_tokens: hit_tokens + own };
         self.change(leaf, |node| {
             node.recent.requests += 1;
             node.recent.hit_tokens += event.hit_tokens;
@@ -181,28 +182,28 @@ impl Tree {
         self.events.push_back(event);
     }
 
-    /// The endpoints in `lost` hold nothing any more. Takes no longer where they held more.
+    /// Drops all that the endpoints in `lost` hold, in time that does not depend on how much that is.
     pub(super) fn forget(&mut self, lost: &[EndpointId]) {
         for endpoint in lost {
-            if let Some(ticket) = self.tickets.remove(endpoint) {
-                self.holders.remove(&ticket);
+            if let Some(holder_id) = self.holder_ids.remove(endpoint) {
+                self.holders.remove(&holder_id);
             }
         }
     }
 
-    /// The endpoint's ticket, which is a new one for its first request.
-    fn ticket(&mut self, endpoint: EndpointId) -> Ticket {
-        if let Some(ticket) = self.tickets.get(&endpoint) {
-            return *ticket;
+    /// Id of the endpoint; creates a new one for its first request.
+    fn holder_id(&mut self, endpoint: EndpointId) -> HolderId {
+        if let Some(holder_id) = self.holder_ids.get(&endpoint) {
+            return *holder_id;
         }
-        let ticket = Ticket(self.next);
+        let holder_id = HolderId(self.next);
         self.next += 1;
-        self.tickets.insert(endpoint, ticket);
-        self.holders.insert(ticket, Holder { endpoint, cost: 0, requests: 0 });
-        ticket
+        self.holder_ids.insert(endpoint, holder_id);
+        self.holders.insert(holder_id, Holder { endpoint, cost: 0, requests: 0 });
+        holder_id
     }
 
-    /// Drops what is too old, and requests beyond [`MAX_EVENTS`].
+    /// Drops requests that left the window or exceed [`MAX_EVENTS`], and nodes that are idle or too many.
     pub(super) fn expire(&mut self, now: Timestamp) {
         while let Some(event) = self.events.front().copied() {
             if now.since(event.at) <= self.costs.window && self.events.len() <= MAX_EVENTS {
@@ -223,7 +224,7 @@ impl Tree {
         }
     }
 
-    /// The node that ends where the prompt ends; `None` for an empty prompt.
+    /// The node at whose end the prompt ends, created if needed; `None` for an empty prompt.
     fn insert(&mut self, chain: &[u64], now: Timestamp) -> Option<u64> {
         let known = chain.iter().take_while(|block| self.owner.contains_key(block)).count();
         let parent = known.checked_sub(1).and_then(|last| self.split_after(*chain.get(last)?));
@@ -231,21 +232,21 @@ impl Tree {
         if rest.is_empty() {
             return parent;
         }
-        let id = self.add(Node {
+        let id = self.add(PrefixNode {
             parent,
             children: SmallVec::new(),
             start: known as u32,
             blocks: rest.to_vec(),
             holders: SmallVec::new(),
             used: now,
-            recent: Recent::default(),
+            recent: RecentTotals::default(),
             cost: 0,
         });
         Some(id)
     }
 
-    /// The node that ends with `block`, which is in the tree. What a longer node has beyond it becomes its child, and
-    /// keeps its requests.
+    /// Returns the node that ends with `block`, which must be in the tree. Splits a longer node: its remainder
+    /// becomes a child and keeps the requests.
     fn split_after(&mut self, block: u64) -> Option<u64> {
         let lower = *self.owner.get(&block)?;
         let node = self.nodes.get_mut(&lower)?;
@@ -259,17 +260,25 @@ impl Tree {
         let (holders, used) = (node.holders.clone(), node.used);
         node.start += at as u32;
         let children = SmallVec::from_slice(&[lower]);
-        let upper =
-            self.add(Node { parent, children, start, blocks, holders, used, recent: Recent::default(), cost: 0 });
+        let upper = self.add(PrefixNode {
+            parent,
+            children,
+            start,
+            blocks,
+            holders,
+            used,
+            recent: RecentTotals::default(),
+            cost: 0,
+        });
         if let Some(above) = parent.and_then(|id| self.nodes.get_mut(&id)) {
             above.children.retain(|child| *child != lower);
         }
-        // Fewer tokens are its own now.
+        // The remainder has fewer tokens of its own, so its cost changes.
         self.change(lower, |node| node.parent = Some(upper));
         Some(upper)
     }
 
-    fn add(&mut self, node: Node) -> u64 {
+    fn add(&mut self, node: PrefixNode) -> u64 {
         let id = self.next;
         self.next += 1;
         self.owner.extend(node.blocks.iter().map(|block| (*block, id)));
@@ -289,17 +298,17 @@ impl Tree {
         }
     }
 
-    /// Changes a node, which drops its tickets of lost endpoints, and keeps the sums of its holders.
-    fn change(&mut self, id: u64, change: impl FnOnce(&mut Node)) {
+    /// Applies `change` to a node and updates the sums of its holders. Also drops the node's ids of lost endpoints.
+    fn change(&mut self, id: u64, change: impl FnOnce(&mut PrefixNode)) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
-        node.holders.retain(|ticket| self.holders.contains_key(ticket));
+        node.holders.retain(|holder_id| self.holders.contains_key(holder_id));
         add(&mut self.holders, node, false);
         change(node);
         node.cost = self.costs.of(node);
         add(&mut self.holders, node, true);
     }
 
-    /// Drops a node and all below it.
+    /// Drops a node and its descendants.
     fn remove(&mut self, id: u64) {
         let parent = self.nodes.get(&id).and_then(|node| node.parent);
         if let Some(above) = parent.and_then(|id| self.nodes.get_mut(&id)) {
@@ -318,13 +327,13 @@ impl Tree {
     }
 }
 
-/// Adds what `node` counts to the sums of its holders, or takes it away.
-fn add(holders: &mut AHashMap<Ticket, Holder>, node: &Node, adds: bool) {
+/// Adds the cost and requests of `node` to the sums of its holders, or subtracts them.
+fn add(holders: &mut AHashMap<HolderId, Holder>, node: &PrefixNode, adds: bool) {
     if node.recent.requests == 0 {
         return;
     }
-    for ticket in &node.holders {
-        let Some(sum) = holders.get_mut(ticket) else { continue };
+    for holder_id in &node.holders {
+        let Some(sum) = holders.get_mut(holder_id) else { continue };
         let (cost, requests) = (node.cost, u64::from(node.recent.requests));
         if adds {
             (sum.cost, sum.requests) = (sum.cost.saturating_add(cost), sum.requests + requests);
@@ -335,8 +344,8 @@ fn add(holders: &mut AHashMap<Ticket, Holder>, node: &Node, adds: bool) {
 }
 
 impl Costs {
-    /// What a node adds to the cost of an endpoint that computed it, nanoseconds.
-    fn of(&self, node: &Node) -> u64 {
+    /// Cost that a node adds to each endpoint that computed it, in nanoseconds.
+    fn of(&self, node: &PrefixNode) -> u64 {
         let recent = node.recent;
         if recent.requests == 0 {
             return 0;
@@ -360,7 +369,7 @@ mod tests {
         Timestamp(seconds * 1_000_000_000)
     }
 
-    /// The blocks of a prompt: `shared` blocks that it has in common with others, and `own` that it has not.
+    /// Blocks of a prompt: `shared` blocks that other prompts have too, and `own` blocks that only this one has.
     fn prompt(shared: u64, own: u64, number: u64) -> Vec<u64> {
         (0..shared).chain((0..own).map(|i| (number + 1) * 1_000_000 + i)).collect()
     }
@@ -370,12 +379,12 @@ mod tests {
     }
 
     #[test]
-    fn requests_cost_prefill_and_answer() {
+    fn requests_cost_prefill_and_response() {
         let mut tree = Tree::new(COSTS);
         let (a, b) = (EndpointId(1), EndpointId(2));
         tree.record(&prompt(0, 25, 0), a, at(0));
         close(tree.load(a).0, Gpu::V100.prefill(400, 400, true) + ANSWER);
-        // The same again counts two prefills and, as in AIBrix, one answer.
+        // The same prompt again counts two prefills and, as in AIBrix, one response.
         tree.record(&prompt(0, 25, 0), a, at(1));
         close(tree.load(a).0, 2.0 * Gpu::V100.prefill(400, 400, true) + ANSWER);
         assert_eq!((tree.load(a).1, tree.load(b)), (2, (0.0, 0)));
@@ -388,7 +397,7 @@ mod tests {
         tree.record(&prompt(50, 50, 0), a, at(0));
         tree.record(&prompt(50, 50, 1), b, at(0));
         assert_eq!(tree.nodes.len(), 3, "the shared part, and two rests");
-        // The first was inserted whole, so that all of it missed; of the second half hit.
+        // The first prompt was inserted whole, so all of it missed. Of the second, half hit.
         let half = Gpu::V100.prefill(800, 1_600, true);
         close(tree.load(a).0, half + ANSWER);
         close(tree.load(b).0, half / 2.0 + ANSWER);
@@ -436,7 +445,7 @@ mod tests {
         assert_eq!(tree.load(a), (0.0, 0));
         assert_eq!(tree.known(&prompt(10, 10, 0), |_| true).endpoints.as_slice(), [b], "the part that both computed");
         assert_eq!(tree.known(&prompt(10, 10, 1), |_| true).endpoints.as_slice(), [b]);
-        // It may come back, with an empty cache: what nodes still name it by is not its own any more.
+        // The endpoint may come back with an empty cache: nodes name it by its old id, which no longer counts.
         tree.record(&prompt(0, 5, 7), a, at(1));
         assert_eq!(tree.known(&prompt(10, 10, 0), |id| id == a).endpoints.as_slice(), []);
         assert_eq!((tree.load(a).1, tree.load(b).1), (1, 1));

@@ -23,7 +23,7 @@ fn build(parameters: serde_json::Value) -> PrefixHash {
     params::<Params>(&parameters).unwrap().build().unwrap()
 }
 
-/// What `strategy` decides about a prompt with this text when the first `n` endpoints may serve it.
+/// The decision of `strategy` for a prompt with this text when the first `n` endpoints may serve it.
 fn decide(strategy: &PrefixHash, pool: &PoolSnapshot, text: &str, n: usize) -> Decision {
     let prompt = chat(&[("user", text)]);
     let mut cx = context(pool);
@@ -34,14 +34,14 @@ fn decide(strategy: &PrefixHash, pool: &PoolSnapshot, text: &str, n: usize) -> D
     ranking.decide().unwrap()
 }
 
-/// Some prompt whose home is the endpoint at `home`.
+/// A prompt whose home is the endpoint at `home`.
 fn prompt_of(strategy: &PrefixHash, pool: &PoolSnapshot, home: u32) -> String {
     (0..).map(|i| format!("p{i}")).find(|text| decide(strategy, pool, text, usize::MAX).picks[0].id.0 == home).unwrap()
 }
 
-/// "kubeai 3.1 [T]": factor 150 %, one point an endpoint, 10 requests on each.
+/// "kubeai 3.1 [T]": factor 150 %, one point per endpoint, 10 requests on each.
 #[test]
-fn the_load_rule_of_kubeai() {
+fn load_rule_is_kubeais() {
     for compat in [false, true] {
         let strategy = build(serde_json::json!({"meanLoadFactor": 150, "replication": 1, "compat": compat}));
         let idle = pool(&["A", "B"], &[0, 0]);
@@ -65,7 +65,7 @@ fn the_load_rule_of_kubeai() {
 }
 
 #[test]
-fn the_key_is_the_adapter_and_the_first_characters_of_the_first_user_message() {
+fn key_is_the_adapter_and_the_start_of_the_first_user_message() {
     let strategy = build(serde_json::json!({"prefixCharLength": 3}));
     let theirs = build(serde_json::json!({"prefixCharLength": 3, "compat": true}));
     let key = |prompt: &Prompt<'_>| (strategy.key("m", prompt), theirs.key("m", prompt));
@@ -93,7 +93,7 @@ fn the_key_is_the_adapter_and_the_first_characters_of_the_first_user_message() {
 
 /// "kubeai 3.1": without a separator, `pod-1` + `11` is the point of `pod-11` + `1`.
 #[test]
-fn names_that_run_into_numbers_share_no_points() {
+fn names_that_end_in_digits_share_no_points() {
     let points = |compat| {
         let strategy = build(serde_json::json!({"compat": compat}));
         let ring = strategy.ring.of(&pool(&["pod-1", "pod-11"], &[0, 0]));
@@ -106,7 +106,7 @@ fn names_that_run_into_numbers_share_no_points() {
 
 /// "kubeai 3.1 n = all endpoints even when the adapter filter leaves fewer": 2 of 8 may serve and have all the load.
 #[test]
-fn the_mean_is_over_those_that_may_serve() {
+fn mean_is_over_the_endpoints_that_may_serve() {
     let pool = pool(&["a", "b", "c", "d", "e", "f", "g", "h"], &[8, 8, 0, 0, 0, 0, 0, 0]);
     for (compat, nobody) in [(false, false), (true, true)] {
         let strategy = build(serde_json::json!({"compat": compat}));

@@ -1,4 +1,4 @@
-//! AIBrix's cases of sessions.
+//! AIBrix's cases of session affinity.
 
 use super::*;
 use attache_scheduling::Registry;
@@ -43,7 +43,7 @@ fn id(address: &str) -> String {
 }
 
 #[test]
-fn a_session_goes_back_to_its_endpoint() {
+fn session_returns_to_its_endpoint() {
     let back = id("10.0.0.1:8002");
     let (picks, best) = route(&[("x-session-id", &back)], &LOADS, false);
     assert_eq!((picks, best), (vec![2, 3, 1], [2].into()), "aibrix 10.10: it, then the fewest requests");
@@ -51,7 +51,7 @@ fn a_session_goes_back_to_its_endpoint() {
 }
 
 #[test]
-fn an_id_that_names_nobody_counts_as_none() {
+fn invalid_session_id_is_ignored() {
     let long = "A".repeat(4_096);
     let gone = id("10.0.0.9:8000");
     for (row, value) in [
@@ -69,7 +69,7 @@ fn an_id_that_names_nobody_counts_as_none() {
 }
 
 #[test]
-fn a_key_leads_to_one_endpoint_whatever_the_order() {
+fn key_selects_one_endpoint_in_any_order_of_candidates() {
     let key = ("x-aibrix-session-key", "agent-session-42");
     let (picks, best) = route(&[key], &LOADS, false);
     assert_eq!(route(&[key], &LOADS, true), (picks.clone(), best.clone()), "aibrix 10.10");
@@ -88,9 +88,10 @@ fn a_key_leads_to_one_endpoint_whatever_the_order() {
     assert_eq!(route(&[("x-aibrix-session-key", &"k".repeat(256))], &LOADS, false).1.len(), 1);
 }
 
-/// Who leaves takes only its own sessions along; and where the original's hash piles sessions up, ours does not.
+/// An endpoint that leaves moves only its own sessions. AIBrix's hash concentrates sessions; with the mixing step
+/// they spread evenly.
 #[test]
-fn a_key_moves_only_when_its_endpoint_leaves_and_sessions_are_spread_evenly() {
+fn key_moves_only_when_its_endpoint_leaves_and_sessions_spread_evenly() {
     let all: Vec<(u32, u32)> = (0..10).map(|id| (id, 0)).collect();
     for (compat, allowed) in [(false, 70..=130), (true, 50..=300)] {
         let params = serde_json::json!({"compat": compat});
@@ -108,10 +109,10 @@ fn a_key_moves_only_when_its_endpoint_leaves_and_sessions_are_spread_evenly() {
     }
 }
 
-/// The published test values of FNV-1a.
+/// Published test values of FNV-1a.
 #[test]
-fn the_hash_is_fnv_1a() {
-    // The key and the zero byte stand first, so that the empty key is the hash of "\0a".
+fn hash_is_fnv_1a() {
+    // The key and the zero byte come first, so the empty key hashes "\0a".
     let plain = |bytes: &[u8]| {
         bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
     };
@@ -120,11 +121,11 @@ fn the_hash_is_fnv_1a() {
 }
 
 #[test]
-fn the_answer_names_who_served_and_not_the_key() {
+fn response_names_the_endpoint_and_not_the_key() {
     let strategy = (PLUGIN.build)(&Value::Null, &Registry::default()).unwrap();
     let pool = snapshot(&LOADS);
     let mut out = Vec::new();
-    strategy.answer_headers(&pool.endpoints[1].endpoint, &mut out);
+    strategy.response_headers(&pool.endpoints[1].endpoint, &mut out);
     assert_eq!(out, [("x-session-id".into(), id("10.0.0.1:8002"))], "aibrix 10.10");
     assert!((PLUGIN.build)(&serde_json::json!({"keyHeader": "no header"}), &Registry::default()).is_err());
 }

@@ -1,36 +1,37 @@
-//! Which of equal servers a request is put on, by how full they are.
+//! Chooses among servers of one deployment by how full they are.
 
-/// How full a server is.
+/// How full a server is, now and with the request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Fullness {
-    /// What runs there, 1 for all that may.
+    /// Sum of the shares of running requests; 1 is full.
     pub(super) utilization: f64,
-    /// What the request would add; `None` where no rate meets the objective.
+    /// Share that the request would add; `None` where no rate meets the objective.
     pub(super) consumption: Option<f64>,
 }
 
-/// A server is full at 1.
+/// A server is full at a utilization of 1.
 const CAP: f64 = 1.0;
-/// Sums of shares are rounded: what is over by less is not over.
+/// Tolerance for rounding errors in sums of shares.
 const ROUNDING: f64 = 1e-6;
 
-/// Why a request is put nowhere.
+/// Why no server can take a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unplaced {
-    /// No server has room for it.
+    /// No server has capacity for the request.
     Full,
-    /// It can't be served within the objective at any rate.
+    /// No rate of the profile meets the request's objective.
     NoRate,
 }
 
-/// How a server is chosen. Of equals the last is taken, as there; whatever is booked counts at once, so that the next request sees another order.
+/// How a server is chosen. Ties go to the last server, as in AIBrix. A booked request counts at once, so the next one
+/// sees the updated utilization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
     /// The least utilization.
     Push,
-    /// The least utilization with the request, among those that have room.
+    /// The least utilization with the request, among servers with capacity for it.
     Pull,
-    /// The greatest.
+    /// The greatest utilization with the request, among servers with capacity for it.
     Pack,
 }
 
@@ -38,12 +39,12 @@ impl Placement {
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::Push => "least utilization",
-            Self::Pull => "least utilization with room",
-            Self::Pack => "greatest utilization with room",
+            Self::Pull => "least utilization with capacity",
+            Self::Pack => "greatest utilization with capacity",
         }
     }
 
-    /// The position of the server that the request is put on. That none has room outweighs that one can't serve it.
+    /// Position of the server that takes the request. If none can, `Full` outweighs `NoRate`.
     pub(super) fn place(self, servers: &[Fullness]) -> Result<usize, Unplaced> {
         let mut best: Option<(f64, usize)> = None;
         let mut unplaced = None;
@@ -89,7 +90,7 @@ mod tests {
         const NO_RATE: f64 = f64::NAN;
         type Row = (Placement, &'static [(f64, f64)], Result<usize, Unplaced>);
         let table: &[Row] = &[
-            // Push: of (0.3, 0.1, 0.5) the second, of equals the last, of none none.
+            // Push: of (0.3, 0.1, 0.5) the second, of equals the last, of no servers none.
             (Placement::Push, &[(0.3, 0.1), (0.1, 0.1), (0.5, 0.1)], Ok(1)),
             (Placement::Push, &[(0.5, 0.1), (0.5, 0.1)], Ok(1)),
             (Placement::Push, &[], Err(Unplaced::Full)),
@@ -103,7 +104,7 @@ mod tests {
             (Placement::Pull, &[(0.8, 0.3), (0.3, NO_RATE)], Err(Unplaced::Full)),
             (Placement::Pull, &[(0.3, 0.2), (0.3, 0.1)], Ok(1)),
             (Placement::Pull, &[(0.8, 0.2)], Ok(0)),
-            // Pack: the fullest that has room.
+            // Pack: the fullest with capacity.
             (Placement::Pack, &[(0.0, 0.2), (0.2, 0.2), (0.9, 0.2)], Ok(1)),
             (Placement::Pack, &[(0.0, 0.2), (0.0, 0.2)], Ok(0)),
             (Placement::Pack, &[(0.9, 0.2)], Err(Unplaced::Full)),

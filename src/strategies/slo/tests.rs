@@ -1,4 +1,4 @@
-//! The family over small pools: what the reference's tests expect, and what is ours.
+//! The SLO strategies over small pools: the cases of the reference's tests, and our own.
 
 use super::*;
 use attache_pool::ledger::Ticket;
@@ -36,7 +36,7 @@ impl World {
         Self { snapshot: PoolSnapshot::new(1, true, states), strategy, running: Vec::new() }
     }
 
-    /// Prompts of so many tokens were answered with so many.
+    /// Records responses of `answer` tokens to prompts of `prompt` tokens.
     fn answered(&self, prompt: u32, answer: u64) {
         let endpoint = &self.snapshot.endpoints[0].endpoint;
         let work = Work { prompt_tokens: prompt, uncached_tokens: prompt, adapter_cold: false };
@@ -57,7 +57,7 @@ impl World {
         ranking.decide().ok_or_else(|| RequestError::new(attache_types::error::Reason::NoReadyEndpoint, why))
     }
 
-    /// Sends a request; the server that it runs on.
+    /// Sends a request and returns the server that runs it.
     fn send(&mut self, prompt: u32) -> u32 {
         let picked = self.decide(prompt, 0.0).unwrap().picks[0].clone();
         let request = RequestFacts { prompt_tokens: prompt, ..RequestFacts::default() };
@@ -67,7 +67,8 @@ impl World {
         picked.id.0
     }
 
-    /// Whether no server has capacity for one more request of the usual share, as `slo-load-detector` of flow control says it.
+    /// Whether no server has capacity for one more request of the usual share, as the `slo-load-detector` of flow
+    /// control computes it.
     fn is_full(&self) -> bool {
         let ledgers = || self.snapshot.endpoints.iter().map(|state| &state.live().ledger);
         let running: f64 = ledgers().map(|ledger| f64::from(ledger.in_flight())).sum();
@@ -78,7 +79,7 @@ impl World {
 }
 
 #[test]
-fn without_a_profile_that_says_something_the_fewest_requests_decide() {
+fn without_a_usable_profile_the_fewest_requests_decide() {
     let (no_objective, not_measured) = (
         {
             let mut p = simulated("a");
@@ -107,19 +108,19 @@ fn without_a_profile_that_says_something_the_fewest_requests_decide() {
 }
 
 #[test]
-fn what_no_rate_serves_within_the_objective_is_refused() {
+fn request_that_no_rate_serves_within_its_objective_is_rejected() {
     for (name, refused) in
         [("slo", true), ("slo-pack-load", true), ("slo-least-load-pulling", true), ("slo-least-load", false)]
     {
         let world = World::new(name, &["a", "a"], &[simulated("a")]);
-        assert!(world.decide(2_048, 0.0).is_ok(), "{name}: nothing is known of answers yet");
+        assert!(world.decide(2_048, 0.0).is_ok(), "{name}: no response length is learned yet");
         world.answered(2_048, 512);
         let decided = world.decide(2_048, 0.0);
         assert_eq!(decided.is_err(), refused, "{name}");
         if let Err(error) = decided {
             assert!(error.message.contains("no rate"), "{error}");
         }
-        // A client that allows no more than 64 tokens gets none of 512.
+        // A client that allows at most 64 tokens never gets 512.
         let request = RequestFacts { prompt_tokens: 2_048, max_tokens: Some(64), ..RequestFacts::default() };
         let cx = PickContext { request, ..PickContext::new(&world.snapshot, NOW, STALE_AFTER) };
         assert!(world.strategy.share(&cx, &world.snapshot.endpoints[0].endpoint) > 0.0);
@@ -128,7 +129,7 @@ fn what_no_rate_serves_within_the_objective_is_refused() {
 
 #[test]
 fn packing_fills_one_server_and_pulling_keeps_them_even() {
-    // 4 at once on each server.
+    // 4 requests at once on each server.
     let mut packed = World::new("slo-pack-load", &["a", "a"], &[simulated("a")]);
     let first = packed.send(512);
     assert_eq!([packed.send(512), packed.send(512), packed.send(512)], [first; 3]);
@@ -142,7 +143,7 @@ fn packing_fills_one_server_and_pulling_keeps_them_even() {
 }
 
 #[test]
-fn when_every_server_is_full_the_next_waits_for_the_first_that_ends() {
+fn full_pool_next_request_goes_to_the_first_server_that_finishes() {
     for name in ["slo", "slo-pack-load"] {
         let mut world = World::new(name, &["a", "a"], &[simulated("a")]);
         for sent in 0..8 {
@@ -163,7 +164,7 @@ fn when_every_server_is_full_the_next_waits_for_the_first_that_ends() {
 }
 
 #[test]
-fn another_deployment_is_tried_while_the_request_is_on_time_there() {
+fn second_deployment_is_used_while_the_request_is_on_time_there() {
     let slower = |by: f64| {
         let mut profile = simulated("slow");
         let rows = profile["e2e"].as_array().unwrap().clone();
@@ -175,13 +176,13 @@ fn another_deployment_is_tried_while_the_request_is_on_time_there() {
     let mut world = World::new("slo", &["slow", "fast"], &[slower(2.0), simulated("fast")]);
     assert_eq!([world.send(2_048), world.send(2_048), world.send(2_048), world.send(2_048)], [1; 4]);
     assert_eq!(world.send(2_048), 0, "the fast one is full, and the slow one is in time");
-    // Having waited for 4.2 s it misses 5 s there (0.5 and 1 s): better full than late.
+    // After a wait of 4.2 s the request misses its 5 s there (0.5 and 1 s): full is better than late.
     assert_eq!(world.decide(2_048, 4.2).unwrap().reason, "no endpoint has capacity by its profile; least utilization");
 }
 
 #[test]
-fn a_deployment_that_is_full_now_counts_more_than_one_that_can_never_serve_it() {
-    // The second meets the objective and has no rate, as its measurements have it.
+fn full_deployment_outweighs_one_that_can_never_serve() {
+    // The second deployment meets the objective but has no rate in its measurements.
     let mut idle = simulated("never");
     let rows = idle["tputs"].as_array().unwrap().len();
     idle["tputs"] = (0..rows).map(|_| vec![0.0; 5]).collect();
@@ -197,14 +198,14 @@ fn a_deployment_that_is_full_now_counts_more_than_one_that_can_never_serve_it() 
 }
 
 #[test]
-fn a_request_may_wait_for_what_its_objective_leaves() {
+fn request_may_wait_as_long_as_its_objective_allows() {
     let world = World::new("slo", &["a", "a"], &[simulated("a")]);
     let spare = |waited: f64| {
         let request =
             RequestFacts { prompt_tokens: 1_024, waited: Duration::from_secs_f64(waited), ..RequestFacts::default() };
         world.strategy.spare(&PickContext { request, ..PickContext::new(&world.snapshot, NOW, STALE_AFTER) })
     };
-    // 5 s less 10 ms for each of the shortest answers' 4 tokens and 0.25 ms for each of the prompt's.
+    // 5 s minus 10 ms for each of the shortest response's 4 tokens and 0.25 ms for each of the prompt's.
     assert!((spare(0.0).unwrap() - (5.0 - 0.04 - 0.256)).abs() < 1e-9);
     assert!((spare(6.0).unwrap() - (-1.0 - 0.04 - 0.256)).abs() < 1e-9);
     assert_eq!(
@@ -214,7 +215,7 @@ fn a_request_may_wait_for_what_its_objective_leaves() {
 }
 
 #[test]
-fn a_deployment_is_found_by_aibrixs_rules() {
+fn deployment_is_found_by_aibrixs_rules() {
     let spec = |name: &str, labels: &[(&str, &str)]| {
         let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
         EndpointSpec { name: name.into(), labels, ..EndpointSpec::at(([127, 0, 0, 1], 8000).into()) }
@@ -240,7 +241,7 @@ fn a_deployment_is_found_by_aibrixs_rules() {
 }
 
 #[test]
-fn a_profile_of_the_requests_model_comes_before_one_of_the_deployment_alone() {
+fn profile_of_the_model_takes_precedence_over_one_of_the_deployment() {
     use attache_pool::slo_profile::RedisProfiles;
     let mut slow = simulated("a");
     slow["slos"]["e2e"] = json!(0.001);

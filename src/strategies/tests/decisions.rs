@@ -1,4 +1,4 @@
-//! The scheduler with every strategy: probes, roles, pairs.
+//! The scheduler with every strategy: probes, roles and pairs.
 
 use super::registry;
 use attache_pool::health::{HealthPolicy, Outcome};
@@ -21,7 +21,7 @@ fn policy(decider: Decider) -> Option<SplitPolicy> {
 }
 
 #[test]
-fn a_half_open_endpoint_gets_one_request_until_that_has_told() {
+fn half_open_endpoint_gets_one_request_until_its_outcome_is_known() {
     for plugin in registry().strategies() {
         let pool = snapshot(&[(0, 0), (1, 5), (2, 5)]);
         eject(&pool, 0, true);
@@ -32,11 +32,11 @@ fn a_half_open_endpoint_gets_one_request_until_that_has_told() {
             .collect();
         let probes: Vec<_> = firsts.iter().filter(|(id, probe)| *id == 0 || *probe).collect();
         assert_eq!(probes, [&(0, true)], "{}", plugin.name);
-        // The probe was lost: another one goes.
+        // The probe was lost: another request may probe.
         pool.endpoints[0].endpoint.health.probe_lost();
         let again = (0..200).filter(|seed| decide(&scheduler, &pool, None, 1_000 + seed).unwrap().probe).count();
         assert_eq!(again, 1, "{}", plugin.name);
-        // It came back well: everyone may go.
+        // The probe succeeded: all requests may go there.
         pool.endpoints[0].endpoint.health.record(Outcome::Success, NOW, &HealthPolicy::default());
         assert!(
             (0..200).any(|seed| decide(&scheduler, &pool, None, seed).unwrap().picks[0].id.0 == 0),
@@ -47,7 +47,7 @@ fn a_half_open_endpoint_gets_one_request_until_that_has_told() {
 }
 
 #[test]
-fn what_is_not_split_goes_to_servers_that_make_answers() {
+fn requests_that_are_not_split_go_to_decode_servers() {
     let pool = of_roles(&["prefill", "decode", "encode", "both", "prefill", "unheard-of"]);
     for plugin in registry().strategies() {
         for (case, split, splittable) in [
@@ -74,7 +74,7 @@ fn what_is_not_split_goes_to_servers_that_make_answers() {
 }
 
 #[test]
-fn what_is_split_has_two_servers_and_both_are_remembered_as_such() {
+fn split_request_has_two_servers_and_both_are_recorded() {
     let pool = of_roles(&["prefill", "decode", "both", "prefill"]);
     for plugin in registry().strategies() {
         let scheduler = scheduler(plugin.name, 2).splitting(policy(Decider::Always));
@@ -91,7 +91,7 @@ fn what_is_split_has_two_servers_and_both_are_remembered_as_such() {
 }
 
 #[test]
-fn decode_servers_that_serve_nothing_whole_get_pairs_and_nothing_else() {
+fn decode_servers_that_serve_nothing_whole_only_get_pairs() {
     let policy = |decider| Some(SplitPolicy { decider, together: Vec::new(), whole: false });
     let unwilling = Decider::PrefixBased { non_cached_tokens: 1 << 20, prompt_tokens: 0 };
     let sent = |plugin: &str, pool: &PoolSnapshot, decider, splittable, seed| {
@@ -108,14 +108,14 @@ fn decode_servers_that_serve_nothing_whole_get_pairs_and_nothing_else() {
             let (picks, prefill) = sent(plugin, &pool, decider, true, seed).unwrap();
             assert!(!picks.contains(&0) && prefill == Some(vec![0]), "{plugin}: {picks:?} {prefill:?}");
             assert_eq!(sent(plugin, &pool, decider, false, seed), Err(Reason::NoWholeEndpoint), "{plugin}");
-            // Who is ejected is better than nobody, and so is who is being probed.
+            // An ejected or probed server is better than none.
             eject(&pool, 0, seed % 2 == 0);
             for _ in 0..2 {
                 assert_eq!(sent(plugin, &pool, decider, true, seed).unwrap().1, Some(vec![0]), "{plugin}");
             }
             let alone = of_roles(&["decode", "decode"]);
             assert_eq!(sent(plugin, &alone, decider, true, seed), Err(Reason::NoPrefillEndpoint), "{plugin}");
-            // One that is there for both serves requests whole, and has no part in a pair.
+            // A server with both roles serves requests whole and is in no pair.
             let pool = of_roles(&["prefill", "decode", "both"]);
             assert_eq!(sent(plugin, &pool, decider, false, seed), Ok((vec![2], None)), "{plugin}");
             let (picks, prefill) = sent(plugin, &pool, decider, true, seed).unwrap();
@@ -125,13 +125,13 @@ fn decode_servers_that_serve_nothing_whole_get_pairs_and_nothing_else() {
             assert_eq!(sent(plugin, &nobody, decider, true, seed), Ok((vec![1], None)), "{plugin}");
         }
     }
-    // What generates nothing needs no partner.
+    // A request that generates nothing needs no partner.
     let scheduler = scheduler("least-request", 1).splitting(policy(Decider::Always));
     assert!(decide(&scheduler, &of_roles(&["prefill", "decode"]), None, 0).is_ok());
 }
 
 #[test]
-fn all_that_are_named_for_an_answer_go_on_from_the_same_prompt() {
+fn all_decode_picks_continue_from_the_same_prefill() {
     let policy = SplitPolicy { decider: Decider::Always, together: vec!["revision".into()], whole: true };
     let mut pool = of_roles(&["prefill", "prefill", "decode", "decode", "decode", "both"]);
     for (at, revision) in [(0, "r1"), (1, "r2"), (2, "r1"), (3, "r2"), (4, "r2"), (5, "r2")] {

@@ -4,7 +4,7 @@ use super::build;
 use attache_pool::place::{DEFAULT_ZONE_LABEL, Nearness};
 use attache_pool::{Endpoint, Roles};
 use attache_scheduling::facts::cost::{self, Prices};
-use attache_scheduling::testing::{Server, Trial, among, in_zone, load, observe_transfers, role, silent};
+use attache_scheduling::testing::{TestServer, Trial, among, in_zone, load, observe_transfers, role, silent};
 use attache_scheduling::{Candidate, Decider, PickContext, SplitPolicy};
 use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -15,7 +15,7 @@ fn policy(decider: Decider) -> SplitPolicy {
 }
 
 #[test]
-fn servers_with_other_labels_stand_in_no_pair() {
+fn servers_with_other_labels_are_in_no_pair() {
     let of = |role_: &str, set: Option<&str>, waiting| {
         let server = role(role_, waiting);
         set.into_iter().fold(server, |s, set| s.label(ROLESET, set))
@@ -37,8 +37,8 @@ fn servers_with_other_labels_stand_in_no_pair() {
     }
 }
 
-/// Servers of all roles and two rolesets or none, with queues, tokens under way and a part of the prompt.
-fn pools() -> impl proptest::strategy::Strategy<Value = Vec<Server>> {
+/// Servers of all roles and two rolesets or none, with queues, tokens in flight and a cached part of the prompt.
+fn pools() -> impl proptest::strategy::Strategy<Value = Vec<TestServer>> {
     let roles =
         prop::sample::select(vec!["prefill", "prefill", "decode", "decode", "both", "encode", "encode-prefill-decode"]);
     let sets = prop::sample::select(vec![None, Some("a"), Some("b")]);
@@ -54,7 +54,7 @@ fn pools() -> impl proptest::strategy::Strategy<Value = Vec<Server>> {
     prop::collection::vec(server, 1..12)
 }
 
-/// What a pair costs by all that is known of both.
+/// Cost of a pair, from all that is known of both servers.
 fn pair_cost(cx: &PickContext<'_>, prefill: &Candidate<'_>, decode: &Candidate<'_>, prices: &Prices) -> f64 {
     let near = prefill.state.endpoint.place.nearness(decode.state.endpoint.place);
     let transfer = prices.transfer(cost::lacked(cx, decode), near);
@@ -62,12 +62,12 @@ fn pair_cost(cx: &PickContext<'_>, prefill: &Candidate<'_>, decode: &Candidate<'
 }
 
 #[test]
-fn a_near_pair_is_preferred_by_as_much_as_its_transfer_is_shorter() {
+fn near_pair_is_preferred_by_as_much_as_its_transfer_is_shorter() {
     let first = |trial: &Trial| trial.pair(&*build("predicted-latency"), &policy(Decider::Always), 1, 7).unwrap().ids();
-    // Nothing is known of the way between zones: the nearer of two that are alike.
+    // Nothing is known of transfers between zones: of two equal servers, the nearer one wins.
     let idle = || vec![in_zone("prefill", 0, "a"), in_zone("prefill", 0, "b"), in_zone("decode", 0, "b")];
     assert_eq!(first(&among(idle()).long(4_000)), (vec![1, 0], vec![2]));
-    // A little more to do there does not outweigh a slow way, and much more does.
+    // A little more load does not outweigh a slow transfer; much more does.
     for (waiting, far_ms, expected) in [(1, 4, [0, 1]), (1, 800, [1, 0]), (60, 800, [0, 1])] {
         let mut servers = idle();
         servers[1] = in_zone("prefill", waiting, "b");
@@ -89,9 +89,10 @@ fn allowed(trial: &Trial) -> Vec<(Candidate<'_>, Candidate<'_>)> {
 }
 
 proptest! {
-    /// Whatever the strategy: two servers, each there for its part, of one roleset where the decode server has one; so with the retries.
+    /// With every strategy: two servers, each with its role, of one roleset where the decode server has one; the
+    /// retries too.
     #[test]
-    fn a_pair_is_two_servers_that_go_together(servers in pools(), wanted in 1usize..4, seed in any::<u64>()) {
+    fn pair_is_two_servers_that_may_form_a_pair(servers in pools(), wanted in 1usize..4, seed in any::<u64>()) {
         let trial = among(servers).long(4_000);
         let allowed: Vec<(u32, u32)> =
             allowed(&trial).iter().map(|(p, d)| (p.state.endpoint.id.0, d.state.endpoint.id.0)).collect();
@@ -103,15 +104,16 @@ proptest! {
             let decode = pair.decode.first().unwrap();
             prop_assert!(!pair.prefill.is_empty(), "{}", plugin.name);
             for prefill in &pair.prefill {
-                prop_assert!(allowed.contains(&(prefill.id.0, decode.id.0)), "{}: {} {}", plugin.name, prefill.id, decode.id);
+                let is_allowed = allowed.contains(&(prefill.id.0, decode.id.0));
+                prop_assert!(is_allowed, "{}: {} {}", plugin.name, prefill.id, decode.id);
             }
             prop_assert!(pair.decode.iter().all(|e| e.roles.has(Roles::DECODE)), "{}", plugin.name);
         }
     }
 
-    /// Nothing was transferred yet, so that there is nothing to be uncertain of: the cheaper way wins.
+    /// Without any transfer yet there is no uncertainty: the cheaper choice wins.
     #[test]
-    fn the_predicted_decider_takes_the_cheaper_way(servers in pools(), seed in any::<u64>()) {
+    fn predicted_decider_takes_the_cheaper_choice(servers in pools(), seed in any::<u64>()) {
         let trial = among(servers).long(4_000);
         let cx = trial.context();
         for name in ["least-request", "predicted-latency"] {
@@ -129,16 +131,19 @@ proptest! {
         }
     }
 
-    /// The pass over both sides finds what looking at every pair finds.
+    /// The pass over both sides finds the same pair as a search over all pairs.
     #[test]
-    fn the_predicted_pair_is_the_cheapest_of_all(servers in pools(), seed in any::<u64>(), far_ms in prop::sample::select(vec![0, 10, 400])) {
+    fn predicted_pair_is_the_cheapest_of_all(
+        servers in pools(), seed in any::<u64>(), far_ms in prop::sample::select(vec![0, 10, 400]),
+    ) {
         let trial = among(servers).long(4_000);
         if far_ms > 0 {
             observe_transfers(&trial, Some(Nearness::Zone), 4);
             observe_transfers(&trial, None, far_ms);
         }
         let cx = trial.context();
-        let Some(sent) = trial.pair(&*build("predicted-latency"), &policy(Decider::Always), 1, seed) else { return Ok(()) };
+        let strategy = build("predicted-latency");
+        let Some(sent) = trial.pair(&*strategy, &policy(Decider::Always), 1, seed) else { return Ok(()) };
         let (prefill, decode) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
         let prices = Prices::learned(&cx, [&decode, &prefill], cost::Serving::OneOrTwoServers);
         let sum = |(p, d): &(Candidate<'_>, Candidate<'_>)| pair_cost(&cx, p, d, &prices);

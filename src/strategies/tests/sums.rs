@@ -1,14 +1,14 @@
-//! Sums of strategies: which can be added up.
+//! Which strategies can be parts of a weighted sum.
 
 use super::{build, candidates, registry};
 use attache_scheduling::testing::{context, snapshot};
-use attache_scheduling::weighted::{Part, Weighted};
+use attache_scheduling::weighted::{Weighted, WeightedPart};
 use attache_scheduling::{Ranking, Signal};
 use attache_types::rng::for_request;
 use serde_json::Value;
 
 #[test]
-fn what_can_not_be_added_up_is_refused() {
+fn strategies_without_scores_are_rejected_in_sums() {
     let error = |name: &str, parameters: &str| {
         let parameters = serde_json::from_str(parameters).unwrap();
         registry().build(name, &parameters).unwrap_err().to_string()
@@ -28,21 +28,21 @@ fn what_can_not_be_added_up_is_refused() {
     assert!(registry().build("random:3,least-request:0", &Value::Null).is_ok());
 }
 
-/// Every strategy says without candidates whether it has figures, and none fails at it.
+/// Every strategy reports, without candidates, whether it has scores, and none fails.
 #[test]
-fn every_strategy_can_be_asked_whether_it_has_figures() {
+fn every_strategy_reports_whether_it_has_scores() {
     for plugin in registry().strategies() {
         let strategy = build(plugin.name).into();
-        let _ = Weighted::of(vec![Part { name: plugin.name, weight: 1, strategy }]);
+        let _ = Weighted::of(vec![WeightedPart { name: plugin.name, weight: 1, strategy }]);
     }
 }
 
 #[test]
-fn without_a_lookup_the_fewest_requests_decide_and_it_says_so() {
+fn without_a_lookup_the_fewest_requests_decide_and_it_is_reported() {
     let prefix = build("prefix-cache:2,least-request");
     let pool = snapshot(&[(0, 4), (1, 1)]);
     let mut ranking = Ranking::new(1);
     prefix.rank(&context(&pool), &candidates(&pool), &mut for_request(0, 0), &mut ranking);
     let decision = ranking.decide().unwrap();
-    assert_eq!((decision.lacking, decision.picks[0].id.0), (Some(Signal::Prefix), 1), "nobody has looked");
+    assert_eq!((decision.lacking, decision.picks[0].id.0), (Some(Signal::Prefix), 1), "no lookup");
 }

@@ -1,4 +1,4 @@
-//! AIBrix's cases of `vtc-basic`, with its own formula and with ours.
+//! AIBrix's cases of `vtc-basic`, with its own formula and with Attaché's.
 
 use super::*;
 use attache_pool::{EndpointMetrics, EndpointState, PoolSnapshot};
@@ -18,7 +18,7 @@ fn user(name: &str) -> BTreeMap<String, String> {
     [("user".to_owned(), name.to_owned())].into()
 }
 
-/// A pool of endpoints 1, 2, … with so many running requests.
+/// A pool of endpoints 1, 2, … with these running requests.
 fn running(counts: &[u32]) -> PoolSnapshot {
     let mut pool = snapshot(&(1..).zip(counts.iter().map(|_| 0)).collect::<Vec<_>>());
     for (state, running) in pool.endpoints.iter_mut().zip(counts) {
@@ -42,13 +42,13 @@ fn picks(strategy: &VtcBasic, pool: &PoolSnapshot, headers: &BTreeMap<String, St
     (0..60).map(draw).collect()
 }
 
-/// `served` weighted tokens for `name`.
+/// Records `served` weighted tokens for `name`.
 fn serve(strategy: &VtcBasic, name: &str, served: u64) {
     strategy.tracker.lock().add(name, served, NOW);
 }
 
 #[test]
-fn a_request_costs_what_aibrix_says() {
+fn request_costs_as_in_aibrix() {
     for (row, value, max_tokens, cost) in [
         ("aibrix 10.8, weights 1 and 1", json!({"inputTokenWeight": 1, "outputTokenWeight": 1}), None, 8),
         ("aibrix 10.8, defaults", Value::Null, None, 13),
@@ -63,12 +63,12 @@ fn a_request_costs_what_aibrix_says() {
         cx.request.prompt_tokens = 3;
         cx.request.max_tokens = max_tokens;
         strategy.picked(&cx, &pool.endpoints[0].endpoint);
-        assert_eq!(strategy.standing("a", NOW).served, cost, "{row}");
+        assert_eq!(strategy.usage("a", NOW).served, cost, "{row}");
     }
 }
 
 #[test]
-fn with_compat_a_lone_user_goes_where_aibrix_sends_it() {
+fn compat_sends_a_lone_user_where_aibrix_does() {
     for (row, value, loads, served) in [
         ("aibrix 10.8: 2250 tokens", json!({"compat": true}), [80, 40, 10], 2_250),
         ("aibrix 10.8: very many, equal load", json!({"compat": true}), [10, 10, 10], 1_000_000),
@@ -91,11 +91,11 @@ fn with_compat_a_lone_user_goes_where_aibrix_sends_it() {
         assert!(got.iter().all(|id| *id >= last), "aibrix 10.8, {row} tokens: {got:?} after {last}");
         last = *got.first().unwrap();
     }
-    assert_eq!(last, 2, "more than one place it never moves alone");
+    assert_eq!(last, 2, "alone, it never moves by more than one position");
 }
 
 #[test]
-fn with_compat_only_three_endpoints_are_ever_preferred_and_without_it_all_are() {
+fn compat_prefers_only_three_endpoints_and_the_default_all() {
     let reached = |value: &Value| {
         let strategy = build(value);
         let mut reached = BTreeSet::new();
@@ -112,7 +112,7 @@ fn with_compat_only_three_endpoints_are_ever_preferred_and_without_it_all_are() 
 }
 
 #[test]
-fn heavy_users_are_kept_from_the_first_endpoints_and_light_ones_from_none() {
+fn heavy_users_avoid_the_first_endpoints_and_light_ones_none() {
     let strategy = build(&Value::Null);
     serve(&strategy, "heavy", 100_000);
     serve(&strategy, "light", 100);
@@ -126,7 +126,7 @@ fn heavy_users_are_kept_from_the_first_endpoints_and_light_ones_from_none() {
 }
 
 #[test]
-fn one_user_alone_or_users_alike_go_by_load() {
+fn single_user_or_equal_users_go_by_load() {
     let strategy = build(&Value::Null);
     serve(&strategy, "a", 1_000_000);
     assert_eq!(picks(&strategy, &running(&[3, 2, 1, 2]), &user("a")), [3].into());
@@ -134,7 +134,7 @@ fn one_user_alone_or_users_alike_go_by_load() {
     assert_eq!(picks(&strategy, &running(&[3, 1, 2, 2]), &user("b")), [2].into());
 }
 
-/// AIBrix, 5.1: who had most goes to the second pod, who had nothing to the first.
+/// AIBrix, 5.1: the user with the most tokens goes to the second pod, a new one to the first.
 #[test]
 fn compat_sends_heavy_users_to_the_second_and_new_users_to_the_first() {
     let strategy = build(&json!({"compat": true}));
@@ -146,7 +146,7 @@ fn compat_sends_heavy_users_to_the_second_and_new_users_to_the_first() {
 }
 
 #[test]
-fn without_a_user_the_fewest_requests_decide_or_with_compat_chance() {
+fn without_a_user_the_fewest_requests_decide_or_with_compat_a_draw() {
     for (value, expected) in [(Value::Null, &[2][..]), (json!({"compat": true}), &[1, 2, 3])] {
         let strategy = build(&value);
         let pool = running(&[3, 1, 2]);
@@ -163,7 +163,7 @@ fn without_a_user_the_fewest_requests_decide_or_with_compat_chance() {
             assert!(scores.iter().all(|s| s.is_nan()));
             cx.request.prompt_tokens = 100;
             strategy.picked(&cx, &pool.endpoints[0].endpoint);
-            assert_eq!(strategy.standing("", NOW).users, 0, "nobody is charged");
+            assert_eq!(strategy.usage("", NOW).users, 0, "no user is charged");
         }
     }
 }

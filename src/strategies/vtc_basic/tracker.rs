@@ -6,25 +6,26 @@ use attache_types::clock::Timestamp;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// 10,000 users in one window: 10 MB at most. Beyond it those who were served least are forgotten.
+/// 10,000 users in one window: at most 10 MB. Beyond it the users that were served least are dropped.
 const MAX_USERS: usize = 10_000;
-/// Users whose oldest slot is forgotten with each call: more than slots that each call can make, so that the work never piles up.
+/// Users whose oldest slot expires with each call. More than the slots that a call can add, so expired slots do not
+/// accumulate.
 const EXPIRED_PER_CALL: usize = 4;
 
-/// Where a user stands among all who were served within the window, weighted tokens.
+/// Weighted tokens of one user, compared with all users served within the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct UserUsage {
     /// The user's own sum.
     pub(super) served: u64,
-    /// The least sum of a user.
+    /// The lowest sum of any user.
     pub(super) least: u64,
-    /// The greatest.
+    /// The highest sum of any user.
     pub(super) greatest: u64,
-    /// How many there are.
+    /// Number of users within the window.
     pub(super) users: usize,
 }
 
-/// The sums. Users are kept as seeded hashes: their names are the clients' choice.
+/// The sums of all users. Users are stored as seeded hashes, because clients choose the names.
 #[derive(Debug)]
 pub(super) struct Tracker {
     window: Window,
@@ -32,7 +33,7 @@ pub(super) struct Tracker {
     sums: AHashMap<u64, SlidingSum>,
     /// All users by their sum.
     by_total: BTreeSet<(u64, u64)>,
-    /// All users by the slot in which their oldest part is forgotten.
+    /// All users by the slot in which their oldest part expires.
     by_expiry: BTreeSet<(u64, u64)>,
 }
 
@@ -47,13 +48,13 @@ impl Tracker {
         }
     }
 
-    /// Where `user` stands.
-    pub(super) fn standing(&mut self, user: &str, now: Timestamp) -> Standing {
+    /// Usage of `user` and of all users.
+    pub(super) fn usage(&mut self, user: &str, now: Timestamp) -> UserUsage {
         let slot = self.window.slot(now);
         self.expire(slot);
         let key = self.hasher.hash_one(user);
         self.change(key, |sum| sum.expire(slot));
-        Standing {
+        UserUsage {
             served: self.sums.get(&key).map_or(0, SlidingSum::total),
             least: self.by_total.first().map_or(0, |(total, _)| *total),
             greatest: self.by_total.last().map_or(0, |(total, _)| *total),
@@ -61,7 +62,7 @@ impl Tracker {
         }
     }
 
-    /// `user` was served `tokens`.
+    /// Adds `tokens` to what `user` was served.
     pub(super) fn add(&mut self, user: &str, tokens: u64, now: Timestamp) {
         let slot = self.window.slot(now);
         self.expire(slot);
@@ -71,7 +72,7 @@ impl Tracker {
             sum.add(slot, tokens);
         });
         if self.sums.len() > MAX_USERS {
-            // Not the one that was just added: it may be the next heavy one.
+            // Keeps the user just added: it may become a heavy one.
             let least = self.by_total.iter().map(|(_, user)| *user).find(|user| *user != key);
             if let Some(least) = least {
                 self.change(least, |sum| *sum = SlidingSum::default());
@@ -91,7 +92,7 @@ impl Tracker {
         }
     }
 
-    /// Changes one user's sum and keeps both orders; a sum that holds nothing goes.
+    /// Applies `change` to one user's sum and updates both orders; removes a sum without slots.
     fn change(&mut self, key: u64, change: impl FnOnce(&mut SlidingSum)) {
         let sum = self.sums.entry(key).or_default();
         let before = (sum.total(), sum.expires());
@@ -129,11 +130,11 @@ mod tests {
         tracker.add("a", 8, at(0));
         tracker.add("b", 20, at(10));
         tracker.add("a", 5, at(30));
-        assert_eq!(tracker.standing("a", at(30)), Standing { served: 13, least: 13, greatest: 20, users: 2 });
-        assert_eq!(tracker.standing("nobody", at(59)), Standing { served: 0, least: 13, greatest: 20, users: 2 });
-        assert_eq!(tracker.standing("a", at(61)), Standing { served: 5, least: 5, greatest: 20, users: 2 });
-        assert_eq!(tracker.standing("a", at(71)), Standing { served: 5, least: 5, greatest: 5, users: 1 });
-        assert_eq!(tracker.standing("a", at(1_000)), Standing::default());
+        assert_eq!(tracker.usage("a", at(30)), UserUsage { served: 13, least: 13, greatest: 20, users: 2 });
+        assert_eq!(tracker.usage("absent", at(59)), UserUsage { served: 0, least: 13, greatest: 20, users: 2 });
+        assert_eq!(tracker.usage("a", at(61)), UserUsage { served: 5, least: 5, greatest: 20, users: 2 });
+        assert_eq!(tracker.usage("a", at(71)), UserUsage { served: 5, least: 5, greatest: 5, users: 1 });
+        assert_eq!(tracker.usage("a", at(1_000)), UserUsage::default());
         assert!(tracker.sums.is_empty() && tracker.by_total.is_empty() && tracker.by_expiry.is_empty());
     }
 
@@ -146,13 +147,13 @@ mod tests {
         }
         assert!(tracker.sums.len() <= MAX_USERS);
         assert_eq!((tracker.by_total.len(), tracker.by_expiry.len()), (tracker.sums.len(), tracker.sums.len()));
-        assert_eq!(tracker.standing("heavy", Timestamp(0)).served, 1_000_000);
+        assert_eq!(tracker.usage("heavy", Timestamp(0)).served, 1_000_000);
     }
 
     #[test]
-    fn a_user_of_nothing_is_remembered_without_harm() {
+    fn user_without_tokens_is_counted() {
         let mut tracker = Tracker::new(Duration::from_secs(60));
         tracker.add("a", 0, Timestamp(0));
-        assert_eq!(tracker.standing("a", Timestamp(0)), Standing { users: 1, ..Standing::default() });
+        assert_eq!(tracker.usage("a", Timestamp(0)), UserUsage { users: 1, ..UserUsage::default() });
     }
 }

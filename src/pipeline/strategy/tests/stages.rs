@@ -6,7 +6,8 @@ use attache_scheduling::split::{Decider, SplitPolicy};
 use attache_scheduling::testing::Sent;
 use std::borrow::Cow;
 
-/// Three profiles, one for each stage, the fewest waiting in each; `extra` stands in front of prefill and decode.
+/// Three profiles, one per stage, each with the fewest waiting requests; `extra` plugins come first in prefill and
+/// decode.
 fn three(handler: Value, deciders: &[Value], extra: &[Value]) -> Value {
     let named = |role: &str| {
         let extra = extra.iter().map(|p| json!({"pluginRef": p["type"]}));
@@ -36,13 +37,13 @@ fn send(trial: &Trial, parameters: &Value) -> Sent {
     trial.pair(&*pipeline(parameters), &policy, 2, 1).unwrap()
 }
 
-/// Two of each.
-fn servers() -> Vec<Server> {
+/// Two servers of each role but encode, which has one.
+fn servers() -> Vec<TestServer> {
     vec![role("encode", 1), role("prefill", 3), role("prefill", 1), role("decode", 4), role("decode", 2).holding(84)]
 }
 
 #[test]
-fn a_decider_says_whether_the_prefill_profile_runs() {
+fn decider_determines_whether_the_prefill_profile_runs() {
     let always_runs = disagg(json!({"deciders": {"prefill": "always-disagg-pd-decider"}}));
     let by_prefix = disagg(json!({"deciders": {"prefill": "prefix-based-pd-decider"}}));
     let old = |parameters: Value| json!({"type": "pd-profile-handler", "parameters": parameters});
@@ -63,12 +64,12 @@ fn a_decider_says_whether_the_prefill_profile_runs() {
         assert_eq!(sent.whole.picks[0].id.0, 4, "{case}");
         let expected = if split { (vec![2, 1], vec![4, 3]) } else { (vec![], vec![]) };
         assert_eq!(sent.ids(), expected, "llm-d {case}");
-        assert!(sent.pair.is_none_or(|pair| pair.split == Some(true)), "{case}: the pool's decider is not asked");
+        assert!(sent.pair.is_none_or(|pair| pair.split == Some(true)), "{case}: the pool's decider has no effect");
     }
 }
 
 #[test]
-fn a_stage_that_leaves_nobody_is_dropped() {
+fn stage_without_an_endpoint_is_dropped() {
     let handler = || disagg(json!({"deciders": {"prefill": "always-disagg-pd-decider"}}));
     let parameters = three(handler(), &[always()], &[]);
     for (case, servers) in [
@@ -85,7 +86,7 @@ fn a_stage_that_leaves_nobody_is_dropped() {
         assert_eq!(sent.whole.picks.len().min(1), 1, "{case}");
     }
     let busy = || vec![role("both", 0), role("prefill", 0)];
-    // The server for both has the least to do, but another is as free.
+    // The server with both roles has the fewest requests, but another one has as few.
     let pairs: Vec<_> = (0..20)
         .filter_map(|seed| {
             let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
@@ -99,10 +100,10 @@ fn a_stage_that_leaves_nobody_is_dropped() {
 }
 
 #[test]
-fn prefill_first_asks_no_prefill_decider_and_seats_the_answer_near_the_prompt() {
+fn prefill_first_needs_no_decider_and_decode_is_near_prefill() {
     let handler = || disagg(json!({"stageOrder": "prefill-first"}));
     let near = json!({"type": "topology-affinity-filter", "parameters": {"minAffinity": "rack"}});
-    let at = |server: Server, rack: &str| server.label("topology.kubernetes.io/rack", rack);
+    let at = |server: TestServer, rack: &str| server.label("topology.kubernetes.io/rack", rack);
     let racks = || {
         vec![
             at(role("prefill", 0), "r1"),
@@ -116,7 +117,7 @@ fn prefill_first_asks_no_prefill_decider_and_seats_the_answer_near_the_prompt() 
     assert_eq!((sent.first(), sent.whole.picks[0].id.0), (Some((0, 3)), 3));
     let sent = send(&among(racks()), &three(handler(), &[], std::slice::from_ref(&near)));
     assert_eq!((sent.ids(), sent.whole.picks[0].id.0), ((vec![0, 1], vec![4, 2]), 3), "near the prefill server");
-    // Decode first: the prompt is seated near the answer.
+    // Decode first: the prefill server is near the decode server.
     let decode_first = disagg(json!({"deciders": {"prefill": "always-disagg-pd-decider"}}));
     let sent = send(&among(racks()), &three(decode_first, &[always()], &[near]));
     assert_eq!(sent.ids(), (vec![1], vec![3, 4]));
@@ -134,7 +135,7 @@ fn media(kind: MediaKind) -> Prompt<'static> {
     with(Piece::Media { kind, reference: Cow::Borrowed("https://a/b") })
 }
 
-/// Prefill and decode server, and who encodes.
+/// Prefill and decode server, and the encode servers.
 fn encoded(trial: &Trial, parameters: &Value) -> (Option<(u32, u32)>, Vec<u32>) {
     let sent = send(trial, parameters);
     let encoders = trial.encoders(&*pipeline(parameters), &sent, 1);
@@ -157,9 +158,9 @@ fn media_go_to_the_encode_profile() {
         assert_eq!(encoded(&trial, &parameters), (Some((2, 4)), encoders), "llm-d {case}");
     }
     let unread = among(servers());
-    assert_eq!(encoded(&unread, &parameters), (Some((2, 4)), vec![]), "a body that nobody could read");
+    assert_eq!(encoded(&unread, &parameters), (Some((2, 4)), vec![]), "a body that could not be read");
     assert!(pipeline(&parameters).reads().prompt);
-    // Who answers may be the best at encoding, too.
+    // The decode server may also be the best for encoding.
     let own = || vec![role("encode-decode", 0), role("encode", 5), role("prefill", 0)];
     let image = |servers| among(servers).asking(media(MediaKind::Image));
     assert_eq!(encoded(&image(own()), &parameters).1, Vec::<u32>::new());
@@ -168,8 +169,8 @@ fn media_go_to_the_encode_profile() {
     assert_eq!(encoded(&image(servers()), &prefill_too_few), (None, vec![0]), "llm-d E/PD: the prompt stays");
     assert_eq!(encoded(&image(own()), &prefill_too_few), (None, vec![]));
     let never = disagg(json!({"deciders": {"prefill": "always-disagg-pd-decider"}}));
-    assert_eq!(encoded(&image(servers()), &three(never, &[always()], &[])), (Some((2, 4)), vec![]), "nobody asks");
-    // As many as the picker wants, and no more than there are items.
+    assert_eq!(encoded(&image(servers()), &three(never, &[always()], &[])), (Some((2, 4)), vec![]), "no decider");
+    // As many as the picker wants, and at most one per item.
     let more = || (0..3).map(|waiting| role("encode", waiting)).chain([role("decode", 0)]).collect::<Vec<_>>();
     let mut several = prefill_too_few.clone();
     let most = json!({"name": "two", "type": "max-score-picker", "parameters": {"maxNumOfEndpoints": 2}});
@@ -182,7 +183,7 @@ fn media_go_to_the_encode_profile() {
 }
 
 #[test]
-fn roles_are_sorted_before_or_by_the_profiles() {
+fn roles_are_filtered_before_or_by_the_profiles() {
     let filter = |name: &str| json!({"filters": [{"type": name}]});
     for (case, parameters, roles) in [
         ("the default", Value::Null, Roles::DECODE),
@@ -205,7 +206,7 @@ fn roles_are_sorted_before_or_by_the_profiles() {
 }
 
 #[test]
-fn each_stage_remembers_its_own() {
+fn each_stage_records_its_own_pick() {
     let pinned =
         |name: &str| json!({"name": name, "type": "session-affinity-filter", "parameters": {"strategy": "session_id"}});
     let parameters = json!({
@@ -214,8 +215,14 @@ fn each_stage_remembers_its_own() {
             {"type": "prefill-filter"}, {"type": "decode-filter"}, {"type": "queue-scorer"}, pinned("p"), pinned("d"),
         ],
         "profiles": [
-            {"name": "prefill", "plugins": [{"pluginRef": "prefill-filter"}, {"pluginRef": "p"}, {"pluginRef": "queue-scorer"}]},
-            {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, {"pluginRef": "d"}, {"pluginRef": "queue-scorer"}]},
+            {
+                "name": "prefill",
+                "plugins": [{"pluginRef": "prefill-filter"}, {"pluginRef": "p"}, {"pluginRef": "queue-scorer"}],
+            },
+            {
+                "name": "decode",
+                "plugins": [{"pluginRef": "decode-filter"}, {"pluginRef": "d"}, {"pluginRef": "queue-scorer"}],
+            },
         ],
     });
     let strategy = pipeline(&parameters);
@@ -224,7 +231,7 @@ fn each_stage_remembers_its_own() {
     let first = || trial.pair(&*strategy, &policy, 1, 0).unwrap().first();
     assert_eq!(first(), Some((2, 4)));
     strategy.picked(&trial.context(), trial.endpoint(3));
-    assert_eq!(first(), Some((2, 3)), "the answer's profile alone is told");
+    assert_eq!(first(), Some((2, 3)), "only the decode profile records");
     strategy.picked_prefill(&trial.context(), trial.endpoint(1));
     assert_eq!(first(), Some((1, 3)));
 }
@@ -239,7 +246,8 @@ fn encode_profile_prefers_the_server_that_encoded_the_image_before() {
         ],
         "profiles": [
             {"name": "encode", "plugins": [
-                {"pluginRef": "encode-filter"}, {"pluginRef": "mm-embeddings-cache-scorer", "weight": 4}, {"pluginRef": "queue-scorer"},
+                {"pluginRef": "encode-filter"}, {"pluginRef": "mm-embeddings-cache-scorer", "weight": 4},
+                {"pluginRef": "queue-scorer"},
             ]},
             {"name": "decode", "plugins": [{"pluginRef": "decode-filter"}, {"pluginRef": "queue-scorer"}]},
         ],
@@ -251,17 +259,20 @@ fn encode_profile_prefers_the_server_that_encoded_the_image_before() {
     let encoders = || trial.encoders(&*strategy, &sent, 1);
     assert_eq!(encoders(), [0], "the shorter queue");
     strategy.picked(&trial.context(), trial.endpoint(1));
-    assert_eq!(encoders(), [0], "the profile of the response remembers nothing");
+    assert_eq!(encoders(), [0], "the decode profile records nothing");
     strategy.picked_encode(&trial.context(), trial.endpoint(1));
     assert_eq!(encoders(), [1]);
 }
 
 #[test]
-fn what_the_stages_read_is_read() {
+fn pipeline_reads_what_its_stages_read() {
     let profile = |name: &str, plugin: &str| json!({"name": name, "plugins": [{"pluginRef": plugin}]});
     let file = |deciders: Value, decider: Value| {
         json!({
-            "plugins": [disagg(json!({"deciders": deciders})), decider, {"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}],
+            "plugins": [
+                disagg(json!({"deciders": deciders})), decider, {"type": "queue-scorer"},
+                {"type": "prefix-cache-scorer"},
+            ],
             "profiles": [profile("prefill", "prefix-cache-scorer"), profile("decode", "queue-scorer")],
         })
     };
@@ -274,7 +285,7 @@ fn what_the_stages_read_is_read() {
 }
 
 #[test]
-fn wrong_deciders_are_refused() {
+fn invalid_deciders_are_rejected() {
     let file = |handler: Value, deciders: &[Value]| (PLUGIN.build)(&three(handler, deciders, &[]), &registry());
     for (case, built, says) in [
         ("no such plugin", file(disagg(json!({"deciders": {"prefill": "mine"}})), &[]), "asks `mine`"),

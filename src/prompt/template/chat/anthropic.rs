@@ -5,7 +5,9 @@
 //! rest of its message, `thinking` the message's reasoning. System messages among the messages are not supported,
 //! since vLLM's versions place them differently.
 
-use super::{Chat, ITEM_BYTES, ChatMessage, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with};
+use super::{
+    Chat, ChatMessage, ITEM_BYTES, RenderError, Texts, body_error, dump_tool, each, get, items, read_json, with,
+};
 use crate::template::node::{self, KnownFields};
 use crate::work::WorkLimit;
 use attache_protocol::MediaKind;

@@ -1,7 +1,8 @@
 //! `/v1/chat/completions` and `/v1/completions`.
 
 use super::{
-    Chat, ITEM_BYTES, ChatMessage, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json, texts,
+    Chat, ChatMessage, ITEM_BYTES, RenderError, Texts, body_error, calls, dump_tool, each, get, part_text, read_json,
+    texts,
 };
 use crate::template::node;
 use crate::work::WorkLimit;

@@ -4,7 +4,7 @@
 //! (reasoning, text, calls) become one message; the output of a call becomes a tool message. A request that continues
 //! an earlier one is not rendered, because its history is on the server.
 
-use super::{Chat, ITEM_BYTES, ChatMessage, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
+use super::{Chat, ChatMessage, ITEM_BYTES, RenderError, body_error, dump_tool, each, get, items, read_json, texts};
 use crate::template::node;
 use crate::work::WorkLimit;
 use minijinja::Value;
@@ -116,7 +116,11 @@ fn push_item(item: &Value, out: &mut Vec<ChatMessage>) -> Result<(), RenderError
 }
 
 /// Changes the last message if it is the assistant's and satisfies `has_room`, otherwise adds a new one.
-fn assistant(out: &mut Vec<ChatMessage>, has_room: impl Fn(&ChatMessage) -> bool, change: impl FnOnce(&mut ChatMessage)) {
+fn assistant(
+    out: &mut Vec<ChatMessage>,
+    has_room: impl Fn(&ChatMessage) -> bool,
+    change: impl FnOnce(&mut ChatMessage),
+) {
     let last = out.pop_if(|m| m.is_assistant() && has_room(m));
     let mut message = last.unwrap_or_else(|| ChatMessage::new("assistant"));
     change(&mut message);

@@ -1,27 +1,29 @@
-//! The price of work, beside the formula that it follows from.
+//! The price of work, compared with the formula that it follows from.
 
 use super::*;
 use crate::objective::Slo;
 use crate::testing::NOW;
-use crate::testing::{Server, Trial, among, load, prefix_cache, reports, silent};
+use crate::testing::{TestServer, Trial, among, load, prefix_cache, reports, silent};
 use crate::{Candidate, RequestFacts};
 use attache_pool::EndpointMetrics;
 use attache_pool::speed::{Reservation, Work};
 use attache_prefix::key::BlockKey;
-use attache_prefix::learning::Lesson;
+use attache_prefix::learning::PrefixUpdate;
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Seconds that 60 requests of one moment count as, by [`attache_pool::speed`]: the first 5 s of a mean that forgets half in 60.
+/// Seconds over which [`attache_pool::speed`] counts 60 simultaneous requests: the first 5 s of a mean with a half-life
+/// of 60 s.
 const ELAPSED: f64 = 4.86;
 
-/// Servers for both whose caches are used so far. Each has learned for itself; prices follow from what the last one knows.
+/// Servers with both roles and these KV cache usages. Each has learned its own speed; prices follow from that of the
+/// last one.
 fn pool(kv: &[f32]) -> Trial {
-    let servers: Vec<Server> = kv.iter().map(|kv| load(0, *kv)).collect();
+    let servers: Vec<TestServer> = kv.iter().map(|kv| load(0, *kv)).collect();
     among(servers)
 }
 
-/// What comes behind a second of waiting, by the first so many servers; 60 requests with `tokens` to be computed have been sent.
+/// Price of a second of waiting for the last `candidates` servers, after 60 requests with `tokens` uncached tokens.
 fn behind(trial: &Trial, tokens: u32, candidates: usize) -> f64 {
     let cx = trial.context();
     let found = trial.candidates();
@@ -42,7 +44,7 @@ fn assert_about(price: f64, expected: f64) {
 }
 
 #[test]
-fn a_second_costs_those_who_come_before_the_server_is_idle() {
+fn second_of_work_delays_requests_that_arrive_before_the_server_is_idle() {
     let rate = 60.0 / ELAPSED;
     assert_about(behind(&pool(&[0.5; 4]), 0, 4), rate / 4.0 / 0.5);
     assert_about(behind(&pool(&[0.2, 0.4]), 0, 2), rate / 2.0 / 0.7);
@@ -51,8 +53,9 @@ fn a_second_costs_those_who_come_before_the_server_is_idle() {
 }
 
 #[test]
-fn servers_are_as_busy_as_their_prompts_or_their_caches_make_them() {
-    // 40 µs a token and 1 ns a pair: 500 tokens are 20 ms, 60 prompts of them in 4.86 s a quarter of one server's time.
+fn utilization_follows_from_prompts_or_caches() {
+    // 40 µs per token and 1 ns per pair: 500 tokens take 20 ms. 60 such prompts in 4.86 s are a quarter of one server's
+    // time.
     let busy = 60.0 * (500.0 * 40e-6 + 500.0 * 250.0 * 1e-9) / ELAPSED;
     assert!((0.2..0.3).contains(&busy), "{busy}");
     let rate = 60.0 / ELAPSED;
@@ -63,14 +66,14 @@ fn servers_are_as_busy_as_their_prompts_or_their_caches_make_them() {
 }
 
 #[test]
-fn what_comes_is_for_all_though_a_request_may_not_go_to_some() {
+fn arrival_rate_counts_all_servers_even_if_a_request_may_not_use_some() {
     let all = behind(&pool(&[0.5; 4]), 500, 4);
     assert_about(behind(&pool(&[0.5; 4]), 500, 1), all);
     assert_about(behind(&pool(&[0.5; 4]), 500, 3), all);
 }
 
 #[test]
-fn the_wait_counts_whole_and_what_the_request_brings_half() {
+fn wait_counts_fully_and_the_requests_own_work_half() {
     let trial = pool(&[0.5]);
     let second = behind(&trial, 0, 1);
     let (cx, found) = (trial.context(), trial.candidates());
@@ -85,32 +88,32 @@ fn the_wait_counts_whole_and_what_the_request_brings_half() {
     assert_about(price(&prices.at(Some(7.0)), 3.0, 2.0, 4.0), 7.0);
 }
 
-/// A server whose cache has room for 1,000 blocks of 16 tokens and is used so far.
-fn cache(kv_usage: f32) -> Server {
+/// A server with a cache of 1,000 blocks of 16 tokens and this usage.
+fn cache(kv_usage: f32) -> TestServer {
     let (block_size, num_blocks) = (Some(16), Some(1_000));
     reports(EndpointMetrics { kv_usage, block_size, num_blocks, ..EndpointMetrics::default() })
 }
 
-/// Such servers; a request of 640 tokens.
+/// A pool of such servers, and a request of 640 tokens.
 fn caches(kv: &[f32]) -> Trial {
     among(kv.iter().map(|kv| cache(*kv)).collect()).long(640)
 }
 
-/// What its room costs on the first server, when its prompt takes 2 s and each token of its answer 50 ms.
+/// Cost of the request's cache blocks on the first server, if its prompt takes 2 s and each response token 50 ms.
 fn room(trial: &Trial) -> f64 {
     let (cx, found) = (trial.context(), trial.candidates());
     Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers).room(&cx, &found[0], 2.0, 0.05)
 }
 
 #[test]
-fn room_is_work_where_it_is_short() {
+fn cache_blocks_cost_work_in_nearly_full_caches() {
     assert_about(room(&caches(&[1.0])), 640.0 / 16_000.0 * 2.0);
-    // 25 of them have room at once.
+    // 25 such requests fit into the cache at once.
     let exponent = 52f64.sqrt() - 1.0;
     assert_about(room(&caches(&[0.9])), 640.0 / 16_000.0 * 2.0 * 0.9f64.powf(exponent));
     assert_about(room(&caches(&[1.0, 0.8])), 640.0 / 16_000.0 * 2.0 * 0.9f64.powf(exponent));
     assert!(room(&caches(&[0.5])) < 640.0 / 16_000.0 * 2.0 / 50.0);
-    // A millionth of what it costs in a full cache is nothing: 1e-6 = x ^ (√52 - 1).
+    // A millionth of the cost in a full cache counts as nothing: 1e-6 = x ^ (√52 - 1).
     let nothing = 1e-6f64.powf(1.0 / exponent);
     assert!((0.10..0.12).contains(&nothing), "{nothing}");
     let nothing = nothing as f32;
@@ -120,15 +123,15 @@ fn room_is_work_where_it_is_short() {
 }
 
 #[test]
-fn what_servers_said_last_counts_and_who_says_nothing_is_as_the_others() {
-    let said = |servers: [Server; 2]| room(&among(servers.into()).long(640));
+fn last_report_counts_and_an_unreported_cache_size_is_the_mean() {
+    let said = |servers: [TestServer; 2]| room(&among(servers.into()).long(640));
     assert_about(said([cache(0.9).aged(4_000), cache(0.8)]), said([cache(0.9), cache(0.8)]));
     assert_about(said([silent(), cache(0.9)]), said([cache(0.9), cache(0.9)]));
     assert_about(said([load(0, 0.9), cache(0.9)]), said([cache(0.9), cache(0.9)]));
 }
 
 #[test]
-fn what_fits_beside_a_request_is_a_matter_of_its_engine() {
+fn number_of_concurrent_requests_depends_on_the_engine() {
     let ranked = |ranks: Vec<u32>, blocks| {
         let (block_size, num_blocks) = (Some(16), Some(blocks));
         let page = EndpointMetrics { kv_usage: 0.9, block_size, num_blocks, ranks, ..EndpointMetrics::default() };
@@ -137,7 +140,7 @@ fn what_fits_beside_a_request_is_a_matter_of_its_engine() {
     assert_about(ranked(vec![3; 4], 4_000), ranked(Vec::new(), 1_000) / 4.0);
 }
 
-/// The pool has seen answers of 400 tokens.
+/// Lets the pool observe responses of 400 tokens.
 fn answered(trial: Trial) -> Trial {
     for _ in 0..8 {
         let mut asked = Reservation::begin(trial.pool.endpoints[0].endpoint.clone(), None, Work::default(), true, NOW);
@@ -148,27 +151,27 @@ fn answered(trial: Trial) -> Trial {
 }
 
 #[test]
-fn an_answer_takes_room_as_it_comes() {
+fn response_takes_cache_blocks_as_it_is_generated() {
     let trial = answered(caches(&[1.0]));
-    // 640 tokens for the 2 s and the 20 s of the answer, whose own 400 tokens are half there in the mean.
+    // 640 tokens for the 2 s of prefill and the 20 s of the response, plus half of its own 400 tokens on average.
     assert_about(room(&trial), (640.0 * 22.0 + 200.0 * 20.0) / 16_000.0);
 }
 
 #[test]
-fn what_others_compute_with_has_its_room_already() {
+fn blocks_in_use_by_others_take_no_additional_cache() {
     let trial = caches(&[1.0, 1.0]);
     let cache = prefix_cache();
     cache.reconcile(&trial.pool);
     let keys: Vec<BlockKey> = (1..=40).map(BlockKey).collect();
     let [one, other] = [0, 1].map(|i: usize| trial.pool.endpoints[i].id());
     [one, other].iter().for_each(|id| cache.record(*id, &keys[..36], None, NOW));
-    let _other_request = cache.claim(one, &Lesson { keys: keys[..20].to_vec(), ..Lesson::default() }, NOW);
+    let _other_request = cache.claim(one, &PrefixUpdate { keys: keys[..20].to_vec(), ..PrefixUpdate::default() }, NOW);
     let found = cache.lookup(&mut &*keys, NOW);
     let cx = PickContext { prefix: Some(&found), ..trial.context() };
     let mut candidates = trial.candidates();
     Candidate::look_up(&mut candidates, &cx);
     assert_eq!(candidates.iter().map(|c| c.cached.any).collect::<Vec<_>>(), [36 * 16; 2]);
-    // Claims are seen at depths of a power of two: 16, so fewer than 32.
+    // Speculative entries are visible at depths of a power of two: 16, since it is fewer than 32.
     assert_eq!(candidates.iter().map(|c| c.cached.in_use).collect::<Vec<_>>(), [32 * 16, 0]);
     let prices = Prices::learned(&cx, [&candidates[..]], Serving::OneOrTwoServers);
     let rooms = [0, 1].map(|i: usize| prices.room(&cx, &candidates[i], 2.0, 0.05));
@@ -177,19 +180,19 @@ fn what_others_compute_with_has_its_room_already() {
 }
 
 #[test]
-fn how_many_have_room_at_once_goes_by_what_each_needs_of_its_own() {
+fn number_of_requests_that_fit_follows_from_their_own_blocks() {
     let trial = answered(caches(&[0.9]));
     let (cx, mut found) = (trial.context(), trial.candidates());
     found[0].cached.in_use = 240;
     let prices = Prices::learned(&cx, [&found[..]], Serving::OneOrTwoServers);
     let short = |own: f64| 0.9f64.powf((2.0 * (16_000.0 / own + 1.0)).sqrt() - 1.0);
-    // 400 of the prompt, for another server; with half of 400 of an answer.
+    // 400 tokens of the prompt, for another server; plus half of 400 tokens of a response.
     assert_about(prices.room(&cx, &found[0], 2.0, 0.0), 400.0 * 2.0 / 16_000.0 * short(400.0));
     assert_about(prices.room(&cx, &found[0], 0.0, 0.05), 600.0 * 20.0 / 16_000.0 * short(600.0));
 }
 
 #[test]
-fn each_part_of_a_request_pays_for_its_room() {
+fn each_part_of_a_request_pays_for_its_cache_blocks() {
     let trial = answered(caches(&[0.95]));
     let (cx, found) = (trial.context(), trial.candidates());
     let server = &found[0];
@@ -206,9 +209,9 @@ fn each_part_of_a_request_pays_for_its_room() {
 }
 
 #[test]
-fn requests_that_decode_or_wait_are_delayed_by_the_prompt_of_another() {
+fn decoding_and_waiting_requests_are_delayed_by_another_prompt() {
     let metrics = |running, waiting| reports(EndpointMetrics { running, waiting, ..EndpointMetrics::default() });
-    // Nothing was sent of late, so no request is expected to come, and no response has been seen.
+    // No request was sent recently, so none is expected, and no response has been observed.
     let trial = among(vec![metrics(0, 0), metrics(3, 0), metrics(3, 4)]).long(8_000);
     let (cx, found) = (trial.context(), trial.candidates());
     let prices = Prices::learned(&cx, [&found[..]], Serving::OneServer);
@@ -221,7 +224,7 @@ fn requests_that_decode_or_wait_are_delayed_by_the_prompt_of_another() {
         let others = whole(&cx, candidate, &beside_pairs) - predicted.first_token;
         assert!(others.abs() < 1e-9, "beside pairs, {delayed}: {others}");
     }
-    // A cached prompt delays nobody.
+    // A cached prompt causes no delay.
     let mut cached = trial.candidates();
     cached[2].cached.any = 8_000;
     let (_, predicted) = forecast(&cx, &cached[2]);
@@ -229,7 +232,7 @@ fn requests_that_decode_or_wait_are_delayed_by_the_prompt_of_another() {
 }
 
 #[test]
-fn requests_to_come_count_half_where_one_server_serves() {
+fn expected_requests_count_half_where_one_server_serves() {
     let trial = pool(&[0.5]).long(8_000);
     behind(&trial, 0, 1);
     let (cx, found) = (trial.context(), trial.candidates());
@@ -240,11 +243,11 @@ fn requests_to_come_count_half_where_one_server_serves() {
     let others = learned.others(&found[0], &load, &predicted, 0.0);
     assert!((others - predicted.own_prefill * (load.decoding + load.waiting + price / 2.0)).abs() < 1e-9);
     let set = learned.at(Some(7.0)).others(&found[0], &load, &predicted, 0.0);
-    assert!((set - 7.0 * predicted.own_prefill).abs() < 1e-9, "a price that somebody set is the whole of it");
+    assert!((set - 7.0 * predicted.own_prefill).abs() < 1e-9, "a configured price is the whole price");
 }
 
 #[test]
-fn a_response_counts_by_its_weight_and_the_batch() {
+fn response_counts_by_its_weight_and_the_batch() {
     let with = |running| answered(among(vec![reports(EndpointMetrics { running, ..EndpointMetrics::default() })]));
     let answer = |trial: &Trial, serving, weight| {
         let (cx, found) = (trial.context(), trial.candidates());
@@ -264,7 +267,8 @@ fn aiming<'a>(cx: PickContext<'a>, objective: Objective) -> PickContext<'a> {
     PickContext { objective, ..cx }
 }
 
-/// What each way of serving costs on each server, tokens weighing alike in all: by one server alone, by one of several ways, prefill and decode.
+/// What each way of serving costs on each server, tokens weighing alike in all: by one server alone, by one of several
+/// ways, prefill and decode.
 fn costs(cx: &PickContext<'_>, found: &[Candidate<'_>]) -> Vec<f64> {
     let prices = |serving| Prices::learned(cx, [found], serving).weighing(Some(TOKEN_WEIGHT));
     let (alone, shared) = (prices(Serving::OneServer), prices(Serving::OneOrTwoServers));
@@ -273,7 +277,7 @@ fn costs(cx: &PickContext<'_>, found: &[Candidate<'_>]) -> Vec<f64> {
 }
 
 #[test]
-fn an_objective_of_equal_weights_changes_no_cost() {
+fn objective_of_equal_weights_changes_no_cost() {
     let busy = |running, waiting| reports(EndpointMetrics { running, waiting, ..EndpointMetrics::default() });
     let trial = answered(among(vec![busy(0, 0), busy(20, 3), load(2, 0.8)])).long(3_000);
     let (cx, found) = (trial.context(), trial.candidates());
@@ -283,7 +287,7 @@ fn an_objective_of_equal_weights_changes_no_cost() {
 }
 
 #[test]
-fn weights_count_first_tokens_and_further_tokens_apart() {
+fn weights_apply_to_first_and_further_tokens_separately() {
     let busy = reports(EndpointMetrics { running: 20, waiting: 1, ..EndpointMetrics::default() });
     let trial = answered(among(vec![busy])).long(3_000);
     let (cx, found) = (trial.context(), trial.candidates());
@@ -303,10 +307,10 @@ fn weights_count_first_tokens_and_further_tokens_apart() {
 }
 
 #[test]
-fn a_risk_to_miss_a_target_costs_more_than_its_seconds() {
+fn risk_of_a_missed_target_costs_more_than_its_seconds() {
     let busy = |running| reports(EndpointMetrics { running, ..EndpointMetrics::default() });
     let trial = answered(among(vec![busy(40), busy(0)])).long(3_000);
-    // Prices follow from what the last one knows.
+    // Prices follow from the last server's learned speed.
     let mut asked = Reservation::begin(trial.pool.endpoints[1].endpoint.clone(), None, Work::default(), true, NOW);
     asked.first_token(true, Timestamp(NOW.0 + 20_000_000));
     asked.ended(Some(400), Timestamp(NOW.0 + 3_212_000_000));
@@ -332,7 +336,7 @@ fn a_risk_to_miss_a_target_costs_more_than_its_seconds() {
             assert!(of_busy >= of_idle, "{row}, {way}: the busy server misses it more likely");
         }
     }
-    // A request that has waited for its turn has less time left; one that has none left misses it everywhere.
+    // Time in the queue reduces the time that is left; a request without any misses its target everywhere.
     let waiting = |seconds| {
         let request = RequestFacts { waited: Duration::from_secs_f64(seconds), ..cx.request };
         risks(PickContext { request, ..cx }, ttft)

@@ -1,4 +1,4 @@
-//! Outlooks over a pool in virtual time, whose servers are as fast as they have been.
+//! Outlooks of a pool in virtual time, whose servers keep their speed.
 
 use super::*;
 use crate::RequestFacts;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 const STALE_AFTER: Duration = Duration::from_secs(2);
 const SECOND: u64 = 1_000_000_000;
-/// Seconds that a thousand tokens of a prompt take, and those that every request takes.
+/// Seconds per thousand prompt tokens, and per request.
 const KILOTOKEN: f64 = 0.25;
 const ALONE: f64 = 0.05;
 
 /// Servers that compute one prompt after another.
 struct Fleet {
     snapshot: PoolSnapshot,
-    /// On each: the prompts in order, with what books them.
+    /// Per server: its prompts in order, with their bookings.
     queues: Vec<Vec<(f64, Reservation, Ticket)>>,
-    /// When each server will have computed all that it has.
+    /// Per server: when it will have computed all of its prompts.
     free_at: Vec<f64>,
 }
 
@@ -49,7 +49,7 @@ impl Fleet {
         self.queues[server].push((done, reservation, Ticket::book(endpoint, tokens)));
     }
 
-    /// What was computed by `now` has its first token and ends with it.
+    /// Completes the requests that are computed by `now`: first token and end.
     fn run(&mut self, now: f64) {
         for queue in &mut self.queues {
             queue.retain_mut(|(done, reservation, _)| {
@@ -61,7 +61,7 @@ impl Fleet {
         }
     }
 
-    /// Has the pool learned how fast its servers are.
+    /// Runs requests until the pool's speed is learned.
     fn learned(mut self) -> Self {
         let mut now = 1.0;
         for round in 0..200 {
@@ -94,17 +94,17 @@ fn first_token(seconds: f64) -> Bounds {
 }
 
 #[test]
-fn nothing_is_said_of_a_pool_that_is_not_known() {
+fn unknown_pool_has_no_outlook() {
     let fleet = Fleet::new(2);
-    assert_eq!(fleet.outlook(1_000, first_token(0.001), 1.0), None, "no answer was seen");
+    assert_eq!(fleet.outlook(1_000, first_token(0.001), 1.0), None, "no response yet");
     let fleet = fleet.learned();
     let now = fleet.now();
     assert!(fleet.outlook(1_000, first_token(0.001), now).is_some());
-    assert_eq!(fleet.outlook(1_000, first_token(0.001), now + 61.0), None, "nor one of late");
+    assert_eq!(fleet.outlook(1_000, first_token(0.001), now + 61.0), None, "no recent response");
 }
 
 #[test]
-fn an_idle_pool_serves_what_can_be_served_at_all() {
+fn idle_pool_serves_every_feasible_request() {
     let fleet = Fleet::new(2).learned();
     let now = fleet.now();
     let good = fleet.outlook(1_000, first_token(1.0), now).unwrap();
@@ -116,7 +116,7 @@ fn an_idle_pool_serves_what_can_be_served_at_all() {
 }
 
 #[test]
-fn what_is_refused_for_a_while_is_admitted_after_it() {
+fn request_rejected_for_a_while_is_admitted_after_it() {
     let mut refused = 0;
     for load in 1..12u32 {
         for bound in [0.4, 0.7, 1.1, 2.0] {
@@ -131,7 +131,7 @@ fn what_is_refused_for_a_while_is_admitted_after_it() {
                 continue;
             }
             refused += 1;
-            // As a client is told it, in whole seconds, and nothing else comes meanwhile.
+            // Retry-after as a client gets it, in whole seconds; no other request arrives meanwhile.
             let again = now + before.fits_in.ceil();
             fleet.run(again);
             let after = fleet.outlook(500, first_token(bound), again);

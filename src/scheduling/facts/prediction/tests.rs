@@ -1,18 +1,18 @@
 use super::*;
 use std::collections::BTreeMap;
 
-fn at(ttft: f64, tpot: f64) -> Option<Foretold> {
-    Some(Foretold { headroom: Headroom { ttft_ms: ttft, tpot_ms: tpot }, idle: false })
+fn at(ttft: f64, tpot: f64) -> Option<PredictedHeadroom> {
+    Some(PredictedHeadroom { headroom: Headroom { ttft_ms: ttft, tpot_ms: tpot }, idle: false })
 }
 
-fn idle(ttft: f64, tpot: f64) -> Option<Foretold> {
-    at(ttft, tpot).map(|e| Foretold { idle: true, ..e })
+fn idle(ttft: f64, tpot: f64) -> Option<PredictedHeadroom> {
+    at(ttft, tpot).map(|e| PredictedHeadroom { idle: true, ..e })
 }
 
-const WEIGHTS: Weights = Weights { ttft: 0.8, tpot: 0.2 };
+const WEIGHTS: HeadroomWeights = HeadroomWeights { ttft: 0.8, tpot: 0.2 };
 
-/// Name, endpoints, which headroom wins, scores.
-type Row = (&'static str, Vec<Option<Foretold>>, Prefer, &'static [f32]);
+/// Name, endpoints, preferred headroom, scores.
+type Row = (&'static str, Vec<Option<PredictedHeadroom>>, Prefer, &'static [f32]);
 
 #[test]
 fn scores_by_headroom() {
@@ -25,7 +25,7 @@ fn scores_by_headroom() {
         ("late tokens before late start", vec![at(-1.0, 5.0), at(1.0, -900.0)], Least, &[0.0, 0.51]),
         ("late start before both", vec![at(-900.0, 5.0), at(-1.0, -1.0)], Least, &[0.51, 0.0]),
         ("deficits: the least, whatever is preferred", vec![at(-10.0, -1.0), at(-90.0, -1.0)], Most, &[1.0, 0.01]),
-        ("a figure that is the same for all says nothing", vec![at(5.0, 10.0), at(5.0, 30.0)], Least, &[1.0, 0.01]),
+        ("equal values of all have no effect", vec![at(5.0, 10.0), at(5.0, 30.0)], Least, &[1.0, 0.01]),
         ("unknown endpoints get nothing", vec![None, at(-5.0, -1.0)], Least, &[0.0, 0.51]),
         ("alone", vec![at(5.0, 10.0)], Least, &[0.51]),
     ];
@@ -37,17 +37,17 @@ fn scores_by_headroom() {
 }
 
 #[test]
-fn weights_of_nothing_mean_the_first_token() {
+fn zero_weights_count_only_the_first_token() {
     let endpoints = [at(10.0, 30.0), at(30.0, 10.0)];
     let mut out = [0.0; 2];
     for (ttft, tpot, expected) in [(0.0, 0.0, [1.0, 0.01]), (0.0, 3.0, [0.01, 1.0]), (2.0, 2.0, [0.51, 0.51])] {
-        scores(&endpoints, Weights { ttft, tpot }, Prefer::Least, &mut out);
+        scores(&endpoints, HeadroomWeights { ttft, tpot }, Prefer::Least, &mut out);
         assert_eq!(out, expected, "{ttft} {tpot}");
     }
 }
 
 #[test]
-fn without_a_prediction_nothing_is_said() {
+fn without_a_prediction_there_are_no_scores() {
     let mut out = [7.0];
     assert!(!scores(&[None], WEIGHTS, Prefer::Least, &mut out));
     assert_eq!(out, [7.0]);

@@ -14,7 +14,7 @@ rows! { ROWS;
         Same => {
             let fleet = Fleet::of("prefix-affinity", "{}");
             fleet.sent_at(&chat("abcd"), 1, 10);
-            let is_warm = |at| fleet.ask_at(&chat("abcd"), &[0, 0], at).reason == "was sent the longest beginning";
+            let is_warm = |at| fleet.ask_at(&chat("abcd"), &[0, 0], at).reason == "was sent the longest prefix";
             assert!(is_warm(310) && !is_warm(311));
         }
     half_life: "weight of entries for cold prompts", "halves every 2 minutes",
@@ -56,7 +56,7 @@ rows! { ROWS;
             let snapshot = writer.snapshot().expect("a snapshot");
             assert_eq!(*snapshot.lost, [EndpointId(1)]);
             fleet.strategy.forget(&snapshot.lost);
-            assert_eq!(fleet.ask(&chat("abcd"), &[0, 0]).reason, "was sent the least of late");
+            assert_eq!(fleet.ask(&chat("abcd"), &[0, 0]).reason, "was sent the least recently");
         }
     observe: "which replica is remembered", "the one that was locked for the request, when it is routed",
         Differs {
@@ -66,7 +66,7 @@ rows! { ROWS;
             let fleet = Fleet::of("prefix-affinity", "{}");
             fleet.moved(&chat("abcd"), 0, 1);
             let next = fleet.ask(&chat("abcd"), &[0, 0]);
-            assert_eq!((next.endpoint, next.reason), (1, "was sent the longest beginning"));
+            assert_eq!((next.endpoint, next.reason), (1, "was sent the longest prefix"));
             // What another request was sent there stays.
             fleet.sent(&chat("wxyz"), 0);
             fleet.moved(&chat("wxyz"), 0, 1);
