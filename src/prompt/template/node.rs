@@ -2,8 +2,8 @@
 //!
 //! A value for every number and key of a body would take up to a hundred times the body's memory. Most templates pass
 //! tools through `tojson`, which writes a [`Node`] directly from its JSON. Values that a template accesses are charged
-//! to the request's [`WorkLimit`]. If the work does not allow them, the node is empty and the work is stopped, so the render
-//! fails at its next output.
+//! to the request's [`WorkLimit`]. If the work does not allow them, the node is empty and the work is stopped, so the
+//! render fails at its next output.
 
 use super::python::Dumped;
 use crate::work::{Stopped, WorkLimit};
