@@ -24,6 +24,7 @@ mod clearing;
 mod demand;
 mod fit;
 mod lengths;
+mod model;
 mod pace;
 mod pending;
 mod published;
@@ -42,6 +43,7 @@ use demand::Demand;
 pub use demand::Rates;
 use fit::Fit;
 use lengths::Lengths;
+pub use model::SpeedModel;
 use pace::{ComputedStep, Pace};
 use parking_lot::Mutex;
 use pending::Pending;
@@ -180,6 +182,14 @@ impl PoolSpeed {
         self.answer_tokens.store((next as f32).to_bits(), Relaxed);
     }
 
+    /// Returns what all endpoints of the pool have in common in a prediction at `now`.
+    #[must_use]
+    pub fn model(&self, now: Timestamp) -> SpeedModel {
+        let (first, next) = &self.published;
+        let (centres, pace) = (self.centres.get(), f64::from(self.pace.get()));
+        SpeedModel { first: first.get(), next: next.get(), centres, pace, now }
+    }
+
     /// Returns the recent load of the servers of one [`Roles::kind`].
     #[must_use]
     pub fn demand(&self, kind: usize, now: Timestamp) -> Rates {
@@ -229,6 +239,11 @@ fn between(usual: f32, own: f32, counts: f64) -> f64 {
     usual * ((1.0 + counts) * own + less * usual) / (less * own + (1.0 + counts) * usual)
 }
 
+/// Seconds from a time in nanoseconds until `now`; 0 when it is later.
+fn seconds(from: u64, now: Timestamp) -> f64 {
+    now.0.saturating_sub(from) as f64 / 1e9
+}
+
 fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
@@ -240,25 +255,25 @@ impl EndpointSpeed {
         Self { pool, ..Self::default() }
     }
 
+    /// Returns the coefficients of the endpoint, for the first token and for further tokens.
     fn coefficients(&self, now: Timestamp) -> ([f64; FIRST], [f64; NEXT]) {
-        let [before, after] = self.slower(now);
-        let (first, next) = &self.pool.published;
-        (first.get().map(|c| c * before), next.get().map(|c| c * after))
+        let model = self.pool.model(now);
+        model.scaled(self.slower(&model))
     }
 
     /// Returns the endpoint's ratios to the pool's fit. They approach the pool's mean with the
     /// time since the last observation.
-    fn slower(&self, now: Timestamp) -> [f64; 2] {
-        let (own, usual) = (self.slower.get(), self.pool.centres.get());
+    fn slower(&self, model: &SpeedModel) -> [f64; 2] {
+        let (own, usual) = (self.slower.get(), model.centres);
         let answered = self.answered.load(Relaxed);
         if own == usual || answered == 0 {
             return usual.map(f64::from);
         }
-        let age = now.since(Timestamp(answered)).as_secs_f64();
+        let age = seconds(answered, model.now);
         if age < YOUNG {
             return own.map(f64::from);
         }
-        let counts = (-age / HALF_LIFE).exp2();
+        let counts = model::halved(age / HALF_LIFE);
         let [before, after] = own;
         let [usual_before, usual_after] = usual;
         [between(usual_before, before, counts), between(usual_after, after, counts)]
@@ -321,8 +336,21 @@ impl EndpointSpeed {
         work: Work,
         now: Timestamp,
     ) -> (Load, Prediction) {
-        let (first, next) = self.coefficients(now);
-        let load = self.load(&first, ledger, fresh, now);
+        self.forecast_by(&self.pool.model(now), ledger, fresh, work)
+    }
+
+    /// As [`EndpointSpeed::forecast`], with the `model` of the endpoint's pool: decisions read it once for all endpoints.
+    #[inline]
+    #[must_use]
+    pub fn forecast_by(
+        &self,
+        model: &SpeedModel,
+        ledger: &EndpointLedger,
+        fresh: Option<&Reported>,
+        work: Work,
+    ) -> (Load, Prediction) {
+        let (first, next) = model.scaled(self.slower(model));
+        let load = self.load(&first, ledger, fresh, model);
         let prediction = Prediction {
             first_token: dot(&first, &first_features(&load, work)),
             per_token: dot(&next, &next_features(&load)),
@@ -332,13 +360,14 @@ impl EndpointSpeed {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^53")]
-    fn load(&self, c: &[f64; FIRST], ledger: &EndpointLedger, fresh: Option<&Reported>, now: Timestamp) -> Load {
+    #[inline]
+    fn load(&self, c: &[f64; FIRST], ledger: &EndpointLedger, fresh: Option<&Reported>, model: &SpeedModel) -> Load {
         let left = self.pending.left();
         let pending = left.count;
         let (mut kilotokens, mut mega_pairs) = (left.tokens as f64 / 1e3, left.kilopairs as f64 / 1e3);
         if pending > 0 {
             // The first prompt has been computed in part, and is not complete.
-            let worked = now.since(left.since).as_secs_f64() / f64::from(self.pool.pace.get());
+            let worked = seconds(left.since.0, model.now) / model.pace;
             let head =
                 Self::prefill_seconds(c, f64::from(left.head.tokens) / 1e3, f64::from(left.head.kilopairs) / 1e3);
             let all = Self::prefill_seconds(c, kilotokens, mega_pairs).max(1e-9);
@@ -346,7 +375,7 @@ impl EndpointSpeed {
             kilotokens *= rest;
             mega_pairs *= rest;
         }
-        let unseen = self.drained(c, now);
+        let unseen = self.drained(c, model.now);
         let requests = ledger.requests(fresh);
         let waiting = fresh.map_or(0, |m| m.waiting).saturating_sub(pending);
         let crowded = fresh.is_some_and(|m| m.kv_usage >= FULL_CACHE);

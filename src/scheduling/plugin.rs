@@ -353,31 +353,20 @@ pub fn rank_by_scores<S: Strategy + ?Sized>(
         Some(Better::Higher) => "highest score",
         _ => "lowest score",
     });
-    let mut order: SmallVec<[(f64, u32, u32, usize); 16]> = candidates
-        .iter()
-        .zip(&scores)
-        .enumerate()
+    ranking.push_lowest(candidates.iter().zip(&scores).map(|(candidate, score)| {
         // NaN sorts last, in either direction of the score.
-        .map(|(i, (c, s))| (if s.is_nan() { f64::NAN } else { s * sign }, c.requests, rng.random(), i))
-        .collect();
-    let before = |a: &(f64, u32, u32, usize), b: &(f64, u32, u32, usize)| {
-        let scored =
-            a.0.is_nan().cmp(&b.0.is_nan()).then_with(|| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
+        let is_unscored = score.is_nan();
+        let score = if is_unscored { 0 } else { ordered(score * sign) };
         // Requests decide only among endpoints without a score.
-        let by_requests = a.0.is_nan() && b.0.is_nan() && !at_random;
-        let unscored = if by_requests { a.1.cmp(&b.1) } else { std::cmp::Ordering::Equal };
-        scored.then(unscored).then(a.2.cmp(&b.2))
-    };
-    if ranking.wanted() < order.len() {
-        order.select_nth_unstable_by(ranking.wanted(), before);
-        order.truncate(ranking.wanted());
-    }
-    order.sort_unstable_by(before);
-    for (.., i) in order.into_iter().take(ranking.wanted()) {
-        if let Some(candidate) = candidates.get(i) {
-            ranking.push(&candidate.state.endpoint);
-        }
-    }
+        let requests = if is_unscored && !at_random { candidate.requests } else { 0 };
+        ((is_unscored, score, requests, rng.random::<u32>()), &candidate.state.endpoint)
+    }));
+}
+
+/// An integer that compares as `score` does; the two zeros are equal.
+fn ordered(score: f64) -> i64 {
+    let bits = (score + 0.0).to_bits().cast_signed();
+    bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
 }
 
 /// A filter of a `pipeline`.

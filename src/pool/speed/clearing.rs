@@ -50,8 +50,9 @@ impl EndpointSpeed {
         bounds: Bounds,
         now: Timestamp,
     ) -> Fits {
-        let (first, next) = self.coefficients(now);
-        let loaded = self.load(&first, ledger, fresh, now);
+        let model = self.pool.model(now);
+        let (first, next) = model.scaled(self.slower(&model));
+        let loaded = self.load(&first, ledger, fresh, &model);
         let computed = Load { kilotokens: 0.0, mega_pairs: 0.0, decoding: loaded.decoding + loaded.waiting, ..loaded };
         let answering = Load { decoding: computed.decoding, ..Load::default() };
         let moment = |load: &Load| [dot(&first, &first_features(load, work)), dot(&next, &next_features(load))];

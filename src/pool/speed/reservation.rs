@@ -52,8 +52,9 @@ impl Reservation {
         now: Timestamp,
     ) -> Self {
         let speed = &endpoint.speed;
-        let (c, _) = speed.coefficients(now);
-        let load = speed.load(&c, &endpoint.ledger, fresh.map(EndpointMetrics::reported).as_ref(), now);
+        let model = speed.pool.model(now);
+        let (c, _) = model.scaled(speed.slower(&model));
+        let load = speed.load(&c, &endpoint.ledger, fresh.map(EndpointMetrics::reported).as_ref(), &model);
         let expectation = Expectation {
             first: first_features(&load, work),
             decoding: load.decoding + 1.0,

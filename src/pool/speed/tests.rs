@@ -256,7 +256,7 @@ fn prompt_is_not_done_early_when_steps_take_longer_than_its_tokens() {
     let one = endpoint(&pool, 0);
     let left = |seconds: f64| {
         let (c, _) = one.speed.coefficients(at(0));
-        one.speed.load(&c, &one.ledger, None, at((seconds * 1e3) as u64)).prefill_seconds
+        one.speed.load(&c, &one.ledger, None, &pool.model(at((seconds * 1e3) as u64))).prefill_seconds
     };
     let _first = Reservation::begin(one.clone(), None, work(2_500), true, at(0));
     let own = left(0.0);

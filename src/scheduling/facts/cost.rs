@@ -52,7 +52,7 @@ use crate::{Candidate, Objective, PickContext};
 use attache_pool::Roles;
 use attache_pool::metrics::Reported;
 use attache_pool::place::Nearness;
-use attache_pool::speed::{Load, Prediction, Transfers};
+use attache_pool::speed::{Load, Prediction, SpeedModel, Transfers, Work};
 
 /// Servers are thought to be this busy at most: what was sent to them is an estimate, and more would be as good as a
 /// queue without end.
@@ -113,6 +113,8 @@ pub struct Prices {
     token_weight: f64,
     /// What transfers take.
     transfers: Transfers,
+    /// What all predictions have in common; `None` without candidates.
+    model: Option<SpeedModel>,
     /// What operators want.
     objective: Objective,
 }
@@ -208,7 +210,8 @@ impl Prices {
         let transfers = pool.map(|pool| pool.transfer().expected(cx.now)).unwrap_or_default();
         let (scarcity, objective) = (caches.map(Scarcity::of), cx.objective);
         let token_weight = serving.token_weight();
-        Self { behind, set: None, serving, scarcity, answer, token_weight, transfers, objective }
+        let model = pool.map(|pool| pool.model(cx.now));
+        Self { behind, set: None, serving, scarcity, answer, token_weight, transfers, model, objective }
     }
 
     /// With a price of work that somebody has set.
@@ -326,10 +329,20 @@ pub fn forecast(cx: &PickContext<'_>, candidate: &Candidate<'_>) -> (Load, Predi
     live.speed.forecast(&live.ledger, candidate.reported(), candidate.work(cx), cx.now)
 }
 
+/// As [`forecast`], for `work` instead of the whole request.
+#[inline]
+fn forecast_work(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices, work: Work) -> (Load, Prediction) {
+    let live = candidate.state.live();
+    match &prices.model {
+        Some(model) => live.speed.forecast_by(model, &live.ledger, candidate.reported(), work),
+        None => live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now),
+    }
+}
+
 /// The cost of the request when `candidate` serves all of it.
 #[must_use]
 pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let (load, predicted) = forecast(cx, candidate);
+    let (load, predicted) = forecast_work(cx, candidate, prices, candidate.work(cx));
     let room = prices.room(cx, candidate, predicted.own_prefill, predicted.per_token);
     let first = prices.objective.ttft * predicted.first_token;
     first
@@ -344,9 +357,7 @@ pub fn whole(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -
 pub fn prefill(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
     let (carried, keeper) = cx.prefix.map(|found| found.carried(candidate.id)).unwrap_or_default();
     let carried = carried.saturating_sub(candidate.cached.any);
-    let live = candidate.state.live();
-    let work = candidate.work_with(cx, carried);
-    let (_, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work, cx.now);
+    let (_, predicted) = forecast_work(cx, candidate, prices, candidate.work_with(cx, carried));
     // Its answer, and the room for that, is the other's.
     let predicted = Prediction { per_token: 0.0, ..predicted };
     let near = candidate.state.endpoint.place.nearness(keeper);
@@ -363,9 +374,7 @@ fn worked(cx: &PickContext<'_>, predicted: Prediction, candidate: &Candidate<'_>
 /// The cost of its answer when `candidate` goes on from what another has computed, without the transfer.
 #[must_use]
 pub fn decode(cx: &PickContext<'_>, candidate: &Candidate<'_>, prices: &Prices) -> f64 {
-    let live = candidate.state.live();
-    let work = candidate.work(cx);
-    let (load, predicted) = live.speed.forecast(&live.ledger, candidate.reported(), work.received(), cx.now);
+    let (load, predicted) = forecast_work(cx, candidate, prices, candidate.work(cx).received());
     worked(cx, predicted, candidate, prices)
         + prices.answer(&predicted)
         + prices.late_tokens(candidate, &load, &predicted)
