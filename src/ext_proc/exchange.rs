@@ -21,13 +21,13 @@ use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::{Body, too_large};
-use attache_picker::decide::{self, Plan, Question, Seen, Step};
+use attache_picker::decide::{self, Plan, RequestView, Seen, Step};
 use attache_picker::event::{End, Limit, NameObserver, Outcome};
 use attache_picker::head::Head;
 use attache_picker::queues::Turn;
 use attache_picker::quotas::Allowance;
 use attache_picker::response::Routed;
-use attache_picker::split::Told;
+use attache_picker::split::LegResult;
 use attache_picker::tenant::Tenant;
 use attache_picker::warming::Warming;
 use attache_protocol::{self as protocol, Api, BodyFormat};
@@ -84,7 +84,7 @@ pub enum Event {
     /// What came of [`Exchange::eviction`].
     Evicted(Refusal),
     /// What came of a question that [`Exchange::asks`] gave.
-    Told(Attempt, Told),
+    LegResult(Attempt, LegResult),
 }
 
 /// A message that the protocol does not allow here. The stream ends with it; the request was not ours to save.
@@ -206,7 +206,7 @@ impl Exchange {
                 let end = self.opened.after(self.config.limits.request_timeout);
                 [self.patience_ends(), self.upload_ends()].into_iter().flatten().chain([end]).min()
             }
-            RequestSide::Parked => self.parking.deadline(),
+            RequestSide::Queued => self.parking.deadline(),
             _ => self.split.deadline(),
         }
     }
@@ -255,7 +255,7 @@ impl Exchange {
             Event::Warmed => self.on_warmed(now, out),
             Event::Turn(turn) => self.on_turn(turn, now, out),
             Event::Evicted(refusal) => self.on_evicted(&refusal, now, out),
-            Event::Told(attempt, told) => self.on_told(attempt, &told, now, out),
+            Event::LegResult(attempt, told) => self.on_leg_result(attempt, &told, now, out),
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ impl Exchange {
             RequestSide::Opened => return Err(ProtocolError("request body before request headers")),
             // Envoy 1.35 to 1.37 ended long bodies twice.
             RequestSide::Ended | RequestSide::Prefilling => return Ok(()),
-            RequestSide::Parked => {
+            RequestSide::Queued => {
                 self.on_parked_body(message, now, out);
                 return Ok(());
             }
@@ -420,7 +420,7 @@ impl Exchange {
             RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
             RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
             RequestSide::Flowing | RequestSide::Ended => self.pass_trailers(out),
-            RequestSide::Parked => self.parking.ends(Close::Trailers),
+            RequestSide::Queued => self.parking.ends(Close::Trailers),
             // The body had its end: what comes after it is Envoy's to send on.
             RequestSide::Prefilling => {}
             RequestSide::Refused | RequestSide::Observed => {}
@@ -510,7 +510,7 @@ impl Exchange {
         // Envoy's clock runs in the other modes.
         let may_wait = self.modes().request == BodyMode::FullDuplex;
         let is_whole = matches!(stood, Stood::Body(Close::Whole | Close::WholeAndWarm));
-        let question = Question {
+        let question = RequestView {
             head: &self.head,
             called: calling::name(&self.called),
             api: self.api,
@@ -577,7 +577,7 @@ impl Exchange {
                 let message = format!("the request's body did not end within {allowed} s");
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
             }
-            RequestSide::Parked => self.on_parked_deadline(now, out),
+            RequestSide::Queued => self.on_parked_deadline(now, out),
             _ => self.on_split_deadline(now, out),
         }
         Ok(())

@@ -6,7 +6,7 @@
 
 use attache_disagg::Failure;
 use attache_http_client as fetch;
-use attache_picker::split::{Ask, Told};
+use attache_picker::split::{LegCall, LegResult};
 use bytes::{Bytes, BytesMut};
 use reqwest::{Client, RequestBuilder, Response};
 use std::fmt;
@@ -65,22 +65,22 @@ impl Drop for Thread {
 
 /// An answer that is waited for; given up on Drop.
 pub struct Asking {
-    told: oneshot::Receiver<Told>,
+    told: oneshot::Receiver<LegResult>,
     /// Tells the task that the answer was taken; dropped with this, that nobody waits.
     waits: Option<oneshot::Sender<()>>,
 }
 
 impl Future for Asking {
-    type Output = Told;
+    type Output = LegResult;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LegResult> {
         let told = ready!(Pin::new(&mut self.told).poll(cx));
         if let Some(waits) = self.waits.take() {
             // The task does not wait for it when it has told a failure.
             let _ = waits.send(());
         }
         // A task that is gone without a word has panicked.
-        Poll::Ready(told.unwrap_or(Told::Failed(Failure::Broken)))
+        Poll::Ready(told.unwrap_or(LegResult::Failed(Failure::Broken)))
     }
 }
 
@@ -91,7 +91,7 @@ impl fmt::Debug for Asking {
 }
 
 impl Prefiller {
-    fn client(&self, ask: &Ask) -> Option<Client> {
+    fn client(&self, ask: &LegCall) -> Option<Client> {
         let verify = ask.url.starts_with("https:") && !ask.insecure_skip_verify;
         let slot = if verify { &self.verified } else { &self.unverified };
         if let Some(client) = slot.get() {
@@ -108,19 +108,19 @@ impl Prefiller {
 
     /// Asks.
     #[must_use]
-    pub fn start(&self, ask: Ask) -> Asking {
+    pub fn start(&self, ask: LegCall) -> Asking {
         let (tell, told) = oneshot::channel();
         let (waits, waiting) = oneshot::channel();
         match self.client(&ask).zip(self.runtime()) {
             Some((client, runtime)) => drop(runtime.spawn(run(client, ask, tell, waiting))),
             // The certificate store can't be read, or there is no thread.
-            None => drop(tell.send(Told::Failed(Failure::Refused))),
+            None => drop(tell.send(LegResult::Failed(Failure::Refused))),
         }
         Asking { told, waits: Some(waits) }
     }
 
     /// Asks, and nobody waits for the answer.
-    pub fn send_off(&self, ask: Ask) {
+    pub fn send_off(&self, ask: LegCall) {
         if let Some(client) = self.client(&ask) {
             self.spawn(async move { send(&client, &ask).await });
         }
@@ -134,12 +134,12 @@ impl Prefiller {
     }
 }
 
-fn request(client: &Client, ask: &Ask) -> RequestBuilder {
+fn request(client: &Client, ask: &LegCall) -> RequestBuilder {
     let request = client.post(&ask.url).header("content-type", "application/json").body(ask.body.clone());
     ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value))
 }
 
-async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting: oneshot::Receiver<()>) {
+async fn run(client: Client, ask: LegCall, tell: oneshot::Sender<LegResult>, mut waiting: oneshot::Receiver<()>) {
     let mut answering = pin!(timeout(ask.timeout, request(&client, &ask).send()));
     let response = tokio::select! {
         response = &mut answering => response,
@@ -150,15 +150,15 @@ async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting:
         },
     };
     let told = match response {
-        Err(_) => Told::Failed(Failure::Late),
-        Ok(Err(error)) if error.is_connect() => Told::Failed(Failure::Refused),
-        Ok(Err(_)) => Told::Failed(Failure::Broken),
+        Err(_) => LegResult::Failed(Failure::Late),
+        Ok(Err(error)) if error.is_connect() => LegResult::Failed(Failure::Refused),
+        Ok(Err(_)) => LegResult::Failed(Failure::Broken),
         Ok(Ok(response)) => {
             let status = response.status().as_u16();
             match timeout(ask.timeout, read(response)).await {
-                Ok(Ok(body)) => Told::Reply { status, body },
-                Ok(Err(failure)) => Told::Failed(failure),
-                Err(_) => Told::Failed(Failure::Late),
+                Ok(Ok(body)) => LegResult::Reply { status, body },
+                Ok(Err(failure)) => LegResult::Failed(failure),
+                Err(_) => LegResult::Failed(Failure::Late),
             }
         }
     };
@@ -168,7 +168,7 @@ async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting:
         return;
     };
     let pins = match &told {
-        Told::Reply { status: 200..=299, body } => Some(body.clone()),
+        LegResult::Reply { status: 200..=299, body } => Some(body.clone()),
         _ => None,
     };
     // An answer that was told may still be dropped before anybody has looked at it.
@@ -192,7 +192,7 @@ async fn read(mut response: Response) -> Result<Bytes, Failure> {
 }
 
 /// Asks, and is content with any answer.
-async fn send(client: &Client, ask: &Ask) {
+async fn send(client: &Client, ask: &LegCall) {
     let sent = timeout(ask.timeout, request(client, ask).send()).await;
     if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {
         tracing::debug!(url = ask.url, ?sent, "message to a prefill worker failed");

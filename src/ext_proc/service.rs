@@ -14,7 +14,7 @@ use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
 use attache_picker::event::NameEvent;
 use attache_picker::queues::Waiting;
-use attache_picker::split::{Came, Stage};
+use attache_picker::split::{LegProgress, PrefillLeg};
 use attache_serving::connections::InFlight;
 use attache_types::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
@@ -142,7 +142,7 @@ impl Pump {
             });
         told.map(|(at, attempt, told)| {
             self.asking.remove(at);
-            Event::Told(attempt, told)
+            Event::LegResult(attempt, told)
         })
     }
 
@@ -231,12 +231,12 @@ impl Drop for Pump {
 }
 
 /// Waits for a prompt whose answer goes by unseen, so that its server is told when it waits in vain.
-async fn see_through(mut stage: Box<Stage>, attempt: Attempt, asking: Asking, processor: Arc<Processor>, clock: Clock) {
+async fn see_through(mut stage: Box<PrefillLeg>, attempt: Attempt, asking: Asking, processor: Arc<Processor>, clock: Clock) {
     let came = match timeout_at(clock.instant(stage.deadline()), asking).await {
-        Ok(told) => stage.on_told(attempt, &told, clock.now(), &processor.picker),
+        Ok(told) => stage.on_leg_result(attempt, &told, clock.now(), &processor.picker),
         Err(_) => stage.on_deadline(clock.now(), &processor.picker),
     };
-    if let (Came::Refused(_), Some(abort)) = (came, stage.abort()) {
+    if let (LegProgress::Refused(_), Some(abort)) = (came, stage.abort()) {
         processor.prefiller.send_off(abort);
     }
 }

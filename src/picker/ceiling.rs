@@ -2,7 +2,7 @@
 //! that reports more is charged at the bound, so that one wrong number cannot use up a limit that tenants share.
 //! Called by [`super::decide`] and [`super::response`].
 
-use super::decide::{Question, Seen};
+use super::decide::{RequestView, Seen};
 use attache_protocol::{Api, Request, Usage};
 
 /// 2^24 = 16,777,216 tokens of one prompt or one answer: longer than the context of any model. Holds where the request
@@ -26,7 +26,7 @@ pub(super) struct Ceiling {
 
 impl Ceiling {
     /// The bound for the request that `q` is about, as far as it could be read.
-    pub(super) fn of(q: &Question<'_>, request: Option<&Request<'_>>) -> Self {
+    pub(super) fn of(q: &RequestView<'_>, request: Option<&Request<'_>>) -> Self {
         let read = request.filter(|_| matches!(q.body, Seen::Whole(_)));
         let Some(request) = read else { return Self { prompt: MAX_CONTEXT_TOKENS, answer: MAX_CONTEXT_TOKENS } };
         let prompts = u64::from(request.prompt.count.max(1));

@@ -6,7 +6,7 @@
 //! tell none), or its text's as `huggingface` encodes it, if they are as many as the server says it has computed. Called by the decision, by
 //! [`super::split`] and by [`super::response`].
 
-use super::lookup::Looked;
+use super::lookup::PromptLookup;
 use super::prefix::PoolPrefix;
 use attache_disagg::{Mode, Transfer};
 use attache_pool::health::Availability;
@@ -70,7 +70,7 @@ impl Conversation {
     /// What is known of the turn that `looked` has looked up, which notes what can be fetched of it; `None` where nothing can be.
     pub(super) fn begin(
         pool: &Pool,
-        looked: &mut Looked<'_>,
+        looked: &mut PromptLookup<'_>,
         tenant: Option<&str>,
         target: &str,
         snapshot: &PoolSnapshot,

@@ -12,10 +12,10 @@
 //! the strategy's choice; `predicted-latency` ranks by the same seconds.
 
 use super::active::{ActiveConfig, PoolRuntime};
-use super::decide::{Question, Step};
-use super::lookup::{Looked, Prepared};
+use super::decide::{RequestView, Step};
+use super::lookup::{PromptLookup, Prepared};
 use super::picker::Picker;
-use super::prefix::Asked;
+use super::prefix::PromptRef;
 use super::queues::{self, Queues};
 use super::warming::Warming;
 use crate::event::{DeadlineOutcome, RequestEvent};
@@ -27,7 +27,7 @@ use attache_types::error::{Reason, RequestError};
 use std::time::Duration;
 
 /// What is known of the request.
-pub(super) struct Case<'a> {
+pub(super) struct DeadlineCheck<'a> {
     pub(super) picker: &'a Picker,
     pub(super) config: &'a ActiveConfig,
     pub(super) runtime: &'a PoolRuntime,
@@ -37,48 +37,48 @@ pub(super) struct Case<'a> {
     pub(super) strategy: &'a dyn Strategy,
     pub(super) filter: Option<&'a LabelSelector<'a>>,
     pub(super) prepared: Option<&'a Prepared<'a>>,
-    pub(super) asked: Asked<'a>,
+    pub(super) asked: PromptRef<'a>,
 }
 
 /// A request that is served in time if it has its turn in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct WaitBudget {
     /// How long it may wait for its turn.
     pub within: Duration,
 }
 
 /// Why a request does not go on now.
-pub(super) enum Held {
+pub(super) enum NotAdmitted {
     /// Its prompt has to be read elsewhere first.
     Warm(Warming),
     /// It would be late.
     Late(RequestError),
 }
 
-impl From<Held> for Result<Step, RequestError> {
-    fn from(held: Held) -> Self {
+impl From<NotAdmitted> for Result<Step, RequestError> {
+    fn from(held: NotAdmitted) -> Self {
         match held {
-            Held::Warm(warming) => Ok(Step::Warm(warming, None)),
-            Held::Late(error) => Err(error),
+            NotAdmitted::Warm(warming) => Ok(Step::Warm(warming, None)),
+            NotAdmitted::Late(error) => Err(error),
         }
     }
 }
 
-impl Case<'_> {
+impl DeadlineCheck<'_> {
     /// How long the request may wait; `None` when it asks for nothing, can't be `read`, or nothing is known of the pool's speed.
     ///
     /// # Errors
     /// What holds it.
-    pub(super) fn due(&self, q: &Question<'_>, facts: &RequestFacts<'_>, read: bool) -> Result<Option<Due>, Held> {
+    pub(super) fn due(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, read: bool) -> Result<Option<WaitBudget>, NotAdmitted> {
         if !self.runtime.pool.deadline_admission || !read {
             return Ok(None);
         }
         let Some(bounds) = Targets::of(facts).bounds() else { return Ok(None) };
         let passed = q.now.since(q.opened).as_secs_f64();
         let snapshot = self.runtime.pool.store.load();
-        let look = |p| Looked::up(self.picker, self.config, p, q, self.asked, &snapshot, false);
-        let looked = self.prepared.map(look).transpose().map_err(Held::Warm)?.flatten();
-        let prompt_tokens = looked.as_ref().map_or(facts.prompt_tokens, Looked::prompt_tokens);
+        let look = |p| PromptLookup::find(self.picker, self.config, p, q, self.asked, &snapshot, false);
+        let looked = self.prepared.map(look).transpose().map_err(NotAdmitted::Warm)?.flatten();
+        let prompt_tokens = looked.as_ref().map_or(facts.prompt_tokens, PromptLookup::prompt_tokens);
         let cx = PickContext {
             request: RequestFacts { prompt_tokens, ..*facts },
             filter: self.filter,
@@ -92,20 +92,20 @@ impl Case<'_> {
         };
         if outlook.spare >= 0.0 {
             let within = Duration::try_from_secs_f64(outlook.spare).unwrap_or(Duration::MAX);
-            return Ok(Some(Due { within }));
+            return Ok(Some(WaitBudget { within }));
         }
         let queue = self.queues.map_or(Duration::ZERO, |queues| queues.wait(facts, self.flow, q.now));
         let after = queue.saturating_add(Duration::try_from_secs_f64(outlook.fits_in).unwrap_or(Duration::MAX));
         if q.has_turn {
             self.judged(Some(DeadlineOutcome::Passed));
-            return Err(Held::Late(self::passed(after)));
+            return Err(NotAdmitted::Late(self::passed(after)));
         }
         self.judged(Some(DeadlineOutcome::Late));
-        Err(Held::Late(late("no server is predicted to serve this request in the time that it asks for", after)))
+        Err(NotAdmitted::Late(late("no server is predicted to serve this request in the time that it asks for", after)))
     }
 
     /// Seconds that the request may wait for its turn: what is left of its own deadline, else what the strategy knows.
-    pub(super) fn spare(&self, q: &Question<'_>, facts: &RequestFacts<'_>, due: Option<Due>) -> Option<f64> {
+    pub(super) fn spare(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, due: Option<WaitBudget>) -> Option<f64> {
         due.map(|due| due.within.as_secs_f64()).or_else(|| {
             let snapshot = self.runtime.pool.store.load();
             let request = RequestFacts { waited: q.now.since(q.opened), ..*facts };
@@ -123,10 +123,10 @@ impl Case<'_> {
 }
 
 /// What was made of a request that is due, now that it has asked for its turn; `None` where no turns are taken.
-pub(super) fn judged(turn: Option<&Result<queues::Asked, RequestError>>) -> Option<DeadlineOutcome> {
+pub(super) fn judged(turn: Option<&Result<queues::EnqueueResult, RequestError>>) -> Option<DeadlineOutcome> {
     match turn {
-        None | Some(Ok(queues::Asked::Goes(_))) => Some(DeadlineOutcome::Fits),
-        Some(Ok(queues::Asked::Waits(_))) => Some(DeadlineOutcome::Waits),
+        None | Some(Ok(queues::EnqueueResult::Admitted(_))) => Some(DeadlineOutcome::Fits),
+        Some(Ok(queues::EnqueueResult::Queued(_))) => Some(DeadlineOutcome::Waits),
         Some(Err(error)) => (error.reason == Reason::DeadlineUnmet).then_some(DeadlineOutcome::Queue),
     }
 }

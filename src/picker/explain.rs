@@ -2,10 +2,10 @@
 //! it. Decides nothing and books nothing.
 
 use super::active::{ActiveConfig, PoolRuntime};
-use super::decide::{self, Question, Seen};
+use super::decide::{self, RequestView, Seen};
 use super::head::Head;
 use super::picker::Picker;
-use super::prefix::{Asked, PoolPrefix, Read, Reading, Shown};
+use super::prefix::{PromptRef, PoolPrefix, Read, Reading, Shown};
 use super::reading::named;
 use super::warming::Warming;
 use crate::explained::parts;
@@ -129,7 +129,7 @@ pub async fn explain<F: Future<Output = ()>>(
     let prefix = runtime.prefix.as_ref().filter(|_| api.prefills()).ok_or_else(nothing)?;
     let snapshot = runtime.pool.store.load_full();
     let ExplainQuery { body, content_type, .. } = query;
-    let asked = Asked { api, body, content_type, target: &target, keeps_ids: true };
+    let asked = PromptRef { api, body, content_type, target: &target, keeps_ids: true };
     let unreadable = || RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here");
     let warming = match prefix.read(&first, asked, &request) {
         Read::Warm(warming) => warming,
@@ -138,7 +138,7 @@ pub async fn explain<F: Future<Output = ()>>(
     };
     let made = warming.made();
     run(warming).await;
-    let again = Question { last: true, made: made.as_deref(), ..first };
+    let again = RequestView { last: true, made: made.as_deref(), ..first };
     let Read::Ready(reading) = prefix.read(&again, asked, &request) else { return Err(unreadable()) };
     let explained =
         Explained { picker, runtime, prefix, snapshot: &snapshot, query, api, request: &request, target: &target };
@@ -146,8 +146,8 @@ pub async fn explain<F: Future<Output = ()>>(
 }
 
 /// The request as a decision would see it, without headers.
-fn question<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> Question<'a> {
-    Question {
+fn question<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> RequestView<'a> {
+    RequestView {
         head,
         called: "",
         api,

@@ -2,7 +2,7 @@
 //! rank that should serve it, and the server that holds more of its prompt. Pure; called by the decision.
 
 use super::head::Head;
-use super::lookup::Looked;
+use super::lookup::PromptLookup;
 use super::prefix::PoolPrefix;
 use attache_disagg::Mode;
 use attache_pool::health::Availability;
@@ -43,7 +43,7 @@ impl Hints {
     pub(super) fn of(
         pool: &Pool,
         prefix: &PoolPrefix,
-        looked: Option<&Looked<'_>>,
+        looked: Option<&PromptLookup<'_>>,
         decision: &Decision,
         snapshot: &PoolSnapshot,
         head: &Head,
@@ -89,7 +89,7 @@ impl Hints {
 /// the likelier the fewer requests wait there: hot prefixes lie on many servers, and all may give. Source: llm-d's
 /// `p2p-source-producer`.
 fn source(
-    looked: &Looked<'_>,
+    looked: &PromptLookup<'_>,
     computing: EndpointId,
     least: u32,
     snapshot: &PoolSnapshot,

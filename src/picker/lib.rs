@@ -1,13 +1,13 @@
 //! The picker: one decision and one request in flight, without I/O.
 //!
 //! ```text
-//! Question ─▶ decide ─▶ Step: Allow, Warm, Park ─▶ its caller runs the work, and asks again
+//! RequestView ─▶ decide ─▶ Step: Allow, Warm, Park ─▶ its caller runs the work, and asks again
 //!                    └▶ Plan ─▶ Routed: headers, chunks, end of the response
 //! ```
 //!
 //! [`decide`] makes the decision, [`response`] watches the response, and [`split`] has a prompt computed by another
 //! server. Whatever takes time is returned: work for the prompt ([`warming`]), a place in a queue ([`queues`]),
-//! requests to prefill servers ([`split::Ask`]).
+//! requests to prefill servers ([`split::LegCall`]).
 //!
 //! **Owns** the configuration in effect ([`active`]), queues of pools, what tenants hold ([`quotas`]), the lookup of
 //! prompts ([`prefix`]) and the events by which requests are counted ([`event`]).

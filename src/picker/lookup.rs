@@ -1,9 +1,9 @@
 //! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
 
 use super::active::ActiveConfig;
-use super::decide::{Question, Taught};
+use super::decide::{RequestView, PendingUpdate};
 use super::picker::Picker;
-use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown};
+use super::prefix::{PromptRef, PoolPrefix, PromptKeys, Read, Reading, Shown};
 use super::warming::Warming;
 use crate::event::{Degraded, Event, Limit};
 use attache_pool::PoolSnapshot;
@@ -32,8 +32,8 @@ pub(super) struct Prepared<'p> {
 pub(super) fn prepare<'p>(
     picker: &Picker,
     prefix: &'p Arc<PoolPrefix>,
-    q: &Question<'_>,
-    asked: Asked<'_>,
+    q: &RequestView<'_>,
+    asked: PromptRef<'_>,
     request: Option<&'p Request<'p>>,
 ) -> Result<Option<Prepared<'p>>, Warming> {
     let Some(request) = request.filter(|_| q.api.prefills()) else { return Ok(None) };
@@ -65,7 +65,7 @@ impl Prepared<'_> {
 
 /// What was found of a prompt.
 #[derive(Debug)]
-pub(super) struct Looked<'p> {
+pub(super) struct PromptLookup<'p> {
     prefix: &'p Arc<PoolPrefix>,
     request: &'p Request<'p>,
     reading: &'p Reading<'p>,
@@ -74,7 +74,7 @@ pub(super) struct Looked<'p> {
     pub(super) found: Found,
 }
 
-impl<'p> Looked<'p> {
+impl<'p> PromptLookup<'p> {
     /// Looks a prompt up. Where caches are guessed all of its keys are made, since they are recorded later; where engines tell, what nobody
     /// holds need not be encoded unless the `whole` prompt is asked for. `None` when that failed.
     ///
@@ -84,8 +84,8 @@ impl<'p> Looked<'p> {
         picker: &Picker,
         config: &ActiveConfig,
         prepared: &'p Prepared<'_>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
+        q: &RequestView<'_>,
+        asked: PromptRef<'_>,
         snapshot: &PoolSnapshot,
         whole: bool,
     ) -> Result<Option<Self>, Warming> {
@@ -99,7 +99,7 @@ impl<'p> Looked<'p> {
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
             }
-            Looked { prefix, request, reading, keys, found }
+            PromptLookup { prefix, request, reading, keys, found }
         });
         let Some(looked) = looked else { return Ok(None) };
         if looked.keys.is_cold() {
@@ -129,7 +129,7 @@ impl<'p> Looked<'p> {
         self.reading.root()
     }
 
-    /// Whether [`Looked::tokens`] are its server's.
+    /// Whether [`PromptLookup::tokens`] are its server's.
     pub(super) fn has_engine_tokens(&self) -> bool {
         // What media become is not in the tokens.
         self.reading.has_engine_tokens() && self.request.prompt.media_tokens == 0 && !self.request.truncated
@@ -148,7 +148,7 @@ impl<'p> Looked<'p> {
     }
 
     /// The prompt as a recording holds it.
-    pub(super) fn recorded(&mut self, q: &Question<'_>) -> record::Looked {
+    pub(super) fn recorded(&mut self, q: &RequestView<'_>) -> record::Looked {
         let prompt = &self.request.prompt;
         record::Looked {
             keys: self.keys.upto(0).to_vec(),
@@ -165,7 +165,7 @@ impl<'p> Looked<'p> {
 
     /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
     /// are wanted for that, where engines tell only those that were asked for.
-    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, Taught) {
+    pub(super) fn learn(self, decision: &Decision, q: &RequestView<'_>) -> (u32, PendingUpdate) {
         let tenant = self.prefix.tenant(q.head).map(str::to_owned);
         let Self { prefix, request, keys, found, .. } = self;
         let prompt = &request.prompt;
@@ -195,7 +195,7 @@ impl<'p> Looked<'p> {
         let lesson = first.map_or(base.clone(), |id| of(id, keys));
         // What an answer says to be cached was so where its prompt was computed.
         let lesson = Lesson { tells_cached: lesson.tells_cached && prefill.is_none(), ..lesson };
-        (matched, Taught { prefix: prefix.clone(), lesson, prefill, tail })
+        (matched, PendingUpdate { prefix: prefix.clone(), lesson, prefill, tail })
     }
 }
 

@@ -5,7 +5,7 @@
 //! is not there then is done without, and counted: a text is looked up as far as it is known, a request whose tokens are elsewhere is
 //! routed by load.
 
-use super::decide::Question;
+use super::decide::RequestView;
 use super::head::Head;
 use super::warming::Warming;
 use crate::event::{Degraded, Limit};
@@ -223,7 +223,7 @@ pub enum Shown {
 
 /// What of a request decides about its keys beside its body.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct PromptRef<'a> {
     /// Its API.
     pub api: Api,
     /// Its body, whole.
@@ -236,7 +236,7 @@ pub struct Asked<'a> {
     pub keeps_ids: bool,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> PromptRef<'a> {
     fn call(&self) -> TokenCall<'a> {
         TokenCall { model: self.target, api: self.api, body: self.body }
     }
@@ -244,7 +244,7 @@ impl<'a> Asked<'a> {
 
 impl PoolPrefix {
     /// Reads `request`. `q` asks for the last time when what is not at hand is to be done without.
-    pub fn read<'p>(self: &'p Arc<Self>, q: &Question<'_>, asked: Asked<'_>, request: &'p Request<'p>) -> Read<'p> {
+    pub fn read<'p>(self: &'p Arc<Self>, q: &RequestView<'_>, asked: PromptRef<'_>, request: &'p Request<'p>) -> Read<'p> {
         let name = self.root_name(asked.target);
         let salt = request.cache_salt.as_deref();
         let tenant = self.tenant(q.head).filter(|_| self.isolate_tenants);
@@ -272,8 +272,8 @@ impl PoolPrefix {
 
     fn source<'p>(
         self: &'p Arc<Self>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
+        q: &RequestView<'_>,
+        asked: PromptRef<'_>,
         request: &'p Request<'p>,
         #[cfg_attr(
             not(feature = "hf-tokenizers"),
@@ -325,8 +325,8 @@ impl PoolPrefix {
     fn rendered<'p>(
         self: &'p Arc<Self>,
         Own { model, blocks, canonical }: Own<'p>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
+        q: &RequestView<'_>,
+        asked: PromptRef<'_>,
         request: &'p Request<'p>,
         root: u64,
     ) -> Result<Source<'p>, Missing> {
@@ -377,7 +377,7 @@ impl PoolPrefix {
     }
 
     /// A request goes by tokens that were remembered from another one.
-    pub fn count_known(&self, asked: Asked<'_>, reading: &Reading<'_>) {
+    pub fn count_known(&self, asked: PromptRef<'_>, reading: &Reading<'_>) {
         if let (Tokenizer::Remote { pool, .. }, Source::Ids(..)) = (&self.tokenizer, &reading.source) {
             pool.count_known(asked.target);
         }
@@ -507,7 +507,7 @@ fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<So
 }
 
 /// Asks for the tokens of a request, so that they are remembered.
-fn asking(pool: Arc<dyn RemoteTokens>, asked: Asked<'_>) -> Warming {
+fn asking(pool: Arc<dyn RemoteTokens>, asked: PromptRef<'_>) -> Warming {
     // This copy, and the one in the question.
     Warming::call(2 * asked.body.len(), pool.fetch(asked.call()))
 }

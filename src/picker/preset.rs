@@ -4,7 +4,7 @@
 //! Called by [`super::decide`].
 
 use super::active::ActiveConfig;
-use super::decide::Question;
+use super::decide::RequestView;
 use super::head::Head;
 use super::picker::Picker;
 use attache_pool::{EndpointState, PoolSnapshot};
@@ -20,7 +20,7 @@ use attache_types::error::{Reason, RequestError};
 pub(super) fn preset(
     picker: &Picker,
     config: &ActiveConfig,
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     cx: &PickContext<'_>,
     pool: &str,
     previous_response: Option<&str>,

@@ -7,7 +7,7 @@
 //! back as something to run, and is made again when that has run. So it does where a tenant's own limits stand there
 //! and have not been read of late.
 
-use super::decide::Question;
+use super::decide::RequestView;
 use super::tenant::Tenant;
 use super::warming::Warming;
 use crate::event::{NameEvent, Observer};
@@ -148,7 +148,7 @@ impl Quotas {
     ///
     /// # Errors
     /// Its path is that of no known API, and the settings say to reject it.
-    fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>, answers: u32) -> Result<Option<Claim>, RequestError> {
+    fn claim(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, answers: u32) -> Result<Option<Claim>, RequestError> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
         if costs_nothing {
             return Ok(None);
@@ -193,25 +193,25 @@ impl Quotas {
     }
 
     /// Books the request, which has waited since `first`, or says what must run first.
-    fn begin(self: &Arc<Self>, claim: Claim, first: Timestamp, now: Timestamp) -> Result<Begun, RequestError> {
+    fn begin(self: &Arc<Self>, claim: Claim, first: Timestamp, now: Timestamp) -> Result<QuotaStart, RequestError> {
         let claim = match &self.shared {
             Some(shared) => match shared.limits(self, claim, first, now)? {
                 Limited::Known(claim) => claim,
-                Limited::Unread(pending) => return Ok(Begun::Asked(pending)),
+                Limited::Unread(pending) => return Ok(QuotaStart::Pending(pending)),
             },
             None => claim,
         };
         if claim.limits.is_unlimited() {
-            return Ok(Begun::Granted(None));
+            return Ok(QuotaStart::Granted(None));
         }
         match (&self.store, &self.shared) {
             (Store::Memory(book), _) => self
                 .take(book, &claim)
-                .map(|permit| Begun::Granted(Some(permit)))
+                .map(|permit| QuotaStart::Granted(Some(permit)))
                 .map_err(|refused| self.refused(&claim, refused, now)),
-            (Store::Shared, Some(shared)) => Ok(Begun::Asked(shared.take(self, claim, first, now))),
+            (Store::Shared, Some(shared)) => Ok(QuotaStart::Pending(shared.take(self, claim, first, now))),
             // Nowhere to count.
-            (Store::Shared, None) => Ok(Begun::Granted(None)),
+            (Store::Shared, None) => Ok(QuotaStart::Granted(None)),
         }
     }
 
@@ -317,17 +317,17 @@ enum State {
     #[default]
     Unasked,
     /// A shared store has been asked.
-    Asked(Box<dyn SharedAnswer>),
+    Pending(Box<dyn SharedAnswer>),
     /// It may, with what is booked for it, where anything is.
     Granted(Option<Permit>),
 }
 
 /// What comes of a claim at once.
-enum Begun {
+enum QuotaStart {
     /// What is booked for it, where anything is.
     Granted(Option<Permit>),
     /// A shared store is asked: its work must run.
-    Asked(Pending),
+    Pending(Pending),
 }
 
 impl Allowance {
@@ -339,7 +339,7 @@ impl Allowance {
     pub fn ask(
         &mut self,
         quotas: &[Arc<Quotas>],
-        q: &Question<'_>,
+        q: &RequestView<'_>,
         facts: &RequestFacts<'_>,
         answers: u32,
     ) -> Result<Option<Warming>, RequestError> {
@@ -370,12 +370,12 @@ impl State {
     ) -> Result<Option<Warming>, RequestError> {
         let permit = match std::mem::take(self) {
             State::Granted(permit) => permit,
-            State::Asked(answer) => answer.read(quotas, now)?,
+            State::Pending(answer) => answer.read(quotas, now)?,
             State::Unasked => match claim()?.map(|claim| quotas.begin(claim, first, now)).transpose()? {
                 None => None,
-                Some(Begun::Granted(permit)) => permit,
-                Some(Begun::Asked(Pending { work, answer })) => {
-                    *self = State::Asked(answer);
+                Some(QuotaStart::Granted(permit)) => permit,
+                Some(QuotaStart::Pending(Pending { work, answer })) => {
+                    *self = State::Pending(answer);
                     return Ok(Some(work));
                 }
             },

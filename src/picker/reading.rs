@@ -5,7 +5,7 @@
 //! `content-encoding` says, what can be read is read.
 
 use super::active::ActiveConfig;
-use super::decide::{Question, Seen};
+use super::decide::{RequestView, Seen};
 use super::picker::Picker;
 use crate::event::{Degraded, Event, Limit};
 use crate::settings::OnUnparseable;
@@ -38,7 +38,7 @@ pub(super) fn report_ignored(pool: &Pool, header: &str) {
 pub(super) fn understand<'a>(
     picker: &Picker,
     config: &ActiveConfig,
-    q: &Question<'a>,
+    q: &RequestView<'a>,
 ) -> Result<Option<Request<'a>>, RequestError> {
     let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
     if matches!(q.body, Seen::Nothing) {
@@ -77,7 +77,7 @@ pub(super) fn understand<'a>(
 /// When there is no default: the body must name a model.
 pub(super) fn named<'a>(
     config: &ActiveConfig,
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     request: Request<'a>,
 ) -> Result<Request<'a>, RequestError> {
     if request.model.is_some() || !q.api.requires_model() || q.api.body_format() != BodyFormat::Json {
@@ -111,7 +111,7 @@ pub(super) fn rename(
 /// # Errors
 /// When it is whole and can't be read.
 pub(super) fn distrusted(
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     body: &[u8],
     new_body: Option<Vec<u8>>,
 ) -> Result<Option<Vec<u8>>, RequestError> {
@@ -144,7 +144,7 @@ fn without_controlled_anywhere(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> 
 
 /// Whether the body is compressed: its header says so, and it does not begin as JSON does. What is compressed does not either: gzip, zstd and
 /// zlib have marks of their own, a Brotli stream that begins with a brace is empty, and bare Deflate that does so holds no text.
-fn is_compressed(q: &Question<'_>, body: &[u8]) -> bool {
+fn is_compressed(q: &RequestView<'_>, body: &[u8]) -> bool {
     q.head.encoded() && !may_be_object(body)
 }
 

@@ -1,6 +1,6 @@
 //! A decision as a recording holds it.
 
-use super::decide::Question;
+use super::decide::RequestView;
 use super::picker::Picker;
 use attache_record::headers::Noted;
 use attache_record::{self as record, Booked, Recorder, Turn, booked};
@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 /// What a decision asks a request for, noted as it asks.
 #[derive(Debug)]
-pub(super) struct Notes<'a> {
+pub(super) struct RequestReads<'a> {
     headers: Noted<'a>,
     pub(super) digests: Digests,
 }
 
-impl<'a> Notes<'a> {
+impl<'a> RequestReads<'a> {
     /// `None` when nothing is recorded.
-    pub(super) fn of(picker: &Picker, q: &Question<'a>) -> Option<Self> {
+    pub(super) fn of(picker: &Picker, q: &RequestView<'a>) -> Option<Self> {
         picker.recorder.is_some().then(|| Self { headers: Noted::of(q.head), digests: Digests::default() })
     }
 
@@ -32,7 +32,7 @@ impl<'a> Notes<'a> {
 
 /// One decision that is being recorded.
 #[derive(Debug)]
-pub(super) struct Sheet<'t> {
+pub(super) struct DecisionDraft<'t> {
     recorder: Arc<Recorder>,
     turn: Turn<'t>,
     line: record::Decided,
@@ -40,8 +40,8 @@ pub(super) struct Sheet<'t> {
     pub(super) rng: PickRng,
 }
 
-impl<'t> Sheet<'t> {
-    /// Takes a turn; `None` when nothing is recorded. From here to [`Sheet::booked`] or [`Sheet::refused`] nobody else decides.
+impl<'t> DecisionDraft<'t> {
+    /// Takes a turn; `None` when nothing is recorded. From here to [`DecisionDraft::booked`] or [`DecisionDraft::refused`] nobody else decides.
     pub(super) fn begin(picker: &'t Picker, rng: &mut PickRng) -> Option<Self> {
         let mut turn = picker.turn()?;
         let recorder = picker.recorder.clone()?;
@@ -56,7 +56,7 @@ impl<'t> Sheet<'t> {
     }
 
     /// What was asked for on the way.
-    fn note(&mut self, notes: Option<&Notes<'_>>) {
+    fn note(&mut self, notes: Option<&RequestReads<'_>>) {
         if let Some(notes) = notes {
             self.line.headers = notes.headers.asked();
             self.line.digests = notes.digests.known();
@@ -64,7 +64,7 @@ impl<'t> Sheet<'t> {
     }
 
     /// Nobody was named.
-    pub(super) fn refused(mut self, notes: Option<&Notes<'_>>, error: &RequestError) {
+    pub(super) fn refused(mut self, notes: Option<&RequestReads<'_>>, error: &RequestError) {
         self.note(notes);
         self.line.reason = error.reason.code().to_owned();
         self.turn.write(&record::Line::Decide(Box::new(self.line)));
@@ -73,7 +73,7 @@ impl<'t> Sheet<'t> {
     /// Where the request goes, and its booking.
     pub(super) fn booked(
         mut self,
-        notes: Option<&Notes<'_>>,
+        notes: Option<&RequestReads<'_>>,
         decision: &Decision,
         matched: u32,
         book: impl FnOnce() -> Booking,

@@ -6,7 +6,7 @@ use super::lookup::guarded;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
 use super::queues::Admitted;
-use super::split::{Ask, Fate, Untaken};
+use super::split::{LegCall, ReleaseOutcome, NotAccepted};
 use super::tenant::Tenant;
 use crate::event::{DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace};
 use crate::settings::{ExchangeSettings, UsageCount};
@@ -68,7 +68,7 @@ pub struct Routed {
     /// The response names the server that computed the prompt.
     names_prefill: bool,
     /// What frees the prompt that its server keeps for nobody.
-    parting: Option<Ask>,
+    parting: Option<LegCall>,
     /// Of its model and its tenant.
     counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
 }
@@ -144,14 +144,14 @@ impl Routed {
 
     /// Its turn, where turns are taken.
     #[must_use]
-    pub fn admitted(&self) -> Option<&Admitted> {
+    pub fn admitted(&self) -> Option<&AdmittedRequest> {
         self.plan.admitted.as_ref()
     }
 
     /// Whether it may be ended for the sake of a more important request.
     #[must_use]
-    pub fn gives_way(&self) -> bool {
-        self.plan.admitted.as_ref().is_some_and(Admitted::gives_way)
+    pub fn is_preemptible(&self) -> bool {
+        self.plan.admitted.as_ref().is_some_and(AdmittedRequest::is_preemptible)
     }
 
     /// Whether anything of its answer's body has gone by.
@@ -168,7 +168,7 @@ impl Routed {
         self.status = head.status;
         self.sse = head.sse;
         self.plan.runtime.observer.event(RequestEvent::Status(head.status));
-        self.plan.course.iter_mut().for_each(|course| course.answered(head.retried));
+        self.plan.prefill_outcome.iter_mut().for_each(|prefill_outcome| prefill_outcome.answered(head.retried));
         self.follow(head, now, picker);
         let waits = self.plan.meets() && head.shows_body;
         self.judge(head, waits, now, picker);
@@ -205,8 +205,8 @@ impl Routed {
         for permit in &self.plan.permits {
             set.extend(permit.headers().map(named));
         }
-        if let Some(course) = &self.plan.course {
-            set.extend(course.headers(self.names_prefill).map(named));
+        if let Some(prefill_outcome) = &self.plan.prefill_outcome {
+            set.extend(prefill_outcome.headers(self.names_prefill).map(named));
         }
         if self.conformance {
             let served = head.reported.unwrap_or(NO_SERVED_ENDPOINT);
@@ -229,24 +229,24 @@ impl Routed {
     }
 
     /// What is to be asked of other servers now that the answer begins.
-    pub fn take_parting(&mut self) -> Option<Ask> {
+    pub fn take_parting(&mut self) -> Option<LegCall> {
         self.parting.take()
     }
 
     /// The request has not been taken, for this reason: its prompt is freed.
-    fn release(&mut self, untaken: Option<Untaken>, now: Timestamp, picker: &Picker) {
+    fn release(&mut self, untaken: Option<NotAccepted>, now: Timestamp, picker: &Picker) {
         let Some(why) = untaken else { return };
-        let Some(kept) = self.plan.course.as_mut().and_then(|course| course.kept.take()) else { return };
-        match kept.fate(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
-            Fate::Freed(ask) => self.parting = Some(ask),
-            Fate::Unsaid => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
-            Fate::Left => {}
+        let Some(pinned) = self.plan.prefill_outcome.as_mut().and_then(|prefill_outcome| prefill_outcome.pinned.take()) else { return };
+        match pinned.release_outcome(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
+            ReleaseOutcome::Release(ask) => self.parting = Some(ask),
+            ReleaseOutcome::AttemptUnknown => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
+            ReleaseOutcome::LeaseExpires => {}
         }
     }
 
     /// Reads the answer where the next turn will go on from it.
     fn read_answer(&mut self, format: AnswerFormat) {
-        let shared = self.plan.course.as_ref().is_some_and(|course| course.prefill.is_some());
+        let shared = self.plan.prefill_outcome.as_ref().is_some_and(|prefill_outcome| prefill_outcome.prefill.is_some());
         let conversation = self.plan.conversation.take().filter(|_| shared);
         self.conversation = conversation.and_then(|conversation| {
             let scanner = conversation.scanner(self.api, format)?;
@@ -283,9 +283,9 @@ impl Routed {
         // A stream may be refused within a 200, by its first event. Other errors may come of what was computed already.
         if self.first_byte.is_some() {
             let error = self.scanner.as_ref().and_then(Scanner::error_status);
-            let busy = error.and_then(Untaken::of).filter(|why| *why == Untaken::Away);
+            let busy = error.and_then(NotAccepted::of).filter(|why| *why == NotAccepted::Away);
             self.release(busy, now, picker);
-            self.plan.course.iter_mut().for_each(|course| course.kept = None);
+            self.plan.prefill_outcome.iter_mut().for_each(|prefill_outcome| prefill_outcome.pinned = None);
         }
         let renamer = self.renamer.as_mut()?;
         let mut renamed = Vec::new();
@@ -424,7 +424,7 @@ impl Routed {
 
     /// The request as the decision log shows it.
     fn decision_record(&mut self, end: End, usage: &Usage, now: Timestamp) -> DecisionRecord {
-        let (served, course) = (self.booking.endpoint(), self.plan.course.as_ref());
+        let (served, prefill_outcome) = (self.booking.endpoint(), self.plan.prefill_outcome.as_ref());
         DecisionRecord {
             sequence: 0,
             ended: now,
@@ -434,9 +434,9 @@ impl Routed {
             model: self.plan.target.clone(),
             endpoint: self.picked.authority.clone(),
             served: (served.id != self.picked.id).then(|| served.authority.clone()),
-            prefill: course.and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
-            prefill_failure: course.and_then(|c| c.failure).map(Failure::code),
-            prefill_ms: course.and_then(|c| c.took).map(milliseconds),
+            prefill: prefill_outcome.and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
+            prefill_failure: prefill_outcome.and_then(|c| c.failure).map(Failure::code),
+            prefill_ms: prefill_outcome.and_then(|c| c.took).map(milliseconds),
             reason: self.plan.decision.reason,
             estimated_prompt_tokens: self.plan.prompt_tokens,
             estimated_cached_tokens: self.plan.matched_tokens,

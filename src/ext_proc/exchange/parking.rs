@@ -1,24 +1,24 @@
 //! The exchange of a request that waits for its turn.
 //!
 //! ```text
-//! Collecting ─end of body─▶ (no room) ─▶ Parked ─its turn─▶ Collecting ─▶ (decide, with the body as it stands then)
+//! Collecting ─end of body─▶ (no room) ─▶ QueuedRequest ─its turn─▶ Collecting ─▶ (decide, with the body as it stands then)
 //!                                           └─ waited too long, gave way ─▶ Refused
 //! Prefilling, Flowing, Ended ─gives way while it is under way─▶ Refused
 //! ```
 
 use super::*;
-use attache_picker::queues::{self, Admitted, Parked, Turn, Waiting};
+use attache_picker::queues::{self, AdmittedRequest, QueuedRequest, DequeueResult, QueueSignal};
 
 /// What a request waits with.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
-    parked: Option<(Parked, Stood)>,
+    parked: Option<(QueuedRequest, Stood)>,
     /// More of its body came while it waited, which the queue has not counted.
     late: bool,
     /// Its turn has come, and it is not decided yet.
-    admitted: Option<Admitted>,
+    admitted: Option<AdmittedRequest>,
     /// Ready when it is to give way.
-    eviction: Option<Waiting<Refusal>>,
+    eviction: Option<QueueSignal<Refusal>>,
 }
 
 impl Parking {
@@ -43,16 +43,16 @@ impl Parking {
     }
 
     /// Keeps a turn for the decision that follows.
-    pub(super) fn keep(&mut self, turn: Option<Admitted>) {
+    pub(super) fn keep(&mut self, turn: Option<AdmittedRequest>) {
         self.admitted = turn.or(self.admitted.take());
     }
 
-    pub(super) fn take_turn(&mut self) -> Option<Admitted> {
+    pub(super) fn take_turn(&mut self) -> Option<AdmittedRequest> {
         self.admitted.take()
     }
 
     /// It is decided, and in the ledger.
-    pub(super) fn landed(&mut self, admitted: &mut Admitted) {
+    pub(super) fn landed(&mut self, admitted: &mut AdmittedRequest) {
         admitted.landed();
         self.eviction = admitted.eviction();
     }
@@ -60,30 +60,30 @@ impl Parking {
 
 impl Exchange {
     /// Becomes ready when the queue dequeues the request; the caller then sends [`Event::Turn`]. Returned once.
-    pub fn waiting(&mut self) -> Option<Waiting> {
+    pub fn waiting(&mut self) -> Option<QueueSignal> {
         self.parking.parked.as_mut().and_then(|(parked, ..)| parked.waiting())
     }
 
     /// Becomes ready when a more important request preempts this one; the caller then sends [`Event::Evicted`].
     /// Returned once.
-    pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
+    pub fn eviction(&mut self) -> Option<QueueSignal<Refusal>> {
         self.parking.eviction.take()
     }
 
     /// While nothing of its answer has gone on, the client is told why; an answer that has begun is cut by Envoy.
     pub(super) fn on_evicted(&mut self, refusal: &Refusal, now: Timestamp, out: &mut Actions) {
-        if self.request != RequestSide::Prefilling && !self.routed.as_ref().is_some_and(|routed| routed.gives_way()) {
+        if self.request != RequestSide::Prefilling && !self.routed.as_ref().is_some_and(|routed| routed.is_preemptible()) {
             return;
         }
         self.abandon_split();
         if let Some(routed) = self.routed.take() {
             routed.end(End::Evicted, now, &self.processor.picker);
         }
-        self.refuse(&queues::outranked(refusal), now, out);
+        self.refuse(&queues::preemption_error(refusal), now, out);
     }
 
-    pub(super) fn park(&mut self, parked: Parked, stood: Stood) {
-        self.request = RequestSide::Parked;
+    pub(super) fn park(&mut self, parked: QueuedRequest, stood: Stood) {
+        self.request = RequestSide::Queued;
         self.parking.parked = Some((parked, stood));
     }
 
@@ -113,7 +113,7 @@ impl Exchange {
     }
 
     /// Its turn, or `None` when nobody will tell, though it still waits: then it would do so for ever.
-    pub(super) fn on_turn(&mut self, turn: Option<Turn>, now: Timestamp, out: &mut Actions) {
+    pub(super) fn on_turn(&mut self, turn: Option<DequeueResult>, now: Timestamp, out: &mut Actions) {
         let Some((parked, stood)) = self.parking.parked.take() else { return };
         let Some(turn) = turn else {
             tracing::error!("queued request lost");

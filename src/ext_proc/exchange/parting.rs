@@ -11,7 +11,7 @@ impl Exchange {
     pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         self.processor.metrics.panics.inc();
         let undecided = match self.request {
-            RequestSide::Opened | RequestSide::Collecting | RequestSide::Parked | RequestSide::Prefilling => true,
+            RequestSide::Opened | RequestSide::Collecting | RequestSide::Queued | RequestSide::Prefilling => true,
             RequestSide::Flowing | RequestSide::Ended | RequestSide::Refused | RequestSide::Observed => false,
         };
         if undecided && self.response == ResponseSide::Awaited {
@@ -26,7 +26,7 @@ impl Exchange {
     /// answered. A request that has been answered ends here: its response is not shown.
     pub fn half_closed(&mut self, now: Timestamp) -> bool {
         match self.request {
-            RequestSide::Parked | RequestSide::Prefilling => return true,
+            RequestSide::Queued | RequestSide::Prefilling => return true,
             RequestSide::Ended if self.response == ResponseSide::Awaited && self.routed.is_some() => {
                 self.split.goes_on = true;
                 self.end_response(End::Unwatched, now);

@@ -12,7 +12,7 @@ use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
 use attache_picker::event::{RequestEvent, SplitOutcome};
 use attache_picker::head::{ENCODERS, PREFILLER};
-use attache_picker::split::{Ask, Asked, Came, Course, Stage};
+use attache_picker::split::{LegCall, SplitRequest, LegProgress, PrefillOutcome, PrefillLeg};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::plugin::Headers;
@@ -32,11 +32,11 @@ const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// What a split request waits for.
 #[derive(Debug, Default)]
 pub(super) struct Splitting {
-    stage: Option<Box<Stage>>,
+    stage: Option<Box<PrefillLeg>>,
     /// What goes on when the stage has come to an end; `None` when it has gone on already.
     held: Option<(Box<Plan>, Body)>,
     /// Questions that nobody waits for.
-    parting: Vec<Ask>,
+    parting: Vec<LegCall>,
     /// When the answer is cut whose prompt has failed like this, unless it begins or ends before.
     cut: Option<(Timestamp, Failure)>,
     /// The gateway shows no more of the answer, whose server may still wait for the prompt.
@@ -63,15 +63,15 @@ impl Splitting {
     }
 
     /// Asks what nobody waits for.
-    pub(super) fn part(&mut self, ask: Option<Ask>) {
+    pub(super) fn part(&mut self, ask: Option<LegCall>) {
         self.parting.extend(ask);
     }
 }
 
 impl Exchange {
-    /// What is to be asked of other servers now. What comes of those with an attempt is told by [`Event::Told`].
-    pub fn asks(&mut self) -> Vec<Ask> {
-        let mut asks = self.split.stage.as_mut().map(|stage| stage.take_asks()).unwrap_or_default();
+    /// What is to be asked of other servers now. What comes of those with an attempt is told by [`Event::LegResult`].
+    pub fn asks(&mut self) -> Vec<LegCall> {
+        let mut asks = self.split.stage.as_mut().map(|stage| stage.take_calls()).unwrap_or_default();
         asks.append(&mut self.split.parting);
         asks
     }
@@ -84,7 +84,7 @@ impl Exchange {
 
     /// The stage that is still to be waited for when the gateway has closed the stream, because it shows no bodies of
     /// answers.
-    pub fn take_unwatched(&mut self) -> Option<Box<Stage>> {
+    pub fn take_unwatched(&mut self) -> Option<Box<PrefillLeg>> {
         if self.split.goes_on { self.split.stage.take() } else { None }
     }
 
@@ -108,7 +108,7 @@ impl Exchange {
             if let Some((server, before)) = &prefill {
                 plan.dispatch(Dispatch::Arrives(server, *before), now);
             }
-            plan.course = Some(Course { prefill: prefill.map(|(server, _)| server), ..Course::default() });
+            plan.prefill_outcome = Some(PrefillOutcome { prefill: prefill.map(|(server, _)| server), ..PrefillOutcome::default() });
             return self.go_on(plan, body, close, now, out);
         };
         let stage = self.stage(&mut plan, &body, direct, now);
@@ -133,7 +133,7 @@ impl Exchange {
         if let Some(server) = &prefill {
             plan.dispatch(Dispatch::Arrives(server, stage.expected()), now);
         }
-        plan.course = Some(Course { prefill, ..Course::default() });
+        plan.prefill_outcome = Some(PrefillOutcome { prefill, ..PrefillOutcome::default() });
         self.split.stage = Some(stage);
         self.go_on(plan, body, close, now, out);
     }
@@ -146,21 +146,21 @@ impl Exchange {
         self.go_on(plan, body, close, now, out);
     }
 
-    fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<Stage>> {
+    fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<PrefillLeg>> {
         let room = self.processor.picker.next_rng().random_range(LEAST_SHARED_ID..GREATEST_ROOM);
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
         let trace = self.span.as_ref().map(|span| span.traceparent());
-        let asked = Asked { head: &self.head, body: bytes, trace };
-        let stage = Stage::begin(plan, direct, asked, room, &self.processor.picker.buffered, now);
+        let asked = SplitRequest { head: &self.head, body: bytes, trace };
+        let stage = PrefillLeg::begin(plan, direct, asked, room, &self.processor.picker.buffered, now);
         plan.new_body = renamed;
         stage.map(Box::new)
     }
 
-    pub(super) fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, out: &mut Actions) {
+    pub(super) fn on_leg_result(&mut self, attempt: Attempt, told: &LegResult, now: Timestamp, out: &mut Actions) {
         let Some(stage) = &mut self.split.stage else { return };
-        let came = stage.on_told(attempt, told, now, &self.processor.picker);
+        let came = stage.on_leg_result(attempt, told, now, &self.processor.picker);
         self.after_prefill(came, now, out);
     }
 
@@ -174,30 +174,30 @@ impl Exchange {
         }
     }
 
-    fn after_prefill(&mut self, came: Came, now: Timestamp, out: &mut Actions) {
+    fn after_prefill(&mut self, came: LegProgress, now: Timestamp, out: &mut Actions) {
         let ended = match came {
-            Came::Waiting => return,
-            Came::On(new_body, course) => match self.split.held.take() {
+            LegProgress::Waiting => return,
+            LegProgress::Proceed(new_body, prefill_outcome) => match self.split.held.take() {
                 Some((mut plan, body)) => {
                     self.split.stage = None;
-                    if let Err(error) = self.renew(&mut plan, course.prefill.as_deref(), now) {
+                    if let Err(error) = self.renew(&mut plan, prefill_outcome.prefill.as_deref(), now) {
                         give_back(&plan);
                         return self.refuse(&error, now, out);
                     }
-                    if let (Some(took), true) = (course.took, course.prefill.is_some()) {
+                    if let (Some(took), true) = (prefill_outcome.took, prefill_outcome.prefill.is_some()) {
                         plan.runtime.observer.event(RequestEvent::Prefilled(took));
                     }
                     plan.new_body = new_body.or(plan.new_body.take());
-                    let how = course.prefill.as_deref();
+                    let how = prefill_outcome.prefill.as_deref();
                     plan.dispatch(how.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0)), now);
-                    plan.course = Some(course);
+                    plan.prefill_outcome = Some(prefill_outcome);
                     self.go_on(plan, body, Close::Whole, now, out);
                     return self.tell_of_room(now);
                 }
                 // Both were asked at once: the prefill's part is over.
                 None => None,
             },
-            Came::Refused(failure) => Some(failure),
+            LegProgress::Refused(failure) => Some(failure),
         };
         // Of an answer that has begun the prompt was computed, whatever befell its server since.
         let Some(failure) = ended.filter(|_| !self.answer_has_begun()) else {

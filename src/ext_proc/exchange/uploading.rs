@@ -32,7 +32,7 @@ impl Exchange {
     pub fn collects(&self) -> bool {
         match self.request {
             RequestSide::Collecting => !self.waits.is_waiting(),
-            RequestSide::Parked => self.parking.is_late(),
+            RequestSide::Queued => self.parking.is_late(),
             _ => false,
         }
     }
@@ -106,7 +106,7 @@ impl Exchange {
     pub(super) fn on_too_large(&mut self, bytes: u64, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Refused | RequestSide::Observed => {}
-            RequestSide::Collecting | RequestSide::Parked => {
+            RequestSide::Collecting | RequestSide::Queued => {
                 self.processor.metrics.limit(Limit::BodyBytes);
                 self.refuse(&too_large(bytes, self.config.limits.max_body_bytes), now, out);
             }
@@ -141,7 +141,7 @@ impl Exchange {
         self.processor.metrics.limit(limit);
         match self.request {
             RequestSide::Refused | RequestSide::Observed => Ok(()),
-            RequestSide::Collecting | RequestSide::Parked => {
+            RequestSide::Collecting | RequestSide::Queued => {
                 self.refuse(&RequestError::new(Reason::UploadEvicted, message), now, out);
                 Ok(())
             }

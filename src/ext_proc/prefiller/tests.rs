@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
 
-fn ask(url: String) -> Ask {
-    Ask {
+fn ask(url: String) -> LegCall {
+    LegCall {
         attempt: Some(0),
         url,
         headers: vec![("x-request-id", "r-1".to_owned())],
@@ -52,14 +52,14 @@ async fn an_answer_is_told_with_its_status() {
     let (mut stream, seen) = asked(&listener).await;
     assert!(seen.starts_with("POST /v1/completions HTTP/1.1\r\n") && seen.contains("x-request-id: r-1"), "{seen}");
     stream.write_all(b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
-    assert_eq!(asking.await, Told::Reply { status: 503, body: Bytes::from_static(b"no") });
+    assert_eq!(asking.await, LegResult::Reply { status: 503, body: Bytes::from_static(b"no") });
 }
 
 #[tokio::test]
 async fn connections_that_fail_are_told_apart() {
     let (listener, url) = listening().await;
     drop(listener);
-    assert_eq!(Prefiller::default().start(ask(url)).await, Told::Failed(Failure::Refused));
+    assert_eq!(Prefiller::default().start(ask(url)).await, LegResult::Failed(Failure::Refused));
 
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
@@ -67,13 +67,13 @@ async fn connections_that_fail_are_told_apart() {
     let (mut stream, _) = asked(&listener).await;
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhal").await.unwrap();
     drop(stream);
-    assert_eq!(asking.await, Told::Failed(Failure::Broken));
+    assert_eq!(asking.await, LegResult::Failed(Failure::Broken));
 
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(Ask { timeout: Duration::from_millis(50), ..ask(url) });
+    let asking = prefiller.start(LegCall { timeout: Duration::from_millis(50), ..ask(url) });
     let _held = asked(&listener).await;
-    assert_eq!(asking.await, Told::Failed(Failure::Late));
+    assert_eq!(asking.await, LegResult::Failed(Failure::Late));
 }
 
 /// Whoever does not take part in a connection, as a node that is gone: the queue of a listener that accepts nobody is full, so that the kernel
@@ -90,7 +90,7 @@ async fn a_node_that_drops_packets_counts_as_refusing_long_before_the_prefills_t
     }
     let began = Instant::now();
     let told = Prefiller::default().start(ask(format!("http://{address}/v1/completions"))).await;
-    assert_eq!(told, Told::Failed(Failure::Refused));
+    assert_eq!(told, LegResult::Failed(Failure::Refused));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
@@ -111,7 +111,7 @@ async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
     let (decode, _) = listening().await;
     let release = released("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(Ask { release: Some(Arc::new(release)), ..ask(url) });
+    let asking = prefiller.start(LegCall { release: Some(Arc::new(release)), ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     // Its head has come when the client leaves, the rest comes after.
@@ -139,7 +139,7 @@ async fn an_answer_that_has_come_and_that_nobody_has_looked_at_is_fetched_as_wel
     let (decode, _) = listening().await;
     let release = released("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let mut asking = prefiller.start(Ask { release: Some(Arc::new(release)), ..ask(url) });
+    let mut asking = prefiller.start(LegCall { release: Some(Arc::new(release)), ..ask(url) });
     let (mut stream, _) = asked(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
@@ -191,5 +191,5 @@ async fn a_question_outlives_the_thread_that_asked_it() {
     end.send(()).unwrap();
     let asking = serving.join().unwrap();
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
-    assert_eq!(asking.await, Told::Reply { status: 200, body: Bytes::from_static(b"{}") });
+    assert_eq!(asking.await, LegResult::Reply { status: 200, body: Bytes::from_static(b"{}") });
 }

@@ -1,17 +1,17 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten};
-use super::{Admitted, Plan, PoolRuntime, Step, Taught, encodable, splittable};
+use super::{AdmittedRequest, Plan, PoolRuntime, Step, PendingUpdate, encodable, splittable};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
 use crate::explained::Explained;
 use crate::hints::{Hints, RANK_HEADER};
-use crate::lookup::{self, Looked, Prepared};
+use crate::lookup::{self, PromptLookup, Prepared};
 use crate::prefix::{PoolPrefix, Tail};
 use crate::preset::preset;
 use crate::quotas::Permits;
-use crate::recording::{Notes, Sheet};
+use crate::recording::{RequestReads, DecisionDraft};
 use crate::warming::Warming;
 use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) enum Placed {
     /// The prompt's keys must be computed first.
-    Warm(Warming, Option<Admitted>),
+    Warm(Warming, Option<AdmittedRequest>),
     /// The endpoints are chosen and booked.
     Booked(Placement),
 }
@@ -46,7 +46,7 @@ pub(super) struct Placement {
     hints: Hints,
     conversation: Option<Box<Conversation>>,
     bookings: Bookings,
-    admitted: Option<Admitted>,
+    admitted: Option<AdmittedRequest>,
     /// Facts about the request that its plan keeps.
     known: Known,
 }
@@ -89,28 +89,28 @@ impl Deciding<'_> {
         &self,
         prepared: Option<&Prepared<'_>>,
         admission: Admission<'_>,
-        notes: Option<&Notes<'_>>,
+        notes: Option<&RequestReads<'_>>,
         rng: &mut PickRng,
     ) -> Result<Placed, RequestError> {
         let (log, explain) = self.explains(rng);
         // The recording is locked from here to the booking, so that both are one step of it.
-        let mut sheet = Sheet::begin(self.shared.picker, rng);
+        let mut draft = DecisionDraft::begin(self.shared.picker, rng);
         let snapshot = self.pool().store.load();
         let mut looked = match self.look_up(prepared, &snapshot) {
             Ok(looked) => looked,
             Err(warming) => return Ok(Placed::Warm(warming, admission.admitted)),
         };
-        if let Some(sheet) = &mut sheet {
-            self.record(sheet, looked.as_mut());
+        if let Some(draft) = &mut draft {
+            self.record(draft, looked.as_mut());
         }
         let splittable = self.may_split(&snapshot);
         let conversation = self.converse(looked.as_mut().filter(|_| splittable), &snapshot);
         let cx = self.context(looked.as_ref(), &snapshot, splittable);
-        let scheduled = match self.schedule(&cx, explain, sheet.as_mut().map_or(rng, |sheet| &mut sheet.rng)) {
+        let scheduled = match self.schedule(&cx, explain, draft.as_mut().map_or(rng, |draft| &mut draft.rng)) {
             Ok(scheduled) => scheduled,
             Err(error) => {
-                if let Some(sheet) = sheet {
-                    sheet.refused(notes, &error);
+                if let Some(draft) = draft {
+                    draft.refused(notes, &error);
                 }
                 return Err(error);
             }
@@ -118,10 +118,10 @@ impl Deciding<'_> {
         self.report(&scheduled.decision, cx.request.prompt_tokens, log);
         let hints = self.hints(looked.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
-        let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, Looked::prompt_tokens);
+        let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, PromptLookup::prompt_tokens);
         let (matched_tokens, taught) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
         let matched_tokens = matched_tokens.unwrap_or(0);
-        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), taught, sheet, notes);
+        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), taught, draft, notes);
         admission.sheds.inspect(|queues| queues.passed());
         let split = scheduled.decision.split.as_ref();
         Ok(Placed::Booked(Placement {
@@ -135,7 +135,7 @@ impl Deciding<'_> {
             // A request that was not queued uses capacity too, so its end must trigger the next dequeue.
             admitted: admission
                 .admitted
-                .or_else(|| admission.holds.filter(|_| !self.q.has_turn).map(Admitted::uncounted)),
+                .or_else(|| admission.holds.filter(|_| !self.q.has_turn).map(AdmittedRequest::uncounted)),
             scheduled,
         }))
     }
@@ -163,9 +163,9 @@ impl Deciding<'_> {
         &self,
         prepared: Option<&'p Prepared<'_>>,
         snapshot: &PoolSnapshot,
-    ) -> Result<Option<Looked<'p>>, Warming> {
+    ) -> Result<Option<PromptLookup<'p>>, Warming> {
         let (picker, config) = (self.shared.picker, self.shared.config);
-        let up = |p| Looked::up(picker, config, p, self.q, self.asked, snapshot, self.asked.keeps_ids);
+        let up = |p| PromptLookup::find(picker, config, p, self.q, self.asked, snapshot, self.asked.keeps_ids);
         Ok(prepared.map(up).transpose()?.flatten())
     }
 
@@ -176,10 +176,10 @@ impl Deciding<'_> {
     }
 
     /// Records the request before it is scheduled.
-    fn record(&self, sheet: &mut Sheet<'_>, looked: Option<&mut Looked<'_>>) {
+    fn record(&self, draft: &mut DecisionDraft<'_>, looked: Option<&mut PromptLookup<'_>>) {
         let (q, facts) = (self.q, &self.facts);
         let prompt = looked.map(|l| l.recorded(q));
-        sheet.asks(|line| {
+        draft.asks(|line| {
             *line = Decided {
                 at: q.now,
                 live: self.shared.config.number,
@@ -219,7 +219,7 @@ impl Deciding<'_> {
     }
 
     /// The state of the conversation's previous turn.
-    fn converse(&self, looked: Option<&mut Looked<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
+    fn converse(&self, looked: Option<&mut PromptLookup<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
         let looked = looked?;
         let (target, now) = (self.facts.model, self.q.now);
         let tenant = looked.prefix().tenant(self.q.head);
@@ -230,12 +230,12 @@ impl Deciding<'_> {
     /// The input of the strategy.
     fn context<'c>(
         &'c self,
-        looked: Option<&'c Looked<'_>>,
+        looked: Option<&'c PromptLookup<'_>>,
         snapshot: &'c PoolSnapshot,
         splittable: bool,
     ) -> PickContext<'c> {
         let looked = looked.filter(|_| self.reads_prefix);
-        let prompt_tokens = looked.map_or(self.size.load, Looked::prompt_tokens);
+        let prompt_tokens = looked.map_or(self.size.load, PromptLookup::prompt_tokens);
         PickContext {
             request: RequestFacts { prompt_tokens, ..self.facts },
             filter: self.chosen.filter.as_ref(),
@@ -308,7 +308,7 @@ impl Deciding<'_> {
     }
 
     /// Headers for the model server besides the destination.
-    fn hints(&self, looked: Option<&Looked<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
+    fn hints(&self, looked: Option<&PromptLookup<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
         let (prefix, head) = (self.shared.runtime.prefix.as_ref(), self.q.head);
         let used = prefix.filter(|_| self.q.api.prefills());
         let hints = used.map(|prefix| Hints::of(self.pool(), prefix, looked, decision, snapshot, head, self.q.now));
@@ -324,9 +324,9 @@ impl Deciding<'_> {
         scheduled: &Scheduled,
         snapshot: &PoolSnapshot,
         (prompt_tokens, cached_tokens): (u32, u32),
-        taught: Option<Taught>,
-        sheet: Option<Sheet<'_>>,
-        notes: Option<&Notes<'_>>,
+        taught: Option<PendingUpdate>,
+        draft: Option<DecisionDraft<'_>>,
+        notes: Option<&RequestReads<'_>>,
     ) -> Bookings {
         let Scheduled { decision, is_preset, share } = scheduled;
         let (stale_after, now) = (self.pool().stale_after, self.q.now);
@@ -342,10 +342,10 @@ impl Deciding<'_> {
             let (arrives, share) = (decision.split.is_some(), *share);
             let order = Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, lesson };
             let book = || Booking::new(picked.clone(), snapshot, stale_after, order, now);
-            match sheet {
-                Some(mut sheet) => {
-                    sheet.asks(|line| line.preset = *is_preset);
-                    sheet.booked(notes, decision, cached_tokens, book)
+            match draft {
+                Some(mut draft) => {
+                    draft.asks(|line| line.preset = *is_preset);
+                    draft.booked(notes, decision, cached_tokens, book)
                 }
                 None => Booked::new(book(), None),
             }
@@ -393,7 +393,7 @@ impl Placed {
             prefill,
             encoding,
             splittable: placement.splittable,
-            course: None,
+            prefill_outcome: None,
             request_id: None,
             conversation: placement.conversation,
             hints: placement.hints,

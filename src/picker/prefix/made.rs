@@ -4,7 +4,7 @@
 
 #[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
-use super::{Asked, PoolPrefix, Reading, Source};
+use super::{PromptRef, PoolPrefix, Reading, Source};
 use crate::warming::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::blocks::TokenBlocks;
@@ -67,7 +67,7 @@ impl Wanted {
 impl PoolPrefix {
     /// Encodes the request to its end, so that its segments are remembered: what no server holds yet is held when this one is served, and
     /// then its next turn asks for it.
-    pub fn warming(self: &Arc<Self>, asked: Asked<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
+    pub fn warming(self: &Arc<Self>, asked: PromptRef<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
         let wanted = Wanted {
             root: reading.root,
             ids: asked.keeps_ids,
@@ -93,7 +93,7 @@ impl PoolPrefix {
 
     /// Renders the request with the model's template and encodes it.
     #[cfg(feature = "hf-tokenizers")]
-    pub(super) fn rendering(self: &Arc<Self>, asked: Asked<'_>, root: u64) -> Warming {
+    pub(super) fn rendering(self: &Arc<Self>, asked: PromptRef<'_>, root: u64) -> Warming {
         let wanted = Wanted { root, ids: asked.keeps_ids, has_engine_tokens: true, has_own_keys: false };
         let (this, api, body) = (self.clone(), asked.api, asked.body.to_vec());
         Warming::cpu(asked.body.len(), move |work| {

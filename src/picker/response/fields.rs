@@ -1,6 +1,6 @@
 //! The head of a response, as far as the picker reads it.
 
-use crate::split::Untaken;
+use crate::split::NotAccepted;
 use attache_protocol::AnswerFormat;
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -50,8 +50,8 @@ impl ResponseHead<'_> {
     }
 
     /// Why nobody has looked at the request's prompt, if so.
-    pub(super) fn untaken(&self) -> Option<Untaken> {
-        if self.origin == Origin::Server { Untaken::of(self.status) } else { Some(Untaken::Away) }
+    pub(super) fn untaken(&self) -> Option<NotAccepted> {
+        if self.origin == Origin::Server { NotAccepted::of(self.status) } else { Some(NotAccepted::Away) }
     }
 }
 

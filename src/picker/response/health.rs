@@ -14,7 +14,7 @@ impl Routed {
     pub(super) fn follow(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) {
         let Some(served) = head.served.filter(|a| *a != self.picked.spec.address) else { return };
         // Who was asked before may have fetched the prompt: it is left to its lease.
-        self.plan.course.iter_mut().for_each(|course| course.kept = None);
+        self.plan.prefill_outcome.iter_mut().for_each(|prefill_outcome| prefill_outcome.pinned = None);
         let snapshot = self.plan.runtime.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.probes = false;
@@ -72,7 +72,7 @@ impl Routed {
         let away = |endpoint: &Endpoint, probes: bool| {
             !probes && endpoint.health.availability(now, plan.runtime.pool.scheduler.health()) == Availability::Ejected
         };
-        let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
+        let prefill = plan.prefill_outcome.as_ref().and_then(|prefill_outcome| prefill_outcome.prefill.as_ref());
         let probed = decision.split.as_ref().is_some_and(|split| split.probe);
         let prompts = prefill.is_some_and(|prefill| away(prefill, probed));
         let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);

@@ -3,7 +3,7 @@
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
 use attache_disagg::{Failure, Mode};
-use attache_picker::split::{Ask, COURSE_HEADER, Told};
+use attache_picker::split::{LegCall, DISAGGREGATION_HEADER, LegResult};
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
@@ -64,7 +64,7 @@ fn params(tokens: usize) -> String {
 }
 
 /// A request as far as its prefill leg.
-fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, Ask) {
+fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, LegCall) {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[(":path", path), (":method", "POST")], false))));
     let out = send(&mut exchange, request(Message::RequestBody(body(sent.to_string().as_bytes(), true))));
@@ -74,7 +74,7 @@ fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, Ask) {
 }
 
 /// What the prefill leg carries, when it is not what all of them carry.
-fn carried(ask: &Ask) -> Option<String> {
+fn carried(ask: &LegCall) -> Option<String> {
     let text = std::str::from_utf8(&ask.body).unwrap();
     let params = text.split(r#""kv_transfer_params":"#).nth(1).unwrap().strip_suffix('}').unwrap();
     let usual = serde_json::from_str::<Json>(params).unwrap()["remote_host"].is_null();
@@ -92,7 +92,7 @@ fn passes(exchange: &mut Exchange, whole: &str) -> String {
     let first = Answered::of(&send(exchange, request(Message::ResponseHeaders(headers(&pairs, false)))));
     let seen = Answered::of(&send(exchange, request(Message::ResponseBody(body(whole.as_bytes(), true)))));
     assert_eq!(seen.text(), whole);
-    first.set[COURSE_HEADER].clone()
+    first.set[DISAGGREGATION_HEADER].clone()
 }
 
 fn answer_of(tokens: &[u32]) -> Json {
@@ -105,8 +105,8 @@ fn turn(world: &World, prompt: &[u32]) -> (Vec<u32>, Option<String>) {
     told(&mut exchange, 0, good(), 10);
     let answer = ids(90_000, 9);
     let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": 9});
-    let course = answered(&mut exchange, &answer_of(&answer), &usage, &params(prompt.len() + 8));
-    assert_eq!(course.contains("carried"), carried(&ask).is_some(), "{course}");
+    let prefill_outcome = answered(&mut exchange, &answer_of(&answer), &usage, &params(prompt.len() + 8));
+    assert_eq!(prefill_outcome.contains("carried"), carried(&ask).is_some(), "{prefill_outcome}");
     (prompt.iter().chain(&answer).copied().collect(), carried(&ask))
 }
 
@@ -148,8 +148,8 @@ fn the_next_turn_carries_what_was_told_byte_for_byte_and_once() {
 #[test]
 fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
     for (failure, again) in [
-        (Told::Failed(Failure::Refused), true),
-        (Told::Failed(Failure::Broken), false),
+        (LegResult::Failed(Failure::Refused), true),
+        (LegResult::Failed(Failure::Broken), false),
         (reply(500, "{}"), false),
         (reply(200, "{}"), false),
     ] {

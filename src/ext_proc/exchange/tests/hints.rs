@@ -63,7 +63,7 @@ fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> Wo
 }
 
 /// The first answer to a request of the whole prompt, and what is asked of others.
-fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<attache_picker::split::Ask>) {
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<attache_picker::split::LegCall>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));

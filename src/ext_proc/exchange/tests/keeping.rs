@@ -4,7 +4,7 @@ use super::splitting::{among, asked, direct, good, splitting, told};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::event::Degraded;
-use attache_picker::split::Ask;
+use attache_picker::split::LegCall;
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
 
@@ -21,7 +21,7 @@ fn computed(world: &World) -> (Exchange, String) {
 }
 
 /// What is asked of servers when an answer begins so, and where its first server stands.
-fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<Ask>, String) {
+fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<LegCall>, String) {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, named) = begun(&world, pairs, attributes);
     let mut asks = exchange.asks();

@@ -315,7 +315,7 @@ fn who_gives_way_pays_nothing() {
     let mut batch = comes("a", "batch");
     assert!(batch.goes());
     let urgent = comes("b", "urgent");
-    assert!(batch.gives_way());
+    assert!(batch.is_preemptible());
     let again = comes("a", "batch");
     assert_eq!(again.told.refused, None, "it has its one request of the day, and its tokens");
     drop((batch, urgent, again));

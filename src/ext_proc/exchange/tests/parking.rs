@@ -111,7 +111,7 @@ impl One {
     }
 
     /// Takes in that it gives way, if it does.
-    pub(super) fn gives_way(&mut self) -> bool {
+    pub(super) fn is_preemptible(&mut self) -> bool {
         let Some(told) = self.eviction.as_mut().and_then(FutureExt::now_or_never) else { return false };
         self.eviction = None;
         let Some(refusal) = told else { return false };
@@ -269,11 +269,11 @@ fn in_modes_in_which_envoys_clock_runs_nobody_waits() {
 fn a_sheddable_request_under_way_gives_way_and_leaves_nothing_behind() {
     let world = world(flow(Settings { evict_running: EvictRunning::Unanswered, ..Settings::default() }));
     let mut batch = One::comes(&world, "batch");
-    assert!(batch.goes() && !batch.gives_way(), "nobody waits");
+    assert!(batch.goes() && !batch.is_preemptible(), "nobody waits");
     let mut more = One::comes(&world, "batch");
-    assert!(!batch.gives_way(), "who waits is no more important");
+    assert!(!batch.is_preemptible(), "who waits is no more important");
     let mut urgent = One::comes(&world, "urgent");
-    assert!(batch.gives_way() && !batch.goes());
+    assert!(batch.is_preemptible() && !batch.goes());
     assert_eq!(batch.refused(), (429, "evicted"));
     assert!(batch.told.set["retry-after"].parse::<u64>().unwrap() >= 1);
     // What still comes of it is Envoy's to drop.
@@ -283,7 +283,7 @@ fn a_sheddable_request_under_way_gives_way_and_leaves_nothing_behind() {
     urgent.wakes(NOW);
     assert!(urgent.goes() && urgent.eviction.is_none(), "what is not sheddable is served whatever comes");
     let mut usual = One::comes(&world, "");
-    assert!(!urgent.gives_way());
+    assert!(!urgent.is_preemptible());
     urgent.ends();
     usual.wakes(NOW);
     more.wakes(NOW);
@@ -300,7 +300,7 @@ fn an_answer_that_has_begun_is_cut_only_where_all_may_be() {
         let mut batch = One::comes(&world, "batch");
         batch.answers();
         let mut urgent = One::comes(&world, "urgent");
-        assert_eq!(batch.gives_way(), cut);
+        assert_eq!(batch.is_preemptible(), cut);
         assert_eq!(batch.goes(), !cut);
         urgent.wakes(NOW);
         assert_eq!(urgent.goes(), cut);
@@ -321,7 +321,7 @@ fn an_answer_that_comes_before_its_stream_hears_of_it_is_served() {
     let mut batch = One::comes(&world, "batch");
     let mut urgent = One::comes(&world, "urgent");
     batch.answers();
-    assert!(batch.gives_way() && batch.goes() && batch.told.kinds.is_empty(), "told, and stays");
+    assert!(batch.is_preemptible() && batch.goes() && batch.told.kinds.is_empty(), "told, and stays");
     batch.ends();
     urgent.wakes(NOW);
     assert!(urgent.goes());
@@ -538,7 +538,7 @@ proptest! {
                 }
                 Op::Wakes(i) => streams.iter_mut().skip(i % count).take(1).for_each(|s: &mut One| {
                     s.wakes(NOW);
-                    s.gives_way();
+                    s.is_preemptible();
                 }),
                 Op::Answers(i) => {
                     let begins = |s: &&mut One| s.goes() && s.exchange.response == ResponseSide::Awaited;
@@ -566,7 +566,7 @@ proptest! {
         // Whoever waits gets a turn when all before it have gone.
         loop {
             streams.iter_mut().for_each(|s| {
-                s.gives_way();
+                s.is_preemptible();
                 s.wakes(NOW);
             });
             let Some(at) = streams.iter().position(One::goes) else { break };

@@ -3,7 +3,7 @@
 use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
 use attache_disagg::{Failure, Mode};
-use attache_picker::split::{COURSE_HEADER, Came, Told};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegProgress, LegResult};
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
 
@@ -39,7 +39,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
         let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
         send(&mut exchange, request(Message::ResponseBody(body(some, false))));
-        assert!(told(&mut exchange, 0, Told::Failed(Failure::Broken), 9).kinds.is_empty());
+        assert!(told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9).kinds.is_empty());
         assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
         assert_eq!(exchange.deadline().is_some(), !begun, "an answer that has not begun is not waited for without end");
         let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
@@ -55,7 +55,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         if early {
             told(&mut exchange, 0, reply(200, "{}"), 5);
         }
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "split");
+        assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "split");
         if !early {
             told(&mut exchange, 0, reply(200, "{}"), 9);
         }
@@ -86,7 +86,7 @@ fn the_server_that_answers_after_retries_is_told_that_its_prompt_does_not_come_a
         let named = Answered::of(&out).set[DESTINATION].clone();
         let other = if named == "192.168.1.3:8000" { "192.168.1.4:8000" } else { "192.168.1.3:8000" };
         answers(&mut exchange, other);
-        told(&mut exchange, 0, Told::Failed(Failure::Broken), 9);
+        told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9);
         let abort = exchange.asks().remove(0);
         assert_eq!(abort.url, format!("http://{other}/abort_request"));
         let due = exchange.deadline().unwrap();
@@ -125,8 +125,8 @@ fn a_prompt_is_waited_for_when_the_gateway_has_seen_enough_of_the_answer() {
         assert_eq!(stage.is_some(), stays, "{mode:?} {status}");
         drop(exchange);
         let Some(mut stage) = stage else { continue };
-        let came = stage.on_told(0, &reply(500, ""), NOW, &world.processor.picker);
-        assert!(matches!(came, Came::Refused(Failure::Status(500))), "{came:?}");
+        let came = stage.on_leg_result(0, &reply(500, ""), NOW, &world.processor.picker);
+        assert!(matches!(came, LegProgress::Refused(Failure::Status(500))), "{came:?}");
         assert!(stage.abort().unwrap().url.ends_with("/abort_request"));
         drop(stage);
         world.assert_books_closed(1);

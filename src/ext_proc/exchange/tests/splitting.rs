@@ -6,7 +6,7 @@ use attache_disagg::attempts::Bounds;
 use attache_disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
 use attache_disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
 use attache_disagg::{Direct, Failure, Fallback, Mode, connector};
-use attache_picker::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
+use attache_picker::split::{LegCall, DISAGGREGATION_HEADER, PREFILL_HEADER, LegResult};
 use attache_pool::health::Availability;
 use attache_scheduling::Decider;
 use bytes::Bytes;
@@ -54,7 +54,7 @@ pub(super) fn setup(roles: &'static [&'static str], mode: Mode, decider: Decider
 }
 
 /// A streamed request as far as its decision.
-pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
+pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<LegCall>) {
     asked_for(world, SENT, extra)
 }
 
@@ -63,7 +63,7 @@ pub(super) fn asked_for(
     world: &World,
     sent: &str,
     extra: &[(&str, &str)],
-) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
+) -> (Exchange, Vec<ProcessingResponse>, Vec<LegCall>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
@@ -74,17 +74,17 @@ pub(super) fn asked_for(
 
 const SENT: &str = r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
 
-pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: Told, after: u64) -> Answered {
+pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: LegResult, after: u64) -> Answered {
     let mut out = Actions::new();
-    exchange.on(Event::Told(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
+    exchange.on(Event::LegResult(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
     Answered::of(&Vec::from(out))
 }
 
-pub(super) fn reply(status: u16, body: &str) -> Told {
-    Told::Reply { status, body: Bytes::copy_from_slice(body.as_bytes()) }
+pub(super) fn reply(status: u16, body: &str) -> LegResult {
+    LegResult::Reply { status, body: Bytes::copy_from_slice(body.as_bytes()) }
 }
 
-pub(super) fn good() -> Told {
+pub(super) fn good() -> LegResult {
     reply(
         200,
         &format!(
@@ -130,7 +130,7 @@ fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
     assert_eq!((after[0] + after[1], after[2] + after[3]), (0, 1));
 
     let seen = answer(&mut exchange);
-    assert_eq!(seen.set[COURSE_HEADER], "split");
+    assert_eq!(seen.set[DISAGGREGATION_HEADER], "split");
     assert!(ask.url.contains(&seen.set[PREFILL_HEADER]));
     drop(exchange);
     world.assert_books_closed(1);
@@ -177,8 +177,8 @@ fn a_request_without_an_id_gets_one_for_both_servers() {
 #[test]
 fn failures_go_to_the_other_prefill_server_and_then_home() {
     for (failure, code) in [
-        (Told::Failed(Failure::Refused), "prefill_refused"),
-        (Told::Failed(Failure::Broken), "prefill_broken"),
+        (LegResult::Failed(Failure::Refused), "prefill_refused"),
+        (LegResult::Failed(Failure::Broken), "prefill_broken"),
         (reply(500, "{}"), "prefill_failed"),
         (reply(503, ""), "prefill_failed"),
         (reply(429, ""), "prefill_busy"),
@@ -202,7 +202,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
         assert!(told(&mut exchange, 0, good(), 6).kinds.is_empty());
         assert!(told(&mut exchange, 1, good(), 50).text().contains("new_in_2027"), "{code}");
         let seen = answer(&mut exchange);
-        assert_eq!(seen.set[COURSE_HEADER], "split");
+        assert_eq!(seen.set[DISAGGREGATION_HEADER], "split");
         drop(exchange);
         world.assert_books_closed(1);
 
@@ -215,7 +215,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
         assert_eq!(home.text(), clean, "{code}");
         let waits: u64 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.prefill_tokens()).sum();
         assert!(waits > 0, "the decode server computes the prompt now");
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], format!("local; reason={code}"));
+        assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], format!("local; reason={code}"));
         drop(exchange);
         world.assert_books_closed(1);
     }
@@ -227,7 +227,7 @@ fn what_is_wrong_with_the_request_its_own_server_says() {
     let (mut exchange, ..) = asked(&world, &[]);
     let all = told(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
     assert!(all.set.contains_key(DESTINATION) && exchange.asks().is_empty());
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_declined");
+    assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
     let world = splitting(mode("nixl"), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     assert!(told(&mut exchange, 0, reply(400, "{}"), 5).set.contains_key(DESTINATION));
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_declined");
+    assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
     drop(exchange);
     world.assert_books_closed(1);
 
@@ -246,7 +246,7 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
         let (mut exchange, ..) = asked(&world, &[]);
         assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION), "{name}");
         assert!(exchange.asks().is_empty(), "{name}: no other server is asked");
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_ended", "{name}");
+        assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_ended", "{name}");
     }
 
     // Where the answer's server waits for the prompt, the client hears from us what is wrong.
@@ -351,13 +351,13 @@ fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
     let (mut exchange, _, first) = asked(&world, &[]);
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut Actions::new()).unwrap();
     let second = exchange.asks();
-    let is_booked = |ask: &Ask| {
+    let is_booked = |ask: &LegCall| {
         let snapshot = world.snapshot.load();
         let booked = snapshot.endpoints.iter().filter(|state| state.endpoint.ledger.in_flight() == 1);
         booked.filter(|state| ask.url.contains(&*state.endpoint.authority)).count() == 1
     };
     assert!(is_booked(&first[0]) && !is_booked(&second[0]), "both are asked, the first to come will do");
-    told(&mut exchange, 0, Told::Failed(Failure::Broken), 2_050);
+    told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 2_050);
     assert!(!is_booked(&first[0]) && is_booked(&second[0]), "one is left");
     assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
     drop(exchange);
@@ -388,7 +388,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     exchange.on(Event::Deadline, due, &mut out).unwrap();
     assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
     assert!(!exchange.awaits(0), "the question is given up");
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_late");
+    assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_late");
 
     let mode = Direct {
         bounds: Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds },
@@ -416,7 +416,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         let snapshot = world.snapshot.load();
         [0, 1].map(|at| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default()))
     };
-    let hangs = |ask: &Ask| ask.url.contains("192.168.1.1:");
+    let hangs = |ask: &LegCall| ask.url.contains("192.168.1.1:");
     let due = |exchange: &mut Exchange| {
         let due = exchange.deadline().unwrap();
         exchange.on(Event::Deadline, due, &mut Actions::new()).unwrap();
@@ -460,8 +460,8 @@ fn where_no_fallback_is_wanted_the_client_hears_why() {
     let mode = Direct { fallback: Fallback::Fail, ..direct("nixl") };
     let world = splitting(Mode::Direct(mode), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
-    told(&mut exchange, 0, Told::Failed(Failure::Refused), 5);
-    let all = told(&mut exchange, 1, Told::Failed(Failure::Refused), 6);
+    told(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
+    let all = told(&mut exchange, 1, LegResult::Failed(Failure::Refused), 6);
     let (status, text) = all.refused.clone().unwrap();
     assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, "prefill_failed"));
     assert!(text.contains("prefill_refused"), "{text}");
@@ -508,7 +508,7 @@ fn what_can_not_be_split_goes_to_a_decode_server_whole() {
         assert!(exchange.asks().is_empty() && exchange.is_routed(), "{why}");
         assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]), "{why}: {all:?}");
         assert!(!all.text().contains("10.6.6.6"), "{why}: a client's transfer parameters do not pass");
-        assert!(!answer(&mut exchange).set.contains_key(COURSE_HEADER), "{why}");
+        assert!(!answer(&mut exchange).set.contains_key(DISAGGREGATION_HEADER), "{why}");
         drop(exchange);
         world.assert_books_closed(1);
     }
@@ -551,8 +551,8 @@ proptest! {
             let mut out = Actions::new();
             let now = NOW.after(Duration::from_secs(step as u64 * 7));
             match kind {
-                0 => exchange.on(Event::Told(attempt, good()), now, &mut out).unwrap(),
-                1 => exchange.on(Event::Told(attempt, reply(500, "")), now, &mut out).unwrap(),
+                0 => exchange.on(Event::LegResult(attempt, good()), now, &mut out).unwrap(),
+                1 => exchange.on(Event::LegResult(attempt, reply(500, "")), now, &mut out).unwrap(),
                 2 => exchange.on(Event::Deadline, exchange.deadline().map_or(now, |due| due.max(now)), &mut out).unwrap(),
                 _ if exchange.is_routed() && !ended => {
                     ended = true;

@@ -3,7 +3,7 @@
 use super::splitting::{ROLES, among, answer, asked, direct, good, reply, told};
 use super::*;
 use attache_disagg::{Direct, Failure, Fallback, Mode};
-use attache_picker::split::{COURSE_HEADER, Told};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegResult};
 use attache_pool::Roles;
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
@@ -63,8 +63,8 @@ fn another_server_answers_when_the_one_that_was_to_has_gone() {
             assert_eq!(all.set[DESTINATION], other, "{fate:?} {computed}");
             assert_eq!(all.text().contains("new_in_2027"), computed);
             assert_eq!((gone.ledger.in_flight(), booked(&world).len()), (0, 1), "the books follow");
-            let course = if computed { "split" } else { "local; reason=prefill_declined" };
-            assert_eq!(answer(&mut exchange).set[COURSE_HEADER], course);
+            let prefill_outcome = if computed { "split" } else { "local; reason=prefill_declined" };
+            assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], prefill_outcome);
             drop(exchange);
             world.assert_books_closed(1);
         }
@@ -122,7 +122,7 @@ fn a_decode_server_is_probed_by_the_next_request_when_the_first_was_not_sent() {
     for _ in 0..60 {
         let (mut exchange, ..) = asked(&world, &[]);
         probes += half_open.ledger.in_flight();
-        told(&mut exchange, 0, Told::Failed(Failure::Refused), 5);
+        told(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
         // The prefill server is not to be ejected for it.
         let prefill = world.snapshot.load().endpoints[0].endpoint.clone();
         prefill.health.record(Health::Success, NOW, &HealthPolicy::default());

@@ -5,7 +5,7 @@ use super::splitting::{asked, direct, splitting};
 use super::splitting::{good, told};
 use super::*;
 use attache_disagg::Mode;
-use attache_picker::split::Ask;
+use attache_picker::split::LegCall;
 use attache_scheduling::Decider;
 
 #[test]
@@ -32,6 +32,6 @@ fn both_servers_work_for_the_span_of_the_request() {
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-fn traceparent(ask: &Ask) -> Option<&str> {
+fn traceparent(ask: &LegCall) -> Option<&str> {
     ask.headers.iter().find(|(name, _)| *name == "traceparent").map(|(_, value)| &**value)
 }
