@@ -68,7 +68,7 @@ pub struct Routed {
     /// The response names the server that computed the prompt.
     names_prefill: bool,
     /// What frees the prompt that its server keeps for nobody.
-    parting: Option<LegCall>,
+    detached: Option<LegCall>,
     /// Of its model and its tenant.
     counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
 }
@@ -98,7 +98,7 @@ impl Routed {
             span: None,
             conformance: false,
             names_prefill: false,
-            parting: None,
+            detached: None,
             counts: SmallVec::new(),
             plan,
         }
@@ -229,8 +229,8 @@ impl Routed {
     }
 
     /// What is to be asked of other servers now that the answer begins.
-    pub fn take_parting(&mut self) -> Option<LegCall> {
-        self.parting.take()
+    pub fn take_detached(&mut self) -> Option<LegCall> {
+        self.detached.take()
     }
 
     /// The request has not been taken, for this reason: its prompt is freed.
@@ -238,7 +238,7 @@ impl Routed {
         let Some(why) = untaken else { return };
         let Some(pinned) = self.plan.prefill_outcome.as_mut().and_then(|prefill_outcome| prefill_outcome.pinned.take()) else { return };
         match pinned.release_outcome(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
-            ReleaseOutcome::Release(ask) => self.parting = Some(ask),
+            ReleaseOutcome::Release(ask) => self.detached = Some(ask),
             ReleaseOutcome::AttemptUnknown => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
             ReleaseOutcome::LeaseExpires => {}
         }

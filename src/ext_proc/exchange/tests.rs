@@ -14,7 +14,7 @@ mod keeping;
 mod limits;
 mod modes;
 mod order;
-mod parking;
+mod queueing;
 mod prefix;
 mod rest;
 mod room;

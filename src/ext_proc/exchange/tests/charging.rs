@@ -1,6 +1,6 @@
 //! What flows are charged for the answers of those who were let through, and who has the next turn by that.
 
-use super::parking::{One, flow, setup, world};
+use super::queueing::{One, flow, setup, world};
 use super::*;
 use attache_flow::registry::{FAIRNESS, find};
 use attache_flow::{BandSettings, Settings};

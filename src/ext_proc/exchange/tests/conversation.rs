@@ -68,7 +68,7 @@ fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, LegCall) {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[(":path", path), (":method", "POST")], false))));
     let out = send(&mut exchange, request(Message::RequestBody(body(sent.to_string().as_bytes(), true))));
-    let mut asks = exchange.asks();
+    let mut asks = exchange.leg_calls();
     assert!(out.is_empty() && asks.len() == 1, "{asks:?}");
     (exchange, asks.remove(0))
 }
@@ -158,7 +158,7 @@ fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
         let (mut exchange, first) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
         assert!(carried(&first).is_some());
         told(&mut exchange, 0, failure.clone(), 10);
-        let second = exchange.asks().remove(0);
+        let second = exchange.leg_calls().remove(0);
         assert_ne!(second.url, first.url);
         assert_eq!(carried(&second).is_some(), again, "{failure:?}");
         told(&mut exchange, 1, good(), 20);

@@ -1,6 +1,6 @@
 //! Requests that name the time in which they want their answer: who goes on, who waits and for how long, who is refused.
 
-use super::parking::{One, flow};
+use super::queueing::{One, flow};
 use super::*;
 use attache_flow::registry::{ORDERINGS, find};
 use attache_flow::{BandSettings, Settings};
@@ -27,7 +27,7 @@ fn shown(world: World) -> World {
     world
 }
 
-fn asks(world: &World, name: &str, ms: &str) -> One {
+fn leg_calls(world: &World, name: &str, ms: &str) -> One {
     One::of(world, &[(name, ms)], BodySendMode::FullDuplexStreamed)
 }
 

@@ -1,6 +1,6 @@
 //! Streams that the gateway half-closes behind the request, as NGINX Gateway Fabric does: they live until the request is answered.
 
-use super::parking::{One, flow, world};
+use super::queueing::{One, flow, world};
 use super::splitting::{asked, direct, good, splitting, told};
 use super::*;
 use attache_disagg::Mode;

@@ -69,7 +69,7 @@ fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<atta
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
     let sent = json!({"model": "m", "prompt": prompt()}).to_string();
     let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
-    let asks = exchange.asks();
+    let asks = exchange.leg_calls();
     (exchange, out, asks)
 }
 

@@ -24,13 +24,13 @@ fn computed(world: &World) -> (Exchange, String) {
 fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<LegCall>, String) {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, named) = begun(&world, pairs, attributes);
-    let mut asks = exchange.asks();
+    let mut asks = exchange.leg_calls();
     if !first_event.is_empty() {
         send(&mut exchange, request(Message::ResponseBody(body(first_event.as_bytes(), false))));
-        asks.extend(exchange.asks());
+        asks.extend(exchange.leg_calls());
     }
     send(&mut exchange, request(Message::ResponseBody(body(b"", true))));
-    assert!(exchange.asks().is_empty());
+    assert!(exchange.leg_calls().is_empty());
     drop(exchange);
     world.assert_books_closed(1);
     (asks, named)
@@ -115,12 +115,12 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, _) = computed(&world);
     exchange.gone(NOW);
-    assert!(exchange.asks().is_empty());
+    assert!(exchange.leg_calls().is_empty());
     // A store keeps what it is given.
     let world = splitting(Mode::Direct(direct("shared-storage")), Decider::Always);
     let (mut exchange, _) = computed(&world);
     send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "400")], false))));
-    assert!(exchange.asks().is_empty());
+    assert!(exchange.leg_calls().is_empty());
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn prompts_that_are_left_to_their_lease_since_tries_are_not_told_are_counted() {
 #[test]
 fn where_no_other_server_can_fetch_it_a_prompt_waits_for_its_lease() {
     let world = among(&["prefill", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
-    assert!(begun(&world, &[(":status", "429")], &[ONCE]).0.asks().is_empty());
+    assert!(begun(&world, &[(":status", "429")], &[ONCE]).0.leg_calls().is_empty());
 }
 
 /// An answer fails for the blocks that have gone with the server that kept them: who was to fetch them has done nothing.

@@ -307,10 +307,10 @@ fn who_gives_way_pays_nothing() {
     let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
     let exchange = ExchangeSettings { trust_client_headers: true, objectives, ..by_header() };
     let limits = tenants(quota::Limits { tokens_per_day: Some(150), requests_per_day: Some(1), ..NONE });
-    let world = Setup { exchange, tenants: Some(limits), flow: Some(parking::flow(flow)), ..Setup::default() }.build();
+    let world = Setup { exchange, tenants: Some(limits), flow: Some(queueing::flow(flow)), ..Setup::default() }.build();
     let comes = |tenant, objective| {
         let extra = [("x-tenant", tenant), ("x-gateway-inference-objective", objective)];
-        parking::One::of(&world, &extra, BodySendMode::FullDuplexStreamed)
+        queueing::One::of(&world, &extra, BodySendMode::FullDuplexStreamed)
     };
     let mut batch = comes("a", "batch");
     assert!(batch.goes());
@@ -337,7 +337,7 @@ fn who_leaves_while_another_server_computes_the_prompt_pays_what_was_booked() {
     }
     .build();
     let (mut first, _) = ask(&world, "a", &costs(100, 800));
-    assert!(!first.is_routed() && !first.asks().is_empty(), "its prompt is computed");
+    assert!(!first.is_routed() && !first.leg_calls().is_empty(), "its prompt is computed");
     drop(first);
     let (_, told) = ask(&world, "a", &costs(10, 200));
     assert_eq!(told.set.get("x-attache-reason").map(String::as_str), Some("tpm_exceeded"));
@@ -393,7 +393,7 @@ fn a_request_that_waits_for_its_turn_is_counted_once() {
     answer(&mut first, "200", &usage(1, 1));
     let turn = futures_util::FutureExt::now_or_never(&mut waiting).flatten().expect("its turn");
     let mut out = Actions::new();
-    second.on(Event::Turn(Some(turn)), NOW, &mut out).unwrap();
+    second.on(Event::Dequeued(Some(turn)), NOW, &mut out).unwrap();
     assert!(second.is_routed(), "{out:?}");
     let told = answer(&mut second, "200", &usage(1, 1));
     assert_eq!(told.set.get("x-update-rpm").map(String::as_str), Some("2"));

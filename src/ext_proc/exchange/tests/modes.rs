@@ -1,6 +1,6 @@
 //! Every body mode, and what can happen on the way of one request.
 
-use super::parking::{self, One};
+use super::queueing::{self, One};
 use super::*;
 use attache_flow::Settings;
 
@@ -190,7 +190,7 @@ fn request_trailers_end_the_body() {
 
 #[test]
 fn what_ends_in_trailers_waits_for_its_turn_like_any_other() {
-    let world = parking::setup(parking::flow(Settings::default())).build();
+    let world = queueing::setup(queueing::flow(Settings::default())).build();
     let first = One::of(&world, &[], BodySendMode::FullDuplexStreamed);
     let mut second = world.exchange();
     let sent = completion("m", "p");

@@ -1,7 +1,7 @@
 //! Looks at the pool that nothing asks for, and those that are left out: a pool of many endpoints that is full is not looked at whenever something
 //! happens.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::room::{WAITS, at, follow};
 use super::*;
 use attache_flow::Settings;

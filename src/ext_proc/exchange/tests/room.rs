@@ -1,6 +1,6 @@
 //! Room that becomes free before an answer begins or ends, or of which the queues hear by nothing else: whoever waits hears of it at once.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::splitting::{direct, good, reply, told};
 use super::*;
 use attache_flow::Settings;
@@ -35,13 +35,13 @@ fn a_prompt_that_is_computed_makes_room_for_the_next_one() {
     for (connector, answer) in [("nixl", good()), ("nixl", reply(500, "{}")), ("sglang", reply(200, "{}"))] {
         let world = splitting(connector);
         let mut first = comes(&world, 9);
-        assert_eq!(first.exchange.asks().len(), 1, "{connector}");
+        assert_eq!(first.exchange.leg_calls().len(), 1, "{connector}");
         let mut second = comes(&world, 9);
         second.wakes(NOW);
-        assert!(second.exchange.asks().is_empty() && !second.goes(), "{connector}: the prefill server is busy");
+        assert!(second.exchange.leg_calls().is_empty() && !second.goes(), "{connector}: the prefill server is busy");
         told(&mut first.exchange, 0, answer.clone(), 0);
         second.wakes(NOW);
-        assert_eq!(second.exchange.asks().len(), 1, "{connector}: it is not, though no answer has begun");
+        assert_eq!(second.exchange.leg_calls().len(), 1, "{connector}: it is not, though no answer has begun");
         first.ends();
         told(&mut second.exchange, 0, answer, 0);
         second.ends();
@@ -100,7 +100,7 @@ async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
     assert!(one.deadline().is_none());
     let turn = tokio::time::timeout(Duration::from_secs(60), one.waiting().expect("it waits")).await;
     let mut out = Actions::new();
-    one.on(Event::Turn(turn.expect("a verdict")), clock.now(), &mut out).unwrap();
+    one.on(Event::Dequeued(turn.expect("a verdict")), clock.now(), &mut out).unwrap();
     let told = Answered::of(&Vec::from(out));
     assert_eq!((told.refused.unwrap().0, &*told.set["x-attache-reason"]), (503, "no_ready_endpoint"));
     drop(one);

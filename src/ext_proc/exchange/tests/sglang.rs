@@ -24,7 +24,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
     // The prefill fails while the decode server waits for it.
     let refused = told(&mut exchange, 0, reply(500, "{}"), 5);
     assert_eq!(refused.refused.unwrap().0, 503);
-    let aborts = exchange.asks();
+    let aborts = exchange.leg_calls();
     assert_eq!(aborts.len(), 1, "no other server is asked: the decode server waits for this one");
     assert!(aborts[0].url.ends_with("/abort_request") && aborts[0].attempt.is_none());
     assert!(aborts[0].url.contains(&all.set[DESTINATION]));
@@ -40,7 +40,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
         send(&mut exchange, request(Message::ResponseBody(body(some, false))));
         assert!(told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9).kinds.is_empty());
-        assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
+        assert_eq!(exchange.leg_calls().len(), usize::from(!begun), "begun: {begun}");
         assert_eq!(exchange.deadline().is_some(), !begun, "an answer that has not begun is not waited for without end");
         let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
         assert_eq!(Answered::of(&end).text(), "data: [DONE]\n\n");
@@ -87,7 +87,7 @@ fn the_server_that_answers_after_retries_is_told_that_its_prompt_does_not_come_a
         let other = if named == "192.168.1.3:8000" { "192.168.1.4:8000" } else { "192.168.1.3:8000" };
         answers(&mut exchange, other);
         told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9);
-        let abort = exchange.asks().remove(0);
+        let abort = exchange.leg_calls().remove(0);
         assert_eq!(abort.url, format!("http://{other}/abort_request"));
         let due = exchange.deadline().unwrap();
         assert_eq!(due, NOW.after(Duration::from_millis(9) + Duration::from_secs(5)));
@@ -118,7 +118,7 @@ fn a_prompt_is_waited_for_when_the_gateway_has_seen_enough_of_the_answer() {
         let protocol_config = Some(config(FullDuplexStreamed, mode, false));
         send(&mut exchange, ProcessingRequest { protocol_config, ..request(first) });
         send(&mut exchange, request(Message::RequestBody(body(CHAT.as_bytes(), true))));
-        assert_eq!(exchange.asks().len(), 1);
+        assert_eq!(exchange.leg_calls().len(), 1);
         assert!(exchange.take_unwatched().is_none(), "nobody has answered");
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
         let stage = exchange.take_unwatched();
@@ -219,7 +219,7 @@ fn whatever_the_decider_says_a_decode_server_is_never_sent_a_request_alone() {
         for decider in [Decider::Predicted, unwilling] {
             let world = splitting(sglang(), decider);
             let (mut exchange, all) = sent(&world, path, text, mode);
-            let prefill: serde_json::Value = serde_json::from_slice(&exchange.asks()[0].body).unwrap();
+            let prefill: serde_json::Value = serde_json::from_slice(&exchange.leg_calls()[0].body).unwrap();
             let decode: serde_json::Value = serde_json::from_str(all.text()).unwrap();
             assert!(decode["bootstrap_room"].is_u64(), "{path}: {decode}");
             assert_eq!(prefill["bootstrap_room"], decode["bootstrap_room"]);
@@ -247,7 +247,7 @@ fn who_is_not_to_be_served_is_told_why_and_what_to_do() {
         let (status, text) = all.refused.clone().unwrap();
         assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, reason), "{path}");
         assert!(text.contains("prefill server") && text.contains("`role: both`"), "{text}");
-        assert!(exchange.asks().is_empty());
+        assert!(exchange.leg_calls().is_empty());
         drop(exchange);
         world.assert_books_closed(1);
     }
@@ -263,8 +263,8 @@ fn a_server_for_both_serves_whole_requests_and_stands_in_no_pair() {
         assert_eq!(sent(&world, "/v1/messages", CHAT, mode).1.set[DESTINATION], "192.168.1.3:8000", "{seed}");
         let (mut exchange, all) = sent(&world, "/v1/chat/completions", CHAT, mode);
         match &*all.set[DESTINATION] {
-            "192.168.1.2:8000" => assert!(exchange.asks()[0].url.contains("192.168.1.1:8000")),
-            whole => assert_eq!((whole, exchange.asks().len(), all.text()), ("192.168.1.3:8000", 0, CHAT)),
+            "192.168.1.2:8000" => assert!(exchange.leg_calls()[0].url.contains("192.168.1.1:8000")),
+            whole => assert_eq!((whole, exchange.leg_calls().len(), all.text()), ("192.168.1.3:8000", 0, CHAT)),
         }
     }
 }

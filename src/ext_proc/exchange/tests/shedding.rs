@@ -1,6 +1,6 @@
 //! Pools without queues: sheddable requests are refused while the pool is saturated, and none waits.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::*;
 use attache_flow::Settings;
 

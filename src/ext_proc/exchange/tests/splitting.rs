@@ -68,7 +68,7 @@ pub(super) fn asked_for(
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
     let out = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
-    let asks = exchange.asks();
+    let asks = exchange.leg_calls();
     (exchange, out, asks)
 }
 
@@ -155,11 +155,11 @@ fn servers_are_asked_by_the_apis_own_path_whatever_the_gateway_makes_of_the_clie
             let first = headers(&[(":path", path), (":method", "POST")], false);
             send(&mut exchange, request(Message::RequestHeaders(first)));
             send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
-            let ask = exchange.asks().remove(0);
+            let ask = exchange.leg_calls().remove(0);
             assert_eq!(ask.url.split(":8000").nth(1), Some(expected), "{name} {path}");
             if name == "sglang" {
                 told(&mut exchange, 0, reply(500, ""), 5);
-                assert!(exchange.asks()[0].url.ends_with(&format!(":8000{prefix}/abort_request")));
+                assert!(exchange.leg_calls()[0].url.ends_with(&format!(":8000{prefix}/abort_request")));
             }
         }
     }
@@ -194,7 +194,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, _, first) = asked(&world, &[]);
         assert!(told(&mut exchange, 0, failure.clone(), 5).kinds.is_empty(), "{code}");
-        let second = exchange.asks();
+        let second = exchange.leg_calls();
         assert_eq!(second.len(), 1, "{code}");
         assert_ne!(first[0].url, second[0].url);
         assert!(!exchange.awaits(0) && exchange.awaits(1));
@@ -226,7 +226,7 @@ fn what_is_wrong_with_the_request_its_own_server_says() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let all = told(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
-    assert!(all.set.contains_key(DESTINATION) && exchange.asks().is_empty());
+    assert!(all.set.contains_key(DESTINATION) && exchange.leg_calls().is_empty());
     assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
 }
 
@@ -245,7 +245,7 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
         let world = splitting(mode(name), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
         assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION), "{name}");
-        assert!(exchange.asks().is_empty(), "{name}: no other server is asked");
+        assert!(exchange.leg_calls().is_empty(), "{name}: no other server is asked");
         assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_ended", "{name}");
     }
 
@@ -350,7 +350,7 @@ fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
     let world = splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always);
     let (mut exchange, _, first) = asked(&world, &[]);
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut Actions::new()).unwrap();
-    let second = exchange.asks();
+    let second = exchange.leg_calls();
     let is_booked = |ask: &LegCall| {
         let snapshot = world.snapshot.load();
         let booked = snapshot.endpoints.iter().filter(|state| state.endpoint.ledger.in_flight() == 1);
@@ -398,7 +398,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     let (mut exchange, ..) = asked(&world, &[]);
     let mut out = Actions::new();
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut out).unwrap();
-    assert!(out.is_empty() && exchange.asks().len() == 1 && exchange.awaits(0) && exchange.awaits(1));
+    assert!(out.is_empty() && exchange.leg_calls().len() == 1 && exchange.awaits(0) && exchange.awaits(1));
     assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
     assert!(!exchange.awaits(0) && !exchange.awaits(1));
     answer(&mut exchange);
@@ -445,7 +445,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         }
         first_at_fault += 1;
         due(&mut exchange);
-        assert_eq!(exchange.asks().len(), 1);
+        assert_eq!(exchange.leg_calls().len(), 1);
         due(&mut exchange);
         assert!(exchange.is_routed());
         if first_at_fault == HealthPolicy::default().consecutive_failures {
@@ -505,7 +505,7 @@ fn what_can_not_be_split_goes_to_a_decode_server_whole() {
         send(&mut exchange, ProcessingRequest { protocol_config: Some(config(mode, mode, false)), ..request(first) });
         let out = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
         let all = Answered::of(&out);
-        assert!(exchange.asks().is_empty() && exchange.is_routed(), "{why}");
+        assert!(exchange.leg_calls().is_empty() && exchange.is_routed(), "{why}");
         assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]), "{why}: {all:?}");
         assert!(!all.text().contains("10.6.6.6"), "{why}: a client's transfer parameters do not pass");
         assert!(!answer(&mut exchange).set.contains_key(DISAGGREGATION_HEADER), "{why}");
@@ -560,7 +560,7 @@ proptest! {
                 }
                 _ => {}
             }
-            urls.extend(exchange.asks().into_iter().filter(|a| a.attempt.is_some()).map(|a| a.url));
+            urls.extend(exchange.leg_calls().into_iter().filter(|a| a.attempt.is_some()).map(|a| a.url));
             Vec::from(out).iter().for_each(|a| all.add(a));
         }
         drop(exchange);

@@ -1,6 +1,6 @@
 //! Requests of which nothing can be read: they wait for their turn as others do, and count as work.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::*;
 use attache_flow::Settings;
 use attache_picker::UNREAD_PROMPT_TOKENS;

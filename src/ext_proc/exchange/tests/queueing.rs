@@ -48,7 +48,7 @@ impl One {
         Self::asks(world, extra, mode, "p", None)
     }
 
-    fn asks(
+    fn leg_calls(
         world: &World,
         extra: &[(&str, &str)],
         mode: BodySendMode,
@@ -102,7 +102,7 @@ impl One {
 
     fn turn(&mut self, turn: Option<Turn>, now: Timestamp) {
         let mut out = Actions::new();
-        self.exchange.on(Event::Turn(turn), now, &mut out).unwrap();
+        self.exchange.on(Event::Dequeued(turn), now, &mut out).unwrap();
         self.eviction = self.exchange.eviction();
         // Nobody tells those who have waited too long: they know.
         if !out.is_empty() {

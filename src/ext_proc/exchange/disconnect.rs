@@ -19,7 +19,7 @@ impl Exchange {
             self.refuse(&error, now, out);
             return Ok(());
         }
-        Err(ProtocolError("internal error while an answer was passing"))
+        Err(ProtocolError("internal error during a response"))
     }
 
     /// The gateway sends no more messages on this stream and has not reset it. True while the request waits to be
@@ -28,7 +28,7 @@ impl Exchange {
         match self.request {
             RequestSide::Queued | RequestSide::Prefilling => return true,
             RequestSide::Ended if self.response == ResponseSide::Awaited && self.routed.is_some() => {
-                self.split.goes_on = true;
+                self.split.is_unshown = true;
                 self.end_response(End::Unwatched, now);
             }
             _ => {}
