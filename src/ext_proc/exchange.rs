@@ -265,7 +265,7 @@ impl Exchange {
 
     fn on_message(&mut self, m: ProcessingRequest, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         if self.modes.is_none() {
-            self.modes = Some(m.protocol_config.as_ref().map_or(Modes::UNSAID, Modes::of));
+            self.modes = Some(m.protocol_config.as_ref().map_or(Modes::DEFAULT, Modes::of));
         }
         if m.observability_mode {
             self.request = RequestSide::Observed;
@@ -289,7 +289,7 @@ impl Exchange {
     }
 
     fn modes(&self) -> Modes {
-        self.modes.unwrap_or(Modes::UNSAID)
+        self.modes.unwrap_or(Modes::DEFAULT)
     }
 
     // === the request ===
