@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// prompt.
 const MAX_REPLY_BYTES: usize = 16 << 20;
 /// 100 ms: how long an abandoned call waits for response headers that may be in transit. A worker that is still
-/// prefilling works at most this long in vain.
+/// prefilling does useless work for at most this long.
 const CANCEL_GRACE: Duration = Duration::from_millis(100);
 
 /// The thread for calls and its HTTP clients. Both are created when the first request is split.

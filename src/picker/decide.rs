@@ -212,7 +212,7 @@ pub enum Step {
     /// Call again after this call: it asks the shared store whether the quotas of tenant and model allow the request.
     Allow(Warming),
     /// The request is queued. Call again when it is dequeued.
-    Park(QueuedRequest),
+    Queue(QueuedRequest),
 }
 
 /// Decides one request, as far as that is possible without waiting.

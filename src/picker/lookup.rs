@@ -1,4 +1,5 @@
-//! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
+//! Lookup of one prompt in its pool's prefix index: the cached part on each endpoint for the decision, and the update of
+//! the index after it.
 
 use super::active::ActiveConfig;
 use super::decide::{RequestView, PendingUpdate};
@@ -17,7 +18,7 @@ use attache_types::clock::Timestamp;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A prompt that can be looked up.
+/// A prompt that is ready for the lookup.
 #[derive(Debug)]
 pub(super) struct Prepared<'p> {
     prefix: &'p Arc<PoolPrefix>,
@@ -25,19 +26,19 @@ pub(super) struct Prepared<'p> {
     reading: Reading<'p>,
 }
 
-/// Reads the prompt; `None` when there is none that a cache would hold, or it can't be read.
+/// Reads the prompt; `None` if no cache can hold it or it can't be tokenized.
 ///
 /// # Errors
-/// What must run before it can be read.
+/// Background work that must run first.
 pub(super) fn prepare<'p>(
     picker: &Picker,
     prefix: &'p Arc<PoolPrefix>,
     q: &RequestView<'_>,
-    asked: PromptRef<'_>,
+    prompt_ref: PromptRef<'_>,
     request: Option<&'p Request<'p>>,
 ) -> Result<Option<Prepared<'p>>, Warming> {
     let Some(request) = request.filter(|_| q.api.prefills()) else { return Ok(None) };
-    match guarded(picker, || prefix.read(q, asked, request)) {
+    match guarded(picker, || prefix.read(q, prompt_ref, request)) {
         Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, request, reading })),
         Some(Read::Warm(warming)) => Err(warming),
         Some(Read::Unreadable(why, limit)) => {
@@ -50,9 +51,9 @@ pub(super) fn prepare<'p>(
 }
 
 impl Prepared<'_> {
-    /// Who holds how much of the prompt by now, and its length in tokens: what it is expected to take, and nothing else comes of it. `None`
-    /// when that failed.
-    pub(super) fn glance(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
+    /// The cached part on each endpoint and the length of the prompt, tokens, as an estimate for the queue. Has no side
+    /// effects. `None` if the lookup panicked.
+    pub(super) fn estimate(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
         let Self { prefix, request, reading } = self;
         guarded(picker, || {
             let mut keys = prefix.keys(reading).at_hand();
@@ -63,37 +64,39 @@ impl Prepared<'_> {
     }
 }
 
-/// What was found of a prompt.
+/// The lookup of a prompt.
 #[derive(Debug)]
 pub(super) struct PromptLookup<'p> {
     prefix: &'p Arc<PoolPrefix>,
     request: &'p Request<'p>,
     reading: &'p Reading<'p>,
     keys: PromptKeys<'p>,
-    /// Who holds how much of it.
+    /// The cached part on each endpoint.
     pub(super) found: Found,
 }
 
 impl<'p> PromptLookup<'p> {
-    /// Looks a prompt up. Where caches are guessed all of its keys are made, since they are recorded later; where engines tell, what nobody
-    /// holds need not be encoded unless the `whole` prompt is asked for. `None` when that failed.
+    /// Looks a prompt up; `None` if the lookup panicked.
+    ///
+    /// The lookup stops at the first block that no endpoint has cached. The keys of the rest are computed only if they are
+    /// recorded later, because an endpoint reports no KV events, or if the `whole` prompt is needed.
     ///
     /// # Errors
-    /// What must run before it can be looked up.
+    /// Background work that must run first.
     pub(super) fn up(
         picker: &Picker,
         config: &ActiveConfig,
         prepared: &'p Prepared<'_>,
         q: &RequestView<'_>,
-        asked: PromptRef<'_>,
+        prompt_ref: PromptRef<'_>,
         snapshot: &PoolSnapshot,
         whole: bool,
     ) -> Result<Option<Self>, Warming> {
         let Prepared { prefix, request, reading } = prepared;
         if !q.last {
-            prefix.count_known(asked, reading);
+            prefix.count_known(prompt_ref, reading);
         }
-        let looked = guarded(picker, || {
+        let lookup = guarded(picker, || {
             let mut keys = prefix.keys(reading).at_hand();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
@@ -101,17 +104,17 @@ impl<'p> PromptLookup<'p> {
             }
             PromptLookup { prefix, request, reading, keys, found }
         });
-        let Some(looked) = looked else { return Ok(None) };
-        if looked.keys.is_cold() {
+        let Some(lookup) = lookup else { return Ok(None) };
+        if lookup.keys.is_cold() {
             if !q.last {
-                return Err(prefix.warming(asked, reading, &config.limits));
+                return Err(prefix.warming(prompt_ref, reading, &config.limits));
             }
             picker.observer.event(Event::Degraded(Degraded::ReadingLate));
         }
-        if looked.keys.is_cut() {
+        if lookup.keys.is_cut() {
             picker.observer.event(Event::Limit(Limit::PromptBytes));
         }
-        Ok(Some(looked))
+        Ok(Some(lookup))
     }
 
     /// The prompt's length, tokens.
@@ -119,23 +122,23 @@ impl<'p> PromptLookup<'p> {
         self.found.prompt_tokens(&self.request.prompt)
     }
 
-    /// Where its keys come from.
+    /// The source of its keys.
     pub(super) fn prefix(&self) -> &'p Arc<PoolPrefix> {
         self.prefix
     }
 
-    /// What separates its cache from others.
+    /// Hash of what separates caches: adapter, salt and tenant.
     pub(super) fn root(&self) -> u64 {
         self.reading.root()
     }
 
-    /// Whether [`PromptLookup::tokens`] are its server's.
+    /// Whether [`PromptLookup::tokens`] are exactly those of the model server.
     pub(super) fn has_engine_tokens(&self) -> bool {
-        // What media become is not in the tokens.
+        // The tokens do not contain those of images and audio.
         self.reading.has_engine_tokens() && self.request.prompt.media_tokens == 0 && !self.request.truncated
     }
 
-    /// All tokens of the prompt; `None` when they are not at hand.
+    /// All tokens of the prompt; `None` if some are not computed yet.
     pub(super) fn tokens(&mut self) -> Option<Vec<u32>> {
         self.keys.upto(usize::MAX);
         if self.keys.is_cold() {
@@ -147,7 +150,7 @@ impl<'p> PromptLookup<'p> {
         }
     }
 
-    /// The prompt as a recording holds it.
+    /// The prompt in the form of a recording.
     pub(super) fn recorded(&mut self, q: &RequestView<'_>) -> record::Looked {
         let prompt = &self.request.prompt;
         record::Looked {
@@ -163,8 +166,8 @@ impl<'p> PromptLookup<'p> {
         }
     }
 
-    /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
-    /// are wanted for that, where engines tell only those that were asked for.
+    /// The estimated cached tokens on the first pick, and the update of the index for this decision. An endpoint without
+    /// KV events gets all blocks of the prompt, an endpoint with KV events only the blocks that were looked up.
     pub(super) fn learn(self, decision: &Decision, q: &RequestView<'_>) -> (u32, PendingUpdate) {
         let tenant = self.prefix.tenant(q.head).map(str::to_owned);
         let Self { prefix, request, keys, found, .. } = self;
@@ -174,14 +177,14 @@ impl<'p> PromptLookup<'p> {
         let prompt_tokens = found.prompt_tokens(prompt);
         let held = |id| if request.skips_cache { 0 } else { found.tokens(found.depth(id).any).min(prompt_tokens) };
         let matched = first.map_or(0, held);
-        // Whoever computes the prompt makes use of what it holds.
+        // The cached part saves work on the endpoint that prefills the prompt.
         prefix.cache.decided(prompt_tokens, prefill.map_or(matched, held));
         let whole = first.into_iter().chain(prefill).any(|id| !found.is_exact(id)) && !keys.is_cold();
         let (keys, complete, tail) = if whole { keys.finish() } else { (keys.made(), true, None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
         let base = Lesson {
             tenant,
-            // Of a prompt too long to be encoded to its end only the beginning is known.
+            // A prompt that is too long to encode completely says nothing about the text of its end.
             text_bytes: if only_text && complete { prompt.text_bytes } else { 0 },
             tells_cached: !request.skips_cache && complete,
             ..Lesson::default()
@@ -193,19 +196,19 @@ impl<'p> PromptLookup<'p> {
         };
         let prefill = prefill.map(|id| of(id, keys.clone()));
         let lesson = first.map_or(base.clone(), |id| of(id, keys));
-        // What an answer says to be cached was so where its prompt was computed.
+        // The response's count of cached tokens is that of the prefill worker.
         let lesson = Lesson { tells_cached: lesson.tells_cached && prefill.is_none(), ..lesson };
         (matched, PendingUpdate { prefix: prefix.clone(), lesson, prefill, tail })
     }
 }
 
-/// A panic in a tokenizer or in the index costs the request what it would have found or taught, nothing else.
+/// Runs `look` and catches a panic in a tokenizer or in the index. The request continues without the result.
 pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
-    let looked = catch_unwind(AssertUnwindSafe(look));
-    if looked.is_err() {
+    let result = catch_unwind(AssertUnwindSafe(look));
+    if result.is_err() {
         picker.observer.event(Event::Panic);
         picker.observer.event(Event::Degraded(Degraded::LookupPanic));
         tracing::error!("panic while reading a prompt or response; the request continues without prefix information");
     }
-    looked.ok()
+    result.ok()
 }

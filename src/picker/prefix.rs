@@ -244,12 +244,12 @@ impl<'a> PromptRef<'a> {
 
 impl PoolPrefix {
     /// Reads `request`. `q` asks for the last time when what is not at hand is to be done without.
-    pub fn read<'p>(self: &'p Arc<Self>, q: &RequestView<'_>, asked: PromptRef<'_>, request: &'p Request<'p>) -> Read<'p> {
-        let name = self.root_name(asked.target);
+    pub fn read<'p>(self: &'p Arc<Self>, q: &RequestView<'_>, prompt_ref: PromptRef<'_>, request: &'p Request<'p>) -> Read<'p> {
+        let name = self.root_name(prompt_ref.target);
         let salt = request.cache_salt.as_deref();
         let tenant = self.tenant(q.head).filter(|_| self.isolate_tenants);
         let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant });
-        let source = match self.source(q, asked, request, root) {
+        let source = match self.source(q, prompt_ref, request, root) {
             Ok(source) => source,
             // What was not done in time is not tried again.
             Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate, None),
@@ -273,7 +273,7 @@ impl PoolPrefix {
     fn source<'p>(
         self: &'p Arc<Self>,
         q: &RequestView<'_>,
-        asked: PromptRef<'_>,
+        prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
         #[cfg_attr(
             not(feature = "hf-tokenizers"),
@@ -305,8 +305,8 @@ impl PoolPrefix {
             }
             Tokenizer::Remote { canonical, .. } if request.prompt.has_media() => as_text(canonical, request),
             Tokenizer::Remote { pool, blocks, .. } => {
-                let missing = || Err(Missing::Tokens(asking(pool.clone(), asked)));
-                match pool.known(asked.call()) {
+                let missing = || Err(Missing::Tokens(asking(pool.clone(), prompt_ref)));
+                match pool.known(prompt_ref.call()) {
                     KnownTokens::Ids(ids) => Ok(Source::Ids(blocks, ids)),
                     KnownTokens::NotYet if q.last => self.instead(request).unwrap_or_else(missing),
                     KnownTokens::NotYet => missing(),
@@ -315,7 +315,7 @@ impl PoolPrefix {
             }
             #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
-                self.rendered(Own { model, blocks, canonical }, q, asked, request, root)
+                self.rendered(Own { model, blocks, canonical }, q, prompt_ref, request, root)
             }
         }
     }
@@ -326,12 +326,12 @@ impl PoolPrefix {
         self: &'p Arc<Self>,
         Own { model, blocks, canonical }: Own<'p>,
         q: &RequestView<'_>,
-        asked: PromptRef<'_>,
+        prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
         root: u64,
     ) -> Result<Source<'p>, Missing> {
         let prompt = &request.prompt;
-        match asked.api {
+        match prompt_ref.api {
             Api::Generate => return Ok(Source::Fields(blocks, prompt)),
             // As a server encodes text: with the special tokens in front, without a template.
             Api::SglangGenerate => {
@@ -347,10 +347,10 @@ impl PoolPrefix {
             Api::ChatCompletions | Api::Messages if prompt.has_media() => return as_text(canonical, request),
             _ => {}
         }
-        if asked.body.len() > DEFAULT_INLINE_BYTES || prompt.pieces.len() > MAX_INLINE_PIECES {
-            return Err(Missing::Tokens(self.rendering(asked, root)));
+        if prompt_ref.body.len() > DEFAULT_INLINE_BYTES || prompt.pieces.len() > MAX_INLINE_PIECES {
+            return Err(Missing::Tokens(self.rendering(prompt_ref, root)));
         }
-        match model.render(asked.api, asked.body, self.clock.wall(q.now)) {
+        match model.render(prompt_ref.api, prompt_ref.body, self.clock.wall(q.now)) {
             Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
             Ok(Rendered::Text { text, add_special_tokens }) => {
                 let before = if add_special_tokens { model.prefix() } else { &[] };
@@ -359,7 +359,7 @@ impl PoolPrefix {
             Err(RenderError::NotText(_)) => as_text(canonical, request),
             Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
             Err(error) => {
-                tracing::debug!(%error, api = asked.api.name(), "chat template failed for a prompt");
+                tracing::debug!(%error, api = prompt_ref.api.name(), "chat template failed for a prompt");
                 Err(Missing::Way)
             }
         }
@@ -377,9 +377,9 @@ impl PoolPrefix {
     }
 
     /// A request goes by tokens that were remembered from another one.
-    pub fn count_known(&self, asked: PromptRef<'_>, reading: &Reading<'_>) {
+    pub fn count_known(&self, prompt_ref: PromptRef<'_>, reading: &Reading<'_>) {
         if let (Tokenizer::Remote { pool, .. }, Source::Ids(..)) = (&self.tokenizer, &reading.source) {
-            pool.count_known(asked.target);
+            pool.count_known(prompt_ref.target);
         }
     }
 
@@ -507,9 +507,9 @@ fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<So
 }
 
 /// Asks for the tokens of a request, so that they are remembered.
-fn asking(pool: Arc<dyn RemoteTokens>, asked: PromptRef<'_>) -> Warming {
+fn asking(pool: Arc<dyn RemoteTokens>, prompt_ref: PromptRef<'_>) -> Warming {
     // This copy, and the one in the question.
-    Warming::call(2 * asked.body.len(), pool.fetch(asked.call()))
+    Warming::call(2 * prompt_ref.body.len(), pool.fetch(prompt_ref.call()))
 }
 
 /// The ids of a piece.

@@ -216,7 +216,7 @@ impl Queues {
         });
         let verdict = verdict.map_err(|after| {
             self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
-            deadline::late("the queue before the pool is too long for the time that this request asks for", after)
+            deadline::late("the queue is too long for the request's deadline", after)
         });
         let (verdict, eviction) = verdict?;
         match verdict {

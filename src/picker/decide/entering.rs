@@ -44,12 +44,12 @@ pub(super) fn rewrite(
     request: Option<&Request<'_>>,
     rng: &mut PickRng,
 ) -> Result<Rewritten, RequestError> {
-    let asked = request.and_then(|r| r.model.as_ref());
+    let named = request.and_then(|r| r.model.as_ref());
     // A rule of the pool outranks the header: the operator configures it, an earlier filter sets the header.
     let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
-    let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
-    let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
-    let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
+    let rewritten = named.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
+    let target = rewritten.unwrap_or_else(|| named.map_or_else(|| "".into(), |m| (&*m.name).into()));
+    let renamed = named.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
     let new_body = rename(body, request, renamed, &target);
     let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
@@ -124,7 +124,7 @@ pub(super) struct Deciding<'a> {
     pub(super) prefix: Option<&'a Arc<PoolPrefix>>,
     /// The strategy reads cached tokens of each endpoint.
     pub(super) reads_prefix: bool,
-    pub(super) asked: PromptRef<'a>,
+    pub(super) prompt_ref: PromptRef<'a>,
 }
 
 /// A request that is not queued, or no longer.
@@ -157,8 +157,8 @@ impl<'a> Deciding<'a> {
         let prefix = shared.runtime.prefix.as_ref().filter(|prefix| reads_prefix || hints::are_by_prefix(pool, prefix));
         let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
         let (body, content_type) = (q.body.bytes(), q.head.content_type());
-        let asked = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
-        Self { shared, q, request, size, facts, chosen, prefix, reads_prefix, asked }
+        let prompt_ref = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
+        Self { shared, q, request, size, facts, chosen, prefix, reads_prefix, prompt_ref }
     }
 
     pub(super) fn pool(&self) -> &'a Arc<Pool> {
@@ -182,7 +182,7 @@ impl<'a> Deciding<'a> {
     /// # Errors
     /// Work that must run first.
     pub(super) fn read(&self) -> Result<Option<Prepared<'a>>, Warming> {
-        let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.asked, self.request);
+        let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.prompt_ref, self.request);
         Ok(self.prefix.map(prepare).transpose()?.flatten())
     }
 
@@ -207,7 +207,7 @@ impl<'a> Deciding<'a> {
             strategy: &*self.chosen.choice.strategy,
             filter: self.chosen.filter.as_ref(),
             prepared: prepared.filter(|_| self.reads_prefix),
-            asked: self.asked,
+            prompt_ref: self.prompt_ref,
         };
         let due = match case.due(q, &self.facts, self.request.is_some()) {
             Ok(due) => due,
@@ -249,7 +249,7 @@ impl<'a> Deciding<'a> {
         due: Option<WaitBudget>,
     ) -> Result<queues::EnqueueResult, RequestError> {
         let q = self.q;
-        let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(self.shared.picker, q.now)).unzip();
+        let (found, prompt_tokens) = case.prepared.and_then(|p| p.estimate(self.shared.picker, q.now)).unzip();
         // Otherwise untrusted clients could overtake all others with a short deadline.
         let unvouched = !self.shared.config.settings.trust_client_headers && q.head.tenant().name().is_none();
         let spare = if unvouched {

@@ -96,16 +96,16 @@ impl Deciding<'_> {
         // The recording is locked from here to the booking, so that both are one step of it.
         let mut draft = DecisionDraft::begin(self.shared.picker, rng);
         let snapshot = self.pool().store.load();
-        let mut looked = match self.look_up(prepared, &snapshot) {
-            Ok(looked) => looked,
+        let mut lookup = match self.look_up(prepared, &snapshot) {
+            Ok(lookup) => lookup,
             Err(warming) => return Ok(Placed::Warm(warming, admission.admitted)),
         };
         if let Some(draft) = &mut draft {
-            self.record(draft, looked.as_mut());
+            self.record(draft, lookup.as_mut());
         }
         let splittable = self.may_split(&snapshot);
-        let conversation = self.converse(looked.as_mut().filter(|_| splittable), &snapshot);
-        let cx = self.context(looked.as_ref(), &snapshot, splittable);
+        let conversation = self.converse(lookup.as_mut().filter(|_| splittable), &snapshot);
+        let cx = self.context(lookup.as_ref(), &snapshot, splittable);
         let scheduled = match self.schedule(&cx, explain, draft.as_mut().map_or(rng, |draft| &mut draft.rng)) {
             Ok(scheduled) => scheduled,
             Err(error) => {
@@ -116,10 +116,10 @@ impl Deciding<'_> {
             }
         };
         self.report(&scheduled.decision, cx.request.prompt_tokens, log);
-        let hints = self.hints(looked.as_ref(), &scheduled.decision, &snapshot);
+        let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
-        let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, PromptLookup::prompt_tokens);
-        let (matched_tokens, taught) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
+        let prompt_tokens = lookup.as_ref().map_or(cx.request.prompt_tokens, PromptLookup::prompt_tokens);
+        let (matched_tokens, taught) = lookup.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
         let matched_tokens = matched_tokens.unwrap_or(0);
         let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), taught, draft, notes);
         admission.sheds.inspect(|queues| queues.passed());
@@ -165,7 +165,7 @@ impl Deciding<'_> {
         snapshot: &PoolSnapshot,
     ) -> Result<Option<PromptLookup<'p>>, Warming> {
         let (picker, config) = (self.shared.picker, self.shared.config);
-        let up = |p| PromptLookup::find(picker, config, p, self.q, self.asked, snapshot, self.asked.keeps_ids);
+        let up = |p| PromptLookup::find(picker, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
         Ok(prepared.map(up).transpose()?.flatten())
     }
 
@@ -176,9 +176,9 @@ impl Deciding<'_> {
     }
 
     /// Records the request before it is scheduled.
-    fn record(&self, draft: &mut DecisionDraft<'_>, looked: Option<&mut PromptLookup<'_>>) {
+    fn record(&self, draft: &mut DecisionDraft<'_>, lookup: Option<&mut PromptLookup<'_>>) {
         let (q, facts) = (self.q, &self.facts);
-        let prompt = looked.map(|l| l.recorded(q));
+        let prompt = lookup.map(|l| l.recorded(q));
         draft.asks(|line| {
             *line = Decided {
                 at: q.now,
@@ -219,27 +219,27 @@ impl Deciding<'_> {
     }
 
     /// The state of the conversation's previous turn.
-    fn converse(&self, looked: Option<&mut PromptLookup<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
-        let looked = looked?;
+    fn converse(&self, lookup: Option<&mut PromptLookup<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
+        let lookup = lookup?;
         let (target, now) = (self.facts.model, self.q.now);
-        let tenant = looked.prefix().tenant(self.q.head);
-        let begin = || Conversation::begin(self.pool(), looked, tenant, target, snapshot, now);
+        let tenant = lookup.prefix().tenant(self.q.head);
+        let begin = || Conversation::begin(self.pool(), lookup, tenant, target, snapshot, now);
         lookup::guarded(self.shared.picker, begin).flatten()
     }
 
     /// The input of the strategy.
     fn context<'c>(
         &'c self,
-        looked: Option<&'c PromptLookup<'_>>,
+        lookup: Option<&'c PromptLookup<'_>>,
         snapshot: &'c PoolSnapshot,
         splittable: bool,
     ) -> PickContext<'c> {
-        let looked = looked.filter(|_| self.reads_prefix);
-        let prompt_tokens = looked.map_or(self.size.load, PromptLookup::prompt_tokens);
+        let lookup = lookup.filter(|_| self.reads_prefix);
+        let prompt_tokens = lookup.map_or(self.size.load, PromptLookup::prompt_tokens);
         PickContext {
             request: RequestFacts { prompt_tokens, ..self.facts },
             filter: self.chosen.filter.as_ref(),
-            prefix: looked.map(|l| &l.found),
+            prefix: lookup.map(|l| &l.found),
             policy: self.shared.picker.policies.of(self.facts.model),
             splittable,
             generates: self.q.api.generates(),
@@ -308,10 +308,10 @@ impl Deciding<'_> {
     }
 
     /// Headers for the model server besides the destination.
-    fn hints(&self, looked: Option<&PromptLookup<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
+    fn hints(&self, lookup: Option<&PromptLookup<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
         let (prefix, head) = (self.shared.runtime.prefix.as_ref(), self.q.head);
         let used = prefix.filter(|_| self.q.api.prefills());
-        let hints = used.map(|prefix| Hints::of(self.pool(), prefix, looked, decision, snapshot, head, self.q.now));
+        let hints = used.map(|prefix| Hints::of(self.pool(), prefix, lookup, decision, snapshot, head, self.q.now));
         // The rank header of an untrusted client is removed elsewhere, whatever is chosen.
         let trusted = self.shared.config.settings.trust_client_headers;
         let chooses_rank = trusted && prefix.is_some_and(|prefix| prefix.choose_rank);

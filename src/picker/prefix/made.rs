@@ -67,22 +67,22 @@ impl Wanted {
 impl PoolPrefix {
     /// Encodes the request to its end, so that its segments are remembered: what no server holds yet is held when this one is served, and
     /// then its next turn asks for it.
-    pub fn warming(self: &Arc<Self>, asked: PromptRef<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
+    pub fn warming(self: &Arc<Self>, prompt_ref: PromptRef<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
         let wanted = Wanted {
             root: reading.root,
-            ids: asked.keeps_ids,
+            ids: prompt_ref.keeps_ids,
             has_engine_tokens: reading.has_engine_tokens(),
             has_own_keys: reading.has_own_keys(),
         };
         #[cfg(feature = "hf-tokenizers")]
         if let Source::Rendered(..) = reading.source {
-            return self.rendering(asked, reading.root);
+            return self.rendering(prompt_ref, reading.root);
         }
         let (this, limits) = (self.clone(), limits.clone());
-        let (api, body) = (asked.api, asked.body.to_vec());
-        let content_type = asked.content_type.map(str::to_owned);
+        let (api, body) = (prompt_ref.api, prompt_ref.body.to_vec());
+        let content_type = prompt_ref.content_type.map(str::to_owned);
         let encodes = matches!(reading.source, Source::Fields(..));
-        Warming::cpu(asked.body.len(), move |work| {
+        Warming::cpu(prompt_ref.body.len(), move |work| {
             if !encodes {
                 return None;
             }
@@ -93,10 +93,10 @@ impl PoolPrefix {
 
     /// Renders the request with the model's template and encodes it.
     #[cfg(feature = "hf-tokenizers")]
-    pub(super) fn rendering(self: &Arc<Self>, asked: PromptRef<'_>, root: u64) -> Warming {
-        let wanted = Wanted { root, ids: asked.keeps_ids, has_engine_tokens: true, has_own_keys: false };
-        let (this, api, body) = (self.clone(), asked.api, asked.body.to_vec());
-        Warming::cpu(asked.body.len(), move |work| {
+    pub(super) fn rendering(self: &Arc<Self>, prompt_ref: PromptRef<'_>, root: u64) -> Warming {
+        let wanted = Wanted { root, ids: prompt_ref.keeps_ids, has_engine_tokens: true, has_own_keys: false };
+        let (this, api, body) = (self.clone(), prompt_ref.api, prompt_ref.body.to_vec());
+        Warming::cpu(prompt_ref.body.len(), move |work| {
             let Tokenizer::HuggingFace { model, blocks, .. } = &this.tokenizer else { return None };
             let time = this.clock.wall(this.clock.now());
             let rendered = (|| {
