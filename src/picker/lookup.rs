@@ -56,7 +56,7 @@ impl Prepared<'_> {
     pub(super) fn estimate(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
         let Self { prefix, request, reading } = self;
         guarded(picker, || {
-            let mut keys = prefix.keys(reading).at_hand();
+            let mut keys = prefix.keys(reading).inline_only();
             let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
             let tokens = found.prompt_tokens(&request.prompt);
             (found, tokens)
@@ -97,7 +97,7 @@ impl<'p> PromptLookup<'p> {
             prefix.count_known(prompt_ref, reading);
         }
         let lookup = guarded(picker, || {
-            let mut keys = prefix.keys(reading).at_hand();
+            let mut keys = prefix.keys(reading).inline_only();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
