@@ -157,8 +157,8 @@ pub struct Exchange {
     last_seen: Timestamp,
     waits: TokenWait,
     allowance: Allowance,
-    /// Cloned for each decision attempt, so that all attempts draw the same numbers. Quotas are counted for the model of
-    /// the first attempt, so the last one must choose the same model.
+    /// Cloned for each decision attempt, so that all attempts draw the same numbers. Quotas are counted for the model
+    /// of the first attempt, so the last one must choose the same model.
     rng: PickRng,
     split: Splitting,
     queueing: QueueState,
@@ -214,8 +214,8 @@ impl Exchange {
 
     /// When Attaché decides on the part of a STREAMED body that has arrived.
     ///
-    /// In that mode, Envoy holds request trailers until each chunk is answered, so the end of a request with trailers never
-    /// arrives. A pause counts as the end; it is longer if the body is not complete JSON.
+    /// In that mode, Envoy holds request trailers until each chunk is answered, so the end of a request with trailers
+    /// never arrives. A pause counts as the end; it is longer if the body is not complete JSON.
     fn patience_ends(&self) -> Option<Timestamp> {
         if self.modes().request != BodyMode::Streamed || self.body.messages() == 0 {
             return None;
@@ -245,7 +245,8 @@ impl Exchange {
     /// Handles one event, and appends replies to `out`.
     ///
     /// # Errors
-    /// The ext-proc protocol does not allow the message in this state, or the gateway sent nothing within the idle timeout.
+    /// The ext-proc protocol does not allow the message in this state, or the gateway sent nothing within the idle
+    /// timeout.
     pub fn on(&mut self, event: Event, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match event {
             Event::Message(message) => {

@@ -223,15 +223,15 @@ mod tests {
         let by_header = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
         let claims = metadata(Kind::StringValue("acme".to_owned()));
         let spoofed = head(" liar ");
-        assert_eq!(Tenant::of(None, &spoofed, reads(Some(&claims))), Tenant::Unasked);
+        assert_eq!(Tenant::of(None, &spoofed, reads(Some(&claims))), Tenant::Unconfigured);
         assert_eq!(Tenant::of(Some(&by_header), &spoofed, reads(Some(&claims))), Tenant::Named("liar".into()));
-        assert_eq!(Tenant::of(Some(&by_header), &head(" "), reads(None)), Tenant::Nobody);
+        assert_eq!(Tenant::of(Some(&by_header), &head(" "), reads(None)), Tenant::Missing);
         let rule = by_claim(None);
         assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&claims))), Tenant::Named("acme".into()));
-        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(None)), Tenant::Nobody);
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(None)), Tenant::Missing);
         let number = metadata(Kind::NumberValue(42.0));
         assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&number))), Tenant::Named("42".into()));
-        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&metadata(Kind::BoolValue(true))))), Tenant::Nobody);
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&metadata(Kind::BoolValue(true))))), Tenant::Missing);
         let long = metadata(Kind::StringValue("é".repeat(300)));
         assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&long))).name().map(str::len), Some(256));
     }

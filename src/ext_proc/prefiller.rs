@@ -25,8 +25,8 @@ use tokio::time::timeout;
 /// 1,024 idle connections are kept for each worker, as llm-d's sidecar does. A new connection costs a split request a
 /// round trip.
 const IDLE_CONNECTIONS: usize = 1024;
-/// 2 s: time limit to connect, TLS included. TCP repeats a lost SYN after one second. A node that drops packets delays a
-/// request by this time, and not by the time limit of the prefill.
+/// 2 s: time limit to connect, TLS included. TCP repeats a lost SYN after one second. A node that drops packets
+/// delays a request by this time, and not by the time limit of the prefill.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// 16 MiB: longest response body. A prefill response has one token, and transfer parameters that list each block of the
 /// prompt.
@@ -149,7 +149,8 @@ async fn run(client: Client, call: LegCall, sender: oneshot::Sender<LegResult>, 
     let mut answering = pin!(timeout(call.timeout, request(&client, &call).send()));
     let response = tokio::select! {
         response = &mut answering => response,
-        // Abandoned. Unless the response is in transit, dropping the request closes the connection, and the worker aborts.
+        // Abandoned. Unless the response is in transit, dropping the request closes the connection, and the worker
+        // aborts.
         _ = &mut taken => match timeout(CANCEL_GRACE, answering).await {
             Ok(response) => response,
             Err(_) => return,

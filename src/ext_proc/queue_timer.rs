@@ -32,8 +32,8 @@ impl QueueTimer {
         self.0.clone().into()
     }
 
-    /// Lets the queue dequeue after each new snapshot of its pool, and after [`Queues::next_check_in`] without one. Ends when
-    /// the queue or the pool is dropped.
+    /// Lets the queue dequeue after each new snapshot of its pool, and after [`Queues::next_check_in`] without one.
+    /// Ends when the queue or the pool is dropped.
     pub async fn follow(self, queues: Weak<Queues>, mut published: watch::Receiver<Published>, clock: Clock) {
         while let Some(delay) = queues.upgrade().map(|queues| queues.next_check_in(clock.now())) {
             let woken = async {

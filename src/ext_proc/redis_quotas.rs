@@ -1,5 +1,5 @@
-//! Quotas in Redis: the counters of tenants and models, and the limits of single tenants. Calls to Redis run as tasks on
-//! the runtime of its connection.
+//! Quotas in Redis: the counters of tenants and models, and the limits of single tenants. Calls to Redis run as tasks
+//! on the runtime of its connection.
 
 use attache_picker::quotas::{Limited, Pending, Permit, Quotas, SharedAnswer, SharedQuotas, Store};
 use attache_picker::warming::Warming;
@@ -101,8 +101,8 @@ impl RedisQuotas {
         });
     }
 
-    /// Starts a quota check: reads the tenant's record first if it is `unread`, then reserves the request. The time that
-    /// the request has waited since `first` counts against the timeout.
+    /// Starts a quota check: reads the tenant's record first if it is `unread`, then reserves the request. The time
+    /// that the request has waited since `first` counts against the timeout.
     fn request(&self, quotas: &Arc<Quotas>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Pending {
         let (sender, receiver) = oneshot::channel();
         let (this, quotas, claimed) = (self.clone(), quotas.clone(), claim.clone());
@@ -163,8 +163,8 @@ fn record_ttl(quotas: &Quotas, tenant: &str) -> Option<Duration> {
     Some(records.ttl)
 }
 
-/// The limits of a tenant with this record. Without a valid record, the settings choose between the `default` limits and
-/// a rejection (`None`).
+/// The limits of a tenant with this record. Without a valid record, the settings choose between the `default` limits
+/// and a rejection (`None`).
 fn by_record(quotas: &Quotas, found: Found, default: &Limits) -> Option<Limits> {
     let unknown = quotas.settings().user_records.map(|settings| settings.unknown).unwrap_or_default();
     match (found, unknown) {

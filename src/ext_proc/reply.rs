@@ -130,8 +130,8 @@ pub fn buffered_body(mut response: CommonResponse, new_body: Option<Vec<u8>>) ->
     body(Direction::Request, response)
 }
 
-/// Sends a body in pieces; with `end`, the last piece ends the stream. Pieces up to 64 KiB are passed on without a copy,
-/// longer ones are divided.
+/// Sends a body in pieces; with `end`, the last piece ends the stream. Pieces up to 64 KiB are passed on without a
+/// copy, longer ones are divided.
 pub fn stream_body(pieces: Vec<Vec<u8>>, end: bool, out: &mut impl Extend<ProcessingResponse>) {
     let mut send = |piece: Vec<u8>, end_of_stream: bool| {
         let message = HttpBody { body: piece, end_of_stream, ..HttpBody::default() };

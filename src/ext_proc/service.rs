@@ -1,9 +1,9 @@
 //! The gRPC service. Each request is one stream that tonic polls, without a task or a channel of its own. The stream
 //! passes Envoy's messages to the [`Exchange`] and owns the timer.
 //!
-//! A stream ends only when Envoy closes it, or with an error. If Attaché closed it before the response is complete, the
-//! client would get a truncated response with status 200. Some gateways half-close the stream after the request and wait
-//! for the decision, such as NGINX Gateway Fabric. Such a stream lives until the request is answered.
+//! A stream ends only when Envoy closes it, or with an error. If Attaché closed it before the response is complete,
+//! the client would get a truncated response with status 200. Some gateways half-close the stream after the request
+//! and wait for the decision, such as NGINX Gateway Fabric. Such a stream lives until the request is answered.
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
 use super::prefiller::PendingCall;

@@ -37,8 +37,8 @@ impl fmt::Debug for Running {
 
 /// 400 ms: longest wait for tokens, as in llm-d's picker. After that, the request is decided without them.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_millis(400);
-/// 256: most requests that wait for a thread. Further requests are decided without tokens at once, because the wait alone
-/// would exceed [`DEFAULT_PATIENCE`].
+/// 256: most requests that wait for a thread. Further requests are decided without tokens at once, because the wait
+/// alone would exceed [`DEFAULT_PATIENCE`].
 pub const DEFAULT_MAX_WAITING: usize = 256;
 /// 64 MiB: most bytes of body copies in waiting and running work. A request that would exceed it is decided without
 /// tokens.
@@ -58,8 +58,8 @@ pub struct Warmer {
 }
 
 impl Warmer {
-    /// Uses one thread fewer than the machine has cores, but at least one, because serving threads need a core. Memory is
-    /// accounted in `buffered`.
+    /// Uses one thread fewer than the machine has cores, but at least one, because serving threads need a core.
+    /// Memory is accounted in `buffered`.
     #[must_use]
     pub fn new(buffered: Arc<Buffered>, metrics: Arc<Metrics>) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1);

@@ -1,9 +1,9 @@
-//! The gRPC method on the wire: decodes messages from the body of the HTTP request, encodes replies into the body of the
-//! response.
+//! The gRPC method on the wire: decodes messages from the body of the HTTP request, encodes replies into the body of
+//! the response.
 //!
-//! The server that `envoy_types` generates reserves 16 KiB of buffers for each stream, and keeps the memory of the longest
-//! message. A stream lives as long as its response, and thousands may be queued, so this module keeps no buffer between
-//! two messages. Compressed messages are rejected, because the server offers no compression.
+//! The server that `envoy_types` generates reserves 16 KiB of buffers for each stream, and keeps the memory of the
+//! longest message. A stream lives as long as its response, and thousands may be queued, so this module keeps no
+//! buffer between two messages. Compressed messages are rejected, because the server offers no compression.
 
 use super::service::{Pump, Service};
 use attache_picker::body::Held;
@@ -113,8 +113,8 @@ enum End {
     Reset,
 }
 
-/// The stream of the gateway's messages. It ends when the gateway half-closes (END_STREAM) or resets the gRPC stream. An
-/// error describes an invalid message and is the last item.
+/// The stream of the gateway's messages. It ends when the gateway half-closes (END_STREAM) or resets the gRPC stream.
+/// An error describes an invalid message and is the last item.
 #[derive(Debug)]
 pub struct Inbound {
     body: tonic::body::Body,
@@ -158,8 +158,8 @@ impl Inbound {
         }
     }
 
-    /// Buffers received bytes while no message is needed, up to the size of the largest message. Otherwise they would fill
-    /// HTTP/2's buffers, whose limit on small frames is shared by all streams of the connection.
+    /// Buffers received bytes while no message is needed, up to the size of the largest message. Otherwise they would
+    /// fill HTTP/2's buffers, whose limit on small frames is shared by all streams of the connection.
     pub(super) fn absorb(&mut self, cx: &mut Context<'_>) {
         while self.end.is_none() && self.buffer.len() < self.max_message && self.read(cx).is_ready() {}
         self.account();

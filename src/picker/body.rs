@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 pub use attache_types::buffered::{Buffered, Held};
 
-/// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000 measured fastest.
+/// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000
+/// measured fastest.
 pub const MAX_CHUNK_BYTES: usize = 62_000;
 /// Pieces below 4 KiB are copied together: a piece of its own costs an allocation and [`PIECE_BYTES`], many times what
 /// a single byte is worth.

@@ -1,10 +1,11 @@
 //! Blocks that decode workers keep between two turns of a conversation, so that the prefill worker of the next turn can
 //! fetch them instead of computing them again.
 //!
-//! A [`Conversation`] looks up what is kept of the previous turn, and records what the response of this turn keeps. That
-//! needs the exact tokens of the model server. For the prompt, the client sent token ids, or the pool's tokenizer is
-//! `huggingface` or `remote`. For the response, the model server reports token ids (`return_token_ids`), or the text is
-//! encoded with `huggingface` and the number of tokens matches. The messages and responses APIs report no token ids.
+//! A [`Conversation`] looks up what is kept of the previous turn, and records what the response of this turn keeps.
+//! That needs the exact tokens of the model server. For the prompt, the client sent token ids, or the pool's
+//! tokenizer is `huggingface` or `remote`. For the response, the model server reports token ids (`return_token_ids`),
+//! or the text is encoded with `huggingface` and the number of tokens matches. The messages and responses APIs report
+//! no token ids.
 
 use super::lookup::PromptLookup;
 use super::prefix::PoolPrefix;
@@ -67,8 +68,8 @@ pub(super) fn wants_tokens(pool: &Pool, prefix: &PoolPrefix) -> bool {
 }
 
 impl Conversation {
-    /// The turn of the prompt in `lookup`. Adds the blocks that can be fetched to the lookup's result. `None` if the pool
-    /// keeps no blocks or the prompt's exact tokens are unknown.
+    /// The turn of the prompt in `lookup`. Adds the blocks that can be fetched to the lookup's result. `None` if the
+    /// pool keeps no blocks or the prompt's exact tokens are unknown.
     pub(super) fn begin(
         pool: &Pool,
         lookup: &mut PromptLookup<'_>,
@@ -152,9 +153,9 @@ impl Conversation {
         self.prefix.cache.carried().keep(&turn, Bytes::copy_from_slice(params), now);
     }
 
-    /// Adds the tokens of the response to those of the prompt; false if they do not match the `kept` tokens that the worker
-    /// reports. A worker keeps all tokens but the last, whose KV entries were never computed. The text contains that last
-    /// token only if the response was cut at its length limit.
+    /// Adds the tokens of the response to those of the prompt; false if they do not match the `kept` tokens that the
+    /// worker reports. A worker keeps all tokens but the last, whose KV entries were never computed. The text
+    /// contains that last token only if the response was cut at its length limit.
     fn add_response(&mut self, scanner: &TransferScanner, text: Option<&str>, kept: usize) -> bool {
         let ids = scanner.token_ids();
         if !ids.is_empty() {

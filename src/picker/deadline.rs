@@ -11,8 +11,8 @@
 //!
 //! Any client may set a deadline, trusted or not, because it can only cause the rejection of its own request. Queue
 //! orderings that read deadlines use only those of known tenants, unless client headers are trusted. Time counts from
-//! the arrival of the request's headers. The strategy still chooses the endpoint; `predicted-latency` ranks endpoints by
-//! the same predictions.
+//! the arrival of the request's headers. The strategy still chooses the endpoint; `predicted-latency` ranks endpoints
+//! by the same predictions.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{RequestView, Step};
@@ -68,8 +68,8 @@ impl From<NotAdmitted> for Result<Step, RequestError> {
 }
 
 impl DeadlineCheck<'_> {
-    /// How long the request may be queued. `None` without a deadline, if the body could not be parsed (`read`), or if the
-    /// pool's speed is unknown.
+    /// How long the request may be queued. `None` without a deadline, if the body could not be parsed (`read`), or if
+    /// the pool's speed is unknown.
     ///
     /// # Errors
     /// Background work that must run first, or the error response for a request that would miss its deadline.
@@ -126,8 +126,8 @@ impl DeadlineCheck<'_> {
     }
 }
 
-/// The outcome for a request with a deadline, by the result of enqueueing it. `queued` is `None` in pools without a queue;
-/// the outcome is `None` for requests that are rejected for another reason.
+/// The outcome for a request with a deadline, by the result of enqueueing it. `queued` is `None` in pools without a
+/// queue; the outcome is `None` for requests that are rejected for another reason.
 pub(super) fn judged(queued: Option<&Result<queues::EnqueueResult, RequestError>>) -> Option<DeadlineOutcome> {
     match queued {
         None | Some(Ok(queues::EnqueueResult::Admitted(_))) => Some(DeadlineOutcome::Fits),

@@ -179,7 +179,8 @@ impl Plan {
         prefill.is_some_and(|server| self.runtime.pool.disagg.as_deref().is_some_and(|mode| mode.meets(server)))
     }
 
-    /// The length of the new body, bytes, where `announced` is the client's `content-length`. `None` when nothing changes.
+    /// The length of the new body, bytes, where `announced` is the client's `content-length`. `None` when nothing
+    /// changes.
     #[must_use]
     pub fn new_length(&self, announced: Option<u64>) -> Option<u64> {
         let new = self.new_body.as_ref()?.len() as u64;
@@ -268,8 +269,8 @@ pub fn decide(
     }
 }
 
-/// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it has
-/// one prompt and one response. Connectors whose workers serve no whole requests may allow several.
+/// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it
+/// has one prompt and one response. Connectors whose workers serve no whole requests may allow several.
 pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
     let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
         return false;

@@ -1,5 +1,5 @@
-//! Explains one request: its tokens and blocks, how many of them each endpoint has cached, and the endpoint that it would
-//! get. Changes no state.
+//! Explains one request: its tokens and blocks, how many of them each endpoint has cached, and the endpoint that it
+//! would get. Changes no state.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{self, RequestView, Seen};

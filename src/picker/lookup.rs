@@ -1,5 +1,5 @@
-//! Lookup of one prompt in its pool's prefix index: the cached part on each endpoint for the decision, and the update of
-//! the index after it.
+//! Lookup of one prompt in its pool's prefix index: the cached part on each endpoint for the decision, and the update
+//! of the index after it.
 
 use super::active::ActiveConfig;
 use super::decide::{RequestView, PendingUpdate};
@@ -78,8 +78,8 @@ pub(super) struct PromptLookup<'p> {
 impl<'p> PromptLookup<'p> {
     /// Looks a prompt up; `None` if the lookup panicked.
     ///
-    /// The lookup stops at the first block that no endpoint has cached. The keys of the rest are computed only if they are
-    /// recorded later, because an endpoint reports no KV events, or if the `whole` prompt is needed.
+    /// The lookup stops at the first block that no endpoint has cached. The keys of the rest are computed only if
+    /// they are recorded later, because an endpoint reports no KV events, or if the `whole` prompt is needed.
     ///
     /// # Errors
     /// Background work that must run first.
@@ -166,8 +166,9 @@ impl<'p> PromptLookup<'p> {
         }
     }
 
-    /// The estimated cached tokens on the first pick, and the update of the index for this decision. An endpoint without
-    /// KV events gets all blocks of the prompt, an endpoint with KV events only the blocks that were looked up.
+    /// The estimated cached tokens on the first pick, and the update of the index for this decision. An endpoint
+    /// without KV events gets all blocks of the prompt, an endpoint with KV events only the blocks that were looked
+    /// up.
     pub(super) fn learn(self, decision: &Decision, q: &RequestView<'_>) -> (u32, PendingUpdate) {
         let tenant = self.prefix.tenant(q.head).map(str::to_owned);
         let Self { prefix, request, keys, found, .. } = self;

@@ -1,9 +1,9 @@
 //! Computes the block keys of a request's prompt with the pool's tokenizer.
 //!
 //! Some prompts take long to tokenize: a long new text, a text that must be rendered, or a prompt that another server
-//! tokenizes. [`PoolPrefix::read`] then returns a [`Warming`], and the request is read again after that work has run. If
-//! the tokens are still missing, the decision does without them and counts a degraded mode. A text is then looked up as
-//! far as its tokens are known; a request whose tokens another server computes is routed by load.
+//! tokenizes. [`PoolPrefix::read`] then returns a [`Warming`], and the request is read again after that work has run.
+//! If the tokens are still missing, the decision does without them and counts a degraded mode. A text is then looked
+//! up as far as its tokens are known; a request whose tokens another server computes is routed by load.
 
 use super::decide::RequestView;
 use super::head::Head;
@@ -31,8 +31,8 @@ pub mod made;
 /// 16 KiB: most bytes of new text that are encoded on the serving thread, which takes about 0.7 ms. A busy picker loses
 /// more by a switch to another thread. Longer texts, and longer bodies that a template renders, are background work.
 pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
-/// 128: most pieces of a prompt (messages and their parts) that are rendered on the serving thread. A template takes some
-/// 300 steps for each, and thousands of empty messages fit into [`DEFAULT_INLINE_BYTES`].
+/// 128: most pieces of a prompt (messages and their parts) that are rendered on the serving thread. A template takes
+/// some 300 steps for each, and thousands of empty messages fit into [`DEFAULT_INLINE_BYTES`].
 #[cfg(feature = "hf-tokenizers")]
 const MAX_INLINE_PIECES: usize = 128;
 
@@ -298,8 +298,8 @@ impl PoolPrefix {
             };
         }
         match &self.tokenizer {
-            // The model server will cut the start of such a prompt, and the keys with it. Tokenizers that render a whole
-            // prompt handle this themselves.
+            // The model server will cut the start of such a prompt, and the keys with it. Tokenizers that render a
+            // whole prompt handle this themselves.
             Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(Missing::Tokenizer),
             Tokenizer::Remote { .. } if request.truncated && request.prompt.is_token_ids() => Err(Missing::Tokenizer),
             Tokenizer::Characters(characters) => Ok(Source::Characters(characters, &request.prompt)),
@@ -526,8 +526,8 @@ fn ids<'p>(piece: &'p Piece<'_>) -> Option<&'p [u32]> {
 }
 
 impl PromptKeys<'_> {
-    /// The same keys, limited to what may be computed on the serving thread: at most [`DEFAULT_INLINE_BYTES`] of new text
-    /// are encoded.
+    /// The same keys, limited to what may be computed on the serving thread: at most [`DEFAULT_INLINE_BYTES`] of new
+    /// text are encoded.
     #[must_use]
     pub fn inline_only(self) -> Self {
         match self {

@@ -39,8 +39,8 @@ mod requests;
 /// 5 ms: shortest time between checks for capacity that time alone is predicted to free. A model server's step takes
 /// longer.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// 128 endpoints: from this size on, a full pool is measured at most once every [`FULL_PAUSE`]. Measuring a smaller pool
-/// costs about as much as a decision, so every event does it.
+/// 128 endpoints: from this size on, a full pool is measured at most once every [`FULL_PAUSE`]. Measuring a smaller
+/// pool costs about as much as a decision, so every event does it.
 const MANY_ENDPOINTS: usize = 128;
 /// 1 ms: how long a large pool that was full counts as full without a new measurement. To measure 1,000 endpoints takes
 /// a tenth of that.
@@ -138,8 +138,8 @@ impl Queues {
         Ok(Arc::new(Self { flow, store, health, split, stale_after, observer, state, now, timer, others }))
     }
 
-    /// Replaces `old` after a reload. Requests of `old` may still be queued or in flight, and use the same endpoints. So
-    /// capacity that is freed in one of the two triggers a check in the other.
+    /// Replaces `old` after a reload. Requests of `old` may still be queued or in flight, and use the same endpoints.
+    /// So capacity that is freed in one of the two triggers a check in the other.
     pub fn replace(self: &Arc<Self>, old: &Arc<Self>) {
         let older = old.others.lock().clone();
         for other in older.iter().filter_map(Weak::upgrade).chain([old.clone()]) {
@@ -249,7 +249,8 @@ impl Queues {
         Some(user).filter(|user| !user.is_empty())
     }
 
-    /// Admits a request without queueing it, unless it is sheddable and the pool is saturated, or an admitter refuses it.
+    /// Admits a request without queueing it, unless it is sheddable and the pool is saturated, or an admitter refuses
+    /// it.
     ///
     /// # Errors
     /// The error response for the client.
@@ -315,8 +316,8 @@ impl Queues {
 
     /// Applies `change` and notifies the requests that leave the queue because of it.
     ///
-    /// The pool is measured under the lock, so that each admitted request is either in the ledger or counted as pending.
-    /// During a [`FullPause`] the pool is not measured and counts as full.
+    /// The pool is measured under the lock, so that each admitted request is either in the ledger or counted as
+    /// pending. During a [`FullPause`] the pool is not measured and counts as full.
     fn change<R>(
         self: &Arc<Self>,
         now: Timestamp,

@@ -16,9 +16,9 @@ use attache_scheduling::router::{DefaultModel, RouteFacts};
 use attache_types::error::{Fault, Reason, RequestError};
 use std::borrow::Cow;
 
-/// 1,024 tokens: assumed length of a prompt that can't be parsed, in queues, the ledger and token limits. That is a usual
-/// chat request. The length of a compressed body, of a form with a file, or of a body on an unknown path says little
-/// about the work. In token limits, an unknown path counts as `limits.tenants.unknownPathTokens`.
+/// 1,024 tokens: assumed length of a prompt that can't be parsed, in queues, the ledger and token limits. That is a
+/// usual chat request. The length of a compressed body, of a form with a file, or of a body on an unknown path says
+/// little about the work. In token limits, an unknown path counts as `limits.tenants.unknownPathTokens`.
 pub const UNREAD_PROMPT_TOKENS: u32 = 1_024;
 
 /// Logs that requests select a strategy by `header`, which the pool does not allow.
@@ -94,8 +94,8 @@ pub(super) fn named<'a>(
     }
 }
 
-/// The body with `target` in place of the client's model name, or with `target` inserted if it names none. `None` if the
-/// body does not change.
+/// The body with `target` in place of the client's model name, or with `target` inserted if it names none. `None` if
+/// the body does not change.
 pub(super) fn rename(
     body: &[u8],
     request: Option<&Request<'_>>,
@@ -144,9 +144,9 @@ fn without_controlled_anywhere(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> 
     disagg::without_controlled(body, true).or_else(|_| disagg::without_controlled(body, false))
 }
 
-/// Whether the body is compressed: its header says so, and it does not begin like JSON. No compressed text begins like
-/// JSON. The formats gzip, zstd and zlib have magic numbers, a Brotli stream that begins with a brace is empty, and raw
-/// Deflate that does so holds no text.
+/// Whether the body is compressed: by its header, and because it does not begin like JSON. No compressed text begins
+/// like JSON. The formats gzip, zstd and zlib have magic numbers, a Brotli stream that begins with a brace is empty,
+/// and raw Deflate that does so holds no text.
 fn is_compressed(q: &RequestView<'_>, body: &[u8]) -> bool {
     q.head.encoded() && !may_be_object(body)
 }

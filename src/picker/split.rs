@@ -242,8 +242,8 @@ impl PrefillLeg {
         Some(leg)
     }
 
-    /// The prefill leg and, if both workers get the request at once, the body of the decode leg. `None` if the connector
-    /// can't make that body.
+    /// The prefill leg and, if both workers get the request at once, the body of the decode leg. `None` if the
+    /// connector can't make that body.
     #[must_use]
     pub fn with_decode_leg(self: Box<Self>) -> Option<(Box<Self>, Option<Vec<u8>>)> {
         if !self.direct.is_together() {
@@ -505,7 +505,8 @@ impl Plan {
         }
     }
 
-    /// Endpoint `to` serves the request instead of the picked `from`. The strategy moves what it recorded of the request.
+    /// Endpoint `to` serves the request instead of the picked `from`. The strategy moves what it recorded of the
+    /// request.
     pub fn noted_elsewhere(&self, from: EndpointId, to: EndpointId, now: Timestamp) {
         if let Some(trail) = &self.decision.trail {
             self.strategy.moved(&self.target, trail, from, to, now);

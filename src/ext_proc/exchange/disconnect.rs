@@ -3,7 +3,8 @@
 use super::*;
 
 impl Exchange {
-    /// Attaché's own code panicked while it handled this stream. Before the decision, the client gets an error response.
+    /// Attaché's own code panicked while it handled this stream. Before the decision, the client gets an error
+    /// response.
     ///
     /// # Errors
     /// When the gateway has the destination or a response already. The error resets the stream, so the client sees

@@ -70,7 +70,8 @@ impl Exchange {
         self.queueing.eviction.take()
     }
 
-    /// Preempts the request. If its response has not begun, the client gets an error response; otherwise Envoy resets it.
+    /// Preempts the request. If its response has not begun, the client gets an error response; otherwise Envoy resets
+    /// it.
     pub(super) fn on_evicted(&mut self, refusal: &Refusal, now: Timestamp, out: &mut Actions) {
         if self.request != RequestSide::Prefilling && !self.routed.as_ref().is_some_and(|routed| routed.is_preemptible()) {
             return;

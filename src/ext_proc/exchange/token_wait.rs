@@ -41,8 +41,8 @@ impl TokenWait {
 }
 
 impl Exchange {
-    /// The work that must run before the decision. Once it has run, the caller sends [`Event::Warmed`], and no other event
-    /// before. Returned once.
+    /// The work that must run before the decision. Once it has run, the caller sends [`Event::Warmed`], and no other
+    /// event before. Returned once.
     pub fn warming(&mut self) -> Option<Warming> {
         self.waits.warming.take()
     }

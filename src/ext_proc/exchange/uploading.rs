@@ -6,8 +6,8 @@ use attache_types::limits::Limits;
 
 /// 1 MiB in addition to the body, for headers, metadata and attributes in Envoy's message.
 const MESSAGE_OVERHEAD_BYTES: u64 = 1 << 20;
-/// 4 MiB: least limit of a message, also if the limit of bodies is lower. Response chunks arrive in messages as well, as
-/// large as Envoy's buffers (1 MiB by default).
+/// 4 MiB: least limit of a message, also if the limit of bodies is lower. Response chunks arrive in messages as well,
+/// as large as Envoy's buffers (1 MiB by default).
 const LEAST_MESSAGE_BYTES: u64 = 4 << 20;
 /// 65,536: most chunks of a STREAMED body. Each needs a reply of some hundred bytes, and Attaché creates all replies at
 /// once.
@@ -50,7 +50,8 @@ impl Exchange {
         (memory > 0).then_some(Standing { memory, bytes: bytes + unfinished, progress })
     }
 
-    /// Whose share of the memory the upload uses: that of its tenant, otherwise that of its connection, if Envoy reports it.
+    /// Whose share of the memory the upload uses: that of its tenant, otherwise that of its connection, if Envoy
+    /// reports it.
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         let tenant = self.head.tenant().name().map(|name| Owner::Tenant(name.into()));
@@ -85,8 +86,8 @@ impl Exchange {
         None
     }
 
-    /// When the upload is rejected as too slow. In modes in which Envoy buffers the body, this never applies: the body is
-    /// empty until it is complete.
+    /// When the upload is rejected as too slow. In modes in which Envoy buffers the body, this never applies: the
+    /// body is empty until it is complete.
     pub(super) fn upload_ends(&self) -> Option<Timestamp> {
         (!self.body.is_empty()).then(|| self.progress.ends(self.config.limits.upload_grace))
     }

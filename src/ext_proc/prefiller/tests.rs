@@ -76,8 +76,8 @@ async fn connections_that_fail_are_told_apart() {
     assert_eq!(asking.await, LegResult::Failed(Failure::Late));
 }
 
-/// Whoever does not take part in a connection, as a node that is gone: the queue of a listener that accepts nobody is full, so that the kernel
-/// drops what comes.
+/// Whoever does not take part in a connection, as a node that is gone: the queue of a listener that accepts nobody is
+/// full, so that the kernel drops what comes.
 #[tokio::test]
 async fn a_node_that_drops_packets_counts_as_refusing_long_before_the_prefills_time_is_over() {
     let socket = TcpSocket::new_v4().unwrap();

@@ -179,7 +179,7 @@ impl Deciding<'_> {
     fn record(&self, draft: &mut DecisionDraft<'_>, lookup: Option<&mut PromptLookup<'_>>) {
         let (q, facts) = (self.q, &self.facts);
         let prompt = lookup.map(|l| l.recorded(q));
-        draft.asks(|line| {
+        draft.set_request(|line| {
             *line = Decided {
                 at: q.now,
                 live: self.shared.config.number,
@@ -344,7 +344,7 @@ impl Deciding<'_> {
             let book = || Booking::new(picked.clone(), snapshot, stale_after, order, now);
             match draft {
                 Some(mut draft) => {
-                    draft.asks(|line| line.preset = *is_preset);
+                    draft.set_request(|line| line.preset = *is_preset);
                     draft.booked(notes, decision, cached_tokens, book)
                 }
                 None => Booked::new(book(), None),

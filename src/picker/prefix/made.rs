@@ -67,8 +67,8 @@ impl Wanted {
 }
 
 impl PoolPrefix {
-    /// Background work that encodes the whole prompt, and remembers the tokens of its segments. Blocks that no endpoint has
-    /// cached now will be cached after this request, and the next turn will look them up.
+    /// Background work that encodes the whole prompt, and remembers the tokens of its segments. Blocks that no
+    /// endpoint has cached now will be cached after this request, and the next turn will look them up.
     pub fn warming(self: &Arc<Self>, prompt_ref: PromptRef<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
         let wanted = Wanted {
             root: reading.root,

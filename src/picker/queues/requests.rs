@@ -1,4 +1,5 @@
-//! What a request holds of a queue: a [`QueuedRequest`] while it is queued, an [`AdmittedRequest`] once it is dispatched.
+//! What a request holds of a queue: a [`QueuedRequest`] while it is queued, an [`AdmittedRequest`] once it is
+//! dispatched.
 
 use super::{Queues, DequeueResult};
 use crate::deadline;

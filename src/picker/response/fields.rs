@@ -49,7 +49,7 @@ impl ResponseHead<'_> {
         if self.sse { AnswerFormat::Events } else { AnswerFormat::Json }
     }
 
-    /// Why nobody has looked at the request's prompt, if so.
+    /// Why the endpoint did not accept the request; `None` if it may have.
     pub(super) fn untaken(&self) -> Option<NotAccepted> {
         if self.origin == Origin::Server { NotAccepted::of(self.status) } else { Some(NotAccepted::Away) }
     }

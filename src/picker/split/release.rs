@@ -1,4 +1,5 @@
-//! Releases the KV blocks that a prefill worker keeps for the decode worker, when the decode worker does not fetch them.
+//! Releases the KV blocks that a prefill worker keeps for the decode worker, when the decode worker does not fetch
+//! them.
 //!
 //! Blocks are released only if no decode worker can have fetched them. A prefill worker reuses blocks after the first
 //! fetch, so a second fetch would read the blocks of another prompt.
@@ -100,8 +101,8 @@ pub enum NotAccepted {
 }
 
 impl NotAccepted {
-    /// The reason that an HTTP status implies; `None` if the worker may have fetched the blocks. That includes 503, with
-    /// which Envoy or a sidecar responds if the connection to the worker was lost during its work.
+    /// The reason that an HTTP status implies; `None` if the worker may have fetched the blocks. That includes 503,
+    /// with which Envoy or a sidecar responds if the connection to the worker was lost during its work.
     #[must_use]
     pub fn of(status: u16) -> Option<Self> {
         match status {
@@ -148,9 +149,9 @@ impl PinnedPrefill {
     /// How the blocks are freed after `server` did not accept the request.
     ///
     /// If `server` is overloaded or unreachable, the decode worker with the fewest requests fetches them, among those
-    /// that may pair with the prefill worker. If `server` may not be the first worker that the gateway tried, an earlier
-    /// one may have fetched them, so they are left to their lease. A malformed request is the exception: every worker
-    /// would have rejected it.
+    /// that may pair with the prefill worker. If `server` may not be the first worker that the gateway tried, an
+    /// earlier one may have fetched them, so they are left to their lease. A malformed request is the exception:
+    /// every worker would have rejected it.
     #[must_use]
     pub fn release_outcome(&self, why: NotAccepted, server: &Endpoint, pool: &Pool, now: Timestamp) -> ReleaseOutcome {
         if why != NotAccepted::Malformed && !self.first_attempt {

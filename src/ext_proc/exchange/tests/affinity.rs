@@ -3,7 +3,8 @@
 use super::*;
 use attache_scheduling::policy::Document;
 
-/// Asks with a prompt of this name and tells where it goes; the request stays in flight as long as the exchange is kept.
+/// Asks with a prompt of this name and tells where it goes; the request stays in flight as long as the exchange is
+/// kept.
 fn ask(world: &World, name: &str) -> (Exchange, String) {
     let mut exchange = world.exchange();
     let path = (":path", "/v1/chat/completions");

@@ -37,7 +37,8 @@ fn by_tokens() -> PoolFlow {
     flow(Settings { default_band, ..Settings::default() })
 }
 
-/// As the strategies `vtc-*` have it in a pool's own configuration, where the process's does not say how tenants are found.
+/// As the strategies `vtc-*` have it in a pool's own configuration, where the process's does not say how tenants are
+/// found.
 #[test]
 fn users_of_a_header_take_turns_where_tenants_are_not_known() {
     for (user_header, expected) in [(Some("user"), ["other", "flood"]), (None, ["flood", "other"])] {

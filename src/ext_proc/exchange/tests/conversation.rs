@@ -1,4 +1,5 @@
-//! Turns of one conversation, where decode servers keep what they have computed: what the next prefill leg carries, and what it must not.
+//! Turns of one conversation, where decode servers keep what they have computed: what the next prefill leg carries,
+//! and what it must not.
 
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
@@ -310,8 +311,8 @@ mod chat {
         carried(&ask)
     }
 
-    /// The tokens of a text are those of its server when there are as many of them; the last one of an answer that ended by itself is not
-    /// part of its text.
+    /// The tokens of a text are those of its server when there are as many of them; the last one of an answer that
+    /// ended by itself is not part of its text.
     #[test]
     fn an_answers_text_is_what_its_tokens_say() {
         let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));

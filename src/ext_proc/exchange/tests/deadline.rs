@@ -1,4 +1,5 @@
-//! Requests that name the time in which they want their answer: who goes on, who waits and for how long, who is refused.
+//! Requests that name the time in which they want their answer: who goes on, who waits and for how long, who is
+//! refused.
 
 use super::queueing::{One, flow};
 use super::*;

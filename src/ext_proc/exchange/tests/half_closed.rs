@@ -1,4 +1,5 @@
-//! Streams that the gateway half-closes behind the request, as NGINX Gateway Fabric does: they live until the request is answered.
+//! Streams that the gateway half-closes behind the request, as NGINX Gateway Fabric does: they live until the request
+//! is answered.
 
 use super::queueing::{One, flow, world};
 use super::splitting::{asked, direct, good, splitting, told};

@@ -34,7 +34,8 @@ const CASE: Case = Case {
     expected: Route(0, "", None),
 };
 
-/// `endpoint-picker-protocol` §7.2, cases 1-4, 8-13 (their numbers in the names). Refusals are ours: JSON, and 503 where nothing is ready.
+/// `endpoint-picker-protocol` §7.2, cases 1-4, 8-13 (their numbers in the names). Refusals are ours: JSON, and 503
+/// where nothing is ready.
 const HERMETIC: &[Case] = &[
     Case {
         name: "1 lower queue and kv",

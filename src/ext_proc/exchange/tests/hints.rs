@@ -157,7 +157,8 @@ fn ranks_are_told_apart_by_the_page_as_well() {
     }
 }
 
-/// Who holds a prompt says nothing of ranks whose events are not read: it is not looked up, and nothing is learned of it.
+/// Who holds a prompt says nothing of ranks whose events are not read: it is not looked up, and nothing is learned of
+/// it.
 #[test]
 fn ranks_that_only_the_page_tells_apart_need_no_look_up() {
     let world =

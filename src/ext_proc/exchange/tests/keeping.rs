@@ -111,7 +111,8 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
     ] {
         assert!(freed(pairs, attributes, first).0.is_empty(), "{pairs:?} {attributes:?}");
     }
-    // The stream ends while the answer is awaited: nobody knows how far the decode server was, and it frees what it has not fetched itself.
+    // The stream ends while the answer is awaited: nobody knows how far the decode server was, and it frees what it
+    // has not fetched itself.
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, _) = computed(&world);
     exchange.gone(NOW);
@@ -139,7 +140,8 @@ fn where_no_other_server_can_fetch_it_a_prompt_waits_for_its_lease() {
     assert!(begun(&world, &[(":status", "429")], &[ONCE]).0.leg_calls().is_empty());
 }
 
-/// An answer fails for the blocks that have gone with the server that kept them: who was to fetch them has done nothing.
+/// An answer fails for the blocks that have gone with the server that kept them: who was to fetch them has done
+/// nothing.
 #[test]
 fn a_decode_server_is_not_blamed_for_a_prompt_that_is_gone() {
     for gone in [false, true] {

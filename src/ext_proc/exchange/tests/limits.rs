@@ -1,4 +1,5 @@
-//! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
+//! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is
+//! counted once.
 
 use super::*;
 use attache_flow::EvictRunning;
@@ -472,7 +473,8 @@ fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
     assert_eq!(send_as("another").refused.unwrap().0, 429);
 }
 
-/// What counts is away: the request waits for that to be known, whatever of it has come, and then goes on or is refused.
+/// What counts is away: the request waits for that to be known, whatever of it has come, and then goes on or is
+/// refused.
 #[cfg(feature = "redis")]
 mod away {
     use super::*;
@@ -508,7 +510,8 @@ mod away {
         world
     }
 
-    /// Sends all of `messages`, of which none is answered, and returns what is said when it is known that nobody counts.
+    /// Sends all of `messages`, of which none is answered, and returns what is said when it is known that nobody
+    /// counts.
     async fn after_waiting(world: &World, mode: BodySendMode, messages: Vec<Message>) -> (Exchange, Answered) {
         let mut exchange = world.exchange();
         let protocol_config = Some(config(mode, BodySendMode::FullDuplexStreamed, false));

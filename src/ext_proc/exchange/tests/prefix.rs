@@ -195,7 +195,8 @@ fn with_image(texts: [&str; 2], image: &str, reply: Option<&str>) -> String {
     serde_json::json!({"model": "m", "messages": messages}).to_string()
 }
 
-/// Whatever the tokenizer: the next turn finds this one, its image and its answer; with another image only what stands before it.
+/// Whatever the tokenizer: the next turn finds this one, its image and its answer; with another image only what
+/// stands before it.
 fn assert_images_are_told_apart(tokenizer: Tokenizer) {
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
     let servers = vec![(0, 0.1, [].as_slice()); 16];

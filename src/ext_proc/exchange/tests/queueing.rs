@@ -1,4 +1,5 @@
-//! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
+//! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves
+//! and when.
 
 use super::*;
 use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};

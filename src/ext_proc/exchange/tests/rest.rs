@@ -1,5 +1,5 @@
-//! Looks at the pool that nothing asks for, and those that are left out: a pool of many endpoints that is full is not looked at whenever something
-//! happens.
+//! Looks at the pool that nothing asks for, and those that are left out: a pool of many endpoints that is full is not
+//! looked at whenever something happens.
 
 use super::queueing::{One, flow, setup};
 use super::room::{WAITS, at, follow};

@@ -1,4 +1,5 @@
-//! Room that becomes free before an answer begins or ends, or of which the queues hear by nothing else: whoever waits hears of it at once.
+//! Room that becomes free before an answer begins or ends, or of which the queues hear by nothing else: whoever waits
+//! hears of it at once.
 
 use super::queueing::{One, flow, setup};
 use super::splitting::{direct, good, reply, told};
@@ -126,7 +127,8 @@ fn headers_of_those_who_wait_take_room_as_bodies_do() {
 fn who_leaves_the_head_of_the_queue_lets_those_through_who_have_room() {
     let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
     let world = setup(PoolFlow { detector, ..flow(Settings::default()) }).build();
-    // As long as nothing is learned 1,000 tokens take 40 ms: the server has 20 ms to do, and a prompt of 40 ms waits until it has less than 5.
+    // As long as nothing is learned 1,000 tokens take 40 ms: the server has 20 ms to do, and a prompt of 40 ms waits
+    // until it has less than 5.
     let first = comes(&world, 500);
     let long = comes(&world, 1_000);
     let mut short = comes(&world, 9);

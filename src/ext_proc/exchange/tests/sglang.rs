@@ -31,7 +31,8 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
     drop(exchange);
     world.assert_books_closed(1);
 
-    // It fails when the answer's headers have come, which the decode server sends before it has the prompt, or when a part of it has.
+    // It fails when the answer's headers have come, which the decode server sends before it has the prompt, or when a
+    // part of it has.
     for begun in [false, true] {
         let world = splitting(sglang(), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);

@@ -1,4 +1,5 @@
-//! Requests that a sidecar in front of the decode server splits: what it is told, and what its answers show of both servers.
+//! Requests that a sidecar in front of the decode server splits: what it is told, and what its answers show of both
+//! servers.
 
 use super::splitting::{answer, asked, asked_for, splitting};
 use super::*;

@@ -1,4 +1,5 @@
-//! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
+//! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as
+//! meanwhile.
 
 use super::*;
 use crate::redis_quotas::RedisQuotas;

@@ -1,5 +1,5 @@
-//! Requests that a prefill and a decode server share: what is asked of whom, what the gateway is told, and that nothing stays booked,
-//! however the prefill fares and whoever leaves.
+//! Requests that a prefill and a decode server share: what is asked of whom, what the gateway is told, and that
+//! nothing stays booked, however the prefill fares and whoever leaves.
 
 use super::*;
 use attache_disagg::attempts::Bounds;
@@ -527,8 +527,8 @@ fn a_request_of_headers_alone_never_goes_to_a_prefill_server() {
 }
 
 proptest! {
-    /// Whatever is told, in whatever order, and whenever the client leaves: each question is asked once, the gateway gets one destination or
-    /// one refusal, and no booking stays.
+    /// Whatever is told, in whatever order, and whenever the client leaves: each question is asked once, the gateway
+    /// gets one destination or one refusal, and no booking stays.
     #[test]
     fn no_course_of_events_leaves_anything_booked(
         together: bool,

@@ -116,7 +116,8 @@ fn a_form_waits_before_its_first_byte_goes_on() {
     }
 }
 
-/// A body that comes while its request waits is an upload like others: it can be evicted, and what is too large for the memory is refused.
+/// A body that comes while its request waits is an upload like others: it can be evicted, and what is too large for
+/// the memory is refused.
 #[test]
 fn uploads_of_requests_in_the_queue_are_evicted_or_refused() {
     for (event, reason) in [
