@@ -337,7 +337,7 @@ mod tests {
     const MOST: usize = 6_000;
 
     #[test]
-    fn a_clean_end_is_a_half_close_and_a_reset_is_not() {
+    fn clean_end_is_a_half_close_and_a_reset_is_not() {
         for (last, half_closed) in [(None, true), (Some(Err(Status::cancelled("reset"))), false)] {
             let first = Ok(http_body::Frame::data(Bytes::from(framed(&message(3)))));
             let body = StreamBody::new(futures_util::stream::iter([first].into_iter().chain(last)));

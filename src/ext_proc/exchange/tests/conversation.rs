@@ -1,5 +1,4 @@
-//! Turns of one conversation, where decode servers keep what they have computed: what the next prefill leg carries,
-//! and what it must not.
+//! Turns of one conversation whose decode workers keep blocks: which of them the next prefill leg may fetch.
 
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
@@ -9,7 +8,7 @@ use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
 
-/// Two prefill servers, two decode servers.
+/// Two prefill workers, two decode workers.
 fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
     let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     Setup {
@@ -24,7 +23,7 @@ fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
     .build()
 }
 
-/// Servers of these roles and rolesets, any of which may be chosen.
+/// Workers with these roles and rolesets; the strategy may choose any.
 fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
     let policy = SplitPolicy { decider: Decider::Always, together: vec!["roleset-name".into()], whole: true };
     let world = Setup {
@@ -57,14 +56,14 @@ fn completion(tokens: &[u32]) -> Json {
     json!({"model": "m", "prompt": tokens, "max_tokens": 9, "cache_salt": "s"})
 }
 
-/// As vLLM 0.32 tells it; the moment is one of its own clock.
+/// Transfer parameters as in vLLM 0.32. Their time is that of vLLM's clock.
 fn params(tokens: usize) -> String {
     format!(
         r#"{{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[4,5]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.3","remote_port":5600,"tp_size":1,"remote_num_tokens":{tokens},"remote_blocks_expiry_time":81234.5,"transfer_mode":"pull","new_in_2027":1.50}}"#
     )
 }
 
-/// A request as far as its prefill leg.
+/// Sends a request, and returns the call of its prefill leg.
 fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, LegCall) {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[(":path", path), (":method", "POST")], false))));
@@ -74,7 +73,7 @@ fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, LegCall) {
     (exchange, asks.remove(0))
 }
 
-/// What the prefill leg carries, when it is not what all of them carry.
+/// The transfer parameters of a prefill leg, unless they are the default ones.
 fn carried(ask: &LegCall) -> Option<String> {
     let text = std::str::from_utf8(&ask.body).unwrap();
     let params = text.split(r#""kv_transfer_params":"#).nth(1).unwrap().strip_suffix('}').unwrap();
@@ -82,12 +81,12 @@ fn carried(ask: &LegCall) -> Option<String> {
     (!usual).then(|| params.to_owned())
 }
 
-/// The answer in the middle of which the decode server tells `params`; the client sees every byte of it.
+/// A response with `params` in its middle. The client must get every byte of it.
 fn answered(exchange: &mut Exchange, choice: &Json, usage: &Json, params: &str) -> String {
     passes(exchange, &format!(r#"{{"choices":[{choice}],"usage":{usage},"kv_transfer_params":{params}}}"#))
 }
 
-/// A whole answer; how the request went, as its headers tell.
+/// Sends a complete response, and returns its disaggregation header.
 fn passes(exchange: &mut Exchange, whole: &str) -> String {
     let pairs = [(":status", "200"), ("content-type", "application/json")];
     let first = Answered::of(&send(exchange, request(Message::ResponseHeaders(headers(&pairs, false)))));
@@ -100,7 +99,7 @@ fn answer_of(tokens: &[u32]) -> Json {
     json!({"index": 0, "text": "…", "finish_reason": "length", "token_ids": tokens})
 }
 
-/// One turn of token ids, answered with 9 more; what its prefill leg carried.
+/// One turn of token ids with a response of 9 tokens. Returns the transfer parameters of its prefill leg.
 fn turn(world: &World, prompt: &[u32]) -> (Vec<u32>, Option<String>) {
     let (mut exchange, ask) = asked(world, "/v1/completions", &completion(prompt));
     told(&mut exchange, 0, good(), 10);
@@ -115,7 +114,7 @@ fn go_on(history: &[u32]) -> Vec<u32> {
     history.iter().copied().chain(ids(50_000, 20)).collect()
 }
 
-/// A pool that has found out that its servers keep conversations.
+/// A pool in which a decode worker has reported that it keeps blocks.
 fn keeping() -> World {
     let world = world(None, "nixl");
     turn(&world, &ids(0, 40));
@@ -128,7 +127,7 @@ fn kept(world: &World) -> usize {
 }
 
 #[test]
-fn the_next_turn_carries_what_was_told_byte_for_byte_and_once() {
+fn next_turn_fetches_kept_blocks_byte_for_byte_and_once() {
     let world = keeping();
     let (history, before) = turn(&world, &ids(100, 100));
     assert_eq!(before, None);
@@ -147,7 +146,7 @@ fn the_next_turn_carries_what_was_told_byte_for_byte_and_once() {
 }
 
 #[test]
-fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
+fn kept_blocks_pass_to_next_attempt_only_if_worker_was_not_reached() {
     for (failure, again) in [
         (LegResult::Failed(Failure::Refused), true),
         (LegResult::Failed(Failure::Broken), false),
@@ -169,7 +168,7 @@ fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
 }
 
 #[test]
-fn what_can_not_be_relied_on_is_not_kept() {
+fn unreliable_token_counts_are_not_recorded_as_kept() {
     let prompt = ids(100, 100);
     let whole = answer_of(&ids(90_000, 9));
     let usage = json!({"prompt_tokens": 100});
@@ -191,7 +190,7 @@ fn what_can_not_be_relied_on_is_not_kept() {
         answered(&mut exchange, choice, usage, &params);
         assert_eq!(kept(&world), 0, "{what}");
     }
-    // A client that has left has not seen the answer that its next turn would bring.
+    // After a disconnect, the client's next turn can't contain the response.
     let world = keeping();
     let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&prompt));
     told(&mut exchange, 0, good(), 10);
@@ -202,7 +201,7 @@ fn what_can_not_be_relied_on_is_not_kept() {
 }
 
 #[test]
-fn servers_that_fail_are_not_fetched_from() {
+fn kept_blocks_of_failing_workers_are_not_fetched() {
     let world = keeping();
     let (history, _) = turn(&world, &ids(100, 100));
     for state in &world.snapshot.load().endpoints[2..] {
@@ -215,7 +214,7 @@ fn servers_that_fail_are_not_fetched_from() {
 }
 
 #[test]
-fn only_servers_that_go_together_with_the_keeper_fetch_and_none_from_itself() {
+fn only_paired_prefill_workers_fetch_and_none_from_itself() {
     for (world, may) in [
         (
             sets(&["prefill", "prefill", "decode", "decode"], &["a", "b", "a", "b"]),
@@ -246,7 +245,7 @@ fn only_servers_that_go_together_with_the_keeper_fetch_and_none_from_itself() {
 }
 
 #[test]
-fn other_connectors_carry_nothing() {
+fn connectors_without_carry_fetch_nothing() {
     let world = world(None, "shfs");
     for _ in 0..2 {
         let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&ids(100, 100)));
@@ -311,10 +310,10 @@ mod chat {
         carried(&ask)
     }
 
-    /// The tokens of a text are those of its server when there are as many of them; the last one of an answer that
-    /// ended by itself is not part of its text.
+    /// The encoded text is accepted if it has as many tokens as the worker reports. The text of a response that
+    /// stopped by itself does not contain its last token.
     #[test]
-    fn an_answers_text_is_what_its_tokens_say() {
+    fn response_text_is_encoded_if_token_count_matches() {
         let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));
         let first = [("system", "Be brief."), ("user", &*question)];
         let second = [first[0], first[1], ("assistant", &*reply), ("user", "go on")];
@@ -336,9 +335,9 @@ mod chat {
         }
     }
 
-    /// Messages and responses tell no tokens: their text does, and what says why it ended.
+    /// The messages and responses APIs report no token ids, so the text and the finish reason are used.
     #[test]
-    fn turns_of_messages_and_responses_are_kept_by_their_text() {
+    fn messages_and_responses_turns_are_kept_by_text() {
         let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));
         let history = [("system", "Be brief."), ("user", &*question)];
         let both = rendered(&history) + count(&reply);
@@ -396,7 +395,7 @@ mod chat {
     }
 
     #[test]
-    fn what_is_not_all_text_is_not_kept() {
+    fn turn_with_tool_calls_or_images_is_not_kept() {
         let world = keeping();
         let first = [("user", "hello")];
         let tools = json!({"index": 0, "finish_reason": "tool_calls", "message": {

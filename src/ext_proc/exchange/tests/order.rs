@@ -1,4 +1,4 @@
-//! Any order of any events, and any cut of a body.
+//! Property tests: any order of events, and any cut of a body.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,5 +1,4 @@
-//! Requests that a prefill and a decode server share: what is asked of whom, what the gateway is told, and that
-//! nothing stays booked, however the prefill fares and whoever leaves.
+//! Split requests: calls to prefill workers, replies to the gateway, fallbacks. Bookings end however the prefill ends.
 
 use super::*;
 use attache_disagg::attempts::Bounds;
@@ -14,7 +13,7 @@ use proptest::prelude::*;
 
 const PARAMS: &str =
     r#"{"do_remote_prefill":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e","new_in_2027":1.50}"#;
-/// Two prefill servers, two decode servers: 192.168.1.1 to .4.
+/// Two prefill workers, two decode workers: 192.168.1.1 to .4.
 pub(super) const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
 
 pub(super) fn direct(name: &str) -> Direct {
@@ -35,7 +34,7 @@ pub(super) fn splitting(mode: Mode, decider: Decider) -> World {
     among(ROLES, mode, decider)
 }
 
-/// The same over servers of these roles, 192.168.1.1 and on.
+/// The same with workers of these roles, from 192.168.1.1.
 pub(super) fn among(roles: &'static [&'static str], mode: Mode, decider: Decider) -> World {
     setup(roles, mode, decider).build()
 }
@@ -53,12 +52,12 @@ pub(super) fn setup(roles: &'static [&'static str], mode: Mode, decider: Decider
     }
 }
 
-/// A streamed request as far as its decision.
+/// Sends a streaming request up to its decision.
 pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<LegCall>) {
     asked_for(world, SENT, extra)
 }
 
-/// What comes of a completion of this body.
+/// Sends a completion with this body up to its decision.
 pub(super) fn asked_for(
     world: &World,
     sent: &str,
@@ -93,7 +92,7 @@ pub(super) fn good() -> LegResult {
     )
 }
 
-/// The answer's first message and its end; the headers that the client gets.
+/// Sends a response, and returns the headers that the client gets.
 pub(super) fn answer(exchange: &mut Exchange) -> Answered {
     let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
     let first = send(exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
@@ -103,7 +102,7 @@ pub(super) fn answer(exchange: &mut Exchange) -> Answered {
 }
 
 #[test]
-fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
+fn prefill_runs_first_and_decode_gets_its_result() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let given = [("x-request-id", "r-1"), ("authorization", "Bearer k"), ("cookie", "c")];
     let (mut exchange, out, asks) = asked(&world, &given);
@@ -137,7 +136,7 @@ fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
 }
 
 #[test]
-fn servers_are_asked_by_the_apis_own_path_whatever_the_gateway_makes_of_the_clients() {
+fn prefill_calls_use_the_api_path_despite_gateway_rewrites() {
     for (prefix, path, expected) in [
         ("", "/v1/completions", "/v1/completions"),
         ("", "/team/v1/completions/?x=1", "/v1/completions"),
@@ -166,7 +165,7 @@ fn servers_are_asked_by_the_apis_own_path_whatever_the_gateway_makes_of_the_clie
 }
 
 #[test]
-fn a_request_without_an_id_gets_one_for_both_servers() {
+fn request_without_id_gets_one_for_both_workers() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, _, asks) = asked(&world, &[]);
     let id = asks[0].headers.iter().find(|(name, _)| *name == "x-request-id").unwrap().1.clone();
@@ -175,7 +174,7 @@ fn a_request_without_an_id_gets_one_for_both_servers() {
 }
 
 #[test]
-fn failures_go_to_the_other_prefill_server_and_then_home() {
+fn failed_prefill_is_retried_on_another_worker_then_local() {
     for (failure, code) in [
         (LegResult::Failed(Failure::Refused), "prefill_refused"),
         (LegResult::Failed(Failure::Broken), "prefill_broken"),
@@ -190,7 +189,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
             "prefill_unusable",
         ),
     ] {
-        // The other one does better.
+        // The other prefill worker succeeds.
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, _, first) = asked(&world, &[]);
         assert!(told(&mut exchange, 0, failure.clone(), 5).kinds.is_empty(), "{code}");
@@ -198,7 +197,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
         assert_eq!(second.len(), 1, "{code}");
         assert_ne!(first[0].url, second[0].url);
         assert!(!exchange.awaits(0) && exchange.awaits(1));
-        // Word from the first one comes too late.
+        // The result of the first attempt arrives too late.
         assert!(told(&mut exchange, 0, good(), 6).kinds.is_empty());
         assert!(told(&mut exchange, 1, good(), 50).text().contains("new_in_2027"), "{code}");
         let seen = answer(&mut exchange);
@@ -206,7 +205,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
         drop(exchange);
         world.assert_books_closed(1);
 
-        // Nobody does.
+        // No prefill worker succeeds.
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
         told(&mut exchange, 0, failure.clone(), 5);
@@ -222,7 +221,7 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
 }
 
 #[test]
-fn what_is_wrong_with_the_request_its_own_server_says() {
+fn client_error_of_prefill_is_left_to_the_decode_worker() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let all = told(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
@@ -231,7 +230,7 @@ fn what_is_wrong_with_the_request_its_own_server_says() {
 }
 
 #[test]
-fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
+fn client_error_is_no_prefill_failure_with_any_fallback() {
     let mode = |name| Mode::Direct(Direct { fallback: Fallback::Fail, ..direct(name) });
     let world = splitting(mode("nixl"), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
@@ -249,7 +248,7 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
         assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_ended", "{name}");
     }
 
-    // Where the answer's server waits for the prompt, the client hears from us what is wrong.
+    // If the decode worker waits for the prefill, Attaché reports the error to the client.
     for (status, expected) in [(400, (400, "prefill_declined")), (429, (503, "prefill_failed"))] {
         let world = splitting(mode("sglang"), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
@@ -260,7 +259,7 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
 }
 
 #[test]
-fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
+fn body_of_splitting_pool_must_be_valid() {
     let sent = |path: &str, body_of: &str| {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
         let mut exchange = world.exchange();
@@ -278,10 +277,10 @@ fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
         let clean = r#"{"model":"m","token_ids":[1,2],"sampling_params":{"extra_args":{}}}"#;
         assert_eq!(sent(path, nested).text(), clean, "{path}");
     }
-    // SGLang takes several sets of them.
+    // SGLang accepts an array of `sampling_params`.
     let several = r#"{"text":"t","sampling_params":[{}],"bootstrap_room":7}"#;
     assert_eq!(sent("/generate", several).text(), r#"{"text":"t","sampling_params":[{}]}"#);
-    // Python reads it, and we don't.
+    // Python parses this, Attaché does not.
     let marked = format!("\u{feff}{foreign}");
     for path in ["/v1/completions", "/invocations"] {
         assert_eq!(sent(path, &marked).refused.unwrap().0, 400, "{path}");
@@ -289,12 +288,12 @@ fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
     assert!(sent("/upload", "no JSON at all").set.contains_key(DESTINATION));
 }
 
-/// With members that clients may not write, and without.
+/// A body with members that clients may not set, and the same without them.
 const FOREIGN: &str = r#"{"model":"m","prompt":"p","kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
 const CLEAN: &str = r#"{"model":"m","prompt":"p"}"#;
 
 #[test]
-fn what_a_header_says_of_a_body_hides_nothing_in_it() {
+fn controlled_members_are_removed_despite_content_headers() {
     let sent = |encoding: &str, bytes: &[u8]| {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
         let mut exchange = world.exchange();
@@ -306,7 +305,7 @@ fn what_a_header_says_of_a_body_hides_nothing_in_it() {
     let wide: Vec<u8> = FOREIGN.encode_utf16().flat_map(u16::to_be_bytes).collect();
     for encoding in ["gzip", "br", "GZIP, br", "nonsense"] {
         assert_eq!(sent(encoding, FOREIGN.as_bytes()).text(), CLEAN, "{encoding}");
-        // Servers read these, whatever we make of them.
+        // Model servers parse these, so they must be rejected.
         for unread in [twice.as_bytes(), wide.as_slice()] {
             assert_eq!(sent(encoding, unread).refused.unwrap().0, 400, "{encoding}");
         }
@@ -317,7 +316,7 @@ fn what_a_header_says_of_a_body_hides_nothing_in_it() {
 }
 
 #[test]
-fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
+fn controlled_members_are_removed_if_trailers_follow() {
     use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as Off, Streamed};
     for (mode, nowait) in [(FullDuplexStreamed, false), (Buffered, false), (BufferedPartial, false), (Streamed, true)] {
         let sent = |text: &str| {
@@ -337,7 +336,7 @@ fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
         };
         let all = sent(FOREIGN);
         assert_eq!((all.text(), all.kinds.last()), (CLEAN, Some(&"request_trailers")), "{mode:?}");
-        // What Envoy may have cut is not refused for it.
+        // A body that Envoy may have cut is not rejected for its missing end.
         let cut = sent(&FOREIGN[..40]);
         let whole = matches!(mode, FullDuplexStreamed | Buffered);
         assert_eq!(cut.refused.map(|(status, _)| status), whole.then_some(400), "{mode:?}");
@@ -345,7 +344,7 @@ fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
 }
 
 #[test]
-fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
+fn prefill_booking_follows_the_attempt() {
     let bounds = Bounds { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds };
     let world = splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always);
     let (mut exchange, _, first) = asked(&world, &[]);
@@ -365,7 +364,7 @@ fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
 }
 
 #[test]
-fn a_request_in_which_the_picker_fails_is_prefilled_for_nobody() {
+fn panic_abandons_the_prefill() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let mut out = Actions::new();
@@ -379,7 +378,7 @@ fn a_request_in_which_the_picker_fails_is_prefilled_for_nobody() {
 }
 
 #[test]
-fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
+fn hanging_prefill_is_hedged_or_ends_at_its_deadline() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let due = exchange.deadline().unwrap();
@@ -407,7 +406,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
 }
 
 #[test]
-fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
+fn hanging_worker_is_ejected_but_not_a_late_started_one() {
     let hedging = |after| {
         let bounds = Bounds { hedge_after: Some(Duration::from_secs(after)), ..direct("nixl").bounds };
         splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always)
@@ -421,7 +420,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         let due = exchange.deadline().unwrap();
         exchange.on(Event::Deadline, due, &mut Actions::new()).unwrap();
     };
-    // One server hangs, and the other answers in its place.
+    // One worker hangs, and the other succeeds.
     let world = hedging(2);
     let mut hung = 0;
     while hung < HealthPolicy::default().consecutive_failures {
@@ -435,7 +434,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         assert!(told(&mut exchange, first, good(), 2_100).set.contains_key(DESTINATION));
     }
     assert_eq!(open(&world), [Availability::Ejected, Availability::Open]);
-    // Both hang, and the second was asked a second before the end.
+    // Both hang, and the second attempt began one second before the end.
     let world = hedging(29);
     let mut first_at_fault = 0;
     for _ in 0..40 {
@@ -456,7 +455,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
 }
 
 #[test]
-fn where_no_fallback_is_wanted_the_client_hears_why() {
+fn failed_prefill_is_rejected_without_fallback() {
     let mode = Direct { fallback: Fallback::Fail, ..direct("nixl") };
     let world = splitting(Mode::Direct(mode), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
@@ -470,7 +469,7 @@ fn where_no_fallback_is_wanted_the_client_hears_why() {
 }
 
 #[test]
-fn what_can_not_be_split_goes_to_a_decode_server_whole() {
+fn unsplittable_request_goes_whole_to_a_decode_worker() {
     let never = |decider| splitting(Mode::Direct(direct("nixl")), decider);
     for (world, sent, mode, why) in [
         (never(Decider::Never), SENT, BodySendMode::FullDuplexStreamed, "the decider"),
@@ -515,7 +514,7 @@ fn what_can_not_be_split_goes_to_a_decode_server_whole() {
 }
 
 #[test]
-fn a_request_of_headers_alone_never_goes_to_a_prefill_server() {
+fn bodyless_request_never_goes_to_a_prefill_worker() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     for _ in 0..32 {
         let mut exchange = world.exchange();
@@ -527,10 +526,10 @@ fn a_request_of_headers_alone_never_goes_to_a_prefill_server() {
 }
 
 proptest! {
-    /// Whatever is told, in whatever order, and whenever the client leaves: each question is asked once, the gateway
-    /// gets one destination or one refusal, and no booking stays.
+    /// With any results in any order, and a disconnect at any time, each call is made once, the gateway gets one
+    /// destination or one rejection, and no booking remains.
     #[test]
-    fn no_course_of_events_leaves_anything_booked(
+    fn any_event_history_releases_all_bookings(
         together: bool,
         fail: bool,
         hedge: bool,
