@@ -52,14 +52,14 @@ use std::time::Duration;
 use token_wait::{DecisionPoint, TokenWait};
 
 mod answering;
-mod gateway_authority;
 mod destination;
+mod disconnect;
+mod gateway_authority;
 mod listing;
 mod queueing;
-mod disconnect;
 mod splitting;
-mod uploading;
 mod token_wait;
+mod uploading;
 
 /// 50 ms: the pause in a STREAMED body after which Attaché decides, if the part so far may be a complete JSON object.
 const PAUSE_AFTER_JSON: Duration = Duration::from_millis(50);
@@ -445,7 +445,7 @@ impl Exchange {
         match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, point, now) {
             Err(error) => self.refuse(&error, now, out),
             Ok(Step::Allow(asking)) => self.wait(asking, point),
-            Ok(Step::Queue(parked)) => self.enqueue(queued, point),
+            Ok(Step::Queue(queued)) => self.enqueue(queued, point),
             // Never returned without a body: there is no prompt to tokenize.
             Ok(Step::Warm(..)) => {}
             Ok(Step::Decided(plan)) => {
@@ -481,7 +481,7 @@ impl Exchange {
                 self.body = body;
                 self.wait(asking, DecisionPoint::Body(close));
             }
-            Ok(Step::Queue(parked)) => {
+            Ok(Step::Queue(queued)) => {
                 self.body = body;
                 self.enqueue(queued, DecisionPoint::Body(close));
             }
@@ -556,7 +556,8 @@ impl Exchange {
             Fault::Internal => Outcome::FailedInternal,
         });
         self.processor.metrics.rejection(error.reason);
-        tracing::debug!(reason = error.reason.code(), message = %error.message, path = self.head.path(), "request rejected");
+        let (reason, path) = (error.reason.code(), self.head.path());
+        tracing::debug!(reason, message = %error.message, path, "request rejected");
         if let Some(span) = self.span.take() {
             span.end(error.reason.status(), None, now);
         }

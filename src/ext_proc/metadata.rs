@@ -251,7 +251,8 @@ mod tests {
             ("response_timeout", Origin::Server),
             ("upstream_reset_before_response_started{connection_failure}", Origin::Unreachable),
             (
-                "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+                "upstream_reset_before_response_started\
+                 {remote_connection_failure|delayed_connect_error:_Connection_refused}",
                 Origin::Unreachable,
             ),
             ("upstream_reset_before_response_started{connection_timeout}", Origin::Unreachable),

@@ -106,8 +106,10 @@ impl RedisQuotas {
     fn request(&self, quotas: &Arc<Quotas>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Pending {
         let (sender, receiver) = oneshot::channel();
         let (this, quotas, claimed) = (self.clone(), quotas.clone(), claim.clone());
-        let task =
-            self.link.runtime().spawn(async move { drop(sender.send(this.judge(&quotas, claimed, unread, now).await)) });
+        let task = self
+            .link
+            .runtime()
+            .spawn(async move { drop(sender.send(this.judge(&quotas, claimed, unread, now).await)) });
         let call = tokio::time::timeout(self.timeout.saturating_sub(now.since(first)), task).map(drop);
         let answer = PendingVerdict { claim, on_failure: self.on_failure, metrics: self.metrics.clone(), receiver };
         Pending { work: Warming::call(0, Box::pin(call)), answer: Box::new(answer) }

@@ -136,11 +136,12 @@ impl Pump {
         }
         let exchange = &self.exchange;
         self.leg_calls.retain(|(attempt, _)| exchange.awaits(*attempt));
-        let result =
-            self.leg_calls.iter_mut().enumerate().find_map(|(at, (attempt, pending))| match Pin::new(pending).poll(cx) {
+        let result = self.leg_calls.iter_mut().enumerate().find_map(|(at, (attempt, pending))| {
+            match Pin::new(pending).poll(cx) {
                 Poll::Ready(result) => Some((at, *attempt, result)),
                 Poll::Pending => None,
-            });
+            }
+        });
         result.map(|(at, attempt, result)| {
             self.leg_calls.remove(at);
             Event::LegResult(attempt, result)
@@ -232,7 +233,13 @@ impl Drop for Pump {
 }
 
 /// Waits for a prefill whose response the gateway does not show, and aborts the decode leg if the prefill fails.
-async fn watch_unshown(mut leg: Box<PrefillLeg>, attempt: Attempt, pending: PendingCall, processor: Arc<Processor>, clock: Clock) {
+async fn watch_unshown(
+    mut leg: Box<PrefillLeg>,
+    attempt: Attempt,
+    pending: PendingCall,
+    processor: Arc<Processor>,
+    clock: Clock,
+) {
     let progress = match timeout_at(clock.instant(leg.deadline()), pending).await {
         Ok(result) => leg.on_leg_result(attempt, &result, clock.now(), &processor.picker),
         Err(_) => leg.on_deadline(clock.now(), &processor.picker),

@@ -486,7 +486,8 @@ mod tests {
         /// However the bytes are cut, the messages are the same, and no memory is kept.
         #[test]
         fn messages_do_not_depend_on_how_they_are_cut(
-            sizes in prop::collection::vec(0..5_000usize, 0..6), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+            sizes in prop::collection::vec(0..5_000usize, 0..6),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
         ) {
             let messages: Vec<_> = sizes.into_iter().map(message).collect();
             let all: Vec<u8> = messages.iter().flat_map(framed).collect();

@@ -144,7 +144,10 @@ impl Conversation {
         let Some(kept) = transfer.kept_for_prefill().and_then(|tokens| usize::try_from(tokens).ok()) else { return };
         self.prefix.cache.carried().want();
         let prompt = self.tokens.len() as u64;
-        if prompt == 0 || prompt_tokens.is_some_and(|tokens| tokens != prompt) || !self.add_response(scanner, text, kept) {
+        if prompt == 0
+            || prompt_tokens.is_some_and(|tokens| tokens != prompt)
+            || !self.add_response(scanner, text, kept)
+        {
             return;
         }
         self.tokens.truncate(kept);

@@ -16,7 +16,7 @@
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{RequestView, Step};
-use super::lookup::{PromptLookup, Prepared};
+use super::lookup::{Prepared, PromptLookup};
 use super::picker::Picker;
 use super::prefix::PromptRef;
 use super::queues::{self, Queues};
@@ -73,7 +73,12 @@ impl DeadlineCheck<'_> {
     ///
     /// # Errors
     /// Background work that must run first, or the error response for a request that would miss its deadline.
-    pub(super) fn due(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, read: bool) -> Result<Option<WaitBudget>, NotAdmitted> {
+    pub(super) fn due(
+        &self,
+        q: &RequestView<'_>,
+        facts: &RequestFacts<'_>,
+        read: bool,
+    ) -> Result<Option<WaitBudget>, NotAdmitted> {
         if !self.runtime.pool.deadline_admission || !read {
             return Ok(None);
         }

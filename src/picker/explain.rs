@@ -5,7 +5,7 @@ use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{self, RequestView, Seen};
 use super::head::Head;
 use super::picker::Picker;
-use super::prefix::{PromptRef, PoolPrefix, Read, Reading, Shown};
+use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
 use super::reading::named;
 use super::warming::Warming;
 use crate::explained::parts;
@@ -282,8 +282,7 @@ fn with_pools(router: &Router, refusal: RequestError) -> RequestError {
     if refusal.reason != Reason::NoPool {
         return refusal;
     }
-    let message =
-        format!("the body does not select a pool; name the pool (`pool`), one of: {}", router.names());
+    let message = format!("the body does not select a pool; name the pool (`pool`), one of: {}", router.names());
     RequestError::new(Reason::NoPool, message)
 }
 

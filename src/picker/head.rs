@@ -372,9 +372,17 @@ mod tests {
         let named = |name: &str| Tenant::Named(name.into());
         assert_eq!(client(named("a"), Some("10.0.0.1:1"), &one), client(named("a"), Some("10.0.0.2:1"), &two));
         assert_ne!(client(named("a"), None, &one), client(named("b"), None, &one));
-        assert_eq!(client(Tenant::Missing, Some("10.0.0.1:1"), &one), ClientSlot::default(), "all clients without a tenant count as one");
+        assert_eq!(
+            client(Tenant::Missing, Some("10.0.0.1:1"), &one),
+            ClientSlot::default(),
+            "all clients without a tenant count as one"
+        );
         let untenanted = |address, pairs| client(Tenant::Unconfigured, address, pairs);
-        assert_eq!(untenanted(Some("10.0.0.1:1"), &one), untenanted(Some("10.0.0.1:65535"), &two), "the port is not the client");
+        assert_eq!(
+            untenanted(Some("10.0.0.1:1"), &one),
+            untenanted(Some("10.0.0.1:65535"), &two),
+            "the port is not the client"
+        );
         assert_ne!(untenanted(Some("10.0.0.1:1"), &one), untenanted(Some("10.0.0.2:1"), &one));
         assert_ne!(untenanted(None, &one), untenanted(None, &two));
         assert_eq!(untenanted(None, &[]), ClientSlot::default());

@@ -2,9 +2,9 @@
 //! of the index after it.
 
 use super::active::ActiveConfig;
-use super::decide::{RequestView, PendingUpdate};
+use super::decide::{PendingUpdate, RequestView};
 use super::picker::Picker;
-use super::prefix::{PromptRef, PoolPrefix, PromptKeys, Read, Reading, Shown};
+use super::prefix::{PoolPrefix, PromptKeys, PromptRef, Read, Reading, Shown};
 use super::warming::Warming;
 use crate::event::{Degraded, Event, Limit};
 use attache_pool::PoolSnapshot;
@@ -83,7 +83,7 @@ impl<'p> PromptLookup<'p> {
     ///
     /// # Errors
     /// Background work that must run first.
-    pub(super) fn up(
+    pub(super) fn find(
         picker: &Picker,
         config: &ActiveConfig,
         prepared: &'p Prepared<'_>,

@@ -247,7 +247,12 @@ impl<'a> PromptRef<'a> {
 
 impl PoolPrefix {
     /// Reads the prompt of `request`. In the last attempt (`q.last`), it returns no background work.
-    pub fn read<'p>(self: &'p Arc<Self>, q: &RequestView<'_>, prompt_ref: PromptRef<'_>, request: &'p Request<'p>) -> Read<'p> {
+    pub fn read<'p>(
+        self: &'p Arc<Self>,
+        q: &RequestView<'_>,
+        prompt_ref: PromptRef<'_>,
+        request: &'p Request<'p>,
+    ) -> Read<'p> {
         let name = self.root_name(prompt_ref.target);
         let salt = request.cache_salt.as_deref();
         let tenant = self.tenant(q.head).filter(|_| self.isolate_tenants);

@@ -32,7 +32,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-pub use requests::{AdmittedRequest, QueuedRequest, QueueSignal};
+pub use requests::{AdmittedRequest, QueueSignal, QueuedRequest};
 
 mod requests;
 
@@ -64,7 +64,7 @@ pub struct Queues {
     /// Woken when [`Queues::next_check_in`] may have become shorter, as when the first request is queued.
     timer: Waker,
     /// Queues of the same pool, with the settings before or after a reload.
-    others: Mutex<Vec<Weak<Self
+    others: Mutex<Vec<Weak<Self>>>,
 }
 
 #[derive(Debug)]
@@ -227,7 +227,15 @@ impl Queues {
             Verdict::Parked(handle) => {
                 let until = ttl.map(|ttl| q.now.after(ttl));
                 let (priority, queues, is_due) = (arrival.priority, self.clone(), due.is_some());
-                Ok(EnqueueResult::Queued(QueuedRequest { queues, handle, priority, until, is_due, receiver, settled: false }))
+                Ok(EnqueueResult::Queued(QueuedRequest {
+                    queues,
+                    handle,
+                    priority,
+                    until,
+                    is_due,
+                    receiver,
+                    settled: false,
+                }))
             }
             Verdict::Rejected(refusal) => {
                 self.observer.event(QueueEvent::Outcome(QueueOutcome::Full));
@@ -302,7 +310,8 @@ impl Queues {
             return Ok(());
         }
         self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
-        let error = with_readiness(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
+        let error =
+            with_readiness(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
         Err(retry(error, state.control.clears(facts.priority, now)))
     }
 
@@ -357,7 +366,11 @@ impl Queues {
     }
 
     /// Counts a request that left the queue, and returns what its sender delivers.
-    fn outcome_of(self: &Arc<Self>, state: &mut State, left: Left<oneshot::Sender<DequeueResult>>) -> (oneshot::Sender<DequeueResult>, DequeueResult) {
+    fn outcome_of(
+        self: &Arc<Self>,
+        state: &mut State,
+        left: Left<oneshot::Sender<DequeueResult>>,
+    ) -> (oneshot::Sender<DequeueResult>, DequeueResult) {
         match left {
             Left::Dispatched(_, sender, passage) => {
                 self.observer.event(QueueEvent::Waited(passage.waited));

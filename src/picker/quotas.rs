@@ -147,7 +147,12 @@ impl Quotas {
     ///
     /// # Errors
     /// Its path belongs to no known API, and the settings reject such paths.
-    fn claim(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, answers: u32) -> Result<Option<Claim>, RequestError> {
+    fn claim(
+        &self,
+        q: &RequestView<'_>,
+        facts: &RequestFacts<'_>,
+        answers: u32,
+    ) -> Result<Option<Claim>, RequestError> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
         if costs_nothing {
             return Ok(None);

@@ -6,8 +6,8 @@ use super::decide::Plan;
 use super::lookup::guarded;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
-use super::queues::Admitted;
-use super::split::{LegCall, ReleaseOutcome, NotAccepted};
+use super::queues::AdmittedRequest;
+use super::split::{LegCall, NotAccepted, ReleaseOutcome};
 use super::tenant::Tenant;
 use crate::event::{DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace};
 use crate::settings::{ExchangeSettings, UsageCount};
@@ -237,7 +237,10 @@ impl Routed {
     /// If the decode worker did not accept the request, releases the blocks that the prefill worker keeps.
     fn release(&mut self, untaken: Option<NotAccepted>, now: Timestamp, picker: &Picker) {
         let Some(why) = untaken else { return };
-        let Some(pinned) = self.plan.prefill_outcome.as_mut().and_then(|prefill_outcome| prefill_outcome.pinned.take()) else { return };
+        let Some(pinned) = self.plan.prefill_outcome.as_mut().and_then(|prefill_outcome| prefill_outcome.pinned.take())
+        else {
+            return;
+        };
         match pinned.release_outcome(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
             ReleaseOutcome::Release(ask) => self.detached = Some(ask),
             ReleaseOutcome::AttemptUnknown => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
@@ -247,7 +250,8 @@ impl Routed {
 
     /// Prepares to read the text and tokens of the response, if they are recorded for the next turn.
     fn read_answer(&mut self, format: AnswerFormat) {
-        let shared = self.plan.prefill_outcome.as_ref().is_some_and(|prefill_outcome| prefill_outcome.prefill.is_some());
+        let shared =
+            self.plan.prefill_outcome.as_ref().is_some_and(|prefill_outcome| prefill_outcome.prefill.is_some());
         let conversation = self.plan.conversation.take().filter(|_| shared);
         self.conversation = conversation.and_then(|conversation| {
             let scanner = conversation.scanner(self.api, format)?;

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 mod release;
 
-pub use release::{ReleaseOutcome, PinnedPrefill, Release, NotAccepted};
+pub use release::{NotAccepted, PinnedPrefill, Release, ReleaseOutcome};
 
 /// Headers of the client that the prefill worker gets as well: credentials, API version and trace. The others concern
 /// the response, which comes from the decode worker.
@@ -152,7 +152,9 @@ pub struct PrefillLeg {
     /// The body that both legs are made from.
     base: Bytes,
     /// For each attempt: frees the blocks that its response pins.
-    releases: Vec<Option<Arc<Release
+    releases: Vec<Option<Arc<Release>>>,
+    /// Memory of `base` and of one leg's body.
+    _held: Held,
     buffered: Arc<Buffered>,
     headers: Vec<(&'static str, String)>,
     names_request: bool,
@@ -383,7 +385,13 @@ impl PrefillLeg {
     }
 
     /// An attempt has a result.
-    pub fn on_leg_result(&mut self, attempt: Attempt, result: &LegResult, now: Timestamp, picker: &Picker) -> LegProgress {
+    pub fn on_leg_result(
+        &mut self,
+        attempt: Attempt,
+        result: &LegResult,
+        now: Timestamp,
+        picker: &Picker,
+    ) -> LegProgress {
         let Some(server) = self.prefilling.server(attempt).filter(|_| self.awaits(attempt)) else {
             return LegProgress::Waiting;
         };
@@ -402,7 +410,10 @@ impl PrefillLeg {
                     picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
                     let pinned = self.pinned(attempt, body);
-                    return LegProgress::Proceed(decode, PrefillOutcome { prefill, failure: None, took, carried, pinned });
+                    return LegProgress::Proceed(
+                        decode,
+                        PrefillOutcome { prefill, failure: None, took, carried, pinned },
+                    );
                 }
                 Err(failure) => failure,
             },
@@ -468,7 +479,10 @@ impl PrefillLeg {
         if fails || self.direct.is_together() {
             return LegProgress::Refused(failure);
         }
-        LegProgress::Proceed(None, PrefillOutcome { failure: Some(failure), took: Some(now.since(self.began)), ..PrefillOutcome::default() })
+        LegProgress::Proceed(
+            None,
+            PrefillOutcome { failure: Some(failure), took: Some(now.since(self.began)), ..PrefillOutcome::default() },
+        )
     }
 }
 

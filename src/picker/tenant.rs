@@ -111,11 +111,7 @@ mod tests {
         let spoofed = head(&[("x-tenant", "liar"), ("x-tenant", "\u{7f}")]);
         assert_eq!(untrusted(Some(&by_claim(Some("x-tenant"))), &spoofed).as_deref(), Some("x-tenant"));
         let latin = head_of(&[("x-tenant", b"caf\xe9")]);
-        assert_eq!(
-            untrusted(Some(&by_claim(Some("x-tenant"))), &latin).as_deref(),
-            Some("x-tenant"),
-            "not UTF-8"
-        );
+        assert_eq!(untrusted(Some(&by_claim(Some("x-tenant"))), &latin).as_deref(), Some("x-tenant"), "not UTF-8");
         assert_eq!(untrusted(Some(&by_claim(Some("x-tenant"))), &head(&[])), None);
         assert_eq!(untrusted(Some(&by_claim(None)), &spoofed), None);
         assert_eq!(untrusted(None, &spoofed), None);

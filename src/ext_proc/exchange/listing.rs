@@ -21,7 +21,8 @@ impl Exchange {
         {
             return false;
         }
-        let facts = RouteFacts { model: None, authority: self.head.authority(), called: gateway_authority::name(&self.called) };
+        let facts =
+            RouteFacts { model: None, authority: self.head.authority(), called: gateway_authority::name(&self.called) };
         let list = self.config.router.models(facts, |name| self.head.get(name));
         if list.is_empty() {
             return false;

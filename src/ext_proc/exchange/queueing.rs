@@ -7,7 +7,7 @@
 //! ```
 
 use super::*;
-use attache_picker::queues::{self, AdmittedRequest, QueuedRequest, DequeueResult, QueueSignal};
+use attache_picker::queues::{self, AdmittedRequest, DequeueResult, QueueSignal, QueuedRequest};
 
 /// What an exchange holds of its pool's queue.
 #[derive(Debug, Default)]
@@ -73,7 +73,9 @@ impl Exchange {
     /// Preempts the request. If its response has not begun, the client gets an error response; otherwise Envoy resets
     /// it.
     pub(super) fn on_evicted(&mut self, refusal: &Refusal, now: Timestamp, out: &mut Actions) {
-        if self.request != RequestSide::Prefilling && !self.routed.as_ref().is_some_and(|routed| routed.is_preemptible()) {
+        if self.request != RequestSide::Prefilling
+            && !self.routed.as_ref().is_some_and(|routed| routed.is_preemptible())
+        {
             return;
         }
         self.abandon_split();

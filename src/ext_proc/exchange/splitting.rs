@@ -12,7 +12,7 @@ use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
 use attache_picker::event::{RequestEvent, SplitOutcome};
 use attache_picker::head::{ENCODERS, PREFILLER};
-use attache_picker::split::{LegCall, SplitRequest, LegProgress, PrefillOutcome, PrefillLeg};
+use attache_picker::split::{LegCall, LegProgress, PrefillLeg, PrefillOutcome, SplitRequest};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::plugin::Headers;
@@ -107,7 +107,8 @@ impl Exchange {
             if let Some((server, before)) = &prefill {
                 plan.dispatch(Dispatch::Arrives(server, *before), now);
             }
-            plan.prefill_outcome = Some(PrefillOutcome { prefill: prefill.map(|(server, _)| server), ..PrefillOutcome::default() });
+            plan.prefill_outcome =
+                Some(PrefillOutcome { prefill: prefill.map(|(server, _)| server), ..PrefillOutcome::default() });
             return self.go_on(plan, body, close, now, out);
         };
         let leg = self.begin_leg(&mut plan, &body, direct, now);
@@ -293,8 +294,7 @@ fn prefill_error(failure: Failure) -> RequestError {
     match failure {
         // A client error: the decode worker would reject the request too, but it is still waiting for the prefill.
         Failure::Status(status) if failure.is_nobodys() => {
-            let message =
-                format!("the prefill worker rejected the request with status {status}");
+            let message = format!("the prefill worker rejected the request with status {status}");
             RequestError::new(Reason::PrefillDeclined, message)
         }
         _ => {

@@ -100,7 +100,8 @@ impl Exchange {
             return None;
         }
         self.processor.metrics.limit(Limit::UploadRate);
-        let message = format!("the request's body arrived at less than {rate} bytes a second for {} s", grace.as_secs());
+        let message =
+            format!("the request's body arrived at less than {rate} bytes a second for {} s", grace.as_secs());
         Some(RequestError::new(Reason::UploadTooSlow, message))
     }
 

@@ -71,13 +71,12 @@ async fn connection_failures_are_distinguished() {
 
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
-    let pending = prefiller.start(LegCall { timeout: Duration::from_millis(50), ..ask(url) });
+    let pending = prefiller.start(LegCall { timeout: Duration::from_millis(50), ..call(url) });
     let _held = accept_call(&listener).await;
     assert_eq!(pending.await, LegResult::Failed(Failure::Late));
 }
 
-/// Whoever does not take part in a connection, as a node that is gone: the queue of a listener that accepts nobody is
-/// full, so that the kernel drops what comes.
+/// Simulates a lost node: the backlog of a listener that accepts no connection is full, so the kernel drops packets.
 #[tokio::test]
 async fn node_that_drops_packets_counts_as_refused_after_connect_timeout() {
     let socket = TcpSocket::new_v4().unwrap();
@@ -111,7 +110,7 @@ async fn blocks_of_abandoned_response_are_released() {
     let (decode, _) = listening().await;
     let release = release_for("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let pending = prefiller.start(LegCall { release: Some(Arc::new(release)), ..ask(url) });
+    let pending = prefiller.start(LegCall { release: Some(Arc::new(release)), ..call(url) });
     let (mut stream, _) = accept_call(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     // The client disconnects after the response headers; the body arrives later.
@@ -139,7 +138,7 @@ async fn blocks_of_unread_response_are_released() {
     let (decode, _) = listening().await;
     let release = release_for("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let mut pending = prefiller.start(LegCall { release: Some(Arc::new(release)), ..ask(url) });
+    let mut pending = prefiller.start(LegCall { release: Some(Arc::new(release)), ..call(url) });
     let (mut stream, _) = accept_call(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
@@ -159,14 +158,14 @@ async fn response_without_blocks_needs_no_release() {
     let body = br#"{"model":"m","prompt":"p","max_tokens":1}"#;
     let of = |connector, reply: &str| release_for(connector, [&prefill; 2], body).of(reply.as_bytes());
     let bare = r#"{"choices":[{"finish_reason":"length"}]}"#;
-    let result = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
+    let pinned = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     for (connector, reply, frees) in [
         ("nixl", bare, false),
-        ("nixl", told, true),
+        ("nixl", pinned, true),
         ("shfs", bare, false),
-        ("shfs", told, true),
+        ("shfs", pinned, true),
         ("shared-storage", bare, false),
-        ("shared-storage", told, false),
+        ("shared-storage", pinned, false),
     ] {
         assert_eq!(of(connector, reply).is_some(), frees, "{connector}: {reply}");
     }

@@ -7,7 +7,7 @@ use crate::deadline::{self, DeadlineCheck, WaitBudget};
 use crate::hints;
 use crate::lookup::{self, Prepared};
 use crate::picker::Picker;
-use crate::prefix::{PromptRef, PoolPrefix};
+use crate::prefix::{PoolPrefix, PromptRef};
 use crate::priority::flow_of_model;
 use crate::queues::{self, Queues};
 use crate::quotas::Allowance;
@@ -95,7 +95,11 @@ pub(super) fn headers<'a>(
 ///
 /// # Errors
 /// When the request names an unknown strategy, or its label filter is invalid.
-pub(super) fn choose<'a>(pool: &Pool, q: &RequestView<'_>, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
+pub(super) fn choose<'a>(
+    pool: &Pool,
+    q: &RequestView<'_>,
+    facts: &RequestFacts<'a>,
+) -> Result<Chosen<'a>, RequestError> {
     let chosen = pool.scheduler.choices.choose(facts)?;
     if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
         report_ignored(pool, DEFAULT_STRATEGY_HEADER);
@@ -219,7 +223,9 @@ impl<'a> Deciding<'a> {
         }
         Ok(match turn.transpose()? {
             Some(queues::EnqueueResult::Queued(parked)) => Admit::Waits(Step::Queue(parked)),
-            Some(queues::EnqueueResult::Admitted(admitted)) => Admit::Goes(Admission { admitted: Some(admitted), sheds, holds }),
+            Some(queues::EnqueueResult::Admitted(admitted)) => {
+                Admit::Goes(Admission { admitted: Some(admitted), sheds, holds })
+            }
             None => Admit::Goes(Admission { admitted: None, sheds, holds }),
         })
     }

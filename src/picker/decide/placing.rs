@@ -1,17 +1,17 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten};
-use super::{AdmittedRequest, Plan, PoolRuntime, Step, PendingUpdate, encodable, splittable};
+use super::{AdmittedRequest, PendingUpdate, Plan, PoolRuntime, Step, encodable, splittable};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
 use crate::explained::Explained;
 use crate::hints::{Hints, RANK_HEADER};
-use crate::lookup::{self, PromptLookup, Prepared};
+use crate::lookup::{self, Prepared, PromptLookup};
 use crate::prefix::{PoolPrefix, Tail};
 use crate::preset::preset;
 use crate::quotas::Permits;
-use crate::recording::{RequestReads, DecisionDraft};
+use crate::recording::{DecisionDraft, RequestReads};
 use crate::warming::Warming;
 use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
@@ -165,7 +165,8 @@ impl Deciding<'_> {
         snapshot: &PoolSnapshot,
     ) -> Result<Option<PromptLookup<'p>>, Warming> {
         let (picker, config) = (self.shared.picker, self.shared.config);
-        let up = |p| PromptLookup::find(picker, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
+        let up =
+            |p| PromptLookup::find(picker, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
         Ok(prepared.map(up).transpose()?.flatten())
     }
 
@@ -279,7 +280,11 @@ impl Deciding<'_> {
                 let observer = &self.shared.picker.observer;
                 observer.event(Event::Panic);
                 observer.event(Event::Degraded(Degraded::StrategyPanic));
-                tracing::error!(pool = %self.pool().name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
+                tracing::error!(
+                    pool = %self.pool().name,
+                    strategy = %chosen.name,
+                    "strategy panicked; the request is routed by the fewest requests"
+                );
                 decide(least_loaded)
             }
         }

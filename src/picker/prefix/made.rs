@@ -6,7 +6,7 @@
 
 #[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
-use super::{PromptRef, PoolPrefix, Reading, Source};
+use super::{PoolPrefix, PromptRef, Reading, Source};
 use crate::warming::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::blocks::TokenBlocks;

@@ -1,7 +1,7 @@
 //! What a request holds of a queue: a [`QueuedRequest`] while it is queued, an [`AdmittedRequest`] once it is
 //! dispatched.
 
-use super::{Queues, DequeueResult};
+use super::{DequeueResult, Queues};
 use crate::deadline;
 use crate::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
 use attache_flow::{Cause, Handle, Passage, Refusal};

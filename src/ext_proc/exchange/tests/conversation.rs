@@ -3,7 +3,7 @@
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
 use attache_disagg::{Failure, Mode};
-use attache_picker::split::{LegCall, DISAGGREGATION_HEADER, LegResult};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegCall, LegResult};
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
@@ -31,7 +31,10 @@ fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
         roles,
         disagg: Some((policy, Mode::Direct(direct("nixl")))),
         strategy: "pipeline",
-        parameters: json!({"scorers": [{"type": "prefix-cache-scorer", "weight": 1}], "picker": {"type": "random-picker"}}),
+        parameters: json!({
+            "scorers": [{"type": "prefix-cache-scorer", "weight": 1}],
+            "picker": {"type": "random-picker"},
+        }),
         ..Setup::default()
     }
     .build();
@@ -318,7 +321,8 @@ mod chat {
         let first = [("system", "Be brief."), ("user", &*question)];
         let second = [first[0], first[1], ("assistant", &*reply), ("user", "go on")];
         let edited = [first[0], first[1], ("assistant", "It waits for nothing. "), ("user", "go on")];
-        let choice = |finish: &str| json!({"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": finish});
+        let message = json!({"role": "assistant", "content": reply});
+        let choice = |finish: &str| json!({"index": 0, "message": message, "finish_reason": finish});
         let both = rendered(&first) + count(&reply);
         for (finish, kept, found) in [
             ("stop", both, true),
@@ -347,7 +351,10 @@ mod chat {
         let responses =
             |turns: Json| json!({"model": "m", "max_output_tokens": 20, "instructions": "Be brief.", "input": turns});
         let message = |stop: &str, kept: usize| {
-            let usage = json!({"input_tokens": 3, "output_tokens": 9, "cache_read_input_tokens": prompt - 3, "cache_creation_input_tokens": 0});
+            let usage = json!({
+                "input_tokens": 3, "output_tokens": 9,
+                "cache_read_input_tokens": prompt - 3, "cache_creation_input_tokens": 0,
+            });
             format!(
                 r#"{{"id":"x","type":"message","role":"assistant","content":[{{"type":"text","text":"{reply}"}}],"model":"m","stop_reason":"{stop}","usage":{usage},"kv_transfer_params":{}}}"#,
                 params(kept)

@@ -27,7 +27,7 @@ fn shown(world: World) -> World {
     world
 }
 
-fn leg_calls(world: &World, name: &str, ms: &str) -> One {
+fn with_deadline(world: &World, name: &str, ms: &str) -> One {
     One::of(world, &[(name, ms)], BodySendMode::FullDuplexStreamed)
 }
 
@@ -49,7 +49,7 @@ fn deadline_that_no_endpoint_meets_is_rejected_at_once() {
         ("x-slo-ttft-ms", "soon", true),
         ("x-other", "1", true),
     ] {
-        let one = asks(&world, name, ms);
+        let one = with_deadline(&world, name, ms);
         assert_eq!(one.goes(), goes, "{name}: {ms}");
         if !goes {
             assert_eq!(one.refused(), (429, "deadline_unmet"));
@@ -66,7 +66,7 @@ fn deadline_that_no_endpoint_meets_is_rejected_at_once() {
 fn deadline_is_ignored_if_disabled_or_speed_unknown() {
     for (on, learned) in [(false, true), (true, false)] {
         let world = world(None, on, learned);
-        assert!(asks(&world, "x-slo-ttft-ms", "1").goes(), "{on} {learned}");
+        assert!(with_deadline(&world, "x-slo-ttft-ms", "1").goes(), "{on} {learned}");
         assert_eq!(judged(&world).is_empty(), !on, "{on} {learned}");
     }
 }
@@ -74,11 +74,11 @@ fn deadline_is_ignored_if_disabled_or_speed_unknown() {
 #[test]
 fn queued_request_expires_at_its_deadline() {
     let world = world(Some(flow(Settings::default())), true, true);
-    let first = asks(&world, "x-slo-ttft-ms", "3000");
+    let first = with_deadline(&world, "x-slo-ttft-ms", "3000");
     assert!(first.goes());
     // It would miss its deadline even without queueing.
-    assert_eq!(asks(&world, "x-slo-ttft-ms", "200").refused(), (429, "deadline_unmet"));
-    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    assert_eq!(with_deadline(&world, "x-slo-ttft-ms", "200").refused(), (429, "deadline_unmet"));
+    let mut second = with_deadline(&world, "x-slo-ttft-ms", "3000");
     assert!(!second.goes() && second.waiting.is_some());
     let until = second.exchange.deadline().unwrap();
     let within = until.since(NOW).as_secs_f64();
@@ -88,7 +88,7 @@ fn queued_request_expires_at_its_deadline() {
     second.told = Answered::of(&Vec::from(out));
     assert_eq!(second.refused(), (503, "deadline_passed"));
     // A request without a deadline is queued as usual.
-    let third = asks(&world, "x-other", "1");
+    let third = with_deadline(&world, "x-other", "1");
     assert_eq!(third.exchange.deadline(), Some(NOW.after(Duration::from_secs(10))));
     assert_eq!(judged(&world), [("fits", 1), ("waits", 1), ("late", 1), ("passed", 1)]);
     drop((second, third));
@@ -99,8 +99,8 @@ fn queued_request_expires_at_its_deadline() {
 #[test]
 fn request_dequeued_before_its_deadline_is_served() {
     let world = world(Some(flow(Settings::default())), true, true);
-    let first = asks(&world, "x-other", "1");
-    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    let first = with_deadline(&world, "x-other", "1");
+    let mut second = with_deadline(&world, "x-slo-ttft-ms", "3000");
     first.ends();
     second.wakes(NOW);
     assert!(second.goes(), "{:?}", second.told);
@@ -122,9 +122,9 @@ fn untrusted_deadline_does_not_improve_queue_order() {
             let exchange = ExchangeSettings { trust_client_headers: trusts, ..exchange };
             let flow = Some(flow(Settings { default_band, ..Settings::default() }));
             let world = shown(Setup { flow, exchange, deadline_admission: true, ..Setup::default() }.build());
-            let asks =
+            let with_ttft =
                 |ms| One::of(&world, &[("x-slo-ttft-ms", ms), ("x-tenant", "a")], BodySendMode::FullDuplexStreamed);
-            let (first, mut calm, mut hasty) = (asks("0"), asks("0"), asks("3000"));
+            let (first, mut calm, mut hasty) = (with_ttft("0"), with_ttft("0"), with_ttft("3000"));
             first.ends();
             calm.wakes(NOW);
             hasty.wakes(NOW);
@@ -138,8 +138,8 @@ fn untrusted_deadline_does_not_improve_queue_order() {
 #[test]
 fn request_dequeued_after_its_deadline_is_rejected() {
     let world = world(Some(flow(Settings::default())), true, true);
-    let first = asks(&world, "x-other", "1");
-    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    let first = with_deadline(&world, "x-other", "1");
+    let mut second = with_deadline(&world, "x-slo-ttft-ms", "3000");
     first.ends();
     second.wakes(NOW.after(Duration::from_millis(2_500)));
     assert_eq!(second.refused(), (503, "deadline_passed"));

@@ -92,7 +92,8 @@ fn exceeded_quota_gets_aibrix_message_and_retry_after() {
     assert_eq!(
         said,
         json!({"error": {
-            "message": "user: acme has exceeded RPM: 2", "type": "rate_limit_error", "param": null, "code": "rpm_exceeded",
+            "message": "user: acme has exceeded RPM: 2", "type": "rate_limit_error",
+            "param": null, "code": "rpm_exceeded",
         }})
     );
     assert_eq!(told.set.get("x-error-rpm-exceeded").map(String::as_str), Some("true"));

@@ -112,7 +112,10 @@ fn requests_that_skip_the_cache_record_no_cached_tokens() {
     let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
     let mut measured = plain.clone();
     measured["prompt_logprobs"] = 1.into();
-    let usage = |cached: u32| serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
+    let usage = |cached: u32| {
+        let details = serde_json::json!({"cached_tokens": cached});
+        serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": details})
+    };
     let stats = || {
         let config = world.processor.picker.config();
         let stats = config.pools()[0].prefix.as_ref().unwrap().cache.stats();
@@ -163,7 +166,8 @@ fn partly_encoded_prompt_matches_its_start_only() {
     // Several texts: none that exceeds the limit is encoded in part.
     let turns: Vec<String> = (0..10).map(|i| text(&format!("turn{i}x"), 100)).collect();
     let prompt = chat(&turns.iter().map(|turn| ("user", &**turn)).collect::<Vec<_>>());
-    let usage = serde_json::json!({"prompt_tokens": 5_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4_900}});
+    let details = serde_json::json!({"cached_tokens": 4_900});
+    let usage = serde_json::json!({"prompt_tokens": 5_000, "completion_tokens": 1, "prompt_tokens_details": details});
     let mut went = Vec::new();
     for _ in 0..3 {
         let (exchange, to) = ask(&world, &prompt);

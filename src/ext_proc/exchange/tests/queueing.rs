@@ -5,7 +5,7 @@ use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use attache_flow::settings::DEFAULT_FLOW_IDLE;
 use attache_flow::{EvictRunning, Settings};
 use attache_picker::event::Outcome;
-use attache_picker::queues::Waiting;
+use attache_picker::queues::QueueSignal;
 use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -45,10 +45,10 @@ pub(super) struct One {
 
 impl One {
     pub(super) fn of(world: &World, extra: &[(&str, &str)], mode: BodySendMode) -> Self {
-        Self::asks(world, extra, mode, "p", None)
+        Self::with_prompt(world, extra, mode, "p", None)
     }
 
-    fn leg_calls(
+    fn with_prompt(
         world: &World,
         extra: &[(&str, &str)],
         mode: BodySendMode,
@@ -333,7 +333,7 @@ fn response_before_the_preemption_signal_is_served() {
 fn admission_is_kept_during_background_tokenizing() {
     let world = prefix::encoding_elsewhere(setup(flow(Settings::default()))).build();
     let prompt = prefix::text("long", 5_000);
-    let mut first = One::asks(&world, &[], BodySendMode::FullDuplexStreamed, &prompt, None);
+    let mut first = One::with_prompt(&world, &[], BodySendMode::FullDuplexStreamed, &prompt, None);
     let mut second = None;
     first.warms(|| second = Some(One::comes(&world, "")));
     let mut second = second.unwrap();
@@ -345,7 +345,7 @@ fn admission_is_kept_during_background_tokenizing() {
     let batch = [("x-gateway-inference-objective", "batch")];
     second.ends();
     let prompt = prefix::text("longer", 5_000);
-    let mut batch = One::asks(&world, &batch, BodySendMode::Buffered, &prompt, None);
+    let mut batch = One::with_prompt(&world, &batch, BodySendMode::Buffered, &prompt, None);
     let mut other = None;
     batch.warms(|| other = Some(One::comes(&world, "")));
     assert!(batch.goes() && other.as_ref().is_some_and(One::goes));
@@ -358,7 +358,7 @@ fn rejected_dequeued_request_frees_capacity_at_once() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let nowhere = Some(subset(&["10.9.9.9:1"]));
-    let mut second = One::asks(&world, &[], BodySendMode::FullDuplexStreamed, "p", nowhere);
+    let mut second = One::with_prompt(&world, &[], BodySendMode::FullDuplexStreamed, "p", nowhere);
     let mut third = One::comes(&world, "");
     first.ends();
     second.wakes(NOW);
@@ -525,7 +525,11 @@ proptest! {
     #[test]
     fn any_history_leaves_no_reservation(
         ops in prop::collection::vec(op(), 1..60),
-        evict_running in prop_oneof![Just(EvictRunning::Never), Just(EvictRunning::Unanswered), Just(EvictRunning::Any)],
+        evict_running in prop_oneof![
+            Just(EvictRunning::Never),
+            Just(EvictRunning::Unanswered),
+            Just(EvictRunning::Any),
+        ],
     ) {
         let world = world(flow(Settings { max_requests: 4, evict_running, ..Settings::default() }));
         let (mut streams, mut opened) = (Vec::new(), 0);

@@ -5,7 +5,7 @@ use attache_disagg::attempts::Bounds;
 use attache_disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
 use attache_disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
 use attache_disagg::{Direct, Failure, Fallback, Mode, connector};
-use attache_picker::split::{LegCall, DISAGGREGATION_HEADER, PREFILL_HEADER, LegResult};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegCall, LegResult, PREFILL_HEADER};
 use attache_pool::health::Availability;
 use attache_scheduling::Decider;
 use bytes::Bytes;
@@ -71,7 +71,10 @@ pub(super) fn asked_for(
     (exchange, out, asks)
 }
 
-const SENT: &str = r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
+const SENT: &str = concat!(
+    r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"#,
+    r#""kv_transfer_params":{"remote_host":"10.6.6.6"}}"#
+);
 
 pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: LegResult, after: u64) -> Answered {
     let mut out = Actions::new();
@@ -552,7 +555,10 @@ proptest! {
             match kind {
                 0 => exchange.on(Event::LegResult(attempt, good()), now, &mut out).unwrap(),
                 1 => exchange.on(Event::LegResult(attempt, reply(500, "")), now, &mut out).unwrap(),
-                2 => exchange.on(Event::Deadline, exchange.deadline().map_or(now, |due| due.max(now)), &mut out).unwrap(),
+                2 => {
+                    let due = exchange.deadline().map_or(now, |due| due.max(now));
+                    exchange.on(Event::Deadline, due, &mut out).unwrap();
+                }
                 _ if exchange.is_routed() && !ended => {
                     ended = true;
                     answer(&mut exchange);

@@ -94,8 +94,8 @@ fn upgrade_is_queued_at_headers_and_later_bytes_follow() {
 
 #[test]
 fn form_is_queued_before_its_first_byte_passes() {
-    let form = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\ncontent-disposition: form-data; name=\"file\"; \
-                 filename=\"a\"\r\n\r\n";
+    let form = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n\
+                 --b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
     let kind = [("content-type", "multipart/form-data; boundary=b")];
     for (end, trailers) in [(false, false), (true, false), (false, true)] {
         let world = world();
