@@ -4,8 +4,8 @@
 //! headers arrive, the task closes the connection, and the worker aborts the request. After that, the task releases the
 //! KV blocks that the response pins.
 //!
-//! The tasks run on a separate thread. A connection is closed with the runtime that opened it, but all serving threads
-//! share these connections, and a serving thread exits when its own streams have ended.
+//! The tasks run on a separate thread. A connection is closed with the runtime that opened it. But all serving
+//! threads share these connections, and a serving thread exits when its own streams have ended.
 
 use attache_disagg::Failure;
 use attache_http_client as fetch;

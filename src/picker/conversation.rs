@@ -1,5 +1,5 @@
-//! Blocks that decode workers keep between two turns of a conversation, so that the prefill worker of the next turn can
-//! fetch them instead of computing them again.
+//! Blocks that decode workers keep between two turns of a conversation. The prefill worker of the next turn fetches
+//! them instead of computing them again.
 //!
 //! A [`Conversation`] looks up what is kept of the previous turn, and records what the response of this turn keeps.
 //! That needs the exact tokens of the model server. For the prompt, the client sent token ids, or the pool's

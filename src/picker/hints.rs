@@ -87,8 +87,8 @@ impl Hints {
 /// The endpoint from which the blocks of a prompt should be fetched.
 ///
 /// Candidates have at least `least` cached tokens more than the prefilling endpoint, and at most one block less than
-/// the endpoint with most. One of them is drawn by the request id, with a weight that falls with its queue depth, so
-/// that all endpoints with a popular prefix share the fetches. Source: llm-d's `p2p-source-producer`.
+/// the endpoint with most. One of them is drawn by the request id, with a weight that falls with its queue depth. So
+/// all endpoints with a popular prefix share the fetches. Source: llm-d's `p2p-source-producer`.
 fn source(
     lookup: &PromptLookup<'_>,
     computing: EndpointId,

@@ -78,8 +78,8 @@ pub(super) struct PromptLookup<'p> {
 impl<'p> PromptLookup<'p> {
     /// Looks a prompt up; `None` if the lookup panicked.
     ///
-    /// The lookup stops at the first block that no endpoint has cached. The keys of the rest are computed only if
-    /// they are recorded later, because an endpoint reports no KV events, or if the `whole` prompt is needed.
+    /// The lookup stops at the first block that no endpoint has cached. The keys of the rest are computed in two
+    /// cases: an endpoint reports no KV events, so they are recorded later, or the `whole` prompt is needed.
     ///
     /// # Errors
     /// Background work that must run first.

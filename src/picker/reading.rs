@@ -145,7 +145,7 @@ fn without_controlled_anywhere(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> 
 }
 
 /// Whether the body is compressed: by its header, and because it does not begin like JSON. No compressed text begins
-/// like JSON. The formats gzip, zstd and zlib have magic numbers, a Brotli stream that begins with a brace is empty,
+/// like JSON. The formats gzip, zstd and zlib have magic numbers. A Brotli stream that begins with a brace is empty,
 /// and raw Deflate that does so holds no text.
 fn is_compressed(q: &RequestView<'_>, body: &[u8]) -> bool {
     q.head.encoded() && !may_be_object(body)

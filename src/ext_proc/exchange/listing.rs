@@ -11,8 +11,8 @@ const ONE: &str = "/models/";
 impl Exchange {
     /// Responds to a request for the list of models, or for one model, with the models that all endpoints report.
     ///
-    /// Returns false, and the request is routed, if it is another request, if the configuration leaves the list to the
-    /// model servers, or if no models are known yet.
+    /// Returns false for other requests, if the configuration leaves the list to the model servers, or if no models
+    /// are known yet. The request is then routed.
     pub(super) fn lists_models(&mut self, now: Timestamp, out: &mut Actions) -> bool {
         if self.api != Api::Models
             || self.config.settings.models != ModelsAnswer::Pool

@@ -148,10 +148,10 @@ impl PinnedPrefill {
 
     /// How the blocks are freed after `server` did not accept the request.
     ///
-    /// If `server` is overloaded or unreachable, the decode worker with the fewest requests fetches them, among those
-    /// that may pair with the prefill worker. If `server` may not be the first worker that the gateway tried, an
-    /// earlier one may have fetched them, so they are left to their lease. A malformed request is the exception:
-    /// every worker would have rejected it.
+    /// If `server` is overloaded or unreachable, another decode worker fetches them: the one with the fewest requests,
+    /// among those that may pair with the prefill worker. If the gateway may have tried a worker before `server`, that
+    /// worker may have fetched the blocks, so they are left to their lease. A malformed request is the exception: every
+    /// worker would have rejected it.
     #[must_use]
     pub fn release_outcome(&self, why: NotAccepted, server: &Endpoint, pool: &Pool, now: Timestamp) -> ReleaseOutcome {
         if why != NotAccepted::Malformed && !self.first_attempt {

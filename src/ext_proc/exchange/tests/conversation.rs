@@ -184,7 +184,7 @@ fn unreliable_token_counts_are_not_recorded_as_kept() {
         ("other tokens than ours", &whole, &json!({"prompt_tokens": 101}), params(108)),
         ("more tokens than there are", &whole, &usage, params(109)),
         ("fewer", &whole, &usage, params(107)),
-        ("a text that nobody can encode", &stopped, &usage, params(108)),
+        ("a text that can not be encoded", &stopped, &usage, params(108)),
         ("already over", &whole, &usage, params(108).replace("81234.5", "1700000000.0")),
     ] {
         let world = keeping();

@@ -413,7 +413,7 @@ fn model_list_is_answered_by_attache_if_known() {
         let pairs = [(":path", path), (":method", method)];
         Answered::of(&send(&mut world.exchange(), request(Message::RequestHeaders(headers(&pairs, end)))))
     };
-    assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "nobody has said anything yet");
+    assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "no models are known yet");
     let list = ModelList::read(br#"{"data":[{"id":"b"},{"id":"a","root":"x"}]}"#).unwrap();
     world.processor.picker.config().router.pools()[0].models.store(list);
     let body = |answered: Answered| answered.refused.unwrap();

@@ -241,13 +241,13 @@ fn sidecar_gets_fetch_source_with_more_cached_blocks() {
         ("one holds more", 16, [2, 2, 20, 11], &[3]),
         ("as much more as it takes", 9 * 16, [2, 2, 11, 2], &[3]),
         ("not enough more", 9 * 16 + 1, [2, 2, 11, 2], &[]),
-        ("nobody holds more", 1, [5, 5, 5, 5], &[]),
-        ("nobody holds anything", 1, [0; 4], &[]),
+        ("no endpoint has more", 1, [5, 5, 5, 5], &[]),
+        ("nothing is cached", 1, [0; 4], &[]),
     ] {
         let world = holding(Some(least), Decider::Always, blocks);
         assert_eq!(named(&world), decode(sources), "{what}");
     }
-    assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "nobody asked for it");
+    assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "not configured");
     assert_eq!(named(&holding_by("least-request", Some(16), Decider::Always, [2, 2, 20, 11])), decode(&[3]));
     // Served whole by a decode worker with fewer blocks than a prefill worker.
     assert_eq!(named(&holding(Some(16), Decider::Never, [20, 2, 1, 1])), decode(&[1]));
@@ -291,7 +291,7 @@ fn sidecar_gets_encoders_booked_until_response_begins() {
     assert_eq!(encoding(), 0);
     let (_third, both, _) = sent(&header, json!([image("https://a/1"), image("https://a/2")]));
     assert_eq!(both.map(|list| list.split(',').count()), Some(2));
-    assert!(matches!(sent(&header, json!("a text")), (_, None, true)), "a client names nobody");
+    assert!(matches!(sent(&header, json!("a text")), (_, None, true)), "client headers are removed");
     let own = world(Mode::Direct(direct("nixl")));
     assert!(matches!(sent(&own, json!([image("https://a/1")])), (_, None, true)), "there is no sidecar");
 }

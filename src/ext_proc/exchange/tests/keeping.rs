@@ -71,7 +71,7 @@ fn blocks_are_released_if_decode_worker_declines_or_is_unreachable() {
         let [ask] = asks.as_slice() else { panic!("{pairs:?}: {asks:?}") };
         assert_eq!(ask.url.contains(&named), same, "{pairs:?}: {} after {named}", ask.url);
         assert!(["192.168.1.3:", "192.168.1.4:"].iter().any(|decode| ask.url.contains(decode)));
-        assert_eq!(ask.attempt, None, "nobody waits for it");
+        assert_eq!(ask.attempt, None, "its result is not awaited");
         assert!(ask.headers.contains(&("x-request-id", "r-1".to_owned())));
         let sent: serde_json::Value = serde_json::from_slice(&ask.body).unwrap();
         assert_eq!((&sent["max_tokens"], &sent["stream"]), (&1.into(), &false.into()));

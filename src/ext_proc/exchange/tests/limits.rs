@@ -217,7 +217,7 @@ fn high_max_tokens_does_not_exhaust_the_model_quota() {
     let (mut untold, _) = ask(&world, "a", &longest);
     answer(&mut untold, "200", "{}");
     let (open, _) = ask(&world, "a", &longest);
-    assert!(open.is_routed(), "nobody has told how long the answer before was");
+    assert!(open.is_routed(), "the usage of the response before is unknown");
     let (mut beyond, _) = ask(&world, "b", &costs(10, 9_720));
     assert!(beyond.is_routed(), "though another is served that may have all");
     answer(&mut beyond, "200", &usage(10, 9_720));

@@ -231,7 +231,7 @@ fn queued_request_expires_after_its_time_to_live() {
     assert_eq!(second.refused(), (503, "queue_timeout"));
     assert!(second.exchange.deadline().is_none());
     first.ends();
-    assert!(One::comes(&world, "").goes(), "nobody is before it");
+    assert!(One::comes(&world, "").goes(), "the queue is empty");
     drop(second);
     world.assert_books_closed(3);
 }
@@ -269,9 +269,9 @@ fn requests_are_not_queued_in_modes_with_envoys_message_timeout() {
 fn sheddable_request_in_flight_is_preempted_without_leaks() {
     let world = world(flow(Settings { evict_running: EvictRunning::Unanswered, ..Settings::default() }));
     let mut batch = One::comes(&world, "batch");
-    assert!(batch.goes() && !batch.take_preemption(), "nobody waits");
+    assert!(batch.goes() && !batch.take_preemption(), "the queue is empty");
     let mut more = One::comes(&world, "batch");
-    assert!(!batch.take_preemption(), "who waits is no more important");
+    assert!(!batch.take_preemption(), "the queued request is not more important");
     let mut urgent = One::comes(&world, "urgent");
     assert!(batch.take_preemption() && !batch.goes());
     assert_eq!(batch.refused(), (429, "evicted"));
@@ -321,7 +321,7 @@ fn response_before_the_preemption_signal_is_served() {
     let mut batch = One::comes(&world, "batch");
     let mut urgent = One::comes(&world, "urgent");
     batch.answers();
-    assert!(batch.take_preemption() && batch.goes() && batch.told.kinds.is_empty(), "told, and stays");
+    assert!(batch.take_preemption() && batch.goes() && batch.told.kinds.is_empty(), "the signal is ignored");
     batch.ends();
     urgent.wakes(NOW);
     assert!(urgent.goes());
@@ -364,7 +364,7 @@ fn rejected_dequeued_request_frees_capacity_at_once() {
     second.wakes(NOW);
     assert_eq!(second.refused(), (503, "subset_empty"));
     third.wakes(NOW);
-    assert!(third.goes(), "though the stream of the second is open");
+    assert!(third.goes(), "although the stream of the second is open");
     third.ends();
     drop(second);
     world.assert_books_closed(3);
@@ -475,7 +475,7 @@ fn panic_removes_request_from_queue() {
     drop(third);
     first.ends();
     second.wakes(NOW);
-    assert!(One::comes(&world, "").goes(), "nobody is before it, though the stream of the second is open");
+    assert!(One::comes(&world, "").goes(), "the queue is empty, though the stream of the second is open");
     drop(second);
     world.assert_books_closed(4);
 }

@@ -135,7 +135,7 @@ fn disconnect_at_queue_head_dequeues_requests_that_fit() {
     assert!(first.goes() && !long.goes() && !short.goes());
     drop(long);
     short.wakes(NOW);
-    assert!(short.goes(), "it has room, and nobody is before it");
+    assert!(short.goes(), "it fits, and the queue is empty");
     drop((first, short));
     world.assert_books_closed(3);
 }

@@ -120,7 +120,7 @@ fn prefill_is_watched_after_the_gateway_closes_the_stream() {
         send(&mut exchange, ProcessingRequest { protocol_config, ..request(first) });
         send(&mut exchange, request(Message::RequestBody(body(CHAT.as_bytes(), true))));
         assert_eq!(exchange.leg_calls().len(), 1);
-        assert!(exchange.take_unwatched().is_none(), "nobody has answered");
+        assert!(exchange.take_unwatched().is_none(), "no response has begun");
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
         let stage = exchange.take_unwatched();
         assert_eq!(stage.is_some(), stays, "{mode:?} {status}");

@@ -69,7 +69,10 @@ fn sidecar_response_counts_for_both_workers() {
     assert_eq!(split + whole, 40);
     // A failure counts for one worker if that ejects it, otherwise for both.
     let failures = HealthPolicy::default().consecutive_failures;
-    assert!((2 * failures..=4 * failures).contains(&split), "{split} until nobody asks the prefill servers any more");
+    assert!(
+        (2 * failures..=4 * failures).contains(&split),
+        "{split} until no request goes to the prefill workers any more"
+    );
     world.assert_books_closed(40);
     // A failing decode worker does not cause the ejection of a prefill worker.
     let world = header();

@@ -529,7 +529,7 @@ fn bodyless_request_never_goes_to_a_prefill_worker() {
 }
 
 proptest! {
-    /// With any results in any order, and a disconnect at any time, each call is made once, the gateway gets one
+    /// Any results in any order, and a disconnect at any time: each call is made once. The gateway gets one
     /// destination or one rejection, and no booking remains.
     #[test]
     fn any_event_history_releases_all_bookings(
