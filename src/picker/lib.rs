@@ -9,7 +9,8 @@
 //! Work that takes time is returned to the caller: background work on the prompt ([`warming`]), a queued request
 //! ([`queues`]), calls to prefill workers ([`split::LegCall`]).
 //!
-//! **Owns** the active configuration ([`active`]), the queues of pools, the quotas of tenants and models ([`quotas`]), and the lookup of prompts ([`prefix`]). It defines the events by which requests are counted ([`event`]).
+//! **Owns** the active configuration ([`active`]), the queues of pools, the quotas of tenants and models ([`quotas`]),
+//! and the lookup of prompts ([`prefix`]). It defines the events by which requests are counted ([`event`]).
 //! **Called by** `ext_proc` for each request, by `app`, which composes the [`Picker`], and by `app` and `cli` for
 //! explanations ([`explain`]). `telemetry` implements the observers, `ext_proc` does the work that takes time, `config`
 //! uses the settings.
