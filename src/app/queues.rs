@@ -24,7 +24,8 @@ pub(super) fn before_pool(
     let stale_after = settings.scrape.stale_after;
     let split = settings.disaggregation.as_ref().map(|disaggregation| &disaggregation.split);
     let old = before.and_then(|runtime| runtime.queue.clone());
-    if let Some(old) = old.as_ref().filter(|old| old.are(flow, &feeds.store, &settings.health, split, stale_after)) {
+    if let Some(old) = old.as_ref().filter(|old| old.matches(flow, &feeds.store, &settings.health, split, stale_after))
+    {
         return Ok(Some(old.clone()));
     }
     let observer = Box::new(metrics.queues(&settings.name));

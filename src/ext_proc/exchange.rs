@@ -1,6 +1,6 @@
-//! The state machine of one request: Envoy's messages in, answers out. No I/O, no clock, no waiting.
+//! The state machine of one ext-proc stream: takes Envoy's messages, returns replies. No I/O, no clock, no waiting.
 //!
-//! The request side and the response side move on their own, since an answer may begin before the request has ended:
+//! Request and response have separate states, because a response may begin before the request has ended:
 //!
 //! ```text
 //! request:   Opened ─headers─▶ Collecting ─end of body─▶ (decide) ─▶ Ended
@@ -9,8 +9,8 @@
 //! response:  Awaited ─headers─▶ Streaming ─end of body or trailers─▶ Ended (books closed)
 //! ```
 //!
-//! Every stream ends for us as a reset or an early end, normal ends and aborts alike, so the end is judged by these states. A stream is
-//! counted under exactly one [`Outcome`], on Drop at the latest.
+//! Envoy closes or resets every stream, after complete and aborted requests alike. So these states, and not the way the
+//! stream ended, say how the request ended. A stream is counted under exactly one [`Outcome`], on drop at the latest.
 
 use super::metadata;
 use super::mode::{BodyMode, Modes};
@@ -21,13 +21,13 @@ use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::{Body, too_large};
-use attache_picker::decide::{self, Plan, Question, Seen, Step};
+use attache_picker::decide::{self, Plan, RequestView, Seen, Step};
 use attache_picker::event::{End, Limit, NameObserver, Outcome};
 use attache_picker::head::Head;
-use attache_picker::queues::Turn;
+use attache_picker::queues::DequeueResult;
 use attache_picker::quotas::Allowance;
 use attache_picker::response::Routed;
-use attache_picker::split::Told;
+use attache_picker::split::LegResult;
 use attache_picker::tenant::Tenant;
 use attache_picker::warming::Warming;
 use attache_protocol::{self as protocol, Api, BodyFormat};
@@ -43,70 +43,70 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use envoy_types::pb::google::protobuf::Struct;
 use http::uri::Authority;
-use parking::Parking;
+use queueing::QueueState;
 use splitting::Splitting;
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use warming::{Stood, Waits};
+use token_wait::{DecisionPoint, TokenWait};
 
 mod answering;
-mod calling;
 mod destination;
+mod disconnect;
+mod gateway_authority;
 mod listing;
-mod parking;
-mod parting;
+mod queueing;
 mod splitting;
+mod token_wait;
 mod uploading;
-mod warming;
 
-/// How long a STREAMED body may pause where it may be a whole JSON object, before it is decided on.
+/// 50 ms: the pause in a STREAMED body after which Attaché decides, if the part so far may be a complete JSON object.
 const PAUSE_AFTER_JSON: Duration = Duration::from_millis(50);
-/// And where it can't be one.
+/// 1 s: the same, if the part so far can't be a complete JSON object.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What happens to a stream.
+/// The input of an exchange.
 #[derive(Debug)]
 pub enum Event {
-    /// Envoy said something.
+    /// A message of Envoy.
     Message(Box<ProcessingRequest>),
-    /// Envoy's message has so many bytes, more than [`Exchange::max_message_bytes`], and is discarded.
+    /// A message of this many bytes was discarded: it exceeds [`Exchange::max_message_bytes`].
     TooLarge(u64),
     /// The upload that [`Exchange::upload`] reports is evicted.
     UploadEvicted(Evicted),
-    /// The moment of [`Exchange::deadline`] has come.
+    /// The time of [`Exchange::deadline`] has come.
     Deadline,
-    /// What [`Exchange::warming`] gave has run.
+    /// The work that [`Exchange::warming`] returned has run.
     Warmed,
-    /// What came of [`Exchange::waiting`].
-    Turn(Option<Turn>),
-    /// What came of [`Exchange::eviction`].
+    /// The result of [`Exchange::waiting`].
+    Dequeued(Option<DequeueResult>),
+    /// The result of [`Exchange::eviction`].
     Evicted(Refusal),
-    /// What came of a question that [`Exchange::asks`] gave.
-    Told(Attempt, Told),
+    /// The result of a call that [`Exchange::leg_calls`] returned.
+    LegResult(Attempt, LegResult),
 }
 
-/// A message that the protocol does not allow here. The stream ends with it; the request was not ours to save.
+/// A message that the ext-proc protocol does not allow in this state. It ends the stream with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ProtocolError(pub &'static str);
 
-/// Answers, in the order in which they go out.
+/// Replies to Envoy, in sending order.
 pub type Actions = VecDeque<ProcessingResponse>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestSide {
     Opened,
     Collecting,
-    /// It waits for its turn.
-    Parked,
-    /// Decided; another server computes the prompt.
+    /// In the queue of its pool.
+    Queued,
+    /// Decided; a prefill worker computes the prompt.
     Prefilling,
     Flowing,
     Ended,
     Refused,
-    /// Envoy reads no answers.
+    /// Envoy's observability mode: it ignores replies.
     Observed,
 }
 
@@ -117,25 +117,25 @@ enum ResponseSide {
     Ended,
 }
 
-/// How a request's body stands when it is decided on.
+/// How much of a request's body has arrived when the decision is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Close {
-    /// There may be more of it.
+enum BodyEnd {
+    /// A part: more may follow.
     Cut,
-    /// It is here.
+    /// All of it.
     Whole,
-    /// It is here, and so is what it takes to read it.
+    /// All of it, and the background work on the prompt has run.
     WholeAndWarm,
-    /// It is here, and trailers follow.
+    /// All of it, and trailers follow.
     Trailers,
 }
 
-/// One request on its way through.
+/// One request, from its headers to the end of its response.
 #[derive(Debug)]
 pub struct Exchange {
     processor: Arc<Processor>,
     config: Arc<ActiveConfig>,
-    /// The `:authority` by which the gateway has called.
+    /// The `:authority` of the gateway's call.
     called: Option<Authority>,
     opened: Timestamp,
     modes: Option<Modes>,
@@ -147,7 +147,7 @@ pub struct Exchange {
     subset: Option<Subset>,
     body: Body,
     progress: Progress,
-    /// How much of a form had come when it was last read, bytes.
+    /// Length of the form when it was last parsed, bytes.
     form_read: u64,
     /// The client's connection to Envoy.
     connection: Option<u64>,
@@ -155,16 +155,17 @@ pub struct Exchange {
     routed: Option<Box<Routed>>,
     outcome: Option<Outcome>,
     last_seen: Timestamp,
-    waits: Waits,
+    waits: TokenWait,
     allowance: Allowance,
-    /// Each time that it is decided again it draws the same, so that the model that it was counted for is the one that is served.
+    /// Cloned for each decision attempt, so that all attempts draw the same numbers. Quotas are counted for the model
+    /// of the first attempt, so the last one must choose the same model.
     rng: PickRng,
     split: Splitting,
-    parking: Parking,
+    queueing: QueueState,
 }
 
 impl Exchange {
-    /// A stream that Envoy has just opened.
+    /// The exchange of a stream that Envoy opened at `now`.
     #[must_use]
     pub fn new(processor: Arc<Processor>, now: Timestamp) -> Self {
         processor.metrics.streams_opened.inc();
@@ -188,16 +189,16 @@ impl Exchange {
             routed: None,
             outcome: None,
             last_seen: now,
-            waits: Waits::default(),
+            waits: TokenWait::default(),
             allowance: Allowance::default(),
             rng: picker.next_rng(),
             split: Splitting::default(),
-            parking: Parking::default(),
+            queueing: QueueState::default(),
             processor,
         }
     }
 
-    /// When [`Event::Deadline`] is due; `None` when Envoy's own timeouts guard what is left.
+    /// When [`Event::Deadline`] is due; `None` if only Envoy's own timeouts apply.
     #[must_use]
     pub fn deadline(&self) -> Option<Timestamp> {
         match self.request {
@@ -206,13 +207,15 @@ impl Exchange {
                 let end = self.opened.after(self.config.limits.request_timeout);
                 [self.patience_ends(), self.upload_ends()].into_iter().flatten().chain([end]).min()
             }
-            RequestSide::Parked => self.parking.deadline(),
+            RequestSide::Queued => self.queueing.deadline(),
             _ => self.split.deadline(),
         }
     }
 
-    /// In STREAMED mode Envoy holds the request's trailers until every chunk is answered, so a request that ends in trailers never shows
-    /// its end: after a pause, what has come is decided on. Long where the body can't be whole.
+    /// When Attaché decides on the part of a STREAMED body that has arrived.
+    ///
+    /// In that mode, Envoy holds request trailers until each chunk is answered, so the end of a request with trailers
+    /// never arrives. A pause counts as the end; it is longer if the body is not complete JSON.
     fn patience_ends(&self) -> Option<Timestamp> {
         if self.modes().request != BodyMode::Streamed || self.body.messages() == 0 {
             return None;
@@ -221,28 +224,29 @@ impl Exchange {
         Some(self.last_seen.after(pause))
     }
 
-    /// Whether an endpoint has been named: what is left is the answer.
+    /// Whether the request was routed to an endpoint.
     #[must_use]
     pub fn is_routed(&self) -> bool {
         self.routed.is_some()
     }
 
-    /// What the request's model had; `None` when none is known.
+    /// The observer of the request's model; `None` if the model is unknown.
     #[must_use]
     pub fn model_counts(&self) -> Option<&dyn NameObserver> {
         self.routed.as_ref()?.model_counts()
     }
 
-    /// How the stream is counted, once that is settled.
+    /// How the stream is counted; `None` before that is known.
     #[must_use]
     pub fn outcome(&self) -> Option<Outcome> {
         self.outcome
     }
 
-    /// Takes in one event; what must be said goes to `out`.
+    /// Handles one event, and appends replies to `out`.
     ///
     /// # Errors
-    /// On a message that the protocol does not allow here.
+    /// The ext-proc protocol does not allow the message in this state, or the gateway sent nothing within the idle
+    /// timeout.
     pub fn on(&mut self, event: Event, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match event {
             Event::Message(message) => {
@@ -253,16 +257,16 @@ impl Exchange {
             Event::UploadEvicted(why) => return self.on_upload_evicted(why, now, out),
             Event::Deadline => return self.on_deadline(now, out),
             Event::Warmed => self.on_warmed(now, out),
-            Event::Turn(turn) => self.on_turn(turn, now, out),
+            Event::Dequeued(result) => self.on_dequeue(result, now, out),
             Event::Evicted(refusal) => self.on_evicted(&refusal, now, out),
-            Event::Told(attempt, told) => self.on_told(attempt, &told, now, out),
+            Event::LegResult(attempt, result) => self.on_leg_result(attempt, &result, now, out),
         }
         Ok(())
     }
 
     fn on_message(&mut self, m: ProcessingRequest, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         if self.modes.is_none() {
-            self.modes = Some(m.protocol_config.as_ref().map_or(Modes::UNSAID, Modes::of));
+            self.modes = Some(m.protocol_config.as_ref().map_or(Modes::DEFAULT, Modes::of));
         }
         if m.observability_mode {
             self.request = RequestSide::Observed;
@@ -286,7 +290,7 @@ impl Exchange {
     }
 
     fn modes(&self) -> Modes {
-        self.modes.unwrap_or(Modes::UNSAID)
+        self.modes.unwrap_or(Modes::DEFAULT)
     }
 
     // === the request ===
@@ -324,7 +328,7 @@ impl Exchange {
         if message.end_of_stream || modes.headers_first() || self.head.is_upgrade() {
             self.decide_at_headers(message.end_of_stream, now, out);
         } else if modes.request == BodyMode::Buffered {
-            // Envoy sends the body only after this; the destination goes with the answer to the body.
+            // Envoy sends the body only after this reply. The destination is in the reply to the body.
             out.push_back(reply::request_headers(CommonResponse::default()));
         }
         Ok(())
@@ -346,14 +350,15 @@ impl Exchange {
         Some(too_large(announced, limits.max_body_bytes))
     }
 
-    /// A form with a file: its model stands in front or not at all, so the file passes without being held.
+    /// Whether the body is a form that Attaché does not buffer. Its model field precedes the file or is missing, so the
+    /// file is passed on as it arrives.
     fn flows_through(&self) -> bool {
         let passes = matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed);
         passes && self.api.body_format() == BodyFormat::Multipart
     }
 
-    /// Whether enough of a form has come to decide on. It is read again only when twice as much of it has come, so that a form in tiny pieces
-    /// costs no more than one in large ones.
+    /// Whether enough of a form has arrived to decide. It is parsed again only after it has doubled in length, so that
+    /// many small chunks cost little more than a few large ones.
     fn form_suffices(&mut self) -> bool {
         if !self.flows_through() || self.body.len() < 2 * self.form_read {
             return false;
@@ -389,8 +394,8 @@ impl Exchange {
             RequestSide::Opened => return Err(ProtocolError("request body before request headers")),
             // Envoy 1.35 to 1.37 ended long bodies twice.
             RequestSide::Ended | RequestSide::Prefilling => return Ok(()),
-            RequestSide::Parked => {
-                self.on_parked_body(message, now, out);
+            RequestSide::Queued => {
+                self.on_queued_body(message, now, out);
                 return Ok(());
             }
             RequestSide::Refused | RequestSide::Observed => return Ok(()),
@@ -410,7 +415,7 @@ impl Exchange {
         if let Some(error) = self.refusal_by_size(now) {
             self.refuse(&error, now, out);
         } else if complete || modes.request == BodyMode::Buffered || self.form_suffices() {
-            self.decide_on_body(if complete { Close::Whole } else { Close::Cut }, now, out);
+            self.decide_on_body(if complete { BodyEnd::Whole } else { BodyEnd::Cut }, now, out);
         }
         Ok(())
     }
@@ -418,10 +423,10 @@ impl Exchange {
     fn on_request_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Opened => return Err(ProtocolError("request trailers before request headers")),
-            RequestSide::Collecting => self.decide_on_body(Close::Trailers, now, out),
+            RequestSide::Collecting => self.decide_on_body(BodyEnd::Trailers, now, out),
             RequestSide::Flowing | RequestSide::Ended => self.pass_trailers(out),
-            RequestSide::Parked => self.parking.ends(Close::Trailers),
-            // The body had its end: what comes after it is Envoy's to send on.
+            RequestSide::Queued => self.queueing.ends(BodyEnd::Trailers),
+            // The body is complete, so Envoy forwards the trailers.
             RequestSide::Prefilling => {}
             RequestSide::Refused | RequestSide::Observed => {}
         }
@@ -434,14 +439,14 @@ impl Exchange {
     }
 
     fn decide_at_headers(&mut self, end_of_stream: bool, now: Timestamp, out: &mut Actions) {
-        // A POST that ends with its headers has an empty body, and the parser has the word; a GET has none.
+        // A POST that ends with its headers has an empty body, which the parser must reject. A GET has no body.
         let empty_body = end_of_stream && self.head.method() == "POST" && self.api.body_format() == BodyFormat::Json;
-        let stood = Stood::Headers(end_of_stream);
-        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, stood, now) {
+        let point = DecisionPoint::Headers(end_of_stream);
+        match self.decide(if empty_body { Seen::Whole(&[]) } else { Seen::Nothing }, point, now) {
             Err(error) => self.refuse(&error, now, out),
-            Ok(Step::Allow(asking)) => self.wait(asking, stood),
-            Ok(Step::Park(parked)) => self.park(parked, stood),
-            // Without a body there is nothing to read.
+            Ok(Step::Allow(asking)) => self.wait(asking, point),
+            Ok(Step::Queue(queued)) => self.enqueue(queued, point),
+            // Never returned without a body: there is no prompt to tokenize.
             Ok(Step::Warm(..)) => {}
             Ok(Step::Decided(plan)) => {
                 let (response, metadata) = self.destination(&plan);
@@ -449,14 +454,14 @@ impl Exchange {
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
                 self.begin_routed(*plan, now);
                 self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
-                // What has come while it waited for its turn.
+                // The part of the body that arrived while the request was queued.
                 reply::stream_body(self.body.take(), false, out);
             }
         }
     }
 
-    /// The request is here as far as it will come: decides and answers in the mode's own way.
-    fn decide_on_body(&mut self, close: Close, now: Timestamp, out: &mut Actions) {
+    /// Decides on the body as far as it has arrived, and replies as the body mode requires.
+    fn decide_on_body(&mut self, close: BodyEnd, now: Timestamp, out: &mut Actions) {
         let mut scratch = Vec::new();
         let body = std::mem::replace(&mut self.body, Body::new(&self.processor.picker.buffered));
         let bytes = body.contiguous(&mut scratch);
@@ -464,30 +469,30 @@ impl Exchange {
             self.api = Api::from_body(bytes);
             self.head.assume_path(self.api.usual_path());
         }
-        let seen = if close == Close::Cut { Seen::Head(bytes) } else { Seen::Whole(bytes) };
-        match self.decide(seen, Stood::Body(close), now) {
+        let seen = if close == BodyEnd::Cut { Seen::Head(bytes) } else { Seen::Whole(bytes) };
+        match self.decide(seen, DecisionPoint::Body(close), now) {
             Err(error) => self.refuse(&error, now, out),
-            Ok(Step::Warm(warming, turn)) => {
-                self.parking.keep(turn);
+            Ok(Step::Warm(warming, admitted)) => {
+                self.queueing.keep(admitted);
                 self.body = body;
-                self.wait(warming, Stood::Body(Close::WholeAndWarm));
+                self.wait(warming, DecisionPoint::Body(BodyEnd::WholeAndWarm));
             }
             Ok(Step::Allow(asking)) => {
                 self.body = body;
-                self.wait(asking, Stood::Body(close));
+                self.wait(asking, DecisionPoint::Body(close));
             }
-            Ok(Step::Park(parked)) => {
+            Ok(Step::Queue(queued)) => {
                 self.body = body;
-                self.park(parked, Stood::Body(close));
+                self.enqueue(queued, DecisionPoint::Body(close));
             }
             Ok(Step::Decided(plan)) if plan.is_split() => self.begin_split(plan, body, close, now, out),
             Ok(Step::Decided(plan)) => self.go_on(plan, body, close, now, out),
         }
     }
 
-    /// The request goes to its endpoint, its body answered in the mode's own way.
-    fn go_on(&mut self, mut plan: Box<Plan>, body: Body, close: Close, now: Timestamp, out: &mut Actions) {
-        let complete = close != Close::Cut;
+    /// Routes the request to its endpoint, and replies as the body mode requires.
+    fn go_on(&mut self, mut plan: Box<Plan>, body: Body, close: BodyEnd, now: Timestamp, out: &mut Actions) {
+        let complete = close != BodyEnd::Cut;
         let (response, dynamic_metadata) = self.destination(&plan);
         let new_body = plan.new_body.take();
         let mode = self.modes().request;
@@ -495,45 +500,45 @@ impl Exchange {
             out.push_back(ProcessingResponse { dynamic_metadata, ..reply::buffered_body(response, new_body) });
         } else {
             let head = ProcessingResponse { dynamic_metadata, ..reply::request_headers(response) };
-            reply::forward(mode, head, body, new_body, complete && close != Close::Trailers, out);
+            reply::forward(mode, head, body, new_body, complete && close != BodyEnd::Trailers, out);
         }
         let ended = complete || mode == BodyMode::Buffered;
         self.begin_routed(*plan, now);
         self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
-        if close == Close::Trailers {
+        if close == BodyEnd::Trailers {
             self.pass_trailers(out);
         }
     }
 
-    /// On what is seen of the body of a request that stands like this.
-    fn decide(&mut self, body: Seen<'_>, stood: Stood, now: Timestamp) -> Result<Step, RequestError> {
-        // Envoy's clock runs in the other modes.
+    /// Makes one decision attempt with this part of the body.
+    fn decide(&mut self, body: Seen<'_>, point: DecisionPoint, now: Timestamp) -> Result<Step, RequestError> {
+        // In the other modes, Envoy's `message_timeout` limits the time to reply.
         let may_wait = self.modes().request == BodyMode::FullDuplex;
-        let is_whole = matches!(stood, Stood::Body(Close::Whole | Close::WholeAndWarm));
-        let question = Question {
+        let is_whole = matches!(point, DecisionPoint::Body(BodyEnd::Whole | BodyEnd::WholeAndWarm));
+        let view = RequestView {
             head: &self.head,
-            called: calling::name(&self.called),
+            called: gateway_authority::name(&self.called),
             api: self.api,
             response_id: self.response_id.as_deref(),
             subset: self.subset.as_ref(),
             body,
             now,
             opened: self.opened,
-            // What ends in trailers or is cut has been read already, or can't be waited for.
-            last: !matches!(stood, Stood::Body(Close::Whole)),
+            // For a partial body, or one with trailers, there is no second attempt after background work.
+            last: !matches!(point, DecisionPoint::Body(BodyEnd::Whole)),
             made: self.waits.made.as_deref(),
             may_split: may_wait && is_whole,
             may_wait,
-            opens: matches!(stood, Stood::Headers(false)),
-            has_turn: self.parking.has_turn(),
+            opens: matches!(point, DecisionPoint::Headers(false)),
+            has_turn: self.queueing.is_dequeued(),
         };
         let rng = &mut self.rng.clone();
-        let mut step = decide::decide(&self.processor.picker, &self.config, &question, &mut self.allowance, rng);
+        let mut step = decide::decide(&self.processor.picker, &self.config, &view, &mut self.allowance, rng);
         if let Ok(Step::Decided(plan)) = &mut step {
             self.waits.made = None;
             plan.permits = self.allowance.take();
-            plan.admitted = self.parking.take_turn().or(plan.admitted.take());
-            plan.admitted.iter_mut().for_each(|admitted| self.parking.landed(admitted));
+            plan.admitted = self.queueing.take_admitted().or(plan.admitted.take());
+            plan.admitted.iter_mut().for_each(|admitted| self.queueing.landed(admitted));
         }
         step
     }
@@ -542,8 +547,8 @@ impl Exchange {
         self.request = RequestSide::Refused;
         self.body = Body::new(&self.processor.picker.buffered);
         self.abandon_split();
-        // Whoever is next need not wait until Envoy has closed this stream.
-        self.parking = Parking::default();
+        // Frees queue capacity now, and not when Envoy closes this stream.
+        self.queueing = QueueState::default();
         self.allowance = Allowance::default();
         self.settle(match error.reason.fault() {
             Fault::Client | Fault::Tenant => Outcome::Rejected,
@@ -551,7 +556,8 @@ impl Exchange {
             Fault::Internal => Outcome::FailedInternal,
         });
         self.processor.metrics.rejection(error.reason);
-        tracing::debug!(reason = error.reason.code(), message = %error.message, path = self.head.path(), "request rejected");
+        let (reason, path) = (error.reason.code(), self.head.path());
+        tracing::debug!(reason, message = %error.message, path, "request rejected");
         if let Some(span) = self.span.take() {
             span.end(error.reason.status(), None, now);
         }
@@ -566,7 +572,7 @@ impl Exchange {
             }
             RequestSide::Collecting if now < self.opened.after(self.config.limits.request_timeout) => {
                 if self.patience_ends().is_some_and(|at| at <= now) {
-                    self.decide_on_body(Close::Cut, now, out);
+                    self.decide_on_body(BodyEnd::Cut, now, out);
                 } else if let Some(error) = self.refusal_by_speed(now) {
                     self.refuse(&error, now, out);
                 }
@@ -577,7 +583,7 @@ impl Exchange {
                 let message = format!("the request's body did not end within {allowed} s");
                 self.refuse(&RequestError::new(Reason::RequestTimeout, message), now, out);
             }
-            RequestSide::Parked => self.on_parked_deadline(now, out),
+            RequestSide::Queued => self.on_queued_deadline(now, out),
             _ => self.on_split_deadline(now, out),
         }
         Ok(())
@@ -588,7 +594,7 @@ impl Exchange {
     }
 }
 
-/// The stream is gone, however that came: whatever was open is closed and counted.
+/// The stream is closed or reset: releases all bookings and counts the outcome.
 impl Drop for Exchange {
     fn drop(&mut self) {
         self.leave();

@@ -1,12 +1,11 @@
 //! The request path: from Envoy's messages to the picker and back.
 //!
-//! [`service`] receives messages and owns the deadline. [`exchange`] is the state machine of one request, without I/O:
-//! it asks the [`picker`](attache_picker) for the decision, and [`reply`] writes everything in the body mode that Envoy
-//! speaks.
+//! [`service`] receives messages and owns the deadline. [`exchange`] is the state machine of one request, without I/O.
+//! It calls the [`picker`](attache_picker) for the decision. [`reply`] builds the replies that Envoy's body mode needs.
 //!
-//! **Owns** streams and their states, what all streams share ([`processor`]), and the work that the picker returns:
-//! tokens ([`warmer`]), requests to prefill servers ([`prefiller`]), questions to Redis (`redis_quotas`), the timer of a
-//! queue ([`queue_timer`]).
+//! **Owns** streams and their states, the state that all streams share ([`processor`]), and the work that the picker
+//! returns: tokenizing ([`warmer`]), calls to prefill workers ([`prefiller`]), calls to Redis (`redis_quotas`), and the
+//! timer of a queue ([`queue_timer`]).
 //! **Called by** the gRPC listener and by `app`, which composes the [`Processor`].
 //! **Must not** decide where a request goes, hold a lock across an await, or serialize a body that did not change.
 //!

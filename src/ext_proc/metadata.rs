@@ -1,5 +1,5 @@
-//! What gateways say in headers and beside the messages, as the picker reads it: the subset hint, the endpoint that
-//! served, why a response is what it is.
+//! Reads headers, dynamic metadata and attributes that gateways send: the subset hint, the served endpoint, the origin
+//! of a response, tenants.
 
 use attache_picker::head::Header;
 use attache_picker::response::{Origin, ResponseHead};
@@ -17,10 +17,10 @@ pub const LB_NAMESPACE: &str = "envoy.lb";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 const ATTRIBUTES: &str = "envoy.filters.http.ext_proc";
-/// Where Envoy gives the number of the client's connection, if it is asked to (`request_attributes: [connection.id]`).
+/// Attribute with the id of the client's connection. Envoy sends it with `request_attributes: [connection.id]`.
 const CONNECTION_ID: &str = "connection.id";
 
-/// The subset hint and the number of its entries that could not be read; `None` when the gateway gives none.
+/// The subset hint and the number of its invalid entries; `None` if the gateway sends no hint.
 #[must_use]
 pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
     let hint = metadata.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET_KEY)?;
@@ -35,13 +35,13 @@ pub fn subset(metadata: &Metadata) -> Option<(Subset, u64)> {
     Some((subset, malformed))
 }
 
-/// The endpoint that served by the gateway's word, in the metadata that the endpoint picker protocol names.
+/// The endpoint that served the request, as the gateway reports it in the metadata of the endpoint picker protocol.
 #[must_use]
 pub fn reported(metadata: Option<&Metadata>) -> Option<&str> {
     metadata?.filter_metadata.get(LB_NAMESPACE)?.fields.get(attache_picker::head::DESTINATION_SERVED).and_then(text)
 }
 
-/// The endpoint that really served, after retries.
+/// The endpoint that served the request after all retries; `None` if the gateway does not report it.
 #[must_use]
 pub fn served(metadata: Option<&Metadata>, attributes: &HashMap<String, Struct>) -> Option<SocketAddr> {
     reported(metadata).or_else(|| attribute(attributes, "upstream.address")).and_then(|a| a.parse().ok())
@@ -69,8 +69,8 @@ pub fn origin(attributes: &HashMap<String, Struct>) -> Origin {
     }
 }
 
-/// What a response's headers say, with what the gateway says beside them; `shows_body` unless the gateway keeps the
-/// body to itself.
+/// The head of a response, from its headers and the gateway's metadata and attributes. `shows_body`: the gateway will
+/// send the body.
 #[must_use]
 pub fn response_head<'a>(
     headers: Option<&HeaderMap>,
@@ -108,12 +108,13 @@ pub fn request_headers(map: Option<HeaderMap>) -> Vec<Header> {
     map.map(|map| map.headers.into_iter().map(header).collect()).unwrap_or_default()
 }
 
-/// A header's bytes. Envoy fills `raw_value`; `value` is for gateways that don't.
+/// The bytes of a header. Envoy fills `raw_value`; other gateways may fill `value`.
 fn value(header: &HeaderValue) -> &[u8] {
     if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value }
 }
 
-/// Whether a server was asked before the one that this answer is of, or for; `None` where Envoy is not told to say.
+/// Whether the gateway tried another endpoint before; `None` if the gateway does not send
+/// `upstream.request_attempt_count`.
 #[must_use]
 pub fn retried(attributes: &HashMap<String, Struct>) -> Option<bool> {
     match attributes.get(ATTRIBUTES)?.fields.get("upstream.request_attempt_count")?.kind.as_ref()? {
@@ -122,18 +123,18 @@ pub fn retried(attributes: &HashMap<String, Struct>) -> Option<bool> {
     }
 }
 
-/// The client's connection, by a number that is unique in its Envoy; `None` where Envoy is not asked for it.
+/// The id of the client's connection, unique within one Envoy; `None` if Envoy does not send it.
 #[must_use]
 pub fn connection(attributes: &HashMap<String, Struct>) -> Option<u64> {
     match attributes.get(ATTRIBUTES)?.fields.get(CONNECTION_ID)?.kind.as_ref()? {
-        // Two connections that differ beyond 53 bits share what one may have.
+        // Ids that are equal in their first 53 bits share the limits of one connection.
         Kind::NumberValue(number) => Some(number.to_bits()),
         _ => None,
     }
 }
 
-/// The same value as dynamic metadata `envoy.lb` that the header carries, and the scores of all endpoints where there
-/// are any.
+/// The destination as dynamic metadata `envoy.lb`, with the same value as the header, and the scores of endpoints if
+/// `scores` has any.
 #[must_use]
 pub fn destination(endpoints: &str, scores: &[(Arc<Endpoint>, f64)]) -> Struct {
     let value = Value { kind: Some(Kind::StringValue(endpoints.to_owned())) };
@@ -156,7 +157,7 @@ pub fn number(namespace: &str, key: &str, number: f64) -> Struct {
     Struct { fields: HashMap::from([(namespace.to_owned(), value)]) }
 }
 
-/// What stands in the metadata at `path`: text, or a number as the JSON that it came from had it.
+/// The text at `path` in the metadata of `namespace`. A number is formatted as text; other values give `None`.
 #[must_use]
 pub fn claim(metadata: Option<&Metadata>, namespace: &str, path: &[String]) -> Option<String> {
     let mut fields = metadata?.filter_metadata.get(namespace)?;
@@ -218,21 +219,21 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_who_the_configured_source_says() {
+    fn tenant_is_read_from_the_configured_source_only() {
         let by_header = TenantRule { source: TenantSource::Header("x-tenant".to_owned()), strip: None };
         let claims = metadata(Kind::StringValue("acme".to_owned()));
-        let lies = head(" liar ");
-        assert_eq!(Tenant::of(None, &lies, reads(Some(&claims))), Tenant::Unasked);
-        assert_eq!(Tenant::of(Some(&by_header), &lies, reads(Some(&claims))), Tenant::Named("liar".into()));
-        assert_eq!(Tenant::of(Some(&by_header), &head(" "), reads(None)), Tenant::Nobody);
+        let spoofed = head(" liar ");
+        assert_eq!(Tenant::of(None, &spoofed, reads(Some(&claims))), Tenant::Unconfigured);
+        assert_eq!(Tenant::of(Some(&by_header), &spoofed, reads(Some(&claims))), Tenant::Named("liar".into()));
+        assert_eq!(Tenant::of(Some(&by_header), &head(" "), reads(None)), Tenant::Missing);
         let rule = by_claim(None);
-        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&claims))), Tenant::Named("acme".into()));
-        assert_eq!(Tenant::of(Some(&rule), &lies, reads(None)), Tenant::Nobody);
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&claims))), Tenant::Named("acme".into()));
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(None)), Tenant::Missing);
         let number = metadata(Kind::NumberValue(42.0));
-        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&number))), Tenant::Named("42".into()));
-        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&metadata(Kind::BoolValue(true))))), Tenant::Nobody);
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&number))), Tenant::Named("42".into()));
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&metadata(Kind::BoolValue(true))))), Tenant::Missing);
         let long = metadata(Kind::StringValue("é".repeat(300)));
-        assert_eq!(Tenant::of(Some(&rule), &lies, reads(Some(&long))).name().map(str::len), Some(256));
+        assert_eq!(Tenant::of(Some(&rule), &spoofed, reads(Some(&long))).name().map(str::len), Some(256));
     }
 
     #[test]
@@ -250,7 +251,8 @@ mod tests {
             ("response_timeout", Origin::Server),
             ("upstream_reset_before_response_started{connection_failure}", Origin::Unreachable),
             (
-                "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+                "upstream_reset_before_response_started\
+                 {remote_connection_failure|delayed_connect_error:_Connection_refused}",
                 Origin::Unreachable,
             ),
             ("upstream_reset_before_response_started{connection_timeout}", Origin::Unreachable),

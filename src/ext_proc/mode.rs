@@ -1,18 +1,18 @@
-//! How Envoy sends bodies, told by `protocol_config` in the first message of a stream.
+//! How Envoy sends bodies, by `protocol_config` in the first message of a stream.
 
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProtocolConfiguration;
 
-/// A body send mode, grouped by how it wants to be answered.
+/// Envoy's body send modes, grouped by the replies that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyMode {
     /// The body is not sent.
     None,
-    /// Chunk by chunk, each answered once, with nothing or a replacement.
+    /// Chunk by chunk. Each chunk needs one reply, which may replace it.
     Streamed,
-    /// Once, whole (or, `BUFFERED_PARTIAL`, its head).
+    /// In one message, complete. `BUFFERED_PARTIAL` cuts long bodies.
     Buffered,
-    /// `FULL_DUPLEX_STREAMED` (and `GRPC`): chunks are taken out of the stream; what we send back is the body.
+    /// `FULL_DUPLEX_STREAMED` and `GRPC`: Envoy hands the chunks over. The replies are the body.
     FullDuplex,
 }
 
@@ -23,16 +23,16 @@ pub struct Modes {
     pub request: BodyMode,
     /// Of the response.
     pub response: BodyMode,
-    /// In `STREAMED` mode: body chunks come before the headers are answered.
+    /// In `STREAMED` mode: Envoy sends body chunks before the reply to the headers.
     pub body_without_waiting: bool,
-    /// In `BUFFERED` mode: the request's body comes in one message, whole. That message does not end the stream when trailers follow, and looks
-    /// like the head of a longer body in `BUFFERED_PARTIAL` then.
+    /// In `BUFFERED` mode: the message with the request body is always complete. If trailers follow, it lacks
+    /// `end_of_stream`, like a cut body in `BUFFERED_PARTIAL` mode.
     pub body_at_once: bool,
 }
 
 impl Modes {
-    /// What to assume of a gateway that does not say: the mode that the endpoint picker protocol asks for.
-    pub const UNSAID: Modes = Modes {
+    /// The modes of a gateway that sends no `protocol_config`: those that the endpoint picker protocol requires.
+    pub const DEFAULT: Modes = Modes {
         request: BodyMode::FullDuplex,
         response: BodyMode::FullDuplex,
         body_without_waiting: false,
@@ -50,7 +50,7 @@ impl Modes {
         }
     }
 
-    /// Whether the answer to the headers must be given before the body is seen.
+    /// Whether Envoy waits for the reply to the headers before it sends the body.
     #[must_use]
     pub fn headers_first(self) -> bool {
         match self.request {

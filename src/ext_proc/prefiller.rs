@@ -1,12 +1,15 @@
-//! Asks prefill servers. One task a question, so that an answer which nobody waits for any longer is still dealt with: before its headers
-//! have come the connection is closed, which ends the work on the server; after that what the answer pins is freed.
+//! The HTTP client for prefill workers.
 //!
-//! The tasks run on a thread of their own. A connection ends with the runtime on which it was opened, the threads that serve share all
-//! connections, and each of them ends when its own streams have ended.
+//! Each call is a task of its own, so that a call which its stream abandons is still cleaned up. Before the response
+//! headers arrive, the task closes the connection, and the worker aborts the request. After that, the task releases the
+//! KV blocks that the response pins.
+//!
+//! The tasks run on a separate thread. A connection is closed with the runtime that opened it. But all serving
+//! threads share these connections, and a serving thread exits when its own streams have ended.
 
 use attache_disagg::Failure;
 use attache_http_client as fetch;
-use attache_picker::split::{Ask, Told};
+use attache_picker::split::{LegCall, LegResult};
 use bytes::{Bytes, BytesMut};
 use reqwest::{Client, RequestBuilder, Response};
 use std::fmt;
@@ -19,17 +22,20 @@ use tokio::runtime::{self, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// 1,024 idle connections a server are kept, as llm-d's sidecar does: every one that is opened anew costs a split request a round trip.
+/// 1,024 idle connections are kept for each worker, as llm-d's sidecar does. A new connection costs a split request a
+/// round trip.
 const IDLE_CONNECTIONS: usize = 1024;
-/// 2 s for a connection, TLS included: servers are near, and a first packet that was lost is sent again after one. A node that drops packets
-/// costs this much, and not all the time that there is for a prefill.
+/// 2 s: time limit to connect, TLS included. TCP repeats a lost SYN after one second. A node that drops packets
+/// delays a request by this time, and not by the time limit of the prefill.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// 16 MiB: an answer of one token and its parameters, which name every block of the prompt. Larger is no such answer.
+/// 16 MiB: longest response body. A prefill response has one token, and transfer parameters that list each block of the
+/// prompt.
 const MAX_REPLY_BYTES: usize = 16 << 20;
-/// 100 ms: an answer that is on its way when the client leaves is here by then; a server that still computes loses no more time than that.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
+/// 100 ms: how long an abandoned call waits for response headers that may be in transit. A worker that is still
+/// prefilling does useless work for at most this long.
+const CANCEL_GRACE: Duration = Duration::from_millis(100);
 
-/// The thread that asks, and its clients, made when the first request is split.
+/// The thread for calls and its HTTP clients. Both are created when the first request is split.
 #[derive(Debug, Default)]
 pub struct Prefiller {
     thread: OnceLock<Option<Thread>>,
@@ -54,7 +60,7 @@ impl Thread {
     }
 }
 
-/// Whoever drops it may not wait for what is under way.
+/// Does not wait for running calls, because it may be dropped on a runtime, where blocking is not allowed.
 impl Drop for Thread {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
@@ -63,36 +69,36 @@ impl Drop for Thread {
     }
 }
 
-/// An answer that is waited for; given up on Drop.
-pub struct Asking {
-    told: oneshot::Receiver<Told>,
-    /// Tells the task that the answer was taken; dropped with this, that nobody waits.
-    waits: Option<oneshot::Sender<()>>,
+/// A call whose result is awaited. Dropping it abandons the call.
+pub struct PendingCall {
+    result: oneshot::Receiver<LegResult>,
+    /// Confirms to the task that the result was received. Dropped unused, it says that the call is abandoned.
+    ack: Option<oneshot::Sender<()>>,
 }
 
-impl Future for Asking {
-    type Output = Told;
+impl Future for PendingCall {
+    type Output = LegResult;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
-        let told = ready!(Pin::new(&mut self.told).poll(cx));
-        if let Some(waits) = self.waits.take() {
-            // The task does not wait for it when it has told a failure.
-            let _ = waits.send(());
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LegResult> {
+        let result = ready!(Pin::new(&mut self.result).poll(cx));
+        if let Some(ack) = self.ack.take() {
+            // Fails without effect if the task has ended: it awaits a confirmation only for results that pin blocks.
+            let _ = ack.send(());
         }
-        // A task that is gone without a word has panicked.
-        Poll::Ready(told.unwrap_or(Told::Failed(Failure::Broken)))
+        // A task that ends without a result has panicked.
+        Poll::Ready(result.unwrap_or(LegResult::Failed(Failure::Broken)))
     }
 }
 
-impl fmt::Debug for Asking {
+impl fmt::Debug for PendingCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Asking")
+        f.write_str("PendingCall")
     }
 }
 
 impl Prefiller {
-    fn client(&self, ask: &Ask) -> Option<Client> {
-        let verify = ask.url.starts_with("https:") && !ask.insecure_skip_verify;
+    fn client(&self, call: &LegCall) -> Option<Client> {
+        let verify = call.url.starts_with("https:") && !call.insecure_skip_verify;
         let slot = if verify { &self.verified } else { &self.unverified };
         if let Some(client) = slot.get() {
             return Some(client.clone());
@@ -106,27 +112,27 @@ impl Prefiller {
         self.thread.get_or_init(Thread::start).as_ref()?.0.as_ref()
     }
 
-    /// Asks.
+    /// Makes a call. The returned future is its result.
     #[must_use]
-    pub fn start(&self, ask: Ask) -> Asking {
-        let (tell, told) = oneshot::channel();
-        let (waits, waiting) = oneshot::channel();
-        match self.client(&ask).zip(self.runtime()) {
-            Some((client, runtime)) => drop(runtime.spawn(run(client, ask, tell, waiting))),
+    pub fn start(&self, call: LegCall) -> PendingCall {
+        let (sender, result) = oneshot::channel();
+        let (ack, taken) = oneshot::channel();
+        match self.client(&call).zip(self.runtime()) {
+            Some((client, runtime)) => drop(runtime.spawn(run(client, call, sender, taken))),
             // The certificate store can't be read, or there is no thread.
-            None => drop(tell.send(Told::Failed(Failure::Refused))),
+            None => drop(sender.send(LegResult::Failed(Failure::Refused))),
         }
-        Asking { told, waits: Some(waits) }
+        PendingCall { result, ack: Some(ack) }
     }
 
-    /// Asks, and nobody waits for the answer.
-    pub fn send_off(&self, ask: Ask) {
-        if let Some(client) = self.client(&ask) {
-            self.spawn(async move { send(&client, &ask).await });
+    /// Makes a call whose result is only logged.
+    pub fn send_detached(&self, call: LegCall) {
+        if let Some(client) = self.client(&call) {
+            self.spawn(async move { send(&client, &call).await });
         }
     }
 
-    /// Runs what nobody waits for.
+    /// Runs a task on the thread for calls.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime() {
             runtime.spawn(task);
@@ -134,52 +140,54 @@ impl Prefiller {
     }
 }
 
-fn request(client: &Client, ask: &Ask) -> RequestBuilder {
-    let request = client.post(&ask.url).header("content-type", "application/json").body(ask.body.clone());
-    ask.headers.iter().fold(request, |request, (name, value)| request.header(*name, value))
+fn request(client: &Client, call: &LegCall) -> RequestBuilder {
+    let request = client.post(&call.url).header("content-type", "application/json").body(call.body.clone());
+    call.headers.iter().fold(request, |request, (name, value)| request.header(*name, value))
 }
 
-async fn run(client: Client, ask: Ask, tell: oneshot::Sender<Told>, mut waiting: oneshot::Receiver<()>) {
-    let mut answering = pin!(timeout(ask.timeout, request(&client, &ask).send()));
+async fn run(client: Client, call: LegCall, sender: oneshot::Sender<LegResult>, mut taken: oneshot::Receiver<()>) {
+    let mut answering = pin!(timeout(call.timeout, request(&client, &call).send()));
     let response = tokio::select! {
         response = &mut answering => response,
-        // Nobody waits: unless its answer is on its way, dropping the request closes its connection, and the server ends what it was doing.
-        _ = &mut waiting => match timeout(ON_ITS_WAY, answering).await {
+        // Abandoned. Unless the response is in transit, dropping the request closes the connection, and the worker
+        // aborts.
+        _ = &mut taken => match timeout(CANCEL_GRACE, answering).await {
             Ok(response) => response,
             Err(_) => return,
         },
     };
-    let told = match response {
-        Err(_) => Told::Failed(Failure::Late),
-        Ok(Err(error)) if error.is_connect() => Told::Failed(Failure::Refused),
-        Ok(Err(_)) => Told::Failed(Failure::Broken),
+    let result = match response {
+        Err(_) => LegResult::Failed(Failure::Late),
+        Ok(Err(error)) if error.is_connect() => LegResult::Failed(Failure::Refused),
+        Ok(Err(_)) => LegResult::Failed(Failure::Broken),
         Ok(Ok(response)) => {
             let status = response.status().as_u16();
-            match timeout(ask.timeout, read(response)).await {
-                Ok(Ok(body)) => Told::Reply { status, body },
-                Ok(Err(failure)) => Told::Failed(failure),
-                Err(_) => Told::Failed(Failure::Late),
+            match timeout(call.timeout, read(response)).await {
+                Ok(Ok(body)) => LegResult::Reply { status, body },
+                Ok(Err(failure)) => LegResult::Failed(failure),
+                Err(_) => LegResult::Failed(Failure::Late),
             }
         }
     };
-    let Some(release) = &ask.release else {
-        // Whoever waits is told; nobody else needs to know.
-        let _ = tell.send(told);
+    let Some(release) = &call.release else {
+        // Without blocks to release, an abandoned result needs no cleanup.
+        let _ = sender.send(result);
         return;
     };
-    let pins = match &told {
-        Told::Reply { status: 200..=299, body } => Some(body.clone()),
+    let pins = match &result {
+        LegResult::Reply { status: 200..=299, body } => Some(body.clone()),
         _ => None,
     };
-    // An answer that was told may still be dropped before anybody has looked at it.
-    let taken = tell.send(told).is_ok() && (pins.is_none() || waiting.await.is_ok());
-    // Nobody goes on from what was computed: the decode server fetches it, so that its memory is free again.
+    // A result that was sent may still be dropped before the stream reads it.
+    let taken = sender.send(result).is_ok() && (pins.is_none() || taken.await.is_ok());
+    // No decode leg will follow. A call that makes the decode worker fetch the blocks frees them.
     if let Some(freed) = pins.filter(|_| !taken).and_then(|body| release.of(&body)) {
         send(&client, &freed).await;
     }
 }
 
-/// Reads a reply. One that is too large is no failure of the server: it may repeat what the client wrote.
+/// Reads a response body. A body that is too large does not count against the worker, because it may echo the client's
+/// input.
 async fn read(mut response: Response) -> Result<Bytes, Failure> {
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await.map_err(|_| Failure::Broken)? {
@@ -191,11 +199,11 @@ async fn read(mut response: Response) -> Result<Bytes, Failure> {
     Ok(body.freeze())
 }
 
-/// Asks, and is content with any answer.
-async fn send(client: &Client, ask: &Ask) {
-    let sent = timeout(ask.timeout, request(client, ask).send()).await;
+/// Makes a call and logs its failure.
+async fn send(client: &Client, call: &LegCall) {
+    let sent = timeout(call.timeout, request(client, call).send()).await;
     if !matches!(&sent, Ok(Ok(response)) if response.status().is_success()) {
-        tracing::debug!(url = ask.url, ?sent, "message to a prefill worker failed");
+        tracing::debug!(url = call.url, ?sent, "message to a prefill worker failed");
     }
 }
 

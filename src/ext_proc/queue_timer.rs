@@ -32,17 +32,17 @@ impl QueueTimer {
         self.0.clone().into()
     }
 
-    /// Lets the queue dequeue after each new snapshot of its pool, and after [`Queues::patience`] without one. Ends when
-    /// the queue or the pool is dropped.
+    /// Lets the queue dequeue after each new snapshot of its pool, and after [`Queues::next_check_in`] without one.
+    /// Ends when the queue or the pool is dropped.
     pub async fn follow(self, queues: Weak<Queues>, mut published: watch::Receiver<Published>, clock: Clock) {
-        while let Some(patience) = queues.upgrade().map(|queues| queues.patience(clock.now())) {
+        while let Some(delay) = queues.upgrade().map(|queues| queues.next_check_in(clock.now())) {
             let woken = async {
                 tokio::select! {
                     changed = published.changed() => Some(changed.is_ok()),
                     () = self.0.0.notified() => None,
                 }
             };
-            match timeout(patience, woken).await {
+            match timeout(delay, woken).await {
                 Ok(Some(false)) => return,
                 Ok(Some(true)) | Err(_) => {}
                 // The queue needs an earlier check: compute the timeout again.

@@ -1,5 +1,5 @@
-//! What of the limits stands in Redis: what tenants and models have had, and what single tenants may have. Questions
-//! run as tasks on the runtime of the connection.
+//! Quotas in Redis: the counters of tenants and models, and the limits of single tenants. Calls to Redis run as tasks
+//! on the runtime of its connection.
 
 use attache_picker::quotas::{Limited, Pending, Permit, Quotas, SharedAnswer, SharedQuotas, Store};
 use attache_picker::warming::Warming;
@@ -16,42 +16,41 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// A Redis, and how the requests of one [`Quotas`] deal with it.
+/// The Redis store of one [`Quotas`].
 #[derive(Clone, Debug)]
 pub struct RedisQuotas {
-    /// The Redis.
+    /// The connection to Redis.
     pub link: Arc<RedisLink>,
-    /// Counts, where the settings say to count there.
+    /// The counters, if the settings keep them in Redis.
     pub store: Option<Arc<RedisStore>>,
-    /// Tenants' own limits there; they are looked up where the settings say so.
+    /// Records with the limits of single tenants. Used if the settings have `user_records`.
     pub users: Arc<UserRecords>,
-    /// How long a request waits, for all that it asks.
+    /// How long one request waits for all its calls together.
     pub timeout: Duration,
-    /// What becomes of it then.
+    /// How a request is handled after a failure or timeout.
     pub on_failure: OnStoreFailure,
     /// Counters of Redis.
     pub metrics: Arc<Metrics>,
 }
 
-/// What a question came to.
+/// The result of a quota check in Redis.
 #[derive(Debug)]
 enum Verdict {
-    /// The request goes on, with what is booked for it, where anything is. A permit that nobody takes gives everything
-    /// back.
+    /// The request may proceed, with this reservation if it has limits. Dropping the permit releases it.
     Granted(Option<Permit>),
-    /// Its tenant has had what it may have.
+    /// A limit is exceeded.
     Refused(Refused),
-    /// Its tenant has no record, and needs one.
+    /// The settings require a record of the tenant, and it has none.
     Unknown,
 }
 
-/// An answer that is on its way.
+/// The result of a running quota check.
 #[derive(Debug)]
-struct Answer {
+struct PendingVerdict {
     claim: Claim,
     on_failure: OnStoreFailure,
     metrics: Arc<Metrics>,
-    told: oneshot::Receiver<Result<Verdict, StoreError>>,
+    receiver: oneshot::Receiver<Result<Verdict, StoreError>>,
 }
 
 impl SharedQuotas for RedisQuotas {
@@ -67,8 +66,8 @@ impl SharedQuotas for RedisQuotas {
         let limits = known.and_then(|known| by_record(quotas, known.found, &claim.limits));
         match (known.map(|known| known.is_fresh), limits) {
             (Some(true), None) => Err(unknown(&claim)),
-            // Who had no record then, and needs one, may have one by now.
-            (_, None) => Ok(Limited::Unread(self.ask(quotas, claim, true, first, now))),
+            // A stale result without a record does not reject the request: the tenant may have a record since.
+            (_, None) => Ok(Limited::Unread(self.request(quotas, claim, true, first, now))),
             (is_fresh, Some(limits)) => {
                 if is_fresh != Some(true) {
                     self.read_again(claim.name.clone(), now);
@@ -79,7 +78,7 @@ impl SharedQuotas for RedisQuotas {
     }
 
     fn take(&self, quotas: &Arc<Quotas>, claim: Claim, first: Timestamp, now: Timestamp) -> Pending {
-        self.ask(quotas, claim, false, first, now)
+        self.request(quotas, claim, false, first, now)
     }
 
     fn end(&self, name: Arc<str>, place: Place, change: Change, at: Wall) {
@@ -90,28 +89,29 @@ impl SharedQuotas for RedisQuotas {
 }
 
 impl RedisQuotas {
-    /// Reads a tenant's record beside its requests, which do not wait for that; while Redis gives no answer what was
-    /// read before counts.
+    /// Refreshes a tenant's record in the background. Until Redis responds, the last known record applies.
     fn read_again(&self, tenant: Arc<str>, now: Timestamp) {
         let Some(again) = self.users.again(&tenant) else { return };
         let this = self.clone();
         self.link.runtime().spawn(async move {
             if let Err(error) = this.found(&tenant, now).await {
-                tracing::debug!(%error, "record of a tenant can't be read again; the old one stays in effect");
+                tracing::debug!(%error, "refresh of a tenant's record failed; the last known one stays in effect");
             }
             drop(again);
         });
     }
 
-    /// Asks Redis to book a request, or to say before what its tenant may have, when its record is `unread`. What the
-    /// request has waited since `first` is not waited again.
-    fn ask(&self, quotas: &Arc<Quotas>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Pending {
-        let (tell, told) = oneshot::channel();
-        let (this, quotas, asked) = (self.clone(), quotas.clone(), claim.clone());
-        let task =
-            self.link.runtime().spawn(async move { drop(tell.send(this.judge(&quotas, asked, unread, now).await)) });
+    /// Starts a quota check: reads the tenant's record first if it is `unread`, then reserves the request. The time
+    /// that the request has waited since `first` counts against the timeout.
+    fn request(&self, quotas: &Arc<Quotas>, claim: Claim, unread: bool, first: Timestamp, now: Timestamp) -> Pending {
+        let (sender, receiver) = oneshot::channel();
+        let (this, quotas, claimed) = (self.clone(), quotas.clone(), claim.clone());
+        let task = self
+            .link
+            .runtime()
+            .spawn(async move { drop(sender.send(this.judge(&quotas, claimed, unread, now).await)) });
         let call = tokio::time::timeout(self.timeout.saturating_sub(now.since(first)), task).map(drop);
-        let answer = Answer { claim, on_failure: self.on_failure, metrics: self.metrics.clone(), told };
+        let answer = PendingVerdict { claim, on_failure: self.on_failure, metrics: self.metrics.clone(), receiver };
         Pending { work: Warming::call(0, Box::pin(call)), answer: Box::new(answer) }
     }
 
@@ -138,13 +138,13 @@ impl RedisQuotas {
                 let answer = redis.take(&claim, quotas.wall()).await?;
                 answer.map(|(taken, place)| Permit::new(quotas, &claim, taken, Some(place)))
             }
-            // Nowhere to count.
+            // No store is configured for the counters.
             (Store::Shared, None) => return Ok(Verdict::Granted(None)),
         };
         Ok(taken.map_or_else(Verdict::Refused, |permit| Verdict::Granted(Some(permit))))
     }
 
-    /// What stands in Redis of `tenant`, or stood there when it was read last.
+    /// The tenant's record in Redis; if Redis fails, the last known one.
     async fn found(&self, tenant: &Arc<str>, now: Timestamp) -> Result<RecordLookup, LinkError> {
         let (found, outcome) = match self.users.read(tenant, now).await {
             Ok(found @ RecordLookup::Record(_)) => (found, RecordOutcome::Found),
@@ -157,16 +157,16 @@ impl RedisQuotas {
     }
 }
 
-/// How long the record of `tenant` counts once it has been read; `None` when it has none, or the settings name the
-/// tenant themselves.
+/// How long a record of `tenant` is fresh. `None` if no record applies: the request has no tenant, or the settings have
+/// an override for it, or no records are configured.
 fn record_ttl(quotas: &Quotas, tenant: &str) -> Option<Duration> {
     let settings = quotas.settings();
     let records = settings.user_records.filter(|_| !tenant.is_empty() && !settings.overrides.contains_key(tenant))?;
     Some(records.ttl)
 }
 
-/// What a tenant may have of whom that was found; `None` when it is refused for that. Who has no record may have what
-/// is the `default`.
+/// The limits of a tenant with this record. Without a valid record, the settings choose between the `default` limits
+/// and a rejection (`None`).
 fn by_record(quotas: &Quotas, found: RecordLookup, default: &Limits) -> Option<Limits> {
     let unknown = quotas.settings().user_records.map(|settings| settings.unknown).unwrap_or_default();
     match (found, unknown) {
@@ -180,14 +180,14 @@ fn unknown(claim: &Claim) -> RequestError {
     RequestError::new(Reason::UnknownUser, format!("user: {} is not known", claim.name))
 }
 
-impl SharedAnswer for Answer {
+impl SharedAnswer for PendingVerdict {
     fn read(mut self: Box<Self>, quotas: &Quotas, now: Timestamp) -> Result<Option<Permit>, RequestError> {
-        let failure = match self.told.try_recv() {
+        let failure = match self.receiver.try_recv() {
             Ok(Ok(Verdict::Granted(permit))) => return Ok(permit),
             Ok(Ok(Verdict::Refused(refused))) => return Err(quotas.refused(&self.claim, refused, now)),
             Ok(Ok(Verdict::Unknown)) => return Err(unknown(&self.claim)),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "limits of a tenant can't be read");
+                tracing::debug!(%error, "quota check in Redis failed");
                 match error {
                     StoreError::Link(LinkError::Away) => StoreFailure::Away,
                     StoreError::Link(LinkError::Busy) => StoreFailure::Busy,

@@ -1,4 +1,4 @@
-//! Building Envoy's answers. Header values go into `raw_value`, always: one set through `value` arrives empty.
+//! Builds the replies to Envoy. Header values are always in `raw_value`, because Envoy ignores `value`.
 
 use super::mode::BodyMode;
 use attache_picker::body::{Body, MAX_CHUNK_BYTES};
@@ -16,7 +16,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use std::collections::VecDeque;
 
-/// 256 characters of a name that is refused are repeated in a header.
+/// 256: most characters of a rejected name that a response header repeats.
 const MAX_NAME_CHARS: usize = 256;
 
 /// Sets a header, replacing what the client sent.
@@ -29,7 +29,7 @@ pub fn set(name: &str, value: impl Into<Vec<u8>>) -> HeaderValueOption {
     }
 }
 
-/// The same as `changes`.
+/// The header mutation that makes `changes`.
 #[must_use]
 pub fn mutation(changes: HeaderChanges) -> HeaderMutation {
     HeaderMutation {
@@ -51,31 +51,31 @@ pub fn common(mutation: HeaderMutation) -> CommonResponse {
     CommonResponse { header_mutation: (!empty).then_some(mutation), ..CommonResponse::default() }
 }
 
-/// The answer to request headers.
+/// The reply to request headers.
 #[must_use]
 pub fn request_headers(response: CommonResponse) -> ProcessingResponse {
     message(Response::RequestHeaders(HeadersResponse { response: Some(response) }))
 }
 
-/// The answer to request trailers.
+/// The reply to request trailers.
 #[must_use]
 pub fn request_trailers() -> ProcessingResponse {
     message(Response::RequestTrailers(TrailersResponse::default()))
 }
 
-/// The answer to response headers.
+/// The reply to response headers.
 #[must_use]
 pub fn response_headers(mutation: HeaderMutation) -> ProcessingResponse {
     message(Response::ResponseHeaders(HeadersResponse { response: Some(common(mutation)) }))
 }
 
-/// The answer to response trailers.
+/// The reply to response trailers.
 #[must_use]
 pub fn response_trailers() -> ProcessingResponse {
     message(Response::ResponseTrailers(TrailersResponse::default()))
 }
 
-/// Which way a body flows.
+/// The direction of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the server.
@@ -97,7 +97,7 @@ fn mutated(direction: Direction, mutation: Mutation) -> ProcessingResponse {
     body(direction, CommonResponse { body_mutation, ..CommonResponse::default() })
 }
 
-/// Passes a body message on as it came, in the mode's own way.
+/// The reply that passes a body message on unchanged.
 #[must_use]
 pub fn echo(direction: Direction, mode: BodyMode, message: HttpBody) -> ProcessingResponse {
     if mode != BodyMode::FullDuplex {
@@ -113,7 +113,7 @@ pub fn echo(direction: Direction, mode: BodyMode, message: HttpBody) -> Processi
     mutated(direction, Mutation::StreamedResponse(streamed))
 }
 
-/// Answers one body message with other bytes.
+/// The reply that replaces the bytes of a body message.
 #[must_use]
 pub fn replace(direction: Direction, mode: BodyMode, bytes: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
     match mode {
@@ -123,15 +123,15 @@ pub fn replace(direction: Direction, mode: BodyMode, bytes: Vec<u8>, end_of_stre
     }
 }
 
-/// The answer to a buffered body: headers that change, and the new body if there is one.
+/// The reply to a buffered body, with header changes and optionally a new body.
 #[must_use]
 pub fn buffered_body(mut response: CommonResponse, new_body: Option<Vec<u8>>) -> ProcessingResponse {
     response.body_mutation = new_body.map(|b| BodyMutation { mutation: Some(Mutation::Body(b)) });
     body(Direction::Request, response)
 }
 
-/// Sends a whole body in pieces, the last one ending the stream if `end` says so. A body in several pieces as they came is passed
-/// on without copying; only pieces over 64 KiB are cut.
+/// Sends a body in pieces; with `end`, the last piece ends the stream. Pieces up to 64 KiB are passed on without a
+/// copy, longer ones are divided.
 pub fn stream_body(pieces: Vec<Vec<u8>>, end: bool, out: &mut impl Extend<ProcessingResponse>) {
     let mut send = |piece: Vec<u8>, end_of_stream: bool| {
         let message = HttpBody { body: piece, end_of_stream, ..HttpBody::default() };
@@ -156,7 +156,8 @@ pub fn stream_body(pieces: Vec<Vec<u8>>, end: bool, out: &mut impl Extend<Proces
     }
 }
 
-/// The answers to a request of which `body` was held: where it goes, and its body, the client's or a new one, in the mode's own way.
+/// The replies to a request whose `body` was buffered: `head` with the destination, then the body of the client or the
+/// new one.
 pub fn forward(
     mode: BodyMode,
     head: ProcessingResponse,
@@ -169,7 +170,7 @@ pub fn forward(
     match (mode, new_body) {
         (BodyMode::FullDuplex, Some(new)) => stream_body(vec![new], end, out),
         (BodyMode::FullDuplex, None) => stream_body(body.take(), end, out),
-        // Each chunk that came wants its answer: the new body goes with the last one.
+        // Each chunk needs a reply. The last one carries the new body.
         (mode, Some(new)) => {
             for _ in 1..body.messages() {
                 out.push_back(replace(Direction::Request, mode, Vec::new(), false));
@@ -183,7 +184,7 @@ pub fn forward(
     }
 }
 
-/// An answer of the picker's own: JSON, with status 200.
+/// A response of Attaché itself: JSON, with status 200.
 #[must_use]
 pub fn answer(json: Vec<u8>) -> ProcessingResponse {
     message(Response::ImmediateResponse(ImmediateResponse {
@@ -198,12 +199,12 @@ pub fn answer(json: Vec<u8>) -> ProcessingResponse {
     }))
 }
 
-/// A refusal in the client's dialect.
+/// An error response in the format of the client's API.
 #[must_use]
 pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
     let answer = dialect::render(error, dialect);
     let mut set_headers = vec![set("content-type", answer.content_type), set("x-attache-reason", error.reason.code())];
-    // What AIBrix's clients look for.
+    // AIBrix's clients check these headers.
     let known_to_aibrix = match error.reason {
         Reason::InvalidRoutingStrategy => Some("x-error-invalid-routing-strategy"),
         Reason::RequestsPerMinute => Some("x-error-rpm-exceeded"),
@@ -212,7 +213,7 @@ pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
         Reason::UnknownUser => Some("x-error-user"),
         _ => None,
     };
-    // AIBrix repeats the name that was refused. Envoy sets no header without a value, so an empty name stays `true`.
+    // AIBrix repeats the rejected name. Envoy sets no header with an empty value, so an empty name becomes `true`.
     let rejected = error.rejected_name.as_deref().filter(|name| !name.is_empty());
     let value: String = rejected.unwrap_or("true").chars().filter(|c| !c.is_control()).take(MAX_NAME_CHARS).collect();
     set_headers.extend(known_to_aibrix.map(|name| set(name, &*value)));

@@ -1,11 +1,12 @@
-//! The gRPC service: one inline stream a request, no task, no channel. It pumps messages into the [`Exchange`] and owns the timer.
+//! The gRPC service. Each request is one stream that tonic polls, without a task or a channel of its own. The stream
+//! passes Envoy's messages to the [`Exchange`] and owns the timer.
 //!
-//! It never ends a stream on its own while Envoy is there: a stream that ends well before the answer has gone by loses the rest of the answer,
-//! and the client sees a 200. Only Envoy's end, or an error, ends it. A gateway may half-close the stream behind the request and wait for the
-//! decision (NGINX Gateway Fabric does): such a stream lives until it is answered.
+//! A stream ends only when Envoy closes it, or with an error. If Attaché closed it before the response is complete,
+//! the client would get a truncated response with status 200. Some gateways half-close the stream after the request
+//! and wait for the decision, such as NGINX Gateway Fabric. Such a stream lives until the request is answered.
 
 use super::exchange::{Actions, Event, Exchange, ProtocolError};
-use super::prefiller::Asking;
+use super::prefiller::PendingCall;
 use super::processor::Processor;
 use super::uploads::{Evicted, Upload};
 use super::warmer::Running;
@@ -13,8 +14,8 @@ use super::wire::{Inbound, Incoming};
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
 use attache_picker::event::NameEvent;
-use attache_picker::queues::Waiting;
-use attache_picker::split::{Came, Stage};
+use attache_picker::queues::QueueSignal;
+use attache_picker::split::{LegProgress, PrefillLeg};
 use attache_serving::connections::InFlight;
 use attache_types::clock::{Clock, Timestamp};
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
@@ -28,7 +29,7 @@ use std::task::{Context, Poll, ready};
 use tokio::time::{Sleep, timeout_at};
 use tonic::{Code, Status};
 
-/// Answers to one message: the headers' and the body's. Larger rings would miss the allocator's fast path.
+/// Replies to one message: one for headers, one for a body. A larger buffer would miss the allocator's fast path.
 const USUAL_ANSWERS: usize = 2;
 
 /// The ext-proc service.
@@ -45,7 +46,7 @@ impl Service {
         Self { processor, clock }
     }
 
-    /// A stream that Envoy has just opened, calling by this `:authority`: its answers.
+    /// Opens a stream. `called` is the `:authority` of the gateway's call.
     pub(super) fn open(&self, body: tonic::body::Body, in_flight: Option<InFlight>, called: Option<Authority>) -> Pump {
         let exchange = Exchange::new(self.processor.clone(), self.clock.now()).called_as(called);
         Pump {
@@ -63,7 +64,7 @@ impl Service {
             clock: self.clock,
             timer: None,
             warming: None,
-            asking: SmallVec::new(),
+            leg_calls: SmallVec::new(),
             waiting: None,
             eviction: None,
             failed: false,
@@ -71,26 +72,26 @@ impl Service {
     }
 }
 
-/// One stream: polled by tonic for answers, polls Envoy's messages when it has none to give.
+/// One stream. When tonic polls it and no reply is ready, it polls Envoy's messages.
 #[derive(Debug)]
 pub struct Pump {
     inbound: Inbound,
     exchange: Exchange,
-    /// While more is awaited of a body or a message.
+    /// Set while the rest of a body or of a message is awaited.
     upload: Option<Upload>,
-    /// When the message began of which more is awaited.
+    /// When the awaited rest was first noticed.
     unfinished_since: Option<Timestamp>,
     out: Actions,
     processor: Arc<Processor>,
     clock: Clock,
     timer: Option<(Timestamp, Pin<Box<Sleep>>)>,
     warming: Option<Running>,
-    /// Questions to other servers, of which answers are awaited.
-    asking: SmallVec<[(Attempt, Asking); 1]>,
-    /// For the request's turn.
-    waiting: Option<Waiting>,
-    /// For its end before its time.
-    eviction: Option<Waiting<Refusal>>,
+    /// Calls to prefill workers whose results are awaited.
+    leg_calls: SmallVec<[(Attempt, PendingCall); 1]>,
+    /// Becomes ready when the queued request leaves the queue.
+    waiting: Option<QueueSignal>,
+    /// Becomes ready when the request in flight is preempted.
+    eviction: Option<QueueSignal<Refusal>>,
     failed: bool,
 }
 
@@ -122,41 +123,42 @@ impl Pump {
         Status::new(code, error.0)
     }
 
-    /// Sends off what the exchange has to ask, gives up what it no longer waits for, and takes in one answer that has come.
-    fn poll_asking(&mut self, cx: &mut Context<'_>) -> Option<Event> {
-        for ask in self.exchange.asks() {
-            match ask.attempt {
-                Some(attempt) => self.asking.push((attempt, self.processor.prefiller.start(ask))),
-                None => self.processor.prefiller.send_off(ask),
+    /// Starts the calls of the exchange, abandons those whose results it no longer awaits, and returns one result.
+    fn poll_leg_calls(&mut self, cx: &mut Context<'_>) -> Option<Event> {
+        for call in self.exchange.leg_calls() {
+            match call.attempt {
+                Some(attempt) => self.leg_calls.push((attempt, self.processor.prefiller.start(call))),
+                None => self.processor.prefiller.send_detached(call),
             }
         }
-        if self.asking.is_empty() {
+        if self.leg_calls.is_empty() {
             return None;
         }
         let exchange = &self.exchange;
-        self.asking.retain(|(attempt, _)| exchange.awaits(*attempt));
-        let told =
-            self.asking.iter_mut().enumerate().find_map(|(at, (attempt, asking))| match Pin::new(asking).poll(cx) {
-                Poll::Ready(told) => Some((at, *attempt, told)),
+        self.leg_calls.retain(|(attempt, _)| exchange.awaits(*attempt));
+        let result = self.leg_calls.iter_mut().enumerate().find_map(|(at, (attempt, pending))| {
+            match Pin::new(pending).poll(cx) {
+                Poll::Ready(result) => Some((at, *attempt, result)),
                 Poll::Pending => None,
-            });
-        told.map(|(at, attempt, told)| {
-            self.asking.remove(at);
-            Event::Told(attempt, told)
+            }
+        });
+        result.map(|(at, attempt, result)| {
+            self.leg_calls.remove(at);
+            Event::LegResult(attempt, result)
         })
     }
 
-    /// The request's turn, when it has come.
-    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Option<Event> {
+    /// Returns how the queued request left the queue, once it has.
+    fn poll_dequeue(&mut self, cx: &mut Context<'_>) -> Option<Event> {
         if self.waiting.is_none() {
             self.waiting = self.exchange.waiting();
         }
         let Poll::Ready(turn) = Pin::new(self.waiting.as_mut()?).poll(cx) else { return None };
         self.waiting = None;
-        Some(Event::Turn(turn))
+        Some(Event::Dequeued(turn))
     }
 
-    /// That the request is to end for the sake of another, when it is.
+    /// Returns the preemption of the request, once a more important request causes one.
     fn poll_eviction(&mut self, cx: &mut Context<'_>) -> Option<Event> {
         if self.eviction.is_none() {
             self.eviction = self.exchange.eviction();
@@ -166,12 +168,12 @@ impl Pump {
         refusal.map(Event::Evicted)
     }
 
-    /// Whether the stream goes on after its last message: the gateway has half-closed it and waits for the decision.
+    /// Whether the stream continues after its last message, because the gateway half-closed it and awaits the decision.
     fn outlives_its_inbound(&mut self) -> bool {
         self.inbound.is_half_closed() && self.exchange.half_closed(self.clock.now())
     }
 
-    /// Accounts for what the stream holds while more of it is awaited. Gives an event when that is to end.
+    /// Accounts for the memory of an unfinished body or message. Returns an event when the upload must end.
     fn poll_upload(&mut self, cx: &Context<'_>) -> Option<Event> {
         let unfinished = self.inbound.unfinished();
         let standing = if unfinished > 0 || self.exchange.collects() {
@@ -199,7 +201,7 @@ impl Pump {
         Some(Event::UploadEvicted(why))
     }
 
-    /// Ready when the exchange's deadline has come.
+    /// Ready at the deadline of the exchange.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(due) = self.exchange.deadline() else {
             self.timer = None;
@@ -215,29 +217,35 @@ impl Pump {
     }
 }
 
-/// Envoy has closed the stream, whether that was read or not.
+/// The stream was closed or reset.
 impl Drop for Pump {
     fn drop(&mut self) {
-        // With its answer's head the gateway may have closed it before it was polled again.
-        for ask in self.exchange.asks().into_iter().filter(|ask| ask.attempt.is_none()) {
-            self.processor.prefiller.send_off(ask);
+        // The gateway may close the stream at the response headers, before the stream is polled again for these calls.
+        for call in self.exchange.leg_calls().into_iter().filter(|call| call.attempt.is_none()) {
+            self.processor.prefiller.send_detached(call);
         }
-        if let Some((stage, (attempt, asking))) = self.exchange.take_unwatched().zip(self.asking.pop()) {
-            let watch = see_through(stage, attempt, asking, self.processor.clone(), self.clock);
+        if let Some((leg, (attempt, pending))) = self.exchange.take_unwatched().zip(self.leg_calls.pop()) {
+            let watch = watch_unshown(leg, attempt, pending, self.processor.clone(), self.clock);
             self.processor.prefiller.spawn(watch);
         }
         self.exchange.gone(self.clock.now());
     }
 }
 
-/// Waits for a prompt whose answer goes by unseen, so that its server is told when it waits in vain.
-async fn see_through(mut stage: Box<Stage>, attempt: Attempt, asking: Asking, processor: Arc<Processor>, clock: Clock) {
-    let came = match timeout_at(clock.instant(stage.deadline()), asking).await {
-        Ok(told) => stage.on_told(attempt, &told, clock.now(), &processor.picker),
-        Err(_) => stage.on_deadline(clock.now(), &processor.picker),
+/// Waits for a prefill whose response the gateway does not show, and aborts the decode leg if the prefill fails.
+async fn watch_unshown(
+    mut leg: Box<PrefillLeg>,
+    attempt: Attempt,
+    pending: PendingCall,
+    processor: Arc<Processor>,
+    clock: Clock,
+) {
+    let progress = match timeout_at(clock.instant(leg.deadline()), pending).await {
+        Ok(result) => leg.on_leg_result(attempt, &result, clock.now(), &processor.picker),
+        Err(_) => leg.on_deadline(clock.now(), &processor.picker),
     };
-    if let (Came::Refused(_), Some(abort)) = (came, stage.abort()) {
-        processor.prefiller.send_off(abort);
+    if let (LegProgress::Refused(_), Some(abort)) = (progress, leg.abort()) {
+        processor.prefiller.send_detached(abort);
     }
 }
 
@@ -267,16 +275,16 @@ impl Stream for Pump {
                 }
                 continue;
             }
-            let told = this.poll_turn(cx).or_else(|| this.poll_eviction(cx)).or_else(|| this.poll_asking(cx));
-            let event = match told {
-                Some(told) => told,
+            let result = this.poll_dequeue(cx).or_else(|| this.poll_eviction(cx)).or_else(|| this.poll_leg_calls(cx));
+            let event = match result {
+                Some(result) => result,
                 None => match Pin::new(&mut this.inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(Incoming::Message(message)))) => {
                         this.unfinished_since = None;
                         Event::Message(message)
                     }
                     Poll::Ready(Some(Ok(Incoming::TooLarge(bytes)))) => Event::TooLarge(bytes),
-                    // A message that can't be decoded gets a status; an end, clean or by reset, is the stream's normal end.
+                    // Only an invalid message ends with a status. A close or a reset is the normal end of a stream.
                     Poll::Ready(Some(Err(status))) => {
                         this.processor.metrics.protocol_errors.inc();
                         this.failed = true;

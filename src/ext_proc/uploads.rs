@@ -1,9 +1,9 @@
-//! Uploads that wait for more bytes: how much memory each takes, whose it is and how fast it comes. When the memory
-//! for request bodies is used up, the ones that come too slowly end first, then the largest of the tenant or
-//! connection that holds most.
+//! Memory of unfinished uploads: how much each holds, its owner, and its rate. At the limit of buffered request bodies,
+//! Attaché evicts uploads that are too slow first. Then it evicts the largest uploads of the tenant or connection that
+//! holds most.
 //!
-//! A stream is registered only while it waits for the next bytes of a body or message, so an ordinary request that
-//! arrives at once is never here.
+//! A stream is registered only while it waits for more bytes of a body or message. An ordinary request that arrives at
+//! once is never registered.
 
 use ahash::HashMap;
 use attache_picker::body::Buffered;
@@ -14,67 +14,66 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// The speed of an upload is judged over at least 1 s.
+/// 1 s: shortest interval over which the rate of an upload is measured.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Evictions free a sixteenth of the limit at once, so that they are rare.
+/// An eviction frees a sixteenth of the limit in addition, so that evictions are rare.
 const EVICTED_SHARE: u64 = 16;
 
-/// Whose uploads share a part of the memory.
+/// The owner of uploads; all uploads of one owner share a memory limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// A tenant.
     Tenant(Arc<str>),
-    /// A client's connection, by Envoy's number (`connection.id`).
+    /// A client's connection, by Envoy's `connection.id`.
     Connection(u64),
 }
 
-/// Why an upload is to end before its time.
+/// Why an upload is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
-    /// The memory for request bodies is used up.
+    /// The limit of buffered request bodies is reached.
     Full,
-    /// Its tenant or connection holds more than its share.
+    /// The uploads of its tenant or connection exceed their share.
     Share,
 }
 
-/// How an upload comes in.
+/// The progress of an upload, by which its rate is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Since when it is judged.
+    /// Start of the measured interval.
     since: Timestamp,
-    /// Bytes that had come by then.
+    /// Bytes that had arrived at its start.
     from: u64,
-    /// When the last bytes came.
+    /// When the last bytes arrived.
     last: Timestamp,
 }
 
 impl Progress {
-    /// Of an upload that begins now.
+    /// The progress of an upload that begins now.
     #[must_use]
     pub fn begin(now: Timestamp) -> Self {
         Self { since: now, from: 0, last: now }
     }
 
-    /// Notes that `bytes` have come in all. The interval begins again where the upload has kept up `rate`, in bytes a
-    /// second.
+    /// Records that `bytes` have arrived in total. A new interval begins if the upload reached `rate`, bytes a second.
     pub fn advance(&mut self, bytes: u64, now: Timestamp, rate: u64) {
         if now.since(self.since) >= MIN_INTERVAL && !self.is_slow(bytes, now, rate) {
             *self = Self { since: now, from: bytes, ..*self };
         }
     }
 
-    /// Notes that bytes come now.
+    /// Records that bytes arrive now.
     pub fn came(&mut self, now: Timestamp) {
         self.last = now;
     }
 
-    /// Whether nothing has come for a second.
+    /// Whether nothing has arrived for a second.
     #[must_use]
     pub fn is_stalled(&self, now: Timestamp) -> bool {
         now.since(self.last) >= MIN_INTERVAL
     }
 
-    /// Whether it came slower than `rate` since the interval began, of which at least a second has passed.
+    /// Whether the rate of this interval is below `rate`, bytes a second. False during its first second.
     #[must_use]
     pub fn is_slow(&self, bytes: u64, now: Timestamp, rate: u64) -> bool {
         let passed = now.since(self.since);
@@ -82,25 +81,25 @@ impl Progress {
         passed >= MIN_INTERVAL && came < u128::from(rate) * passed.as_millis()
     }
 
-    /// When an upload that has been slow for as long as `grace` ends.
+    /// When the upload is rejected, unless it reaches the rate: `grace` after the start of the interval.
     #[must_use]
     pub fn ends(&self, grace: Duration) -> Timestamp {
         self.since.after(grace)
     }
 }
 
-/// What an upload holds now.
+/// The state of an upload.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
     /// Memory, bytes.
     pub memory: u64,
-    /// Bytes that have come.
+    /// Bytes that have arrived.
     pub bytes: u64,
-    /// How they came.
+    /// Their rate.
     pub progress: Progress,
 }
 
-/// All uploads that wait for more bytes.
+/// All unfinished uploads.
 #[derive(Debug, Default)]
 pub struct Uploads(Mutex<Table>);
 
@@ -109,11 +108,11 @@ struct Table {
     next: u64,
     entries: HashMap<u64, Entry>,
     owners: HashMap<Owner, Owned>,
-    /// Memory of uploads that are evicted and not gone yet.
+    /// Memory of evicted uploads that is not freed yet.
     leaving: u64,
 }
 
-/// What the uploads of one owner are together.
+/// Totals of one owner's uploads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owned {
     uploads: usize,
@@ -134,7 +133,7 @@ impl Uploads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `buffered` is within its limit, or will be when the uploads that this evicts are gone.
+    /// Evicts uploads if `buffered` exceeds its limit. False if evictions can't bring it below the limit.
     pub fn make_way(&self, buffered: &Buffered, limits: &Limits, now: Timestamp) -> bool {
         if buffered.bytes() <= limits.max_buffered_bytes {
             return true;
@@ -152,7 +151,7 @@ impl Uploads {
 }
 
 impl Table {
-    /// Evicts uploads that `concern` selects until `enough` bytes are on their way out.
+    /// Evicts uploads that `concern` selects, until `enough` bytes will be freed.
     fn evict(&mut self, enough: u64, why: Evicted, rate: u64, now: Timestamp, concern: impl Fn(&Entry) -> bool) {
         let owned = |entry: &Entry| Some(self.owners.get(entry.owner.as_ref()?)?.memory);
         let candidates = self.entries.iter().filter(|(_, entry)| entry.evicted.is_none() && concern(entry));
@@ -178,7 +177,7 @@ impl Table {
         self.leaving += freed;
     }
 
-    /// Counts `memory` for the owner of an entry in the place of what it held.
+    /// Replaces the state of an upload, and corrects the totals of its owner.
     fn count(&mut self, id: u64, standing: Standing) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let before = std::mem::replace(&mut entry.standing, standing).memory;
@@ -190,7 +189,7 @@ impl Table {
         }
     }
 
-    /// Evicts uploads of the owner of this one when they hold more than their share.
+    /// Evicts uploads of the owner of this one if together they exceed the owner's share.
     fn keep_share(&mut self, id: u64, limits: &Limits, now: Timestamp) {
         let Some(owner) = self.entries.get(&id).and_then(|entry| entry.owner.clone()) else { return };
         let (held, share) = (self.owners.get(&owner).map_or(0, |o| o.memory), limits.max_upload_bytes_per_client);
@@ -206,7 +205,7 @@ impl Table {
     }
 }
 
-/// One upload's place among all. Gives it up on Drop.
+/// A registered upload. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Upload {
     id: u64,
@@ -229,7 +228,7 @@ impl Upload {
         Self { id, uploads: uploads.clone() }
     }
 
-    /// Notes how the upload stands. Ready when it is to end; the task is woken when that changes.
+    /// Records the state of the upload. Ready once it is evicted; an eviction wakes the task.
     pub fn poll(&self, cx: &Context<'_>, standing: Standing, limits: &Limits, now: Timestamp) -> Poll<Evicted> {
         let mut table = self.uploads.table();
         table.count(self.id, standing);
@@ -307,7 +306,7 @@ mod tests {
         assert!(uploads.make_way(&buffered, &limits(), NOW));
         assert_eq!(slow.iter().filter(|u| is_evicted(u)).count(), 3, "2 MiB, and a sixteenth of 100");
         assert!(uploads.make_way(&buffered, &limits(), NOW));
-        assert_eq!(slow.iter().filter(|u| is_evicted(u)).count(), 3, "they are on their way out");
+        assert_eq!(slow.iter().filter(|u| is_evicted(u)).count(), 3, "evicted ones that are not freed yet count");
         let _much = buffered.hold(40 * MIB);
         assert!(uploads.make_way(&buffered, &limits(), NOW));
         assert!(is_evicted(&large));
@@ -322,12 +321,12 @@ mod tests {
         let attackers: Vec<_> = (0..20).map(|_| upload(&uploads, Some(Owner::Connection(2)), 2 * MIB, 0)).collect();
         let _held = buffered.hold(105 * MIB);
         assert!(uploads.make_way(&buffered, &limits(), NOW));
-        assert!(!is_evicted(&honest), "the largest upload, of an owner that holds less");
+        assert!(!is_evicted(&honest), "the largest upload, but its owner holds less");
         assert_eq!(attackers.iter().filter(|u| is_evicted(u)).count(), 6);
     }
 
     #[test]
-    fn share_of_one_owner_is_kept_by_its_own_uploads() {
+    fn owner_over_its_share_evicts_only_its_own_uploads() {
         let uploads = Arc::<Uploads>::default();
         let tenant = |name: &str| Some(Owner::Tenant(name.into()));
         let other = upload(&uploads, tenant("other"), 45 * MIB, 9);

@@ -1,7 +1,8 @@
-//! Background work for decisions: text to tokens on threads that serve nothing, and calls to other servers, never for longer than a decision
-//! may wait.
+//! Runs the background work of decisions: tokenizing on threads that serve no streams, and calls to other servers. The
+//! time of each is limited.
 //!
-//! Work whose request was decided or has gone is cancelled. The bytes that it holds are counted with the request bodies ([`Buffered`]).
+//! Work is cancelled when its request is decided or its client disconnects. Its memory counts as that of request bodies
+//! ([`Buffered`]).
 
 use attache_picker::body::Buffered;
 use attache_picker::event::Limit;
@@ -17,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// What a decision waits for. Dropping it cancels the work.
+/// Background work that a decision waits for. Dropping it cancels the work.
 pub struct Running(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 impl Future for Running {
@@ -34,43 +35,45 @@ impl fmt::Debug for Running {
     }
 }
 
-/// 400 ms, after which llm-d's picker decides without tokens.
+/// 400 ms: longest wait for tokens, as in llm-d's picker. After that, the request is decided without them.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_millis(400);
-/// Requests that may wait for a thread; the next ones are decided without tokens at once, or the queue alone would use up their patience.
+/// 256: most requests that wait for a thread. Further requests are decided without tokens at once, because the wait
+/// alone would exceed [`DEFAULT_PATIENCE`].
 pub const DEFAULT_MAX_WAITING: usize = 256;
-/// 64 MiB of body copies may wait or be worked on at once. A request that would exceed it is decided without tokens.
+/// 64 MiB: most bytes of body copies in waiting and running work. A request that would exceed it is decided without
+/// tokens.
 pub const DEFAULT_MAX_WAITING_BYTES: usize = 64 << 20;
 
-/// The unit in which bytes are taken from [`DEFAULT_MAX_WAITING_BYTES`].
+/// The unit of permits for [`DEFAULT_MAX_WAITING_BYTES`].
 const KIB: usize = 1 << 10;
 
 /// Runs [`Warming`]s.
 #[derive(Debug)]
 pub struct Warmer {
     threads: Arc<Semaphore>,
-    places: Arc<Semaphore>,
+    jobs: Arc<Semaphore>,
     kibibytes: Arc<Semaphore>,
     buffered: Arc<Buffered>,
     metrics: Arc<Metrics>,
 }
 
 impl Warmer {
-    /// With one thread at work fewer than there are cores, and one at least: the gateway's streams are served beside it. Bytes are counted in
-    /// `buffered`.
+    /// Uses one thread fewer than the machine has cores, but at least one, because serving threads need a core.
+    /// Memory is accounted in `buffered`.
     #[must_use]
     pub fn new(buffered: Arc<Buffered>, metrics: Arc<Metrics>) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1);
         Self {
             threads: Arc::new(Semaphore::new(threads)),
-            places: Arc::new(Semaphore::new(threads + DEFAULT_MAX_WAITING)),
+            jobs: Arc::new(Semaphore::new(threads + DEFAULT_MAX_WAITING)),
             kibibytes: Arc::new(Semaphore::new(DEFAULT_MAX_WAITING_BYTES / KIB)),
             buffered,
             metrics,
         }
     }
 
-    /// Starts it. What is returned is ready when it has run, and after [`DEFAULT_PATIENCE`] at the latest. The outcome of work that has not
-    /// run by then is absent.
+    /// Starts background work. Computations end after [`DEFAULT_PATIENCE`] at the latest, and then leave no outcome. If
+    /// too much work is waiting, the work is not started and the future is ready at once.
     #[must_use]
     pub fn start(&self, warming: Warming) -> Running {
         let Some(reserved) = self.reserve(warming.bytes) else {
@@ -84,7 +87,7 @@ impl Warmer {
                 drop((reserved, held));
             })),
             Job::Cpu(computation) => {
-                let Ok(place) = self.places.clone().try_acquire_owned() else {
+                let Ok(slot) = self.jobs.clone().try_acquire_owned() else {
                     self.metrics.limit(Limit::TokenizeQueue);
                     return Running(Box::pin(ready(())));
                 };
@@ -93,10 +96,10 @@ impl Warmer {
                 let done = async move {
                     let Ok(thread) = threads.acquire_owned().await else { return };
                     let working = buffered.hold(computation.work().left() as u64);
-                    // A panic in a tokenizer ends here; the request is then decided without tokens.
+                    // A panic in a tokenizer fails only this task; the request is then decided without tokens.
                     let task = tokio::task::spawn_blocking(move || {
                         computation.compute();
-                        drop((thread, place, reserved, held, working));
+                        drop((thread, slot, reserved, held, working));
                     });
                     let _ = task.await;
                 };
@@ -108,14 +111,14 @@ impl Warmer {
         }
     }
 
-    /// Takes so many bytes from [`DEFAULT_MAX_WAITING_BYTES`]; `None` when fewer are left.
+    /// Reserves bytes of [`DEFAULT_MAX_WAITING_BYTES`]; `None` if fewer are left.
     fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kibibytes = u32::try_from(bytes.div_ceil(KIB)).ok()?;
         self.kibibytes.clone().try_acquire_many_owned(kibibytes).ok()
     }
 }
 
-/// Does it without a time-out.
+/// Runs background work to its end, without a time limit.
 pub async fn run(warming: Warming) {
     match warming.job {
         Job::Cpu(computation) => drop(tokio::task::spawn_blocking(move || computation.compute()).await),
@@ -123,7 +126,7 @@ pub async fn run(warming: Warming) {
     }
 }
 
-/// Cancels work that is given up.
+/// Cancels the work on drop.
 struct CancelOnDrop(WorkLimit);
 
 impl Drop for CancelOnDrop {
@@ -145,7 +148,7 @@ mod tests {
         (Warmer::new(buffered.clone(), Metrics::register(&mut registry)), buffered, registry)
     }
 
-    /// How often the queue was full.
+    /// How often work was refused because the queue was full.
     fn refused(registry: &Registry) -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
@@ -153,7 +156,7 @@ mod tests {
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 
-    /// Work that runs until it is cancelled, and a message when it begins and when it ends.
+    /// Work that runs until it is cancelled, and sends a message when it begins and when it ends.
     fn endless(bytes: usize) -> (Warming, mpsc::Receiver<()>) {
         let (sender, steps) = mpsc::channel();
         let warming = Warming::cpu(bytes, move |work| {
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_cancelled_when_its_request_has_gone() {
+    async fn work_of_dropped_request_is_cancelled() {
         let (warmer, buffered, _) = warmer();
         let (warming, steps) = endless(1_000);
         let mut running = warmer.start(warming);
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_cancelled_when_its_time_is_over() {
+    async fn work_over_time_limit_is_cancelled_without_outcome() {
         let (warmer, _, _) = warmer();
         let (warming, steps) = endless(1_000);
         let made = warming.made().unwrap();
@@ -197,16 +200,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_beyond_the_bytes_that_may_wait_is_not_begun_and_counted() {
+    async fn work_over_byte_limit_is_refused_and_counted() {
         let (warmer, buffered, registry) = warmer();
         let limit = || refused(&registry);
         let held: Vec<Running> = (0..4).map(|_| warmer.start(endless(DEFAULT_MAX_WAITING_BYTES / 4).0)).collect();
         assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 0));
         warmer.start(endless(1).0).now_or_never().expect("decided without tokens at once");
-        warmer.start(Warming::call(1, Box::pin(std::future::pending()))).now_or_never().expect("nor is a server asked");
+        warmer.start(Warming::call(1, Box::pin(std::future::pending()))).now_or_never().expect("no call is made");
         assert_eq!((buffered.bytes(), limit()), (DEFAULT_MAX_WAITING_BYTES as u64, 2));
         warmer.start(Warming::call(0, Box::pin(ready(())))).await;
-        assert_eq!(limit(), 2, "a call that holds no copy is not bounded");
+        assert_eq!(limit(), 2, "a call without a body copy is not limited");
         drop(held);
         assert_eq!(buffered.bytes(), 0);
     }

@@ -1,8 +1,9 @@
-//! The gRPC method on the wire: messages out of the body of a request, and the stream of answers as the body of the response.
+//! The gRPC method on the wire: decodes messages from the body of the HTTP request, encodes replies into the body of
+//! the response.
 //!
-//! What `envoy_types` generates would do the same, but it reserves 16 KiB of buffers for every stream and keeps what the longest message took. A
-//! stream lives as long as its answer, and thousands may wait for their turn: here nothing is kept between two messages. Compressed messages
-//! are not taken, as the server offers no compression. Called by `server`; imports [`super::service`].
+//! The server that `envoy_types` generates reserves 16 KiB of buffers for each stream, and keeps the memory of the
+//! longest message. A stream lives as long as its response, and thousands may be queued, so this module keeps no
+//! buffer between two messages. Compressed messages are rejected, because the server offers no compression.
 
 use super::service::{Pump, Service};
 use attache_picker::body::Held;
@@ -24,24 +25,24 @@ use tonic::server::NamedService;
 
 /// The service's only method.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
-/// 1 MiB and 64 KiB of a message's headers, metadata and attributes: Envoy sends 60 KiB of headers by default. They take up to 36 times as much
-/// memory once they are decoded.
+/// 1 MiB and 64 KiB: most bytes of headers, metadata and attributes in one message. By default, Envoy sends at most
+/// 60 KiB of headers. Decoded, they take up to 36 times as much memory.
 const MAX_BYTES_BESIDE_BODIES: u64 = (1 << 20) + (64 << 10);
-/// Of a buffer that held a longer message, 64 KiB, the rest is copied.
+/// 64 KiB: after a longer message, the rest of the buffer is copied, so that the memory of the message is freed.
 const LARGE_MESSAGE_BYTES: usize = 64 << 10;
-/// Memory is reserved for a whole message as soon as a quarter of it is there. Less often copied than by doubling, and a sender that
-/// announces much and sends little takes four times what it has sent.
+/// 4: memory for a whole message is reserved once a quarter of it has arrived. That copies less often than doubling. A
+/// sender that announces a long message and sends little of it uses at most four times the bytes that it sent.
 const RESERVED_TIMES_RECEIVED: usize = 4;
-/// The fields of a message that hold bodies: `request_body`, `response_body`.
+/// The protobuf fields that hold bodies: `request_body`, `response_body`.
 const BODY_FIELDS: [u32; 2] = [4, 5];
-/// Before each message: whether it is compressed, and its length.
+/// 5: length of the prefix of each message, which has a compression flag and the message's length.
 const PREFIX_BYTES: usize = 5;
-/// Reserved for answers, 512 bytes: the one to headers fits, and what is longer gets what it needs.
+/// 512 bytes: buffer for a reply. The reply to headers fits; the buffer grows for longer ones.
 const BUFFER_BYTES: usize = 512;
-/// Answers are sent when so many bytes are there, tonic's own 32 KiB.
+/// 32 KiB, tonic's default: replies are sent once so many bytes are encoded.
 const YIELD_BYTES: usize = 32 << 10;
 
-/// The service as tonic's server takes it.
+/// The service in the form that tonic's server needs.
 #[derive(Clone, Debug)]
 pub struct Wire(Service);
 
@@ -75,7 +76,7 @@ where
             return ready(Ok(Status::unimplemented("").into_http()));
         }
         if request.headers().get("grpc-encoding").is_some_and(|encoding| encoding != "identity") {
-            let mut response = Status::unimplemented("compressed messages are not taken").into_http();
+            let mut response = Status::unimplemented("compressed messages are not supported").into_http();
             response.headers_mut().insert("grpc-accept-encoding", http::HeaderValue::from_static("identity"));
             return ready(Ok(response));
         }
@@ -95,12 +96,12 @@ fn answer(pump: Pump) -> http::Response<tonic::body::Body> {
     response
 }
 
-/// What Envoy sends.
+/// An item of the stream from Envoy.
 #[derive(Debug, PartialEq)]
 pub enum Incoming {
     /// A message.
     Message(Box<ProcessingRequest>),
-    /// A message of so many bytes, which are discarded as they come because they are more than may be held.
+    /// A message of this many bytes, which are discarded because they exceed a limit.
     TooLarge(u64),
 }
 
@@ -108,22 +109,22 @@ pub enum Incoming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     HalfClosed,
-    /// A reset is how streams end, normal ends and aborts alike.
+    /// Envoy ends most streams by a reset, after complete and aborted requests alike.
     Reset,
 }
 
-/// The gateway's messages. Ends with the request side of the stream, by END_STREAM or by a reset; an error describes a message that can't be read,
-/// and is the last item.
+/// The stream of the gateway's messages. It ends when the gateway half-closes (END_STREAM) or resets the gRPC stream.
+/// An error describes an invalid message and is the last item.
 #[derive(Debug)]
 pub struct Inbound {
     body: tonic::body::Body,
-    /// What has come of messages that are not whole.
+    /// Received bytes of incomplete messages.
     buffer: BytesMut,
-    /// The memory of the buffer, while the rest of a message is awaited.
+    /// Accounts the memory of `buffer` while the rest of a message is awaited.
     held: Held,
-    /// Largest message that is held, bytes.
+    /// Largest message that is buffered, bytes.
     max_message: usize,
-    /// Bytes that are still to come of a message that is not wanted.
+    /// Bytes of a discarded message that have not arrived yet.
     discard: usize,
     end: Option<End>,
     /// Keeps the connection from being evicted.
@@ -131,24 +132,24 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// The messages in `body`, none of which is larger than `max_message` bytes. Memory is accounted in `held`.
+    /// Reads the messages in `body`, at most `max_message` bytes each. Memory is accounted in `held`.
     pub(super) fn new(body: tonic::body::Body, max_message: usize, held: Held, in_flight: Option<InFlight>) -> Self {
         Self { body, buffer: BytesMut::new(), held, max_message, discard: 0, end: None, _in_flight: in_flight }
     }
 
-    /// Whether the gateway has ended its side by END_STREAM: no more messages come, and it may still wait for responses. When it resets the stream
-    /// afterwards, or its connection ends, hyper drops the stream.
+    /// Whether the gateway has half-closed the stream: it sends no more messages, but may still wait for replies. If it
+    /// resets the stream afterwards, or disconnects, hyper drops the stream.
     #[must_use]
     pub fn is_half_closed(&self) -> bool {
         self.end == Some(End::HalfClosed)
     }
 
-    /// Memory that a message takes of which the rest is awaited, bytes.
+    /// Memory of an incomplete message, bytes.
     pub(super) fn unfinished(&self) -> u64 {
         self.held.bytes()
     }
 
-    /// Gives up the message of which the rest is awaited.
+    /// Discards the incomplete message and the rest of it.
     pub(super) fn abandon(&mut self) {
         if let Some(length) = length_of(&self.buffer) {
             self.discard = (PREFIX_BYTES + length).saturating_sub(self.buffer.len());
@@ -157,8 +158,8 @@ impl Inbound {
         }
     }
 
-    /// Takes in what has come while no message is wanted, so that it does not wait in HTTP/2's own buffers, which
-    /// bound the small frames of all streams of the connection together. No more than one message of the largest size.
+    /// Buffers received bytes while no message is needed, up to the size of the largest message. Otherwise they would
+    /// fill HTTP/2's buffers, whose limit on small frames is shared by all streams of the connection.
     pub(super) fn absorb(&mut self, cx: &mut Context<'_>) {
         while self.end.is_none() && self.buffer.len() < self.max_message && self.read(cx).is_ready() {}
         self.account();
@@ -171,7 +172,7 @@ impl Inbound {
         }
     }
 
-    /// The next message, when it is whole.
+    /// The next message, if it is complete.
     fn message(&mut self) -> Option<Result<Incoming, Status>> {
         let length = length_of(&self.buffer)?;
         let compressed = self.buffer.first().copied().unwrap_or_default();
@@ -184,7 +185,7 @@ impl Inbound {
             let here = (PREFIX_BYTES + length).min(self.buffer.len());
             self.buffer.advance(here);
             self.discard = PREFIX_BYTES + length - here;
-            self.let_go(length);
+            self.release_memory(length);
             return Some(Ok(Incoming::TooLarge(length as u64)));
         }
         if self.buffer.len() < PREFIX_BYTES + length {
@@ -200,15 +201,16 @@ impl Inbound {
             let message = ProcessingRequest::decode(bytes);
             message.map(|message| Incoming::Message(Box::new(message)))
         };
-        self.let_go(length);
+        self.release_memory(length);
         if self.held.bytes() > 0 {
             self.account();
         }
         Some(message.map_err(|error| Status::invalid_argument(error.to_string())))
     }
 
-    /// Gives up the memory of a message of this length that has been taken out of the buffer: what is left would keep all of it.
-    fn let_go(&mut self, length: usize) {
+    /// Frees the memory of a message of this length after it was taken out of the buffer. The rest of the buffer would
+    /// keep it allocated.
+    fn release_memory(&mut self, length: usize) {
         if self.buffer.is_empty() {
             self.buffer = BytesMut::new();
         } else if length > LARGE_MESSAGE_BYTES {
@@ -216,7 +218,7 @@ impl Inbound {
         }
     }
 
-    /// Reserves memory for `data`, and for the rest of its message where enough of it is there.
+    /// Reserves memory for `data`, and for the rest of its message once enough of it has arrived.
     fn reserve_for(&mut self, data: &[u8]) {
         let received = self.buffer.len() + data.len();
         if received <= self.buffer.capacity() {
@@ -228,7 +230,7 @@ impl Inbound {
         self.buffer.reserve(wanted - self.buffer.len());
     }
 
-    /// Takes in what has come.
+    /// Reads one frame.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
             Some(Ok(frame)) => {
@@ -273,13 +275,13 @@ impl Stream for Inbound {
     }
 }
 
-/// The length of the message that `bytes` begin with.
+/// The length of the message at the start of `bytes`; `None` if its prefix is incomplete.
 fn length_of(bytes: &[u8]) -> Option<usize> {
     let [_, length @ ..] = *bytes.first_chunk::<PREFIX_BYTES>()?;
     Some(u32::from_be_bytes(length) as usize)
 }
 
-/// Bytes of an encoded message that are in other fields than bodies. What can't be read is left to the decoder.
+/// Bytes of an encoded message outside of body fields. Stops at invalid fields, which the decoder rejects.
 fn bytes_beside_bodies(mut message: &[u8]) -> u64 {
     let mut beside = 0;
     while let Ok((field, wire_type)) = decode_key(&mut message) {
@@ -294,7 +296,7 @@ fn bytes_beside_bodies(mut message: &[u8]) -> u64 {
     beside
 }
 
-/// Writes answers.
+/// Encodes replies.
 #[derive(Clone, Copy, Debug)]
 struct Prost;
 
@@ -335,7 +337,7 @@ mod tests {
     const MOST: usize = 6_000;
 
     #[test]
-    fn a_clean_end_is_a_half_close_and_a_reset_is_not() {
+    fn clean_end_is_a_half_close_and_a_reset_is_not() {
         for (last, half_closed) in [(None, true), (Some(Err(Status::cancelled("reset"))), false)] {
             let first = Ok(http_body::Frame::data(Bytes::from(framed(&message(3)))));
             let body = StreamBody::new(futures_util::stream::iter([first].into_iter().chain(last)));
@@ -356,7 +358,7 @@ mod tests {
         Inbound::new(tonic::body::Body::new(body.boxed_unsync()), MOST, buffered.nothing(), None)
     }
 
-    /// All that comes of these pieces, and what is kept in the end.
+    /// The items that these pieces give, and the memory that is kept in the end.
     fn read(pieces: Vec<Vec<u8>>) -> (Vec<Result<Incoming, tonic::Code>>, usize) {
         let buffered = Arc::default();
         let mut inbound = inbound(pieces, &buffered);
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_named() {
+    fn invalid_message_ends_the_stream_with_invalid_argument() {
         let first = framed(&message(10));
         for (bytes, code) in [
             (first[..first.len() - 1].to_vec(), tonic::Code::InvalidArgument),
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn message_over_the_limit_is_named_by_its_length_and_never_held() {
+    fn message_over_the_limit_is_reported_by_length_and_not_buffered() {
         let (large, small) = (framed(&message(50_000)), framed(&message(10)));
         let length = (large.len() - PREFIX_BYTES) as u64;
         let too_large = || Ok(Incoming::TooLarge(length));
@@ -401,12 +403,12 @@ mod tests {
             assert_eq!(got, [whole(10), too_large(), whole(10)], "pieces of {cut} bytes");
             assert_eq!(kept, 0);
         }
-        // The length alone is enough to know it.
+        // The length in the prefix is enough to reject it.
         let (got, _) = read(vec![vec![0, 0xff, 0xff, 0xff, 0xff]]);
         assert_eq!(got, [Ok(Incoming::TooLarge(u32::MAX.into())), Err(tonic::Code::InvalidArgument)]);
     }
 
-    /// A body of which the rest never comes.
+    /// A body whose rest never arrives.
     fn unfinished(bytes: Vec<u8>, buffered: &Arc<Buffered>) -> Inbound {
         let frames = futures_util::stream::iter([Ok::<_, Status>(http_body::Frame::data(Bytes::from(bytes)))]);
         let body = StreamBody::new(frames.chain(futures_util::stream::pending()));
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_message_is_accounted_until_it_is_given_up() {
+    fn unfinished_message_is_accounted_until_it_is_abandoned() {
         let buffered = Arc::<Buffered>::default();
         let mut inbound = unfinished(framed(&message(5_000))[..4_000].to_vec(), &buffered);
         assert!(inbound.next().now_or_never().is_none());
@@ -468,7 +470,7 @@ mod tests {
         assert!(matches!(got, Ok(Incoming::TooLarge(_))), "{got:?}");
     }
 
-    /// The rest of a buffer would keep the memory of a large message that has been taken out of it.
+    /// The rest of a buffer would keep the memory of the large message before it.
     #[test]
     fn beginning_of_a_message_keeps_no_memory_of_the_one_before() {
         let buffered = Arc::default();
@@ -481,10 +483,11 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever the bytes are cut, the messages are the same, and nothing is kept of them.
+        /// However the bytes are cut, the messages are the same, and no memory is kept.
         #[test]
         fn messages_do_not_depend_on_how_they_are_cut(
-            sizes in prop::collection::vec(0..5_000usize, 0..6), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+            sizes in prop::collection::vec(0..5_000usize, 0..6),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
         ) {
             let messages: Vec<_> = sizes.into_iter().map(message).collect();
             let all: Vec<u8> = messages.iter().flat_map(framed).collect();

@@ -92,6 +92,8 @@ impl ActiveConfig {
 
     fn at(&self, position: usize) -> Result<&Arc<PoolRuntime>, RequestError> {
         // Never fails: `new` builds the router from the same pools, in the same order.
-        self.pools.get(position).ok_or_else(|| RequestError::new(Reason::Internal, "the router names no pool"))
+        self.pools
+            .get(position)
+            .ok_or_else(|| RequestError::new(Reason::Internal, "the router selected a pool that does not exist"))
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 pub use attache_types::buffered::{Buffered, Held};
 
-/// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000 measured fastest.
+/// Largest piece of a body that is sent in one message, bytes: Envoy advises to stay under 64 KiB, and 62,000
+/// measured fastest.
 pub const MAX_CHUNK_BYTES: usize = 62_000;
 /// Pieces below 4 KiB are copied together: a piece of its own costs an allocation and [`PIECE_BYTES`], many times what
 /// a single byte is worth.
@@ -127,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn single_bytes_take_little_more_memory_than_they_are() {
+    fn body_of_single_bytes_has_little_memory_overhead() {
         let buffered = Arc::<Buffered>::default();
         let mut body = Body::new(&buffered);
         for at in 0..1_000_000u32 {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pieces_are_kept_as_they_came() {
+    fn large_chunks_are_not_copied() {
         let mut body = Body::new(&Arc::default());
         let pieces = [vec![1; SMALL_PIECE_BYTES], vec![2; 16_384], vec![3; 10]];
         let places: Vec<_> = pieces.iter().map(|p| p.as_ptr()).collect();
@@ -153,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_and_messages_do_not_depend_on_how_a_body_is_cut(
+        fn body_does_not_depend_on_how_it_is_cut(
             sizes in prop::collection::vec(prop_oneof![0..3usize, 0..9_000usize, 60_000..63_000usize], 0..30),
         ) {
             let buffered = Arc::<Buffered>::default();

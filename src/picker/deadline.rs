@@ -1,21 +1,24 @@
-//! Whether a request can still be served in the time that it asks for, before it waits or is sent anywhere.
+//! Deadline admission: whether a request can still meet its deadline, before it is queued or dispatched.
 //!
 //! ```text
-//! asks for nothing, or nothing is known of the pool's speed    it goes on as any other
-//! a server has it in time, and there is room                   it goes on
-//! a server has it in time after the queue before the pool      it waits, and no longer than its deadline allows
-//! else                                                         429 `deadline_unmet`, `retry-after` the wait after which it is served in time
+//! no deadline, or the pool's speed is unknown        handled like any other request
+//! an endpoint can meet it, the pool has capacity     dispatched
+//! an endpoint can meet it, the pool is full          queued, for as long as the deadline allows
+//! otherwise                                          429 `deadline_unmet` with `retry-after`
 //! ```
 //!
-//! A client says its deadline itself, trusted or not: a deadline lets nobody by, it only has the request refused that names it. The orders of
-//! a queue that read deadlines believe those of known tenants, or of all where clients' headers are trusted. Time counts from the request's headers. Which server gets the request stays
-//! the strategy's choice; `predicted-latency` ranks by the same seconds.
+//! `retry-after` is the time after which a new request is predicted to meet the deadline.
+//!
+//! Any client may set a deadline, trusted or not, because it can only cause the rejection of its own request. Queue
+//! orderings that read deadlines use only those of known tenants, unless client headers are trusted. Time counts from
+//! the arrival of the request's headers. The strategy still chooses the endpoint; `predicted-latency` ranks endpoints
+//! by the same predictions.
 
 use super::active::{ActiveConfig, PoolRuntime};
-use super::decide::{Question, Step};
-use super::lookup::{Looked, Prepared};
+use super::decide::{RequestView, Step};
+use super::lookup::{Prepared, PromptLookup};
 use super::picker::Picker;
-use super::prefix::Asked;
+use super::prefix::PromptRef;
 use super::queues::{self, Queues};
 use super::warming::Warming;
 use crate::event::{DeadlineOutcome, RequestEvent};
@@ -26,63 +29,69 @@ use attache_scheduling::{PickContext, RequestFacts, Strategy};
 use attache_types::error::{Reason, RequestError};
 use std::time::Duration;
 
-/// What is known of the request.
-pub(super) struct Case<'a> {
+/// The input of the deadline check of one request.
+pub(super) struct DeadlineCheck<'a> {
     pub(super) picker: &'a Picker,
     pub(super) config: &'a ActiveConfig,
     pub(super) runtime: &'a PoolRuntime,
     pub(super) queues: Option<&'a Queues>,
-    /// Whose it is.
+    /// Its flow, for fairness in the queue.
     pub(super) flow: Option<&'a str>,
     pub(super) strategy: &'a dyn Strategy,
     pub(super) filter: Option<&'a LabelSelector<'a>>,
     pub(super) prepared: Option<&'a Prepared<'a>>,
-    pub(super) asked: Asked<'a>,
+    pub(super) prompt_ref: PromptRef<'a>,
 }
 
-/// A request that is served in time if it has its turn in time.
+/// How long a request with a deadline may be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
-    /// How long it may wait for its turn.
+pub struct WaitBudget {
+    /// Longest time in the queue after which the deadline can still be met.
     pub within: Duration,
 }
 
-/// Why a request does not go on now.
-pub(super) enum Held {
-    /// Its prompt has to be read elsewhere first.
+/// Why the check did not admit a request.
+pub(super) enum NotAdmitted {
+    /// Background work on its prompt must run first.
     Warm(Warming),
-    /// It would be late.
+    /// It is predicted to miss its deadline.
     Late(RequestError),
 }
 
-impl From<Held> for Result<Step, RequestError> {
-    fn from(held: Held) -> Self {
+impl From<NotAdmitted> for Result<Step, RequestError> {
+    fn from(held: NotAdmitted) -> Self {
         match held {
-            Held::Warm(warming) => Ok(Step::Warm(warming, None)),
-            Held::Late(error) => Err(error),
+            NotAdmitted::Warm(warming) => Ok(Step::Warm(warming, None)),
+            NotAdmitted::Late(error) => Err(error),
         }
     }
 }
 
-impl Case<'_> {
-    /// How long the request may wait; `None` when it asks for nothing, can't be `read`, or nothing is known of the pool's speed.
+impl DeadlineCheck<'_> {
+    /// How long the request may be queued. `None` without a deadline, if the body could not be parsed (`read`), or if
+    /// the pool's speed is unknown.
     ///
     /// # Errors
-    /// What holds it.
-    pub(super) fn due(&self, q: &Question<'_>, facts: &RequestFacts<'_>, read: bool) -> Result<Option<Due>, Held> {
+    /// Background work that must run first, or the error response for a request that would miss its deadline.
+    pub(super) fn due(
+        &self,
+        q: &RequestView<'_>,
+        facts: &RequestFacts<'_>,
+        read: bool,
+    ) -> Result<Option<WaitBudget>, NotAdmitted> {
         if !self.runtime.pool.deadline_admission || !read {
             return Ok(None);
         }
         let Some(bounds) = Targets::of(facts).bounds() else { return Ok(None) };
         let passed = q.now.since(q.opened).as_secs_f64();
         let snapshot = self.runtime.pool.store.load();
-        let look = |p| Looked::up(self.picker, self.config, p, q, self.asked, &snapshot, false);
-        let looked = self.prepared.map(look).transpose().map_err(Held::Warm)?.flatten();
-        let prompt_tokens = looked.as_ref().map_or(facts.prompt_tokens, Looked::prompt_tokens);
+        let look = |p| PromptLookup::find(self.picker, self.config, p, q, self.prompt_ref, &snapshot, false);
+        let lookup = self.prepared.map(look).transpose().map_err(NotAdmitted::Warm)?.flatten();
+        let prompt_tokens = lookup.as_ref().map_or(facts.prompt_tokens, PromptLookup::prompt_tokens);
         let cx = PickContext {
             request: RequestFacts { prompt_tokens, ..*facts },
             filter: self.filter,
-            prefix: looked.as_ref().map(|l| &l.found),
+            prefix: lookup.as_ref().map(|l| &l.found),
             ..PickContext::new(&snapshot, q.now, self.runtime.pool.stale_after)
         };
         let candidates = self.runtime.pool.scheduler.eligible(&cx, q.subset, self.strategy.roles(&cx));
@@ -92,20 +101,20 @@ impl Case<'_> {
         };
         if outlook.spare >= 0.0 {
             let within = Duration::try_from_secs_f64(outlook.spare).unwrap_or(Duration::MAX);
-            return Ok(Some(Due { within }));
+            return Ok(Some(WaitBudget { within }));
         }
         let queue = self.queues.map_or(Duration::ZERO, |queues| queues.wait(facts, self.flow, q.now));
         let after = queue.saturating_add(Duration::try_from_secs_f64(outlook.fits_in).unwrap_or(Duration::MAX));
         if q.has_turn {
             self.judged(Some(DeadlineOutcome::Passed));
-            return Err(Held::Late(self::passed(after)));
+            return Err(NotAdmitted::Late(self::passed(after)));
         }
         self.judged(Some(DeadlineOutcome::Late));
-        Err(Held::Late(late("no server is predicted to serve this request in the time that it asks for", after)))
+        Err(NotAdmitted::Late(late("no endpoint is predicted to meet the request's deadline", after)))
     }
 
-    /// Seconds that the request may wait for its turn: what is left of its own deadline, else what the strategy knows.
-    pub(super) fn spare(&self, q: &Question<'_>, facts: &RequestFacts<'_>, due: Option<Due>) -> Option<f64> {
+    /// Seconds that the request may be queued: by its deadline, otherwise by the objective that the strategy knows.
+    pub(super) fn spare(&self, q: &RequestView<'_>, facts: &RequestFacts<'_>, due: Option<WaitBudget>) -> Option<f64> {
         due.map(|due| due.within.as_secs_f64()).or_else(|| {
             let snapshot = self.runtime.pool.store.load();
             let request = RequestFacts { waited: q.now.since(q.opened), ..*facts };
@@ -114,7 +123,7 @@ impl Case<'_> {
         })
     }
 
-    /// Counts what was made of the request.
+    /// Counts the outcome of the check.
     pub(super) fn judged(&self, judged: Option<DeadlineOutcome>) {
         if let Some(judged) = judged {
             self.runtime.observer.event(RequestEvent::Deadline(judged));
@@ -122,27 +131,28 @@ impl Case<'_> {
     }
 }
 
-/// What was made of a request that is due, now that it has asked for its turn; `None` where no turns are taken.
-pub(super) fn judged(turn: Option<&Result<queues::Asked, RequestError>>) -> Option<DeadlineOutcome> {
-    match turn {
-        None | Some(Ok(queues::Asked::Goes(_))) => Some(DeadlineOutcome::Fits),
-        Some(Ok(queues::Asked::Waits(_))) => Some(DeadlineOutcome::Waits),
+/// The outcome for a request with a deadline, by the result of enqueueing it. `queued` is `None` in pools without a
+/// queue; the outcome is `None` for requests that are rejected for another reason.
+pub(super) fn judged(queued: Option<&Result<queues::EnqueueResult, RequestError>>) -> Option<DeadlineOutcome> {
+    match queued {
+        None | Some(Ok(queues::EnqueueResult::Admitted(_))) => Some(DeadlineOutcome::Fits),
+        Some(Ok(queues::EnqueueResult::Queued(_))) => Some(DeadlineOutcome::Waits),
         Some(Err(error)) => (error.reason == Reason::DeadlineUnmet).then_some(DeadlineOutcome::Queue),
     }
 }
 
-/// Refused at once.
+/// Error response for a request that is rejected before it is queued.
 pub(super) fn late(why: &'static str, after: Duration) -> RequestError {
     refused(Reason::DeadlineUnmet, why, after)
 }
 
-/// Refused after a wait that took as long as the deadline allows.
+/// Error response for a request that was queued for as long as its deadline allows.
 pub(super) fn passed(after: Duration) -> RequestError {
     refused(Reason::DeadlinePassed, "the request was dequeued too late for its deadline", after)
 }
 
 fn refused(reason: Reason, why: &'static str, after: Duration) -> RequestError {
-    // Whole seconds are told: what has begun counts.
+    // `retry-after` has whole seconds, rounded up.
     let seconds = after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0));
     RequestError { retry_after: Some(Duration::from_secs(seconds.max(1))), ..RequestError::new(reason, why) }
 }

@@ -12,11 +12,11 @@ use super::picker::Picker;
 use super::prefix::made::Outcome;
 use super::prefix::{PoolPrefix, Tail};
 use super::priority::priority;
-use super::queues::{Admitted, Parked};
+use super::queues::{AdmittedRequest, QueuedRequest};
 use super::quotas::{Allowance, Permits};
 use super::reading::understand;
-use super::recording::Notes;
-use super::split::Course;
+use super::recording::RequestReads;
+use super::split::PrefillOutcome;
 use super::warming::Warming;
 use crate::event::SplitOutcome;
 use attache_disagg::{LegApi, Mode};
@@ -68,7 +68,7 @@ impl<'a> Seen<'a> {
 
 /// The input of a decision.
 #[derive(Debug)]
-pub struct Question<'a> {
+pub struct RequestView<'a> {
     /// The request's headers.
     pub head: &'a Head,
     /// The `:authority` of the gateway's own call.
@@ -133,7 +133,7 @@ pub struct Plan {
     /// A prefill and a decode worker may share the request.
     pub splittable: bool,
     /// How the prefill on another worker went, once that is known.
-    pub course: Option<Course>,
+    pub prefill_outcome: Option<PrefillOutcome>,
     /// The request id for both workers, when the client sent none.
     pub request_id: Option<Box<str>>,
     /// State of the conversation between turns, when workers share it and decode workers keep blocks.
@@ -152,15 +152,15 @@ pub struct Plan {
     pub permits: Permits,
     /// The request's place among those that the queue has let through. Dropped last: the request that is dequeued by
     /// that must see all other bookings released.
-    pub admitted: Option<Admitted>,
+    pub admitted: Option<AdmittedRequest>,
 }
 
 impl Plan {
     /// How the request was served, if it could be split.
     #[must_use]
     pub fn split_outcome(&self) -> Option<SplitOutcome> {
-        match &self.course {
-            Some(course) if course.failure.is_some() => Some(SplitOutcome::Local),
+        match &self.prefill_outcome {
+            Some(prefill_outcome) if prefill_outcome.failure.is_some() => Some(SplitOutcome::Local),
             Some(_) => Some(SplitOutcome::Split),
             None => self.splittable.then_some(SplitOutcome::Whole),
         }
@@ -179,7 +179,8 @@ impl Plan {
         prefill.is_some_and(|server| self.runtime.pool.disagg.as_deref().is_some_and(|mode| mode.meets(server)))
     }
 
-    /// The length of the new body, bytes, where `announced` is the client's `content-length`. `None` when nothing changes.
+    /// The length of the new body, bytes, where `announced` is the client's `content-length`. `None` when nothing
+    /// changes.
     #[must_use]
     pub fn new_length(&self, announced: Option<u64>) -> Option<u64> {
         let new = self.new_body.as_ref()?.len() as u64;
@@ -208,11 +209,11 @@ pub enum Step {
     /// The request is decided and booked.
     Decided(Box<Plan>),
     /// Call again after this work has run. Keep the admission, if the queue has let the request through.
-    Warm(Warming, Option<Admitted>),
+    Warm(Warming, Option<AdmittedRequest>),
     /// Call again after this call: it asks the shared store whether the quotas of tenant and model allow the request.
     Allow(Warming),
     /// The request is queued. Call again when it is dequeued.
-    Park(Parked),
+    Queue(QueuedRequest),
 }
 
 /// Decides one request, as far as that is possible without waiting.
@@ -226,7 +227,7 @@ pub enum Step {
 pub fn decide(
     picker: &Picker,
     config: &ActiveConfig,
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     allowance: &mut Allowance,
     rng: &mut PickRng,
 ) -> Result<Step, RequestError> {
@@ -236,7 +237,7 @@ pub fn decide(
     let facts = RouteFacts { model, authority: q.head.authority(), called: q.called };
     let runtime = config.route(facts, |name| q.head.get(name))?;
     let rewritten = rewrite(config, &runtime.pool, q, request, rng)?;
-    let notes = Notes::of(picker, q);
+    let notes = RequestReads::of(picker, q);
     let size = PromptSize::of(q, request);
     let facts = RequestFacts {
         model: &rewritten.target,
@@ -268,8 +269,8 @@ pub fn decide(
     }
 }
 
-/// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it has
-/// one prompt and one response. Connectors whose workers serve no whole requests may allow several.
+/// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it
+/// has one prompt and one response. Connectors whose workers serve no whole requests may allow several.
 pub(super) fn splittable(pool: &Pool, path: &str, request: Option<&Request<'_>>) -> bool {
     let (Some(mode), Some(request), Some(api)) = (pool.disagg.as_deref(), request, LegApi::from_path(path)) else {
         return false;

@@ -1,11 +1,11 @@
-//! What the picker makes of one request, in full: its tokens and blocks, who holds how many of them, and who would get
-//! it. Decides nothing and books nothing.
+//! Explains one request: its tokens and blocks, how many of them each endpoint has cached, and the endpoint that it
+//! would get. Changes no state.
 
 use super::active::{ActiveConfig, PoolRuntime};
-use super::decide::{self, Question, Seen};
+use super::decide::{self, RequestView, Seen};
 use super::head::Head;
 use super::picker::Picker;
-use super::prefix::{Asked, PoolPrefix, Read, Reading, Shown};
+use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
 use super::reading::named;
 use super::warming::Warming;
 use crate::explained::parts;
@@ -21,95 +21,95 @@ use serde::Serialize;
 use std::future::Future;
 use std::sync::Arc;
 
-/// What the picker makes of a request.
+/// The explanation of a request.
 #[derive(Debug, Serialize)]
 pub struct Explanation {
-    /// The pool that it goes to.
+    /// The pool of the request.
     pub pool: String,
-    /// The API, as a label.
+    /// The API, as in metric labels.
     pub api: &'static str,
-    /// The server's name for the model.
+    /// Model name sent to the model server.
     pub model: String,
-    /// What makes its blocks.
+    /// Name of the tokenizer, as in configurations.
     pub tokenizer: &'static str,
-    /// What a block holds: `16 tokens`, `64 bytes`.
+    /// Size of a block, as `16 tokens` or `64 bytes`.
     pub block: String,
-    /// Length of the prompt, tokens: counted where the tokenizer knows tokens, else estimated.
+    /// Length of the prompt, tokens: exact if the tokenizer produces tokens, otherwise estimated.
     pub prompt_tokens: u64,
-    /// Whether `prompt_tokens` is counted.
+    /// Whether `prompt_tokens` is exact.
     pub counted: bool,
-    /// Bytes of text that are left out of the keys because they change with every request.
+    /// Bytes of text that are excluded from the keys because they differ in every request.
     pub left_out_bytes: u64,
     /// The full blocks, in order.
     pub blocks: Vec<Block>,
-    /// Who holds how many of them.
+    /// The cached part of the prompt on each endpoint.
     pub endpoints: Vec<Holding>,
-    /// Where the request would go now, the best first.
+    /// The endpoints that the request would get now, the best first.
     pub picks: Vec<String>,
-    /// Who would compute the prompt for the first of them; empty when that one would do so itself.
+    /// Prefill workers for the first pick; empty if the request would not be split.
     pub prefill: Vec<String>,
-    /// Who would encode its images and sounds; empty when whoever computes the prompt would do so itself.
+    /// Encode workers for images and audio; empty if the prefill endpoint would encode them itself.
     pub encode: Vec<String>,
-    /// Why.
+    /// Why the endpoints would be chosen.
     pub reason: String,
-    /// What chose.
+    /// Name of the strategy.
     pub strategy: String,
-    /// What each part of it made of each endpoint.
+    /// Score of each part of the strategy for each endpoint.
     pub parts: serde_json::Value,
 }
 
 /// One full block of the prompt.
 #[derive(Debug, Serialize)]
 pub struct Block {
-    /// Its key, hexadecimal.
+    /// The block's key, hexadecimal.
     pub key: String,
-    /// Its tokens, where the tokenizer knows them.
+    /// The block's tokens, if the tokenizer produces tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Vec<u32>>,
-    /// Its text, where blocks hold text; the marks between fields shown as `⟨role⟩`.
+    /// The block's text, if blocks contain text. Marks between fields are shown as `⟨role⟩`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
 
-/// What one endpoint holds of a prompt.
+/// The cached part of a prompt on one endpoint.
 #[derive(Debug, Serialize)]
 pub struct Holding {
-    /// `ip:port`.
+    /// The endpoint's address, `ip:port`.
     pub address: String,
-    /// `engine` when its own KV events tell all, `learned` when what was routed there does, alone or beside them.
+    /// `engine` if the blocks follow from the engine's KV events alone, `learned` if routed requests count as well.
     pub source: &'static str,
-    /// Blocks from the start in GPU memory.
+    /// Blocks from the start of the prompt in GPU memory.
     pub gpu_blocks: u32,
-    /// Blocks from the start in any tier.
+    /// Blocks from the start of the prompt in any cache tier.
     pub blocks: u32,
-    /// The same in tokens.
+    /// Length of `blocks`, tokens.
     pub tokens: u32,
-    /// Blocks that other requests with the same beginning are bringing there at this moment.
+    /// Blocks from the start that requests in flight with the same prefix are prefilling; 0 if not more than `blocks`.
     pub on_its_way_blocks: u32,
-    /// Requests on it.
+    /// Requests in flight on the endpoint.
     pub requests: u32,
 }
 
 /// A request to explain.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplainQuery<'a> {
-    /// The pool that it goes to; `None` where the request says that itself.
+    /// Name of the pool; `None`: the pool follows from the request.
     pub pool: Option<&'a str>,
-    /// Its path.
+    /// The request path.
     pub path: &'a str,
-    /// Its content type.
+    /// The `content-type` header.
     pub content_type: Option<&'a str>,
-    /// Its body.
+    /// The whole body.
     pub body: &'a [u8],
-    /// The moment.
+    /// The time of the explanation.
     pub now: Timestamp,
 }
 
-/// Explains a request. `run` does the work that takes long: tokenizing, in the background or by another server.
+/// Explains a request. `run` runs background work: tokenizing, here or on another server.
 ///
 /// # Errors
-/// The refusal that the request would get, `no_pool` with the names of all pools where there is none to send it to, and
-/// `invalid_json` where there is no prompt to explain.
+/// The error response that the request would get; `no_pool` with the names of all pools if no pool matches;
+/// `invalid_json` if the request has no prompt to explain.
 pub async fn explain<F: Future<Output = ()>>(
     picker: &Picker,
     config: &ActiveConfig,
@@ -118,36 +118,36 @@ pub async fn explain<F: Future<Output = ()>>(
 ) -> Result<Explanation, RequestError> {
     let (api, _) = Api::from_path(query.path);
     let head = Head::default();
-    let first = question(&head, api, &query);
+    let first = request_view(&head, api, &query);
     let request = protocol::parse_unnamed(api, query.content_type, query.body, &config.limits)?;
     let request = named(config, &first, request)?;
     let runtime = route(config, query.pool, &request)?;
-    let asked = request.model.as_ref().map(|m| &*m.name);
-    let rewritten = asked.and_then(|m| runtime.pool.rewrite(m, &mut picker.next_rng()));
-    let target = rewritten.unwrap_or_else(|| asked.unwrap_or_default().into());
-    let nothing = || RequestError::new(Reason::InvalidJson, "there is no prompt in it that a KV cache would hold");
+    let named = request.model.as_ref().map(|m| &*m.name);
+    let rewritten = named.and_then(|m| runtime.pool.rewrite(m, &mut picker.next_rng()));
+    let target = rewritten.unwrap_or_else(|| named.unwrap_or_default().into());
+    let nothing = || RequestError::new(Reason::InvalidJson, "the request has no prompt that a KV cache can hold");
     let prefix = runtime.prefix.as_ref().filter(|_| api.prefills()).ok_or_else(nothing)?;
     let snapshot = runtime.pool.store.load_full();
     let ExplainQuery { body, content_type, .. } = query;
-    let asked = Asked { api, body, content_type, target: &target, keeps_ids: true };
-    let unreadable = || RequestError::new(Reason::InvalidJson, "its prompt can't be rendered or tokenized here");
-    let warming = match prefix.read(&first, asked, &request) {
+    let prompt_ref = PromptRef { api, body, content_type, target: &target, keeps_ids: true };
+    let unreadable = || RequestError::new(Reason::InvalidJson, "the prompt can't be rendered or tokenized");
+    let warming = match prefix.read(&first, prompt_ref, &request) {
         Read::Warm(warming) => warming,
-        Read::Ready(reading) => prefix.warming(asked, &reading, &config.limits),
+        Read::Ready(reading) => prefix.warming(prompt_ref, &reading, &config.limits),
         Read::Unreadable(..) => return Err(unreadable()),
     };
     let made = warming.made();
     run(warming).await;
-    let again = Question { last: true, made: made.as_deref(), ..first };
-    let Read::Ready(reading) = prefix.read(&again, asked, &request) else { return Err(unreadable()) };
+    let again = RequestView { last: true, made: made.as_deref(), ..first };
+    let Read::Ready(reading) = prefix.read(&again, prompt_ref, &request) else { return Err(unreadable()) };
     let explained =
         Explained { picker, runtime, prefix, snapshot: &snapshot, query, api, request: &request, target: &target };
     explained.finish(&reading)
 }
 
-/// The request as a decision would see it, without headers.
-fn question<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> Question<'a> {
-    Question {
+/// The input of the decision, without headers.
+fn request_view<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> RequestView<'a> {
+    RequestView {
         head,
         called: "",
         api,
@@ -181,7 +181,7 @@ fn route<'c>(
     Ok(runtime)
 }
 
-/// A request whose prompt can be read.
+/// A parsed request with its pool.
 struct Explained<'a> {
     picker: &'a Picker,
     runtime: &'a PoolRuntime,
@@ -232,7 +232,7 @@ impl Explained<'_> {
         })
     }
 
-    /// The strategy, and where the request would go now.
+    /// The name of the strategy, and its decision; no decision if no endpoint is ready.
     fn decide(&self, found: &Found, prompt_tokens: u32) -> Result<(String, Option<Decision>), RequestError> {
         let pool = &self.runtime.pool;
         let facts = RequestFacts {
@@ -257,7 +257,7 @@ impl Explained<'_> {
         Ok((chosen.choice.name.to_string(), decision))
     }
 
-    /// What each endpoint holds of the prompt.
+    /// The cached part of the prompt on each endpoint.
     fn holdings(&self, found: &Found) -> Vec<Holding> {
         let holding = |state: &EndpointState| {
             let id = state.endpoint.id;
@@ -276,14 +276,13 @@ impl Explained<'_> {
     }
 }
 
-/// Which Service or host a request comes by is not in its body: where pools are told apart by that, somebody has to
-/// name one.
+/// Adds the names of all pools to a `no_pool` error. If pools differ only by Service or host, the body does not select
+/// one, so the caller must name it.
 fn with_pools(router: &Router, refusal: RequestError) -> RequestError {
     if refusal.reason != Reason::NoPool {
         return refusal;
     }
-    let message =
-        format!("which pool it is for is not in its body; name the pool (`pool`), there are: {}", router.names());
+    let message = format!("the body does not select a pool; name the pool (`pool`), one of: {}", router.names());
     RequestError::new(Reason::NoPool, message)
 }
 
@@ -293,7 +292,7 @@ fn blocks(keys: &[BlockKey], shown: &Shown, unit: BlockUnit) -> Vec<Block> {
         Shown::Tokens(ids) => {
             let size = match unit {
                 BlockUnit::Tokens(tokens) => tokens,
-                // Prompts of token ids have blocks of as many tokens as the bytes stand for.
+                // A block of token ids has as many tokens as a block of text is estimated to have.
                 BlockUnit::Bytes(bytes) => bytes / CHARACTERS_PER_TOKEN,
             };
             let chunks = ids.chunks(size.max(1) as usize);

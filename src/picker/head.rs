@@ -1,4 +1,4 @@
-//! The request's headers: found once, read where they stand.
+//! The request headers. They are scanned once; values are borrowed, not copied.
 
 use super::hints::{RANK_HEADER, SOURCE_HEADER};
 use super::tenant::Tenant;
@@ -7,35 +7,35 @@ use attache_scheduling::choice::DEFAULT_STRATEGY_HEADER;
 use attache_scheduling::plugin::HeaderSource;
 use smallvec::SmallVec;
 
-/// `x-gateway-destination-endpoint`, the header that gateways route by.
+/// Header and dynamic metadata key of the destination, by which gateways route.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
-/// The score of each endpoint, in dynamic metadata.
+/// Dynamic metadata key of the endpoints' scores.
 pub const SCORES: &str = "x-gateway-destination-endpoint-scores";
-/// The endpoint that served, as gateways report it.
+/// Dynamic metadata key of the endpoint that served the request, as gateways report it.
 pub const DESTINATION_SERVED: &str = "x-gateway-destination-endpoint-served";
 
-/// The prefill server, for llm-d's sidecar in front of the decode server.
+/// Header with the prefill worker, for llm-d's sidecar of the decode worker.
 pub const PREFILLER: &str = "x-prefiller-host-port";
-/// The servers that encode images and sounds, for the same.
+/// Header with the encode workers for images and audio, for the same sidecar.
 pub const ENCODERS: &str = "x-encoder-hosts-ports";
 
-/// 32 bytes that a header counts as beside its name and value, as HTTP/2 counts them (RFC 9113, 6.5.2).
+/// 32 bytes: overhead of a header in addition to its name and value, as in HTTP/2 (RFC 9113, 6.5.2).
 const FIELD_BYTES: usize = 32;
 
-/// Whose headers of a name never reach a server.
+/// From which clients a header is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reserved {
-    /// Every client's: only the picker or the gateway may set it, or it is meant for the picker alone.
+    /// From all clients: only Attaché or the gateway may set it, or only Attaché may read it.
     Always,
-    /// Those of clients that are not trusted (`exchange.trustClientHeaders`): it steers a server, a sidecar or a router
-    /// in front of a server, past the picker's decision or before other requests.
+    /// From untrusted clients (`exchange.trustClientHeaders`): it lets a client bypass Attaché's decision, or overtake
+    /// other requests, in a model server, a sidecar or another router.
     Untrusted,
 }
 
-/// Headers that don't reach servers when a client sends them, sorted. Those by which a client names its own session are
-/// not here: servers only pass them on.
+/// Headers that are removed if a client sends them, sorted by name. Session headers are not among them, because model
+/// servers do not act on them.
 const RESERVED: &[(&str, Reserved)] = &[
-    // Makes vLLM tell its load to the client.
+    // vLLM reports its load to the client.
     ("endpoint-load-metrics-format", Reserved::Untrusted),
     // AIBrix.
     (DEFAULT_STRATEGY_HEADER, Reserved::Untrusted),
@@ -68,7 +68,7 @@ const RESERVED: &[(&str, Reserved)] = &[
     ("x-routing-strategy", Reserved::Untrusted),
     // SGLang's gateway.
     ("x-smg-target-worker", Reserved::Untrusted),
-    // vLLM's scheduler serves it before others.
+    // vLLM's scheduler prefers such requests.
     ("x-vllm-priority", Reserved::Untrusted),
     ("x-worker-instance-id", Reserved::Untrusted),
 ];
@@ -86,9 +86,9 @@ impl HeaderSource for Head {
 /// One header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Its name, lower case.
+    /// Name, lower case.
     pub name: String,
-    /// Its value, of any bytes.
+    /// Value; may not be UTF-8.
     pub value: Vec<u8>,
 }
 
@@ -97,7 +97,7 @@ pub struct Header {
 pub struct Head {
     headers: Vec<Header>,
     path: Option<u16>,
-    /// In place of `:path`, where the gateway does not send it.
+    /// Used instead of `:path` if the gateway does not send it.
     assumed_path: &'static str,
     method: Option<u16>,
     authority: Option<u16>,
@@ -118,7 +118,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Goes through the headers once and remembers where those stand that matter.
+    /// Scans the headers once and stores the positions of those that Attaché needs. Keeps at most 65,535 headers.
     #[must_use]
     pub fn read(mut headers: Vec<Header>) -> Self {
         headers.truncate(usize::from(u16::MAX));
@@ -173,13 +173,13 @@ impl Head {
         std::str::from_utf8(&self.headers.get(usize::from(slot?))?.value).ok()
     }
 
-    /// The first value of any header (lower-case name), when it is UTF-8.
+    /// The first value of a header (lower-case name); `None` if it is not UTF-8.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|h| h.name == name).and_then(|h| std::str::from_utf8(&h.value).ok())
     }
 
-    /// Whether there is a header of this name, whatever its value.
+    /// Whether the request has a header of this name, with any value.
     pub fn has(&self, name: &str) -> bool {
         self.headers.iter().any(|h| h.name == name)
     }
@@ -189,18 +189,18 @@ impl Head {
         self.headers.iter().filter(move |h| h.name == name).filter_map(|h| std::str::from_utf8(&h.value).ok())
     }
 
-    /// `:path`, with its query; else the assumed one.
+    /// `:path` with its query, or the assumed path.
     #[must_use]
     pub fn path(&self) -> &str {
         self.at(self.path).unwrap_or(self.assumed_path)
     }
 
-    /// Takes the request for one of this path, where the gateway does not send `:path`.
+    /// Sets the path of a request for which the gateway sent no `:path`.
     pub fn assume_path(&mut self, path: &'static str) {
         self.assumed_path = path;
     }
 
-    /// Whether the gateway has sent no `:path`.
+    /// Whether the gateway sent no `:path`.
     #[must_use]
     pub fn lacks_path(&self) -> bool {
         self.path.is_none()
@@ -224,13 +224,13 @@ impl Head {
         self.at(self.content_type)
     }
 
-    /// Whether the body is compressed, so that it can't be read.
+    /// Whether `content-encoding` says that the body is compressed.
     #[must_use]
     pub fn encoded(&self) -> bool {
         self.at(self.content_encoding).is_some_and(|e| !e.is_empty() && !e.eq_ignore_ascii_case("identity"))
     }
 
-    /// `content-length`, when it is a number.
+    /// `content-length`; `None` if it is missing or not a number.
     #[must_use]
     pub fn content_length(&self) -> Option<u64> {
         self.content_length
@@ -248,13 +248,13 @@ impl Head {
         self.at(self.traceparent)
     }
 
-    /// Whose request it is.
+    /// The tenant of the request.
     #[must_use]
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
     }
 
-    /// It is the request of `tenant`.
+    /// Sets the tenant of the request.
     pub fn belongs_to(&mut self, tenant: Tenant) {
         self.tenant = tenant;
     }
@@ -265,19 +265,19 @@ impl Head {
         self.client
     }
 
-    /// Identifies the client: by the tenant where `exchange.tenant` is configured, else by the `address` that Envoy
-    /// reports as the attribute `source.address`, else by its credential. Clients without any of them are one client.
+    /// Identifies the client: by its tenant if `exchange.tenant` is configured, otherwise by the `address` in Envoy's
+    /// attribute `source.address`, otherwise by its credential. All clients without these count as one.
     pub fn identify_client(&mut self, address: Option<&str>) {
         let ip = address.map(|address| address.rsplit_once(':').map_or(address, |(ip, _)| ip));
         let credential = || Some(self.headers.get(usize::from(self.credential?))?.value.as_slice());
         let identity = match &self.tenant {
-            Tenant::Unasked => ip.map(str::as_bytes).or_else(credential),
+            Tenant::Unconfigured => ip.map(str::as_bytes).or_else(credential),
             tenant => tenant.name().map(str::as_bytes),
         };
         self.client = identity.map(ClientSlot::of).unwrap_or_default();
     }
 
-    /// Whose request it is, as a filter before us says.
+    /// The fairness id, which an earlier filter sets.
     #[must_use]
     pub fn fairness_id(&self) -> Option<&str> {
         self.at(self.fairness_id).filter(|id| !id.is_empty())
@@ -289,44 +289,43 @@ impl Head {
         names.iter().filter_map(|name| self.get(name)).map(str::trim).find(|value| !value.is_empty())
     }
 
-    /// The objective that the client names.
+    /// The name of the client's InferenceObjective.
     #[must_use]
     pub fn objective(&self) -> Option<&str> {
         self.at(self.objective)
     }
 
-    /// The model that an earlier filter (or the client) wants the server to be asked for.
+    /// The model name that an earlier filter, or a trusted client, sets for the model server.
     #[must_use]
     pub fn model_rewrite(&self) -> Option<&str> {
         self.at(self.model_rewrite).filter(|m| !m.is_empty())
     }
 
-    /// A websocket or CONNECT: no body, and no end of it, comes before the server has answered.
+    /// Whether the request is a WebSocket or CONNECT, which sends no body before the response.
     #[must_use]
     pub fn is_upgrade(&self) -> bool {
         self.upgrade || self.method() == "CONNECT"
     }
 
-    /// Names and values together, bytes.
+    /// Size of all headers, bytes, as HTTP/2 counts it.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether the request has [`DEFAULT_STRATEGY_HEADER`], which was seen when its headers were read.
+    /// Whether the request has [`DEFAULT_STRATEGY_HEADER`].
     #[must_use]
     pub fn names_strategy(&self) -> bool {
         self.reserved.iter().any(|(name, _)| *name == DEFAULT_STRATEGY_HEADER)
     }
 
-    /// Headers of the request that must not reach a server, of a client that is `trusted` or not.
+    /// Headers of the request to remove; `trusted`: the client is trusted.
     pub fn reserved(&self, trusted: bool) -> impl Iterator<Item = &'static str> {
         self.reserved.iter().filter(move |(_, who)| !trusted || *who == Reserved::Always).map(|(name, _)| *name)
     }
 }
 
-/// Whether a reserved header has a name of this length and first letter: most headers end here, before any comparison
-/// of names.
+/// Whether a reserved header has a name of this length and first letter. Most headers fail this cheap check.
 fn may_be_reserved(name: &str) -> bool {
     const LENGTHS: u64 = {
         let (mut lengths, mut left) = (0, RESERVED);
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_apart_by_tenant_then_address_then_credential() {
+    fn clients_are_identified_by_tenant_then_address_then_credential() {
         let client = |tenant: Tenant, address: Option<&str>, pairs: &[(&str, &str)]| {
             let mut head = read(pairs);
             head.belongs_to(tenant);
@@ -373,11 +372,19 @@ mod tests {
         let named = |name: &str| Tenant::Named(name.into());
         assert_eq!(client(named("a"), Some("10.0.0.1:1"), &one), client(named("a"), Some("10.0.0.2:1"), &two));
         assert_ne!(client(named("a"), None, &one), client(named("b"), None, &one));
-        assert_eq!(client(Tenant::Nobody, Some("10.0.0.1:1"), &one), ClientSlot::default(), "no tenant is one client");
-        let asked = |address, pairs| client(Tenant::Unasked, address, pairs);
-        assert_eq!(asked(Some("10.0.0.1:1"), &one), asked(Some("10.0.0.1:65535"), &two), "the port is not the client");
-        assert_ne!(asked(Some("10.0.0.1:1"), &one), asked(Some("10.0.0.2:1"), &one));
-        assert_ne!(asked(None, &one), asked(None, &two));
-        assert_eq!(asked(None, &[]), ClientSlot::default());
+        assert_eq!(
+            client(Tenant::Missing, Some("10.0.0.1:1"), &one),
+            ClientSlot::default(),
+            "all clients without a tenant count as one"
+        );
+        let untenanted = |address, pairs| client(Tenant::Unconfigured, address, pairs);
+        assert_eq!(
+            untenanted(Some("10.0.0.1:1"), &one),
+            untenanted(Some("10.0.0.1:65535"), &two),
+            "the port is not the client"
+        );
+        assert_ne!(untenanted(Some("10.0.0.1:1"), &one), untenanted(Some("10.0.0.2:1"), &one));
+        assert_ne!(untenanted(None, &one), untenanted(None, &two));
+        assert_eq!(untenanted(None, &[]), ClientSlot::default());
     }
 }

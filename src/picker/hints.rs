@@ -1,8 +1,8 @@
-//! What servers are told in headers beside where a request goes, where the configuration asks for it: the data-parallel
-//! rank that should serve it, and the server that holds more of its prompt. Pure; called by the decision.
+//! Request headers for model servers, if configured: the data-parallel rank that should serve the request, and the
+//! endpoint from which to fetch more of its prompt's blocks. No I/O.
 
 use super::head::Head;
-use super::lookup::Looked;
+use super::lookup::PromptLookup;
 use super::prefix::PoolPrefix;
 use attache_disagg::Mode;
 use attache_pool::health::Availability;
@@ -13,37 +13,37 @@ use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::sync::Arc;
 
-/// The rank that vLLM serves a request on, where one port stands for several.
+/// The data-parallel rank on which vLLM serves the request, if one port has several ranks.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
-/// The server that llm-d's sidecar fetches a prompt's beginning from.
+/// The endpoint from which llm-d's sidecar fetches blocks of the prompt.
 pub const SOURCE_HEADER: &str = "x-kv-cache-source-host-port";
 
-/// Whether something is told that follows from who holds a prompt: then that is looked up, whatever the strategy reads.
+/// Whether a header depends on cached blocks. Then the prompt is looked up even if the strategy does not need it.
 #[must_use]
 pub(super) fn are_by_prefix(pool: &Pool, prefix: &PoolPrefix) -> bool {
     prefix.choose_rank && prefix.ranks_tell
         || matches!(pool.disagg.as_deref(), Some(Mode::Header { source_tokens: Some(_) }))
 }
 
-/// What is told of one request.
+/// The header values of one request.
 #[derive(Debug, Default)]
 pub struct Hints {
-    /// The rank of the server that answers.
+    /// The rank on the endpoint that serves the response.
     pub rank: Option<RankBooking>,
-    /// The rank of the server that computes the prompt for it, when we ask it ourselves.
+    /// The rank on the prefill worker, if Attaché calls that worker.
     pub prefill_rank: Option<RankBooking>,
-    /// Who holds more of the prompt than the server that computes it.
+    /// An endpoint with more cached blocks of the prompt than the endpoint that prefills it.
     pub source: Option<Arc<Endpoint>>,
-    /// A client names a rank, where that is the picker's to do.
+    /// Remove the client's rank header, because Attaché chooses the rank.
     pub drops_rank: bool,
 }
 
 impl Hints {
-    /// What there is to tell of a request that has been decided on, whose prompt was `looked` up if it could be.
+    /// The header values of a decided request. `lookup`: that of its prompt, if there is one.
     pub(super) fn of(
         pool: &Pool,
         prefix: &PoolPrefix,
-        looked: Option<&Looked<'_>>,
+        lookup: Option<&PromptLookup<'_>>,
         decision: &Decision,
         snapshot: &PoolSnapshot,
         head: &Head,
@@ -52,52 +52,53 @@ impl Hints {
         let mut hints = Self::default();
         let computing = decision.split.as_ref().and_then(|split| split.prefill.first());
         let sidecar = matches!(pool.disagg.as_deref(), Some(Mode::Header { .. }));
-        // A sidecar sends the headers that it gets to both servers, whose ranks have nothing to do with each other.
+        // A sidecar sends its headers to both workers, but their ranks are unrelated.
         if prefix.choose_rank && !(sidecar && computing.is_some()) {
             let book = |endpoint: &Arc<Endpoint>| {
-                let depths = looked.map(|looked| looked.found.ranks(endpoint.id)).unwrap_or_default();
+                let depths = lookup.map(|lookup| lookup.found.ranks(endpoint.id)).unwrap_or_default();
                 let state = snapshot.endpoints.iter().find(|state| state.endpoint.id == endpoint.id);
-                let page = state.and_then(|state| state.fresh_metrics(now, pool.stale_after));
-                RankBooking::choose(endpoint, &depths, page)
+                let metrics = state.and_then(|state| state.fresh_metrics(now, pool.stale_after));
+                RankBooking::choose(endpoint, &depths, metrics)
             };
             hints.rank = decision.picks.first().and_then(book);
-            // Servers that are asked at once meet by a number that says which rank of the prefill server computes.
+            // Workers that get the request at once agree on an id, which determines the rank of the prefill worker.
             let meet = computing.is_some_and(|c| pool.disagg.as_deref().is_some_and(|mode| mode.meets(c)));
             hints.prefill_rank = computing.filter(|_| !meet).and_then(book);
         }
-        if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing), Some(looked)) =
-            (pool.disagg.as_deref(), computing.or(decision.picks.first()), looked)
+        if let (Some(Mode::Header { source_tokens: Some(least) }), Some(computing), Some(lookup)) =
+            (pool.disagg.as_deref(), computing.or(decision.picks.first()), lookup)
         {
             let serves = |state: &EndpointState| {
                 let availability = state.endpoint.health.availability(now, pool.scheduler.health());
                 !state.is_draining() && matches!(availability, Availability::Open | Availability::SlowStart(_))
             };
-            hints.source = source(looked, computing.id, *least, snapshot, &head.request_id(), serves);
+            hints.source = source(lookup, computing.id, *least, snapshot, &head.request_id(), serves);
         }
         hints
     }
 
-    /// The request headers that say it: names and values.
+    /// The request headers: names and values.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         let rank = self.rank.as_ref().map(|booking| (RANK_HEADER, booking.rank().to_string()));
         rank.into_iter().chain(self.source.as_ref().map(|endpoint| (SOURCE_HEADER, endpoint.authority.to_string())))
     }
 }
 
-/// The server that a prompt's beginning should be fetched from: holds at least `least` tokens more than the one that
-/// computes it, and at most a block less than the one that holds most. Of several, one by chance (the request's id),
-/// the likelier the fewer requests wait there: hot prefixes lie on many servers, and all may give. Source: llm-d's
-/// `p2p-source-producer`.
+/// The endpoint from which the blocks of a prompt should be fetched.
+///
+/// Candidates have at least `least` cached tokens more than the prefilling endpoint, and at most one block less than
+/// the endpoint with most. One of them is drawn by the request id, with a weight that falls with its queue depth. So
+/// all endpoints with a popular prefix share the fetches. Source: llm-d's `p2p-source-producer`.
 fn source(
-    looked: &Looked<'_>,
+    lookup: &PromptLookup<'_>,
     computing: EndpointId,
     least: u32,
     snapshot: &PoolSnapshot,
     request_id: &str,
     serves: impl Fn(&EndpointState) -> bool,
 ) -> Option<Arc<Endpoint>> {
-    let (found, prompt) = (&looked.found, looked.prompt_tokens());
-    // What is still on its way can't be fetched.
+    let (found, prompt) = (&lookup.found, lookup.prompt_tokens());
+    // Blocks that are still being prefilled can't be fetched.
     let held = |id: EndpointId| found.tokens(found.held(id).any).min(prompt);
     let wanted = held(computing).saturating_add(least.max(1));
     let more = snapshot.endpoints.iter().map(|state| (state, held(state.endpoint.id)));

@@ -1,16 +1,16 @@
 //! The picker: one decision and one request in flight, without I/O.
 //!
 //! ```text
-//! Question ─▶ decide ─▶ Step: Allow, Warm, Park ─▶ its caller runs the work, and asks again
+//! RequestView ─▶ decide ─▶ Step: Allow, Warm, Queue ─▶ the caller runs the work, and decides again
 //!                    └▶ Plan ─▶ Routed: headers, chunks, end of the response
 //! ```
 //!
-//! [`decide`] makes the decision, [`response`] watches the response, and [`split`] has a prompt computed by another
-//! server. Whatever takes time is returned: work for the prompt ([`warming`]), a place in a queue ([`queues`]),
-//! requests to prefill servers ([`split::Ask`]).
+//! [`decide`] makes the decision, [`response`] observes the response, and [`split`] runs the prefill on another worker.
+//! Work that takes time is returned to the caller: background work on the prompt ([`warming`]), a queued request
+//! ([`queues`]), calls to prefill workers ([`split::LegCall`]).
 //!
-//! **Owns** the configuration in effect ([`active`]), queues of pools, what tenants hold ([`quotas`]), the lookup of
-//! prompts ([`prefix`]) and the events by which requests are counted ([`event`]).
+//! **Owns** the active configuration ([`active`]), the queues of pools, the quotas of tenants and models ([`quotas`]),
+//! and the lookup of prompts ([`prefix`]). It defines the events by which requests are counted ([`event`]).
 //! **Called by** `ext_proc` for each request, by `app`, which composes the [`Picker`], and by `app` and `cli` for
 //! explanations ([`explain`]). `telemetry` implements the observers, `ext_proc` does the work that takes time, `config`
 //! uses the settings.

@@ -1,9 +1,10 @@
-//! One prompt looked up in its pool's caches: before the decision who holds how much of it, after it what is to be learned.
+//! Lookup of one prompt in its pool's prefix index: the cached part on each endpoint for the decision, and the update
+//! of the index after it.
 
 use super::active::ActiveConfig;
-use super::decide::{PendingUpdate, Question};
+use super::decide::{PendingUpdate, RequestView};
 use super::picker::Picker;
-use super::prefix::{Asked, PoolPrefix, PromptKeys, Read, Reading, Shown};
+use super::prefix::{PoolPrefix, PromptKeys, PromptRef, Read, Reading, Shown};
 use super::warming::Warming;
 use crate::event::{Degraded, Event, Limit};
 use attache_pool::PoolSnapshot;
@@ -17,7 +18,7 @@ use attache_types::clock::Timestamp;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// A prompt that can be looked up.
+/// A prompt that is ready for the lookup.
 #[derive(Debug)]
 pub(super) struct Prepared<'p> {
     prefix: &'p Arc<PoolPrefix>,
@@ -25,19 +26,19 @@ pub(super) struct Prepared<'p> {
     reading: Reading<'p>,
 }
 
-/// Reads the prompt; `None` when there is none that a cache would hold, or it can't be read.
+/// Reads the prompt; `None` if no cache can hold it or it can't be tokenized.
 ///
 /// # Errors
-/// What must run before it can be read.
+/// Background work that must run first.
 pub(super) fn prepare<'p>(
     picker: &Picker,
     prefix: &'p Arc<PoolPrefix>,
-    q: &Question<'_>,
-    asked: Asked<'_>,
+    q: &RequestView<'_>,
+    prompt_ref: PromptRef<'_>,
     request: Option<&'p Request<'p>>,
 ) -> Result<Option<Prepared<'p>>, Warming> {
     let Some(request) = request.filter(|_| q.api.prefills()) else { return Ok(None) };
-    match guarded(picker, || prefix.read(q, asked, request)) {
+    match guarded(picker, || prefix.read(q, prompt_ref, request)) {
         Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, request, reading })),
         Some(Read::Warm(warming)) => Err(warming),
         Some(Read::Unreadable(why, limit)) => {
@@ -50,12 +51,12 @@ pub(super) fn prepare<'p>(
 }
 
 impl Prepared<'_> {
-    /// Who holds how much of the prompt by now, and its length in tokens: what it is expected to take, and nothing else comes of it. `None`
-    /// when that failed.
-    pub(super) fn glance(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
+    /// The cached part on each endpoint and the length of the prompt, tokens, as an estimate for the queue. Has no side
+    /// effects. `None` if the lookup panicked.
+    pub(super) fn estimate(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
         let Self { prefix, request, reading } = self;
         guarded(picker, || {
-            let mut keys = prefix.keys(reading).at_hand();
+            let mut keys = prefix.keys(reading).inline_only();
             let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
             let tokens = found.prompt_tokens(&request.prompt);
             (found, tokens)
@@ -63,55 +64,57 @@ impl Prepared<'_> {
     }
 }
 
-/// What was found of a prompt.
+/// The lookup of a prompt.
 #[derive(Debug)]
-pub(super) struct Looked<'p> {
+pub(super) struct PromptLookup<'p> {
     prefix: &'p Arc<PoolPrefix>,
     request: &'p Request<'p>,
     reading: &'p Reading<'p>,
     keys: PromptKeys<'p>,
-    /// Who holds how much of it.
+    /// The cached part on each endpoint.
     pub(super) found: Found,
 }
 
-impl<'p> Looked<'p> {
-    /// Looks a prompt up. Where caches are guessed all of its keys are made, since they are recorded later; where engines tell, what nobody
-    /// holds need not be encoded unless the `whole` prompt is asked for. `None` when that failed.
+impl<'p> PromptLookup<'p> {
+    /// Looks a prompt up; `None` if the lookup panicked.
+    ///
+    /// The lookup stops at the first block that no endpoint has cached. The keys of the rest are computed in two
+    /// cases: an endpoint reports no KV events, so they are recorded later, or the `whole` prompt is needed.
     ///
     /// # Errors
-    /// What must run before it can be looked up.
-    pub(super) fn up(
+    /// Background work that must run first.
+    pub(super) fn find(
         picker: &Picker,
         config: &ActiveConfig,
         prepared: &'p Prepared<'_>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
+        q: &RequestView<'_>,
+        prompt_ref: PromptRef<'_>,
         snapshot: &PoolSnapshot,
         whole: bool,
     ) -> Result<Option<Self>, Warming> {
         let Prepared { prefix, request, reading } = prepared;
         if !q.last {
-            prefix.count_known(asked, reading);
+            prefix.count_known(prompt_ref, reading);
         }
-        let looked = guarded(picker, || {
-            let mut keys = prefix.keys(reading).at_hand();
+        let lookup = guarded(picker, || {
+            let mut keys = prefix.keys(reading).inline_only();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
             }
-            Looked { prefix, request, reading, keys, found }
+            PromptLookup { prefix, request, reading, keys, found }
         });
-        let Some(looked) = looked else { return Ok(None) };
-        if looked.keys.is_cold() {
+        let Some(lookup) = lookup else { return Ok(None) };
+        if lookup.keys.is_cold() {
             if !q.last {
-                return Err(prefix.warming(asked, reading, &config.limits));
+                return Err(prefix.warming(prompt_ref, reading, &config.limits));
             }
             picker.observer.event(Event::Degraded(Degraded::ReadingLate));
         }
-        if looked.keys.is_cut() {
+        if lookup.keys.is_cut() {
             picker.observer.event(Event::Limit(Limit::PromptBytes));
         }
-        Ok(Some(looked))
+        Ok(Some(lookup))
     }
 
     /// The prompt's length, tokens.
@@ -119,23 +122,23 @@ impl<'p> Looked<'p> {
         self.found.prompt_tokens(&self.request.prompt)
     }
 
-    /// Where its keys come from.
+    /// The source of its keys.
     pub(super) fn prefix(&self) -> &'p Arc<PoolPrefix> {
         self.prefix
     }
 
-    /// What separates its cache from others.
+    /// Hash of what separates caches: adapter, salt and tenant.
     pub(super) fn root(&self) -> u64 {
         self.reading.root()
     }
 
-    /// Whether [`Looked::tokens`] are its server's.
+    /// Whether [`PromptLookup::tokens`] are exactly those of the model server.
     pub(super) fn has_engine_tokens(&self) -> bool {
-        // What media become is not in the tokens.
+        // The tokens do not contain those of images and audio.
         self.reading.has_engine_tokens() && self.request.prompt.media_tokens == 0 && !self.request.truncated
     }
 
-    /// All tokens of the prompt; `None` when they are not at hand.
+    /// All tokens of the prompt; `None` if some are not computed yet.
     pub(super) fn tokens(&mut self) -> Option<Vec<u32>> {
         self.keys.upto(usize::MAX);
         if self.keys.is_cold() {
@@ -147,8 +150,8 @@ impl<'p> Looked<'p> {
         }
     }
 
-    /// The prompt as a recording holds it.
-    pub(super) fn recorded(&mut self, q: &Question<'_>) -> record::Looked {
+    /// The prompt in the form of a recording.
+    pub(super) fn recorded(&mut self, q: &RequestView<'_>) -> record::Looked {
         let prompt = &self.request.prompt;
         record::Looked {
             keys: self.keys.upto(0).to_vec(),
@@ -163,9 +166,10 @@ impl<'p> Looked<'p> {
         }
     }
 
-    /// The decision is made: the tokens that the first pick is thought to hold, and what is to be learned. Where caches are guessed all blocks
-    /// are wanted for that, where engines tell only those that were asked for.
-    pub(super) fn learn(self, decision: &Decision, q: &Question<'_>) -> (u32, PendingUpdate) {
+    /// The estimated cached tokens on the first pick, and the update of the index for this decision. An endpoint
+    /// without KV events gets all blocks of the prompt, an endpoint with KV events only the blocks that were looked
+    /// up.
+    pub(super) fn learn(self, decision: &Decision, q: &RequestView<'_>) -> (u32, PendingUpdate) {
         let tenant = self.prefix.tenant(q.head).map(str::to_owned);
         let Self { prefix, request, keys, found, .. } = self;
         let prompt = &request.prompt;
@@ -174,14 +178,14 @@ impl<'p> Looked<'p> {
         let prompt_tokens = found.prompt_tokens(prompt);
         let held = |id| if request.skips_cache { 0 } else { found.tokens(found.depth(id).any).min(prompt_tokens) };
         let matched = first.map_or(0, held);
-        // Whoever computes the prompt makes use of what it holds.
+        // The cached part saves work on the endpoint that prefills the prompt.
         prefix.cache.decided(prompt_tokens, prefill.map_or(matched, held));
         let whole = first.into_iter().chain(prefill).any(|id| !found.is_exact(id)) && !keys.is_cold();
         let (keys, complete, tail) = if whole { keys.finish() } else { (keys.made(), true, None) };
         let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
         let base = PrefixUpdate {
             tenant,
-            // Of a prompt too long to be encoded to its end only the beginning is known.
+            // A prompt that is too long to encode completely says nothing about the text of its end.
             text_bytes: if only_text && complete { prompt.text_bytes } else { 0 },
             tells_cached: !request.skips_cache && complete,
             ..PrefixUpdate::default()
@@ -192,21 +196,20 @@ impl<'p> Looked<'p> {
             PrefixUpdate { tenant, text_bytes, tells_cached, ..found.prefix_update(id, keys, whole) }
         };
         let prefill = prefill.map(|id| of(id, keys.clone()));
-        let prefix_update = first.map_or(base.clone(), |id| of(id, keys));
-        // What an answer says to be cached was so where its prompt was computed.
-        let prefix_update =
-            PrefixUpdate { tells_cached: prefix_update.tells_cached && prefill.is_none(), ..prefix_update };
-        (matched, PendingUpdate { prefix: prefix.clone(), prefix_update, prefill, tail })
+        let lesson = first.map_or(base.clone(), |id| of(id, keys));
+        // The response's count of cached tokens is that of the prefill worker.
+        let lesson = Lesson { tells_cached: lesson.tells_cached && prefill.is_none(), ..lesson };
+        (matched, PendingUpdate { prefix: prefix.clone(), lesson, prefill, tail })
     }
 }
 
-/// A panic in a tokenizer or in the index costs the request what it would have found or taught, nothing else.
+/// Runs `look` and catches a panic in a tokenizer or in the index. The request continues without the result.
 pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
-    let looked = catch_unwind(AssertUnwindSafe(look));
-    if looked.is_err() {
+    let result = catch_unwind(AssertUnwindSafe(look));
+    if result.is_err() {
         picker.observer.event(Event::Panic);
         picker.observer.event(Event::Degraded(Degraded::LookupPanic));
         tracing::error!("panic while reading a prompt or response; the request continues without prefix information");
     }
-    looked.ok()
+    result.ok()
 }

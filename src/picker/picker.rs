@@ -63,7 +63,8 @@ impl Picker {
         self.config.load_full()
     }
 
-    /// Replaces the configuration for streams that open from now on. A recording gets the settings that `shown` returns.
+    /// Replaces the configuration for streams that open from now on. A recording gets the settings that `shown`
+    /// returns.
     pub fn reload(&self, mut config: ActiveConfig, shown: impl FnOnce() -> serde_json::Value) {
         let mut turn = self.turn();
         config.number = turn.as_mut().map_or(0, |turn| turn.live(shown()));

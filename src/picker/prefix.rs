@@ -1,11 +1,11 @@
-//! A pool's way from a request to the keys of its blocks: the tokenizer that the configuration names, and what to do when that takes long.
+//! Computes the block keys of a request's prompt with the pool's tokenizer.
 //!
-//! A prompt whose tokens are not at hand at once (a long text that was never seen or must be rendered, a server that must be asked) makes the
-//! decision wait: it gets a [`Warming`], and when that has run the same request is read again, from its outcome or from memory. What still
-//! is not there then is done without, and counted: a text is looked up as far as it is known, a request whose tokens are elsewhere is
-//! routed by load.
+//! Some prompts take long to tokenize: a long new text, a text that must be rendered, or a prompt that another server
+//! tokenizes. [`PoolPrefix::read`] then returns a [`Warming`], and the request is read again after that work has run.
+//! If the tokens are still missing, the decision does without them and counts a degraded mode. A text is then looked
+//! up as far as its tokens are known; a request whose tokens another server computes is routed by load.
 
-use super::decide::Question;
+use super::decide::RequestView;
 use super::head::Head;
 use super::warming::Warming;
 use crate::event::{Degraded, Limit};
@@ -28,41 +28,41 @@ use std::sync::Arc;
 
 pub mod made;
 
-/// Of text that was never seen 16 KiB are encoded where the request is served: about 0.7 ms, less than the way to another thread and back
-/// costs a busy picker. More goes to the threads that serve nothing, and so does every body of more bytes that a template renders.
+/// 16 KiB: most bytes of new text that are encoded on the serving thread, which takes about 0.7 ms. A busy picker loses
+/// more by a switch to another thread. Longer texts, and longer bodies that a template renders, are background work.
 pub const DEFAULT_INLINE_BYTES: usize = 16 << 10;
-/// 128 pieces of a prompt (messages and their parts) are rendered where the request is served: a template takes some 300 steps for each, and
-/// thousands of empty messages fit into the bytes above.
+/// 128: most pieces of a prompt (messages and their parts) that are rendered on the serving thread. A template takes
+/// some 300 steps for each, and thousands of empty messages fit into [`DEFAULT_INLINE_BYTES`].
 #[cfg(feature = "hf-tokenizers")]
 const MAX_INLINE_PIECES: usize = 128;
 
-/// What a pool's tokenizer is.
+/// The tokenizer of a pool.
 #[derive(Debug)]
 pub enum Tokenizer {
-    /// Blocks of text.
+    /// None: blocks contain text.
     Characters(Characters),
-    /// Fields of the request, each encoded by itself: the vocabulary is known, the chat template is not.
+    /// Encodes each field of the request separately: the vocabulary is known, the chat template is not.
     Fields {
-        /// What makes the blocks; its encoder is `memo`.
+        /// Divides tokens into blocks; its encoder is `memo`.
         blocks: TokenBlocks,
-        /// What remembers.
+        /// Encodes text, and remembers the tokens of earlier texts.
         memo: Arc<Memo>,
     },
-    /// The pool's servers, or a service.
+    /// The pool's model servers, or a tokenizer service.
     Remote {
-        /// What asks.
+        /// Calls the tokenizer.
         pool: Arc<dyn RemoteTokens>,
-        /// What makes the blocks.
+        /// Divides tokens into blocks.
         blocks: TokenBlocks,
-        /// What makes those of prompts with media.
+        /// Divides prompts with media into blocks of text.
         canonical: Characters,
-        /// What makes those of prompts whose tokens do not come.
+        /// Used for prompts whose tokens are not available.
         fallback: Fallback,
     },
-    /// A model's own template and vocabulary.
+    /// The model's own template and vocabulary.
     #[cfg(feature = "hf-tokenizers")]
     HuggingFace {
-        /// What renders.
+        /// Renders and encodes prompts.
         model: Arc<HuggingFace>,
         /// As in [`Tokenizer::Fields`].
         blocks: TokenBlocks,
@@ -73,72 +73,73 @@ pub enum Tokenizer {
     },
 }
 
-/// What makes the blocks of a prompt of which the remote tokenizer gives no tokens.
+/// How prompts are divided into blocks if the remote tokenizer returns no tokens.
 #[derive(Debug, Default)]
 pub enum Fallback {
-    /// Nothing: such a prompt is routed by load.
+    /// Not at all: such a prompt is routed by load.
     #[default]
     None,
-    /// Blocks of text.
+    /// Into blocks of text.
     Characters,
-    /// Fields of the request, each encoded by itself with a table of OpenAI's.
+    /// Each field of the request is encoded separately with an OpenAI vocabulary.
     Fields(Box<TokenBlocks>),
 }
 
-/// One pool's prompts and caches.
+/// Tokenizer and prefix index of one pool.
 #[derive(Debug)]
 pub struct PoolPrefix {
-    /// Who holds what.
+    /// The index: which endpoint has which blocks cached.
     pub cache: Arc<PrefixCache>,
-    /// What turns prompts into blocks.
+    /// Divides prompts into blocks.
     pub tokenizer: Tokenizer,
     /// The header that names the tenant.
     pub tenant_header: Option<String>,
-    /// Keys hold the tenant: a server that gives each one a cache of its own is not thought to share a prefix between two.
+    /// The tenant is part of the keys, because model servers share no cached blocks between tenants.
     pub isolate_tenants: bool,
-    /// Engines tell what they hold: a model's name is part of the keys only where it is a LoRA adapter's, as in their events.
+    /// Engines report their blocks by KV events. As in these events, the model name is part of the keys only for LoRA
+    /// adapters.
     pub named_by_adapter: bool,
-    /// Requests are sent to data-parallel ranks, where engines tell them apart.
+    /// Attaché chooses the data-parallel rank of each request.
     pub choose_rank: bool,
-    /// Events of several ranks are read: it is known which of them holds a prompt.
+    /// KV events of several ranks are read, so the blocks of each rank are known.
     pub ranks_tell: bool,
-    /// For templates that ask for the date.
+    /// The time, for chat templates that use the date.
     pub clock: Clock,
 }
 
-/// The keys of one request's prompt, made as far as they are asked for.
+/// The block keys of one prompt, computed on demand.
 #[derive(Debug)]
 pub enum PromptKeys<'p> {
-    /// Of text.
+    /// Of blocks of text.
     Characters(CharacterKeys<'p>),
-    /// Of tokens.
+    /// Of blocks of tokens.
     Tokens(TokenKeys<'p>),
 }
 
-/// What an answer goes on from.
+/// The incomplete last block of a prompt, which the response continues.
 #[derive(Debug)]
 pub enum Tail {
-    /// Text.
+    /// Of text.
     Characters(CharacterTail),
-    /// Tokens.
+    /// Of tokens.
     Tokens(TokenTail),
 }
 
-/// The role under which the next turn brings the answer back.
+/// The role of a response in the prompt of the next turn.
 const ASSISTANT: &str = "assistant";
 
-/// What came of reading a request.
+/// The result of [`PoolPrefix::read`].
 #[derive(Debug)]
 pub enum Read<'p> {
-    /// Its keys can be made.
+    /// The keys can be computed.
     Ready(Reading<'p>),
-    /// Read again when this has run.
+    /// Read again after this work has run.
     Warm(Warming),
-    /// Its keys can't be made, maybe because of a limit.
+    /// The keys can't be computed, possibly because of a limit.
     Unreadable(Degraded, Option<Limit>),
 }
 
-/// A request whose keys can be made.
+/// A request whose keys can be computed.
 #[derive(Debug)]
 pub struct Reading<'p> {
     source: Source<'p>,
@@ -146,13 +147,14 @@ pub struct Reading<'p> {
 }
 
 impl Reading<'_> {
-    /// What separates its cache from others.
+    /// Hash of what separates caches: adapter, salt and tenant.
     #[must_use]
     pub fn root(&self) -> u64 {
         self.root
     }
 
-    /// Whether its tokens are those that its server makes of it: it came in tokens, or the tokenizer is the model's or the server's own.
+    /// Whether its tokens are exactly those of the model server: the client sent token ids, or the tokenizer is that of
+    /// the model or of the server.
     #[must_use]
     pub fn has_engine_tokens(&self) -> bool {
         match &self.source {
@@ -164,7 +166,8 @@ impl Reading<'_> {
         }
     }
 
-    /// Whether its keys are of our own making and not those of engines' events: the canonical stream of a conversation is no model's.
+    /// Whether its keys are Attaché's own and do not match those of KV events. That holds for conversations without a
+    /// chat template.
     #[must_use]
     pub fn has_own_keys(&self) -> bool {
         match &self.source {
@@ -180,100 +183,105 @@ impl Reading<'_> {
 
 #[derive(Debug)]
 enum Source<'p> {
-    /// The canonical stream of what was parsed, in blocks of text.
+    /// The parsed fields, in blocks of text.
     Characters(&'p Characters, &'p Prompt<'p>),
-    /// The same in blocks of tokens.
+    /// The parsed fields, in blocks of tokens.
     Fields(&'p TokenBlocks, &'p Prompt<'p>),
-    /// As the model's template renders it, behind the ids that stand before it.
+    /// The text that the chat template rendered, after these token ids.
     #[cfg(feature = "hf-tokenizers")]
     Rendered(&'p TokenBlocks, &'p [u32], String),
-    /// Token ids.
+    /// All token ids of the prompt.
     Ids(&'p TokenBlocks, Arc<[u32]>),
-    /// Keys that background work has made.
+    /// Keys that background work computed.
     Made(&'p TokenBlocks, Arc<MadePrompt>),
 }
 
-/// The tokenizer of a model whose files are at hand.
+/// The tokenizer of a model whose files Attaché has.
 #[cfg(feature = "hf-tokenizers")]
-struct Own<'p> {
+struct ModelTokenizer<'p> {
     model: &'p HuggingFace,
     blocks: &'p TokenBlocks,
     canonical: &'p Characters,
 }
 
-/// Why a request can't be read now.
+/// Why the tokens of a request are not available.
 #[derive(Debug)]
 enum Missing {
-    /// Its tokens are somewhere else.
+    /// This background work must run first.
     Tokens(Warming),
-    /// There is no way from it to tokens.
-    Way,
-    /// It takes more memory than its body's size allows.
+    /// The tokenizer does not support the request.
+    Tokenizer,
+    /// Tokenizing needs more memory than the size of the body allows.
     TooLarge,
 }
 
-/// What the blocks of a request hold, for people.
+/// The contents of a prompt's blocks, for explanations.
 #[derive(Debug)]
 pub enum Shown {
-    /// Token ids of the whole prompt.
+    /// All token ids of the prompt.
     Tokens(Vec<u32>),
     /// The text of each full block.
     Bytes(Vec<String>),
 }
 
-/// What of a request decides about its keys beside its body.
+/// The parts of a request that determine its keys.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    /// Its API.
+pub struct PromptRef<'a> {
+    /// The request's API.
     pub api: Api,
-    /// Its body, whole.
+    /// The whole body.
     pub body: &'a [u8],
-    /// Its content type.
+    /// The `content-type` header.
     pub content_type: Option<&'a str>,
-    /// The server's name for the model.
+    /// Model name sent to the model server.
     pub target: &'a str,
-    /// All token ids will be asked for.
+    /// All token ids are needed, and not only the keys.
     pub keeps_ids: bool,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> PromptRef<'a> {
     fn call(&self) -> TokenCall<'a> {
         TokenCall { model: self.target, api: self.api, body: self.body }
     }
 }
 
 impl PoolPrefix {
-    /// Reads `request`. `q` asks for the last time when what is not at hand is to be done without.
-    pub fn read<'p>(self: &'p Arc<Self>, q: &Question<'_>, asked: Asked<'_>, request: &'p Request<'p>) -> Read<'p> {
-        let name = self.root_name(asked.target);
+    /// Reads the prompt of `request`. In the last attempt (`q.last`), it returns no background work.
+    pub fn read<'p>(
+        self: &'p Arc<Self>,
+        q: &RequestView<'_>,
+        prompt_ref: PromptRef<'_>,
+        request: &'p Request<'p>,
+    ) -> Read<'p> {
+        let name = self.root_name(prompt_ref.target);
         let salt = request.cache_salt.as_deref();
         let tenant = self.tenant(q.head).filter(|_| self.isolate_tenants);
         let root = self.cache.space().root(&Root { name, cache_salt: salt, tenant });
-        let source = match self.source(q, asked, request, root) {
+        let source = match self.source(q, prompt_ref, request, root) {
             Ok(source) => source,
-            // What was not done in time is not tried again.
+            // The background work did not finish in time and is not repeated.
             Err(Missing::Tokens(_)) if q.last => return Read::Unreadable(Degraded::ReadingLate, None),
             Err(Missing::Tokens(warming)) => return Read::Warm(warming),
-            Err(Missing::Way) => return Read::Unreadable(Degraded::Untokenized, None),
+            Err(Missing::Tokenizer) => return Read::Unreadable(Degraded::Untokenized, None),
             Err(Missing::TooLarge) => return Read::Unreadable(Degraded::Untokenized, Some(Limit::PromptBytes)),
         };
         Read::Ready(Reading { source, root })
     }
 
-    /// Whose request it is.
+    /// The tenant of a request, by the tenant rule, otherwise by the pool's tenant header.
     pub fn tenant<'h>(&self, head: &'h Head) -> Option<&'h str> {
         head.tenant().or(|| self.tenant_header.as_deref().and_then(|name| head.get(name)))
     }
 
-    /// What the keys of one cache have in common.
+    /// The model name in the root of the keys.
     fn root_name<'a>(&self, target: &'a str) -> &'a str {
         if self.named_by_adapter && !self.cache.residents().is_adapter(target) { "" } else { target }
     }
 
     fn source<'p>(
         self: &'p Arc<Self>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
+        q: &RequestView<'_>,
+        prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
         #[cfg_attr(
             not(feature = "hf-tokenizers"),
@@ -281,7 +289,7 @@ impl PoolPrefix {
         )]
         root: u64,
     ) -> Result<Source<'p>, Missing> {
-        // Of a prompt of too many pieces only the first ones are kept.
+        // The parser keeps only the first pieces of a prompt with too many.
         if request.prompt.is_cut {
             return Err(Missing::TooLarge);
         }
@@ -290,14 +298,15 @@ impl PoolPrefix {
                 (Outcome::Keys(made), _) => Ok(Source::Made(blocks, made.clone())),
                 #[cfg(feature = "hf-tokenizers")]
                 (Outcome::NotText, Tokenizer::HuggingFace { canonical, .. }) => as_text(canonical, request),
-                (Outcome::NotText | Outcome::Refused, _) => Err(Missing::Way),
+                (Outcome::NotText | Outcome::Refused, _) => Err(Missing::Tokenizer),
                 (Outcome::TooLarge, _) => Err(Missing::TooLarge),
             };
         }
         match &self.tokenizer {
-            // What is cut off in front would be the beginning of the keys. Where a whole prompt is rendered, it is told there.
-            Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(Missing::Way),
-            Tokenizer::Remote { .. } if request.truncated && request.prompt.is_token_ids() => Err(Missing::Way),
+            // The model server will cut the start of such a prompt, and the keys with it. Tokenizers that render a
+            // whole prompt handle this themselves.
+            Tokenizer::Characters(_) | Tokenizer::Fields { .. } if request.truncated => Err(Missing::Tokenizer),
+            Tokenizer::Remote { .. } if request.truncated && request.prompt.is_token_ids() => Err(Missing::Tokenizer),
             Tokenizer::Characters(characters) => Ok(Source::Characters(characters, &request.prompt)),
             Tokenizer::Fields { blocks, .. } => Ok(Source::Fields(blocks, &request.prompt)),
             Tokenizer::Remote { blocks, .. } if request.prompt.is_token_ids() => {
@@ -305,35 +314,35 @@ impl PoolPrefix {
             }
             Tokenizer::Remote { canonical, .. } if request.prompt.has_media() => as_text(canonical, request),
             Tokenizer::Remote { pool, blocks, .. } => {
-                let missing = || Err(Missing::Tokens(asking(pool.clone(), asked)));
-                match pool.known(asked.call()) {
+                let missing = || Err(Missing::Tokens(token_request(pool.clone(), prompt_ref)));
+                match pool.known(prompt_ref.call()) {
                     KnownTokens::Ids(ids) => Ok(Source::Ids(blocks, ids)),
-                    KnownTokens::NotYet if q.last => self.instead(request).unwrap_or_else(missing),
+                    KnownTokens::NotYet if q.last => self.fallback_source(request).unwrap_or_else(missing),
                     KnownTokens::NotYet => missing(),
-                    KnownTokens::Unsupported => self.instead(request).unwrap_or(Err(Missing::Way)),
+                    KnownTokens::Unsupported => self.fallback_source(request).unwrap_or(Err(Missing::Tokenizer)),
                 }
             }
             #[cfg(feature = "hf-tokenizers")]
             Tokenizer::HuggingFace { model, blocks, canonical, .. } => {
-                self.rendered(Own { model, blocks, canonical }, q, asked, request, root)
+                self.rendered(ModelTokenizer { model, blocks, canonical }, q, prompt_ref, request, root)
             }
         }
     }
 
-    /// A prompt of a model whose template and vocabulary are known.
+    /// Reads a prompt with the model's own template and vocabulary.
     #[cfg(feature = "hf-tokenizers")]
     fn rendered<'p>(
         self: &'p Arc<Self>,
-        Own { model, blocks, canonical }: Own<'p>,
-        q: &Question<'_>,
-        asked: Asked<'_>,
+        ModelTokenizer { model, blocks, canonical }: ModelTokenizer<'p>,
+        q: &RequestView<'_>,
+        prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
         root: u64,
     ) -> Result<Source<'p>, Missing> {
         let prompt = &request.prompt;
-        match asked.api {
+        match prompt_ref.api {
             Api::Generate => return Ok(Source::Fields(blocks, prompt)),
-            // As a server encodes text: with the special tokens in front, without a template.
+            // SGLang encodes the text without a template, after the special tokens.
             Api::SglangGenerate => {
                 return Ok(match prompt.pieces.as_slice() {
                     [Piece::Text(text)] => Source::Rendered(blocks, model.prefix(), text.get().into_owned()),
@@ -341,16 +350,16 @@ impl PoolPrefix {
                 });
             }
             Api::Completions if prompt.is_token_ids() && !request.opaque_prompt => {
-                return if request.truncated { Err(Missing::Way) } else { Ok(Source::Fields(blocks, prompt)) };
+                return if request.truncated { Err(Missing::Tokenizer) } else { Ok(Source::Fields(blocks, prompt)) };
             }
-            // As the template's messages would tell, of which long media would be copies.
+            // The template would reject media too, but rendering would copy them first.
             Api::ChatCompletions | Api::Messages if prompt.has_media() => return as_text(canonical, request),
             _ => {}
         }
-        if asked.body.len() > DEFAULT_INLINE_BYTES || prompt.pieces.len() > MAX_INLINE_PIECES {
-            return Err(Missing::Tokens(self.rendering(asked, root)));
+        if prompt_ref.body.len() > DEFAULT_INLINE_BYTES || prompt.pieces.len() > MAX_INLINE_PIECES {
+            return Err(Missing::Tokens(self.rendering(prompt_ref, root)));
         }
-        match model.render(asked.api, asked.body, self.clock.wall(q.now)) {
+        match model.render(prompt_ref.api, prompt_ref.body, self.clock.wall(q.now)) {
             Ok(Rendered::Tokens(ids)) => Ok(Source::Ids(blocks, ids.into())),
             Ok(Rendered::Text { text, add_special_tokens }) => {
                 let before = if add_special_tokens { model.prefix() } else { &[] };
@@ -359,14 +368,14 @@ impl PoolPrefix {
             Err(RenderError::NotText(_)) => as_text(canonical, request),
             Err(RenderError::Stopped(_)) => Err(Missing::TooLarge),
             Err(error) => {
-                tracing::debug!(%error, api = asked.api.name(), "chat template failed for a prompt");
-                Err(Missing::Way)
+                tracing::debug!(%error, api = prompt_ref.api.name(), "chat template failed for a prompt");
+                Err(Missing::Tokenizer)
             }
         }
     }
 
-    /// What stands in for the tokens of a remote tokenizer; `None` where nothing does.
-    fn instead<'p>(&'p self, request: &'p Request<'p>) -> Option<Result<Source<'p>, Missing>> {
+    /// The fallback for missing tokens of a remote tokenizer; `None` if the pool has none.
+    fn fallback_source<'p>(&'p self, request: &'p Request<'p>) -> Option<Result<Source<'p>, Missing>> {
         match &self.tokenizer {
             Tokenizer::Remote { canonical, fallback: Fallback::Characters, .. } => Some(as_text(canonical, request)),
             Tokenizer::Remote { fallback: Fallback::Fields(blocks), .. } if !request.truncated => {
@@ -376,14 +385,14 @@ impl PoolPrefix {
         }
     }
 
-    /// A request goes by tokens that were remembered from another one.
-    pub fn count_known(&self, asked: Asked<'_>, reading: &Reading<'_>) {
+    /// Counts a request whose remote tokens were known from an earlier request.
+    pub fn count_known(&self, prompt_ref: PromptRef<'_>, reading: &Reading<'_>) {
         if let (Tokenizer::Remote { pool, .. }, Source::Ids(..)) = (&self.tokenizer, &reading.source) {
-            pool.count_known(asked.target);
+            pool.count_known(prompt_ref.target);
         }
     }
 
-    /// The keys of what was read, whatever they cost.
+    /// The keys of a prompt, without a limit on the bytes to encode.
     pub fn keys<'r>(&self, reading: &'r Reading<'_>) -> PromptKeys<'r> {
         let root = reading.root;
         match &reading.source {
@@ -396,7 +405,7 @@ impl PoolPrefix {
         }
     }
 
-    /// What the blocks of a request hold, for people.
+    /// The contents of a prompt's blocks, for explanations.
     pub fn show(&self, reading: &Reading<'_>) -> Shown {
         match &reading.source {
             Source::Characters(characters, prompt) => match characters.blocks_as_text(prompt) {
@@ -411,7 +420,7 @@ impl PoolPrefix {
         }
     }
 
-    /// Bytes of text that are left out of the keys.
+    /// Bytes of text that are excluded from the keys, because they differ in every request.
     pub fn left_out_bytes(&self, reading: &Reading<'_>) -> u64 {
         match self.keys(reading) {
             PromptKeys::Characters(keys) => keys.left_out_bytes(),
@@ -419,9 +428,9 @@ impl PoolPrefix {
         }
     }
 
-    /// Adds the keys of the answer to those of the prompt. False when that can't be done.
+    /// Appends the keys of a response to those of its prompt; false if it can't be encoded.
     pub fn extend(&self, tail: &mut Tail, api: Api, answer: &str, keys: &mut Vec<BlockKey>) -> bool {
-        // A message of its own in the canonical stream, or more of what was there.
+        // The response of a chat API is a new message; a completion continues the text of the prompt.
         let role = (api != Api::Completions).then_some(ASSISTANT);
         match tail {
             Tail::Characters(tail) => {
@@ -433,7 +442,7 @@ impl PoolPrefix {
             }
             Tail::Tokens(tail) => {
                 let Some(memo) = self.tokenizer.memo() else { return false };
-                // The generation prompt stands already at the end of what was rendered.
+                // A rendered prompt ends with the generation prompt, which contains the role.
                 let role = role.filter(|_| !self.tokenizer.knows_the_model());
                 tail.extend(&**memo, role, answer, keys).is_ok()
             }
@@ -446,7 +455,7 @@ impl PoolPrefix {
         self.tokenizer.knows_the_model()
     }
 
-    /// Adds the tokens of a text to `ids`, as the model's own vocabulary has them. False when that can't be done.
+    /// Appends the tokens of a text in the model's own vocabulary to `ids`; false if it can't be encoded.
     pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> bool {
         let memo = self.tokenizer.memo().filter(|_| self.encodes());
         memo.is_some_and(|memo| memo.encode(text, ids).is_ok())
@@ -454,7 +463,7 @@ impl PoolPrefix {
 }
 
 impl Tokenizer {
-    /// Its name in configurations.
+    /// The name in configurations.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -483,7 +492,7 @@ impl Tokenizer {
         }
     }
 
-    /// What makes blocks of a request's own text, where that is not the template's.
+    /// Divides the text of a request into blocks of tokens, without a template.
     fn text_blocks(&self) -> Option<&TokenBlocks> {
         match self {
             Tokenizer::Remote { fallback: Fallback::Fields(blocks), .. } => Some(blocks),
@@ -501,18 +510,19 @@ impl Tokenizer {
     }
 }
 
-/// Blocks of text of a prompt with media. What these become is their model's own, and token ids alone do not tell one image from another.
+/// Blocks of text for a prompt with media. Models encode media differently, and token ids alone do not distinguish two
+/// images.
 fn as_text<'p>(canonical: &'p Characters, request: &'p Request<'p>) -> Result<Source<'p>, Missing> {
-    if request.truncated { Err(Missing::Way) } else { Ok(Source::Characters(canonical, &request.prompt)) }
+    if request.truncated { Err(Missing::Tokenizer) } else { Ok(Source::Characters(canonical, &request.prompt)) }
 }
 
-/// Asks for the tokens of a request, so that they are remembered.
-fn asking(pool: Arc<dyn RemoteTokens>, asked: Asked<'_>) -> Warming {
-    // This copy, and the one in the question.
-    Warming::call(2 * asked.body.len(), pool.fetch(asked.call()))
+/// Background work that fetches the tokens of a request, after which [`RemoteTokens::known`] returns them.
+fn token_request(pool: Arc<dyn RemoteTokens>, prompt_ref: PromptRef<'_>) -> Warming {
+    // Memory of two copies of the body: this one, and the one in the HTTP request.
+    Warming::call(2 * prompt_ref.body.len(), pool.fetch(prompt_ref.call()))
 }
 
-/// The ids of a piece.
+/// The token ids of a piece.
 fn ids<'p>(piece: &'p Piece<'_>) -> Option<&'p [u32]> {
     match piece {
         Piece::Tokens(ids) => Some(ids),
@@ -521,16 +531,17 @@ fn ids<'p>(piece: &'p Piece<'_>) -> Option<&'p [u32]> {
 }
 
 impl PromptKeys<'_> {
-    /// The same, as far as they can be made here and now: no more than [`DEFAULT_INLINE_BYTES`] are encoded that nobody remembers.
+    /// The same keys, limited to what may be computed on the serving thread: at most [`DEFAULT_INLINE_BYTES`] of new
+    /// text are encoded.
     #[must_use]
-    pub fn at_hand(self) -> Self {
+    pub fn inline_only(self) -> Self {
         match self {
             Self::Characters(keys) => Self::Characters(keys),
             Self::Tokens(keys) => Self::Tokens(keys.with_cold_bytes(DEFAULT_INLINE_BYTES)),
         }
     }
 
-    /// Whether more keys were wanted than are at hand.
+    /// Whether keys are missing because of the limit of [`PromptKeys::inline_only`].
     #[must_use]
     pub fn is_cold(&self) -> bool {
         match self {
@@ -539,7 +550,7 @@ impl PromptKeys<'_> {
         }
     }
 
-    /// Whether the keys end before the prompt does because the rest takes more than may be encoded.
+    /// Whether keys are missing because the prompt exceeds the limit of encoded text.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         match self {
@@ -548,7 +559,7 @@ impl PromptKeys<'_> {
         }
     }
 
-    /// All keys as far as the prompt can be encoded, whether that is to its end, and what the answer goes on from.
+    /// All keys that can be computed, whether they cover the whole prompt, and its incomplete last block.
     #[must_use]
     pub fn finish(self) -> (Vec<BlockKey>, bool, Option<Tail>) {
         match self {
@@ -563,7 +574,7 @@ impl PromptKeys<'_> {
         }
     }
 
-    /// The keys made so far.
+    /// The keys computed so far.
     #[must_use]
     pub fn made(mut self) -> Vec<BlockKey> {
         self.upto(0).to_vec()

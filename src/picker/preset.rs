@@ -1,10 +1,8 @@
-//! Decisions that no strategy makes: the endpoints that the conformance suite's header names, and the server that holds the previous response of a
-//! conversation.
-//!
-//! Called by [`super::decide`].
+//! Decisions without a strategy: the endpoints in the conformance suite's header, and the endpoint that stores the
+//! previous response of a conversation.
 
 use super::active::ActiveConfig;
-use super::decide::Question;
+use super::decide::RequestView;
 use super::head::Head;
 use super::picker::Picker;
 use attache_pool::{EndpointState, PoolSnapshot};
@@ -13,14 +11,14 @@ use attache_scheduling::scheduler::Subset;
 use attache_scheduling::{Decision, PickContext};
 use attache_types::error::{Reason, RequestError};
 
-/// The decision when no strategy makes it; `None` leaves it to the strategy.
+/// The preset decision; `None` if the strategy decides.
 ///
 /// # Errors
-/// When the conformance suite's header names no endpoint of the pool.
+/// The conformance suite's header names no endpoint of the pool.
 pub(super) fn preset(
     picker: &Picker,
     config: &ActiveConfig,
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     cx: &PickContext<'_>,
     pool: &str,
     previous_response: Option<&str>,

@@ -1,12 +1,10 @@
-//! The priority of a request, from its InferenceObjective and its model; and the flow that it is of without a tenant.
-//!
-//! Called by `decide`. Imports [`super::picker`].
+//! The priority of a request, by its InferenceObjective and its model, and its flow if it has no tenant.
 
 use super::active::ActiveConfig;
 use attache_scheduling::Pool;
 
-/// The priority of a request of this objective, for this model. An objective raises it only where client headers are trusted; a client may always
-/// lower the priority of its own request.
+/// The priority of a request with this objective for this model. An objective raises the priority only if client
+/// headers are trusted. A client may always lower the priority of its own request.
 pub(super) fn priority(config: &ActiveConfig, pool: &Pool, objective: Option<&str>, model: Option<&str>) -> i32 {
     let rules = pool.rules.load();
     let configured = |name: &str| config.settings.objectives.get(name).copied();
@@ -19,8 +17,9 @@ pub(super) fn priority(config: &ActiveConfig, pool: &Pool, objective: Option<&st
     }
 }
 
-/// The flow of a request for `model` that neither a tenant nor a trusted header names: its `InferenceModel`, so that those of one criticality share
-/// the throughput of tokens. Other names come from clients, who could make any number of flows.
+/// The flow of a request for `model` without a tenant or a trusted fairness header: the `InferenceModel` of that
+/// name, so that models of one criticality share the throughput. `None` if there is none: clients could otherwise
+/// create any number of flows by inventing model names.
 pub(super) fn flow_of_model<'m>(pool: &Pool, model: Option<&'m str>) -> Option<&'m str> {
     model.filter(|name| pool.rules.load().priorities.contains_key(*name))
 }

@@ -1,10 +1,11 @@
-//! The queues before a pool, as a request knows them: who may go on, who waits, and whose turn has come.
+//! The queue of one pool: admits, queues, sheds and preempts requests.
 //!
-//! [`FlowControl`] decides. This holds it under a lock, tells it what happens (an answer begins or ends, the pool is published anew) and wakes
-//! whoever has waited. What is let through is an [`Admitted`], what waits a [`Parked`]; both give back what they hold when they are dropped.
+//! [`FlowControl`] decides. [`Queues`] holds it under a lock, and reports to it when a response begins or ends and when
+//! the pool publishes a new snapshot. An admitted request holds an [`AdmittedRequest`], a queued one a
+//! [`QueuedRequest`]. Both release what they hold on drop.
 
-use super::deadline::{self, Due};
-use super::decide::Question;
+use super::deadline::{self, WaitBudget};
+use super::decide::RequestView;
 use super::head::Head;
 use crate::event::{QueueEvent, QueueObserver, QueueOutcome};
 use ahash::AHashMap;
@@ -31,21 +32,24 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-pub use turn::{Admitted, Parked, Waiting};
+pub use requests::{AdmittedRequest, QueueSignal, QueuedRequest};
 
-mod turn;
+mod requests;
 
-/// 5 ms: what is thought to be done with time is looked at no more often; a server's step takes longer.
-const SHORTEST_LOOK: Duration = Duration::from_millis(5);
-/// 128 endpoints: to look at fewer takes as long as a decision does, and is done whenever something happens.
+/// 5 ms: shortest time between checks for capacity that time alone is predicted to free. A model server's step takes
+/// longer.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// 128 endpoints: from this size on, a full pool is measured at most once every [`FULL_PAUSE`]. Measuring a smaller
+/// pool costs about as much as a decision, so every event does it.
 const MANY_ENDPOINTS: usize = 128;
-/// 1 ms: a pool of many endpoints is looked at no more often for those who wait. To look at 1,000 takes a tenth of that.
-const REST: Duration = Duration::from_millis(1);
+/// 1 ms: how long a large pool that was full counts as full without a new measurement. To measure 1,000 endpoints takes
+/// a tenth of that.
+const FULL_PAUSE: Duration = Duration::from_millis(1);
 
-/// What comes of waiting.
-pub type Turn = Result<Admitted, Refusal>;
+/// How a queued request leaves the queue: admitted, or refused because it expired or was evicted.
+pub type DequeueResult = Result<AdmittedRequest, Refusal>;
 
-/// The queues before one pool.
+/// The queue of one pool.
 #[derive(Debug)]
 pub struct Queues {
     flow: PoolFlow,
@@ -55,67 +59,68 @@ pub struct Queues {
     stale_after: Duration,
     observer: Box<dyn QueueObserver>,
     state: Mutex<State>,
-    /// The last moment that anybody told: a stream that is dropped knows none.
+    /// The latest time that a caller passed. A stream that is dropped has no time of its own.
     now: AtomicU64,
-    /// Woken when [`Queues::patience`] has become shorter: somebody waits, and nobody did.
+    /// Woken when [`Queues::next_check_in`] may have become shorter, as when the first request is queued.
     timer: Waker,
-    /// Queues before the same pool by settings of before a reload or after it.
+    /// Queues of the same pool, with the settings before or after a reload.
     others: Mutex<Vec<Weak<Self>>>,
 }
 
 #[derive(Debug)]
 struct State {
-    control: FlowControl<oneshot::Sender<Turn>>,
-    /// By which those under way hear that they are to end.
+    control: FlowControl<oneshot::Sender<DequeueResult>>,
+    /// For each preemptible request in flight: delivers its preemption.
     running: AHashMap<Seat, oneshot::Sender<Refusal>>,
     rng: PickRng,
-    rest: Option<Rest>,
+    pause: Option<FullPause>,
 }
 
-/// A pool of many endpoints that was full when it was looked at last, and counts as full without a look.
+/// A large pool that was full at the last measurement, and counts as full without a new one until `until`.
 #[derive(Debug)]
-struct Rest {
+struct FullPause {
     until: Timestamp,
-    /// Something has happened since that may have made room.
+    /// An event during the pause may have freed capacity.
     missed: bool,
 }
 
 impl State {
-    /// Whether the pool rests; then it is looked at when it no longer does.
-    fn rests(&mut self, now: Timestamp) -> bool {
-        let Some(rest) = self.rest.as_mut().filter(|rest| now < rest.until) else { return false };
-        rest.missed = true;
+    /// Whether the pool counts as full without a measurement. If so, the end of the pause triggers a check.
+    fn is_paused(&mut self, now: Timestamp) -> bool {
+        let Some(pause) = self.pause.as_mut().filter(|pause| now < pause.until) else { return false };
+        pause.missed = true;
         true
     }
 
-    /// Whether there is room for nobody, and somebody waits for it.
-    fn is_full(&self, room: &Gauge) -> bool {
-        !self.control.is_empty() && room.saturation(self.control.pending(), Need::default()) >= 1.0
+    /// Whether requests are queued and the pool has no capacity for any of them.
+    fn is_full(&self, gauge: &Gauge) -> bool {
+        !self.control.is_empty() && gauge.saturation(self.control.pending(), Need::default()) >= 1.0
     }
 
-    /// How one that is let through hears that it is to end, if it may be told to.
-    fn seat(&mut self, passage: &Passage) -> Option<Waiting<Refusal>> {
+    /// The preemption signal of an admitted request; `None` if it is not preemptible.
+    fn seat(&mut self, passage: &Passage) -> Option<QueueSignal<Refusal>> {
         let seat = passage.seat()?;
-        let (tell, told) = oneshot::channel();
-        self.running.insert(seat, tell);
-        Some(Waiting(told))
+        let (sender, receiver) = oneshot::channel();
+        self.running.insert(seat, sender);
+        Some(QueueSignal(receiver))
     }
 }
 
-/// What comes of asking for a turn.
+/// How admission handled a request that it did not refuse.
 #[derive(Debug)]
-pub enum Asked {
-    /// It goes on.
-    Goes(Admitted),
-    /// It waits.
-    Waits(Parked),
+pub enum EnqueueResult {
+    /// The pool has capacity: the request is dispatched at once.
+    Admitted(AdmittedRequest),
+    /// The request is queued.
+    Queued(QueuedRequest),
 }
 
 impl Queues {
-    /// Queues as `flow` says, before the pool in `store`, of which endpoints are ejected by `health` and requests are split by `split`.
+    /// The queue that `flow` configures for the pool in `store`. `health` says which endpoints are ejected, `split` how
+    /// requests are split.
     ///
     /// # Errors
-    /// When the ceiling can't be built.
+    /// The plugin of `flowControl.ceiling` rejects its parameters.
     #[expect(clippy::too_many_arguments, reason = "each is a part that the queues hold")]
     pub fn new(
         flow: PoolFlow,
@@ -128,13 +133,13 @@ impl Queues {
         timer: Waker,
     ) -> Result<Arc<Self>, ParamError> {
         let control = flow.control()?;
-        let state = Mutex::new(State { control, running: AHashMap::new(), rng, rest: None });
+        let state = Mutex::new(State { control, running: AHashMap::new(), rng, pause: None });
         let (now, others) = (AtomicU64::new(0), Mutex::default());
         Ok(Arc::new(Self { flow, store, health, split, stale_after, observer, state, now, timer, others }))
     }
 
-    /// These take the place of `old`, before which requests may wait or be under way still: what makes room there makes room here, and the
-    /// other way round.
+    /// Replaces `old` after a reload. Requests of `old` may still be queued or in flight, and use the same endpoints.
+    /// So capacity that is freed in one of the two triggers a check in the other.
     pub fn replace(self: &Arc<Self>, old: &Arc<Self>) {
         let older = old.others.lock().clone();
         for other in older.iter().filter_map(Weak::upgrade).chain([old.clone()]) {
@@ -143,9 +148,9 @@ impl Queues {
         }
     }
 
-    /// Whether these are the queues that `flow` asks for, before the pool in `store`.
+    /// Whether [`Queues::new`] with these arguments would build the same queue.
     #[must_use]
-    pub fn are(
+    pub fn matches(
         &self,
         flow: &PoolFlow,
         store: &Arc<SnapshotStore>,
@@ -155,33 +160,33 @@ impl Queues {
     ) -> bool {
         let same_policies = self.health == *health && self.split.as_ref() == split;
         let same_pool = Arc::ptr_eq(&self.store, store) && same_policies && self.stale_after == stale_after;
-        let room = |flow: &PoolFlow| flow.settings.shared.as_ref().map(Arc::as_ptr);
+        let shared = |flow: &PoolFlow| flow.settings.shared.as_ref().map(Arc::as_ptr);
         let same_users = self.flow.settings.user_header == flow.settings.user_header;
-        self.flow.said == flow.said && room(&self.flow) == room(flow) && same_users && same_pool
+        self.flow.said == flow.said && shared(&self.flow) == shared(flow) && same_users && same_pool
     }
 
-    /// How long a request of `flow` that can't wait for long would wait for its turn, as far as that is known.
+    /// Predicted queueing time of a request of `flow` whose deadline leaves no spare time; zero if unknown.
     pub(super) fn wait(&self, facts: &RequestFacts<'_>, flow: Option<&str>, now: Timestamp) -> Duration {
         let (ttl, spare) = (Some(Duration::ZERO), Some(0.0));
         let (way, answer_tokens, found) = (Way::default(), None, None);
         let asking = Asking { facts, flow, bytes: 0, answer_tokens, found, way, ttl, spare, unvouched: false };
         let snapshot = self.store.load();
         let view = self.view(&snapshot, now);
-        let (arrival, room) = (asking.arrival(&view), self.flow.gauge(&view));
-        self.state.lock().control.wait(&arrival, &room, now).unwrap_or_default()
+        let (arrival, gauge) = (asking.arrival(&view), self.flow.gauge(&view));
+        self.state.lock().control.wait(&arrival, &gauge, now).unwrap_or_default()
     }
 
-    /// Asks for a turn for the request that `q` is about, which may be `due`: then it waits only if its turn is predicted to come in time.
-    /// `spare` is what it may wait, in seconds, by whoever knows its objective.
+    /// Admits or queues the request of `q`. A request with a deadline has a `due` budget: it is queued only if it is
+    /// predicted to be dequeued within that budget, and expires at its end.
     ///
     /// # Errors
-    /// The refusal that the client gets.
+    /// The error response for the client: the queue is full or too long for the deadline, or the request is shed.
     pub fn ask(
         self: &Arc<Self>,
-        q: &Question<'_>,
+        q: &RequestView<'_>,
         asking: Asking<'_>,
-        due: Option<Due>,
-    ) -> Result<Asked, RequestError> {
+        due: Option<WaitBudget>,
+    ) -> Result<EnqueueResult, RequestError> {
         let snapshot = self.store.load_full();
         self.admits(asking.facts, &snapshot, q.now)?;
         let ttl = self.flow.ttl(&snapshot, asking.facts.priority);
@@ -189,18 +194,18 @@ impl Queues {
         let ttl = due.map(|due| due.within).or(ttl);
         let arrival = Asking { ttl, ..asking }.arrival(&self.view(&snapshot, q.now));
         if !q.may_wait {
-            return self.now_or_never(&arrival, &snapshot, q.now);
+            return self.admit_unqueued(&arrival, &snapshot, q.now);
         }
-        let mut turn = None;
+        let mut receiver = None;
         let verdict = self.change(q.now, |state, gauge, left| {
             let wait = due.and_then(|due| Some((due, state.control.wait(&arrival, &gauge, q.now)?)));
             if let Some((due, wait)) = wait.filter(|(due, wait)| wait > &due.within) {
                 return Err(wait.saturating_sub(due.within));
             }
             let keep = |_: Handle| {
-                let (tell, told) = oneshot::channel();
-                turn = Some(told);
-                tell
+                let (sender, received) = oneshot::channel();
+                receiver = Some(received);
+                sender
             };
             let verdict = state.control.enqueue(&arrival, keep, &gauge, q.now, &mut state.rng, left);
             let eviction = if let Verdict::Dispatch(passage) = &verdict { state.seat(passage) } else { None };
@@ -211,18 +216,26 @@ impl Queues {
         });
         let verdict = verdict.map_err(|after| {
             self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
-            deadline::late("the queue before the pool is too long for the time that this request asks for", after)
+            deadline::late("the queue is too long for the request's deadline", after)
         });
         let (verdict, eviction) = verdict?;
         match verdict {
             Verdict::Dispatch(passage) => {
                 self.observer.event(QueueEvent::Outcome(QueueOutcome::Passed));
-                Ok(Asked::Goes(Admitted::new(self.clone(), Some(passage), eviction)))
+                Ok(EnqueueResult::Admitted(AdmittedRequest::new(self.clone(), Some(passage), eviction)))
             }
             Verdict::Parked(handle) => {
                 let until = ttl.map(|ttl| q.now.after(ttl));
                 let (priority, queues, is_due) = (arrival.priority, self.clone(), due.is_some());
-                Ok(Asked::Waits(Parked { queues, handle, priority, until, is_due, turn, settled: false }))
+                Ok(EnqueueResult::Queued(QueuedRequest {
+                    queues,
+                    handle,
+                    priority,
+                    until,
+                    is_due,
+                    receiver,
+                    settled: false,
+                }))
             }
             Verdict::Rejected(refusal) => {
                 self.observer.event(QueueEvent::Outcome(QueueOutcome::Full));
@@ -231,23 +244,24 @@ impl Queues {
         }
     }
 
-    /// Whether requests wait; else [`Queues::shed`] alone is asked.
+    /// Whether the pool queues requests. Otherwise only [`Queues::shed`] applies.
     #[must_use]
     pub fn hold_requests(&self) -> bool {
         self.flow.settings.queue
     }
 
-    /// Whose request it is, by the header of the pool's own configuration.
+    /// The user that the pool's `user_header` names; `None` without such a header in the configuration or the request.
     #[must_use]
     pub fn user<'h>(&self, head: &'h Head) -> Option<&'h str> {
         let user = head.get(self.flow.settings.user_header?)?.trim();
         Some(user).filter(|user| !user.is_empty())
     }
 
-    /// Lets a request pass that never waits, unless it is sheddable and the pool is saturated, or an admitter refuses it.
+    /// Admits a request without queueing it, unless it is sheddable and the pool is saturated, or an admitter refuses
+    /// it.
     ///
     /// # Errors
-    /// The refusal that the client gets.
+    /// The error response for the client.
     pub fn shed(&self, facts: &RequestFacts<'_>, way: Way, now: Timestamp) -> Result<(), RequestError> {
         let snapshot = self.store.load();
         self.admits(facts, &snapshot, now)?;
@@ -257,24 +271,24 @@ impl Queues {
         Ok(())
     }
 
-    /// Counts a request that [`Self::shed`] has let pass and that is decided: it may have been asked about twice.
+    /// Counts a request that [`Self::shed`] admitted, once it is decided. One request may call `shed` twice.
     pub fn passed(&self) {
         self.observer.event(QueueEvent::Outcome(QueueOutcome::Passed));
     }
 
     fn saturated(&self, priority: i32, pool: &PoolSnapshot, now: Timestamp) -> RequestError {
         self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
-        let error = because(pool, Reason::Shed, "the pool is saturated, and this request is sheddable");
+        let error = with_readiness(pool, Reason::Shed, "the pool is saturated, and this request is sheddable");
         retry(error, self.state.lock().control.clears(priority, now))
     }
 
-    /// What can't wait goes on if there is room, or if it is not sheddable.
-    fn now_or_never(
+    /// Admits a request that can't be queued. A sheddable one is shed if the pool has no capacity for it.
+    fn admit_unqueued(
         self: &Arc<Self>,
         arrival: &Arrival<'_>,
         pool: &PoolSnapshot,
         now: Timestamp,
-    ) -> Result<Asked, RequestError> {
+    ) -> Result<EnqueueResult, RequestError> {
         let pending = self.state.lock().control.pending();
         let short = Need { work: 0.0, ..arrival.need };
         if self.gauge(pool, now).saturation(pending, short) < 1.0 {
@@ -284,7 +298,7 @@ impl Queues {
         } else {
             self.observer.event(QueueEvent::Outcome(QueueOutcome::Unqueued));
         }
-        Ok(Asked::Goes(Admitted::uncounted(self)))
+        Ok(EnqueueResult::Admitted(AdmittedRequest::uncounted(self)))
     }
 
     fn admits(&self, facts: &RequestFacts<'_>, pool: &PoolSnapshot, now: Timestamp) -> Result<(), RequestError> {
@@ -296,7 +310,8 @@ impl Queues {
             return Ok(());
         }
         self.observer.event(QueueEvent::Outcome(QueueOutcome::Shed));
-        let error = because(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
+        let error =
+            with_readiness(pool, Reason::Shed, "the pool can't serve this request in time, and it is sheddable");
         Err(retry(error, state.control.clears(facts.priority, now)))
     }
 
@@ -308,38 +323,40 @@ impl Queues {
         View { pool, health: &self.health, split: self.split.as_ref(), stale_after: self.stale_after, now }
     }
 
-    /// Changes the queues and wakes whoever has left them by that. The pool is looked at under the lock: what was let through is then either
-    /// counted as on its way or in the ledger. While it rests it is not looked at, and full.
+    /// Applies `change` and notifies the requests that leave the queue because of it.
+    ///
+    /// The pool is measured under the lock, so that each admitted request is either in the ledger or counted as
+    /// pending. During a [`FullPause`] the pool is not measured and counts as full.
     fn change<R>(
         self: &Arc<Self>,
         now: Timestamp,
-        change: impl FnOnce(&mut State, Gauge, &mut Vec<Left<oneshot::Sender<Turn>>>) -> R,
+        change: impl FnOnce(&mut State, Gauge, &mut Vec<Left<oneshot::Sender<DequeueResult>>>) -> R,
     ) -> R {
         self.now.fetch_max(now.0, Relaxed);
         let mut left = Vec::new();
-        let (result, turns, evicted) = {
+        let (result, outcomes, evicted) = {
             let mut state = self.state.lock();
-            let is_told = state.rest.as_ref().is_some_and(|rest| rest.missed);
-            let rests = state.rests(now);
+            let was_missed = state.pause.as_ref().is_some_and(|pause| pause.missed);
+            let is_paused = state.is_paused(now);
             let snapshot = self.store.load();
-            let gauge = if rests { Gauge::FULL } else { self.gauge(&snapshot, now) };
+            let gauge = if is_paused { Gauge::FULL } else { self.gauge(&snapshot, now) };
             state.control.pool_serves(asking::serves(&snapshot), now);
             let result = change(&mut state, gauge, &mut left);
-            let turns: SmallVec<[_; 2]> = left.into_iter().map(|left| self.turn(&mut state, left)).collect();
-            // Nobody is to end before it has been seen that there is no room.
-            let evicted = if rests { None } else { state.control.evict_running(&gauge, now) };
+            let outcomes: SmallVec<[_; 2]> = left.into_iter().map(|left| self.outcome_of(&mut state, left)).collect();
+            // No request is preempted unless a measurement shows that the pool is full.
+            let evicted = if is_paused { None } else { state.control.evict_running(&gauge, now) };
             let evicted = evicted.and_then(|(seat, refusal)| Some((state.running.remove(&seat)?, refusal)));
-            if !rests {
-                let rests = snapshot.endpoints.len() >= MANY_ENDPOINTS && state.is_full(&gauge);
-                state.rest = rests.then(|| Rest { until: now.after(REST), missed: false });
-            } else if !is_told {
+            if !is_paused {
+                let pauses = snapshot.endpoints.len() >= MANY_ENDPOINTS && state.is_full(&gauge);
+                state.pause = pauses.then(|| FullPause { until: now.after(FULL_PAUSE), missed: false });
+            } else if !was_missed {
                 self.timer.wake_by_ref();
             }
-            self.observer.event(holds(&state));
-            (result, turns, evicted)
+            self.observer.event(depth(&state));
+            (result, outcomes, evicted)
         };
-        // Not under the lock: what nobody takes is given back, which takes it.
-        for (sender, turn) in turns {
+        // Without the lock: if the receiver is gone, dropping the `AdmittedRequest` takes the lock.
+        for (sender, turn) in outcomes {
             drop(sender.send(turn));
         }
         if let Some((sender, refusal)) = evicted {
@@ -348,13 +365,17 @@ impl Queues {
         result
     }
 
-    /// What is told to one that waits no longer.
-    fn turn(self: &Arc<Self>, state: &mut State, left: Left<oneshot::Sender<Turn>>) -> (oneshot::Sender<Turn>, Turn) {
+    /// Counts a request that left the queue, and returns what its sender delivers.
+    fn outcome_of(
+        self: &Arc<Self>,
+        state: &mut State,
+        left: Left<oneshot::Sender<DequeueResult>>,
+    ) -> (oneshot::Sender<DequeueResult>, DequeueResult) {
         match left {
             Left::Dispatched(_, sender, passage) => {
                 self.observer.event(QueueEvent::Waited(passage.waited));
                 let eviction = state.seat(&passage);
-                (sender, Ok(Admitted::new(self.clone(), Some(passage), eviction)))
+                (sender, Ok(AdmittedRequest::new(self.clone(), Some(passage), eviction)))
             }
             Left::Refused(_, sender, refusal) => {
                 self.observer.event(QueueEvent::Outcome(if refusal.cause == Cause::Expired {
@@ -367,25 +388,26 @@ impl Queues {
         }
     }
 
-    /// The pool may have more room than before, or time has passed.
+    /// Dequeues what the pool now has capacity for. Called when capacity may have been freed, and after
+    /// [`Queues::next_check_in`].
     pub fn freed(self: &Arc<Self>, now: Timestamp) {
-        self.look(now);
+        self.check_capacity(now);
         let others = {
             let mut others = self.others.lock();
             others.retain(|other| other.strong_count() > 0);
             others.clone()
         };
-        // What is on its way is in no books that others see; they are told when it is.
+        // Other queues do not see this queue's pending requests. They are checked once those are in the ledger.
         if !others.is_empty() && self.state.lock().control.pending().requests == 0 {
-            others.iter().filter_map(Weak::upgrade).for_each(|other| other.look(now));
+            others.iter().filter_map(Weak::upgrade).for_each(|other| other.check_capacity(now));
         }
     }
 
-    fn look(self: &Arc<Self>, now: Timestamp) {
+    fn check_capacity(self: &Arc<Self>, now: Timestamp) {
         {
             let control = &mut self.state.lock().control;
             if control.is_empty() {
-                // Nobody waits, so nobody leaves by that: flows are forgotten that have been quiet for long.
+                // The queue is empty, so `expire` only forgets idle flows.
                 if control.next_deadline().is_some_and(|due| due <= now) {
                     control.expire(now, &mut Vec::new());
                 }
@@ -395,35 +417,37 @@ impl Queues {
         self.change(now, |state, gauge, left| state.control.freed(&gauge, now, &mut state.rng, left));
     }
 
-    /// How soon the pool is to be looked at if nothing is told: when it has rested and something was told meanwhile; when pages are believed no
-    /// longer, since the last ones say nothing any more then; before that where somebody waits and time alone is thought to make room.
+    /// Time until [`Queues::freed`] must be called even if no event occurs.
+    ///
+    /// At the latest after `stale_after`, when the last scraped metrics become stale. Earlier, if requests are queued:
+    /// when a [`FullPause`] with a missed event ends, when a request expires, or when time alone may free capacity.
     #[must_use]
-    pub fn patience(&self, now: Timestamp) -> Duration {
+    pub fn next_check_in(&self, now: Timestamp) -> Duration {
         let expires = {
             let state = self.state.lock();
             if state.control.is_empty() {
                 return self.stale_after;
             }
-            if let Some(rest) = state.rest.as_ref().filter(|rest| rest.missed) {
-                return rest.until.since(now);
+            if let Some(pause) = state.pause.as_ref().filter(|pause| pause.missed) {
+                return pause.until.since(now);
             }
             if state.control.takes_turns() {
-                return SHORTEST_LOOK;
+                return MIN_CHECK_INTERVAL;
             }
             state.control.next_deadline().map(|at| at.since(now))
         };
         let soon = self.flow.detector.changes_in(&self.view(&self.store.load(), now));
-        let soonest = soon.into_iter().chain(expires).min().map(|soon| soon.max(SHORTEST_LOOK));
+        let soonest = soon.into_iter().chain(expires).min().map(|soon| soon.max(MIN_CHECK_INTERVAL));
         soonest.map_or(self.stale_after, |soon| soon.min(self.stale_after))
     }
 
-    /// What the client is told.
+    /// The error response for a refused request.
     fn refused(&self, refusal: &Refusal) -> RequestError {
-        let (reason, message) = named(refusal.cause);
-        retry(because(&self.store.load(), reason, message), refusal.retry_after)
+        let (reason, message) = reason_of(refusal.cause);
+        retry(with_readiness(&self.store.load(), reason, message), refusal.retry_after)
     }
 
-    /// Nobody waits, and nothing is under way.
+    /// Asserts that no request is queued, pending or in flight.
     #[cfg(any(test, feature = "testing"))]
     pub fn assert_books_closed(&self) {
         let state = self.state.lock();
@@ -431,14 +455,14 @@ impl Queues {
         assert_eq!((state.control.books(), pending, state.running.len()), ((0, 0, 0, 0), Load::default(), 0));
     }
 
-    /// The moment that was told last.
+    /// The latest time that a caller passed.
     fn last_now(&self) -> Timestamp {
         Timestamp(self.now.load(Relaxed))
     }
 }
 
-/// What the queues hold.
-fn holds(state: &State) -> QueueEvent {
+/// The event with the current queue depth.
+fn depth(state: &State) -> QueueEvent {
     QueueEvent::Holds { requests: state.control.len(), bytes: state.control.bytes() }
 }
 
@@ -446,8 +470,8 @@ fn retry(error: RequestError, after: Duration) -> RequestError {
     RequestError { retry_after: Some(after), ..error }
 }
 
-/// What the cause of a refusal is called.
-fn named(cause: Cause) -> (Reason, &'static str) {
+/// Error code and message for the cause of a refusal.
+fn reason_of(cause: Cause) -> (Reason, &'static str) {
     match cause {
         Cause::BandFull => (Reason::QueueFull, "the queue of this priority is full"),
         Cause::Full => (Reason::QueueFull, "the queue of the pool is full"),
@@ -458,15 +482,15 @@ fn named(cause: Cause) -> (Reason, &'static str) {
     }
 }
 
-/// What the client is told of a request that was under way.
+/// The error response for a request that was preempted in flight.
 #[must_use]
-pub fn outranked(refusal: &Refusal) -> RequestError {
-    let (reason, message) = named(refusal.cause);
+pub fn preemption_error(refusal: &Refusal) -> RequestError {
+    let (reason, message) = reason_of(refusal.cause);
     retry(RequestError::new(reason, message), refusal.retry_after)
 }
 
-/// Why a request is refused: first of all that there is nobody who could serve it.
-fn because(pool: &PoolSnapshot, reason: Reason, message: &'static str) -> RequestError {
+/// An error with this reason and message. If no endpoint of the pool is ready, that is the reason instead.
+fn with_readiness(pool: &PoolSnapshot, reason: Reason, message: &'static str) -> RequestError {
     if pool.endpoints.iter().any(|e| e.serves(Roles::DECODE)) {
         return RequestError::new(reason, message);
     }

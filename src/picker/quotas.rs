@@ -1,13 +1,13 @@
-//! What tenants and models may have, as a request knows it: who may go on, and what is booked until its answer has
-//! ended.
+//! Quotas of tenants and models: checks the limits of a request, and reserves its usage until its response has ended.
 //!
-//! [`attache_quota`] decides, in this process or, by the same figures, in a store that several replicas share
-//! ([`SharedQuotas`]). What is let through holds a [`Permit`], which gives everything back when it is dropped and keeps
-//! what was had when it is settled. With such a store a decision waits for the answer as it waits for tokens: it comes
-//! back as something to run, and is made again when that has run. So it does where a tenant's own limits stand there
-//! and have not been read of late.
+//! [`attache_quota`] counts usage, either in this process or in a store that replicas share ([`SharedQuotas`]). An
+//! allowed request holds a [`Permit`]. Dropping the permit releases the reservation; settling it records the actual
+//! usage.
+//!
+//! A shared store takes time. Its calls are background work, like tokenizing: the decision returns the work, and is
+//! made again after the work has run. The same holds if the limits of a tenant must first be read from the store.
 
-use super::decide::Question;
+use super::decide::RequestView;
 use super::tenant::Tenant;
 use super::warming::Warming;
 use crate::event::{NameEvent, Observer};
@@ -23,23 +23,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Where it is counted.
+/// Where usage is counted.
 #[derive(Clone, Debug)]
 pub enum Store {
     /// In this process.
     Memory(Arc<Book>),
-    /// In the store of [`Quotas::sharing`], with other replicas.
+    /// In the store of [`Quotas::sharing`], together with other replicas.
     Shared,
 }
 
-/// A store outside of the process: counters that several replicas share, and limits of single tenants. Asking it takes
-/// time, so what it is asked comes back as work, and its answer is read when that has run.
+/// A store outside of the process: counters that replicas share, and limits of single tenants. Each call returns
+/// background work, and its result is read after the work has run.
 pub trait SharedQuotas: fmt::Debug + Send + Sync {
-    /// The claim with the limits of its tenant's own record, where such records count; else what must run first.
-    /// Reading the record again shares the wait that began at `first`.
+    /// The claim with the limits from its tenant's record, if records are configured; or a call that must run first.
+    /// The time since `first` counts against the timeout of that call.
     ///
     /// # Errors
-    /// That the tenant has no record and needs one.
+    /// The tenant has no record, and the settings require one.
     fn limits(
         &self,
         quotas: &Arc<Quotas>,
@@ -48,46 +48,45 @@ pub trait SharedQuotas: fmt::Debug + Send + Sync {
         now: Timestamp,
     ) -> Result<Limited, RequestError>;
 
-    /// Asks to book `claim`. What the request has waited since `first` is not waited again.
+    /// Reserves `claim`. The time that the request has waited since `first` counts against the timeout.
     fn take(&self, quotas: &Arc<Quotas>, claim: Claim, first: Timestamp, now: Timestamp) -> Pending;
 
-    /// A request that was booked at `place` has ended at `at`: `change` sets right what it had.
+    /// Records that a request with a reservation at `place` ended at `at`; `change` corrects its usage.
     fn end(&self, name: Arc<str>, place: Place, change: Change, at: Wall);
 }
 
 /// Limits of one claim.
 #[derive(Debug)]
 pub enum Limited {
-    /// They are in the claim now.
+    /// The claim contains the limits.
     Known(Claim),
-    /// They have to be read first; the request is then booked as well.
+    /// This call reads the limits and then reserves the claim.
     Unread(Pending),
 }
 
-/// A question to a [`SharedQuotas`].
+/// A call to a [`SharedQuotas`].
 #[derive(Debug)]
 pub struct Pending {
-    /// Must run before the answer is read.
+    /// Background work that must run first.
     pub work: Warming,
-    /// Where the answer will be.
+    /// Gives the result after that.
     pub answer: Box<dyn SharedAnswer>,
 }
 
-/// The answer to a [`Pending`] question.
+/// The result of a [`Pending`] call.
 pub trait SharedAnswer: fmt::Debug + Send {
-    /// What is booked for the request, where anything is: `None` too when the store did not answer and requests then go
-    /// on.
+    /// The reservation of the request. `None` if the request is not limited, or if the store failed and the settings
+    /// allow requests then.
     ///
     /// # Errors
-    /// The refusal that the client gets.
+    /// The error response for the client.
     fn read(self: Box<Self>, quotas: &Quotas, now: Timestamp) -> Result<Option<Permit>, RequestError>;
 }
 
-/// 2^32 - 1 tokens: no answer has more, however many of what length a request asks for. Counters are far from full with
-/// that.
+/// 2^32 - 1 tokens: most tokens that are reserved for the responses of one request, so that counters can't overflow.
 const MAX_ANSWER: u64 = u32::MAX as u64;
 
-/// What tenants may have, and have had; or models.
+/// Quotas of all tenants, or of all models.
 #[derive(Debug)]
 pub struct Quotas {
     subject: Subject,
@@ -95,12 +94,12 @@ pub struct Quotas {
     store: Store,
     shared: Option<Arc<dyn SharedQuotas>>,
     observer: Arc<dyn Observer>,
-    /// How late it is. Windows are those of the wall clock, whatever is done to it.
+    /// The wall clock, which determines the windows of limits.
     wall: fn() -> SystemTime,
 }
 
 impl Quotas {
-    /// Lets `subject`s have what `settings` say, counted in `store` by a clock that is asked each time.
+    /// Quotas of `subject`s by `settings`, counted in `store` by the clock `wall`.
     #[must_use]
     pub fn new(
         subject: Subject,
@@ -112,43 +111,48 @@ impl Quotas {
         Self { subject, settings, store, shared: None, observer, wall }
     }
 
-    /// With a store outside of the process, which [`Store::Shared`] and records of tenants need.
+    /// Adds a store outside of the process, which [`Store::Shared`] and records of tenants need.
     #[must_use]
     pub fn sharing(mut self, shared: Arc<dyn SharedQuotas>) -> Self {
         self.shared = Some(shared);
         self
     }
 
-    /// What the configuration says.
+    /// The configuration.
     #[must_use]
     pub fn settings(&self) -> &TenantSettings {
         &self.settings
     }
 
-    /// Whom it is for.
+    /// Whether these are the quotas of tenants or of models.
     #[must_use]
     pub fn subject(&self) -> Subject {
         self.subject
     }
 
-    /// Where it is counted: kept over reloads.
+    /// Where usage is counted. Reloads keep it.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// The time of the wall clock.
+    /// The current wall-clock time.
     #[must_use]
     pub fn wall(&self) -> Wall {
         Wall((self.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
-    /// How the request, which asks for so many `answers`, is counted by what the settings say; `None` when it asks for
-    /// nothing that costs, or for no model that is known.
+    /// What a request for so many responses (`answers`) must reserve. `None` if its method costs nothing, or if its
+    /// model is unknown and the quotas are those of models.
     ///
     /// # Errors
-    /// Its path is that of no known API, and the settings say to reject it.
-    fn claim(&self, q: &Question<'_>, facts: &RequestFacts<'_>, answers: u32) -> Result<Option<Claim>, RequestError> {
+    /// Its path belongs to no known API, and the settings reject such paths.
+    fn claim(
+        &self,
+        q: &RequestView<'_>,
+        facts: &RequestFacts<'_>,
+        answers: u32,
+    ) -> Result<Option<Claim>, RequestError> {
         let costs_nothing = matches!(q.head.method(), "GET" | "HEAD" | "OPTIONS") && !q.head.is_upgrade();
         if costs_nothing {
             return Ok(None);
@@ -157,19 +161,19 @@ impl Quotas {
             (Subject::Model, _) if facts.model.is_empty() => return Ok(None),
             (Subject::Model, _) => facts.model.into(),
             (Subject::Tenant, Tenant::Named(name)) => name.clone(),
-            (Subject::Tenant, Tenant::Nobody | Tenant::Unasked) => "".into(),
+            (Subject::Tenant, Tenant::Missing | Tenant::Unconfigured) => "".into(),
         };
         let answers = if q.api.generates() { answers } else { 0 };
         let of = |tokens: u32| u64::from(tokens).saturating_mul(answers.into()).min(MAX_ANSWER);
         let usual = self.settings.answer_tokens;
         let asked = match q.api {
             Api::Other => u64::from(self.settings.unknown_path_tokens),
-            // Servers take a limit of 0 for none.
+            // Model servers treat a limit of 0 as no limit.
             _ => of(facts.max_tokens.filter(|tokens| *tokens > 0).unwrap_or(usual)),
         };
         let limits = *self.settings.limits(&name);
         if q.api == Api::Other && self.settings.unknown_paths == UnknownPaths::Reject && self.limits_tokens(&limits) {
-            let message = "the path is that of no API whose tokens can be counted, and tokens are limited";
+            let message = "the path belongs to no API whose tokens can be counted, and tokens are limited";
             return Err(RequestError::new(Reason::UnknownPath, message));
         }
         Ok(Some(Claim {
@@ -179,51 +183,51 @@ impl Quotas {
             prompt: facts.prompt_tokens.into(),
             answer: match self.subject {
                 Subject::Tenant => asked,
-                // Others must not be kept from a model by what one asks of it and may not wait for. What comes beyond
-                // is charged when it has.
+                // One request with a high `max_tokens` must not use up the quota that all tenants of a model share.
+                // Tokens beyond the usual length are charged when the response has ended.
                 Subject::Model => asked.min(usual.into()),
             },
         }))
     }
 
-    /// Whether tokens are limited, or may be by a record of the tenant.
+    /// Whether tokens are limited, or may be limited by a record of the tenant.
     fn limits_tokens(&self, limits: &Limits) -> bool {
         let bound = limits.tokens_per_minute.or(limits.tokens_per_day);
         bound.is_some() || self.settings.user_records.is_some()
     }
 
-    /// Books the request, which has waited since `first`, or says what must run first.
-    fn begin(self: &Arc<Self>, claim: Claim, first: Timestamp, now: Timestamp) -> Result<Begun, RequestError> {
+    /// Reserves `claim`, or returns the call that must run first. The request has waited since `first`.
+    fn begin(self: &Arc<Self>, claim: Claim, first: Timestamp, now: Timestamp) -> Result<QuotaStart, RequestError> {
         let claim = match &self.shared {
             Some(shared) => match shared.limits(self, claim, first, now)? {
                 Limited::Known(claim) => claim,
-                Limited::Unread(pending) => return Ok(Begun::Asked(pending)),
+                Limited::Unread(pending) => return Ok(QuotaStart::Pending(pending)),
             },
             None => claim,
         };
         if claim.limits.is_unlimited() {
-            return Ok(Begun::Granted(None));
+            return Ok(QuotaStart::Granted(None));
         }
         match (&self.store, &self.shared) {
             (Store::Memory(book), _) => self
                 .take(book, &claim)
-                .map(|permit| Begun::Granted(Some(permit)))
+                .map(|permit| QuotaStart::Granted(Some(permit)))
                 .map_err(|refused| self.refused(&claim, refused, now)),
-            (Store::Shared, Some(shared)) => Ok(Begun::Asked(shared.take(self, claim, first, now))),
-            // Nowhere to count.
-            (Store::Shared, None) => Ok(Begun::Granted(None)),
+            (Store::Shared, Some(shared)) => Ok(QuotaStart::Pending(shared.take(self, claim, first, now))),
+            // No store is configured.
+            (Store::Shared, None) => Ok(QuotaStart::Granted(None)),
         }
     }
 
-    /// Books a claim in this process.
+    /// Reserves a claim in this process.
     ///
     /// # Errors
-    /// Which limit is used up.
+    /// The limit that is exceeded.
     pub fn take(self: &Arc<Self>, book: &Book, claim: &Claim) -> Result<Permit, Refused> {
         Ok(Permit::new(self, claim, book.take(claim, self.wall())?, None))
     }
 
-    /// Counts a claim that is refused; what its client is told.
+    /// Counts a refused claim, and returns the error response for the client.
     pub fn refused(&self, claim: &Claim, refused: Refused, now: Timestamp) -> RequestError {
         let whose = match self.subject {
             Subject::Tenant => "user",
@@ -240,13 +244,13 @@ impl Quotas {
             Bound::TokensPerDay => (Reason::TokensPerDay, "tokens per day"),
             Bound::Concurrency => (Reason::Concurrency, "concurrency"),
         };
-        // AIBrix's words.
+        // The same message as AIBrix's.
         let message = format!("{whose}: {} has exceeded {what}: {}", claim.name, refused.limit);
         RequestError { retry_after: Some(refused.retry_after), ..RequestError::new(reason, message) }
     }
 }
 
-/// What a request was let through with, until its answer has ended or it is dropped.
+/// The reservation of one request in the quotas of its tenant or of its model.
 #[derive(Debug)]
 pub struct Permit {
     quotas: Arc<Quotas>,
@@ -257,20 +261,20 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// A permit for what `claim` has `taken`, at `place` where a shared store counts it.
+    /// A permit for the reservation `taken` of `claim`; at `place`, if a shared store counts it.
     #[must_use]
     pub fn new(quotas: &Arc<Quotas>, claim: &Claim, taken: Taken, place: Option<Place>) -> Self {
         Self { quotas: quotas.clone(), name: claim.name.clone(), taken, place, settled: false }
     }
 
-    /// What its tenant has had of the minute, as AIBrix tells clients; nothing of its model.
+    /// AIBrix's response headers with the tenant's usage in the current minute. None for quotas of models.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
         let used = self.taken.used;
-        let told = [("x-update-rpm", used.requests), ("x-update-tpm", used.tokens)].into_iter();
-        told.filter(|_| self.quotas.subject == Subject::Tenant).map(|(name, count)| (name, count.to_string()))
+        let usage = [("x-update-rpm", used.requests), ("x-update-tpm", used.tokens)].into_iter();
+        usage.filter(|_| self.quotas.subject == Subject::Tenant).map(|(name, count)| (name, count.to_string()))
     }
 
-    /// It has ended, with an answer or without.
+    /// The request has ended: records its actual usage.
     pub fn settle(mut self, had: Had) {
         self.end(had);
     }
@@ -291,55 +295,55 @@ impl Permit {
     }
 }
 
-/// It never reached a server: whoever leaves while one works for it is settled with.
+/// A permit that was not settled belongs to a request that no model server received, so its usage is zero.
 impl Drop for Permit {
     fn drop(&mut self) {
         self.end(Had::Nothing);
     }
 }
 
-/// Whom a request needs to be allowed by: its tenant's limits and its model's.
+/// The quotas of tenants and those of models.
 const SUBJECTS: usize = 2;
 
-/// Whether a request may go on, as far as its tenant and its model are concerned.
+/// The quota checks of one request, for its tenant and its model.
 #[derive(Debug, Default)]
 pub struct Allowance {
     states: [State; SUBJECTS],
-    /// When it was first asked for: all that is asked shares one wait.
+    /// Time of the first check. All calls of the request share one timeout.
     first: Option<Timestamp>,
 }
 
-/// What a request was let through with.
+/// The reservations of one request.
 pub type Permits = SmallVec<[Permit; SUBJECTS]>;
 
 #[derive(Debug, Default)]
 enum State {
     #[default]
     Unasked,
-    /// A shared store has been asked.
-    Asked(Box<dyn SharedAnswer>),
-    /// It may, with what is booked for it, where anything is.
+    /// A call to the shared store is running.
+    Pending(Box<dyn SharedAnswer>),
+    /// The request is allowed, with this reservation if it is limited.
     Granted(Option<Permit>),
 }
 
-/// What comes of a claim at once.
-enum Begun {
-    /// What is booked for it, where anything is.
+/// The immediate result of a claim.
+enum QuotaStart {
+    /// The request is allowed, with this reservation if it is limited.
     Granted(Option<Permit>),
-    /// A shared store is asked: its work must run.
-    Asked(Pending),
+    /// A call to the shared store must run.
+    Pending(Pending),
 }
 
 impl Allowance {
-    /// Asks all of `quotas` for the request that `q` is about, which asks for so many `answers`. What it gives must
-    /// run, and then be asked again.
+    /// Checks all of `quotas` for the request of `q`, which asks for so many responses (`answers`). If it returns work,
+    /// the caller runs the work and calls again.
     ///
     /// # Errors
-    /// The refusal that the client gets.
+    /// The error response for the client.
     pub fn ask(
         &mut self,
         quotas: &[Arc<Quotas>],
-        q: &Question<'_>,
+        q: &RequestView<'_>,
         facts: &RequestFacts<'_>,
         answers: u32,
     ) -> Result<Option<Warming>, RequestError> {
@@ -354,7 +358,7 @@ impl Allowance {
         Ok(None)
     }
 
-    /// What is booked for the request, which goes on.
+    /// Takes the reservations of the request, which is decided.
     pub fn take(&mut self) -> Permits {
         self.states.iter_mut().filter_map(State::take).collect()
     }
@@ -370,12 +374,12 @@ impl State {
     ) -> Result<Option<Warming>, RequestError> {
         let permit = match std::mem::take(self) {
             State::Granted(permit) => permit,
-            State::Asked(answer) => answer.read(quotas, now)?,
+            State::Pending(answer) => answer.read(quotas, now)?,
             State::Unasked => match claim()?.map(|claim| quotas.begin(claim, first, now)).transpose()? {
                 None => None,
-                Some(Begun::Granted(permit)) => permit,
-                Some(Begun::Asked(Pending { work, answer })) => {
-                    *self = State::Asked(answer);
+                Some(QuotaStart::Granted(permit)) => permit,
+                Some(QuotaStart::Pending(Pending { work, answer })) => {
+                    *self = State::Pending(answer);
                     return Ok(Some(work));
                 }
             },

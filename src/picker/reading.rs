@@ -1,11 +1,10 @@
-//! What the body of a request says: understood for the decision, and cleaned of what only whoever splits requests may say in it. Called by
-//! [`super::decide`].
+//! Parses the request body for the decision, and removes KV-transfer parameters that only Attaché may set.
 //!
-//! That a body is compressed is the client's word, and a server that takes no compressed bodies reads one as it stands. So whatever
-//! `content-encoding` says, what can be read is read.
+//! A client may send a wrong `content-encoding`, and a model server without support for compression ignores the header.
+//! So a body that can be parsed is parsed, whatever `content-encoding` says.
 
 use super::active::ActiveConfig;
-use super::decide::{Question, Seen};
+use super::decide::{RequestView, Seen};
 use super::picker::Picker;
 use crate::event::{Degraded, Event, Limit};
 use crate::settings::OnUnparseable;
@@ -17,28 +16,29 @@ use attache_scheduling::router::{DefaultModel, RouteFacts};
 use attache_types::error::{Fault, Reason, RequestError};
 use std::borrow::Cow;
 
-/// 1,024 tokens: what the prompt of a request counts as, in queues, in the ledger and in limits of tokens, when nothing of it can be read. A usual
-/// chat request; the length of a compressed body, of a form with a file or of what an unknown path takes says little of the work. In limits of
-/// tokens, an unknown path counts as `limits.tenants.unknownPathTokens`.
+/// 1,024 tokens: assumed length of a prompt that can't be parsed, in queues, the ledger and token limits. That is a
+/// usual chat request. The length of a compressed body, of a form with a file, or of a body on an unknown path says
+/// little about the work. In token limits, an unknown path counts as `limits.tenants.unknownPathTokens`.
 pub const UNREAD_PROMPT_TOKENS: u32 = 1_024;
 
-/// Logs that requests name a strategy by `header` where no request may name one.
+/// Logs that requests select a strategy by `header`, which the pool does not allow.
 pub(super) fn report_ignored(pool: &Pool, header: &str) {
     tracing::warn!(
         pool = %pool.name,
         header,
-        "header ignored: this pool does not let requests choose a strategy; `requestStrategy: {{allow: [...]}}` of the pool allows it"
+        "header ignored: this pool does not let requests choose a strategy; \
+         `requestStrategy: {{allow: [...]}}` of the pool allows it"
     );
 }
 
-/// Reads the body; `None` when there is nothing to read, or nothing that can be read and the request is routed all the same.
+/// Parses the body; `None` if there is no body, or if the body can't be parsed but the request is routed anyway.
 ///
 /// # Errors
-/// What is wrong with a body that can be read.
+/// The body is invalid.
 pub(super) fn understand<'a>(
     picker: &Picker,
     config: &ActiveConfig,
-    q: &Question<'a>,
+    q: &RequestView<'a>,
 ) -> Result<Option<Request<'a>>, RequestError> {
     let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
     if matches!(q.body, Seen::Nothing) {
@@ -52,9 +52,9 @@ pub(super) fn understand<'a>(
         return Ok(None);
     }
     match read {
-        // On a path that we don't know, only a body that names a model is a request that we understand.
+        // On an unknown path, only a body that names a model counts as parsed.
         Ok(request) => Ok(Some(request).filter(|_| q.api != Api::Other || names_model)),
-        // A cut body can't be read; what is wrong with it is the server's to say.
+        // A cut body can't be parsed. The model server will report errors in it.
         Err(_) if !whole => Ok(None),
         Err(error)
             if config.settings.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
@@ -71,13 +71,13 @@ pub(super) fn understand<'a>(
     }
 }
 
-/// A request whose API asks for a model and whose body names none is for the default model of its pool.
+/// Sets the pool's default model, if the API requires a model and the body names none.
 ///
 /// # Errors
-/// When there is no default: the body must name a model.
+/// The pool has no default model.
 pub(super) fn named<'a>(
     config: &ActiveConfig,
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     request: Request<'a>,
 ) -> Result<Request<'a>, RequestError> {
     if request.model.is_some() || !q.api.requires_model() || q.api.body_format() != BodyFormat::Json {
@@ -94,7 +94,8 @@ pub(super) fn named<'a>(
     }
 }
 
-/// The body with `target` in place of the model that the client has `renamed`, or in front where it names none.
+/// The body with `target` in place of the client's model name, or with `target` inserted if it names none. `None` if
+/// the body does not change.
 pub(super) fn rename(
     body: &[u8],
     request: Option<&Request<'_>>,
@@ -106,12 +107,13 @@ pub(super) fn rename(
     replaced.or_else(|| unnamed.map(|_| protocol::insert_model(body, target)))
 }
 
-/// The body without what only whoever splits requests may say in it. One that can't be read is refused: a server may read it all the same.
+/// The body without KV-transfer parameters, which only Attaché may set. An invalid body is rejected, because a model
+/// server might parse it anyway.
 ///
 /// # Errors
-/// When it is whole and can't be read.
+/// The body is complete and can't be parsed.
 pub(super) fn distrusted(
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     body: &[u8],
     new_body: Option<Vec<u8>>,
 ) -> Result<Option<Vec<u8>>, RequestError> {
@@ -121,7 +123,7 @@ pub(super) fn distrusted(
     let current = new_body.as_deref().unwrap_or(body);
     let clean = match q.api.body_format() {
         BodyFormat::Json if q.api != Api::SglangGenerate => disagg::without_controlled(current, q.api == Api::Generate),
-        // Any of the servers' APIs may be behind a path that we don't know, and SGLang's has a `sampling_params` that may be an array.
+        // An unknown path may belong to any API. In SGLang's API, `sampling_params` may be an array.
         BodyFormat::Json => without_controlled_anywhere(current),
         BodyFormat::Unknown if may_be_object(current) => without_controlled_anywhere(current),
         _ => return Ok(new_body),
@@ -129,10 +131,10 @@ pub(super) fn distrusted(
     match clean {
         Ok(Cow::Owned(clean)) => Ok(Some(clean)),
         Ok(Cow::Borrowed(_)) => Ok(new_body),
-        // The rest of a cut body would have to be seen too.
+        // The rest of a cut body is unknown, so it can't be checked.
         Err(_) if !matches!(q.body, Seen::Whole(_)) => Ok(new_body),
         Err(error) => {
-            let message = format!("a body is read before it goes to servers that share requests: {error}");
+            let message = format!("the pool splits requests, so their bodies must be valid JSON: {error}");
             Err(RequestError::new(Reason::InvalidJson, message))
         }
     }
@@ -142,13 +144,15 @@ fn without_controlled_anywhere(body: &[u8]) -> Result<Cow<'_, [u8]>, EditError> 
     disagg::without_controlled(body, true).or_else(|_| disagg::without_controlled(body, false))
 }
 
-/// Whether the body is compressed: its header says so, and it does not begin as JSON does. What is compressed does not either: gzip, zstd and
-/// zlib have marks of their own, a Brotli stream that begins with a brace is empty, and bare Deflate that does so holds no text.
-fn is_compressed(q: &Question<'_>, body: &[u8]) -> bool {
+/// Whether the body is compressed: by its header, and because it does not begin like JSON. No compressed text begins
+/// like JSON. The formats gzip, zstd and zlib have magic numbers. A Brotli stream that begins with a brace is empty,
+/// and raw Deflate that does so holds no text.
+fn is_compressed(q: &RequestView<'_>, body: &[u8]) -> bool {
     q.head.encoded() && !may_be_object(body)
 }
 
-/// Whether a server might read a JSON object in it, in whatever encoding of Unicode: some have zeros between their characters.
+/// Whether a server might parse a JSON object from it, in any Unicode encoding. Some encodings have zeros between
+/// characters.
 fn may_be_object(body: &[u8]) -> bool {
     let before = body.iter().take_while(|byte| byte.is_ascii_whitespace() || **byte == 0).count();
     let begins = body.get(before..).unwrap_or_default();

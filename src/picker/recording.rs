@@ -1,6 +1,6 @@
-//! A decision as a recording holds it.
+//! Writes a decision to the recording.
 
-use super::decide::Question;
+use super::decide::RequestView;
 use super::picker::Picker;
 use attache_record::headers::Noted;
 use attache_record::{self as record, Booked, Recorder, Turn, booked};
@@ -12,16 +12,16 @@ use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
 use std::sync::Arc;
 
-/// What a decision asks a request for, noted as it asks.
+/// The headers and prompt digests that a decision reads, noted for the recording.
 #[derive(Debug)]
-pub(super) struct Notes<'a> {
+pub(super) struct RequestReads<'a> {
     headers: Noted<'a>,
     pub(super) digests: Digests,
 }
 
-impl<'a> Notes<'a> {
-    /// `None` when nothing is recorded.
-    pub(super) fn of(picker: &Picker, q: &Question<'a>) -> Option<Self> {
+impl<'a> RequestReads<'a> {
+    /// `None` without a recording.
+    pub(super) fn of(picker: &Picker, q: &RequestView<'a>) -> Option<Self> {
         picker.recorder.is_some().then(|| Self { headers: Noted::of(q.head), digests: Digests::default() })
     }
 
@@ -30,18 +30,19 @@ impl<'a> Notes<'a> {
     }
 }
 
-/// One decision that is being recorded.
+/// The line of one decision, while it is made.
 #[derive(Debug)]
-pub(super) struct Sheet<'t> {
+pub(super) struct DecisionDraft<'t> {
     recorder: Arc<Recorder>,
     turn: Turn<'t>,
     line: record::Decided,
-    /// The decision's own generator, so that a replay needs nothing of what was drawn before.
+    /// The decision's own random generator, so that a replay does not depend on earlier draws.
     pub(super) rng: PickRng,
 }
 
-impl<'t> Sheet<'t> {
-    /// Takes a turn; `None` when nothing is recorded. From here to [`Sheet::booked`] or [`Sheet::refused`] nobody else decides.
+impl<'t> DecisionDraft<'t> {
+    /// Locks the recording; `None` without one. No other decision is made until [`DecisionDraft::booked`] or
+    /// [`DecisionDraft::refused`].
     pub(super) fn begin(picker: &'t Picker, rng: &mut PickRng) -> Option<Self> {
         let mut turn = picker.turn()?;
         let recorder = picker.recorder.clone()?;
@@ -50,30 +51,30 @@ impl<'t> Sheet<'t> {
         Some(Self { recorder, turn, line, rng: PickRng::seed_from_u64(seed) })
     }
 
-    /// What the request is.
-    pub(super) fn asks(&mut self, fill: impl FnOnce(&mut record::Decided)) {
+    /// Fills in the request's part of the line.
+    pub(super) fn set_request(&mut self, fill: impl FnOnce(&mut record::Decided)) {
         fill(&mut self.line);
     }
 
-    /// What was asked for on the way.
-    fn note(&mut self, notes: Option<&Notes<'_>>) {
+    /// Adds the headers and digests that were read.
+    fn note(&mut self, notes: Option<&RequestReads<'_>>) {
         if let Some(notes) = notes {
             self.line.headers = notes.headers.asked();
             self.line.digests = notes.digests.known();
         }
     }
 
-    /// Nobody was named.
-    pub(super) fn refused(mut self, notes: Option<&Notes<'_>>, error: &RequestError) {
+    /// Writes the line of a rejected request.
+    pub(super) fn refused(mut self, notes: Option<&RequestReads<'_>>, error: &RequestError) {
         self.note(notes);
         self.line.reason = error.reason.code().to_owned();
         self.turn.write(&record::Line::Decide(Box::new(self.line)));
     }
 
-    /// Where the request goes, and its booking.
+    /// Writes the line of a decided request, and books it.
     pub(super) fn booked(
         mut self,
-        notes: Option<&Notes<'_>>,
+        notes: Option<&RequestReads<'_>>,
         decision: &Decision,
         matched: u32,
         book: impl FnOnce() -> Booking,

@@ -1,12 +1,13 @@
-//! Watching an answer go by: its status, first byte, usage and end. Nothing is held back but a model name cut in two.
+//! Observes the response of a routed request: status, first byte, token usage and end. Chunks pass at once; only a
+//! model name that is cut by a chunk boundary is held back.
 
 use super::conversation::Conversation;
 use super::decide::Plan;
 use super::lookup::guarded;
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, Tail};
-use super::queues::Admitted;
-use super::split::{Ask, Fate, Untaken};
+use super::queues::AdmittedRequest;
+use super::split::{LegCall, NotAccepted, ReleaseOutcome};
 use super::tenant::Tenant;
 use crate::event::{DecisionRecord, Degraded, End, Event, Limit, NameEvent, NameObserver, RequestEvent, RequestTrace};
 use crate::settings::{ExchangeSettings, UsageCount};
@@ -31,25 +32,25 @@ mod scanner;
 
 pub use fields::{HeaderChanges, Origin, ResponseHead};
 
-/// 4 KiB of a 404 are searched for the model's name.
+/// 4 KiB: how much of a 404's body is searched for the model name.
 const MAX_DENIAL_BYTES: usize = 4 << 10;
-/// Value of the conformance suite's response header when the gateway does not report the endpoint that served, as GIE's
-/// `lwepp` has it.
+/// Value of the conformance suite's response header if the gateway does not report the served endpoint, as in GIE's
+/// `lwepp`.
 const NO_SERVED_ENDPOINT: &str = "fail: missing envoy lb metadata";
 
-/// A routed request, from the decision to the end of its answer. What it has booked is released with it.
+/// A routed request, from the decision to the end of its response. Dropping it releases its bookings.
 #[derive(Debug)]
 pub struct Routed {
     plan: Plan,
     picked: Arc<Endpoint>,
     booking: Booked,
-    /// What the keys of the answer follow from.
+    /// The incomplete last block of the prompt, which the response continues.
     tail: Option<(Arc<PoolPrefix>, Tail)>,
-    /// The server is half open, this is its probe, and nobody has said what became of it.
+    /// The request is the half-open probe of the endpoint, and its outcome is not recorded yet.
     probes: bool,
-    /// The same for the prefill server that its sidecar was told.
+    /// The same for the prefill worker of a sidecar.
     probes_prefill: bool,
-    /// The same for the first of the encode servers.
+    /// The same for the first encode worker.
     probes_encoder: bool,
     api: Api,
     opened: Timestamp,
@@ -59,22 +60,22 @@ pub struct Routed {
     first_byte: Option<Timestamp>,
     scanner: Option<Scanner>,
     answer: Option<Box<AnswerText>>,
-    /// What is kept of the conversation for its next turn, and what reads that.
+    /// The turn of the conversation, and the scanner for its transfer parameters.
     conversation: Option<(Box<Conversation>, Box<TransferScanner>)>,
     id_learned: bool,
     renamer: Option<ModelRenamer>,
     span: Option<Box<dyn RequestTrace>>,
     conformance: bool,
-    /// The response names the server that computed the prompt.
+    /// The response headers name the prefill worker.
     names_prefill: bool,
-    /// What frees the prompt that its server keeps for nobody.
-    parting: Option<Ask>,
-    /// Of its model and its tenant.
+    /// A call that releases the blocks that the prefill worker keeps.
+    detached: Option<LegCall>,
+    /// The observers of its model and its tenant.
     counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
 }
 
 impl Routed {
-    /// Begins to watch the answer to what `plan` has `booked`.
+    /// Observes the response to the request of `plan`, with its booking `booked`.
     #[must_use]
     pub fn new(mut plan: Plan, booked: Booked, api: Api, opened: Timestamp, request_id: String) -> Self {
         Self {
@@ -98,7 +99,7 @@ impl Routed {
             span: None,
             conformance: false,
             names_prefill: false,
-            parting: None,
+            detached: None,
             counts: SmallVec::new(),
             plan,
         }
@@ -109,7 +110,7 @@ impl Routed {
         self.span = span;
     }
 
-    /// Counts it for its model and its tenant.
+    /// Counts the request for its model and its tenant.
     pub fn count_for(&mut self, tenant: &Tenant, now: Timestamp, picker: &Picker) {
         let observer = &picker.observer;
         if !self.plan.target.is_empty() {
@@ -123,44 +124,44 @@ impl Routed {
             }
             self.counts.push(model);
         }
-        if *tenant != Tenant::Unasked {
+        if *tenant != Tenant::Unconfigured {
             self.counts.push(observer.named(Subject::Tenant, tenant.name().unwrap_or_default(), now));
         }
         self.counts.iter().for_each(|counts| counts.event(NameEvent::Routed));
     }
 
-    /// What its model had; `None` when that is not known.
+    /// The observer of its model; `None` if the model is unknown.
     #[must_use]
     pub fn model_counts(&self) -> Option<&dyn NameObserver> {
         self.counts.first().filter(|_| !self.plan.target.is_empty()).map(|counts| &**counts)
     }
 
-    /// Adds the response headers that `settings` asks for and that show addresses of servers: the conformance suite's,
-    /// and the prefill server's.
+    /// Enables the response headers that show addresses, as `settings` say: those of the conformance suite, and the
+    /// prefill worker's.
     pub fn shows(&mut self, settings: &ExchangeSettings) {
         self.conformance = settings.conformance_headers;
         self.names_prefill = settings.prefill_endpoint_header;
     }
 
-    /// Its turn, where turns are taken.
+    /// The admission by the queue, in pools with a queue.
     #[must_use]
-    pub fn admitted(&self) -> Option<&Admitted> {
+    pub fn admitted(&self) -> Option<&AdmittedRequest> {
         self.plan.admitted.as_ref()
     }
 
-    /// Whether it may be ended for the sake of a more important request.
+    /// Whether a more important request may preempt this one.
     #[must_use]
-    pub fn gives_way(&self) -> bool {
-        self.plan.admitted.as_ref().is_some_and(Admitted::gives_way)
+    pub fn is_preemptible(&self) -> bool {
+        self.plan.admitted.as_ref().is_some_and(AdmittedRequest::is_preemptible)
     }
 
-    /// Whether anything of its answer's body has gone by.
+    /// Whether a chunk of the response body has arrived.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.first_byte.is_some()
     }
 
-    /// The headers of the answer: learns how the endpoint fares and says what must change in them.
+    /// Handles the response headers: records the outcome in the endpoint's health, and returns the header changes.
     pub fn headers(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) -> HeaderChanges {
         if let Some(admitted) = &mut self.plan.admitted {
             admitted.answers(now);
@@ -168,7 +169,7 @@ impl Routed {
         self.status = head.status;
         self.sse = head.sse;
         self.plan.runtime.observer.event(RequestEvent::Status(head.status));
-        self.plan.course.iter_mut().for_each(|course| course.answered(head.retried));
+        self.plan.prefill_outcome.iter_mut().for_each(|prefill_outcome| prefill_outcome.answered(head.retried));
         self.follow(head, now, picker);
         let waits = self.plan.meets() && head.shows_body;
         self.judge(head, waits, now, picker);
@@ -177,7 +178,7 @@ impl Routed {
         HeaderChanges { set: self.new_headers(head), drops_length }
     }
 
-    /// Prepares to read the body of the answer; true when its length may change.
+    /// Prepares to scan the response body; true if the body's length may change.
     fn watch_body(&mut self, head: &ResponseHead<'_>) -> bool {
         if !head.shows_body || head.encoded {
             return false;
@@ -191,10 +192,10 @@ impl Routed {
         true
     }
 
-    /// Headers that the answer gets.
+    /// Headers to add to the response.
     fn new_headers(&self, head: &ResponseHead<'_>) -> Vec<(Cow<'static, str>, String)> {
         let mut set = Vec::new();
-        // A server that has just failed is not named as the one to come back to.
+        // No session affinity to an endpoint that just failed.
         if head.status < 500 {
             self.plan.strategy.response_headers(self.booking.endpoint(), &mut set);
         }
@@ -205,8 +206,8 @@ impl Routed {
         for permit in &self.plan.permits {
             set.extend(permit.headers().map(named));
         }
-        if let Some(course) = &self.plan.course {
-            set.extend(course.headers(self.names_prefill).map(named));
+        if let Some(prefill_outcome) = &self.plan.prefill_outcome {
+            set.extend(prefill_outcome.headers(self.names_prefill).map(named));
         }
         if self.conformance {
             let served = head.reported.unwrap_or(NO_SERVED_ENDPOINT);
@@ -216,37 +217,41 @@ impl Routed {
         set
     }
 
-    /// Who answers, as far as is known.
+    /// The endpoint that responds, as far as it is known.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         self.booking.endpoint()
     }
 
-    /// Whether the answer's status is one of success.
+    /// Whether the response has a 2xx status.
     #[must_use]
     pub fn is_good(&self) -> bool {
         (200..300).contains(&self.status)
     }
 
-    /// What is to be asked of other servers now that the answer begins.
-    pub fn take_parting(&mut self) -> Option<Ask> {
-        self.parting.take()
+    /// The call to make because of this response, if any. Its result is not awaited.
+    pub fn take_detached(&mut self) -> Option<LegCall> {
+        self.detached.take()
     }
 
-    /// The request has not been taken, for this reason: its prompt is freed.
-    fn release(&mut self, untaken: Option<Untaken>, now: Timestamp, picker: &Picker) {
+    /// If the decode worker did not accept the request, releases the blocks that the prefill worker keeps.
+    fn release(&mut self, untaken: Option<NotAccepted>, now: Timestamp, picker: &Picker) {
         let Some(why) = untaken else { return };
-        let Some(kept) = self.plan.course.as_mut().and_then(|course| course.kept.take()) else { return };
-        match kept.fate(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
-            Fate::Freed(ask) => self.parting = Some(ask),
-            Fate::Unsaid => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
-            Fate::Left => {}
+        let Some(pinned) = self.plan.prefill_outcome.as_mut().and_then(|prefill_outcome| prefill_outcome.pinned.take())
+        else {
+            return;
+        };
+        match pinned.release_outcome(why, self.booking.endpoint(), &self.plan.runtime.pool, now) {
+            ReleaseOutcome::Release(ask) => self.detached = Some(ask),
+            ReleaseOutcome::AttemptUnknown => picker.observer.event(Event::Degraded(Degraded::AttemptsUntold)),
+            ReleaseOutcome::LeaseExpires => {}
         }
     }
 
-    /// Reads the answer where the next turn will go on from it.
+    /// Prepares to read the text and tokens of the response, if they are recorded for the next turn.
     fn read_answer(&mut self, format: AnswerFormat) {
-        let shared = self.plan.course.as_ref().is_some_and(|course| course.prefill.is_some());
+        let shared =
+            self.plan.prefill_outcome.as_ref().is_some_and(|prefill_outcome| prefill_outcome.prefill.is_some());
         let conversation = self.plan.conversation.take().filter(|_| shared);
         self.conversation = conversation.and_then(|conversation| {
             let scanner = conversation.scanner(self.api, format)?;
@@ -258,7 +263,7 @@ impl Routed {
         }
     }
 
-    /// Tokens that the server has reported, of one kind; `None` when it has reported none.
+    /// A token count that the model server has reported; `None` if it has reported none.
     #[must_use]
     pub fn used(&self, count: UsageCount) -> Option<u64> {
         let usage = self.scanner.as_ref().and_then(Scanner::usage)?;
@@ -272,30 +277,31 @@ impl Routed {
         }
     }
 
-    /// A part of the answer's body, the last one with `end`. Gives the bytes that go on in its place, where the model's
-    /// name is replaced.
+    /// Observes a chunk of the response body; `end`: it is the last one. Returns the replacing bytes if the model
+    /// name must be replaced.
     pub fn chunk(&mut self, bytes: &[u8], end: bool, now: Timestamp, picker: &Picker) -> Option<Vec<u8>> {
         if self.first_byte.is_none() && !bytes.is_empty() {
             self.begin(now, picker);
         }
         self.look_for_target(bytes, now);
         self.read(bytes, now, picker);
-        // A stream may be refused within a 200, by its first event. Other errors may come of what was computed already.
+        // A worker may reject a streaming request with status 200 and an error as first event. Other errors may occur
+        // after it has fetched the blocks.
         if self.first_byte.is_some() {
             let error = self.scanner.as_ref().and_then(Scanner::error_status);
-            let busy = error.and_then(Untaken::of).filter(|why| *why == Untaken::Away);
+            let busy = error.and_then(NotAccepted::of).filter(|why| *why == NotAccepted::Away);
             self.release(busy, now, picker);
-            self.plan.course.iter_mut().for_each(|course| course.kept = None);
+            self.plan.prefill_outcome.iter_mut().for_each(|prefill_outcome| prefill_outcome.pinned = None);
         }
         let renamer = self.renamer.as_mut()?;
         let mut renamed = Vec::new();
         renamer.push(bytes, end, &mut renamed).then_some(renamed)
     }
 
-    /// The first byte of the answer's body has come.
+    /// The first byte of the response body has arrived.
     fn begin(&mut self, now: Timestamp, picker: &Picker) {
         self.first_byte = Some(now);
-        // Of an answer that comes whole the first byte is its end.
+        // A response that is not streamed arrives complete, so its first byte says nothing about the first token.
         let tells = self.sse || !self.api.generates();
         let good = self.is_good();
         if good && self.plan.meets() {
@@ -303,7 +309,7 @@ impl Routed {
             self.record(&self.booking.endpoint().clone(), Health::Success, now, picker);
         }
         self.booking.first_byte(good, tells, now);
-        // Its sidecar has had the prompt computed; when that was, nobody says.
+        // The sidecar has completed the prefill before, but does not report when.
         if let Some(prefill) = &mut self.plan.prefill {
             prefill.first_byte(good, false, now);
         }
@@ -317,7 +323,7 @@ impl Routed {
         }
     }
 
-    /// Reads a part of the answer's body: its text, its tokens, its id.
+    /// Scans a chunk of the response body: text, token counts, response id.
     fn read(&mut self, bytes: &[u8], now: Timestamp, picker: &Picker) {
         if let Some(answer) = &mut self.answer {
             answer.push(bytes);
@@ -327,7 +333,7 @@ impl Routed {
         }
         let Some(scanner) = &mut self.scanner else { return };
         scanner.push(bytes);
-        // At once, not at the end: the client may cancel what is still running.
+        // Not only at the end: a client may continue or cancel a response that is still running.
         if !self.id_learned
             && let Some(id) = scanner.response_id()
         {
@@ -339,11 +345,11 @@ impl Routed {
         }
     }
 
-    /// Tells the pool's rules whether the server has the model that it was asked for. A 404 counts only where its body
-    /// names the model: a client may cause others, by a path that servers do not have.
+    /// Reports to the pool's rules whether the endpoint serves the target model. A 404 counts only if its body names
+    /// the model, because a client can cause other 404s with an unknown path.
     fn look_for_target(&self, body: &[u8], now: Timestamp) {
         let target = self.plan.target.as_bytes();
-        // A Responses request names another response, which a server repeats when it does not have it.
+        // In the Responses API, a 404 may repeat a response id from the request.
         if target.is_empty() || !self.api.generates() || self.api == Api::Responses {
             return;
         }
@@ -357,24 +363,24 @@ impl Routed {
         }
     }
 
-    /// Bytes that were held back when the answer ends in trailers.
+    /// The bytes that were held back, if the response ends with trailers.
     pub fn leftover(&mut self) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         self.renamer.as_mut()?.push(&[], true, &mut bytes);
         Some(bytes).filter(|b| !b.is_empty())
     }
 
-    /// The end of the answer as far as this gateway shows it: books close here.
+    /// The response ended, as far as the gateway shows it: releases all bookings and counts the request.
     pub fn end(mut self, end: End, now: Timestamp, picker: &Picker) {
         let usage = self.scanner.as_ref().and_then(Scanner::usage).unwrap_or_default();
         let after = now.since(self.opened);
         self.plan.runtime.observer.event(RequestEvent::Ended { end, after, usage });
         let complete = end == End::Complete;
-        self.close_books(complete, &usage, now, picker);
+        self.release_bookings(complete, &usage, now, picker);
         self.counts.iter().for_each(|counts| counts.event(NameEvent::Used(usage)));
-        let came = self.scanner.as_ref().map_or(0, Scanner::tokens);
+        let output = self.scanner.as_ref().map_or(0, Scanner::tokens);
         for permit in self.plan.permits.drain(..) {
-            permit.settle(had(&usage, came, self.status, end));
+            permit.settle(actual_usage(&usage, output, self.status, end));
         }
         if let Some(admitted) = self.plan.admitted.take() {
             admitted.end(&usage, complete, now);
@@ -393,13 +399,13 @@ impl Routed {
         }
     }
 
-    /// Ends what is booked on servers, and learns from an answer that is `complete`.
-    fn close_books(&mut self, complete: bool, usage: &Usage, now: Timestamp, picker: &Picker) {
+    /// Releases the bookings on endpoints. If the response is `complete`, records it in the prefix index.
+    fn release_bookings(&mut self, complete: bool, usage: &Usage, now: Timestamp, picker: &Picker) {
         let (api, tail, answer) = (self.api, self.tail.take(), self.answer.take());
         let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
-        if let Some((conversation, told)) = self.conversation.take().filter(|_| complete) {
+        if let Some((conversation, scanner)) = self.conversation.take().filter(|_| complete) {
             let served = self.booking.endpoint().id;
-            guarded(picker, || conversation.learn(&told, answer, usage.prompt_tokens, served, now));
+            guarded(picker, || conversation.learn(&scanner, answer, usage.prompt_tokens, served, now));
         }
         let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
             (Some((prefix, mut tail)), Some(answer)) => {
@@ -422,9 +428,9 @@ impl Routed {
         }
     }
 
-    /// The request as the decision log shows it.
+    /// The request's record for the decision log.
     fn decision_record(&mut self, end: End, usage: &Usage, now: Timestamp) -> DecisionRecord {
-        let (served, course) = (self.booking.endpoint(), self.plan.course.as_ref());
+        let (served, prefill_outcome) = (self.booking.endpoint(), self.plan.prefill_outcome.as_ref());
         DecisionRecord {
             sequence: 0,
             ended: now,
@@ -434,9 +440,9 @@ impl Routed {
             model: self.plan.target.clone(),
             endpoint: self.picked.authority.clone(),
             served: (served.id != self.picked.id).then(|| served.authority.clone()),
-            prefill: course.and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
-            prefill_failure: course.and_then(|c| c.failure).map(Failure::code),
-            prefill_ms: course.and_then(|c| c.took).map(milliseconds),
+            prefill: prefill_outcome.and_then(|c| c.prefill.as_ref()).map(|e| e.authority.clone()),
+            prefill_failure: prefill_outcome.and_then(|c| c.failure).map(Failure::code),
+            prefill_ms: prefill_outcome.and_then(|c| c.took).map(milliseconds),
             reason: self.plan.decision.reason,
             estimated_prompt_tokens: self.plan.prompt_tokens,
             estimated_cached_tokens: self.plan.matched_tokens,
@@ -451,10 +457,11 @@ impl Routed {
     }
 }
 
-/// What a request has cost its tenant and its model, of whose answer about so many tokens `came`. What is told before
-/// the end is a beginning, and who leaves with that is charged as if nothing had been told: else leaving would be free.
-/// What the picker itself ends costs nothing.
-fn had(usage: &Usage, came: u32, status: u16, end: End) -> Had {
+/// The usage to charge to the quotas of tenant and model. About `output` tokens of the response have arrived.
+///
+/// Counts that the model server reports before the end are lower bounds. If the client disconnects, at least the
+/// reservation is charged, because disconnecting would otherwise be free. A request that Attaché ends costs nothing.
+fn actual_usage(usage: &Usage, output: u32, status: u16, end: End) -> Had {
     let (prompt, answer) = (usage.prompt_tokens.unwrap_or(0), usage.completion_tokens.unwrap_or(0));
     match end {
         End::Aborted | End::Evicted => Had::Nothing,
@@ -462,11 +469,11 @@ fn had(usage: &Usage, came: u32, status: u16, end: End) -> Had {
             Had::Tokens(prompt.saturating_add(answer))
         }
         _ if status >= 400 => Had::Tokens(0),
-        _ => Had::AtLeast { prompt, answer: answer.max(came.into()) },
+        _ => Had::AtLeast { prompt, answer: answer.max(output.into()) },
     }
 }
 
-/// To the microsecond: more says nothing, and long fractions are hard to read.
+/// Milliseconds, with microsecond precision.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
 }

@@ -1,4 +1,4 @@
-//! What the configuration says of a request's way through the picker.
+//! Configuration of the request path.
 
 use std::collections::BTreeMap;
 

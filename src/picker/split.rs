@@ -1,5 +1,8 @@
-//! A request whose prompt another server computes, between the decision and the decode server: which prefill server is asked, with which
-//! body, and what comes of it. Pure; [`super::prefiller`] does the asking.
+//! The prefill leg of a split request: which prefill worker gets it, with which body, and how its result continues the
+//! request on the decode worker.
+//!
+//! [`PrefillLeg`] is a state machine without I/O. It returns the [`LegCall`]s to make; `ext_proc::prefiller` makes them
+//! and reports each [`LegResult`].
 
 use super::body::{Buffered, Held};
 use super::conversation::Fetch;
@@ -24,56 +27,58 @@ use std::time::Duration;
 
 mod release;
 
-pub use release::{Fate, Kept, Release, Untaken};
+pub use release::{NotAccepted, PinnedPrefill, Release, ReleaseOutcome};
 
-/// Headers of the client that the prefill server gets as well; everything else is between the client and who answers it.
+/// Headers of the client that the prefill worker gets as well: credentials, API version and trace. The others concern
+/// the response, which comes from the decode worker.
 const FORWARDED: &[&str] = &["authorization", "x-api-key", "anthropic-version", "openai-organization", "tracestate"];
 const TRACEPARENT: &str = "traceparent";
 
-/// Something to be asked of a server, beside the request itself.
+/// An HTTP POST that Attaché sends to a worker itself, besides the request that the gateway forwards.
 #[derive(Debug)]
-pub struct Ask {
-    /// Which try of the request it is; `None` when nobody waits for the answer.
+pub struct LegCall {
+    /// The attempt at the prefill that this is; `None` if the response is not awaited.
     pub attempt: Option<Attempt>,
-    /// The whole URL.
+    /// The absolute URL.
     pub url: String,
-    /// Headers besides the body's own.
+    /// Headers besides those of the body.
     pub headers: Vec<(&'static str, String)>,
-    /// JSON.
+    /// The JSON body.
     pub body: Bytes,
-    /// Longest wait, also when nobody else sets an end to it.
+    /// Time limit of the headers, and again of the body, of the response.
     pub timeout: Duration,
-    /// Whether the server's certificate is believed unseen.
+    /// Accept any TLS certificate.
     pub insecure_skip_verify: bool,
-    /// What frees the memory that an answer pins when it comes and nobody waits for it any longer.
+    /// Frees the blocks that the response pins, if it arrives when it is no longer awaited.
     pub release: Option<Arc<Release>>,
 }
 
-/// What became of a question.
+/// The result of a [`LegCall`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// An answer.
+pub enum LegResult {
+    /// The worker responded.
     Reply {
-        /// Its status.
+        /// HTTP status.
         status: u16,
-        /// Its body.
+        /// The whole body.
         body: Bytes,
     },
-    /// None.
+    /// There was no complete response.
     Failed(Failure),
 }
 
-/// What of a request its legs depend on.
+/// The parts of a request that its legs are made from.
 #[derive(Clone, Debug)]
-struct Facts {
+struct LegFacts {
     api: LegApi,
-    /// What its outcomes are observed under.
+    /// API and client, by which the health of endpoints counts outcomes.
     kind: (Api, ClientSlot),
     request_id: Box<str>,
+    /// The number by which workers that get the request at once find each other (SGLang: `bootstrap_room`).
     room: u64,
 }
 
-impl Facts {
+impl LegFacts {
     fn leg<'a>(&'a self, direct: &Direct, server: &'a Endpoint, body: &'a [u8]) -> Leg<'a> {
         let host = server.authority.rsplit_once(':').map_or(&*server.authority, |(host, _)| host);
         Leg {
@@ -89,37 +94,39 @@ impl Facts {
     }
 }
 
-/// How a request's prompt came to be computed, for the client, the record and the metrics.
+/// How the prefill of a request went, for response headers, the decision log and metrics.
 #[derive(Debug, Default)]
-pub struct Course {
-    /// The server that computed the prompt.
+pub struct PrefillOutcome {
+    /// The prefill worker.
     pub prefill: Option<Arc<Endpoint>>,
-    /// Why no other server did, when one should have.
+    /// Why the decode worker prefills the prompt itself although the request was to be split.
     pub failure: Option<Failure>,
-    /// How long it took, over all tries.
+    /// Time from the start of the first attempt to the end of the last.
     pub took: Option<Duration>,
-    /// Tokens that the prefill server was told to fetch from the decode server of the turn before.
+    /// Prompt tokens that the prefill worker fetched from the decode worker of the previous turn.
     pub carried: Option<u32>,
-    /// What that server keeps until the answer's server has fetched it.
-    pub kept: Option<Box<Kept>>,
+    /// The blocks that the prefill worker keeps until the decode worker has fetched them.
+    pub pinned: Option<Box<PinnedPrefill>>,
 }
 
-/// Tells clients and people how the two servers shared a request, on the answer.
-pub const COURSE_HEADER: &str = "x-attache-disaggregation";
-/// The server that computed the prompt, on the answer where `exchange.prefillEndpointHeader` is on: it is an internal address.
+/// Response header that says how the request was served: `split`, `split; carried=<tokens>` or `local; reason=<code>`.
+pub const DISAGGREGATION_HEADER: &str = "x-attache-disaggregation";
+/// Response header with the address of the prefill worker. Sent only with `exchange.prefillEndpointHeader`, because the
+/// address is internal.
 pub const PREFILL_HEADER: &str = "x-attache-prefill-endpoint";
 
-impl Course {
-    /// The answer comes; `retried` says whether another try was before it. Who was asked then may have fetched the prompt, which is left to its lease.
+impl PrefillOutcome {
+    /// The response has begun. `retried`: the gateway tried another decode worker before. That one may have fetched the
+    /// blocks, so they are left to their lease.
     pub fn answered(&mut self, retried: Option<bool>) {
         match retried {
-            Some(true) => self.kept = None,
-            Some(false) => self.kept.iter_mut().for_each(|kept| kept.is_first_try()),
+            Some(true) => self.pinned = None,
+            Some(false) => self.pinned.iter_mut().for_each(|pinned| pinned.mark_first_attempt()),
             None => {}
         }
     }
 
-    /// Headers of the answer; `names_prefill` adds [`PREFILL_HEADER`].
+    /// Headers to add to the response; `names_prefill` adds [`PREFILL_HEADER`].
     pub fn headers(&self, names_prefill: bool) -> impl Iterator<Item = (&'static str, String)> + use<> {
         let how = match (self.failure, self.carried) {
             (Some(failure), _) => format!("local; reason={}", failure.code()),
@@ -131,64 +138,64 @@ impl Course {
             .as_ref()
             .filter(|_| names_prefill)
             .map(|server| (PREFILL_HEADER, server.authority.to_string()));
-        std::iter::once((COURSE_HEADER, how)).chain(server)
+        std::iter::once((DISAGGREGATION_HEADER, how)).chain(server)
     }
 }
 
-/// A request whose prompt is being computed.
+/// The prefill leg of one request, with all its attempts.
 #[derive(Debug)]
-pub struct Stage {
+pub struct PrefillLeg {
     pool: Arc<Pool>,
     decode: Arc<Endpoint>,
     direct: Direct,
-    facts: Facts,
+    facts: LegFacts,
     /// The body that both legs are made from.
     base: Bytes,
-    /// What frees the answer of each try.
+    /// For each attempt: frees the blocks that its response pins.
     releases: Vec<Option<Arc<Release>>>,
-    /// The body, and a leg made from it.
+    /// Memory of `base` and of one leg's body.
     _held: Held,
     buffered: Arc<Buffered>,
     headers: Vec<(&'static str, String)>,
     names_request: bool,
     prefilling: Prefilling,
     began: Timestamp,
-    asks: Vec<Ask>,
-    /// What the decode server of the turn before keeps, and which try fetches it: no other may.
+    calls: Vec<LegCall>,
+    /// The blocks that the decode worker of the previous turn keeps, and the only attempt that may fetch them.
     carried: Option<(Attempt, Fetch)>,
-    /// The rank that the first try asks for.
+    /// The data-parallel rank of the first attempt.
     rank: Option<RankBooking>,
 }
 
-/// What a stage has come to.
+/// The state of a prefill leg after an event.
 #[derive(Debug)]
-pub enum Came {
-    /// Nothing yet.
+pub enum LegProgress {
+    /// An attempt is running.
     Waiting,
-    /// The request goes on to its decode server, with this body (as it came, when `None`).
-    On(Option<Vec<u8>>, Course),
-    /// It can't be served, or the servers don't take it.
+    /// The request is dispatched to its decode worker with this body; `None`: with the client's body.
+    Proceed(Option<Vec<u8>>, PrefillOutcome),
+    /// The request must be rejected.
     Refused(Failure),
 }
 
-/// A request that is to be split.
+/// A request to split.
 #[derive(Debug)]
-pub struct Asked<'a> {
-    /// Its headers.
+pub struct SplitRequest<'a> {
+    /// The request headers.
     pub head: &'a Head,
-    /// The body that a server would be sent.
+    /// The body, with the model name of the model server.
     pub body: &'a [u8],
-    /// The `traceparent` that servers are given in place of the client's.
+    /// The `traceparent` that workers get instead of the client's.
     pub trace: Option<String>,
 }
 
-impl Stage {
-    /// Begins to have the prompt of `plan` computed; `None` when the connector can't split this request after all.
+impl PrefillLeg {
+    /// Starts the prefill leg of `plan`; `None` if the connector can't split this request after all.
     #[must_use]
     pub fn begin(
         plan: &mut Plan,
         direct: &Direct,
-        Asked { head, body, trace }: Asked<'_>,
+        SplitRequest { head, body, trace }: SplitRequest<'_>,
         room: u64,
         buffered: &Arc<Buffered>,
         now: Timestamp,
@@ -204,19 +211,19 @@ impl Stage {
         headers.push(("x-request-id", request_id.clone()));
         headers.extend(trace.or_else(|| Some(head.traceparent()?.to_owned())).map(|trace| (TRACEPARENT, trace)));
         let kind = (Api::from_path(head.path()).0, plan.client);
-        let facts = Facts { api, kind, request_id: request_id.into(), room };
+        let facts = LegFacts { api, kind, request_id: request_id.into(), room };
         let direct = &direct.with_connector_of(split.prefill.first()?);
-        // A decode server that waits for one prefill server can't be told of another.
+        // A decode worker that already waits for one prefill worker can't be redirected to another.
         let tries = if direct.is_together() { 1 } else { split.prefill.len() };
         let servers = split.prefill.iter().take(tries).cloned().collect();
         let prefilling = Prefilling::begin(servers, plan.prefill.take(), split.probe, direct.bounds, now);
         let first = split.prefill.first()?;
         if plan.conversation.as_ref().is_some_and(|conversation| conversation.has_carry(first.id)) {
-            // What is kept of the turn before can be fetched once: nobody takes it for a request that can't be split.
+            // The kept blocks can be fetched only once, so they are not taken for a request that can't be split.
             direct.connector.prefill_body(&facts.leg(direct, first, &base)).ok()?;
         }
         let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(first.id, now));
-        let mut stage = Self {
+        let mut leg = Self {
             pool: plan.runtime.pool.clone(),
             decode,
             direct: direct.clone(),
@@ -229,15 +236,16 @@ impl Stage {
             names_request,
             prefilling,
             began: now,
-            asks: Vec::new(),
+            calls: Vec::new(),
             carried: carried.map(|fetch| (0, fetch)),
             rank: plan.hints.prefill_rank.take(),
         };
-        stage.ask(0)?;
-        Some(stage)
+        leg.queue_call(0)?;
+        Some(leg)
     }
 
-    /// The stage and, where both servers are asked at once, the decode leg; `None` when that has no body.
+    /// The prefill leg and, if both workers get the request at once, the body of the decode leg. `None` if the
+    /// connector can't make that body.
     #[must_use]
     pub fn with_decode_leg(self: Box<Self>) -> Option<(Box<Self>, Option<Vec<u8>>)> {
         if !self.direct.is_together() {
@@ -249,26 +257,26 @@ impl Stage {
         Some((self, Some(decode)))
     }
 
-    /// The request id that both legs carry, when the client gave none.
+    /// The request id of both legs, if the client sent none.
     #[must_use]
     pub fn new_request_id(&self) -> Option<Box<str>> {
         self.names_request.then(|| self.facts.request_id.clone())
     }
 
-    /// The server of a try.
+    /// The prefill worker of an attempt.
     #[must_use]
     pub fn server(&self, attempt: Attempt) -> Option<&Arc<Endpoint>> {
         self.prefilling.server(attempt)
     }
 
-    /// Seconds until the prompt is computed, as predicted.
+    /// Predicted time of the prefill, seconds.
     #[must_use]
     pub fn expected(&self) -> f64 {
         self.prefilling.expected()
     }
 
-    /// Puts the question of a try into the queue; `None` when it has no body.
-    fn ask(&mut self, attempt: Attempt) -> Option<()> {
+    /// Adds the call of an attempt to those to make; `None` if the connector can't make its body.
+    fn queue_call(&mut self, attempt: Attempt) -> Option<()> {
         let server = self.prefilling.server(attempt)?.clone();
         let carried = self.carried_by(attempt).map(|carried| &*carried.params);
         let leg = Leg { carried, ..self.facts.leg(&self.direct, &server, &self.base) };
@@ -292,7 +300,7 @@ impl Stage {
         self.releases.push(release.clone());
         let rank = self.rank.as_ref().filter(|_| attempt == 0).map(|booking| booking.rank().to_string());
         let headers = self.headers.iter().cloned().chain(rank.map(|rank| (RANK_HEADER, rank))).collect();
-        self.asks.push(Ask {
+        self.calls.push(LegCall {
             attempt: Some(attempt),
             url: self.direct.url(&server, self.facts.api.path()),
             headers,
@@ -304,45 +312,45 @@ impl Stage {
         Some(())
     }
 
-    /// What the server of a try keeps for whoever goes on from its reply.
-    fn kept(&self, attempt: Attempt, reply: &Bytes) -> Option<Box<Kept>> {
+    /// The blocks that the worker of an attempt keeps for the decode worker, if its response names any.
+    fn pinned(&self, attempt: Attempt, reply: &Bytes) -> Option<Box<PinnedPrefill>> {
         let release = self.releases.get(attempt)?.clone()?;
-        release.pins(reply).then(|| Box::new(Kept::new(release, reply.clone(), &self.buffered)))
+        release.pins(reply).then(|| Box::new(PinnedPrefill::new(release, reply.clone(), &self.buffered)))
     }
 
     fn carried_by(&self, attempt: Attempt) -> Option<&Fetch> {
         self.carried.as_ref().filter(|(by, _)| *by == attempt).map(|(_, fetch)| fetch)
     }
 
-    /// What is to be asked now.
-    pub fn take_asks(&mut self) -> Vec<Ask> {
-        std::mem::take(&mut self.asks)
+    /// The calls to make now.
+    pub fn take_calls(&mut self) -> Vec<LegCall> {
+        std::mem::take(&mut self.calls)
     }
 
-    /// Whether somebody waits for the answer to a try.
+    /// Whether the response to an attempt is still awaited.
     #[must_use]
     pub fn awaits(&self, attempt: Attempt) -> bool {
         self.prefilling.awaits(attempt)
     }
 
-    /// When [`Stage::on_deadline`] is due.
+    /// When [`PrefillLeg::on_deadline`] is due.
     #[must_use]
     pub fn deadline(&self) -> Timestamp {
         self.prefilling.deadline()
     }
 
-    /// The decode server is this one.
+    /// Another decode worker than the planned one serves the request.
     pub fn answered_by(&mut self, server: &Arc<Endpoint>) {
         self.decode.clone_from(server);
     }
 
-    /// What ends the decode leg when the prefill leg has failed, where closing the connection doesn't.
+    /// A call that aborts the decode leg when the prefill leg has failed. `None` if closing the connection aborts it.
     #[must_use]
-    pub fn abort(&self) -> Option<Ask> {
+    pub fn abort(&self) -> Option<LegCall> {
         let server = self.prefilling.server(0)?;
         let leg = self.facts.leg(&self.direct, server, &self.base);
         let abort = self.direct.connector.abort_request(&leg)?;
-        Some(Ask {
+        Some(LegCall {
             attempt: None,
             url: self.direct.url(&self.decode, abort.path),
             headers: self.headers.clone(),
@@ -353,17 +361,18 @@ impl Stage {
         })
     }
 
-    /// The moment of [`Stage::deadline`] has come.
-    pub fn on_deadline(&mut self, now: Timestamp, picker: &Picker) -> Came {
+    /// The time of [`PrefillLeg::deadline`] has come.
+    pub fn on_deadline(&mut self, now: Timestamp, picker: &Picker) -> LegProgress {
         if now >= self.prefilling.end() {
             self.count_late(None, now, picker);
         }
         let (pool, decode) = (&self.pool, &self.decode);
-        let judge = Judge { pool, kind: self.facts.kind, now, picker };
+        let judge = HealthReporter { pool, kind: self.facts.kind, now, picker };
         let next = match self.direct.is_together() {
             false => self.prefilling.late(now, |server, outcome| _ = judge.record(server, outcome)),
-            // Which of the two has kept the other waiting nobody says. The one that does so does it with every other, so it is the first to be
-            // ejected; when the answer's server is, the prompt's has done nothing.
+            // Each worker waits for the other, and none reports which of the two is stuck. Both count as failed: the
+            // stuck one fails with every partner, so it is ejected first. Once the decode worker is ejected, the
+            // prefill worker is not blamed.
             true => self.prefilling.late(now, |server, outcome| {
                 if decode.health.availability(now, pool.scheduler.health()) == Availability::Ejected {
                     server.health.probe_lost();
@@ -375,41 +384,51 @@ impl Stage {
         self.follow(next, now)
     }
 
-    /// A question has been answered, or has not.
-    pub fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, picker: &Picker) -> Came {
+    /// An attempt has a result.
+    pub fn on_leg_result(
+        &mut self,
+        attempt: Attempt,
+        result: &LegResult,
+        now: Timestamp,
+        picker: &Picker,
+    ) -> LegProgress {
         let Some(server) = self.prefilling.server(attempt).filter(|_| self.awaits(attempt)) else {
-            return Came::Waiting;
+            return LegProgress::Waiting;
         };
-        let failure = match told {
-            Told::Reply { status: 200..=299, body } => match self.read(server, body) {
+        let failure = match result {
+            LegResult::Reply { status: 200..=299, body } => match self.read(server, body) {
                 Ok((decode, mut usage)) => {
                     let prefill = Some(server.clone());
                     let carried = self.carried_by(attempt).map(|carried| carried.tokens);
                     if carried.is_some() {
-                        // What it got from elsewhere says nothing of its own cache.
+                        // Blocks that it fetched say nothing about its own cache.
                         usage.cached_tokens = None;
                     }
                     self.count_late(Some(attempt), now, picker);
-                    let judge = Judge { pool: &self.pool, kind: self.facts.kind, now, picker };
+                    let judge = HealthReporter { pool: &self.pool, kind: self.facts.kind, now, picker };
                     self.prefilling.computed(attempt, &usage, now, |server, outcome| _ = judge.record(server, outcome));
                     picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
-                    let kept = self.kept(attempt, body);
-                    return Came::On(decode, Course { prefill, failure: None, took, carried, kept });
+                    let pinned = self.pinned(attempt, body);
+                    return LegProgress::Proceed(
+                        decode,
+                        PrefillOutcome { prefill, failure: None, took, carried, pinned },
+                    );
                 }
                 Err(failure) => failure,
             },
-            Told::Reply { status, .. } => Failure::Status(*status),
-            // As long as there is for all tries: who has kept whom waiting is judged at its end.
-            Told::Failed(Failure::Late) => return self.on_deadline(now, picker),
-            Told::Failed(failure) => *failure,
+            LegResult::Reply { status, .. } => Failure::Status(*status),
+            // The time limit of a call is that of the whole leg, so the deadline judges it.
+            LegResult::Failed(Failure::Late) => return self.on_deadline(now, picker),
+            LegResult::Failed(failure) => *failure,
         };
         picker.observer.event(Event::PrefillLeg(Err(failure)));
-        // Its leg is needed no more.
+        // A failed attempt pins no blocks.
         self.releases.get_mut(attempt).and_then(Option::take);
-        let judge = Judge { pool: &self.pool, kind: self.facts.kind, now, picker };
+        let judge = HealthReporter { pool: &self.pool, kind: self.facts.kind, now, picker };
         let next = self.prefilling.failed(attempt, failure, now, |server, outcome| _ = judge.record(server, outcome));
-        // Only who was not reached has fetched nothing for certain.
+        // The kept blocks pass to the next attempt only if this one never reached its worker. Otherwise it may have
+        // fetched them already.
         if let (Failure::Refused, Next::Send(after)) = (failure, &next)
             && let Some((by, fetch)) = self.carried.as_mut().filter(|(by, _)| *by == attempt)
             && self.prefilling.server(*after).is_some_and(|server| fetch.servers.contains(&server.id))
@@ -419,7 +438,7 @@ impl Stage {
         self.follow(next, now)
     }
 
-    /// The decode leg that follows from a reply, and what the reply told.
+    /// The body of the decode leg that follows from a prefill response, and the token counts of that response.
     fn read(&self, server: &Endpoint, reply: &[u8]) -> Result<(Option<Vec<u8>>, Usage), Failure> {
         if self.direct.is_together() {
             return Ok((None, Usage::default()));
@@ -438,43 +457,46 @@ impl Stage {
         Ok((Some(decode.body.into_owned()), usage))
     }
 
-    fn follow(&mut self, next: Next, now: Timestamp) -> Came {
+    fn follow(&mut self, next: Next, now: Timestamp) -> LegProgress {
         match next {
-            Next::Wait => Came::Waiting,
-            // The bodies of all tries are made alike: what worked for the first works for this one.
-            Next::Send(attempt) if self.ask(attempt).is_some() => Came::Waiting,
+            Next::Wait => LegProgress::Waiting,
+            // The connector makes the bodies of all attempts alike, so this one rarely fails where the first did not.
+            Next::Send(attempt) if self.queue_call(attempt).is_some() => LegProgress::Waiting,
             Next::Send(_) => self.give_up(Failure::Unusable, now),
             Next::GiveUp(failure) => self.give_up(failure, now),
         }
     }
 
-    /// Counts the questions but `answered` that have had time and have no answer.
+    /// Counts the attempts, except `answered`, whose time is over without a response.
     fn count_late(&self, answered: Option<Attempt>, now: Timestamp, picker: &Picker) {
         let late = Event::PrefillLeg(Err(Failure::Late));
         self.prefilling.overdue(answered, now).for_each(|_| picker.observer.event(late));
     }
 
-    fn give_up(&mut self, failure: Failure, now: Timestamp) -> Came {
+    fn give_up(&mut self, failure: Failure, now: Timestamp) -> LegProgress {
         self.prefilling.give_up();
         let fails = self.direct.fallback == Fallback::Fail && !failure.is_nobodys();
         if fails || self.direct.is_together() {
-            return Came::Refused(failure);
+            return LegProgress::Refused(failure);
         }
-        Came::On(None, Course { failure: Some(failure), took: Some(now.since(self.began)), ..Course::default() })
+        LegProgress::Proceed(
+            None,
+            PrefillOutcome { failure: Some(failure), took: Some(now.since(self.began)), ..PrefillOutcome::default() },
+        )
     }
 }
 
-/// Records the outcomes of one request's prompt for the health of servers of `pool`.
+/// Records outcomes of one prefill leg in the health of endpoints.
 #[derive(Clone, Copy)]
-struct Judge<'a> {
+struct HealthReporter<'a> {
     pool: &'a Pool,
     kind: (Api, ClientSlot),
     now: Timestamp,
     picker: &'a Picker,
 }
 
-impl Judge<'_> {
-    /// True when this ejects the server.
+impl HealthReporter<'_> {
+    /// Records `outcome`; true if it ejects the endpoint.
     fn record(self, server: &Endpoint, outcome: Health) -> bool {
         let Self { pool, kind: (api, client), now, picker } = self;
         let policy = pool.scheduler.health();
@@ -489,7 +511,7 @@ impl Judge<'_> {
 }
 
 impl Plan {
-    /// The request, which was to be split, goes to its first pick.
+    /// The decision to split is final: the booking of the first pick now counts the request as dispatched.
     pub fn dispatch(&mut self, how: Dispatch<'_>, now: Timestamp) {
         if let Some(booked) = &mut self.booked {
             let snapshot = self.runtime.pool.store.load();
@@ -497,7 +519,8 @@ impl Plan {
         }
     }
 
-    /// The request is served by `to` and not by `from`, which was picked: so is what the strategy noted of it.
+    /// Endpoint `to` serves the request instead of the picked `from`. The strategy moves what it recorded of the
+    /// request.
     pub fn noted_elsewhere(&self, from: EndpointId, to: EndpointId, now: Timestamp) {
         if let Some(trail) = &self.decision.trail {
             self.strategy.moved(&self.target, trail, from, to, now);

@@ -1,11 +1,11 @@
-//! The response side of the exchange: every message is answered as it comes, and watched.
+//! The response side of the exchange: replies to each message of Envoy at once, and observes the response.
 
 use super::*;
 use attache_picker::event::{End, RequestEvent, RequestTrace};
 use attache_picker::settings::ReportUsage;
 
 impl Exchange {
-    /// The request is decided, and its answer will come.
+    /// The request is decided: begins to observe its response.
     pub(super) fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
         if let Some(outcome) = plan.split_outcome() {
@@ -43,14 +43,14 @@ impl Exchange {
             let shows_body = mode != BodyMode::None;
             let head = metadata::response_head(message.headers.as_ref(), metadata.as_ref(), &attributes, shows_body);
             mutation = reply::mutation(routed.headers(&head, now, &self.processor.picker));
-            self.split.part(routed.take_parting());
+            self.split.add_detached(routed.take_detached());
             self.split.answered_by(routed.endpoint());
         }
         out.push_back(reply::response_headers(mutation));
         if message.end_of_stream {
             self.end_response(End::Complete, now);
         } else if mode == BodyMode::None {
-            self.split.goes_on = self.routed.as_ref().is_some_and(|routed| routed.is_good());
+            self.split.is_unshown = self.routed.as_ref().is_some_and(|routed| routed.is_good());
             self.end_response(End::Unwatched, now);
         }
         Ok(())
@@ -67,11 +67,11 @@ impl Exchange {
         }
         let mode = self.modes().response;
         let end = message.end_of_stream;
-        self.split.answer_comes(&message);
+        self.split.response_chunk(&message);
         out.push_back(match &mut self.routed {
             Some(routed) => {
                 let renamed = routed.chunk(&message.body, end, now, &self.processor.picker);
-                self.split.part(routed.take_parting());
+                self.split.add_detached(routed.take_detached());
                 let report = self.config.settings.report_usage.as_ref().filter(|_| end);
                 let dynamic_metadata = report.and_then(|report| cost(routed, report));
                 let answer = match renamed {
@@ -107,8 +107,7 @@ impl Exchange {
         }
     }
 
-    /// The client has left, if anything was still under way for it: a server worked for it, on its answer or on its
-    /// prompt.
+    /// The stream ends. A request that is still in flight counts as one whose client disconnected.
     pub(super) fn leave(&mut self) {
         if let Some(routed) = self.routed.take() {
             routed.end(End::ClientGone, self.last_seen, &self.processor.picker);

@@ -1,6 +1,6 @@
-//! The answer that names the endpoint of a request, and what else changes in the request's headers.
+//! The reply that routes a request to its endpoint, with the other changes of the request's headers.
 
-use super::splitting::tell_sidecar;
+use super::splitting::sidecar_headers;
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::head::DESTINATION;
@@ -10,7 +10,7 @@ use attache_scheduling::router::Destination;
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 
 impl Exchange {
-    /// The destination as header and as metadata, with what else changes in the request's headers.
+    /// The destination as header and as dynamic metadata, with the other changes of the request's headers.
     pub(super) fn destination(&self, plan: &Plan) -> (CommonResponse, Option<Struct>) {
         let picks = &plan.decision.picks;
         let value = match (plan.runtime.pool.destination, picks.as_slice()) {
@@ -22,7 +22,7 @@ impl Exchange {
         };
         let mut set_headers: Vec<HeaderValueOption> = Vec::with_capacity(3);
         set_headers.push(reply::set(DESTINATION, value.as_str()));
-        // Removed by Envoy where the length may change freely, required where it may not.
+        // Envoy requires the right length in body modes that fix it, and removes the header in the others.
         if let Some(length) = plan.new_length(self.head.content_length()) {
             set_headers.push(reply::set("content-length", length.to_string()));
         }
@@ -34,13 +34,13 @@ impl Exchange {
         let mut remove_headers: Vec<String> = reserved.map(str::to_owned).collect();
         remove_headers.extend(tenant::untrusted(self.config.settings.tenant.as_ref(), &self.head));
         if let Some(Mode::Header { .. }) = plan.runtime.pool.disagg.as_deref() {
-            tell_sidecar(&plan.decision, &mut set_headers, &mut remove_headers);
+            sidecar_headers(&plan.decision, &mut set_headers, &mut remove_headers);
         }
         if plan.hints.drops_rank {
             remove_headers.push(RANK_HEADER.to_owned());
         }
         for (name, value) in plan.hints.headers() {
-            // What is set is not removed as somebody else's.
+            // Envoy must not remove a header that Attaché sets.
             remove_headers.retain(|removed| removed != name);
             set_headers.push(reply::set(name, value));
         }
@@ -49,8 +49,8 @@ impl Exchange {
         }
         let mut response = reply::common(HeaderMutation { set_headers, remove_headers });
         response.clear_route_cache = true;
-        let told = self.config.settings.explain.metadata;
-        let scores = if told { plan.decision.scores() } else { Vec::new() };
+        let explains = self.config.settings.explain.metadata;
+        let scores = if explains { plan.decision.scores() } else { Vec::new() };
         (response, Some(metadata::destination(&value, &scores)))
     }
 }

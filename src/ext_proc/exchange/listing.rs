@@ -1,16 +1,18 @@
-//! Which models there are, answered for the whole pool in place of one of its servers.
+//! `GET /v1/models` for the whole pool: Attaché responds itself, instead of one of the model servers.
 
 use super::*;
 use attache_picker::settings::ModelsAnswer;
 use attache_protocol::api::decoded_path;
 use attache_scheduling::router::RouteFacts;
 
-/// Where the id of one model follows.
+/// Precedes the id of a model in the path.
 const ONE: &str = "/models/";
 
 impl Exchange {
-    /// Answers a request for the list of models, or for one of them, from what all servers say. False where this is no
-    /// such request, servers are to answer it themselves, or nothing is known: then it goes its way.
+    /// Responds to a request for the list of models, or for one model, with the models that all endpoints report.
+    ///
+    /// Returns false for other requests, if the configuration leaves the list to the model servers, or if no models
+    /// are known yet. The request is then routed.
     pub(super) fn lists_models(&mut self, now: Timestamp, out: &mut Actions) -> bool {
         if self.api != Api::Models
             || self.config.settings.models != ModelsAnswer::Pool
@@ -19,7 +21,8 @@ impl Exchange {
         {
             return false;
         }
-        let facts = RouteFacts { model: None, authority: self.head.authority(), called: calling::name(&self.called) };
+        let facts =
+            RouteFacts { model: None, authority: self.head.authority(), called: gateway_authority::name(&self.called) };
         let list = self.config.router.models(facts, |name| self.head.get(name));
         if list.is_empty() {
             return false;
@@ -35,7 +38,7 @@ impl Exchange {
                 }
             },
         };
-        // As after a refusal, whatever else comes of this request is nothing to us.
+        // As after a rejection, Attaché ignores all later messages of this stream.
         self.request = RequestSide::Refused;
         self.settle(Outcome::Answered);
         if let Some(span) = self.span.take() {
@@ -46,8 +49,8 @@ impl Exchange {
     }
 }
 
-/// The id at the end of the path, `None` where the path names the list. Clients that build paths from parts write the
-/// slashes of an id as `%2F`.
+/// The model id at the end of the path; `None` if the path is that of the list. Some clients write the slashes of an id
+/// as `%2F`.
 fn model_id(path: &str) -> Option<String> {
     let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
     let path = decoded_path(path);

@@ -1,9 +1,9 @@
-//! The exchange of a request that two servers share: it waits for the prompt to be computed, or watches over that while
-//! the answer's server is asked at the same time.
+//! The exchange of a split request. Attaché calls the prefill worker itself, before the decode worker gets the request
+//! or at the same time, depending on the connector.
 //!
 //! ```text
-//! Collecting ─end of body─▶ (decide) ─▶ Prefilling ─computed, or given up─▶ Ended      the prefill first
-//!                                   └─▶ Ended, and watched until the prefill has ended  both at once
+//! Collecting ─end of body─▶ (decide) ─▶ Prefilling ─prefill ended─▶ Ended      prefill first
+//!                                   └─▶ Ended, while the prefill still runs    both at once
 //! ```
 
 use super::*;
@@ -12,7 +12,7 @@ use attache_disagg::policy::{Direct, Mode};
 use attache_disagg::{Failure, LegApi, is_for_sidecars};
 use attache_picker::event::{RequestEvent, SplitOutcome};
 use attache_picker::head::{ENCODERS, PREFILLER};
-use attache_picker::split::{Ask, Asked, Came, Course, Stage};
+use attache_picker::split::{LegCall, LegProgress, PrefillLeg, PrefillOutcome, SplitRequest};
 use attache_pool::Endpoint;
 use attache_quota::Had;
 use attache_scheduling::plugin::Headers;
@@ -21,79 +21,78 @@ use attache_scheduling::{Decision, Dispatch, PickContext, RequestFacts};
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 
-/// Largest number that names a request to both of its servers: what a signed number holds, as SGLang and TensorRT-LLM
-/// read it.
-const GREATEST_ROOM: u64 = i64::MAX as u64;
+/// 2^63 - 1: largest id by which both workers identify a request. SGLang and TensorRT-LLM read it as a signed integer.
+const MAX_ROOM: u64 = i64::MAX as u64;
 
 /// 5 s for the decode worker to end a response whose prefill failed after its headers had passed. SGLang's scheduler
 /// checks aborts in each step, so a longer wait has no use.
 const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a split request waits for.
+/// The state of a split request.
 #[derive(Debug, Default)]
 pub(super) struct Splitting {
-    stage: Option<Box<Stage>>,
-    /// What goes on when the stage has come to an end; `None` when it has gone on already.
+    leg: Option<Box<PrefillLeg>>,
+    /// The request to dispatch when the prefill leg ends; `None` if it was dispatched already.
     held: Option<(Box<Plan>, Body)>,
-    /// Questions that nobody waits for.
-    parting: Vec<Ask>,
-    /// When the answer is cut whose prompt has failed like this, unless it begins or ends before.
+    /// Calls whose results are not awaited.
+    detached: Vec<LegCall>,
+    /// The prefill failed after the response headers passed. At this time Attaché resets the response, unless its body
+    /// begins or ends before.
     cut: Option<(Timestamp, Failure)>,
-    /// The gateway shows no more of the answer, whose server may still wait for the prompt.
-    pub(super) goes_on: bool,
+    /// The gateway shows no more of the response, but the decode worker may still wait for the prefill.
+    pub(super) is_unshown: bool,
 }
 
 impl Splitting {
     pub(super) fn deadline(&self) -> Option<Timestamp> {
-        self.stage.as_ref().map(|stage| stage.deadline()).or(self.cut.map(|(at, _)| at))
+        self.leg.as_ref().map(|leg| leg.deadline()).or(self.cut.map(|(at, _)| at))
     }
 
-    /// Who answers is known now: after retries another than the one that was named.
+    /// The decode worker that responds. After retries of the gateway it may not be the planned one.
     pub(super) fn answered_by(&mut self, server: &Arc<Endpoint>) {
-        if let Some(stage) = &mut self.stage {
-            stage.answered_by(server);
+        if let Some(leg) = &mut self.leg {
+            leg.answered_by(server);
         }
     }
 
-    /// A part of the answer goes by.
-    pub(super) fn answer_comes(&mut self, message: &HttpBody) {
+    /// A chunk of the response arrived.
+    pub(super) fn response_chunk(&mut self, message: &HttpBody) {
         if message.end_of_stream || !message.body.is_empty() {
             self.cut = None;
         }
     }
 
-    /// Asks what nobody waits for.
-    pub(super) fn part(&mut self, ask: Option<Ask>) {
-        self.parting.extend(ask);
+    /// Adds a call whose result is not awaited.
+    pub(super) fn add_detached(&mut self, call: Option<LegCall>) {
+        self.detached.extend(call);
     }
 }
 
 impl Exchange {
-    /// What is to be asked of other servers now. What comes of those with an attempt is told by [`Event::Told`].
-    pub fn asks(&mut self) -> Vec<Ask> {
-        let mut asks = self.split.stage.as_mut().map(|stage| stage.take_asks()).unwrap_or_default();
-        asks.append(&mut self.split.parting);
-        asks
+    /// The calls to make to workers now. The caller sends [`Event::LegResult`] for each call that has an attempt.
+    pub fn leg_calls(&mut self) -> Vec<LegCall> {
+        let mut calls = self.split.leg.as_mut().map(|leg| leg.take_calls()).unwrap_or_default();
+        calls.append(&mut self.split.detached);
+        calls
     }
 
-    /// Whether the answer to this try still matters.
+    /// Whether the result of this attempt is still awaited.
     #[must_use]
     pub fn awaits(&self, attempt: Attempt) -> bool {
-        self.split.stage.as_ref().is_some_and(|stage| stage.awaits(attempt))
+        self.split.leg.as_ref().is_some_and(|leg| leg.awaits(attempt))
     }
 
-    /// The stage that is still to be waited for when the gateway has closed the stream, because it shows no bodies of
-    /// answers.
-    pub fn take_unwatched(&mut self) -> Option<Box<Stage>> {
-        if self.split.goes_on { self.split.stage.take() } else { None }
+    /// The prefill leg to watch after the gateway has closed the stream. Set in body modes that show no response body.
+    pub fn take_unwatched(&mut self) -> Option<Box<PrefillLeg>> {
+        if self.split.is_unshown { self.split.leg.take() } else { None }
     }
 
-    /// Has the prompt of `plan` computed by another server, or has the sidecar do so.
+    /// Starts the prefill of `plan` on another worker, or leaves that to the sidecar of the decode worker.
     pub(super) fn begin_split(
         &mut self,
         mut plan: Box<Plan>,
         body: Body,
-        close: Close,
+        close: BodyEnd,
         now: Timestamp,
         out: &mut Actions,
     ) {
@@ -108,101 +107,102 @@ impl Exchange {
             if let Some((server, before)) = &prefill {
                 plan.dispatch(Dispatch::Arrives(server, *before), now);
             }
-            plan.course = Some(Course { prefill: prefill.map(|(server, _)| server), ..Course::default() });
+            plan.prefill_outcome =
+                Some(PrefillOutcome { prefill: prefill.map(|(server, _)| server), ..PrefillOutcome::default() });
             return self.go_on(plan, body, close, now, out);
         };
-        let stage = self.stage(&mut plan, &body, direct, now);
+        let leg = self.begin_leg(&mut plan, &body, direct, now);
         // The connector may find that it can't split this request after all.
-        let Some((stage, decode)) = stage.and_then(|stage| stage.with_decode_leg()) else {
+        let Some((leg, decode)) = leg.and_then(|leg| leg.with_decode_leg()) else {
             let prefill = plan.decision.split.as_ref().and_then(|split| split.prefill.first());
             if !direct.connector_of(prefill.map(|server| &**server)).serves_whole() {
-                give_back(&plan);
+                count_refused(&plan);
                 drop(plan);
                 return self.refuse(&not_alone(), now, out);
             }
             return self.go_on_whole(plan, body, close, now, out);
         };
-        plan.request_id = stage.new_request_id();
+        plan.request_id = leg.new_request_id();
         let Some(decode) = decode else {
             self.request = RequestSide::Prefilling;
-            self.split = Splitting { stage: Some(stage), held: Some((plan, body)), ..Splitting::default() };
+            self.split = Splitting { leg: Some(leg), held: Some((plan, body)), ..Splitting::default() };
             return;
         };
         plan.new_body = Some(decode);
-        let prefill = stage.server(0).cloned();
+        let prefill = leg.server(0).cloned();
         if let Some(server) = &prefill {
-            plan.dispatch(Dispatch::Arrives(server, stage.expected()), now);
+            plan.dispatch(Dispatch::Arrives(server, leg.expected()), now);
         }
-        plan.course = Some(Course { prefill, ..Course::default() });
-        self.split.stage = Some(stage);
+        plan.prefill_outcome = Some(PrefillOutcome { prefill, ..PrefillOutcome::default() });
+        self.split.leg = Some(leg);
         self.go_on(plan, body, close, now, out);
     }
 
-    /// The request can't be split after all: the server that was to answer it computes its prompt.
-    fn go_on_whole(&mut self, mut plan: Box<Plan>, body: Body, close: Close, now: Timestamp, out: &mut Actions) {
+    /// The request can't be split after all: the decode worker prefills its prompt.
+    fn go_on_whole(&mut self, mut plan: Box<Plan>, body: Body, close: BodyEnd, now: Timestamp, out: &mut Actions) {
         plan.prefill = None;
         plan.decision.split = None;
         plan.dispatch(Dispatch::Whole, now);
         self.go_on(plan, body, close, now, out);
     }
 
-    fn stage(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<Stage>> {
-        let room = self.processor.picker.next_rng().random_range(LEAST_SHARED_ID..GREATEST_ROOM);
+    fn begin_leg(&self, plan: &mut Plan, body: &Body, direct: &Direct, now: Timestamp) -> Option<Box<PrefillLeg>> {
+        let room = self.processor.picker.next_rng().random_range(LEAST_SHARED_ID..MAX_ROOM);
         let mut scratch = Vec::new();
         let renamed = plan.new_body.take();
         let bytes = renamed.as_deref().unwrap_or_else(|| body.contiguous(&mut scratch));
         let trace = self.span.as_ref().map(|span| span.traceparent());
-        let asked = Asked { head: &self.head, body: bytes, trace };
-        let stage = Stage::begin(plan, direct, asked, room, &self.processor.picker.buffered, now);
+        let request = SplitRequest { head: &self.head, body: bytes, trace };
+        let leg = PrefillLeg::begin(plan, direct, request, room, &self.processor.picker.buffered, now);
         plan.new_body = renamed;
-        stage.map(Box::new)
+        leg.map(Box::new)
     }
 
-    pub(super) fn on_told(&mut self, attempt: Attempt, told: &Told, now: Timestamp, out: &mut Actions) {
-        let Some(stage) = &mut self.split.stage else { return };
-        let came = stage.on_told(attempt, told, now, &self.processor.picker);
-        self.after_prefill(came, now, out);
+    pub(super) fn on_leg_result(&mut self, attempt: Attempt, result: &LegResult, now: Timestamp, out: &mut Actions) {
+        let Some(leg) = &mut self.split.leg else { return };
+        let progress = leg.on_leg_result(attempt, result, now, &self.processor.picker);
+        self.after_prefill(progress, now, out);
     }
 
     pub(super) fn on_split_deadline(&mut self, now: Timestamp, out: &mut Actions) {
-        if let Some(stage) = &mut self.split.stage {
-            let came = stage.on_deadline(now, &self.processor.picker);
-            self.after_prefill(came, now, out);
+        if let Some(leg) = &mut self.split.leg {
+            let progress = leg.on_deadline(now, &self.processor.picker);
+            self.after_prefill(progress, now, out);
         } else if let Some((_, failure)) = self.split.cut.take_if(|(at, _)| *at <= now) {
-            // An answer whose head has gone on is cut by Envoy, whatever it does when the picker fails.
+            // Envoy resets a response whose headers it has sent, whatever `failure_mode_allow` says.
             self.cut_short(failure, now, out);
         }
     }
 
-    fn after_prefill(&mut self, came: Came, now: Timestamp, out: &mut Actions) {
-        let ended = match came {
-            Came::Waiting => return,
-            Came::On(new_body, course) => match self.split.held.take() {
+    fn after_prefill(&mut self, progress: LegProgress, now: Timestamp, out: &mut Actions) {
+        let ended = match progress {
+            LegProgress::Waiting => return,
+            LegProgress::Proceed(new_body, prefill_outcome) => match self.split.held.take() {
                 Some((mut plan, body)) => {
-                    self.split.stage = None;
-                    if let Err(error) = self.renew(&mut plan, course.prefill.as_deref(), now) {
-                        give_back(&plan);
+                    self.split.leg = None;
+                    if let Err(error) = self.replace_target(&mut plan, prefill_outcome.prefill.as_deref(), now) {
+                        count_refused(&plan);
                         return self.refuse(&error, now, out);
                     }
-                    if let (Some(took), true) = (course.took, course.prefill.is_some()) {
+                    if let (Some(took), true) = (prefill_outcome.took, prefill_outcome.prefill.is_some()) {
                         plan.runtime.observer.event(RequestEvent::Prefilled(took));
                     }
                     plan.new_body = new_body.or(plan.new_body.take());
-                    let how = course.prefill.as_deref();
+                    let how = prefill_outcome.prefill.as_deref();
                     plan.dispatch(how.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0)), now);
-                    plan.course = Some(course);
-                    self.go_on(plan, body, Close::Whole, now, out);
-                    return self.tell_of_room(now);
+                    plan.prefill_outcome = Some(prefill_outcome);
+                    self.go_on(plan, body, BodyEnd::Whole, now, out);
+                    return self.report_capacity(now);
                 }
-                // Both were asked at once: the prefill's part is over.
+                // Both workers got the request at once, so it was dispatched already.
                 None => None,
             },
-            Came::Refused(failure) => Some(failure),
+            LegProgress::Refused(failure) => Some(failure),
         };
-        // Of an answer that has begun the prompt was computed, whatever befell its server since.
-        let Some(failure) = ended.filter(|_| !self.answer_has_begun()) else {
-            self.split.stage = None;
-            return self.tell_of_room(now);
+        // A response body that has begun proves that the prefill succeeded, whatever the call reported.
+        let Some(failure) = ended.filter(|_| !self.response_has_begun()) else {
+            self.split.leg = None;
+            return self.report_capacity(now);
         };
         self.abandon_split();
         if self.response == ResponseSide::Streaming {
@@ -217,12 +217,11 @@ impl Exchange {
         if let Some(routed) = self.routed.take() {
             routed.end(End::Aborted, now, &self.processor.picker);
         }
-        self.refuse(&not_computed(failure), now, out);
+        self.refuse(&prefill_error(failure), now, out);
     }
 
-    /// The server that was to answer may have gone, or been ejected, while its prompt was computed: then another one
-    /// answers.
-    fn renew(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
+    /// Chooses another decode worker if the planned one was removed or ejected during the prefill.
+    fn replace_target(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
         let (pool, target) = (plan.runtime.pool.clone(), plan.target.clone());
         let snapshot = pool.store.load_full();
         let headers = Headers::of(&self.head);
@@ -237,22 +236,21 @@ impl Exchange {
         }
         if let Some((server, booked)) = successor.zip(plan.booked.as_mut()) {
             booked.move_to(&server, now);
-            // A rank of the one that has gone.
+            // The rank belongs to the previous worker.
             plan.hints.rank = None;
         }
         Ok(())
     }
 
-    /// The server that computed the prompt, or was to, has room again: its part of the request is over before the
-    /// answer is.
-    fn tell_of_room(&self, now: Timestamp) {
+    /// The prefill worker has finished its part, so the queue may dequeue other requests before the response ends.
+    fn report_capacity(&self, now: Timestamp) {
         if let Some(admitted) = self.routed.as_ref().and_then(|routed| routed.admitted()) {
             admitted.freed(now);
         }
     }
 
-    /// Whether anything of the answer's body has gone by; never where the gateway does not show it.
-    fn answer_has_begun(&self) -> bool {
+    /// Whether a chunk of the response body has arrived. Always false in modes that show no response body.
+    fn response_has_begun(&self) -> bool {
         let watched = self.modes().response != BodyMode::None;
         match &self.routed {
             Some(routed) => routed.has_begun(),
@@ -260,27 +258,27 @@ impl Exchange {
         }
     }
 
-    /// The client leaves while its prompt is computed: that is paid for as if the answer had begun, and who was to
-    /// answer may be probed by another.
+    /// The client disconnected during the prefill. Its quotas are charged the full reservation, and another request may
+    /// probe the decode worker.
     pub(super) fn lose_held(&mut self) {
         let Some((plan, _)) = &mut self.split.held else { return };
         lose_probe(plan);
         plan.permits.drain(..).for_each(|permit| permit.settle(Had::AS_BOOKED));
     }
 
-    /// The request ends before its answer: nobody waits for the prompt.
+    /// Abandons the prefill leg, because the request ends before its response.
     pub(super) fn abandon_split(&mut self) {
-        let (stage, held) = (self.split.stage.take(), self.split.held.take());
+        let (leg, held) = (self.split.leg.take(), self.split.held.take());
         if let Some((plan, _)) = held {
-            give_back(&plan);
+            count_refused(&plan);
         }
-        // The answer's server waits for a prompt that will not come.
-        self.split.part(stage.and_then(|stage| stage.abort()));
+        // The decode worker waits for a prefill that will not complete.
+        self.split.add_detached(leg.and_then(|leg| leg.abort()));
     }
 }
 
-/// A request that was to be split is not sent at all: who answers it may be probed by another.
-fn give_back(plan: &Plan) {
+/// Counts a split request that is not dispatched. Another request may probe its decode worker.
+fn count_refused(plan: &Plan) {
     plan.runtime.observer.event(RequestEvent::Split(SplitOutcome::Refused));
     lose_probe(plan);
 }
@@ -291,24 +289,23 @@ fn lose_probe(plan: &Plan) {
     }
 }
 
-/// What a client is told whose prompt nobody has computed.
-fn not_computed(failure: Failure) -> RequestError {
+/// The error response for a request whose prefill failed.
+fn prefill_error(failure: Failure) -> RequestError {
     match failure {
-        // The answer's server would say the same, were it not waiting for the prompt.
+        // A client error: the decode worker would reject the request too, but it is still waiting for the prefill.
         Failure::Status(status) if failure.is_nobodys() => {
-            let message =
-                format!("the server that was to compute the prompt declined the request with status {status}");
+            let message = format!("the prefill worker rejected the request with status {status}");
             RequestError::new(Reason::PrefillDeclined, message)
         }
         _ => {
-            let message = format!("no prefill server computed the prompt ({})", failure.code());
+            let message = format!("no prefill worker computed the prompt ({})", failure.code());
             RequestError::new(Reason::PrefillFailed, message)
         }
     }
 }
 
-/// The headers by which llm-d's sidecar knows who computes the prompt, and who encodes what is in it.
-pub(super) fn tell_sidecar(sent: &Decision, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
+/// Sets the headers that name the prefill worker and the encode workers to llm-d's sidecar.
+pub(super) fn sidecar_headers(sent: &Decision, set: &mut Vec<HeaderValueOption>, remove: &mut Vec<String>) {
     let encoders: Vec<&str> = sent.encode.iter().map(|e| &*e.authority).collect();
     let prefiller = sent.split.as_ref().and_then(|split| split.prefill.first()).map(|p| p.authority.to_string());
     let encoders = (!encoders.is_empty()).then(|| encoders.join(","));

@@ -1,5 +1,5 @@
-//! The exchange without sockets: the reference picker's hermetic cases as a table, every body mode, and any order of
-//! events.
+//! Tests of the exchange without sockets: the reference picker's hermetic cases as a table, every body mode, and any
+//! order of events.
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
@@ -14,8 +14,8 @@ mod keeping;
 mod limits;
 mod modes;
 mod order;
-mod parking;
 mod prefix;
+mod queueing;
 mod rest;
 mod room;
 mod sglang;
@@ -68,12 +68,12 @@ use std::time::{Duration, SystemTime};
 
 const NOW: Timestamp = Timestamp(5_000_000_000);
 
-/// A moment of the wall clock from which no window turns for long.
+/// A wall-clock time shortly after which no quota window ends.
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(12 * 3_600)
 }
 
-/// A server of the hermetic fixture: waiting requests, KV usage, active adapters. Number i is 192.168.1.(i+1):8000.
+/// An endpoint of the fixture: queue depth, KV-cache usage, active adapters. Endpoint i is 192.168.1.(i+1):8000.
 type Server = (u32, f32, &'static [&'static str]);
 
 struct World {
@@ -94,7 +94,7 @@ struct Setup {
     tokenizer: Option<Tokenizer>,
     engines_tell: bool,
     chooses_rank: bool,
-    /// `llm-d.ai/role` of each server; the rest have none.
+    /// `llm-d.ai/role` of each endpoint; the rest have none.
     roles: &'static [&'static str],
     disagg: Option<(SplitPolicy, disagg::Mode)>,
     flow: Option<PoolFlow>,
@@ -143,7 +143,7 @@ impl Setup {
         let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
         let strategy = registry.build(self.strategy, &self.parameters).unwrap();
         let (policy, mode) = self.disagg.unzip();
-        // All of a test happens at one moment, and on few servers.
+        // A test has few endpoints, and its clock stands still.
         let at_once =
             HealthPolicy { error_period: Duration::ZERO, max_ejection_percent: 100, ..HealthPolicy::default() };
         let pool = Pool {
@@ -211,7 +211,7 @@ impl Setup {
     }
 }
 
-/// Computes on this thread.
+/// Runs background work on this thread.
 fn compute(warming: Warming) {
     match warming.job {
         Job::Cpu(computation) => computation.compute(),
@@ -239,7 +239,7 @@ impl World {
         Exchange::new(self.processor.clone(), NOW)
     }
 
-    /// Nothing is booked, nothing is held, every stream is counted once.
+    /// Asserts that no booking and no memory is held, and that every stream is counted once.
     fn assert_books_closed(&self, streams: u64) {
         for state in &self.snapshot.load().endpoints {
             let ledger = &state.endpoint.ledger;
@@ -297,7 +297,7 @@ fn subset(entries: &[&str]) -> Metadata {
     }
 }
 
-/// The head of an answer that Envoy has got from `address`, whomever it was sent to first.
+/// Response headers from the endpoint `address`, which need not be the one that Envoy tried first.
 fn answered_by(address: &str, end: bool) -> ProcessingRequest {
     let served = Value { kind: Some(Kind::StringValue(address.to_owned())) };
     let fields = HashMap::from([(attache_picker::head::DESTINATION_SERVED.to_owned(), served)]);
@@ -315,7 +315,7 @@ fn config(request: BodySendMode, response: BodySendMode, nowait: bool) -> Protoc
     }
 }
 
-/// What an answer set in headers, metadata and body, told apart from how it was wrapped.
+/// The headers, metadata and body that replies set, independent of the body mode.
 #[derive(Debug, Default)]
 struct Answered {
     set: HashMap<String, String>,
@@ -400,7 +400,7 @@ fn routed(world: &World, config: Option<ProtocolConfiguration>) -> Exchange {
 }
 
 #[test]
-fn the_gateway_is_told_every_endpoints_score_when_it_is_to_be() {
+fn scores_of_all_endpoints_are_in_metadata_if_configured() {
     for told in [false, true] {
         let explain = ExplainSettings { metadata: told, log_ratio: 0.0 };
         let exchange = ExchangeSettings { explain, ..ExchangeSettings::default() };
@@ -432,7 +432,7 @@ fn the_gateway_is_told_every_endpoints_score_when_it_is_to_be() {
 }
 
 #[test]
-fn a_streams_first_byte_teaches_the_endpoints_speed_and_a_whole_answers_does_not() {
+fn endpoint_speed_is_learned_from_streamed_responses_only() {
     for (stream, content_type, learns) in
         [(true, "text/event-stream", true), (false, "application/json", false), (true, "application/json", false)]
     {
@@ -463,7 +463,7 @@ impl World {
     }
 }
 
-/// The bytes that Envoy passes on for a body message and the answer to it.
+/// The bytes that Envoy passes on for a body message and its reply.
 fn applied(answer: &ProcessingResponse, sent: &[u8]) -> Vec<u8> {
     let (Response::ResponseBody(b) | Response::RequestBody(b)) = answer.response.as_ref().unwrap() else {
         panic!("not a body answer")

@@ -1,26 +1,26 @@
-//! The exchange of a request whose body is being uploaded: how much it may hold, and how slowly it may come.
+//! Limits of a request body during its upload: memory, and the lowest rate.
 
 use super::*;
 use crate::uploads::{Evicted, Owner, Progress, Standing};
 use attache_types::limits::Limits;
 
-/// 1 MiB beside the body for what else is in Envoy's message: headers, metadata and attributes.
+/// 1 MiB in addition to the body, for headers, metadata and attributes in Envoy's message.
 const MESSAGE_OVERHEAD_BYTES: u64 = 1 << 20;
-/// 4 MiB are held however small bodies must be: parts of responses come in messages too, as large as Envoy's buffers
-/// (1 MiB by default).
+/// 4 MiB: least limit of a message, also if the limit of bodies is lower. Response chunks arrive in messages as well,
+/// as large as Envoy's buffers (1 MiB by default).
 const LEAST_MESSAGE_BYTES: u64 = 4 << 20;
-/// 65,536 messages of a body of which each wants an answer of its own. Answers take some hundred bytes each, and all
-/// are made at once.
+/// 65,536: most chunks of a STREAMED body. Each needs a reply of some hundred bytes, and Attaché creates all replies at
+/// once.
 const MAX_ANSWERED_MESSAGES: usize = 65_536;
 
 impl Exchange {
-    /// Bounds on this request.
+    /// The limits of this request.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.config.limits
     }
 
-    /// Largest message of Envoy that may be held, bytes. A larger one is [`Event::TooLarge`].
+    /// Largest message of Envoy that is buffered, bytes. A larger one is [`Event::TooLarge`].
     #[must_use]
     pub fn max_message_bytes(&self) -> usize {
         let body = self.config.limits.max_body_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES);
@@ -32,13 +32,13 @@ impl Exchange {
     pub fn collects(&self) -> bool {
         match self.request {
             RequestSide::Collecting => !self.waits.is_waiting(),
-            RequestSide::Parked => self.parking.is_late(),
+            RequestSide::Queued => self.queueing.is_late(),
             _ => false,
         }
     }
 
-    /// What the stream holds while more of it is awaited, with `unfinished` bytes of a message that began at `begun`
-    /// and is not whole; `None` when it holds nothing.
+    /// What the unfinished upload holds: the body so far, and `unfinished` bytes of a message that began at `begun`.
+    /// `None` if it holds nothing.
     #[must_use]
     pub fn upload(&self, unfinished: u64, begun: Timestamp) -> Option<Standing> {
         let (memory, bytes, progress) = if self.collects() {
@@ -50,14 +50,15 @@ impl Exchange {
         (memory > 0).then_some(Standing { memory, bytes: bytes + unfinished, progress })
     }
 
-    /// Whose share of the memory the upload uses: its tenant's, or its connection's where Envoy says which it is.
+    /// Whose share of the memory the upload uses: that of its tenant, otherwise that of its connection, if Envoy
+    /// reports it.
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         let tenant = self.head.tenant().name().map(|name| Owner::Tenant(name.into()));
         tenant.or(self.connection.map(Owner::Connection))
     }
 
-    /// Takes in a part of the body.
+    /// Buffers a chunk of the body.
     pub(super) fn collect(&mut self, part: Vec<u8>, now: Timestamp) {
         if self.body.is_empty() {
             self.progress = Progress::begin(now);
@@ -75,22 +76,23 @@ impl Exchange {
         }
         if self.modes().request == BodyMode::Streamed && self.body.messages() > MAX_ANSWERED_MESSAGES {
             metrics.limit(Limit::BodyMessages);
-            let message = format!("the request's body comes in more than {MAX_ANSWERED_MESSAGES} parts");
+            let message = format!("the request's body has more than {MAX_ANSWERED_MESSAGES} chunks");
             return Some(RequestError::new(Reason::BodyTooLarge, message));
         }
         if !self.processor.uploads.make_way(&self.processor.picker.buffered, limits, now) {
             metrics.limit(Limit::BufferedBytes);
-            return Some(RequestError::new(Reason::Overloaded, "too many request bodies are held at once"));
+            return Some(RequestError::new(Reason::Overloaded, "the limit of buffered request bodies is reached"));
         }
         None
     }
 
-    /// When an upload that is too slow ends. Where Envoy buffers, what comes slowly is in its memory.
+    /// When the upload is rejected as too slow. In modes in which Envoy buffers the body, this never applies: the
+    /// body is empty until it is complete.
     pub(super) fn upload_ends(&self) -> Option<Timestamp> {
         (!self.body.is_empty()).then(|| self.progress.ends(self.config.limits.upload_grace))
     }
 
-    /// The refusal of a body of which too little has come.
+    /// Rejects an upload that is slower than the lowest rate.
     pub(super) fn refusal_by_speed(&mut self, now: Timestamp) -> Option<RequestError> {
         let (rate, grace) = (self.config.limits.min_upload_rate, self.config.limits.upload_grace);
         self.progress.advance(self.body.len(), now, rate);
@@ -98,19 +100,20 @@ impl Exchange {
             return None;
         }
         self.processor.metrics.limit(Limit::UploadRate);
-        let message = format!("the request's body came at less than {rate} bytes a second for {} s", grace.as_secs());
+        let message =
+            format!("the request's body arrived at less than {rate} bytes a second for {} s", grace.as_secs());
         Some(RequestError::new(Reason::UploadTooSlow, message))
     }
 
-    /// A message of `bytes` bytes is discarded instead of held.
+    /// A message of `bytes` bytes was discarded instead of buffered.
     pub(super) fn on_too_large(&mut self, bytes: u64, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         match self.request {
             RequestSide::Refused | RequestSide::Observed => {}
-            RequestSide::Collecting | RequestSide::Parked => {
+            RequestSide::Collecting | RequestSide::Queued => {
                 self.processor.metrics.limit(Limit::BodyBytes);
                 self.refuse(&too_large(bytes, self.config.limits.max_body_bytes), now, out);
             }
-            // The whole response, which passes as it is: only its usage stays unknown.
+            // A whole response passes unchanged. Only its token usage stays unknown.
             _ if self.response == ResponseSide::Streaming && self.modes().response == BodyMode::Buffered => {
                 out.push_back(reply::echo(Direction::Response, BodyMode::Buffered, HttpBody::default()));
                 self.end_response(End::Complete, now);
@@ -123,7 +126,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// The upload ends because others need the memory, or its owner holds too much.
+    /// The upload is evicted: other uploads need the memory, or its owner exceeds its share.
     pub(super) fn on_upload_evicted(
         &mut self,
         why: Evicted,
@@ -132,20 +135,20 @@ impl Exchange {
     ) -> Result<(), ProtocolError> {
         let (limit, message) = match why {
             Evicted::Full => {
-                (Limit::BufferedBytes, "too many request bodies are held at once: this one came slowly or is large")
+                (Limit::BufferedBytes, "the limit of buffered request bodies is reached, and this one is slow or large")
             }
             Evicted::Share => {
-                (Limit::UploadBytesPerClient, "the uploads of this client together hold more than their share")
+                (Limit::UploadBytesPerClient, "the uploads of this client hold more than their share of memory")
             }
         };
         self.processor.metrics.limit(limit);
         match self.request {
             RequestSide::Refused | RequestSide::Observed => Ok(()),
-            RequestSide::Collecting | RequestSide::Parked => {
+            RequestSide::Collecting | RequestSide::Queued => {
                 self.refuse(&RequestError::new(Reason::UploadEvicted, message), now, out);
                 Ok(())
             }
-            _ => Err(ProtocolError("unfinished message given up for others")),
+            _ => Err(ProtocolError("unfinished message evicted: memory is needed for other requests")),
         }
     }
 }

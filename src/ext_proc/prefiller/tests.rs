@@ -1,4 +1,4 @@
-//! Questions over real connections: what is told, and what becomes of answers that nobody waits for.
+//! Calls over real connections: their results, and the cleanup of abandoned calls.
 
 #![expect(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -10,8 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::Instant;
 
-fn ask(url: String) -> Ask {
-    Ask {
+fn call(url: String) -> LegCall {
+    LegCall {
         attempt: Some(0),
         url,
         headers: vec![("x-request-id", "r-1".to_owned())],
@@ -22,8 +22,8 @@ fn ask(url: String) -> Ask {
     }
 }
 
-/// A server that has read one request's head and body of two bytes.
-async fn asked(listener: &TcpListener) -> (TcpStream, String) {
+/// Accepts a connection, and reads one request with a body of two bytes.
+async fn accept_call(listener: &TcpListener) -> (TcpStream, String) {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut seen = Vec::new();
     while !seen.ends_with(b"{}") {
@@ -32,8 +32,8 @@ async fn asked(listener: &TcpListener) -> (TcpStream, String) {
     (stream, String::from_utf8(seen).unwrap())
 }
 
-/// What frees an answer of the first of servers that listen here, by this connector.
-fn released(connector: &str, servers: [&TcpListener; 2], body: &'static [u8]) -> Release {
+/// The release for a prefill on the first of these workers, with this connector.
+fn release_for(connector: &str, servers: [&TcpListener; 2], body: &'static [u8]) -> Release {
     let connector = connector::named(connector).unwrap().connector;
     Release::for_test(connector, servers.map(|server| server.local_addr().unwrap()), body)
 }
@@ -45,41 +45,40 @@ async fn listening() -> (TcpListener, String) {
 }
 
 #[tokio::test]
-async fn an_answer_is_told_with_its_status() {
+async fn response_is_returned_with_its_status() {
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(ask(url));
-    let (mut stream, seen) = asked(&listener).await;
+    let pending = prefiller.start(call(url));
+    let (mut stream, seen) = accept_call(&listener).await;
     assert!(seen.starts_with("POST /v1/completions HTTP/1.1\r\n") && seen.contains("x-request-id: r-1"), "{seen}");
     stream.write_all(b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
-    assert_eq!(asking.await, Told::Reply { status: 503, body: Bytes::from_static(b"no") });
+    assert_eq!(pending.await, LegResult::Reply { status: 503, body: Bytes::from_static(b"no") });
 }
 
 #[tokio::test]
-async fn connections_that_fail_are_told_apart() {
+async fn connection_failures_are_distinguished() {
     let (listener, url) = listening().await;
     drop(listener);
-    assert_eq!(Prefiller::default().start(ask(url)).await, Told::Failed(Failure::Refused));
+    assert_eq!(Prefiller::default().start(call(url)).await, LegResult::Failed(Failure::Refused));
 
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(ask(url));
-    let (mut stream, _) = asked(&listener).await;
+    let pending = prefiller.start(call(url));
+    let (mut stream, _) = accept_call(&listener).await;
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhal").await.unwrap();
     drop(stream);
-    assert_eq!(asking.await, Told::Failed(Failure::Broken));
+    assert_eq!(pending.await, LegResult::Failed(Failure::Broken));
 
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(Ask { timeout: Duration::from_millis(50), ..ask(url) });
-    let _held = asked(&listener).await;
-    assert_eq!(asking.await, Told::Failed(Failure::Late));
+    let pending = prefiller.start(LegCall { timeout: Duration::from_millis(50), ..call(url) });
+    let _held = accept_call(&listener).await;
+    assert_eq!(pending.await, LegResult::Failed(Failure::Late));
 }
 
-/// Whoever does not take part in a connection, as a node that is gone: the queue of a listener that accepts nobody is full, so that the kernel
-/// drops what comes.
+/// Simulates a lost node: the backlog of a listener that accepts no connection is full, so the kernel drops packets.
 #[tokio::test]
-async fn a_node_that_drops_packets_counts_as_refusing_long_before_the_prefills_time_is_over() {
+async fn node_that_drops_packets_counts_as_refused_after_connect_timeout() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -89,35 +88,35 @@ async fn a_node_that_drops_packets_counts_as_refusing_long_before_the_prefills_t
         queued.push(stream.unwrap());
     }
     let began = Instant::now();
-    let told = Prefiller::default().start(ask(format!("http://{address}/v1/completions"))).await;
-    assert_eq!(told, Told::Failed(Failure::Refused));
+    let result = Prefiller::default().start(call(format!("http://{address}/v1/completions"))).await;
+    assert_eq!(result, LegResult::Failed(Failure::Refused));
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
-async fn a_question_that_is_given_up_closes_its_connection() {
+async fn abandoned_call_closes_its_connection() {
     let (listener, url) = listening().await;
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(ask(url));
-    let (mut stream, _) = asked(&listener).await;
-    drop(asking);
-    // The server sees the end, and nothing before it.
+    let pending = prefiller.start(call(url));
+    let (mut stream, _) = accept_call(&listener).await;
+    drop(pending);
+    // The worker sees the end of the connection, and no bytes before it.
     assert_eq!(stream.read(&mut [0; 16]).await.unwrap_or(0), 0);
 }
 
 #[tokio::test]
-async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
+async fn blocks_of_abandoned_response_are_released() {
     let (prefill, url) = listening().await;
     let (decode, _) = listening().await;
-    let release = released("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
+    let release = release_for("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let asking = prefiller.start(Ask { release: Some(Arc::new(release)), ..ask(url) });
-    let (mut stream, _) = asked(&prefill).await;
+    let pending = prefiller.start(LegCall { release: Some(Arc::new(release)), ..call(url) });
+    let (mut stream, _) = accept_call(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
-    // Its head has come when the client leaves, the rest comes after.
+    // The client disconnects after the response headers; the body arrives later.
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
     stream.write_all(head.as_bytes()).await.unwrap();
-    drop(asking);
+    drop(pending);
     stream.write_all(reply).await.unwrap();
     let (mut released, _) = decode.accept().await.unwrap();
     let mut seen = Vec::new();
@@ -134,46 +133,46 @@ async fn what_an_answer_pins_is_fetched_when_nobody_waits_for_it_any_longer() {
 }
 
 #[tokio::test]
-async fn an_answer_that_has_come_and_that_nobody_has_looked_at_is_fetched_as_well() {
+async fn blocks_of_unread_response_are_released() {
     let (prefill, url) = listening().await;
     let (decode, _) = listening().await;
-    let release = released("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
+    let release = release_for("nixl", [&prefill, &decode], br#"{"model":"m","prompt":"p","max_tokens":1}"#);
     let prefiller = Prefiller::default();
-    let mut asking = prefiller.start(Ask { release: Some(Arc::new(release)), ..ask(url) });
-    let (mut stream, _) = asked(&prefill).await;
+    let mut pending = prefiller.start(LegCall { release: Some(Arc::new(release)), ..call(url) });
+    let (mut stream, _) = accept_call(&prefill).await;
     let reply = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", reply.len());
     stream.write_all(&[head.as_bytes(), reply].concat()).await.unwrap();
-    // It lies there, and its client has left.
-    while asking.told.is_empty() {
+    // The result has arrived, but the client disconnects before the stream reads it.
+    while pending.result.is_empty() {
         tokio::task::yield_now().await;
     }
-    assert!(asking.waits.as_mut().is_some_and(|waits| !waits.is_closed()));
-    drop(asking);
+    assert!(pending.ack.as_mut().is_some_and(|ack| !ack.is_closed()));
+    drop(pending);
     let (_released, _) = decode.accept().await.unwrap();
 }
 
 #[tokio::test]
-async fn an_answer_that_pins_nothing_is_not_fetched() {
+async fn response_without_blocks_needs_no_release() {
     let (prefill, _) = listening().await;
     let body = br#"{"model":"m","prompt":"p","max_tokens":1}"#;
-    let of = |connector, reply: &str| released(connector, [&prefill; 2], body).of(reply.as_bytes());
+    let of = |connector, reply: &str| release_for(connector, [&prefill; 2], body).of(reply.as_bytes());
     let bare = r#"{"choices":[{"finish_reason":"length"}]}"#;
-    let told = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
+    let pinned = r#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[7]]}}"#;
     for (connector, reply, frees) in [
         ("nixl", bare, false),
-        ("nixl", told, true),
+        ("nixl", pinned, true),
         ("shfs", bare, false),
-        ("shfs", told, true),
+        ("shfs", pinned, true),
         ("shared-storage", bare, false),
-        ("shared-storage", told, false),
+        ("shared-storage", pinned, false),
     ] {
         assert_eq!(of(connector, reply).is_some(), frees, "{connector}: {reply}");
     }
 }
 
 #[tokio::test]
-async fn a_question_outlives_the_thread_that_asked_it() {
+async fn call_outlives_the_thread_that_started_it() {
     let (listener, url) = listening().await;
     let prefiller = Arc::new(Prefiller::default());
     let (end, ends) = oneshot::channel::<()>();
@@ -182,14 +181,14 @@ async fn a_question_outlives_the_thread_that_asked_it() {
         move || {
             let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let _serving = runtime.enter();
-            let asking = prefiller.start(ask(url));
+            let pending = prefiller.start(call(url));
             runtime.block_on(ends).unwrap();
-            asking
+            pending
         }
     });
-    let (mut stream, _) = asked(&listener).await;
+    let (mut stream, _) = accept_call(&listener).await;
     end.send(()).unwrap();
-    let asking = serving.join().unwrap();
+    let pending = serving.join().unwrap();
     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
-    assert_eq!(asking.await, Told::Reply { status: 200, body: Bytes::from_static(b"{}") });
+    assert_eq!(pending.await, LegResult::Reply { status: 200, body: Bytes::from_static(b"{}") });
 }

@@ -1,18 +1,18 @@
 //! The steps of a decision before the prompt is looked up: the model, the strategy, quotas, the prompt's keys,
 //! admission.
 
-use super::{ActiveConfig, Admitted, PoolRuntime, Question, Seen, Step, may_share, splittable};
+use super::{ActiveConfig, AdmittedRequest, PoolRuntime, RequestView, Seen, Step, may_share, splittable};
 use crate::conversation;
-use crate::deadline::{self, Case, Due};
+use crate::deadline::{self, DeadlineCheck, WaitBudget};
 use crate::hints;
 use crate::lookup::{self, Prepared};
 use crate::picker::Picker;
-use crate::prefix::{Asked, PoolPrefix};
+use crate::prefix::{PoolPrefix, PromptRef};
 use crate::priority::flow_of_model;
 use crate::queues::{self, Queues};
 use crate::quotas::Allowance;
 use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, report_ignored};
-use crate::recording::Notes;
+use crate::recording::RequestReads;
 use crate::warming::Warming;
 use attache_flow::{Asking, Way};
 use attache_protocol::{Api, BodyFormat, Request};
@@ -40,16 +40,16 @@ pub(super) struct Rewritten {
 pub(super) fn rewrite(
     config: &ActiveConfig,
     pool: &Pool,
-    q: &Question<'_>,
+    q: &RequestView<'_>,
     request: Option<&Request<'_>>,
     rng: &mut PickRng,
 ) -> Result<Rewritten, RequestError> {
-    let asked = request.and_then(|r| r.model.as_ref());
+    let named = request.and_then(|r| r.model.as_ref());
     // A rule of the pool outranks the header: the operator configures it, an earlier filter sets the header.
     let by_header = || config.settings.trust_client_headers.then(|| q.head.model_rewrite()).flatten().map(Arc::from);
-    let rewritten = asked.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
-    let target = rewritten.unwrap_or_else(|| asked.map_or_else(|| "".into(), |m| (&*m.name).into()));
-    let renamed = asked.filter(|m| *m.name != *target && !m.span.is_empty());
+    let rewritten = named.and_then(|m| pool.rewrite(&m.name, rng)).or_else(by_header);
+    let target = rewritten.unwrap_or_else(|| named.map_or_else(|| "".into(), |m| (&*m.name).into()));
+    let renamed = named.filter(|m| *m.name != *target && !m.span.is_empty());
     let body = q.body.bytes();
     let new_body = rename(body, request, renamed, &target);
     let new_body = if may_share(pool) { distrusted(q, body, new_body)? } else { new_body };
@@ -68,7 +68,7 @@ pub(super) struct PromptSize {
 }
 
 impl PromptSize {
-    pub(super) fn of(q: &Question<'_>, request: Option<&Request<'_>>) -> Self {
+    pub(super) fn of(q: &RequestView<'_>, request: Option<&Request<'_>>) -> Self {
         let unread = request.is_none() && (q.opens || q.body.len() > 0);
         let estimated = request.map_or(0, |r| r.prompt.estimated_tokens().0);
         // Neither the file of a form nor the prompt of an unknown path is parsed.
@@ -80,22 +80,26 @@ impl PromptSize {
 
 /// The request headers for strategies.
 pub(super) fn headers<'a>(
-    q: &'a Question<'_>,
+    q: &'a RequestView<'_>,
     request: Option<&Request<'_>>,
-    notes: Option<&'a Notes<'_>>,
+    notes: Option<&'a RequestReads<'_>>,
 ) -> Headers<'a> {
     // A request on an unknown path is not rejected because of its headers, so strategies do not see them.
     if q.api == Api::Other && request.is_none() {
         return Headers::default();
     }
-    notes.map_or_else(|| Headers::of(q.head), Notes::headers)
+    notes.map_or_else(|| Headers::of(q.head), RequestReads::headers)
 }
 
 /// Selects the strategy of the request.
 ///
 /// # Errors
 /// When the request names an unknown strategy, or its label filter is invalid.
-pub(super) fn choose<'a>(pool: &Pool, q: &Question<'_>, facts: &RequestFacts<'a>) -> Result<Chosen<'a>, RequestError> {
+pub(super) fn choose<'a>(
+    pool: &Pool,
+    q: &RequestView<'_>,
+    facts: &RequestFacts<'a>,
+) -> Result<Chosen<'a>, RequestError> {
     let chosen = pool.scheduler.choices.choose(facts)?;
     if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
         report_ignored(pool, DEFAULT_STRATEGY_HEADER);
@@ -114,7 +118,7 @@ pub(super) struct Shared<'a> {
 /// A request whose pool and strategy are known.
 pub(super) struct Deciding<'a> {
     pub(super) shared: Shared<'a>,
-    pub(super) q: &'a Question<'a>,
+    pub(super) q: &'a RequestView<'a>,
     /// The parsed body.
     pub(super) request: Option<&'a Request<'a>>,
     pub(super) size: PromptSize,
@@ -124,13 +128,13 @@ pub(super) struct Deciding<'a> {
     pub(super) prefix: Option<&'a Arc<PoolPrefix>>,
     /// The strategy reads cached tokens of each endpoint.
     pub(super) reads_prefix: bool,
-    pub(super) asked: Asked<'a>,
+    pub(super) prompt_ref: PromptRef<'a>,
 }
 
 /// A request that is not queued, or no longer.
 pub(super) struct Admission<'a> {
     /// Admission by the queue, if this call received it.
-    pub(super) admitted: Option<Admitted>,
+    pub(super) admitted: Option<AdmittedRequest>,
     /// The queue, in pools that shed requests and queue none.
     pub(super) sheds: Option<&'a Arc<Queues>>,
     /// The queue, in pools that queue requests.
@@ -146,7 +150,7 @@ pub(super) enum Admit<'a> {
 impl<'a> Deciding<'a> {
     pub(super) fn new(
         shared: Shared<'a>,
-        q: &'a Question<'a>,
+        q: &'a RequestView<'a>,
         request: Option<&'a Request<'a>>,
         size: PromptSize,
         facts: RequestFacts<'a>,
@@ -157,8 +161,8 @@ impl<'a> Deciding<'a> {
         let prefix = shared.runtime.prefix.as_ref().filter(|prefix| reads_prefix || hints::are_by_prefix(pool, prefix));
         let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
         let (body, content_type) = (q.body.bytes(), q.head.content_type());
-        let asked = Asked { api: q.api, body, content_type, target: facts.model, keeps_ids };
-        Self { shared, q, request, size, facts, chosen, prefix, reads_prefix, asked }
+        let prompt_ref = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
+        Self { shared, q, request, size, facts, chosen, prefix, reads_prefix, prompt_ref }
     }
 
     pub(super) fn pool(&self) -> &'a Arc<Pool> {
@@ -182,7 +186,7 @@ impl<'a> Deciding<'a> {
     /// # Errors
     /// Work that must run first.
     pub(super) fn read(&self) -> Result<Option<Prepared<'a>>, Warming> {
-        let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.asked, self.request);
+        let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.prompt_ref, self.request);
         Ok(self.prefix.map(prepare).transpose()?.flatten())
     }
 
@@ -198,7 +202,7 @@ impl<'a> Deciding<'a> {
         let way = self.way();
         sheds.map(|queues| queues.shed(&self.facts, way, q.now)).transpose()?;
         let holds = queue.filter(|queues| queues.hold_requests());
-        let case = Case {
+        let case = DeadlineCheck {
             picker,
             config,
             runtime,
@@ -207,7 +211,7 @@ impl<'a> Deciding<'a> {
             strategy: &*self.chosen.choice.strategy,
             filter: self.chosen.filter.as_ref(),
             prepared: prepared.filter(|_| self.reads_prefix),
-            asked: self.asked,
+            prompt_ref: self.prompt_ref,
         };
         let due = match case.due(q, &self.facts, self.request.is_some()) {
             Ok(due) => due,
@@ -218,8 +222,10 @@ impl<'a> Deciding<'a> {
             case.judged(deadline::judged(turn.as_ref()));
         }
         Ok(match turn.transpose()? {
-            Some(queues::Asked::Waits(parked)) => Admit::Waits(Step::Park(parked)),
-            Some(queues::Asked::Goes(admitted)) => Admit::Goes(Admission { admitted: Some(admitted), sheds, holds }),
+            Some(queues::EnqueueResult::Queued(parked)) => Admit::Waits(Step::Queue(parked)),
+            Some(queues::EnqueueResult::Admitted(admitted)) => {
+                Admit::Goes(Admission { admitted: Some(admitted), sheds, holds })
+            }
             None => Admit::Goes(Admission { admitted: None, sheds, holds }),
         })
     }
@@ -244,12 +250,12 @@ impl<'a> Deciding<'a> {
     fn ask_queue(
         &self,
         queues: &Arc<Queues>,
-        case: &Case<'_>,
+        case: &DeadlineCheck<'_>,
         way: Way,
-        due: Option<Due>,
-    ) -> Result<queues::Asked, RequestError> {
+        due: Option<WaitBudget>,
+    ) -> Result<queues::EnqueueResult, RequestError> {
         let q = self.q;
-        let (found, prompt_tokens) = case.prepared.and_then(|p| p.glance(self.shared.picker, q.now)).unzip();
+        let (found, prompt_tokens) = case.prepared.and_then(|p| p.estimate(self.shared.picker, q.now)).unzip();
         // Otherwise untrusted clients could overtake all others with a short deadline.
         let unvouched = !self.shared.config.settings.trust_client_headers && q.head.tenant().name().is_none();
         let spare = if unvouched {

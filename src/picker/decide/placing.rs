@@ -1,17 +1,17 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten};
-use super::{Admitted, PendingUpdate, Plan, PoolRuntime, Step, encodable, splittable};
+use super::{AdmittedRequest, PendingUpdate, Plan, PoolRuntime, Step, encodable, splittable};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
 use crate::explained::Explained;
 use crate::hints::{Hints, RANK_HEADER};
-use crate::lookup::{self, Looked, Prepared};
+use crate::lookup::{self, Prepared, PromptLookup};
 use crate::prefix::{PoolPrefix, Tail};
 use crate::preset::preset;
 use crate::quotas::Permits;
-use crate::recording::{Notes, Sheet};
+use crate::recording::{DecisionDraft, RequestReads};
 use crate::warming::Warming;
 use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
@@ -31,7 +31,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) enum Placed {
     /// The prompt's keys must be computed first.
-    Warm(Warming, Option<Admitted>),
+    Warm(Warming, Option<AdmittedRequest>),
     /// The endpoints are chosen and booked.
     Booked(Placement),
 }
@@ -46,7 +46,7 @@ pub(super) struct Placement {
     hints: Hints,
     conversation: Option<Box<Conversation>>,
     bookings: Bookings,
-    admitted: Option<Admitted>,
+    admitted: Option<AdmittedRequest>,
     /// Facts about the request that its plan keeps.
     known: Known,
 }
@@ -89,39 +89,39 @@ impl Deciding<'_> {
         &self,
         prepared: Option<&Prepared<'_>>,
         admission: Admission<'_>,
-        notes: Option<&Notes<'_>>,
+        notes: Option<&RequestReads<'_>>,
         rng: &mut PickRng,
     ) -> Result<Placed, RequestError> {
         let (log, explain) = self.explains(rng);
         // The recording is locked from here to the booking, so that both are one step of it.
-        let mut sheet = Sheet::begin(self.shared.picker, rng);
+        let mut draft = DecisionDraft::begin(self.shared.picker, rng);
         let snapshot = self.pool().store.load();
-        let mut looked = match self.look_up(prepared, &snapshot) {
-            Ok(looked) => looked,
+        let mut lookup = match self.look_up(prepared, &snapshot) {
+            Ok(lookup) => lookup,
             Err(warming) => return Ok(Placed::Warm(warming, admission.admitted)),
         };
-        if let Some(sheet) = &mut sheet {
-            self.record(sheet, looked.as_mut());
+        if let Some(draft) = &mut draft {
+            self.record(draft, lookup.as_mut());
         }
         let splittable = self.may_split(&snapshot);
-        let conversation = self.converse(looked.as_mut().filter(|_| splittable), &snapshot);
-        let cx = self.context(looked.as_ref(), &snapshot, splittable);
-        let scheduled = match self.schedule(&cx, explain, sheet.as_mut().map_or(rng, |sheet| &mut sheet.rng)) {
+        let conversation = self.converse(lookup.as_mut().filter(|_| splittable), &snapshot);
+        let cx = self.context(lookup.as_ref(), &snapshot, splittable);
+        let scheduled = match self.schedule(&cx, explain, draft.as_mut().map_or(rng, |draft| &mut draft.rng)) {
             Ok(scheduled) => scheduled,
             Err(error) => {
-                if let Some(sheet) = sheet {
-                    sheet.refused(notes, &error);
+                if let Some(draft) = draft {
+                    draft.refused(notes, &error);
                 }
                 return Err(error);
             }
         };
         self.report(&scheduled.decision, cx.request.prompt_tokens, log);
-        let hints = self.hints(looked.as_ref(), &scheduled.decision, &snapshot);
+        let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
-        let prompt_tokens = looked.as_ref().map_or(cx.request.prompt_tokens, Looked::prompt_tokens);
-        let (matched_tokens, pending_update) = looked.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
+        let prompt_tokens = lookup.as_ref().map_or(cx.request.prompt_tokens, PromptLookup::prompt_tokens);
+        let (matched_tokens, pending_update) = lookup.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
         let matched_tokens = matched_tokens.unwrap_or(0);
-        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), pending_update, sheet, notes);
+        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), pending_update, draft, notes);
         admission.sheds.inspect(|queues| queues.passed());
         let split = scheduled.decision.split.as_ref();
         Ok(Placed::Booked(Placement {
@@ -135,7 +135,7 @@ impl Deciding<'_> {
             // A request that was not queued uses capacity too, so its end must trigger the next dequeue.
             admitted: admission
                 .admitted
-                .or_else(|| admission.holds.filter(|_| !self.q.has_turn).map(Admitted::uncounted)),
+                .or_else(|| admission.holds.filter(|_| !self.q.has_turn).map(AdmittedRequest::uncounted)),
             scheduled,
         }))
     }
@@ -163,9 +163,10 @@ impl Deciding<'_> {
         &self,
         prepared: Option<&'p Prepared<'_>>,
         snapshot: &PoolSnapshot,
-    ) -> Result<Option<Looked<'p>>, Warming> {
+    ) -> Result<Option<PromptLookup<'p>>, Warming> {
         let (picker, config) = (self.shared.picker, self.shared.config);
-        let up = |p| Looked::up(picker, config, p, self.q, self.asked, snapshot, self.asked.keeps_ids);
+        let up =
+            |p| PromptLookup::find(picker, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
         Ok(prepared.map(up).transpose()?.flatten())
     }
 
@@ -176,10 +177,10 @@ impl Deciding<'_> {
     }
 
     /// Records the request before it is scheduled.
-    fn record(&self, sheet: &mut Sheet<'_>, looked: Option<&mut Looked<'_>>) {
+    fn record(&self, draft: &mut DecisionDraft<'_>, lookup: Option<&mut PromptLookup<'_>>) {
         let (q, facts) = (self.q, &self.facts);
-        let prompt = looked.map(|l| l.recorded(q));
-        sheet.asks(|line| {
+        let prompt = lookup.map(|l| l.recorded(q));
+        draft.set_request(|line| {
             *line = Decided {
                 at: q.now,
                 live: self.shared.config.number,
@@ -219,27 +220,27 @@ impl Deciding<'_> {
     }
 
     /// The state of the conversation's previous turn.
-    fn converse(&self, looked: Option<&mut Looked<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
-        let looked = looked?;
+    fn converse(&self, lookup: Option<&mut PromptLookup<'_>>, snapshot: &PoolSnapshot) -> Option<Box<Conversation>> {
+        let lookup = lookup?;
         let (target, now) = (self.facts.model, self.q.now);
-        let tenant = looked.prefix().tenant(self.q.head);
-        let begin = || Conversation::begin(self.pool(), looked, tenant, target, snapshot, now);
+        let tenant = lookup.prefix().tenant(self.q.head);
+        let begin = || Conversation::begin(self.pool(), lookup, tenant, target, snapshot, now);
         lookup::guarded(self.shared.picker, begin).flatten()
     }
 
     /// The input of the strategy.
     fn context<'c>(
         &'c self,
-        looked: Option<&'c Looked<'_>>,
+        lookup: Option<&'c PromptLookup<'_>>,
         snapshot: &'c PoolSnapshot,
         splittable: bool,
     ) -> PickContext<'c> {
-        let looked = looked.filter(|_| self.reads_prefix);
-        let prompt_tokens = looked.map_or(self.size.load, Looked::prompt_tokens);
+        let lookup = lookup.filter(|_| self.reads_prefix);
+        let prompt_tokens = lookup.map_or(self.size.load, PromptLookup::prompt_tokens);
         PickContext {
             request: RequestFacts { prompt_tokens, ..self.facts },
             filter: self.chosen.filter.as_ref(),
-            prefix: looked.map(|l| &l.found),
+            prefix: lookup.map(|l| &l.found),
             policy: self.shared.picker.policies.of(self.facts.model),
             splittable,
             generates: self.q.api.generates(),
@@ -279,7 +280,11 @@ impl Deciding<'_> {
                 let observer = &self.shared.picker.observer;
                 observer.event(Event::Panic);
                 observer.event(Event::Degraded(Degraded::StrategyPanic));
-                tracing::error!(pool = %self.pool().name, strategy = %chosen.name, "strategy panicked; the request is routed by the fewest requests");
+                tracing::error!(
+                    pool = %self.pool().name,
+                    strategy = %chosen.name,
+                    "strategy panicked; the request is routed by the fewest requests"
+                );
                 decide(least_loaded)
             }
         }
@@ -308,10 +313,10 @@ impl Deciding<'_> {
     }
 
     /// Headers for the model server besides the destination.
-    fn hints(&self, looked: Option<&Looked<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
+    fn hints(&self, lookup: Option<&PromptLookup<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
         let (prefix, head) = (self.shared.runtime.prefix.as_ref(), self.q.head);
         let used = prefix.filter(|_| self.q.api.prefills());
-        let hints = used.map(|prefix| Hints::of(self.pool(), prefix, looked, decision, snapshot, head, self.q.now));
+        let hints = used.map(|prefix| Hints::of(self.pool(), prefix, lookup, decision, snapshot, head, self.q.now));
         // The rank header of an untrusted client is removed elsewhere, whatever is chosen.
         let trusted = self.shared.config.settings.trust_client_headers;
         let chooses_rank = trusted && prefix.is_some_and(|prefix| prefix.choose_rank);
@@ -325,8 +330,8 @@ impl Deciding<'_> {
         snapshot: &PoolSnapshot,
         (prompt_tokens, cached_tokens): (u32, u32),
         pending_update: Option<PendingUpdate>,
-        sheet: Option<Sheet<'_>>,
-        notes: Option<&Notes<'_>>,
+        draft: Option<DecisionDraft<'_>>,
+        notes: Option<&RequestReads<'_>>,
     ) -> Bookings {
         let Scheduled { decision, is_preset, share } = scheduled;
         let (stale_after, now) = (self.pool().stale_after, self.q.now);
@@ -343,10 +348,10 @@ impl Deciding<'_> {
             let order =
                 Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, prefix_update };
             let book = || Booking::new(picked.clone(), snapshot, stale_after, order, now);
-            match sheet {
-                Some(mut sheet) => {
-                    sheet.asks(|line| line.preset = *is_preset);
-                    sheet.booked(notes, decision, cached_tokens, book)
+            match draft {
+                Some(mut draft) => {
+                    draft.set_request(|line| line.preset = *is_preset);
+                    draft.booked(notes, decision, cached_tokens, book)
                 }
                 None => Booked::new(book(), None),
             }
@@ -395,7 +400,7 @@ impl Placed {
             prefill,
             encoding,
             splittable: placement.splittable,
-            course: None,
+            prefill_outcome: None,
             request_id: None,
             conversation: placement.conversation,
             hints: placement.hints,

@@ -1,10 +1,12 @@
-//! Keys that background work makes of a prompt: rendered by the model's template where there is one, and encoded to its end.
+//! Computes all keys of a prompt in the background: renders the prompt with the model's template, if there is one, and
+//! encodes it to its end.
 //!
-//! Only keys come back, half a byte for each token: neither the rendered text nor, unless they are asked for, the token ids.
+//! The outcome contains only keys, half a byte for each token. It contains token ids only if they are requested, and
+//! never the rendered text.
 
 #[cfg(feature = "hf-tokenizers")]
 use super::Tokenizer;
-use super::{Asked, PoolPrefix, Reading, Source};
+use super::{PoolPrefix, PromptRef, Reading, Source};
 use crate::warming::Warming;
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::blocks::TokenBlocks;
@@ -25,27 +27,27 @@ use std::sync::Arc;
 /// Outcome of background work on one prompt.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Its keys.
+    /// The keys of the prompt.
     Keys(Arc<MadePrompt>),
-    /// It is not text alone.
+    /// The prompt contains media, which the template does not render as text.
     NotText,
-    /// It can't be rendered.
+    /// The template failed.
     Refused,
-    /// It takes more memory than its body's size allows.
+    /// The work needs more memory than the size of the body allows.
     TooLarge,
 }
 
-/// A prompt of which nothing but its keys is left.
+/// The keys of a prompt.
 #[derive(Debug)]
 pub struct MadePrompt {
     pub(super) keys: MadeKeys,
-    /// All its token ids, where they were asked for.
+    /// All token ids of the prompt, if they were requested.
     pub(super) ids: Option<Vec<u32>>,
     pub(super) has_engine_tokens: bool,
     pub(super) has_own_keys: bool,
 }
 
-/// What a decision asks of background work.
+/// What the background work must compute.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     root: u64,
@@ -55,8 +57,8 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// Makes the keys, unless the work is stopped before their end.
-    fn make(self, keys: TokenKeys<'_>, work: &WorkLimit) -> Option<Outcome> {
+    /// Computes all keys; `None` if the work is stopped before their end.
+    fn make(self, keys: TokenKeys<'_>, work: &Work) -> Option<Outcome> {
         let mut ids = self.ids.then(Vec::new);
         let keys = keys.make_all(|| work.check().is_ok(), ids.as_mut())?;
         let Self { has_engine_tokens, has_own_keys, .. } = self;
@@ -65,24 +67,24 @@ impl Wanted {
 }
 
 impl PoolPrefix {
-    /// Encodes the request to its end, so that its segments are remembered: what no server holds yet is held when this one is served, and
-    /// then its next turn asks for it.
-    pub fn warming(self: &Arc<Self>, asked: Asked<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
+    /// Background work that encodes the whole prompt, and remembers the tokens of its segments. Blocks that no
+    /// endpoint has cached now will be cached after this request, and the next turn will look them up.
+    pub fn warming(self: &Arc<Self>, prompt_ref: PromptRef<'_>, reading: &Reading<'_>, limits: &Limits) -> Warming {
         let wanted = Wanted {
             root: reading.root,
-            ids: asked.keeps_ids,
+            ids: prompt_ref.keeps_ids,
             has_engine_tokens: reading.has_engine_tokens(),
             has_own_keys: reading.has_own_keys(),
         };
         #[cfg(feature = "hf-tokenizers")]
         if let Source::Rendered(..) = reading.source {
-            return self.rendering(asked, reading.root);
+            return self.rendering(prompt_ref, reading.root);
         }
         let (this, limits) = (self.clone(), limits.clone());
-        let (api, body) = (asked.api, asked.body.to_vec());
-        let content_type = asked.content_type.map(str::to_owned);
+        let (api, body) = (prompt_ref.api, prompt_ref.body.to_vec());
+        let content_type = prompt_ref.content_type.map(str::to_owned);
         let encodes = matches!(reading.source, Source::Fields(..));
-        Warming::cpu(asked.body.len(), move |work| {
+        Warming::cpu(prompt_ref.body.len(), move |work| {
             if !encodes {
                 return None;
             }
@@ -91,19 +93,19 @@ impl PoolPrefix {
         })
     }
 
-    /// Renders the request with the model's template and encodes it.
+    /// Background work that renders the prompt with the model's template and encodes it.
     #[cfg(feature = "hf-tokenizers")]
-    pub(super) fn rendering(self: &Arc<Self>, asked: Asked<'_>, root: u64) -> Warming {
-        let wanted = Wanted { root, ids: asked.keeps_ids, has_engine_tokens: true, has_own_keys: false };
-        let (this, api, body) = (self.clone(), asked.api, asked.body.to_vec());
-        Warming::cpu(asked.body.len(), move |work| {
+    pub(super) fn rendering(self: &Arc<Self>, prompt_ref: PromptRef<'_>, root: u64) -> Warming {
+        let wanted = Wanted { root, ids: prompt_ref.keeps_ids, has_engine_tokens: true, has_own_keys: false };
+        let (this, api, body) = (self.clone(), prompt_ref.api, prompt_ref.body.to_vec());
+        Warming::cpu(prompt_ref.body.len(), move |work| {
             let Tokenizer::HuggingFace { model, blocks, .. } = &this.tokenizer else { return None };
             let time = this.clock.wall(this.clock.now());
             let rendered = (|| {
                 let bytes = body.len();
                 work.charge(bytes)?;
                 let read = model.read(api, &body, work)?;
-                // What the conversation says has been copied out of it.
+                // `read` holds copies of the messages.
                 drop(body);
                 work.release(bytes);
                 model.finish(read, bytes, time)

@@ -1,6 +1,6 @@
 //! The head of a response, as far as the picker reads it.
 
-use crate::split::Untaken;
+use crate::split::NotAccepted;
 use attache_protocol::AnswerFormat;
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -49,9 +49,9 @@ impl ResponseHead<'_> {
         if self.sse { AnswerFormat::Events } else { AnswerFormat::Json }
     }
 
-    /// Why nobody has looked at the request's prompt, if so.
-    pub(super) fn untaken(&self) -> Option<Untaken> {
-        if self.origin == Origin::Server { Untaken::of(self.status) } else { Some(Untaken::Away) }
+    /// Why the endpoint did not accept the request; `None` if it may have.
+    pub(super) fn untaken(&self) -> Option<NotAccepted> {
+        if self.origin == Origin::Server { NotAccepted::of(self.status) } else { Some(NotAccepted::Away) }
     }
 }
 

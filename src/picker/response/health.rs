@@ -13,8 +13,8 @@ impl Routed {
     /// counts as failed. A request that failed on every endpoint may be the cause itself.
     pub(super) fn follow(&mut self, head: &ResponseHead<'_>, now: Timestamp, picker: &Picker) {
         let Some(served) = head.served.filter(|a| *a != self.picked.spec.address) else { return };
-        // Who was asked before may have fetched the prompt: it is left to its lease.
-        self.plan.course.iter_mut().for_each(|course| course.kept = None);
+        // An earlier endpoint may have fetched the blocks, so they are left to their lease.
+        self.plan.prefill_outcome.iter_mut().for_each(|prefill_outcome| prefill_outcome.pinned = None);
         let snapshot = self.plan.runtime.pool.store.load();
         if let Some(state) = snapshot.position(served).and_then(|p| snapshot.get(p)) {
             self.probes = false;
@@ -23,12 +23,12 @@ impl Routed {
             self.record(&self.picked.clone(), outcome, now, picker);
             self.booking.move_to(&state.endpoint, now);
             self.plan.noted_elsewhere(self.picked.id, state.endpoint.id, now);
-            // A rank of the one that was passed over.
+            // The rank belongs to the endpoint that was tried first.
             self.plan.hints.rank = None;
         }
     }
 
-    /// Notes what the head of an answer shows of its servers; `waits` says that the one which answers may still wait
+    /// Records what a response head shows about the health of its endpoints. `waits`: the decode worker may still wait
     /// for the prompt.
     pub(super) fn judge(&mut self, head: &ResponseHead<'_>, waits: bool, now: Timestamp, picker: &Picker) {
         let outcome = match head.origin {
@@ -40,7 +40,7 @@ impl Routed {
         if outcome == Outcome::ErrorResponse && self.one_has_gone(now) {
             return;
         }
-        // Only what follows shows that it works.
+        // Only the body will show that the endpoint works.
         if head.is_good() && waits {
             return;
         }
@@ -72,7 +72,7 @@ impl Routed {
         let away = |endpoint: &Endpoint, probes: bool| {
             !probes && endpoint.health.availability(now, plan.runtime.pool.scheduler.health()) == Availability::Ejected
         };
-        let prefill = plan.course.as_ref().and_then(|course| course.prefill.as_ref());
+        let prefill = plan.prefill_outcome.as_ref().and_then(|prefill_outcome| prefill_outcome.prefill.as_ref());
         let probed = decision.split.as_ref().is_some_and(|split| split.probe);
         let prompts = prefill.is_some_and(|prefill| away(prefill, probed));
         let gone = |(nth, encoder): (usize, &Arc<Endpoint>)| away(encoder, nth == 0 && self.probes_encoder);

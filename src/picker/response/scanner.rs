@@ -62,8 +62,8 @@ impl Scanner {
         match &self.format {
             Format::Text(scanner) => scanner.events(),
             Format::Grpc(_) => {
-                let told = self.usage().and_then(|usage| usage.completion_tokens);
-                told.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
+                let reported = self.usage().and_then(|usage| usage.completion_tokens);
+                reported.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX))
             }
         }
     }

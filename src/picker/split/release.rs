@@ -1,9 +1,10 @@
-//! What frees the memory that a prompt's server keeps for the decode server when that does not come for it.
+//! Releases the KV blocks that a prefill worker keeps for the decode worker, when the decode worker does not fetch
+//! them.
 //!
-//! Only what nobody can have fetched is released: blocks that were fetched once may hold another prompt by now, and who fetches them
-//! again would take them for this one's.
+//! Blocks are released only if no decode worker can have fetched them. A prefill worker reuses blocks after the first
+//! fetch, so a second fetch would read the blocks of another prompt.
 
-use super::{Ask, Facts};
+use super::{LegCall, LegFacts};
 use crate::body::{Buffered, Held};
 use attache_disagg::Direct;
 use attache_pool::health::Availability;
@@ -14,15 +15,15 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// 10 s for a server to take what frees a prompt that nobody goes on from; then its lease is near its end anyway.
+/// 10 s: time limit of a call that releases blocks. After that their lease is about to end anyway.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A decode leg for a prompt that nobody goes on from: of one token, so that the server fetches what is pinned and frees it.
+/// Makes calls that release pinned blocks: a decode leg with a limit of one token, because the fetch frees the blocks.
 #[derive(Debug)]
 pub struct Release {
     pub(super) direct: Direct,
-    pub(super) facts: Facts,
-    /// The prefill leg.
+    pub(super) facts: LegFacts,
+    /// The body of the prefill leg.
     pub(super) body: Bytes,
     pub(super) prefill: Arc<Endpoint>,
     pub(super) decode: Arc<Endpoint>,
@@ -30,7 +31,7 @@ pub struct Release {
 }
 
 impl Release {
-    /// Of a completion that `connector` splits over servers at these addresses.
+    /// For a completion that `connector` splits between a prefill and a decode worker at these addresses.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn for_test(
@@ -53,30 +54,30 @@ impl Release {
             bootstrap_port: 8998,
             decoder_blocks_ttl: Duration::ZERO,
         };
-        let facts = Facts { api: LegApi::Completions, kind: Default::default(), request_id: "r-1".into(), room: 1 };
+        let facts = LegFacts { api: LegApi::Completions, kind: Default::default(), request_id: "r-1".into(), room: 1 };
         let at = |address| Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(address)));
         let headers = vec![("x-request-id", "r-1".to_owned())];
         Self { direct, facts, body: Bytes::from_static(body), prefill: at(prefill), decode: at(decode), headers }
     }
 
-    /// What frees a prompt whose server answered `reply`; `None` when that pins nothing.
+    /// The call that releases the blocks of the prefill response `reply`; `None` if that response pins no blocks.
     #[must_use]
-    pub fn of(&self, reply: &[u8]) -> Option<Ask> {
+    pub fn of(&self, reply: &[u8]) -> Option<LegCall> {
         self.by(&self.decode, reply)
     }
 
-    /// Whether the server keeps memory for whoever goes on from `reply`.
+    /// Whether the prefill worker keeps blocks for the decode leg that follows from `reply`.
     pub(super) fn pins(&self, reply: &[u8]) -> bool {
         self.direct.connector.pins(self.facts.api, reply)
     }
 
-    fn by(&self, decode: &Endpoint, reply: &[u8]) -> Option<Ask> {
+    fn by(&self, decode: &Endpoint, reply: &[u8]) -> Option<LegCall> {
         if !self.pins(reply) {
             return None;
         }
         let leg = self.facts.leg(&self.direct, &self.prefill, &self.body);
         let body = self.direct.connector.decode_body(&leg, Some(reply)).ok()?.body.into_owned();
-        Some(Ask {
+        Some(LegCall {
             attempt: None,
             url: self.direct.url(decode, self.facts.api.path()),
             headers: self.headers.clone(),
@@ -88,20 +89,20 @@ impl Release {
     }
 }
 
-/// Why a server has not looked at a request's prompt.
+/// Why a decode worker did not accept a request, so that it has not fetched the blocks of its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Untaken {
-    /// No server takes what stands in it: 400 and 422.
+pub enum NotAccepted {
+    /// Status 400 or 422: every worker would reject the request.
     Malformed,
-    /// It does not serve such requests.
+    /// Another client error: this worker does not serve such requests.
     Declined,
-    /// It takes none now, or nobody reaches it.
+    /// The worker is overloaded (429) or unreachable.
     Away,
 }
 
-impl Untaken {
-    /// What an answer with this status says; `None` when its server may have looked. That may be so with 503 too: whoever stands before a
-    /// server, Envoy or a proxy beside it, answers so when it was lost while it worked.
+impl NotAccepted {
+    /// The reason that an HTTP status implies; `None` if the worker may have fetched the blocks. That includes 503,
+    /// with which Envoy or a sidecar responds if the connection to the worker was lost during its work.
     #[must_use]
     pub fn of(status: u16) -> Option<Self> {
         match status {
@@ -113,54 +114,57 @@ impl Untaken {
     }
 }
 
-/// What becomes of a prompt that was not taken.
+/// How the blocks of a request that was not accepted are freed.
 #[derive(Debug)]
-pub enum Fate {
-    /// This frees it.
-    Freed(Ask),
-    /// It waits for its lease: no other server can fetch it, or its own words can't be read.
-    Left,
-    /// It waits for its lease because nobody says whether its request was tried before.
-    Unsaid,
+pub enum ReleaseOutcome {
+    /// By this call.
+    Release(LegCall),
+    /// By the end of their lease: no other worker can fetch them, or the prefill response is invalid.
+    LeaseExpires,
+    /// By the end of their lease: the gateway does not report whether it tried another worker before.
+    AttemptUnknown,
 }
 
-/// A computed prompt, from the moment on when its server told of it until the decode server has taken the request.
+/// The blocks that a prefill worker keeps, from its response until the decode worker has accepted the request.
 #[derive(Debug)]
-pub struct Kept {
+pub struct PinnedPrefill {
     release: Arc<Release>,
     reply: Bytes,
-    /// Who has not taken it is the only one that was asked.
-    first_try: bool,
+    /// The worker that did not accept the request is the only one that the gateway tried.
+    first_attempt: bool,
     _held: Held,
 }
 
-impl Kept {
+impl PinnedPrefill {
     pub(super) fn new(release: Arc<Release>, reply: Bytes, buffered: &Arc<Buffered>) -> Self {
         let _held = buffered.hold((release.body.len() + reply.len()) as u64);
-        Self { release, reply, first_try: false, _held }
+        Self { release, reply, first_attempt: false, _held }
     }
 
-    /// Nobody was asked before the server whose answer comes.
-    pub(super) fn is_first_try(&mut self) {
-        self.first_try = true;
+    /// Records that the gateway tried no other worker before the one that responds.
+    pub(super) fn mark_first_attempt(&mut self) {
+        self.first_attempt = true;
     }
 
-    /// What becomes of it, now that `server` has not taken the request. Where another has to fetch it, that is the one with the fewest requests
-    /// of those that go together with the prompt's server. Where nobody says that it was asked once, another may have fetched it before, unless
-    /// that would have refused the request as well.
+    /// How the blocks are freed after `server` did not accept the request.
+    ///
+    /// If `server` is overloaded or unreachable, another decode worker fetches them: the one with the fewest requests,
+    /// among those that may pair with the prefill worker. If the gateway may have tried a worker before `server`, that
+    /// worker may have fetched the blocks, so they are left to their lease. A malformed request is the exception: every
+    /// worker would have rejected it.
     #[must_use]
-    pub fn fate(&self, why: Untaken, server: &Endpoint, pool: &Pool, now: Timestamp) -> Fate {
-        if why != Untaken::Malformed && !self.first_try {
-            return Fate::Unsaid;
+    pub fn release_outcome(&self, why: NotAccepted, server: &Endpoint, pool: &Pool, now: Timestamp) -> ReleaseOutcome {
+        if why != NotAccepted::Malformed && !self.first_attempt {
+            return ReleaseOutcome::AttemptUnknown;
         }
         let freed = match why {
-            Untaken::Malformed | Untaken::Declined => self.release.by(server, &self.reply),
-            Untaken::Away => self.other(server, pool, now).and_then(|other| self.release.by(&other, &self.reply)),
+            NotAccepted::Malformed | NotAccepted::Declined => self.release.by(server, &self.reply),
+            NotAccepted::Away => self.other(server, pool, now).and_then(|other| self.release.by(&other, &self.reply)),
         };
-        freed.map_or(Fate::Left, Fate::Freed)
+        freed.map_or(ReleaseOutcome::LeaseExpires, ReleaseOutcome::Release)
     }
 
-    /// Who fetches it in place of `server`.
+    /// The decode worker that fetches the blocks in place of `server`.
     fn other(&self, server: &Endpoint, pool: &Pool, now: Timestamp) -> Option<Arc<Endpoint>> {
         let (snapshot, policy) = (pool.store.load(), pool.scheduler.split()?);
         let takes = |state: &&EndpointState| {

@@ -1,9 +1,10 @@
-//! Requests go where their beginnings went, until load or the operator's word on their model says otherwise.
+//! Prefix affinity: requests go to the endpoint that has their prefix, unless load or a model policy prevents it.
 
 use super::*;
 use attache_scheduling::policy::Document;
 
-/// Asks with a prompt of this name and tells where it goes; the request stays in flight as long as the exchange is kept.
+/// Sends a request with a prompt of this name, and returns its endpoint. It stays in flight until the exchange is
+/// dropped.
 fn ask(world: &World, name: &str) -> (Exchange, String) {
     let mut exchange = world.exchange();
     let path = (":path", "/v1/chat/completions");
@@ -25,7 +26,7 @@ fn diverted(world: &World) -> u64 {
 }
 
 #[test]
-fn a_prompt_goes_home_until_its_home_has_more_to_do_than_others() {
+fn prompt_returns_to_its_endpoint_until_that_has_more_load() {
     for strategy in ["prefix-affinity", "chwbl", "prefix-hash"] {
         let world = pool(strategy);
         let (first, home) = ask(&world, "a");
@@ -42,7 +43,7 @@ fn a_prompt_goes_home_until_its_home_has_more_to_do_than_others() {
 }
 
 #[test]
-fn an_operator_turns_affinity_off_for_one_model_while_requests_run() {
+fn operator_disables_affinity_of_one_model_at_runtime() {
     let world = pool("prefix-affinity");
     let (_, home) = ask(&world, "a");
     assert_eq!(ask(&world, "a").1, home);
@@ -58,9 +59,9 @@ fn an_operator_turns_affinity_off_for_one_model_while_requests_run() {
     assert_eq!(ask(&world, "a").1, home, "turns left no trace");
 }
 
-/// LocalAI notes the replica that it locked; here Envoy may have tried another one of the list.
+/// LocalAI records the replica that it picked; Envoy may have retried on another one.
 #[test]
-fn prompt_that_envoy_serves_elsewhere_comes_home_there() {
+fn prompt_follows_the_endpoint_that_envoy_chose_on_retry() {
     let servers = vec![(0, 0.1, &[] as &[&str]); 3];
     let parameters = serde_json::Value::Null;
     let destination = Destination::List;

@@ -1,11 +1,11 @@
-//! What flows are charged for the answers of those who were let through, and who has the next turn by that.
+//! What flows are charged for their responses, and the dequeue order that follows.
 
-use super::parking::{One, flow, setup, world};
+use super::queueing::{One, flow, setup, world};
 use super::*;
 use attache_flow::registry::{FAIRNESS, find};
 use attache_flow::{BandSettings, Settings};
 
-/// Ends `running` and each request that goes after it; the names of `waiting` in the order in which they went.
+/// Ends `running` and each request that is dequeued after it. Returns the names of `waiting` in dequeue order.
 fn order_of_turns(mut running: One, mut waiting: Vec<(&str, One)>) -> Vec<&str> {
     let mut order = Vec::new();
     while !waiting.is_empty() {
@@ -21,7 +21,7 @@ fn order_of_turns(mut running: One, mut waiting: Vec<(&str, One)>) -> Vec<&str> 
 }
 
 #[test]
-fn tenants_take_turns_by_tokens() {
+fn tenants_are_dequeued_by_tokens_used() {
     let world = world(by_tokens());
     let tenant = |name: &str| One::tenant(&world, name);
     let running = tenant("flood");
@@ -37,9 +37,9 @@ fn by_tokens() -> PoolFlow {
     flow(Settings { default_band, ..Settings::default() })
 }
 
-/// As the strategies `vtc-*` have it in a pool's own configuration, where the process's does not say how tenants are found.
+/// The pool's `vtc-*` strategy names the user header, and no tenant rule is configured.
 #[test]
-fn users_of_a_header_take_turns_where_tenants_are_not_known() {
+fn users_by_header_are_dequeued_fairly_without_tenant_rule() {
     for (user_header, expected) in [(Some("user"), ["other", "flood"]), (None, ["flood", "other"])] {
         let by_tokens = by_tokens();
         let settings = Settings { user_header, ..by_tokens.settings };
@@ -53,7 +53,7 @@ fn users_of_a_header_take_turns_where_tenants_are_not_known() {
 }
 
 #[test]
-fn a_tenant_whose_servers_do_not_tell_usage_has_no_more_than_its_share() {
+fn tenant_without_reported_usage_gets_no_more_than_its_share() {
     let world = world(by_tokens());
     let mut running = One::tenant(&world, "flood");
     let mut waiting: Vec<(&str, One)> =
@@ -73,8 +73,8 @@ fn a_tenant_whose_servers_do_not_tell_usage_has_no_more_than_its_share() {
 }
 
 #[test]
-fn a_long_answer_is_charged_while_it_comes() {
-    // Whether its client stays or leaves.
+fn long_response_is_charged_while_it_streams() {
+    // Whether or not the client disconnects.
     for leaves in [false, true] {
         let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(by_tokens()) }.build();
         let mut long = One::tenant(&world, "flood");
@@ -98,7 +98,7 @@ fn a_long_answer_is_charged_while_it_comes() {
 }
 
 #[test]
-fn what_an_answer_tells_at_its_beginning_is_not_what_its_flow_has_had() {
+fn usage_reported_at_the_start_is_not_the_final_charge() {
     let world = world(by_tokens());
     let mut running = One::tenant(&world, "flood");
     let mut waiting: Vec<(&str, One)> =
@@ -106,7 +106,7 @@ fn what_an_answer_tells_at_its_beginning_is_not_what_its_flow_has_had() {
     let (mut name, mut order) = ("flood", Vec::new());
     while !waiting.is_empty() {
         if name == "flood" {
-            // Fewer than are charged while they come.
+            // Fewer tokens than one charging step.
             running.streams(30);
             let told = b"data: {\"usage\": {\"output_tokens\": 1}}\n\n";
             send(&mut running.exchange, request(Message::ResponseBody(body(told, false))));

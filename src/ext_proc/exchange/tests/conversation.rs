@@ -1,14 +1,14 @@
-//! Turns of one conversation, where decode servers keep what they have computed: what the next prefill leg carries, and what it must not.
+//! Turns of one conversation whose decode workers keep blocks: which of them the next prefill leg may fetch.
 
 use super::splitting::{ROLES, direct, good, reply, told};
 use super::*;
 use attache_disagg::{Failure, Mode};
-use attache_picker::split::{Ask, COURSE_HEADER, Told};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegCall, LegResult};
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
 use serde_json::{Value as Json, json};
 
-/// Two prefill servers, two decode servers.
+/// Two prefill workers, two decode workers.
 fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
     let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     Setup {
@@ -23,7 +23,7 @@ fn world(tokenizer: Option<Tokenizer>, connector: &str) -> World {
     .build()
 }
 
-/// Servers of these roles and rolesets, any of which may be chosen.
+/// Workers with these roles and rolesets; the strategy may choose any.
 fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
     let policy = SplitPolicy { decider: Decider::Always, together: vec!["roleset-name".into()], whole: true };
     let world = Setup {
@@ -31,7 +31,10 @@ fn sets(roles: &'static [&'static str], sets: &[&str]) -> World {
         roles,
         disagg: Some((policy, Mode::Direct(direct("nixl")))),
         strategy: "pipeline",
-        parameters: json!({"scorers": [{"type": "prefix-cache-scorer", "weight": 1}], "picker": {"type": "random-picker"}}),
+        parameters: json!({
+            "scorers": [{"type": "prefix-cache-scorer", "weight": 1}],
+            "picker": {"type": "random-picker"},
+        }),
         ..Setup::default()
     }
     .build();
@@ -56,57 +59,57 @@ fn completion(tokens: &[u32]) -> Json {
     json!({"model": "m", "prompt": tokens, "max_tokens": 9, "cache_salt": "s"})
 }
 
-/// As vLLM 0.32 tells it; the moment is one of its own clock.
+/// Transfer parameters as in vLLM 0.32. Their time is that of vLLM's clock.
 fn params(tokens: usize) -> String {
     format!(
         r#"{{"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[4,5]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.3","remote_port":5600,"tp_size":1,"remote_num_tokens":{tokens},"remote_blocks_expiry_time":81234.5,"transfer_mode":"pull","new_in_2027":1.50}}"#
     )
 }
 
-/// A request as far as its prefill leg.
-fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, Ask) {
+/// Sends a request, and returns the call of its prefill leg.
+fn asked(world: &World, path: &str, sent: &Json) -> (Exchange, LegCall) {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[(":path", path), (":method", "POST")], false))));
     let out = send(&mut exchange, request(Message::RequestBody(body(sent.to_string().as_bytes(), true))));
-    let mut asks = exchange.asks();
+    let mut asks = exchange.leg_calls();
     assert!(out.is_empty() && asks.len() == 1, "{asks:?}");
     (exchange, asks.remove(0))
 }
 
-/// What the prefill leg carries, when it is not what all of them carry.
-fn carried(ask: &Ask) -> Option<String> {
+/// The transfer parameters of a prefill leg, unless they are the default ones.
+fn carried(ask: &LegCall) -> Option<String> {
     let text = std::str::from_utf8(&ask.body).unwrap();
     let params = text.split(r#""kv_transfer_params":"#).nth(1).unwrap().strip_suffix('}').unwrap();
     let usual = serde_json::from_str::<Json>(params).unwrap()["remote_host"].is_null();
     (!usual).then(|| params.to_owned())
 }
 
-/// The answer in the middle of which the decode server tells `params`; the client sees every byte of it.
+/// A response with `params` in its middle. The client must get every byte of it.
 fn answered(exchange: &mut Exchange, choice: &Json, usage: &Json, params: &str) -> String {
     passes(exchange, &format!(r#"{{"choices":[{choice}],"usage":{usage},"kv_transfer_params":{params}}}"#))
 }
 
-/// A whole answer; how the request went, as its headers tell.
+/// Sends a complete response, and returns its disaggregation header.
 fn passes(exchange: &mut Exchange, whole: &str) -> String {
     let pairs = [(":status", "200"), ("content-type", "application/json")];
     let first = Answered::of(&send(exchange, request(Message::ResponseHeaders(headers(&pairs, false)))));
     let seen = Answered::of(&send(exchange, request(Message::ResponseBody(body(whole.as_bytes(), true)))));
     assert_eq!(seen.text(), whole);
-    first.set[COURSE_HEADER].clone()
+    first.set[DISAGGREGATION_HEADER].clone()
 }
 
 fn answer_of(tokens: &[u32]) -> Json {
     json!({"index": 0, "text": "…", "finish_reason": "length", "token_ids": tokens})
 }
 
-/// One turn of token ids, answered with 9 more; what its prefill leg carried.
+/// One turn of token ids with a response of 9 tokens. Returns the transfer parameters of its prefill leg.
 fn turn(world: &World, prompt: &[u32]) -> (Vec<u32>, Option<String>) {
     let (mut exchange, ask) = asked(world, "/v1/completions", &completion(prompt));
     told(&mut exchange, 0, good(), 10);
     let answer = ids(90_000, 9);
     let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": 9});
-    let course = answered(&mut exchange, &answer_of(&answer), &usage, &params(prompt.len() + 8));
-    assert_eq!(course.contains("carried"), carried(&ask).is_some(), "{course}");
+    let prefill_outcome = answered(&mut exchange, &answer_of(&answer), &usage, &params(prompt.len() + 8));
+    assert_eq!(prefill_outcome.contains("carried"), carried(&ask).is_some(), "{prefill_outcome}");
     (prompt.iter().chain(&answer).copied().collect(), carried(&ask))
 }
 
@@ -114,7 +117,7 @@ fn go_on(history: &[u32]) -> Vec<u32> {
     history.iter().copied().chain(ids(50_000, 20)).collect()
 }
 
-/// A pool that has found out that its servers keep conversations.
+/// A pool in which a decode worker has reported that it keeps blocks.
 fn keeping() -> World {
     let world = world(None, "nixl");
     turn(&world, &ids(0, 40));
@@ -127,7 +130,7 @@ fn kept(world: &World) -> usize {
 }
 
 #[test]
-fn the_next_turn_carries_what_was_told_byte_for_byte_and_once() {
+fn next_turn_fetches_kept_blocks_byte_for_byte_and_once() {
     let world = keeping();
     let (history, before) = turn(&world, &ids(100, 100));
     assert_eq!(before, None);
@@ -146,10 +149,10 @@ fn the_next_turn_carries_what_was_told_byte_for_byte_and_once() {
 }
 
 #[test]
-fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
+fn kept_blocks_pass_to_next_attempt_only_if_worker_was_not_reached() {
     for (failure, again) in [
-        (Told::Failed(Failure::Refused), true),
-        (Told::Failed(Failure::Broken), false),
+        (LegResult::Failed(Failure::Refused), true),
+        (LegResult::Failed(Failure::Broken), false),
         (reply(500, "{}"), false),
         (reply(200, "{}"), false),
     ] {
@@ -158,7 +161,7 @@ fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
         let (mut exchange, first) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
         assert!(carried(&first).is_some());
         told(&mut exchange, 0, failure.clone(), 10);
-        let second = exchange.asks().remove(0);
+        let second = exchange.leg_calls().remove(0);
         assert_ne!(second.url, first.url);
         assert_eq!(carried(&second).is_some(), again, "{failure:?}");
         told(&mut exchange, 1, good(), 20);
@@ -168,7 +171,7 @@ fn only_a_try_that_did_not_reach_its_server_hands_on_what_it_carried() {
 }
 
 #[test]
-fn what_can_not_be_relied_on_is_not_kept() {
+fn unreliable_token_counts_are_not_recorded_as_kept() {
     let prompt = ids(100, 100);
     let whole = answer_of(&ids(90_000, 9));
     let usage = json!({"prompt_tokens": 100});
@@ -181,7 +184,7 @@ fn what_can_not_be_relied_on_is_not_kept() {
         ("other tokens than ours", &whole, &json!({"prompt_tokens": 101}), params(108)),
         ("more tokens than there are", &whole, &usage, params(109)),
         ("fewer", &whole, &usage, params(107)),
-        ("a text that nobody can encode", &stopped, &usage, params(108)),
+        ("a text that can not be encoded", &stopped, &usage, params(108)),
         ("already over", &whole, &usage, params(108).replace("81234.5", "1700000000.0")),
     ] {
         let world = keeping();
@@ -190,7 +193,7 @@ fn what_can_not_be_relied_on_is_not_kept() {
         answered(&mut exchange, choice, usage, &params);
         assert_eq!(kept(&world), 0, "{what}");
     }
-    // A client that has left has not seen the answer that its next turn would bring.
+    // After a disconnect, the client's next turn can't contain the response.
     let world = keeping();
     let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&prompt));
     told(&mut exchange, 0, good(), 10);
@@ -201,7 +204,7 @@ fn what_can_not_be_relied_on_is_not_kept() {
 }
 
 #[test]
-fn servers_that_fail_are_not_fetched_from() {
+fn kept_blocks_of_failing_workers_are_not_fetched() {
     let world = keeping();
     let (history, _) = turn(&world, &ids(100, 100));
     for state in &world.snapshot.load().endpoints[2..] {
@@ -214,7 +217,7 @@ fn servers_that_fail_are_not_fetched_from() {
 }
 
 #[test]
-fn only_servers_that_go_together_with_the_keeper_fetch_and_none_from_itself() {
+fn only_paired_prefill_workers_fetch_and_none_from_itself() {
     for (world, may) in [
         (
             sets(&["prefill", "prefill", "decode", "decode"], &["a", "b", "a", "b"]),
@@ -245,7 +248,7 @@ fn only_servers_that_go_together_with_the_keeper_fetch_and_none_from_itself() {
 }
 
 #[test]
-fn other_connectors_carry_nothing() {
+fn connectors_without_carry_fetch_nothing() {
     let world = world(None, "shfs");
     for _ in 0..2 {
         let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&ids(100, 100)));
@@ -310,15 +313,16 @@ mod chat {
         carried(&ask)
     }
 
-    /// The tokens of a text are those of its server when there are as many of them; the last one of an answer that ended by itself is not
-    /// part of its text.
+    /// The encoded text is accepted if it has as many tokens as the worker reports. The text of a response that
+    /// stopped by itself does not contain its last token.
     #[test]
-    fn an_answers_text_is_what_its_tokens_say() {
+    fn response_text_is_encoded_if_token_count_matches() {
         let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));
         let first = [("system", "Be brief."), ("user", &*question)];
         let second = [first[0], first[1], ("assistant", &*reply), ("user", "go on")];
         let edited = [first[0], first[1], ("assistant", "It waits for nothing. "), ("user", "go on")];
-        let choice = |finish: &str| json!({"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": finish});
+        let message = json!({"role": "assistant", "content": reply});
+        let choice = |finish: &str| json!({"index": 0, "message": message, "finish_reason": finish});
         let both = rendered(&first) + count(&reply);
         for (finish, kept, found) in [
             ("stop", both, true),
@@ -335,9 +339,9 @@ mod chat {
         }
     }
 
-    /// Messages and responses tell no tokens: their text does, and what says why it ended.
+    /// The messages and responses APIs report no token ids, so the text and the finish reason are used.
     #[test]
-    fn turns_of_messages_and_responses_are_kept_by_their_text() {
+    fn messages_and_responses_turns_are_kept_by_text() {
         let (question, reply) = ("what is an event loop? ".repeat(8), "It waits for events. ".repeat(8));
         let history = [("system", "Be brief."), ("user", &*question)];
         let both = rendered(&history) + count(&reply);
@@ -347,7 +351,10 @@ mod chat {
         let responses =
             |turns: Json| json!({"model": "m", "max_output_tokens": 20, "instructions": "Be brief.", "input": turns});
         let message = |stop: &str, kept: usize| {
-            let usage = json!({"input_tokens": 3, "output_tokens": 9, "cache_read_input_tokens": prompt - 3, "cache_creation_input_tokens": 0});
+            let usage = json!({
+                "input_tokens": 3, "output_tokens": 9,
+                "cache_read_input_tokens": prompt - 3, "cache_creation_input_tokens": 0,
+            });
             format!(
                 r#"{{"id":"x","type":"message","role":"assistant","content":[{{"type":"text","text":"{reply}"}}],"model":"m","stop_reason":"{stop}","usage":{usage},"kv_transfer_params":{}}}"#,
                 params(kept)
@@ -395,7 +402,7 @@ mod chat {
     }
 
     #[test]
-    fn what_is_not_all_text_is_not_kept() {
+    fn turn_with_tool_calls_or_images_is_not_kept() {
         let world = keeping();
         let first = [("user", "hello")];
         let tools = json!({"index": 0, "finish_reason": "tool_calls", "message": {

@@ -1,12 +1,12 @@
-//! Requests that name the time in which they want their answer: who goes on, who waits and for how long, who is refused.
+//! Requests with deadlines: which are dispatched, queued or rejected.
 
-use super::parking::{One, flow};
+use super::queueing::{One, flow};
 use super::*;
 use attache_flow::registry::{ORDERINGS, find};
 use attache_flow::{BandSettings, Settings};
 use attache_pool::speed::{Reservation, Work};
 
-/// What the servers have shown: a short prompt takes about a second.
+/// The measured speed of the endpoints: a short prompt takes about a second.
 const SHOWN: Duration = Duration::from_secs(1);
 
 fn world(flow: Option<PoolFlow>, deadline_admission: bool, learned: bool) -> World {
@@ -14,7 +14,7 @@ fn world(flow: Option<PoolFlow>, deadline_admission: bool, learned: bool) -> Wor
     if learned { shown(world) } else { world }
 }
 
-/// After its servers have shown how fast they are.
+/// A world whose endpoints have a measured speed.
 fn shown(world: World) -> World {
     for state in &world.snapshot.load().endpoints {
         for i in 0..50u64 {
@@ -27,18 +27,18 @@ fn shown(world: World) -> World {
     world
 }
 
-fn asks(world: &World, name: &str, ms: &str) -> One {
+fn with_deadline(world: &World, name: &str, ms: &str) -> One {
     One::of(world, &[(name, ms)], BodySendMode::FullDuplexStreamed)
 }
 
-/// How many of the pool's requests were judged so, each.
+/// The number of the pool's requests with each outcome.
 fn judged(world: &World) -> Vec<(&'static str, u64)> {
     let metrics = world.processor.metrics.pool("pool");
     metrics.deadlines.counts().into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
 #[test]
-fn what_no_server_has_in_time_is_refused_at_once() {
+fn deadline_that_no_endpoint_meets_is_rejected_at_once() {
     let world = world(None, true, true);
     for (name, ms, goes) in [
         ("x-slo-ttft-ms", "200", false),
@@ -49,7 +49,7 @@ fn what_no_server_has_in_time_is_refused_at_once() {
         ("x-slo-ttft-ms", "soon", true),
         ("x-other", "1", true),
     ] {
-        let one = asks(&world, name, ms);
+        let one = with_deadline(&world, name, ms);
         assert_eq!(one.goes(), goes, "{name}: {ms}");
         if !goes {
             assert_eq!(one.refused(), (429, "deadline_unmet"));
@@ -63,22 +63,22 @@ fn what_no_server_has_in_time_is_refused_at_once() {
 }
 
 #[test]
-fn nothing_is_refused_where_it_is_off_or_nothing_is_known() {
+fn deadline_is_ignored_if_disabled_or_speed_unknown() {
     for (on, learned) in [(false, true), (true, false)] {
         let world = world(None, on, learned);
-        assert!(asks(&world, "x-slo-ttft-ms", "1").goes(), "{on} {learned}");
+        assert!(with_deadline(&world, "x-slo-ttft-ms", "1").goes(), "{on} {learned}");
         assert_eq!(judged(&world).is_empty(), !on, "{on} {learned}");
     }
 }
 
 #[test]
-fn a_request_waits_for_no_longer_than_its_deadline_allows() {
+fn queued_request_expires_at_its_deadline() {
     let world = world(Some(flow(Settings::default())), true, true);
-    let first = asks(&world, "x-slo-ttft-ms", "3000");
+    let first = with_deadline(&world, "x-slo-ttft-ms", "3000");
     assert!(first.goes());
-    // It would not be served in time even if it went at once.
-    assert_eq!(asks(&world, "x-slo-ttft-ms", "200").refused(), (429, "deadline_unmet"));
-    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    // It would miss its deadline even without queueing.
+    assert_eq!(with_deadline(&world, "x-slo-ttft-ms", "200").refused(), (429, "deadline_unmet"));
+    let mut second = with_deadline(&world, "x-slo-ttft-ms", "3000");
     assert!(!second.goes() && second.waiting.is_some());
     let until = second.exchange.deadline().unwrap();
     let within = until.since(NOW).as_secs_f64();
@@ -87,8 +87,8 @@ fn a_request_waits_for_no_longer_than_its_deadline_allows() {
     second.exchange.on(Event::Deadline, until, &mut out).unwrap();
     second.told = Answered::of(&Vec::from(out));
     assert_eq!(second.refused(), (503, "deadline_passed"));
-    // Who names no time waits as ever.
-    let third = asks(&world, "x-other", "1");
+    // A request without a deadline is queued as usual.
+    let third = with_deadline(&world, "x-other", "1");
     assert_eq!(third.exchange.deadline(), Some(NOW.after(Duration::from_secs(10))));
     assert_eq!(judged(&world), [("fits", 1), ("waits", 1), ("late", 1), ("passed", 1)]);
     drop((second, third));
@@ -97,10 +97,10 @@ fn a_request_waits_for_no_longer_than_its_deadline_allows() {
 }
 
 #[test]
-fn a_turn_that_comes_in_time_is_taken() {
+fn request_dequeued_before_its_deadline_is_served() {
     let world = world(Some(flow(Settings::default())), true, true);
-    let first = asks(&world, "x-other", "1");
-    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    let first = with_deadline(&world, "x-other", "1");
+    let mut second = with_deadline(&world, "x-slo-ttft-ms", "3000");
     first.ends();
     second.wakes(NOW);
     assert!(second.goes(), "{:?}", second.told);
@@ -110,7 +110,7 @@ fn a_turn_that_comes_in_time_is_taken() {
 }
 
 #[test]
-fn haste_that_nobody_vouches_for_goes_before_nobody() {
+fn untrusted_deadline_does_not_improve_queue_order() {
     for ordering in ["slo-deadline", "edf", "slo-urgency"] {
         for (trusts, tenant, goes_before) in [(false, false, false), (true, false, true), (false, true, true)] {
             let ordering_of = find(ORDERINGS, ordering).unwrap();
@@ -122,9 +122,9 @@ fn haste_that_nobody_vouches_for_goes_before_nobody() {
             let exchange = ExchangeSettings { trust_client_headers: trusts, ..exchange };
             let flow = Some(flow(Settings { default_band, ..Settings::default() }));
             let world = shown(Setup { flow, exchange, deadline_admission: true, ..Setup::default() }.build());
-            let asks =
+            let with_ttft =
                 |ms| One::of(&world, &[("x-slo-ttft-ms", ms), ("x-tenant", "a")], BodySendMode::FullDuplexStreamed);
-            let (first, mut calm, mut hasty) = (asks("0"), asks("0"), asks("3000"));
+            let (first, mut calm, mut hasty) = (with_ttft("0"), with_ttft("0"), with_ttft("3000"));
             first.ends();
             calm.wakes(NOW);
             hasty.wakes(NOW);
@@ -136,10 +136,10 @@ fn haste_that_nobody_vouches_for_goes_before_nobody() {
 }
 
 #[test]
-fn a_turn_that_comes_too_late_is_not() {
+fn request_dequeued_after_its_deadline_is_rejected() {
     let world = world(Some(flow(Settings::default())), true, true);
-    let first = asks(&world, "x-other", "1");
-    let mut second = asks(&world, "x-slo-ttft-ms", "3000");
+    let first = with_deadline(&world, "x-other", "1");
+    let mut second = with_deadline(&world, "x-slo-ttft-ms", "3000");
     first.ends();
     second.wakes(NOW.after(Duration::from_millis(2_500)));
     assert_eq!(second.refused(), (503, "deadline_passed"));

@@ -1,6 +1,7 @@
-//! Streams that the gateway half-closes behind the request, as NGINX Gateway Fabric does: they live until the request is answered.
+//! Streams that the gateway half-closes after the request, as NGINX Gateway Fabric does. They live until the request is
+//! answered.
 
-use super::parking::{One, flow, world};
+use super::queueing::{One, flow, world};
 use super::splitting::{asked, direct, good, splitting, told};
 use super::*;
 use attache_disagg::Mode;
@@ -12,7 +13,7 @@ fn ends(world: &World) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_half_closed_stream_waits_for_its_turn_and_gives_back_what_it_has_booked() {
+fn half_closed_stream_is_queued_and_releases_its_bookings() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let mut second = One::comes(&world, "");
@@ -31,7 +32,7 @@ fn a_half_closed_stream_waits_for_its_turn_and_gives_back_what_it_has_booked() {
 }
 
 #[test]
-fn a_half_closed_stream_that_is_refused_ends() {
+fn half_closed_stream_ends_after_rejection() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let mut late = One::comes(&world, "");
@@ -48,9 +49,9 @@ fn a_half_closed_stream_that_is_refused_ends() {
     world.assert_books_closed(3);
 }
 
-/// The path is the first thing that such a gateway does not send.
+/// Such gateways do not send `:path`.
 #[test]
-fn without_a_path_the_body_tells_the_api_and_the_model() {
+fn without_path_api_and_model_follow_from_body() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[("host", "llm.test")], false))));
@@ -70,7 +71,7 @@ fn without_a_path_the_body_tells_the_api_and_the_model() {
 }
 
 #[test]
-fn a_half_closed_stream_waits_for_the_prefill_of_its_prompt() {
+fn half_closed_stream_waits_for_prefill() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, out, asks) = asked(&world, &[]);
     assert!(out.is_empty() && asks.len() == 1);
@@ -83,9 +84,9 @@ fn a_half_closed_stream_waits_for_the_prefill_of_its_prompt() {
     world.assert_books_closed(1);
 }
 
-/// Both servers are asked at once: the prefill goes on when the stream has ended.
+/// Both workers get the request at once, so the prefill still runs when the stream has ended.
 #[test]
-fn the_prefill_of_a_half_closed_stream_outlives_it_where_servers_meet() {
+fn concurrent_prefill_outlives_half_closed_stream() {
     let world = splitting(Mode::Direct(direct("sglang")), Decider::Always);
     let (mut exchange, out, asks) = asked(&world, &[]);
     assert!(!out.is_empty() && asks.len() == 1);

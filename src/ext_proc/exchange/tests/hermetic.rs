@@ -1,10 +1,10 @@
-//! The reference picker's hermetic cases: requests, refusals, answers, gRPC.
+//! The reference picker's hermetic cases: requests, rejections, responses, gRPC.
 
 use super::*;
 
-/// What the reference's table expects.
+/// The expected result in the reference's table.
 enum Expected {
-    /// Server number, model in the body, content-length where the table names it.
+    /// Endpoint number, model in the body, `content-length` if the table has it.
     Route(u8, &'static str, Option<usize>),
     /// Status and reason.
     Refuse(i32, &'static str),
@@ -17,7 +17,7 @@ struct Case {
     model: &'static str,
     rewrite: &'static str,
     prompt: &'static str,
-    /// Where the body is cut, when it comes in two pieces.
+    /// Where the body is cut, if it arrives in two chunks.
     cut: Option<usize>,
     subset: Option<&'static [&'static str]>,
     expected: Expected,
@@ -34,7 +34,8 @@ const CASE: Case = Case {
     expected: Route(0, "", None),
 };
 
-/// `endpoint-picker-protocol` §7.2, cases 1-4, 8-13 (their numbers in the names). Refusals are ours: JSON, and 503 where nothing is ready.
+/// `endpoint-picker-protocol` §7.2, cases 1-4, 8-13 (their numbers in the names). Rejections are Attaché's own: JSON,
+/// and 503 if no endpoint is ready.
 const HERMETIC: &[Case] = &[
     Case {
         name: "1 lower queue and kv",
@@ -153,7 +154,7 @@ const HERMETIC: &[Case] = &[
 ];
 
 #[test]
-fn the_reference_pickers_hermetic_cases() {
+fn reference_picker_hermetic_cases_pass() {
     for case in HERMETIC {
         let target = RewriteTarget { model: "rewritten-model".into(), weight: 1 };
         let exact = [("model-to-be-rewritten".to_owned(), vec![target])].into();
@@ -216,7 +217,7 @@ fn hermetic_5_and_15_header_only_requests() {
     let got = Answered::of(&send(&mut none.exchange(), get(&[(":path", "/v1/models"), (":method", "GET")])));
     assert_eq!(got.refused.map(|r| r.0), Some(503));
 
-    // Not a random endpoint: the one with the fewest requests.
+    // The endpoint with the fewest requests, not a random one.
     let world = Setup { servers: vec![(9, 0.0, &[]), (0, 0.9, &[]), (9, 0.0, &[])], ..Setup::default() }.build();
     let got = Answered::of(&send(&mut world.exchange(), get(&[(":path", "/v1/models"), (":method", "GET")])));
     assert_eq!(got.set[DESTINATION], "192.168.1.2:8000");
@@ -282,7 +283,7 @@ fn hermetic_16_to_19_answers_pass_as_they_come() {
         let record = world.processor.decisions.snapshot().pop().unwrap();
         assert_eq!((record.end, record.status), ("complete", 200), "{name}");
         assert_eq!(record.prompt_tokens.unwrap_or(0), *prompt_tokens, "{name}");
-        // The books close with the last byte, not with the stream.
+        // Bookings end with the last byte, not with the stream.
         world.assert_books_closed_but_open_stream();
         drop(exchange);
         world.assert_books_closed(1);
@@ -405,14 +406,14 @@ fn hermetic_32_to_35_grpc_answers_end_in_trailers() {
 }
 
 #[test]
-fn the_list_of_models_is_the_pools_own_answer_where_it_is_known() {
+fn model_list_is_answered_by_attache_if_known() {
     let exchange = ExchangeSettings { models: ModelsAnswer::Pool, ..ExchangeSettings::default() };
     let world = Setup { exchange, ..Setup::default() }.build();
     let ask = |method: &str, path: &str, end: bool| {
         let pairs = [(":path", path), (":method", method)];
         Answered::of(&send(&mut world.exchange(), request(Message::RequestHeaders(headers(&pairs, end)))))
     };
-    assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "nobody has said anything yet");
+    assert_eq!(ask("GET", "/v1/models", true).kinds, ["request_headers"], "no models are known yet");
     let list = ModelList::read(br#"{"data":[{"id":"b"},{"id":"a","root":"x"}]}"#).unwrap();
     world.processor.picker.config().router.pools()[0].models.store(list);
     let body = |answered: Answered| answered.refused.unwrap();

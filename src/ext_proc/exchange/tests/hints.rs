@@ -1,4 +1,5 @@
-//! What servers are told beside where a request goes: the rank that holds most of its prompt, and who holds more of it.
+//! Request headers for model servers: the rank with most cached blocks, the endpoint to fetch blocks from, and
+//! encoders.
 
 use super::splitting::{ROLES, direct, good, told};
 use super::*;
@@ -31,7 +32,7 @@ fn prompt() -> Vec<u32> {
     (7..407).collect()
 }
 
-/// The first blocks of the prompt, as engines tell of them.
+/// The KV events for the first blocks of the prompt.
 fn keys(cache: &PrefixCache, blocks: usize) -> Vec<BlockKey> {
     let (space, tokens) = (cache.space(), prompt());
     let bytes = |block: &[u32]| block.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
@@ -40,7 +41,8 @@ fn keys(cache: &PrefixCache, blocks: usize) -> Vec<BlockKey> {
     first.into_iter().chain(blocks.map(|block| space.next(&bytes(block)))).collect()
 }
 
-/// Every server has as many ranks as there are `depths`, and each of them holds so many blocks of the prompt.
+/// Every endpoint has one rank for each of `depths`, which is the number of the prompt's blocks that the rank has
+/// cached.
 fn ranked(mode: Option<Mode>, depths: &[usize]) -> World {
     ranked_by("predicted-latency", mode, depths)
 }
@@ -62,14 +64,14 @@ fn ranked_by(strategy: &'static str, mode: Option<Mode>, depths: &[usize]) -> Wo
     world
 }
 
-/// The first answer to a request of the whole prompt, and what is asked of others.
-fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<attache_picker::split::Ask>) {
+/// The reply to a request with the prompt, and the calls to prefill workers.
+fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Answered, Vec<attache_picker::split::LegCall>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
     let sent = json!({"model": "m", "prompt": prompt()}).to_string();
     let out = Answered::of(&send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true)))));
-    let asks = exchange.asks();
+    let asks = exchange.leg_calls();
     (exchange, out, asks)
 }
 
@@ -78,7 +80,7 @@ fn rank(answer: &Answered) -> Option<&str> {
 }
 
 #[test]
-fn the_rank_that_holds_most_of_the_prompt_serves_it() {
+fn rank_with_most_cached_blocks_is_chosen() {
     let world = ranked(None, &[2, 9, 5]);
     let (first, told, _) = asked(&world, &[(RANK_HEADER, "0")]);
     assert_eq!(rank(&told), Some("1"), "the picker's word counts");
@@ -94,7 +96,7 @@ fn the_rank_that_holds_most_of_the_prompt_serves_it() {
 }
 
 #[test]
-fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
+fn ranks_without_cache_alternate_and_single_rank_is_not_named() {
     let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
     let world = Setup { engines_tell: true, ..world }.build();
     let resident = |count: usize| {
@@ -103,7 +105,7 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
         let caches = (0..count).map(|_| Cache { holder: cache.index().add_holder(), trust: Arc::default() });
         cache.residents().publish([(EndpointId(0), Resident { caches: caches.collect() })].into_iter().collect());
     };
-    // Nothing was heard of them yet.
+    // No KV event has arrived yet.
     resident(3);
     let open: Vec<_> = (0..6).map(|_| asked(&world, &[])).collect();
     let ranks: Vec<_> = open.iter().filter_map(|(_, told, _)| rank(told)).collect();
@@ -114,7 +116,7 @@ fn ranks_that_hold_nothing_take_turns_and_a_single_one_is_not_named() {
 }
 
 #[test]
-fn a_retry_gives_back_the_rank_of_the_server_that_was_passed_over() {
+fn retry_releases_the_rank_of_the_first_endpoint() {
     let world = ranked(None, &[2, 9, 5]);
     let (mut exchange, out, _) = asked(&world, &[]);
     let snapshot = world.snapshot.load_full();
@@ -128,9 +130,9 @@ fn a_retry_gives_back_the_rank_of_the_server_that_was_passed_over() {
     world.assert_books_closed(1);
 }
 
-/// Where nothing is known of their caches, or of the prompt, the server's page tells ranks apart.
+/// Without data about their caches or the prompt, ranks are chosen by the scraped metrics.
 #[test]
-fn ranks_are_told_apart_by_the_page_as_well() {
+fn ranks_are_chosen_by_scraped_metrics_without_cache_data() {
     let world = Setup { servers: vec![(0, 0.0, &[])], roles: &[], ..setup(None, Decider::Never) };
     let world = Setup { chooses_rank: true, ..world }.build();
     let page = |ranks: &[u32], scraped_at| {
@@ -157,9 +159,10 @@ fn ranks_are_told_apart_by_the_page_as_well() {
     }
 }
 
-/// Who holds a prompt says nothing of ranks whose events are not read: it is not looked up, and nothing is learned of it.
+/// If the KV events of ranks are not read, a lookup says nothing about ranks. The prompt is not looked up, and
+/// nothing is recorded.
 #[test]
-fn ranks_that_only_the_page_tells_apart_need_no_look_up() {
+fn ranks_known_only_from_metrics_need_no_prefix_lookup() {
     let world =
         Setup { servers: vec![(0, 0.0, &[])], roles: &[], strategy: "least-request", ..setup(None, Decider::Never) };
     let world = Setup { chooses_rank: true, ..world }.build();
@@ -177,7 +180,7 @@ fn ranks_that_only_the_page_tells_apart_need_no_look_up() {
 }
 
 #[test]
-fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
+fn split_workers_get_their_own_rank_and_sidecars_none() {
     let world = ranked(Some(Mode::Direct(direct("nixl"))), &[3, 0, 7]);
     let (mut exchange, out, asks) = asked(&world, &[]);
     assert!(out.set.is_empty() && asks.len() == 1);
@@ -202,7 +205,7 @@ fn each_server_of_a_split_request_is_told_its_own_rank_and_a_sidecar_none() {
     assert_eq!(rank(&out), Some("2"));
 }
 
-/// A pool whose prefill and decode servers hold so many blocks of the prompt each.
+/// A pool whose workers have these numbers of the prompt's blocks cached.
 fn holding(source_tokens: Option<u32>, decider: Decider, blocks: [usize; 4]) -> World {
     holding_by("predicted-latency", source_tokens, decider, blocks)
 }
@@ -225,8 +228,8 @@ fn holding_by(strategy: &'static str, source_tokens: Option<u32>, decider: Decid
 }
 
 #[test]
-fn a_sidecar_is_told_who_holds_more_than_the_server_that_computes() {
-    // The decode servers, both of them ahead of whoever computes.
+fn sidecar_gets_fetch_source_with_more_cached_blocks() {
+    // Both decode workers have more blocks than the prefill worker.
     let ids = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let named = |world: &World| -> std::collections::BTreeSet<String> {
         ids.iter().filter_map(|id| asked(world, &[("x-request-id", id)]).1.set.get(SOURCE_HEADER).cloned()).collect()
@@ -238,20 +241,20 @@ fn a_sidecar_is_told_who_holds_more_than_the_server_that_computes() {
         ("one holds more", 16, [2, 2, 20, 11], &[3]),
         ("as much more as it takes", 9 * 16, [2, 2, 11, 2], &[3]),
         ("not enough more", 9 * 16 + 1, [2, 2, 11, 2], &[]),
-        ("nobody holds more", 1, [5, 5, 5, 5], &[]),
-        ("nobody holds anything", 1, [0; 4], &[]),
+        ("no endpoint has more", 1, [5, 5, 5, 5], &[]),
+        ("nothing is cached", 1, [0; 4], &[]),
     ] {
         let world = holding(Some(least), Decider::Always, blocks);
         assert_eq!(named(&world), decode(sources), "{what}");
     }
-    assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "nobody asked for it");
+    assert!(named(&holding(None, Decider::Always, [2, 2, 20, 19])).is_empty(), "not configured");
     assert_eq!(named(&holding_by("least-request", Some(16), Decider::Always, [2, 2, 20, 11])), decode(&[3]));
-    // Served whole by a decode server that holds less than a prefill server.
+    // Served whole by a decode worker with fewer blocks than a prefill worker.
     assert_eq!(named(&holding(Some(16), Decider::Never, [20, 2, 1, 1])), decode(&[1]));
 }
 
 #[test]
-fn a_sidecar_is_told_who_encodes_and_that_counts_until_the_answer_begins() {
+fn sidecar_gets_encoders_booked_until_response_begins() {
     let policy = SplitPolicy { decider: Decider::Never, together: Vec::new(), whole: true };
     let world = |mode: Mode| {
         Setup {
@@ -288,13 +291,13 @@ fn a_sidecar_is_told_who_encodes_and_that_counts_until_the_answer_begins() {
     assert_eq!(encoding(), 0);
     let (_third, both, _) = sent(&header, json!([image("https://a/1"), image("https://a/2")]));
     assert_eq!(both.map(|list| list.split(',').count()), Some(2));
-    assert!(matches!(sent(&header, json!("a text")), (_, None, true)), "a client names nobody");
+    assert!(matches!(sent(&header, json!("a text")), (_, None, true)), "client headers are removed");
     let own = world(Mode::Direct(direct("nixl")));
     assert!(matches!(sent(&own, json!([image("https://a/1")])), (_, None, true)), "there is no sidecar");
 }
 
 #[test]
-fn an_encoder_that_fails_is_left_alone_and_probed_again() {
+fn failing_encoder_is_ejected_and_probed_again() {
     let world = Setup {
         servers: vec![(0, 0.0, &[]); 4],
         roles: &["decode", "decode", "encode", "encode"],
@@ -337,7 +340,7 @@ fn an_encoder_that_fails_is_left_alone_and_probed_again() {
         [0, 1, 2, 3].map(open),
         [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
     );
-    // Its time is up: whoever is told of it is its probe, and nobody else is told meanwhile, until that one has left.
+    // The ejection has ended: one request is the probe. No other request gets this encoder until the probe has ended.
     for _ in 0..2 {
         health(3).record(HealthOutcome::ConnectFailure, Timestamp(1), &policy);
     }
@@ -352,7 +355,7 @@ fn an_encoder_that_fails_is_left_alone_and_probed_again() {
 }
 
 #[test]
-fn a_client_names_no_source() {
+fn client_fetch_source_header_is_removed() {
     let world = holding(Some(1), Decider::Always, [0; 4]);
     let (_exchange, out, _) = asked(&world, &[(SOURCE_HEADER, "10.6.6.6:1")]);
     assert!(!out.set.contains_key(SOURCE_HEADER) && out.removed.iter().any(|name| name == SOURCE_HEADER));

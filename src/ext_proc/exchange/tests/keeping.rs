@@ -1,10 +1,10 @@
-//! What a prompt's server keeps for an answer that does not come: who frees it, and when nobody may.
+//! Blocks that a prefill worker keeps when the decode worker does not fetch them: when they may be released.
 
 use super::splitting::{among, asked, direct, good, splitting, told};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::event::Degraded;
-use attache_picker::split::Ask;
+use attache_picker::split::LegCall;
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
 
@@ -13,34 +13,34 @@ const TWICE: (&str, &str) = ("upstream.request_attempt_count", "2");
 const OVERFLOW: (&str, &str) = ("response.code_details", "upstream_reset_before_response_started{overflow}");
 const REFUSED: (&str, &str) = ("response.code_details", "upstream_reset{connection_failure}");
 
-/// A request whose prompt is computed, and the server that is named for it.
+/// A request whose prefill has ended, and its decode worker.
 fn computed(world: &World) -> (Exchange, String) {
     let (mut exchange, ..) = asked(world, &[("x-request-id", "r-1")]);
     let all = told(&mut exchange, 0, good(), 40);
     (exchange, all.set[DESTINATION].clone())
 }
 
-/// What is asked of servers when an answer begins so, and where its first server stands.
-fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<Ask>, String) {
+/// The calls after a response that begins like this, and the address of the planned decode worker.
+fn freed(pairs: &[(&str, &str)], attributes: &[(&str, &str)], first_event: &str) -> (Vec<LegCall>, String) {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, named) = begun(&world, pairs, attributes);
-    let mut asks = exchange.asks();
+    let mut asks = exchange.leg_calls();
     if !first_event.is_empty() {
         send(&mut exchange, request(Message::ResponseBody(body(first_event.as_bytes(), false))));
-        asks.extend(exchange.asks());
+        asks.extend(exchange.leg_calls());
     }
     send(&mut exchange, request(Message::ResponseBody(body(b"", true))));
-    assert!(exchange.asks().is_empty());
+    assert!(exchange.leg_calls().is_empty());
     drop(exchange);
     world.assert_books_closed(1);
     (asks, named)
 }
 
-/// A request whose answer's head has come.
+/// A request whose response headers have arrived.
 fn begun(world: &World, pairs: &[(&str, &str)], attributes: &[(&str, &str)]) -> (Exchange, String) {
     let (mut exchange, named) = computed(world);
     let text = |value: &str| Value { kind: Some(Kind::StringValue(value.to_owned())) };
-    // As Envoy writes them: a count is a number.
+    // Envoy writes the attempt count as a number.
     let value = |value: &str| match value.parse() {
         Ok(count) => Value { kind: Some(Kind::NumberValue(count)) },
         Err(_) => text(value),
@@ -53,11 +53,11 @@ fn begun(world: &World, pairs: &[(&str, &str)], attributes: &[(&str, &str)]) -> 
 }
 
 #[test]
-fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for() {
+fn blocks_are_released_if_decode_worker_declines_or_is_unreachable() {
     let event = ("content-type", "text/event-stream");
     let busy = "data: {\"error\":{\"message\":\"busy\",\"code\":429}}\n\n";
     for (pairs, attributes, first, same) in [
-        // Whoever was asked before would have refused such a body as well.
+        // An earlier worker would have rejected such a body as well.
         (&[(":status", "400")][..], &[][..], "", true),
         (&[(":status", "422")], &[], "", true),
         (&[(":status", "422")], &[ONCE], "{}", true),
@@ -71,7 +71,7 @@ fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for()
         let [ask] = asks.as_slice() else { panic!("{pairs:?}: {asks:?}") };
         assert_eq!(ask.url.contains(&named), same, "{pairs:?}: {} after {named}", ask.url);
         assert!(["192.168.1.3:", "192.168.1.4:"].iter().any(|decode| ask.url.contains(decode)));
-        assert_eq!(ask.attempt, None, "nobody waits for it");
+        assert_eq!(ask.attempt, None, "its result is not awaited");
         assert!(ask.headers.contains(&("x-request-id", "r-1".to_owned())));
         let sent: serde_json::Value = serde_json::from_slice(&ask.body).unwrap();
         assert_eq!((&sent["max_tokens"], &sent["stream"]), (&1.into(), &false.into()));
@@ -79,9 +79,9 @@ fn a_prompt_is_freed_that_the_decode_server_has_declined_or_not_been_there_for()
     }
 }
 
-/// Blocks that were fetched once may hold another prompt by now.
+/// Blocks that were fetched once may already contain another prompt.
 #[test]
-fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
+fn possibly_fetched_blocks_are_not_fetched_again() {
     let event = ("content-type", "text/event-stream");
     let lost = "data: {\"error\":{\"message\":\"gone\",\"code\":503}}\n\n";
     let failed = "data: {\"error\":{\"message\":\"dead\",\"code\":500}}\n\n";
@@ -92,17 +92,17 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
         (&[(":status", "200"), event], &[ONCE], failed),
         (&[(":status", "200"), event], &[ONCE], unreadable),
         (&[(":status", "500")], &[ONCE], ""),
-        // Any server can set this header.
+        // Any model server can set this header.
         (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[ONCE], ""),
-        // The answer of Envoy, or of a proxy beside the server, when that was lost while it worked.
+        // The response of Envoy or a sidecar if the connection to the worker was lost during its work.
         (&[(":status", "503")], &[ONCE], ""),
         (&[(":status", "200"), event], &[ONCE], lost),
         (&[(":status", "504")], &[ONCE], ""),
-        // It was lost while it worked, and refuses or declines what comes again.
+        // The first connection was lost during the work, and the worker rejected the retry.
         (&[(":status", "503")], &[REFUSED, TWICE], ""),
         (&[(":status", "400")], &[TWICE], ""),
         (&[(":status", "429")], &[TWICE], ""),
-        // So it may be where Envoy does not tell.
+        // The same is possible if Envoy does not report the attempt count.
         (&[(":status", "404")], &[], ""),
         (&[(":status", "503")], &[REFUSED], ""),
         (&[(":status", "503"), ("x-envoy-overloaded", "true")], &[], ""),
@@ -111,20 +111,21 @@ fn a_prompt_that_may_have_been_fetched_is_not_fetched_again() {
     ] {
         assert!(freed(pairs, attributes, first).0.is_empty(), "{pairs:?} {attributes:?}");
     }
-    // The stream ends while the answer is awaited: nobody knows how far the decode server was, and it frees what it has not fetched itself.
+    // The stream ends before the response: the decode worker may have fetched the blocks, and otherwise frees them
+    // itself.
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, _) = computed(&world);
     exchange.gone(NOW);
-    assert!(exchange.asks().is_empty());
-    // A store keeps what it is given.
+    assert!(exchange.leg_calls().is_empty());
+    // A shared store has no lease.
     let world = splitting(Mode::Direct(direct("shared-storage")), Decider::Always);
     let (mut exchange, _) = computed(&world);
     send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "400")], false))));
-    assert!(exchange.asks().is_empty());
+    assert!(exchange.leg_calls().is_empty());
 }
 
 #[test]
-fn prompts_that_are_left_to_their_lease_since_tries_are_not_told_are_counted() {
+fn unknown_attempts_leave_blocks_to_lease_and_are_counted() {
     for (status, attributes, left) in [("429", &[][..], 1), ("404", &[], 1), ("400", &[], 0), ("429", &[ONCE], 0)] {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let _answered = begun(&world, &[(":status", status)], attributes);
@@ -134,14 +135,14 @@ fn prompts_that_are_left_to_their_lease_since_tries_are_not_told_are_counted() {
 }
 
 #[test]
-fn where_no_other_server_can_fetch_it_a_prompt_waits_for_its_lease() {
+fn blocks_without_other_fetcher_are_left_to_lease() {
     let world = among(&["prefill", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
-    assert!(begun(&world, &[(":status", "429")], &[ONCE]).0.asks().is_empty());
+    assert!(begun(&world, &[(":status", "429")], &[ONCE]).0.leg_calls().is_empty());
 }
 
-/// An answer fails for the blocks that have gone with the server that kept them: who was to fetch them has done nothing.
+/// A response that fails because the blocks were lost with the prefill worker does not count against the decode worker.
 #[test]
-fn a_decode_server_is_not_blamed_for_a_prompt_that_is_gone() {
+fn decode_worker_is_not_blamed_for_lost_blocks() {
     for gone in [false, true] {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let health = |at: usize| world.snapshot.load().endpoints[at].endpoint.clone();
@@ -162,9 +163,9 @@ fn a_decode_server_is_not_blamed_for_a_prompt_that_is_gone() {
     }
 }
 
-/// A client that leaves while the prompt is computed has not tried the decode server: the next request may.
+/// A client that disconnects during the prefill has not probed the decode worker, so the next request may.
 #[test]
-fn a_decode_server_is_probed_by_the_next_request_when_the_client_has_left() {
+fn next_request_probes_decode_worker_after_disconnect() {
     let world = among(&["prefill", "decode", "decode"], Mode::Direct(direct("nixl")), Decider::Always);
     let half_open = world.snapshot.load().endpoints[1].endpoint.clone();
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Tenants and what they may have: who is refused and how, what is booked and given back, and that a request is counted once.
+//! Quotas of tenants and models: rejections, reservations and charges. Each request is counted once.
 
 use super::*;
 use attache_flow::EvictRunning;
@@ -47,7 +47,7 @@ fn duplex() -> Option<ProtocolConfiguration> {
     Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false))
 }
 
-/// A request of `tenant` with this body, and what it is told.
+/// A request of `tenant` with this body, and the replies.
 fn ask(world: &World, tenant: &str, sent: &str) -> (Exchange, Answered) {
     let mut exchange = world.exchange();
     let all = [PATH, (":method", "POST"), ("x-tenant", tenant)];
@@ -57,7 +57,7 @@ fn ask(world: &World, tenant: &str, sent: &str) -> (Exchange, Answered) {
     (exchange, Answered::of(&told))
 }
 
-/// The answer of a server to it.
+/// The response of a model server.
 fn answer(exchange: &mut Exchange, status: &str, bytes: &str) -> Answered {
     let fields = [(":status", status), ("content-type", "application/json")];
     let mut told = send(exchange, request(Message::ResponseHeaders(headers(&fields, false))));
@@ -69,13 +69,13 @@ fn usage(prompt: u32, completion: u32) -> String {
     json!({"usage": {"prompt_tokens": prompt, "completion_tokens": completion}}).to_string()
 }
 
-/// A body whose prompt is estimated at `prompt` tokens and whose answer may be `answer` long.
+/// A body with an estimated prompt of `prompt` tokens and a response limit of `answer` tokens.
 fn costs(prompt: usize, answer: u32) -> String {
     json!({"model": "m", "prompt": "abcd".repeat(prompt), "max_tokens": answer}).to_string()
 }
 
 #[test]
-fn who_has_had_all_is_told_in_aibrixs_words_and_when_to_come_again() {
+fn exceeded_quota_gets_aibrix_message_and_retry_after() {
     let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
     for count in ["1", "2"] {
         let (mut exchange, _) = ask(&world, "acme", &completion("m", "p"));
@@ -92,7 +92,8 @@ fn who_has_had_all_is_told_in_aibrixs_words_and_when_to_come_again() {
     assert_eq!(
         said,
         json!({"error": {
-            "message": "user: acme has exceeded RPM: 2", "type": "rate_limit_error", "param": null, "code": "rpm_exceeded",
+            "message": "user: acme has exceeded RPM: 2", "type": "rate_limit_error",
+            "param": null, "code": "rpm_exceeded",
         }})
     );
     assert_eq!(told.set.get("x-error-rpm-exceeded").map(String::as_str), Some("true"));
@@ -105,7 +106,7 @@ fn who_has_had_all_is_told_in_aibrixs_words_and_when_to_come_again() {
 }
 
 #[test]
-fn requests_without_a_tenant_are_one_tenant_and_what_costs_nothing_is_free() {
+fn requests_without_tenant_share_a_quota_and_get_requests_are_free() {
     let world = world(quota::Limits { requests_per_minute: Some(1), ..NONE });
     assert!(ask(&world, "", &completion("m", "p")).0.is_routed());
     assert!(!ask(&world, " ", &completion("m", "p")).0.is_routed());
@@ -118,7 +119,7 @@ fn requests_without_a_tenant_are_one_tenant_and_what_costs_nothing_is_free() {
 }
 
 #[test]
-fn places_are_free_again_however_a_request_ends() {
+fn concurrency_slot_is_released_however_a_request_ends() {
     let world = world(quota::Limits { concurrency: Some(1), ..NONE });
     let (first, _) = ask(&world, "a", &completion("m", "p"));
     assert_eq!(ask(&world, "a", &completion("m", "p")).1.refused.unwrap().0, 429);
@@ -140,7 +141,7 @@ fn places_are_free_again_however_a_request_ends() {
 }
 
 #[test]
-fn tokens_are_booked_at_what_an_answer_may_have_and_set_right_by_what_it_had() {
+fn tokens_are_reserved_by_limit_and_corrected_by_usage() {
     let world = world(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
     let (mut first, _) = ask(&world, "a", &costs(100, 800));
     let (_, told) = ask(&world, "a", &costs(10, 200));
@@ -162,7 +163,7 @@ fn tokens_are_booked_at_what_an_answer_may_have_and_set_right_by_what_it_had() {
     assert!((50..60).contains(&had), "an answer without a bound is booked at 50: {had}");
 }
 
-/// A request of `tenant` for a message that may have `most` tokens, and what came of its answer when its client left.
+/// A request of `tenant` with a limit of `most` tokens, whose client disconnects after this part of the response.
 fn leaves(world: &World, tenant: &str, most: Option<u32>, came: &str) {
     let mut exchange = world.exchange();
     let all = [(":path", "/v1/messages"), (":method", "POST"), ("x-tenant", tenant)];
@@ -180,7 +181,7 @@ fn leaves(world: &World, tenant: &str, most: Option<u32>, came: &str) {
 }
 
 #[test]
-fn who_leaves_early_pays_what_was_booked_whatever_was_told_by_then_and_what_came_if_that_is_more() {
+fn disconnect_is_charged_the_reservation_or_the_received_tokens_if_more() {
     let world = world(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
     let start = r#"{"type": "message_start", "message": {"usage": {"input_tokens": 10, "output_tokens": 1}}}"#;
     let begins = format!("event: message_start\ndata: {start}\n\n");
@@ -193,7 +194,7 @@ fn who_leaves_early_pays_what_was_booked_whatever_was_told_by_then_and_what_came
 }
 
 #[test]
-fn as_many_answers_are_booked_as_are_asked_for() {
+fn reservation_covers_all_requested_responses() {
     let world = world(quota::Limits { tokens_per_minute: Some(1_000), ..NONE });
     let six = json!({"model": "m", "prompt": ["p", "q"], "n": 3, "max_tokens": 100}).to_string();
     let (open, _) = ask(&world, "a", &six);
@@ -207,7 +208,7 @@ fn as_many_answers_are_booked_as_are_asked_for() {
 }
 
 #[test]
-fn one_request_for_the_longest_of_answers_closes_no_model_for_others() {
+fn high_max_tokens_does_not_exhaust_the_model_quota() {
     let world = world(NONE);
     let daily = quota::Limits { tokens_per_day: Some(10_000), ..NONE };
     limited(&world, Subject::Model, tenants(daily), noon);
@@ -216,18 +217,18 @@ fn one_request_for_the_longest_of_answers_closes_no_model_for_others() {
     let (mut untold, _) = ask(&world, "a", &longest);
     answer(&mut untold, "200", "{}");
     let (open, _) = ask(&world, "a", &longest);
-    assert!(open.is_routed(), "nobody has told how long the answer before was");
+    assert!(open.is_routed(), "the usage of the response before is unknown");
     let (mut beyond, _) = ask(&world, "b", &costs(10, 9_720));
     assert!(beyond.is_routed(), "though another is served that may have all");
     answer(&mut beyond, "200", &usage(10, 9_720));
     drop(open);
-    // Some 60 each for the first two, and 9,730.
+    // About 60 for each of the first two, and 9,730.
     let [first, second, last] = [(), (), ()].map(|()| ask(&world, "b", &longest));
     assert!(first.0.is_routed() && second.0.is_routed(), "who leaves is charged for an answer as it usually is");
     assert_eq!(last.1.refused.unwrap().0, 429, "and what came beyond that is charged when it has");
 }
 
-/// A request to `path`, and what it is told.
+/// A request to `path`, and the replies.
 fn ask_at(world: &World, path: &str, sent: &str) -> (Exchange, Answered) {
     let mut exchange = world.exchange();
     let all = [(":path", path), (":method", "POST"), ("x-tenant", "a")];
@@ -238,8 +239,8 @@ fn ask_at(world: &World, path: &str, sent: &str) -> (Exchange, Answered) {
 }
 
 #[test]
-fn unknown_paths_are_booked_at_a_flat_estimate_and_charged_what_is_reported() {
-    // 70 tokens are booked for each.
+fn unknown_path_reserves_flat_estimate_and_is_charged_reported_usage() {
+    // Each reserves 70 tokens.
     let world = world(quota::Limits { tokens_per_day: Some(200), ..NONE });
     let (mut first, _) = ask_at(&world, "/v9/things", "{\"model\":\"m\"}");
     answer(&mut first, "200", &usage(20, 10));
@@ -253,7 +254,7 @@ fn unknown_paths_are_booked_at_a_flat_estimate_and_charged_what_is_reported() {
 }
 
 #[test]
-fn unknown_paths_are_rejected_where_tokens_are_limited_and_the_operator_says_so() {
+fn unknown_path_is_rejected_if_configured_and_tokens_are_limited() {
     let rejects = |limits| {
         let settings = TenantSettings { unknown_paths: UnknownPaths::Reject, ..tenants(limits) };
         let world = Setup { exchange: by_header(), tenants: Some(settings), ..Setup::default() }.build();
@@ -266,7 +267,7 @@ fn unknown_paths_are_rejected_where_tokens_are_limited_and_the_operator_says_so(
 }
 
 #[test]
-fn a_server_that_reports_more_than_a_request_can_cost_is_charged_at_that() {
+fn reported_usage_is_capped_at_the_most_a_request_can_cost() {
     let capped = |world: &World| world.processor.metrics.limit_count(Limit::ReportedTokens);
     let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
     let (mut honest, _) = ask(&world, "a", &costs(1_000, 10));
@@ -281,16 +282,16 @@ fn a_server_that_reports_more_than_a_request_can_cost_is_charged_at_that() {
         answer(&mut lies, "200", &bytes.to_string());
     }
     assert_eq!(capped(&world), 3);
-    // Twice 8 tokens for each of 4,050 bytes and 16,384 of a template, three times 26 of an answer.
+    // Twice 8 tokens for each of 4,050 bytes and 16,384 of a template, three times 26 of a response.
     let (mut last, _) = ask(&world, "a", &costs(1, 1));
     let told = answer(&mut last, "200", "{}");
     let used: u64 = told.set["x-update-tpm"].parse().unwrap();
     assert!((95_000..120_000).contains(&used), "{used}");
 }
 
-/// Servers take a limit of 0 for none.
+/// Model servers treat a limit of 0 as no limit.
 #[test]
-fn a_limit_of_zero_tokens_is_no_limit_of_what_is_charged() {
+fn max_tokens_of_zero_counts_as_no_limit() {
     let world = world(quota::Limits { tokens_per_day: Some(1_000_000), ..NONE });
     let (mut endless, _) = ask(&world, "a", &costs(100, 0));
     let told = answer(&mut endless, "200", &usage(100, 5_000));
@@ -302,20 +303,20 @@ fn a_limit_of_zero_tokens_is_no_limit_of_what_is_charged() {
 }
 
 #[test]
-fn who_gives_way_pays_nothing() {
+fn preempted_request_is_not_charged() {
     let flow = attache_flow::Settings { evict_running: EvictRunning::Unanswered, ..attache_flow::Settings::default() };
     let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
     let exchange = ExchangeSettings { trust_client_headers: true, objectives, ..by_header() };
     let limits = tenants(quota::Limits { tokens_per_day: Some(150), requests_per_day: Some(1), ..NONE });
-    let world = Setup { exchange, tenants: Some(limits), flow: Some(parking::flow(flow)), ..Setup::default() }.build();
+    let world = Setup { exchange, tenants: Some(limits), flow: Some(queueing::flow(flow)), ..Setup::default() }.build();
     let comes = |tenant, objective| {
         let extra = [("x-tenant", tenant), ("x-gateway-inference-objective", objective)];
-        parking::One::of(&world, &extra, BodySendMode::FullDuplexStreamed)
+        queueing::One::of(&world, &extra, BodySendMode::FullDuplexStreamed)
     };
     let mut batch = comes("a", "batch");
     assert!(batch.goes());
     let urgent = comes("b", "urgent");
-    assert!(batch.gives_way());
+    assert!(batch.take_preemption());
     let again = comes("a", "batch");
     assert_eq!(again.told.refused, None, "it has its one request of the day, and its tokens");
     drop((batch, urgent, again));
@@ -323,7 +324,7 @@ fn who_gives_way_pays_nothing() {
 }
 
 #[test]
-fn who_leaves_while_another_server_computes_the_prompt_pays_what_was_booked() {
+fn disconnect_during_prefill_is_charged_the_reservation() {
     let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     let world = Setup {
         servers: vec![(0, 0.0, &[]); 4],
@@ -337,7 +338,7 @@ fn who_leaves_while_another_server_computes_the_prompt_pays_what_was_booked() {
     }
     .build();
     let (mut first, _) = ask(&world, "a", &costs(100, 800));
-    assert!(!first.is_routed() && !first.asks().is_empty(), "its prompt is computed");
+    assert!(!first.is_routed() && !first.leg_calls().is_empty(), "its prompt is computed");
     drop(first);
     let (_, told) = ask(&world, "a", &costs(10, 200));
     assert_eq!(told.set.get("x-attache-reason").map(String::as_str), Some("tpm_exceeded"));
@@ -348,7 +349,7 @@ fn who_leaves_while_another_server_computes_the_prompt_pays_what_was_booked() {
 }
 
 #[test]
-fn windows_are_the_wall_clocks_whatever_is_done_to_it() {
+fn quota_windows_follow_the_wall_clock() {
     static LATE: AtomicU64 = AtomicU64::new(600);
     fn wall() -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(LATE.load(Relaxed))
@@ -357,14 +358,14 @@ fn windows_are_the_wall_clocks_whatever_is_done_to_it() {
     limited(&world, Subject::Tenant, tenants(quota::Limits { requests_per_minute: Some(1), ..NONE }), wall);
     let goes = || ask(&world, "a", &completion("m", "p")).0.is_routed();
     assert!(goes() && !goes());
-    // The picker's own time stands still.
+    // The picker's monotonic clock stands still.
     LATE.store(660, Relaxed);
     assert!(goes() && !goes(), "another minute");
     LATE.store(60, Relaxed);
     assert!(goes() && !goes(), "the clock was wrong");
 }
 
-/// Has `subject`s have what `settings` say and nothing else bounded.
+/// Configures quotas of `subject`s with `settings`, and no others.
 fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn() -> SystemTime) {
     let config = world.processor.picker.config();
     let book = Store::Memory(Arc::new(quota::Book::new(100)));
@@ -374,7 +375,7 @@ fn limited(world: &World, subject: Subject, settings: TenantSettings, wall: fn()
 }
 
 #[test]
-fn a_request_that_waits_for_its_turn_is_counted_once() {
+fn queued_request_is_counted_once() {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
     let flow = PoolFlow {
         settings: attache_flow::Settings::default(),
@@ -393,7 +394,7 @@ fn a_request_that_waits_for_its_turn_is_counted_once() {
     answer(&mut first, "200", &usage(1, 1));
     let turn = futures_util::FutureExt::now_or_never(&mut waiting).flatten().expect("its turn");
     let mut out = Actions::new();
-    second.on(Event::Turn(Some(turn)), NOW, &mut out).unwrap();
+    second.on(Event::Dequeued(Some(turn)), NOW, &mut out).unwrap();
     assert!(second.is_routed(), "{out:?}");
     let told = answer(&mut second, "200", &usage(1, 1));
     assert_eq!(told.set.get("x-update-rpm").map(String::as_str), Some("2"));
@@ -402,7 +403,7 @@ fn a_request_that_waits_for_its_turn_is_counted_once() {
 }
 
 #[test]
-fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
+fn model_quota_applies_to_all_tenants() {
     let world = world(quota::Limits { requests_per_minute: Some(5), ..NONE });
     let few = quota::Limits { requests_per_second: Some(2), ..NONE };
     let models = TenantSettings { overrides: [("m".to_owned(), few)].into(), ..tenants(NONE) };
@@ -425,7 +426,7 @@ fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
         status == 429 && text.contains("model: m has exceeded RPS: 2") && text.contains("model_rps_exceeded"),
         "{text}"
     );
-    // What the model refuses the tenant has not had: four are left of its five.
+    // A request that the model's quota rejects is not charged to the tenant: four of its five are left.
     for _ in 0..4 {
         assert!(ask(&world, "a", &completion("other", "p")).0.is_routed());
     }
@@ -433,7 +434,7 @@ fn a_model_has_limits_of_its_own_whoever_asks_for_it() {
 }
 
 #[test]
-fn a_reload_keeps_what_was_had() {
+fn reload_keeps_quota_counters() {
     let world = world(quota::Limits { requests_per_minute: Some(2), ..NONE });
     ask(&world, "a", &completion("m", "p"));
     let (open, _) = ask(&world, "a", &completion("m", "p"));
@@ -450,7 +451,7 @@ fn a_reload_keeps_what_was_had() {
 }
 
 #[test]
-fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
+fn tenant_by_token_ignores_headers() {
     let source = TenantSource::Metadata { namespace: "jwt".to_owned(), path: vec!["sub".to_owned()] };
     let rule = TenantRule { source, strip: Some("x-tenant".to_owned()) };
     let exchange = ExchangeSettings { tenant: Some(rule), ..ExchangeSettings::default() };
@@ -472,7 +473,7 @@ fn who_has_a_token_is_who_it_says_whatever_its_headers_say() {
     assert_eq!(send_as("another").refused.unwrap().0, 429);
 }
 
-/// What counts is away: the request waits for that to be known, whatever of it has come, and then goes on or is refused.
+/// The quota store is unreachable: after its failure, the request is allowed or rejected, as configured.
 #[cfg(feature = "redis")]
 mod away {
     use super::*;
@@ -490,7 +491,7 @@ mod away {
 
     fn away(settings: TenantSettings, on_failure: OnStoreFailure) -> World {
         let world = Setup { exchange: by_header(), ..Setup::default() }.build();
-        // Nobody listens there.
+        // No server listens on this port.
         let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
         let redis = Arc::new(RedisStore::new(link.clone(), Subject::Tenant, 1, || {}));
         let (store, redis) = match settings.store {
@@ -508,7 +509,7 @@ mod away {
         world
     }
 
-    /// Sends all of `messages`, of which none is answered, and returns what is said when it is known that nobody counts.
+    /// Sends all of `messages`, which get no reply, and returns the replies after the store has failed.
     async fn after_waiting(world: &World, mode: BodySendMode, messages: Vec<Message>) -> (Exchange, Answered) {
         let mut exchange = world.exchange();
         let protocol_config = Some(config(mode, BodySendMode::FullDuplexStreamed, false));
@@ -523,7 +524,7 @@ mod away {
     }
 
     #[tokio::test]
-    async fn a_request_goes_on_from_where_it_stood() {
+    async fn store_failure_allows_request_at_its_stage() {
         let world = world(OnStoreFailure::Allow);
         let start = |end| Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], end));
         let sent = completion("m", "p");
@@ -550,7 +551,7 @@ mod away {
     }
 
     #[tokio::test]
-    async fn so_does_one_whose_tenant_may_have_what_nobody_can_look_up() {
+    async fn unreadable_tenant_record_allows_request() {
         let limits = tenants(quota::Limits { requests_per_minute: Some(1), ..NONE });
         let user_records = Some(UserRecordSettings { unknown: OnUnknownUser::Refuse, ttl: Duration::from_secs(1) });
         let settings = TenantSettings { user_records, ..limits };
@@ -565,7 +566,7 @@ mod away {
                     (goes_on, (!goes_on).then_some(503))
                 );
             }
-            // Whom the file names, and who has no name, needs no record: the books are open.
+            // Tenants in the configuration, and requests without a tenant, need no record.
             for known in ["vip", ""] {
                 let mut exchange = world.exchange();
                 let protocol_config = Some(config(BodySendMode::None, BodySendMode::FullDuplexStreamed, false));
@@ -576,7 +577,7 @@ mod away {
     }
 
     #[tokio::test]
-    async fn or_is_refused_where_the_operator_says_so() {
+    async fn store_failure_rejects_request_if_configured() {
         let world = world(OnStoreFailure::Refuse);
         let start = Message::RequestHeaders(headers(&[PATH, (":method", "POST"), ("x-tenant", "a")], false));
         let whole = Message::RequestBody(body(completion("m", "p").as_bytes(), true));

@@ -1,11 +1,11 @@
-//! Every body mode, and what can happen on the way of one request.
+//! Every body mode, and limits and failures of a single request.
 
-use super::parking::{self, One};
+use super::queueing::{self, One};
 use super::*;
 use attache_flow::Settings;
 
 #[test]
-fn conformance_headers_only_when_asked_for() {
+fn conformance_headers_require_configuration() {
     let settings = ExchangeSettings { conformance_headers: true, ..ExchangeSettings::default() };
     let servers = vec![(0, 0.1, &[] as &[&str]); 3];
     let world =
@@ -28,7 +28,7 @@ fn conformance_headers_only_when_asked_for() {
     let record = world.processor.decisions.snapshot().pop().unwrap();
     assert_eq!((&*record.endpoint, record.served.as_deref()), ("192.168.1.3:8000", Some("192.168.1.1:8000")));
 
-    // An empty header means all pods; a gateway that does not say which one served has failed.
+    // An empty header selects all pods. A gateway that does not report the served endpoint fails the conformance test.
     let mut exchange = world.exchange();
     let empty = [PATH, ("test-epp-endpoint-selection", ""), ("test-epp-endpoint-selection", " , ")];
     send(&mut exchange, request(Message::RequestHeaders(headers(&empty, false))));
@@ -49,7 +49,7 @@ fn conformance_headers_only_when_asked_for() {
 }
 
 #[test]
-fn each_mode_is_answered_in_kind() {
+fn each_body_mode_gets_its_replies() {
     use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as Off, Streamed};
     let sent = completion("m", "p");
     let cases: &[(BodySendMode, bool, &[&[&str]])] = &[
@@ -85,7 +85,7 @@ fn each_mode_is_answered_in_kind() {
         } else {
             assert_eq!((all.text(), all.ended), ("", 0), "{mode:?}: nothing is changed, so nothing is sent back");
         }
-        // The response mode is NONE: the headers are the last that we see.
+        // The response mode is NONE: the headers are the last message.
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
         world.assert_books_closed_but_open_stream();
         drop(exchange);
@@ -94,7 +94,7 @@ fn each_mode_is_answered_in_kind() {
 }
 
 #[test]
-fn a_model_is_renamed_there_and_back_in_every_mode() {
+fn model_name_is_rewritten_in_both_directions_in_every_mode() {
     use BodySendMode::{Buffered, FullDuplexStreamed, Streamed};
     for (mode, nowait) in [(FullDuplexStreamed, false), (Streamed, true), (Buffered, false)] {
         let target = RewriteTarget { model: "llama-3.3-70b-instruct".into(), weight: 1 };
@@ -132,7 +132,7 @@ fn a_model_is_renamed_there_and_back_in_every_mode() {
 }
 
 #[test]
-fn a_model_is_renamed_whatever_its_header_says_of_the_body() {
+fn model_name_is_rewritten_despite_wrong_content_encoding() {
     let target = RewriteTarget { model: "llama".into(), weight: 1 };
     let rewrites = ModelRewrites { exact: [("gpt-4".to_owned(), vec![target])].into(), any: Vec::new() };
     let world = Setup { rewrites, ..Setup::default() }.build();
@@ -145,7 +145,7 @@ fn a_model_is_renamed_whatever_its_header_says_of_the_body() {
 }
 
 #[test]
-fn who_leaves_is_dated_by_when_it_left() {
+fn disconnect_is_dated_by_the_end_of_the_stream() {
     let world = Setup::default().build();
     let mut exchange = routed(&world, None);
     exchange.gone(NOW.after(Duration::from_secs(3)));
@@ -155,7 +155,7 @@ fn who_leaves_is_dated_by_when_it_left() {
 }
 
 #[test]
-fn when_the_picker_fails_only_what_is_not_decided_is_refused() {
+fn panic_rejects_only_undecided_requests() {
     let world = Setup::default().build();
     let fails = |exchange: &mut Exchange| {
         let mut out = Actions::new();
@@ -189,8 +189,8 @@ fn request_trailers_end_the_body() {
 }
 
 #[test]
-fn what_ends_in_trailers_waits_for_its_turn_like_any_other() {
-    let world = parking::setup(parking::flow(Settings::default())).build();
+fn request_with_trailers_is_queued_like_others() {
+    let world = queueing::setup(queueing::flow(Settings::default())).build();
     let first = One::of(&world, &[], BodySendMode::FullDuplexStreamed);
     let mut second = world.exchange();
     let sent = completion("m", "p");
@@ -211,8 +211,8 @@ fn what_ends_in_trailers_waits_for_its_turn_like_any_other() {
 }
 
 #[test]
-fn a_streamed_body_that_pauses_is_decided_on() {
-    // Envoy keeps trailers back until the chunks before them are answered.
+fn streamed_body_is_decided_after_a_pause() {
+    // Envoy holds trailers until the chunks before them are answered.
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     let protocol_config = Some(config(BodySendMode::Streamed, BodySendMode::None, true));
@@ -236,11 +236,11 @@ fn a_streamed_body_that_pauses_is_decided_on() {
 }
 
 #[test]
-fn a_file_in_a_form_passes_without_being_held() {
+fn file_in_a_form_passes_unbuffered() {
     let limits = Limits { max_body_bytes: 1_000, max_multipart_sniff_bytes: 500, ..Limits::default() };
     let model = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n";
     let file = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
-    // More than may be held, in one piece.
+    // One chunk over the limit of bodies.
     let noise = "x".repeat(2_000);
     let in_front = [model, file, &noise];
     let behind = [file, &noise, model];
@@ -267,7 +267,7 @@ fn a_file_in_a_form_passes_without_being_held() {
 }
 
 #[test]
-fn an_upgrade_is_answered_at_its_headers_and_flows() {
+fn upgrade_is_decided_at_its_headers() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     let pairs = [(":path", "/v1/realtime"), (":method", "GET"), ("upgrade", "websocket"), ("connection", "Upgrade")];
@@ -281,14 +281,14 @@ fn an_upgrade_is_answered_at_its_headers_and_flows() {
 }
 
 #[test]
-fn a_second_end_of_stream_is_ignored() {
+fn second_end_of_stream_is_ignored() {
     let world = Setup::default().build();
     let mut exchange = routed(&world, None);
     assert!(send(&mut exchange, request(Message::RequestBody(body(b"", true)))).is_empty());
 }
 
 #[test]
-fn an_answer_may_begin_before_the_request_has_ended() {
+fn response_may_begin_before_the_request_ends() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     let protocol_config = Some(config(BodySendMode::Streamed, BodySendMode::FullDuplexStreamed, false));
@@ -305,13 +305,13 @@ fn an_answer_may_begin_before_the_request_has_ended() {
 }
 
 #[test]
-fn a_body_too_large_is_refused_by_its_length_or_at_the_byte_that_crosses() {
+fn oversized_body_is_rejected_by_length_or_at_the_exceeding_byte() {
     let limits = Limits { max_body_bytes: 10, ..Limits::default() };
     let world = Setup { limits: limits.clone(), ..Setup::default() }.build();
     let mut exchange = world.exchange();
     let got = send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH, ("content-length", "11")], false))));
     assert_eq!(Answered::of(&got).refused.unwrap().0, 413);
-    // Envoy keeps sending for a while.
+    // Envoy continues to send for a while.
     assert!(send(&mut exchange, request(Message::RequestBody(body(b"12345678901", false)))).is_empty());
     drop(exchange);
 
@@ -326,7 +326,7 @@ fn a_body_too_large_is_refused_by_its_length_or_at_the_byte_that_crosses() {
 }
 
 #[test]
-fn bodies_held_at_once_are_bounded() {
+fn buffered_body_memory_is_limited() {
     let limits = Limits { max_buffered_bytes: 150, ..Limits::default() };
     let world = Setup { limits, ..Setup::default() }.build();
     let mut holding = world.exchange();
@@ -342,7 +342,7 @@ fn bodies_held_at_once_are_bounded() {
 }
 
 #[test]
-fn slow_upload_is_refused_when_its_grace_is_over() {
+fn slow_upload_is_rejected_after_its_grace_period() {
     let limits = Limits { min_upload_rate: 100, upload_grace: Duration::from_secs(5), ..Limits::default() };
     let after = |seconds| NOW.after(Duration::from_secs(seconds));
     let world = Setup { limits, ..Setup::default() }.build();
@@ -364,7 +364,7 @@ fn slow_upload_is_refused_when_its_grace_is_over() {
 }
 
 #[test]
-fn large_slow_upload_that_catches_up_goes_on() {
+fn slow_upload_that_catches_up_is_not_rejected() {
     let limits = Limits { min_upload_rate: 100, upload_grace: Duration::from_secs(5), ..Limits::default() };
     let world = Setup { limits, ..Setup::default() }.build();
     let mut exchange = world.exchange();
@@ -377,7 +377,7 @@ fn large_slow_upload_that_catches_up_goes_on() {
 }
 
 #[test]
-fn message_too_large_to_be_held_is_refused_as_a_body_too_large() {
+fn oversized_message_is_rejected_as_oversized_body() {
     use crate::uploads::Evicted;
     let world = Setup::default().build();
     let refused = |event: Event, begin: bool| {
@@ -399,7 +399,7 @@ fn message_too_large_to_be_held_is_refused_as_a_body_too_large() {
 }
 
 #[test]
-fn buffered_response_too_large_to_be_held_passes_unread() {
+fn oversized_buffered_response_passes_unscanned() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     let protocol_config = Some(config(BodySendMode::Buffered, BodySendMode::Buffered, false));
@@ -417,7 +417,7 @@ fn buffered_response_too_large_to_be_held_passes_unread() {
 }
 
 #[test]
-fn streamed_body_in_too_many_messages_is_refused() {
+fn streamed_body_in_too_many_messages_is_rejected() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     let protocol_config = Some(config(BodySendMode::Streamed, BodySendMode::None, true));
@@ -431,7 +431,7 @@ fn streamed_body_in_too_many_messages_is_refused() {
 }
 
 #[test]
-fn headers_too_large_are_refused() {
+fn oversized_headers_are_rejected() {
     let world = Setup::default().build();
     let big = "x".repeat(70_000);
     let got = send(&mut world.exchange(), request(Message::RequestHeaders(headers(&[PATH, ("a", &big)], false))));
@@ -439,7 +439,7 @@ fn headers_too_large_are_refused() {
 }
 
 #[test]
-fn deadlines_are_ours() {
+fn request_and_idle_timeouts_are_enforced() {
     let world = Setup::default().build();
     let limits = Limits::default();
     let mut exchange = world.exchange();
@@ -480,7 +480,7 @@ fn messages_out_of_order_are_protocol_errors() {
 }
 
 #[test]
-fn a_continued_response_goes_where_its_state_is() {
+fn continued_response_goes_to_the_endpoint_that_stores_it() {
     let world = Setup { servers: vec![(0, 0.1, &[]); 8], ..Setup::default() }.build();
     let ask = |body_text: &str| {
         let mut exchange = world.exchange();
@@ -502,7 +502,7 @@ fn a_continued_response_goes_where_its_state_is() {
 }
 
 #[test]
-fn a_retry_moves_the_booking_and_blames_who_was_passed_over() {
+fn retry_moves_the_booking_and_blames_the_first_endpoint() {
     let world = Setup { servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
     let snapshot = world.snapshot.load_full();
     let in_flight = || [0, 1].map(|i| snapshot.endpoints[i].endpoint.ledger.in_flight());
@@ -521,7 +521,7 @@ fn a_retry_moves_the_booking_and_blames_who_was_passed_over() {
 }
 
 #[test]
-fn failures_eject_and_the_only_endpoint_is_tried_all_the_same() {
+fn only_endpoint_is_used_although_ejected() {
     let world = Setup { servers: vec![(0, 0.1, &[])], ..Setup::default() }.build();
     for _ in 0..5 {
         let mut exchange = routed(&world, None);
@@ -533,7 +533,7 @@ fn failures_eject_and_the_only_endpoint_is_tried_all_the_same() {
 }
 
 #[test]
-fn a_deadline_that_is_not_due_changes_nothing() {
+fn early_deadline_event_has_no_effect() {
     let world = Setup::default().build();
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[PATH], false))));

@@ -1,4 +1,4 @@
-//! Any order of any events, and any cut of a body.
+//! Property tests: any order of events, and any cut of a body.
 
 use super::*;
 use proptest::prelude::*;
@@ -68,7 +68,8 @@ proptest! {
     ) {
         let target = RewriteTarget { model: "t".into(), weight: 1 };
         let any = if rename { vec![target] } else { Vec::new() };
-        let world = Setup { rewrites: ModelRewrites { any, ..ModelRewrites::default() }, servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
+        let rewrites = ModelRewrites { any, ..ModelRewrites::default() };
+        let world = Setup { rewrites, servers: vec![(0, 0.1, &[]); 2], ..Setup::default() }.build();
         let mut exchange = world.exchange();
         let mut out = Actions::new();
         for (at, step) in steps.iter().enumerate() {

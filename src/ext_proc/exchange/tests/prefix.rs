@@ -1,4 +1,4 @@
-//! Requests that share a beginning: they meet while the first is on its way, after it was served, and in the next turn.
+//! Requests that share a prefix go to one endpoint: while the first is in flight, after its end, and in the next turn.
 
 use super::*;
 use attache_picker::prefix::Fallback;
@@ -24,12 +24,12 @@ fn chat(messages: &[(&str, &str)]) -> String {
     serde_json::json!({"model": "m", "messages": messages}).to_string()
 }
 
-/// A text of about `words` words that no other `name` shares.
+/// A text of about `words` words, different for each `name`.
 pub(super) fn text(name: &str, words: usize) -> String {
     (0..words).map(|i| format!("{name}{i} ")).collect()
 }
 
-/// Sends a request and tells where it goes.
+/// Sends a request and returns its endpoint.
 fn ask(world: &World, sent: &str) -> (Exchange, String) {
     let mut exchange = world.exchange();
     send(&mut exchange, request(Message::RequestHeaders(headers(&[CHAT], false))));
@@ -49,13 +49,13 @@ fn answer_with(mut exchange: Exchange, status: &str, content: &str, usage: serde
     send(&mut exchange, request(Message::ResponseBody(body(message.to_string().as_bytes(), true))));
 }
 
-/// What the last decision expected to find cached, tokens.
+/// The estimated cached tokens of the last decision.
 fn matched(world: &World) -> u32 {
     world.processor.decisions.snapshot().pop().unwrap().estimated_cached_tokens
 }
 
 #[test]
-fn a_burst_of_equal_prompts_lands_together_before_anything_is_answered() {
+fn burst_of_equal_prompts_goes_to_one_endpoint_before_any_response() {
     let world = pool(16);
     let prompt = chat(&[("user", &text("burst", 300))]);
     let (first, to) = ask(&world, &prompt);
@@ -68,7 +68,7 @@ fn a_burst_of_equal_prompts_lands_together_before_anything_is_answered() {
 }
 
 #[test]
-fn what_was_served_is_met_again_and_what_failed_is_not() {
+fn served_prompts_are_recorded_and_failed_ones_are_not() {
     let world = pool(16);
     let prompt = chat(&[("system", &text("rules", 400)), ("user", "first")]);
     let (exchange, to) = ask(&world, &prompt);
@@ -94,7 +94,7 @@ fn what_was_served_is_met_again_and_what_failed_is_not() {
 }
 
 #[test]
-fn the_next_turn_begins_with_this_ones_answer() {
+fn next_turn_matches_the_previous_response() {
     let world = pool(16);
     let (question, reply) = (text("question", 100), text("reply", 1_000));
     let (exchange, to) = ask(&world, &chat(&[("user", &question)]));
@@ -107,12 +107,15 @@ fn the_next_turn_begins_with_this_ones_answer() {
 }
 
 #[test]
-fn what_a_server_computes_whatever_it_has_cached_says_nothing_about_its_cache() {
+fn requests_that_skip_the_cache_record_no_cached_tokens() {
     let world = pool(4);
     let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
     let mut measured = plain.clone();
     measured["prompt_logprobs"] = 1.into();
-    let usage = |cached: u32| serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
+    let usage = |cached: u32| {
+        let details = serde_json::json!({"cached_tokens": cached});
+        serde_json::json!({"prompt_tokens": 800, "completion_tokens": 1, "prompt_tokens_details": details})
+    };
     let stats = || {
         let config = world.processor.picker.config();
         let stats = config.pools()[0].prefix.as_ref().unwrap().cache.stats();
@@ -137,7 +140,7 @@ fn what_a_server_computes_whatever_it_has_cached_says_nothing_about_its_cache() 
 }
 
 #[test]
-fn a_prompt_that_the_server_cuts_is_routed_by_load() {
+fn prompt_cut_by_the_server_is_routed_by_load() {
     let world = pool(4);
     let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
     let mut cut = plain.clone();
@@ -154,16 +157,17 @@ fn a_prompt_that_the_server_cuts_is_routed_by_load() {
 }
 
 #[test]
-fn of_a_prompt_that_is_not_encoded_to_its_end_the_beginning_is_found_and_nothing_is_concluded() {
+fn partly_encoded_prompt_matches_its_start_only() {
     let (blocks, memo) = token_blocks(|encoder| Arc::new(encoder));
     let blocks = TokenBlocks { max_bytes: 4_000, ..blocks };
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
     let tokenizer = Some(Tokenizer::Fields { blocks, memo });
     let world = Setup { servers: vec![(0, 0.1, &[]); 16], parameters, tokenizer, ..Setup::default() }.build();
-    // More texts than one: none that is longer than what may be encoded is encoded in part.
+    // Several texts: none that exceeds the limit is encoded in part.
     let turns: Vec<String> = (0..10).map(|i| text(&format!("turn{i}x"), 100)).collect();
     let prompt = chat(&turns.iter().map(|turn| ("user", &**turn)).collect::<Vec<_>>());
-    let usage = serde_json::json!({"prompt_tokens": 5_000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4_900}});
+    let details = serde_json::json!({"cached_tokens": 4_900});
+    let usage = serde_json::json!({"prompt_tokens": 5_000, "completion_tokens": 1, "prompt_tokens_details": details});
     let mut went = Vec::new();
     for _ in 0..3 {
         let (exchange, to) = ask(&world, &prompt);
@@ -195,7 +199,8 @@ fn with_image(texts: [&str; 2], image: &str, reply: Option<&str>) -> String {
     serde_json::json!({"model": "m", "messages": messages}).to_string()
 }
 
-/// Whatever the tokenizer: the next turn finds this one, its image and its answer; with another image only what stands before it.
+/// With every tokenizer, the next turn matches this turn with its image and response. With another image it matches
+/// only the part before the image.
 fn assert_images_are_told_apart(tokenizer: Tokenizer) {
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
     let servers = vec![(0, 0.1, [].as_slice()); 16];
@@ -214,7 +219,7 @@ fn assert_images_are_told_apart(tokenizer: Tokenizer) {
 }
 
 #[test]
-fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell_apart() {
+fn remote_tokens_are_not_fetched_for_prompts_with_images() {
     let (blocks, _) = token_blocks(|encoder| Arc::new(encoder));
     let clock = attache_types::clock::Clock::start();
     let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
@@ -225,7 +230,7 @@ fn servers_are_not_asked_for_tokens_of_prompts_whose_images_these_would_not_tell
 
 #[cfg(feature = "hf-tokenizers")]
 #[test]
-fn prompts_with_images_have_keys_whatever_the_models_template_makes_of_them() {
+fn prompts_with_images_have_keys_with_any_template() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/chat_vectors");
     let [tokenizer, template] =
         ["tokenizer.json", "chat_template.jinja"].map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
@@ -236,7 +241,7 @@ fn prompts_with_images_have_keys_whatever_the_models_template_makes_of_them() {
 }
 
 #[tokio::test]
-async fn tokens_that_servers_told_before_are_counted_once_a_request() {
+async fn known_remote_tokens_are_counted_once_per_request() {
     let server = ServerConfig::default();
     let model = server.models[0].clone();
     let fleet = serve(&SimConfig { endpoints: 1, port: 0, server, ..SimConfig::default() }).unwrap();
@@ -269,7 +274,7 @@ async fn tokens_that_servers_told_before_are_counted_once_a_request() {
 }
 
 #[tokio::test]
-async fn prompts_without_remote_tokens_are_looked_up_by_the_fallback() {
+async fn missing_remote_tokens_use_the_fallback() {
     for which in ["none", "characters", "tiktoken"] {
         let clock = attache_types::clock::Clock::start();
         let pool = RemotePool::new("pool".into(), RemoteSettings::default(), Arc::default(), clock, 7).unwrap();
@@ -299,7 +304,7 @@ async fn prompts_without_remote_tokens_are_looked_up_by_the_fallback() {
 }
 
 #[test]
-fn tenants_share_prefixes_unless_they_are_kept_apart() {
+fn tenants_share_prefixes_unless_isolated() {
     for isolate_tenants in [false, true] {
         let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
         let world = Setup { parameters, isolate_tenants, ..Setup::default() }.build();
@@ -317,7 +322,7 @@ fn tenants_share_prefixes_unless_they_are_kept_apart() {
 }
 
 #[test]
-fn salts_models_and_tools_keep_prompts_apart() {
+fn salts_models_and_tools_separate_prompts() {
     let world = pool(16);
     let plain = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text("same", 400)}]});
     let (exchange, _) = ask(&world, &plain.to_string());
@@ -338,12 +343,12 @@ fn salts_models_and_tools_keep_prompts_apart() {
     assert!(matched(&world) > 400);
 }
 
-/// A pool whose long prompts are encoded elsewhere.
+/// A pool whose long prompts are encoded in the background.
 pub(super) fn encoding_elsewhere(setup: Setup) -> Setup {
     encoding(setup, |encoder| Arc::new(encoder))
 }
 
-/// A pool whose prompts are encoded by what `encoder` makes of one.
+/// A pool that encodes prompts with the encoder that `encoder` returns.
 fn encoding(setup: Setup, encoder: fn(Tiktoken) -> Arc<dyn Encoder>) -> Setup {
     let (blocks, memo) = token_blocks(encoder);
     let parameters = serde_json::json!({"scorers": [{"type": "prefix-cache-scorer"}]});
@@ -358,7 +363,7 @@ fn token_blocks(encoder: fn(Tiktoken) -> Arc<dyn Encoder>) -> (TokenBlocks, Arc<
     (TokenBlocks::new(KeySpace::new(7), memo.clone(), cuts), memo)
 }
 
-/// An encoder with one text that it can't bear.
+/// An encoder that panics for one text.
 #[derive(Debug)]
 struct Fragile(Tiktoken);
 
@@ -370,7 +375,7 @@ impl Encoder for Fragile {
 }
 
 #[test]
-fn an_answer_that_the_tokenizer_can_not_bear_reaches_its_client() {
+fn response_passes_although_the_tokenizer_panics() {
     let world = encoding(Setup::default(), |encoder| Arc::new(Fragile(encoder))).build();
     let (mut exchange, _) = ask(&world, &chat(&[("user", &text("question", 100))]));
     send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false))));
@@ -385,10 +390,10 @@ fn an_answer_that_the_tokenizer_can_not_bear_reaches_its_client() {
 }
 
 #[test]
-fn a_long_conversation_that_was_never_seen_is_looked_up_once_it_is_encoded() {
+fn long_new_conversation_is_looked_up_after_background_encoding() {
     for engines_tell in [false, true] {
         let world = encoding_elsewhere(Setup { engines_tell, ..Setup::default() }).build();
-        // None of the turns is long; together they are more than is encoded where requests are served.
+        // Each turn is short; together they exceed the limit of encoding on the serving thread.
         let turns: Vec<String> = (0..12).map(|i| text(&format!("turn{i}x"), 400)).collect();
         let prompt = chat(&turns.iter().map(|turn| ("user", &**turn)).collect::<Vec<_>>());
         let mut exchange = world.exchange();

@@ -1,7 +1,6 @@
-//! Looks at the pool that nothing asks for, and those that are left out: a pool of many endpoints that is full is not looked at whenever something
-//! happens.
+//! Measurements of the pool by the queue's timer. A large full pool is not measured at every event.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::room::{WAITS, at, follow};
 use super::*;
 use attache_flow::Settings;
@@ -9,7 +8,7 @@ use attache_flow::registry::{CEILINGS, DETECTORS, find};
 use attache_flow::saturation::{Detector, Gauge, View};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Counts how often the pool is looked at.
+/// Counts how often the pool is measured.
 #[derive(Debug)]
 struct Counting {
     detector: Arc<dyn Detector>,
@@ -23,7 +22,7 @@ impl Detector for Counting {
     }
 }
 
-/// So many servers that take a request at a time each, all of which are taken at this moment.
+/// This many endpoints, each with a capacity of one request and one request in flight.
 fn full(servers: usize) -> (World, Arc<Counting>) {
     let flow = flow(Settings::default());
     let counting = Arc::new(Counting { detector: flow.detector.clone(), looks: AtomicU32::new(0) });
@@ -33,11 +32,11 @@ fn full(servers: usize) -> (World, Arc<Counting>) {
 }
 
 #[tokio::test]
-async fn many_endpoints_that_are_full_are_looked_at_once_a_while_and_room_is_found_all_the_same() {
+async fn large_full_pool_is_measured_rarely_and_capacity_is_still_found() {
     for (servers, at_each) in [(127, true), (128, false)] {
         let (world, counting) = full(servers);
         let (clock, _follower) = follow(&world).await;
-        // One moment for all of it: how long the test takes is of no account.
+        // The clock stands still, so the duration of the test does not matter.
         let now = clock.now();
         let mut goes: Vec<Exchange> = (0..servers).map(|_| at(&world, 1, now)).collect();
         assert!(goes.iter().all(Exchange::is_routed), "{servers}: there is room, and each finds it by a look");
@@ -47,7 +46,7 @@ async fn many_endpoints_that_are_full_are_looked_at_once_a_while_and_room_is_fou
         drop(goes.pop());
         let looks = counting.looks.load(Relaxed) - before;
         assert_eq!(looks > 20, at_each, "{servers}: {looks} looks");
-        // Nothing else happens: whoever looks after the queues knows that something has.
+        // No other event occurs: the timer knows that an event was missed.
         let turn = waits.first_mut().and_then(Exchange::waiting).expect("it waits");
         let turn = tokio::time::timeout(Duration::from_secs(60), turn).await;
         assert!(turn.expect("it is told").unwrap().is_ok(), "{servers}");
@@ -57,9 +56,9 @@ async fn many_endpoints_that_are_full_are_looked_at_once_a_while_and_room_is_fou
 }
 
 #[tokio::test]
-async fn bands_that_take_turns_have_theirs_though_nothing_happens() {
+async fn bands_with_turns_are_dequeued_without_events() {
     let mut waited = 0;
-    // What comes before decides in which turn it comes.
+    // The number of earlier checks decides which band's turn it is.
     for before in 0..4 {
         let four = find(DETECTORS, "concurrency-detector").unwrap();
         let flow = PoolFlow {

@@ -1,6 +1,6 @@
-//! Room that becomes free before an answer begins or ends, or of which the queues hear by nothing else: whoever waits hears of it at once.
+//! Capacity that is freed before a response begins or ends, or without any event: queued requests are dequeued at once.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::splitting::{direct, good, reply, told};
 use super::*;
 use attache_flow::Settings;
@@ -11,12 +11,12 @@ use serde_json::json;
 
 pub(super) const WAITS: BodySendMode = BodySendMode::FullDuplexStreamed;
 
-/// Prompts of about so many tokens.
+/// Prompts of about this many tokens.
 fn comes(world: &World, tokens: usize) -> One {
     One::sends(world, &[], WAITS, completion("m", &"four".repeat(tokens)).as_bytes(), None)
 }
 
-/// One prompt at a time, and two answers.
+/// Capacity for one prefill and two responses.
 fn splitting(connector: &str) -> World {
     let policy = SplitPolicy { decider: Decider::Always, together: Vec::new(), whole: true };
     Setup {
@@ -31,17 +31,17 @@ fn splitting(connector: &str) -> World {
 }
 
 #[test]
-fn a_prompt_that_is_computed_makes_room_for_the_next_one() {
+fn finished_prefill_frees_capacity() {
     for (connector, answer) in [("nixl", good()), ("nixl", reply(500, "{}")), ("sglang", reply(200, "{}"))] {
         let world = splitting(connector);
         let mut first = comes(&world, 9);
-        assert_eq!(first.exchange.asks().len(), 1, "{connector}");
+        assert_eq!(first.exchange.leg_calls().len(), 1, "{connector}");
         let mut second = comes(&world, 9);
         second.wakes(NOW);
-        assert!(second.exchange.asks().is_empty() && !second.goes(), "{connector}: the prefill server is busy");
+        assert!(second.exchange.leg_calls().is_empty() && !second.goes(), "{connector}: the prefill server is busy");
         told(&mut first.exchange, 0, answer.clone(), 0);
         second.wakes(NOW);
-        assert_eq!(second.exchange.asks().len(), 1, "{connector}: it is not, though no answer has begun");
+        assert_eq!(second.exchange.leg_calls().len(), 1, "{connector}: it is not, though no answer has begun");
         first.ends();
         told(&mut second.exchange, 0, answer, 0);
         second.ends();
@@ -50,7 +50,7 @@ fn a_prompt_that_is_computed_makes_room_for_the_next_one() {
 }
 
 #[test]
-fn the_end_of_what_can_not_be_read_is_told_to_those_who_wait() {
+fn end_of_unparsed_request_dequeues_others() {
     for leaves in [false, true] {
         let world = setup(flow(Settings::default())).build();
         let first = One::sends(&world, &[("content-encoding", "gzip")], WAITS, b"\x1f\x8b\x08", None);
@@ -69,7 +69,7 @@ fn the_end_of_what_can_not_be_read_is_told_to_those_who_wait() {
 }
 
 #[test]
-fn who_comes_while_nobody_serves_waits_for_as_long_as_is_said_for_that() {
+fn request_to_empty_pool_waits_for_empty_ttl() {
     let settings = Settings { empty_ttl: Duration::from_secs(300), ..Settings::default() };
     let world = Setup { servers: Vec::new(), ..setup(flow(settings)) }.build();
     let mut one = comes(&world, 9);
@@ -81,7 +81,7 @@ fn who_comes_while_nobody_serves_waits_for_as_long_as_is_said_for_that() {
 }
 
 #[tokio::test]
-async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
+async fn without_ttl_only_an_empty_pool_limits_the_wait() {
     let without_ttl = |empty_ttl| {
         let flow = flow(Settings::default());
         PoolFlow { settings: Settings { ttl: None, empty_ttl, ..flow.settings }, ..flow }
@@ -100,7 +100,7 @@ async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
     assert!(one.deadline().is_none());
     let turn = tokio::time::timeout(Duration::from_secs(60), one.waiting().expect("it waits")).await;
     let mut out = Actions::new();
-    one.on(Event::Turn(turn.expect("a verdict")), clock.now(), &mut out).unwrap();
+    one.on(Event::Dequeued(turn.expect("a verdict")), clock.now(), &mut out).unwrap();
     let told = Answered::of(&Vec::from(out));
     assert_eq!((told.refused.unwrap().0, &*told.set["x-attache-reason"]), (503, "no_ready_endpoint"));
     drop(one);
@@ -108,7 +108,7 @@ async fn without_a_ttl_a_pool_without_endpoints_alone_limits_the_wait() {
 }
 
 #[test]
-fn headers_of_those_who_wait_take_room_as_bodies_do() {
+fn queued_headers_count_towards_the_byte_limit() {
     let world = setup(flow(Settings { max_bytes: 1_000, ..Settings::default() })).build();
     let first = comes(&world, 9);
     let second = One::of(&world, &[("x-long", &"x".repeat(1_000))], WAITS);
@@ -123,10 +123,11 @@ fn headers_of_those_who_wait_take_room_as_bodies_do() {
 }
 
 #[test]
-fn who_leaves_the_head_of_the_queue_lets_those_through_who_have_room() {
+fn disconnect_at_queue_head_dequeues_requests_that_fit() {
     let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
     let world = setup(PoolFlow { detector, ..flow(Settings::default()) }).build();
-    // As long as nothing is learned 1,000 tokens take 40 ms: the server has 20 ms to do, and a prompt of 40 ms waits until it has less than 5.
+    // With the default speed, 1,000 tokens take 40 ms. The endpoint has 20 ms of work, and a prompt of 40 ms is queued
+    // until less than 5 ms are left.
     let first = comes(&world, 500);
     let long = comes(&world, 1_000);
     let mut short = comes(&world, 9);
@@ -134,30 +135,30 @@ fn who_leaves_the_head_of_the_queue_lets_those_through_who_have_room() {
     assert!(first.goes() && !long.goes() && !short.goes());
     drop(long);
     short.wakes(NOW);
-    assert!(short.goes(), "it has room, and nobody is before it");
+    assert!(short.goes(), "it fits, and the queue is empty");
     drop((first, short));
     world.assert_books_closed(3);
 }
 
 #[tokio::test]
-async fn what_is_thought_to_be_computed_makes_room_though_nothing_tells_of_it() {
+async fn predicted_prefill_end_frees_capacity_without_events() {
     let detector = (find(DETECTORS, "backlog-detector").unwrap().build)(&json!({})).unwrap().into();
     let setup = setup(PoolFlow { detector, ..flow(Settings::default()) });
     let world = Setup { stale_after: Duration::from_secs(3_600), ..setup }.build();
     let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
     world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(endpoint, None)]));
     let (clock, _follower) = follow(&world).await;
-    // 400 ms of prompts, whose answers come whole: no first token will tell that they are computed.
+    // 400 ms of prompts without streaming: no first token shows the end of their prefill.
     let (first, mut second) = (at(&world, 10_000, clock.now()), at(&world, 9, clock.now()));
     assert!(first.is_routed() && !second.is_routed());
     let turn = tokio::time::timeout(Duration::from_secs(60), second.waiting().expect("it waits")).await;
     assert!(turn.expect("it is told").unwrap().is_ok());
 }
 
-/// What looks after the queues until it is dropped: no new snapshot comes.
+/// Keeps the queue's timer running until it is dropped. No new snapshot arrives.
 pub(super) type Follower = (tokio::task::JoinSet<()>, tokio::sync::watch::Sender<Published>);
 
-/// Has the queues looked after by this clock.
+/// Starts the queue's timer with this clock.
 pub(super) async fn follow(world: &World) -> (attache_types::clock::Clock, Follower) {
     let clock = attache_types::clock::Clock::start();
     let (publisher, published) = tokio::sync::watch::channel(Published::default());
@@ -168,7 +169,7 @@ pub(super) async fn follow(world: &World) -> (attache_types::clock::Clock, Follo
     (clock, (follower, publisher))
 }
 
-/// As [`comes`], at a moment of the clock.
+/// Like [`comes`], at a time of the clock.
 pub(super) fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
     let mut exchange = world.exchange();
     for message in [
@@ -182,9 +183,9 @@ pub(super) fn at(world: &World, tokens: usize, now: Timestamp) -> Exchange {
     exchange
 }
 
-/// Settings change while somebody waits by those of before.
+/// A reload replaces the queue while a request is in the old one.
 #[test]
-fn queues_of_before_a_reload_and_after_it_hear_of_each_other() {
+fn queues_before_and_after_reload_notify_each_other() {
     let world = setup(flow(Settings::default())).build();
     let metrics = &world.processor.metrics;
     let old = world.processor.picker.config().pools()[0].queue.as_ref().unwrap().clone();

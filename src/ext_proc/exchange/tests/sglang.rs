@@ -1,9 +1,9 @@
-//! SGLang's servers: both are asked at once, and those that make answers serve nothing whole.
+//! SGLang: both workers get a request at once, and decode workers serve no whole requests.
 
 use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
 use super::*;
 use attache_disagg::{Failure, Mode};
-use attache_picker::split::{COURSE_HEADER, Came, Told};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegProgress, LegResult};
 use attache_pool::health::{Availability, Outcome as Health};
 use attache_scheduling::Decider;
 
@@ -12,7 +12,7 @@ fn sglang() -> Mode {
 }
 
 #[test]
-fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
+fn sglang_workers_start_at_once_and_failed_prefill_aborts_decode() {
     let world = splitting(sglang(), Decider::Always);
     let (mut exchange, out, asks) = asked(&world, &[("x-request-id", "r-9")]);
     let all = Answered::of(&out);
@@ -21,17 +21,18 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
     assert_eq!(decode["bootstrap_room"], prefill["bootstrap_room"]);
     assert!(asks[0].url.contains(decode["bootstrap_host"].as_str().unwrap()));
     assert_eq!(decode["bootstrap_port"], 8998);
-    // The prefill fails while the decode server waits for it.
+    // The prefill fails while the decode worker waits for it.
     let refused = told(&mut exchange, 0, reply(500, "{}"), 5);
     assert_eq!(refused.refused.unwrap().0, 503);
-    let aborts = exchange.asks();
+    let aborts = exchange.leg_calls();
     assert_eq!(aborts.len(), 1, "no other server is asked: the decode server waits for this one");
     assert!(aborts[0].url.ends_with("/abort_request") && aborts[0].attempt.is_none());
     assert!(aborts[0].url.contains(&all.set[DESTINATION]));
     drop(exchange);
     world.assert_books_closed(1);
 
-    // It fails when the answer's headers have come, which the decode server sends before it has the prompt, or when a part of it has.
+    // It fails after the response headers, which the decode worker sends before the prefill ends, or after a body
+    // chunk.
     for begun in [false, true] {
         let world = splitting(sglang(), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
@@ -39,8 +40,8 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
         let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
         send(&mut exchange, request(Message::ResponseBody(body(some, false))));
-        assert!(told(&mut exchange, 0, Told::Failed(Failure::Broken), 9).kinds.is_empty());
-        assert_eq!(exchange.asks().len(), usize::from(!begun), "begun: {begun}");
+        assert!(told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9).kinds.is_empty());
+        assert_eq!(exchange.leg_calls().len(), usize::from(!begun), "begun: {begun}");
         assert_eq!(exchange.deadline().is_some(), !begun, "an answer that has not begun is not waited for without end");
         let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
         assert_eq!(Answered::of(&end).text(), "data: [DONE]\n\n");
@@ -48,14 +49,14 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
         world.assert_books_closed(1);
     }
 
-    // It comes to an end, before or after the answer begins.
+    // It succeeds before or after the response begins.
     for early in [true, false] {
         let world = splitting(sglang(), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
         if early {
             told(&mut exchange, 0, reply(200, "{}"), 5);
         }
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "split");
+        assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "split");
         if !early {
             told(&mut exchange, 0, reply(200, "{}"), 9);
         }
@@ -65,7 +66,7 @@ fn sglang_servers_are_asked_at_once_and_a_failed_prefill_ends_the_decode() {
     }
 }
 
-/// The head of an answer that has 200 before its prompt is there, from this server.
+/// Response headers with status 200 from this decode worker, before the prefill has ended.
 fn answers(exchange: &mut Exchange, server: &str) {
     let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
     let fields = HashMap::from([("upstream.address".to_owned(), text(server))]);
@@ -79,15 +80,15 @@ fn text(value: &str) -> Value {
 }
 
 #[test]
-fn the_server_that_answers_after_retries_is_told_that_its_prompt_does_not_come_and_is_not_waited_for() {
+fn abort_goes_to_the_worker_that_responds_after_retries() {
     let world = splitting(sglang(), Decider::Always);
     for ends in [true, false] {
         let (mut exchange, out, _) = asked(&world, &[]);
         let named = Answered::of(&out).set[DESTINATION].clone();
         let other = if named == "192.168.1.3:8000" { "192.168.1.4:8000" } else { "192.168.1.3:8000" };
         answers(&mut exchange, other);
-        told(&mut exchange, 0, Told::Failed(Failure::Broken), 9);
-        let abort = exchange.asks().remove(0);
+        told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9);
+        let abort = exchange.leg_calls().remove(0);
         assert_eq!(abort.url, format!("http://{other}/abort_request"));
         let due = exchange.deadline().unwrap();
         assert_eq!(due, NOW.after(Duration::from_millis(9) + Duration::from_secs(5)));
@@ -107,9 +108,9 @@ fn the_server_that_answers_after_retries_is_told_that_its_prompt_does_not_come_a
     world.assert_books_closed(2);
 }
 
-/// Where the gateway closes the stream at the answer's head, the prompt is still under way.
+/// If the gateway closes the stream at the response headers, the prefill is still running.
 #[test]
-fn a_prompt_is_waited_for_when_the_gateway_has_seen_enough_of_the_answer() {
+fn prefill_is_watched_after_the_gateway_closes_the_stream() {
     use BodySendMode::{FullDuplexStreamed, None as Off};
     for (mode, status, stays) in [(Off, "200", true), (Off, "400", false), (FullDuplexStreamed, "200", false)] {
         let world = splitting(sglang(), Decider::Always);
@@ -118,24 +119,24 @@ fn a_prompt_is_waited_for_when_the_gateway_has_seen_enough_of_the_answer() {
         let protocol_config = Some(config(FullDuplexStreamed, mode, false));
         send(&mut exchange, ProcessingRequest { protocol_config, ..request(first) });
         send(&mut exchange, request(Message::RequestBody(body(CHAT.as_bytes(), true))));
-        assert_eq!(exchange.asks().len(), 1);
-        assert!(exchange.take_unwatched().is_none(), "nobody has answered");
+        assert_eq!(exchange.leg_calls().len(), 1);
+        assert!(exchange.take_unwatched().is_none(), "no response has begun");
         send(&mut exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
         let stage = exchange.take_unwatched();
         assert_eq!(stage.is_some(), stays, "{mode:?} {status}");
         drop(exchange);
         let Some(mut stage) = stage else { continue };
-        let came = stage.on_told(0, &reply(500, ""), NOW, &world.processor.picker);
-        assert!(matches!(came, Came::Refused(Failure::Status(500))), "{came:?}");
+        let came = stage.on_leg_result(0, &reply(500, ""), NOW, &world.processor.picker);
+        assert!(matches!(came, LegProgress::Refused(Failure::Status(500))), "{came:?}");
         assert!(stage.abort().unwrap().url.ends_with("/abort_request"));
         drop(stage);
         world.assert_books_closed(1);
     }
 }
 
-/// Which of two servers that meet has kept the other waiting is told by those that it meets besides.
+/// Which of two workers keeps the other waiting shows in their requests with other partners.
 #[test]
-fn a_prefill_server_is_not_blamed_for_a_busy_decode_server() {
+fn prefill_worker_is_not_blamed_for_busy_decode_worker() {
     for (sick, at) in [("192.168.1.3:8000", 2), ("192.168.1.1:8000", 0)] {
         let world = Setup { strategy: "random", ..setup(ROLES, sglang(), Decider::Always) }.build();
         let open = || {
@@ -147,7 +148,7 @@ fn a_prefill_server_is_not_blamed_for_a_busy_decode_server() {
         for _ in 0..100 {
             let (mut exchange, out, asks) = asked(&world, &[]);
             if asks[0].url.contains(sick) || Answered::of(&out).set[DESTINATION] == sick {
-                // The answer's server says that all is well before it has the prompt.
+                // The decode worker responds with 200 before the prefill has ended.
                 let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
                 send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
                 let due = exchange.deadline().unwrap();
@@ -163,9 +164,9 @@ fn a_prefill_server_is_not_blamed_for_a_busy_decode_server() {
     }
 }
 
-/// Where the gateway shows no bodies of answers, their heads are all that can be known.
+/// If the gateway shows no response bodies, only the headers count.
 #[test]
-fn the_head_of_an_answer_counts_where_its_body_is_not_shown() {
+fn response_head_counts_if_the_body_is_not_shown() {
     use BodySendMode::{FullDuplexStreamed, None as Off};
     for (mode, counts) in [(Off, true), (FullDuplexStreamed, false)] {
         let world = among(&["prefill", "decode"], sglang(), Decider::Always);
@@ -206,20 +207,20 @@ fn sent(world: &World, path: &str, text: &str, mode: BodySendMode) -> (Exchange,
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"p"}],"max_tokens":9}"#;
 
 #[test]
-fn whatever_the_decider_says_a_decode_server_is_never_sent_a_request_alone() {
+fn decode_only_worker_never_gets_a_whole_request() {
     use BodySendMode::{Buffered, FullDuplexStreamed};
     let unwilling = Decider::PrefixBased { non_cached_tokens: 1 << 20, prompt_tokens: 0 };
     for (path, text, mode) in [
         ("/v1/completions", r#"{"model":"m","prompt":"p"}"#, FullDuplexStreamed),
         ("/v1/chat/completions", CHAT, FullDuplexStreamed),
-        // Nobody is waited for, so Envoy's clock may run.
+        // Nothing is awaited, so Envoy's timeout does not matter.
         ("/v1/chat/completions", CHAT, Buffered),
         ("/v1/completions", r#"{"model":"m","prompt":["p","q"],"n":2}"#, FullDuplexStreamed),
     ] {
         for decider in [Decider::Predicted, unwilling] {
             let world = splitting(sglang(), decider);
             let (mut exchange, all) = sent(&world, path, text, mode);
-            let prefill: serde_json::Value = serde_json::from_slice(&exchange.asks()[0].body).unwrap();
+            let prefill: serde_json::Value = serde_json::from_slice(&exchange.leg_calls()[0].body).unwrap();
             let decode: serde_json::Value = serde_json::from_str(all.text()).unwrap();
             assert!(decode["bootstrap_room"].is_u64(), "{path}: {decode}");
             assert_eq!(prefill["bootstrap_room"], decode["bootstrap_room"]);
@@ -230,7 +231,7 @@ fn whatever_the_decider_says_a_decode_server_is_never_sent_a_request_alone() {
 }
 
 #[test]
-fn who_is_not_to_be_served_is_told_why_and_what_to_do() {
+fn unsplittable_request_is_rejected_with_a_hint() {
     let pair = || among(&["prefill", "decode"], sglang(), Decider::Predicted);
     let logprobs = r#"{"model":"m","prompt":"p","prompt_logprobs":1}"#;
     for (world, path, text, reason) in [
@@ -247,24 +248,24 @@ fn who_is_not_to_be_served_is_told_why_and_what_to_do() {
         let (status, text) = all.refused.clone().unwrap();
         assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, reason), "{path}");
         assert!(text.contains("prefill server") && text.contains("`role: both`"), "{text}");
-        assert!(exchange.asks().is_empty());
+        assert!(exchange.leg_calls().is_empty());
         drop(exchange);
         world.assert_books_closed(1);
     }
-    // What generates nothing, any server answers.
+    // Any worker serves a request that generates nothing.
     assert!(sent(&pair(), "/v1/models", "", BodySendMode::FullDuplexStreamed).1.set.contains_key(DESTINATION));
 }
 
 #[test]
-fn a_server_for_both_serves_whole_requests_and_stands_in_no_pair() {
+fn combined_worker_serves_whole_requests_and_joins_no_pair() {
     for seed in 0..8 {
         let world = among(&["prefill", "decode", "both"], sglang(), Decider::Always);
         let mode = BodySendMode::FullDuplexStreamed;
         assert_eq!(sent(&world, "/v1/messages", CHAT, mode).1.set[DESTINATION], "192.168.1.3:8000", "{seed}");
         let (mut exchange, all) = sent(&world, "/v1/chat/completions", CHAT, mode);
         match &*all.set[DESTINATION] {
-            "192.168.1.2:8000" => assert!(exchange.asks()[0].url.contains("192.168.1.1:8000")),
-            whole => assert_eq!((whole, exchange.asks().len(), all.text()), ("192.168.1.3:8000", 0, CHAT)),
+            "192.168.1.2:8000" => assert!(exchange.leg_calls()[0].url.contains("192.168.1.1:8000")),
+            whole => assert_eq!((whole, exchange.leg_calls().len(), all.text()), ("192.168.1.3:8000", 0, CHAT)),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Pools without queues: sheddable requests are refused while the pool is saturated, and none waits.
+//! Pools without a queue: sheddable requests are shed while the pool is saturated, and none is queued.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::*;
 use attache_flow::Settings;
 
@@ -9,7 +9,7 @@ fn shedding() -> PoolFlow {
 }
 
 #[test]
-fn sheddable_requests_are_refused_while_the_pool_is_saturated_and_others_pass() {
+fn sheddable_requests_are_shed_while_the_pool_is_saturated() {
     let world = setup(shedding()).build();
     let alone = One::comes(&world, "batch");
     assert!(alone.goes(), "the pool was empty");
@@ -34,7 +34,7 @@ fn sheddable_requests_are_refused_while_the_pool_is_saturated_and_others_pass() 
 }
 
 #[test]
-fn a_client_that_is_not_trusted_may_lower_its_priority_and_not_raise_it() {
+fn untrusted_client_may_lower_but_not_raise_its_priority() {
     let objectives = [("batch".to_owned(), -1), ("urgent".to_owned(), 5)].into();
     let exchange = ExchangeSettings { objectives, ..ExchangeSettings::default() };
     let priorities = [("shed".to_owned(), -5)].into();

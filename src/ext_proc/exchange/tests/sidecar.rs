@@ -1,4 +1,4 @@
-//! Requests that a sidecar in front of the decode server splits: what it is told, and what its answers show of both servers.
+//! Requests that the sidecar of a decode worker splits: its headers, and what its responses show about both workers.
 
 use super::splitting::{answer, asked, asked_for, splitting};
 use super::*;
@@ -8,7 +8,7 @@ use attache_pool::health::{Availability, Outcome as HealthOutcome};
 use attache_scheduling::Decider;
 
 #[test]
-fn a_sidecar_is_told_the_prefill_server() {
+fn sidecar_gets_the_prefill_worker() {
     let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
     let (mut exchange, out, asks) = asked(&world, &[("x-prefiller-host-port", "10.6.6.6:1")]);
     assert!(asks.is_empty());
@@ -25,7 +25,7 @@ fn a_sidecar_is_told_the_prefill_server() {
 }
 
 #[test]
-fn what_a_sidecar_could_not_split_is_served_whole() {
+fn request_that_sidecar_cannot_split_is_served_whole() {
     let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
     let bodies = [
         (r#"{"model":"m","prompt":"p"}"#, true),
@@ -48,30 +48,33 @@ fn what_a_sidecar_could_not_split_is_served_whole() {
     world.assert_books_closed(3);
 }
 
-/// The answer of a sidecar, as far as its status.
+/// A sidecar's response with this status.
 fn ended(exchange: &mut Exchange, status: &str) {
     send(exchange, request(Message::ResponseHeaders(headers(&[(":status", status)], false))));
     send(exchange, request(Message::ResponseBody(body(b"{}", true))));
 }
 
 #[test]
-fn what_a_sidecar_answers_is_told_of_both_servers() {
+fn sidecar_response_counts_for_both_workers() {
     let header = || splitting(Mode::Header { source_tokens: None }, Decider::Always);
     let world = header();
     let (mut split, mut whole) = (0, 0);
     for _ in 0..40 {
         let (mut exchange, out, _) = asked(&world, &[]);
         let named = Answered::of(&out).set.contains_key("x-prefiller-host-port");
-        // No prompt is computed elsewhere; who computes it himself answers.
+        // Not split: the decode worker prefills the prompt itself.
         ended(&mut exchange, if named { "500" } else { "200" });
         *(if named { &mut split } else { &mut whole }) += 1;
     }
     assert_eq!(split + whole, 40);
-    // A failure is held against one server when that ejects it, else against both.
+    // A failure counts for one worker if that ejects it, otherwise for both.
     let failures = HealthPolicy::default().consecutive_failures;
-    assert!((2 * failures..=4 * failures).contains(&split), "{split} until nobody asks the prefill servers any more");
+    assert!(
+        (2 * failures..=4 * failures).contains(&split),
+        "{split} until no request goes to the prefill workers any more"
+    );
     world.assert_books_closed(40);
-    // One that answers with errors takes no prefill server with it.
+    // A failing decode worker does not cause the ejection of a prefill worker.
     let world = header();
     for _ in 0..40 {
         let (mut exchange, out, _) = asked(&world, &[]);
@@ -84,7 +87,7 @@ fn what_a_sidecar_answers_is_told_of_both_servers() {
         [0, 1, 2, 3].map(open),
         [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
     );
-    // Nor when many are under way that end at once.
+    // Nor if many requests in flight fail at once.
     let world = header();
     let mut under_way: Vec<_> = (0..80).map(|_| asked(&world, &[])).collect();
     for (exchange, out, _) in &mut under_way {
@@ -100,7 +103,7 @@ fn what_a_sidecar_answers_is_told_of_both_servers() {
         [Availability::Open, Availability::Open, Availability::Ejected, Availability::Open]
     );
     drop(under_way);
-    // One that fails is told from those that it has to do with.
+    // A failing worker is distinguished from its partners.
     let world = header();
     let mut failed = 0;
     for _ in 0..40 {
@@ -116,7 +119,7 @@ fn what_a_sidecar_answers_is_told_of_both_servers() {
 }
 
 #[test]
-fn a_probe_that_a_sidecar_was_told_of_and_nobody_answered_is_not_waited_for() {
+fn unanswered_sidecar_probe_is_released() {
     let world = splitting(Mode::Header { source_tokens: None }, Decider::Always);
     let long_ago = Timestamp(1);
     for state in &world.snapshot.load().endpoints[..2] {

@@ -1,4 +1,4 @@
-//! Limits in a Redis that is slow to answer or away: how long a request waits, for what, and what it is counted as meanwhile.
+//! Quotas in a Redis that is slow or unreachable: how long a request waits, and which limits apply meanwhile.
 
 use super::*;
 use crate::redis_quotas::RedisQuotas;
@@ -15,10 +15,10 @@ use tokio::net::{TcpListener, TcpStream};
 const PATIENCE: Duration = Duration::from_secs(60);
 const TTL: Duration = Duration::from_secs(1);
 
-/// What a Redis has been asked, by the commands' names.
+/// The names of the commands that Redis has received.
 type Heard = Arc<Mutex<Vec<String>>>;
 
-/// A Redis that shakes hands, tells `record` to the first who asks for one, and nothing else.
+/// A Redis that completes the handshake, returns `record` for the first lookup, and does not respond afterwards.
 async fn silent_redis(record: &'static str) -> (Arc<RedisLink>, Heard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -81,7 +81,7 @@ fn settings(store: CountIn, user_records: Option<UserRecordSettings>) -> TenantS
     }
 }
 
-/// A world whose requests are counted by `subjects` in turn, those in Redis through `link`.
+/// A world with the quotas of `subjects`; those in Redis use `link`.
 fn world(
     setup: Setup,
     link: &Arc<RedisLink>,
@@ -115,7 +115,7 @@ fn book() -> Arc<Book> {
     Arc::new(Book::new(10))
 }
 
-/// A request that comes at `at`, and what it is told at once.
+/// A request that arrives at `at`, and its immediate replies.
 fn ask(world: &World, at: Timestamp) -> (Exchange, Answered) {
     let mut exchange = Exchange::new(world.processor.clone(), at);
     let protocol_config = Some(config(BodySendMode::FullDuplexStreamed, BodySendMode::FullDuplexStreamed, false));
@@ -132,7 +132,7 @@ fn call(exchange: &mut Exchange) -> impl Future<Output = ()> {
     warmer::run(exchange.warming().expect("a call that is waited for"))
 }
 
-/// Tells the request that what it waited for has run.
+/// Sends the event that the background work of the request has run.
 fn go_on(exchange: &mut Exchange, at: Timestamp) -> Answered {
     let mut out = Actions::new();
     exchange.on(Event::Warmed, at, &mut out).unwrap();
@@ -140,7 +140,7 @@ fn go_on(exchange: &mut Exchange, at: Timestamp) -> Answered {
 }
 
 #[tokio::test]
-async fn a_request_waits_once_for_all_that_it_asks() {
+async fn request_waits_once_for_all_its_store_calls() {
     let (link, heard) = silent_redis("").await;
     let subjects = [Subject::Tenant, Subject::Model].map(|subject| (subject, settings(CountIn::Redis, None), book()));
     let world = world(Setup::default(), &link, OnStoreFailure::Allow, subjects.into());
@@ -158,7 +158,7 @@ async fn a_request_waits_once_for_all_that_it_asks() {
 }
 
 #[tokio::test]
-async fn a_record_that_is_old_counts_at_once_and_is_read_again_beside_by_one() {
+async fn stale_record_applies_at_once_and_is_refreshed_once() {
     let (link, heard) = silent_redis(r#"{"name":"a","rpm":100}"#).await;
     let records = UserRecordSettings { unknown: OnUnknownUser::Refuse, ttl: TTL };
     let subjects = vec![(Subject::Tenant, settings(CountIn::Memory, Some(records)), book())];
@@ -172,7 +172,7 @@ async fn a_record_that_is_old_counts_at_once_and_is_read_again_beside_by_one() {
         assert!(exchange.is_routed(), "it waits for nothing: {told:?}");
         assert_eq!(told.set.get("x-update-rpm"), None);
     }
-    // Behind whatever they have asked.
+    // After all commands that they have sent.
     let last = link.clone();
     tokio::spawn(async move { last.ask::<String>(redis::cmd("ECHO").arg("last")).await });
     while !heard.lock().iter().any(|command| command == "ECHO") {
@@ -183,8 +183,8 @@ async fn a_record_that_is_old_counts_at_once_and_is_read_again_beside_by_one() {
 }
 
 #[tokio::test]
-async fn a_request_is_served_by_the_model_that_it_was_counted_for() {
-    // Nobody listens there.
+async fn request_is_served_by_the_model_it_was_counted_for() {
+    // No server listens on this port.
     let link = RedisLink::start("redis://127.0.0.1:1", |_| {}).unwrap();
     let models = book();
     let subjects = vec![

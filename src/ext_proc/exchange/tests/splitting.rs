@@ -1,12 +1,11 @@
-//! Requests that a prefill and a decode server share: what is asked of whom, what the gateway is told, and that nothing stays booked,
-//! however the prefill fares and whoever leaves.
+//! Split requests: calls to prefill workers, replies to the gateway, fallbacks. Bookings end however the prefill ends.
 
 use super::*;
 use attache_disagg::attempts::AttemptLimits;
 use attache_disagg::connector::sglang::DEFAULT_BOOTSTRAP_PORT;
 use attache_disagg::policy::{DEFAULT_DECODER_BLOCKS_TTL, DEFAULT_PREFILL_TIMEOUT};
 use attache_disagg::{Direct, Failure, Fallback, Mode, connector};
-use attache_picker::split::{Ask, COURSE_HEADER, PREFILL_HEADER, Told};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegCall, LegResult, PREFILL_HEADER};
 use attache_pool::health::Availability;
 use attache_scheduling::Decider;
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use proptest::prelude::*;
 
 const PARAMS: &str =
     r#"{"do_remote_prefill":true,"remote_block_ids":[[7,8]],"remote_engine_id":"e","new_in_2027":1.50}"#;
-/// Two prefill servers, two decode servers: 192.168.1.1 to .4.
+/// Two prefill workers, two decode workers: 192.168.1.1 to .4.
 pub(super) const ROLES: &[&str] = &["prefill", "prefill", "decode", "decode"];
 
 pub(super) fn direct(name: &str) -> Direct {
@@ -35,7 +34,7 @@ pub(super) fn splitting(mode: Mode, decider: Decider) -> World {
     among(ROLES, mode, decider)
 }
 
-/// The same over servers of these roles, 192.168.1.1 and on.
+/// The same with workers of these roles, from 192.168.1.1.
 pub(super) fn among(roles: &'static [&'static str], mode: Mode, decider: Decider) -> World {
     setup(roles, mode, decider).build()
 }
@@ -53,38 +52,41 @@ pub(super) fn setup(roles: &'static [&'static str], mode: Mode, decider: Decider
     }
 }
 
-/// A streamed request as far as its decision.
-pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
+/// Sends a streaming request up to its decision.
+pub(super) fn asked(world: &World, extra: &[(&str, &str)]) -> (Exchange, Vec<ProcessingResponse>, Vec<LegCall>) {
     asked_for(world, SENT, extra)
 }
 
-/// What comes of a completion of this body.
+/// Sends a completion with this body up to its decision.
 pub(super) fn asked_for(
     world: &World,
     sent: &str,
     extra: &[(&str, &str)],
-) -> (Exchange, Vec<ProcessingResponse>, Vec<Ask>) {
+) -> (Exchange, Vec<ProcessingResponse>, Vec<LegCall>) {
     let mut exchange = world.exchange();
     let all: Vec<(&str, &str)> = [PATH, (":method", "POST")].iter().chain(extra).copied().collect();
     send(&mut exchange, request(Message::RequestHeaders(headers(&all, false))));
     let out = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
-    let asks = exchange.asks();
+    let asks = exchange.leg_calls();
     (exchange, out, asks)
 }
 
-const SENT: &str = r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
+const SENT: &str = concat!(
+    r#"{"model":"m", "prompt":"a long prompt","stream":true,"stream_options":{"include_usage":true},"n":1,"#,
+    r#""kv_transfer_params":{"remote_host":"10.6.6.6"}}"#
+);
 
-pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: Told, after: u64) -> Answered {
+pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: LegResult, after: u64) -> Answered {
     let mut out = Actions::new();
-    exchange.on(Event::Told(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
+    exchange.on(Event::LegResult(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
     Answered::of(&Vec::from(out))
 }
 
-pub(super) fn reply(status: u16, body: &str) -> Told {
-    Told::Reply { status, body: Bytes::copy_from_slice(body.as_bytes()) }
+pub(super) fn reply(status: u16, body: &str) -> LegResult {
+    LegResult::Reply { status, body: Bytes::copy_from_slice(body.as_bytes()) }
 }
 
-pub(super) fn good() -> Told {
+pub(super) fn good() -> LegResult {
     reply(
         200,
         &format!(
@@ -93,7 +95,7 @@ pub(super) fn good() -> Told {
     )
 }
 
-/// The answer's first message and its end; the headers that the client gets.
+/// Sends a response, and returns the headers that the client gets.
 pub(super) fn answer(exchange: &mut Exchange) -> Answered {
     let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
     let first = send(exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
@@ -103,7 +105,7 @@ pub(super) fn answer(exchange: &mut Exchange) -> Answered {
 }
 
 #[test]
-fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
+fn prefill_runs_first_and_decode_gets_its_result() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let given = [("x-request-id", "r-1"), ("authorization", "Bearer k"), ("cookie", "c")];
     let (mut exchange, out, asks) = asked(&world, &given);
@@ -130,14 +132,14 @@ fn the_prefill_server_is_asked_first_and_the_decode_server_gets_what_it_told() {
     assert_eq!((after[0] + after[1], after[2] + after[3]), (0, 1));
 
     let seen = answer(&mut exchange);
-    assert_eq!(seen.set[COURSE_HEADER], "split");
+    assert_eq!(seen.set[DISAGGREGATION_HEADER], "split");
     assert!(ask.url.contains(&seen.set[PREFILL_HEADER]));
     drop(exchange);
     world.assert_books_closed(1);
 }
 
 #[test]
-fn servers_are_asked_by_the_apis_own_path_whatever_the_gateway_makes_of_the_clients() {
+fn prefill_calls_use_the_api_path_despite_gateway_rewrites() {
     for (prefix, path, expected) in [
         ("", "/v1/completions", "/v1/completions"),
         ("", "/team/v1/completions/?x=1", "/v1/completions"),
@@ -155,18 +157,18 @@ fn servers_are_asked_by_the_apis_own_path_whatever_the_gateway_makes_of_the_clie
             let first = headers(&[(":path", path), (":method", "POST")], false);
             send(&mut exchange, request(Message::RequestHeaders(first)));
             send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
-            let ask = exchange.asks().remove(0);
+            let ask = exchange.leg_calls().remove(0);
             assert_eq!(ask.url.split(":8000").nth(1), Some(expected), "{name} {path}");
             if name == "sglang" {
                 told(&mut exchange, 0, reply(500, ""), 5);
-                assert!(exchange.asks()[0].url.ends_with(&format!(":8000{prefix}/abort_request")));
+                assert!(exchange.leg_calls()[0].url.ends_with(&format!(":8000{prefix}/abort_request")));
             }
         }
     }
 }
 
 #[test]
-fn a_request_without_an_id_gets_one_for_both_servers() {
+fn request_without_id_gets_one_for_both_workers() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, _, asks) = asked(&world, &[]);
     let id = asks[0].headers.iter().find(|(name, _)| *name == "x-request-id").unwrap().1.clone();
@@ -175,10 +177,10 @@ fn a_request_without_an_id_gets_one_for_both_servers() {
 }
 
 #[test]
-fn failures_go_to_the_other_prefill_server_and_then_home() {
+fn failed_prefill_is_retried_on_another_worker_then_local() {
     for (failure, code) in [
-        (Told::Failed(Failure::Refused), "prefill_refused"),
-        (Told::Failed(Failure::Broken), "prefill_broken"),
+        (LegResult::Failed(Failure::Refused), "prefill_refused"),
+        (LegResult::Failed(Failure::Broken), "prefill_broken"),
         (reply(500, "{}"), "prefill_failed"),
         (reply(503, ""), "prefill_failed"),
         (reply(429, ""), "prefill_busy"),
@@ -190,23 +192,23 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
             "prefill_unusable",
         ),
     ] {
-        // The other one does better.
+        // The other prefill worker succeeds.
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, _, first) = asked(&world, &[]);
         assert!(told(&mut exchange, 0, failure.clone(), 5).kinds.is_empty(), "{code}");
-        let second = exchange.asks();
+        let second = exchange.leg_calls();
         assert_eq!(second.len(), 1, "{code}");
         assert_ne!(first[0].url, second[0].url);
         assert!(!exchange.awaits(0) && exchange.awaits(1));
-        // Word from the first one comes too late.
+        // The result of the first attempt arrives too late.
         assert!(told(&mut exchange, 0, good(), 6).kinds.is_empty());
         assert!(told(&mut exchange, 1, good(), 50).text().contains("new_in_2027"), "{code}");
         let seen = answer(&mut exchange);
-        assert_eq!(seen.set[COURSE_HEADER], "split");
+        assert_eq!(seen.set[DISAGGREGATION_HEADER], "split");
         drop(exchange);
         world.assert_books_closed(1);
 
-        // Nobody does.
+        // No prefill worker succeeds.
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
         told(&mut exchange, 0, failure.clone(), 5);
@@ -215,28 +217,28 @@ fn failures_go_to_the_other_prefill_server_and_then_home() {
         assert_eq!(home.text(), clean, "{code}");
         let waits: u64 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.prefill_tokens()).sum();
         assert!(waits > 0, "the decode server computes the prompt now");
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], format!("local; reason={code}"));
+        assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], format!("local; reason={code}"));
         drop(exchange);
         world.assert_books_closed(1);
     }
 }
 
 #[test]
-fn what_is_wrong_with_the_request_its_own_server_says() {
+fn client_error_of_prefill_is_left_to_the_decode_worker() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let all = told(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
-    assert!(all.set.contains_key(DESTINATION) && exchange.asks().is_empty());
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_declined");
+    assert!(all.set.contains_key(DESTINATION) && exchange.leg_calls().is_empty());
+    assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
 }
 
 #[test]
-fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
+fn client_error_is_no_prefill_failure_with_any_fallback() {
     let mode = |name| Mode::Direct(Direct { fallback: Fallback::Fail, ..direct(name) });
     let world = splitting(mode("nixl"), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     assert!(told(&mut exchange, 0, reply(400, "{}"), 5).set.contains_key(DESTINATION));
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_declined");
+    assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
     drop(exchange);
     world.assert_books_closed(1);
 
@@ -245,11 +247,11 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
         let world = splitting(mode(name), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
         assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION), "{name}");
-        assert!(exchange.asks().is_empty(), "{name}: no other server is asked");
-        assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_ended", "{name}");
+        assert!(exchange.leg_calls().is_empty(), "{name}: no other server is asked");
+        assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_ended", "{name}");
     }
 
-    // Where the answer's server waits for the prompt, the client hears from us what is wrong.
+    // If the decode worker waits for the prefill, Attaché reports the error to the client.
     for (status, expected) in [(400, (400, "prefill_declined")), (429, (503, "prefill_failed"))] {
         let world = splitting(mode("sglang"), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
@@ -260,7 +262,7 @@ fn what_no_server_has_failed_in_is_no_failure_whatever_the_fallback() {
 }
 
 #[test]
-fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
+fn body_of_splitting_pool_must_be_valid() {
     let sent = |path: &str, body_of: &str| {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
         let mut exchange = world.exchange();
@@ -278,10 +280,10 @@ fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
         let clean = r#"{"model":"m","token_ids":[1,2],"sampling_params":{"extra_args":{}}}"#;
         assert_eq!(sent(path, nested).text(), clean, "{path}");
     }
-    // SGLang takes several sets of them.
+    // SGLang accepts an array of `sampling_params`.
     let several = r#"{"text":"t","sampling_params":[{}],"bootstrap_room":7}"#;
     assert_eq!(sent("/generate", several).text(), r#"{"text":"t","sampling_params":[{}]}"#);
-    // Python reads it, and we don't.
+    // Python parses this, Attaché does not.
     let marked = format!("\u{feff}{foreign}");
     for path in ["/v1/completions", "/invocations"] {
         assert_eq!(sent(path, &marked).refused.unwrap().0, 400, "{path}");
@@ -289,12 +291,12 @@ fn a_body_that_goes_to_servers_that_share_requests_is_read_before() {
     assert!(sent("/upload", "no JSON at all").set.contains_key(DESTINATION));
 }
 
-/// With members that clients may not write, and without.
+/// A body with members that clients may not set, and the same without them.
 const FOREIGN: &str = r#"{"model":"m","prompt":"p","kv_transfer_params":{"remote_host":"10.6.6.6"}}"#;
 const CLEAN: &str = r#"{"model":"m","prompt":"p"}"#;
 
 #[test]
-fn what_a_header_says_of_a_body_hides_nothing_in_it() {
+fn controlled_members_are_removed_despite_content_headers() {
     let sent = |encoding: &str, bytes: &[u8]| {
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Never);
         let mut exchange = world.exchange();
@@ -306,7 +308,7 @@ fn what_a_header_says_of_a_body_hides_nothing_in_it() {
     let wide: Vec<u8> = FOREIGN.encode_utf16().flat_map(u16::to_be_bytes).collect();
     for encoding in ["gzip", "br", "GZIP, br", "nonsense"] {
         assert_eq!(sent(encoding, FOREIGN.as_bytes()).text(), CLEAN, "{encoding}");
-        // Servers read these, whatever we make of them.
+        // Model servers parse these, so they must be rejected.
         for unread in [twice.as_bytes(), wide.as_slice()] {
             assert_eq!(sent(encoding, unread).refused.unwrap().0, 400, "{encoding}");
         }
@@ -317,7 +319,7 @@ fn what_a_header_says_of_a_body_hides_nothing_in_it() {
 }
 
 #[test]
-fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
+fn controlled_members_are_removed_if_trailers_follow() {
     use BodySendMode::{Buffered, BufferedPartial, FullDuplexStreamed, None as Off, Streamed};
     for (mode, nowait) in [(FullDuplexStreamed, false), (Buffered, false), (BufferedPartial, false), (Streamed, true)] {
         let sent = |text: &str| {
@@ -337,7 +339,7 @@ fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
         };
         let all = sent(FOREIGN);
         assert_eq!((all.text(), all.kinds.last()), (CLEAN, Some(&"request_trailers")), "{mode:?}");
-        // What Envoy may have cut is not refused for it.
+        // A body that Envoy may have cut is not rejected for its missing end.
         let cut = sent(&FOREIGN[..40]);
         let whole = matches!(mode, FullDuplexStreamed | Buffered);
         assert_eq!(cut.refused.map(|(status, _)| status), whole.then_some(400), "{mode:?}");
@@ -345,19 +347,19 @@ fn a_body_that_trailers_follow_is_cleaned_like_any_other() {
 }
 
 #[test]
-fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
+fn prefill_booking_follows_the_attempt() {
     let bounds = AttemptLimits { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds };
     let world = splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always);
     let (mut exchange, _, first) = asked(&world, &[]);
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut Actions::new()).unwrap();
-    let second = exchange.asks();
-    let is_booked = |ask: &Ask| {
+    let second = exchange.leg_calls();
+    let is_booked = |ask: &LegCall| {
         let snapshot = world.snapshot.load();
         let booked = snapshot.endpoints.iter().filter(|state| state.endpoint.ledger.in_flight() == 1);
         booked.filter(|state| ask.url.contains(&*state.endpoint.authority)).count() == 1
     };
     assert!(is_booked(&first[0]) && !is_booked(&second[0]), "both are asked, the first to come will do");
-    told(&mut exchange, 0, Told::Failed(Failure::Broken), 2_050);
+    told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 2_050);
     assert!(!is_booked(&first[0]) && is_booked(&second[0]), "one is left");
     assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
     drop(exchange);
@@ -365,7 +367,7 @@ fn what_is_booked_for_a_prompt_follows_who_is_asked_for_it() {
 }
 
 #[test]
-fn a_request_in_which_the_picker_fails_is_prefilled_for_nobody() {
+fn panic_abandons_the_prefill() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let mut out = Actions::new();
@@ -379,7 +381,7 @@ fn a_request_in_which_the_picker_fails_is_prefilled_for_nobody() {
 }
 
 #[test]
-fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
+fn hanging_prefill_is_hedged_or_ends_at_its_deadline() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
     let due = exchange.deadline().unwrap();
@@ -388,7 +390,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     exchange.on(Event::Deadline, due, &mut out).unwrap();
     assert!(Answered::of(&Vec::from(out)).set.contains_key(DESTINATION));
     assert!(!exchange.awaits(0), "the question is given up");
-    assert_eq!(answer(&mut exchange).set[COURSE_HEADER], "local; reason=prefill_late");
+    assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_late");
 
     let mode = Direct {
         bounds: AttemptLimits { hedge_after: Some(Duration::from_secs(2)), ..direct("nixl").bounds },
@@ -398,7 +400,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
     let (mut exchange, ..) = asked(&world, &[]);
     let mut out = Actions::new();
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut out).unwrap();
-    assert!(out.is_empty() && exchange.asks().len() == 1 && exchange.awaits(0) && exchange.awaits(1));
+    assert!(out.is_empty() && exchange.leg_calls().len() == 1 && exchange.awaits(0) && exchange.awaits(1));
     assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
     assert!(!exchange.awaits(0) && !exchange.awaits(1));
     answer(&mut exchange);
@@ -407,7 +409,7 @@ fn a_prefill_that_hangs_ends_at_its_deadline_or_gets_company() {
 }
 
 #[test]
-fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
+fn hanging_worker_is_ejected_but_not_a_late_started_one() {
     let hedging = |after| {
         let bounds = AttemptLimits { hedge_after: Some(Duration::from_secs(after)), ..direct("nixl").bounds };
         splitting(Mode::Direct(Direct { bounds, ..direct("nixl") }), Decider::Always)
@@ -416,12 +418,12 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         let snapshot = world.snapshot.load();
         [0, 1].map(|at| snapshot.endpoints[at].endpoint.health.availability(NOW, &HealthPolicy::default()))
     };
-    let hangs = |ask: &Ask| ask.url.contains("192.168.1.1:");
+    let hangs = |ask: &LegCall| ask.url.contains("192.168.1.1:");
     let due = |exchange: &mut Exchange| {
         let due = exchange.deadline().unwrap();
         exchange.on(Event::Deadline, due, &mut Actions::new()).unwrap();
     };
-    // One server hangs, and the other answers in its place.
+    // One worker hangs, and the other succeeds.
     let world = hedging(2);
     let mut hung = 0;
     while hung < HealthPolicy::default().consecutive_failures {
@@ -435,7 +437,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         assert!(told(&mut exchange, first, good(), 2_100).set.contains_key(DESTINATION));
     }
     assert_eq!(open(&world), [Availability::Ejected, Availability::Open]);
-    // Both hang, and the second was asked a second before the end.
+    // Both hang, and the second attempt began one second before the end.
     let world = hedging(29);
     let mut first_at_fault = 0;
     for _ in 0..40 {
@@ -445,7 +447,7 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
         }
         first_at_fault += 1;
         due(&mut exchange);
-        assert_eq!(exchange.asks().len(), 1);
+        assert_eq!(exchange.leg_calls().len(), 1);
         due(&mut exchange);
         assert!(exchange.is_routed());
         if first_at_fault == HealthPolicy::default().consecutive_failures {
@@ -456,12 +458,12 @@ fn who_keeps_a_prompt_waiting_is_left_alone_and_who_had_no_time_is_not() {
 }
 
 #[test]
-fn where_no_fallback_is_wanted_the_client_hears_why() {
+fn failed_prefill_is_rejected_without_fallback() {
     let mode = Direct { fallback: Fallback::Fail, ..direct("nixl") };
     let world = splitting(Mode::Direct(mode), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
-    told(&mut exchange, 0, Told::Failed(Failure::Refused), 5);
-    let all = told(&mut exchange, 1, Told::Failed(Failure::Refused), 6);
+    told(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
+    let all = told(&mut exchange, 1, LegResult::Failed(Failure::Refused), 6);
     let (status, text) = all.refused.clone().unwrap();
     assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, "prefill_failed"));
     assert!(text.contains("prefill_refused"), "{text}");
@@ -470,7 +472,7 @@ fn where_no_fallback_is_wanted_the_client_hears_why() {
 }
 
 #[test]
-fn what_can_not_be_split_goes_to_a_decode_server_whole() {
+fn unsplittable_request_goes_whole_to_a_decode_worker() {
     let never = |decider| splitting(Mode::Direct(direct("nixl")), decider);
     for (world, sent, mode, why) in [
         (never(Decider::Never), SENT, BodySendMode::FullDuplexStreamed, "the decider"),
@@ -505,17 +507,17 @@ fn what_can_not_be_split_goes_to_a_decode_server_whole() {
         send(&mut exchange, ProcessingRequest { protocol_config: Some(config(mode, mode, false)), ..request(first) });
         let out = send(&mut exchange, request(Message::RequestBody(body(sent.as_bytes(), true))));
         let all = Answered::of(&out);
-        assert!(exchange.asks().is_empty() && exchange.is_routed(), "{why}");
+        assert!(exchange.leg_calls().is_empty() && exchange.is_routed(), "{why}");
         assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]), "{why}: {all:?}");
         assert!(!all.text().contains("10.6.6.6"), "{why}: a client's transfer parameters do not pass");
-        assert!(!answer(&mut exchange).set.contains_key(COURSE_HEADER), "{why}");
+        assert!(!answer(&mut exchange).set.contains_key(DISAGGREGATION_HEADER), "{why}");
         drop(exchange);
         world.assert_books_closed(1);
     }
 }
 
 #[test]
-fn a_request_of_headers_alone_never_goes_to_a_prefill_server() {
+fn bodyless_request_never_goes_to_a_prefill_worker() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     for _ in 0..32 {
         let mut exchange = world.exchange();
@@ -527,10 +529,10 @@ fn a_request_of_headers_alone_never_goes_to_a_prefill_server() {
 }
 
 proptest! {
-    /// Whatever is told, in whatever order, and whenever the client leaves: each question is asked once, the gateway gets one destination or
-    /// one refusal, and no booking stays.
+    /// Any results in any order, and a disconnect at any time: each call is made once. The gateway gets one
+    /// destination or one rejection, and no booking remains.
     #[test]
-    fn no_course_of_events_leaves_anything_booked(
+    fn any_event_history_releases_all_bookings(
         together: bool,
         fail: bool,
         hedge: bool,
@@ -551,16 +553,19 @@ proptest! {
             let mut out = Actions::new();
             let now = NOW.after(Duration::from_secs(step as u64 * 7));
             match kind {
-                0 => exchange.on(Event::Told(attempt, good()), now, &mut out).unwrap(),
-                1 => exchange.on(Event::Told(attempt, reply(500, "")), now, &mut out).unwrap(),
-                2 => exchange.on(Event::Deadline, exchange.deadline().map_or(now, |due| due.max(now)), &mut out).unwrap(),
+                0 => exchange.on(Event::LegResult(attempt, good()), now, &mut out).unwrap(),
+                1 => exchange.on(Event::LegResult(attempt, reply(500, "")), now, &mut out).unwrap(),
+                2 => {
+                    let due = exchange.deadline().map_or(now, |due| due.max(now));
+                    exchange.on(Event::Deadline, due, &mut out).unwrap();
+                }
                 _ if exchange.is_routed() && !ended => {
                     ended = true;
                     answer(&mut exchange);
                 }
                 _ => {}
             }
-            urls.extend(exchange.asks().into_iter().filter(|a| a.attempt.is_some()).map(|a| a.url));
+            urls.extend(exchange.leg_calls().into_iter().filter(|a| a.attempt.is_some()).map(|a| a.url));
             Vec::from(out).iter().for_each(|a| all.add(a));
         }
         drop(exchange);

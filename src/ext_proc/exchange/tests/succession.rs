@@ -1,9 +1,9 @@
-//! What becomes of a request whose decode server goes, drains or fails while another server computes its prompt.
+//! Requests whose decode worker is removed, drained or ejected during the prefill.
 
 use super::splitting::{ROLES, among, answer, asked, direct, good, reply, told};
 use super::*;
 use attache_disagg::{Direct, Failure, Fallback, Mode};
-use attache_picker::split::{COURSE_HEADER, Told};
+use attache_picker::split::{DISAGGREGATION_HEADER, LegResult};
 use attache_pool::Roles;
 use attache_pool::health::Outcome as Health;
 use attache_scheduling::Decider;
@@ -12,7 +12,7 @@ fn nixl() -> Mode {
     Mode::Direct(direct("nixl"))
 }
 
-/// The decode servers that have a request on their books.
+/// The decode workers with a request in flight.
 fn booked(world: &World) -> Vec<usize> {
     let snapshot = world.snapshot.load();
     let has = |at: &usize| snapshot.endpoints[*at].endpoint.ledger.in_flight() > 0;
@@ -49,7 +49,7 @@ fn befalls(world: &World, at: usize, fate: Fate) {
 }
 
 #[test]
-fn another_server_answers_when_the_one_that_was_to_has_gone() {
+fn another_decode_worker_replaces_a_lost_one() {
     for fate in [Fate::Removed, Fate::Draining, Fate::Ejected] {
         for computed in [true, false] {
             let world = among(ROLES, nixl(), Decider::Always);
@@ -63,8 +63,8 @@ fn another_server_answers_when_the_one_that_was_to_has_gone() {
             assert_eq!(all.set[DESTINATION], other, "{fate:?} {computed}");
             assert_eq!(all.text().contains("new_in_2027"), computed);
             assert_eq!((gone.ledger.in_flight(), booked(&world).len()), (0, 1), "the books follow");
-            let course = if computed { "split" } else { "local; reason=prefill_declined" };
-            assert_eq!(answer(&mut exchange).set[COURSE_HEADER], course);
+            let prefill_outcome = if computed { "split" } else { "local; reason=prefill_declined" };
+            assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], prefill_outcome);
             drop(exchange);
             world.assert_books_closed(1);
         }
@@ -72,7 +72,7 @@ fn another_server_answers_when_the_one_that_was_to_has_gone() {
 }
 
 #[test]
-fn the_last_of_its_kind_answers_unless_it_has_gone() {
+fn last_decode_worker_serves_unless_removed() {
     for (fate, answers) in [(Fate::Removed, false), (Fate::Draining, true), (Fate::Ejected, true)] {
         let world = among(&["prefill", "decode"], nixl(), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
@@ -91,7 +91,7 @@ fn the_last_of_its_kind_answers_unless_it_has_gone() {
 }
 
 #[test]
-fn nobody_answers_who_can_not_go_on_from_the_prompt() {
+fn unpaired_decode_worker_does_not_replace_a_lost_one() {
     let world = among(&["prefill", "decode", "decode"], nixl(), Decider::Always);
     let before = world.snapshot.load_full();
     let labelled = before.endpoints.iter().zip(["a", "a", "b"]).map(|(state, set)| {
@@ -109,9 +109,9 @@ fn nobody_answers_who_can_not_go_on_from_the_prompt() {
     }
 }
 
-/// Whoever is half open is probed by one request at a time: one that ends before it was sent lets another probe.
+/// A half-open worker is probed by one request at a time. If that request ends before it is sent, the next one probes.
 #[test]
-fn a_decode_server_is_probed_by_the_next_request_when_the_first_was_not_sent() {
+fn next_request_probes_decode_worker_if_first_was_not_sent() {
     let mode = Mode::Direct(Direct { fallback: Fallback::Fail, ..direct("nixl") });
     let world = among(&["prefill", "decode", "decode"], mode, Decider::Always);
     let half_open = world.snapshot.load().endpoints[1].endpoint.clone();
@@ -122,8 +122,8 @@ fn a_decode_server_is_probed_by_the_next_request_when_the_first_was_not_sent() {
     for _ in 0..60 {
         let (mut exchange, ..) = asked(&world, &[]);
         probes += half_open.ledger.in_flight();
-        told(&mut exchange, 0, Told::Failed(Failure::Refused), 5);
-        // The prefill server is not to be ejected for it.
+        told(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
+        // The prefill worker must not be ejected for it.
         let prefill = world.snapshot.load().endpoints[0].endpoint.clone();
         prefill.health.record(Health::Success, NOW, &HealthPolicy::default());
     }

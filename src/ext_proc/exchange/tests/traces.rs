@@ -1,15 +1,15 @@
-//! The trace that both servers of a split request work for.
+//! Trace context of both workers of a split request.
 
 use super::splitting::{asked, direct, splitting};
 #[cfg(feature = "otlp")]
 use super::splitting::{good, told};
 use super::*;
 use attache_disagg::Mode;
-use attache_picker::split::Ask;
+use attache_picker::split::LegCall;
 use attache_scheduling::Decider;
 
 #[test]
-fn the_prefill_belongs_to_the_clients_trace() {
+fn prefill_joins_the_client_trace() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (_exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
     assert_eq!(traceparent(&asks[0]), Some(TRACE));
@@ -19,7 +19,7 @@ fn the_prefill_belongs_to_the_clients_trace() {
 
 #[cfg(feature = "otlp")]
 #[test]
-fn both_servers_work_for_the_span_of_the_request() {
+fn both_workers_join_the_request_span() {
     let mut world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let provider = opentelemetry_sdk::trace::SdkTracerProvider::builder().build();
     let tracer = opentelemetry::trace::TracerProvider::tracer(&provider, "test");
@@ -32,6 +32,6 @@ fn both_servers_work_for_the_span_of_the_request() {
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-fn traceparent(ask: &Ask) -> Option<&str> {
+fn traceparent(ask: &LegCall) -> Option<&str> {
     ask.headers.iter().find(|(name, _)| *name == "traceparent").map(|(_, value)| &**value)
 }

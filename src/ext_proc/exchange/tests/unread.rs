@@ -1,6 +1,6 @@
-//! Requests of which nothing can be read: they wait for their turn as others do, and count as work.
+//! Requests whose body can't be parsed: they are queued like others and count as load.
 
-use super::parking::{One, flow, setup};
+use super::queueing::{One, flow, setup};
 use super::*;
 use attache_flow::Settings;
 use attache_picker::UNREAD_PROMPT_TOKENS;
@@ -13,7 +13,7 @@ fn world() -> World {
     Setup { limits, ..setup(flow(Settings::default())) }.build()
 }
 
-/// A request whose headers have come, and what was answered.
+/// A request whose headers were sent, and the replies.
 fn opened(world: &World, path: &str, more: &[(&str, &str)], ends: bool) -> (Exchange, Answered) {
     let mut exchange = world.exchange();
     let pairs: Vec<(&str, &str)> = [(":path", path), (":method", "POST")].iter().chain(more).copied().collect();
@@ -27,7 +27,7 @@ fn chunk(exchange: &mut Exchange, bytes: &[u8], ends: bool) -> Answered {
     Answered::of(&send(exchange, request(Message::RequestBody(body(bytes, ends)))))
 }
 
-/// One that fills the pool.
+/// A request that fills the pool.
 fn first(world: &World) -> One {
     let one = One::of(world, &[], DUPLEX);
     assert!(one.goes());
@@ -35,7 +35,7 @@ fn first(world: &World) -> One {
 }
 
 #[test]
-fn what_is_not_read_waits_and_counts_as_work() {
+fn unparsed_request_is_queued_and_counts_as_load() {
     for more in [&[("content-encoding", "gzip")][..], &[]] {
         let world = world();
         let path = if more.is_empty() { ANY } else { "/v1/completions" };
@@ -57,7 +57,7 @@ fn what_is_not_read_waits_and_counts_as_work() {
 }
 
 #[test]
-fn what_has_no_body_does_not_wait() {
+fn bodyless_request_is_not_queued() {
     let world = world();
     let one = first(&world);
     let prefill_tokens = || world.snapshot.load().endpoints[0].endpoint.ledger.prefill_tokens();
@@ -70,7 +70,7 @@ fn what_has_no_body_does_not_wait() {
 }
 
 #[test]
-fn an_upgrade_waits_at_its_headers_and_what_comes_meanwhile_follows() {
+fn upgrade_is_queued_at_headers_and_later_bytes_follow() {
     for ends in [false, true] {
         let world = world();
         let one = first(&world);
@@ -93,9 +93,9 @@ fn an_upgrade_waits_at_its_headers_and_what_comes_meanwhile_follows() {
 }
 
 #[test]
-fn a_form_waits_before_its_first_byte_goes_on() {
-    let form = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\ncontent-disposition: form-data; name=\"file\"; \
-                 filename=\"a\"\r\n\r\n";
+fn form_is_queued_before_its_first_byte_passes() {
+    let form = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n\
+                 --b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
     let kind = [("content-type", "multipart/form-data; boundary=b")];
     for (end, trailers) in [(false, false), (true, false), (false, true)] {
         let world = world();
@@ -116,9 +116,9 @@ fn a_form_waits_before_its_first_byte_goes_on() {
     }
 }
 
-/// A body that comes while its request waits is an upload like others: it can be evicted, and what is too large for the memory is refused.
+/// The body of a queued request is an upload like others: it can be evicted, and is rejected at the memory limit.
 #[test]
-fn uploads_of_requests_in_the_queue_are_evicted_or_refused() {
+fn uploads_of_queued_requests_are_evicted_or_rejected() {
     for (event, reason) in [
         (Event::UploadEvicted(crate::uploads::Evicted::Full), "upload_evicted"),
         (Event::TooLarge(1 << 30), "body_too_large"),
@@ -140,7 +140,7 @@ fn uploads_of_requests_in_the_queue_are_evicted_or_refused() {
 }
 
 #[test]
-fn a_body_that_is_too_long_to_be_held_until_its_turn_is_refused() {
+fn oversized_body_of_queued_request_is_rejected() {
     let world = world();
     let one = first(&world);
     let (mut exchange, _) = opened(&world, ANY, &[("upgrade", "websocket")], false);

@@ -3,7 +3,8 @@
 use super::*;
 
 impl Exchange {
-    /// Attaché's own code panicked while it handled this stream. Before the decision, the client gets an error response.
+    /// Attaché's own code panicked while it handled this stream. Before the decision, the client gets an error
+    /// response.
     ///
     /// # Errors
     /// When the gateway has the destination or a response already. The error resets the stream, so the client sees
@@ -11,7 +12,7 @@ impl Exchange {
     pub fn fail(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         self.processor.metrics.panics.inc();
         let undecided = match self.request {
-            RequestSide::Opened | RequestSide::Collecting | RequestSide::Parked | RequestSide::Prefilling => true,
+            RequestSide::Opened | RequestSide::Collecting | RequestSide::Queued | RequestSide::Prefilling => true,
             RequestSide::Flowing | RequestSide::Ended | RequestSide::Refused | RequestSide::Observed => false,
         };
         if undecided && self.response == ResponseSide::Awaited {
@@ -19,16 +20,16 @@ impl Exchange {
             self.refuse(&error, now, out);
             return Ok(());
         }
-        Err(ProtocolError("internal error while an answer was passing"))
+        Err(ProtocolError("internal error during a response"))
     }
 
     /// The gateway sends no more messages on this stream and has not reset it. True while the request waits to be
     /// answered. A request that has been answered ends here: its response is not shown.
     pub fn half_closed(&mut self, now: Timestamp) -> bool {
         match self.request {
-            RequestSide::Parked | RequestSide::Prefilling => return true,
+            RequestSide::Queued | RequestSide::Prefilling => return true,
             RequestSide::Ended if self.response == ResponseSide::Awaited && self.routed.is_some() => {
-                self.split.goes_on = true;
+                self.split.is_unshown = true;
                 self.end_response(End::Unwatched, now);
             }
             _ => {}

@@ -1,6 +1,7 @@
-//! What a request holds of the queues: an [`Admitted`] when it was let through, a [`Parked`] while it waits.
+//! What a request holds of a queue: a [`QueuedRequest`] while it is queued, an [`AdmittedRequest`] once it is
+//! dispatched.
 
-use super::{Queues, Turn};
+use super::{DequeueResult, Queues};
 use crate::deadline;
 use crate::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
 use attache_flow::{Cause, Handle, Passage, Refusal};
@@ -13,33 +14,35 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// 32 tokens of an answer are charged at once: a small part of what is under way on a server, and the lock is taken seldom.
+/// 32 tokens of a response are charged to its flow at once. That is few compared with a server's in-flight tokens, and
+/// keeps the lock rarely taken.
 const CHARGED_AT_ONCE: u32 = 32;
 
-/// A request that was let through, until its answer has ended or it is dropped.
+/// A dispatched request, until its response ends. Dropping it counts as an incomplete response.
 #[derive(Debug)]
-pub struct Admitted {
+pub struct AdmittedRequest {
     queues: Arc<Queues>,
-    /// `None` when nothing counts it, and when it has ended.
+    /// `None` after the end, and for a request that flow control does not count.
     passage: Option<Passage>,
     ended: bool,
-    eviction: Option<Waiting<Refusal>>,
-    /// Tokens of its answer that have come, and those of them that are charged.
-    come: u32,
+    eviction: Option<QueueSignal<Refusal>>,
+    /// Tokens of its response that have arrived.
+    output: u32,
+    /// Tokens of its response that were charged to its flow.
     charged: u32,
 }
 
-impl Admitted {
-    pub(super) fn new(queues: Arc<Queues>, passage: Option<Passage>, eviction: Option<Waiting<Refusal>>) -> Self {
-        Self { queues, passage, ended: false, eviction, come: 0, charged: 0 }
+impl AdmittedRequest {
+    pub(super) fn new(queues: Arc<Queues>, passage: Option<Passage>, eviction: Option<QueueSignal<Refusal>>) -> Self {
+        Self { queues, passage, ended: false, eviction, output: 0, charged: 0 }
     }
 
-    /// A request that is let through without a turn, of which the ledger alone knows.
+    /// A request that only the ledger counts: it was dispatched without flow control, but its end frees capacity.
     pub(crate) fn uncounted(queues: &Arc<Queues>) -> Self {
         Self::new(queues.clone(), None, None)
     }
 
-    /// It is in the ledger, which knows better than what was thought of it on its way how much room is left.
+    /// The request is booked in the ledger, which replaces flow control's estimate of its load.
     pub fn landed(&mut self) {
         if let Some(passage) = &mut self.passage {
             self.queues.state.lock().control.landed(passage);
@@ -47,18 +50,18 @@ impl Admitted {
         }
     }
 
-    /// What is ready when it is to end for the sake of a more important request. Given once.
-    pub fn eviction(&mut self) -> Option<Waiting<Refusal>> {
+    /// Becomes ready when a more important request preempts this one. Returned once; `None` if it is not preemptible.
+    pub fn eviction(&mut self) -> Option<QueueSignal<Refusal>> {
         self.eviction.take()
     }
 
-    /// Whether it may be ended for the sake of a more important request.
+    /// Whether a more important request may preempt this one.
     #[must_use]
-    pub fn gives_way(&self) -> bool {
+    pub fn is_preemptible(&self) -> bool {
         self.passage.as_ref().is_some_and(|passage| passage.seat().is_some())
     }
 
-    /// Its answer goes on to the client.
+    /// The response begins to reach the client, which may end the request's preemptibility.
     pub fn answers(&mut self, now: Timestamp) {
         let Some((passage, seat)) = self.passage.as_mut().and_then(|passage| passage.seat().map(|s| (passage, s)))
         else {
@@ -72,19 +75,19 @@ impl Admitted {
             }
             state.running.remove(&seat);
         }
-        // Somebody else is to end in its place, should it have been told to.
+        // If this request was being preempted, the queue must choose another one.
         self.queues.freed(now);
     }
 
-    /// It takes less of the pool than before: its prompt is computed, or another server sees to that.
+    /// The request needs less capacity from now on: its prefill has ended, or moved to another server.
     pub fn freed(&self, now: Timestamp) {
         self.queues.freed(now);
     }
 
-    /// So many tokens of its answer have come, or about as many. They are charged by and by: a flow with long answers under way waits for
-    /// those with none.
+    /// Records that about `tokens` tokens of the response have arrived in total. They are charged to the request's flow
+    /// while it runs, so a flow with long responses in flight yields to flows with none.
     pub fn answered(&mut self, tokens: u32, now: Timestamp) {
-        self.come = tokens;
+        self.output = tokens;
         if let Some(passage) = self.passage.as_mut().filter(|_| tokens >= self.charged.saturating_add(CHARGED_AT_ONCE))
         {
             self.charged = tokens;
@@ -92,7 +95,7 @@ impl Admitted {
         }
     }
 
-    /// Its answer has ended, as a whole or not, and the ledger has let it go.
+    /// The response has ended and the ledger has released the request. `whole`: the response was complete.
     pub fn end(mut self, usage: &Usage, whole: bool, now: Timestamp) {
         self.give_back(usage, whole, now);
     }
@@ -103,9 +106,9 @@ impl Admitted {
         }
         if let Some(mut passage) = self.passage.take() {
             let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-            let told = usage.completion_tokens.map(tokens);
-            // What is told before the end is a beginning.
-            let output = if whole { told.unwrap_or(self.come) } else { told.unwrap_or(0).max(self.come) };
+            let reported = usage.completion_tokens.map(tokens);
+            // A count that the server reports before the end is a lower bound.
+            let output = if whole { reported.unwrap_or(self.output) } else { reported.unwrap_or(0).max(self.output) };
             if !whole || output == 0 {
                 passage.cut();
             }
@@ -116,49 +119,50 @@ impl Admitted {
             }
             state.control.ended(passage, usage.prompt_tokens.map(tokens), now);
         }
-        // Whether it was counted or not, what it took of the pool is free.
+        // Requests that flow control does not count free capacity as well.
         self.queues.freed(now);
     }
 }
 
-impl Drop for Admitted {
+impl Drop for AdmittedRequest {
     fn drop(&mut self) {
         let now = self.queues.last_now();
         self.give_back(&Usage::default(), false, now);
     }
 }
 
-/// A request that waits, until its turn comes or it is dropped.
+/// A queued request, until it leaves the queue. Dropping it means that its client disconnected.
 #[derive(Debug)]
-pub struct Parked {
+pub struct QueuedRequest {
     pub(super) queues: Arc<Queues>,
     pub(super) handle: Handle,
     pub(super) priority: i32,
     pub(super) until: Option<Timestamp>,
-    /// Until then its turn is of use; else it may wait no longer.
+    /// `until` follows from the request's deadline, not from the queue's time limit.
     pub(super) is_due: bool,
-    pub(super) turn: Option<oneshot::Receiver<Turn>>,
+    pub(super) receiver: Option<oneshot::Receiver<DequeueResult>>,
     pub(super) settled: bool,
 }
 
-impl Parked {
-    /// When it has waited for as long as it may; `None` when only a pool without endpoints limits it.
+impl QueuedRequest {
+    /// When it expires; `None` if it expires only in a pool without endpoints.
     #[must_use]
     pub fn until(&self) -> Option<Timestamp> {
         self.until
     }
 
-    /// What is ready when its turn has come. Given once.
-    pub fn waiting(&mut self) -> Option<Waiting> {
-        self.turn.take().map(Waiting)
+    /// Becomes ready when the request leaves the queue. Returned once.
+    pub fn waiting(&mut self) -> Option<QueueSignal> {
+        self.receiver.take().map(QueueSignal)
     }
 
-    /// Its turn has been told.
+    /// The request has left the queue and its [`DequeueResult`] was received.
     pub fn settle(mut self) {
         self.settled = true;
     }
 
-    /// It has waited for as long as it may; `None` when its turn is on its way.
+    /// Removes the request at [`QueuedRequest::until`] and returns the error response. `None` if it has left the queue
+    /// already, and its [`QueueSignal`] is about to say how.
     pub fn expire(&mut self, now: Timestamp) -> Option<RequestError> {
         self.leave(now).then_some(())?;
         self.queues.observer.event(QueueEvent::Outcome(QueueOutcome::Expired));
@@ -166,7 +170,7 @@ impl Parked {
         Some(self.refused(&Refusal { cause: Cause::Expired, retry_after }))
     }
 
-    /// What the client is told.
+    /// The error response for a refused request.
     #[must_use]
     pub fn refused(&self, refusal: &Refusal) -> RequestError {
         if self.is_due && refusal.cause == Cause::Expired {
@@ -176,12 +180,12 @@ impl Parked {
         self.queues.refused(refusal)
     }
 
-    /// Takes it out of the queue; false when it was not there. Those who stood behind it may go where it could not.
+    /// Removes it from the queue; false if it was not there. Requests behind it may fit where it did not.
     fn leave(&mut self, now: Timestamp) -> bool {
         let was_there = {
             let mut state = self.queues.state.lock();
             let was_there = state.control.cancel(self.handle, now).is_some();
-            self.queues.observer.event(super::holds(&state));
+            self.queues.observer.event(super::depth(&state));
             was_there
         };
         self.settled |= was_there;
@@ -192,8 +196,8 @@ impl Parked {
     }
 }
 
-/// The client has left.
-impl Drop for Parked {
+/// The client disconnected.
+impl Drop for QueuedRequest {
     fn drop(&mut self) {
         let now = self.queues.last_now();
         if !self.settled && self.leave(now) {
@@ -202,12 +206,12 @@ impl Drop for Parked {
     }
 }
 
-/// Ready when the turn of a request has come, or its end.
+/// Becomes ready when the queue dequeues, refuses or preempts the request.
 #[derive(Debug)]
-pub struct Waiting<T = Turn>(pub(super) oneshot::Receiver<T>);
+pub struct QueueSignal<T = DequeueResult>(pub(super) oneshot::Receiver<T>);
 
-impl<T> Future for Waiting<T> {
-    /// `None` when nobody will tell: the request waits no longer, or is served whatever comes.
+impl<T> Future for QueueSignal<T> {
+    /// `None` if the queue dropped the sender: the request is no longer queued, or no longer preemptible.
     type Output = Option<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {

@@ -1,11 +1,11 @@
-//! Requests that wait for their turn: who goes when, what the others are told, and that nothing stays, whoever leaves and when.
+//! Queued requests: dequeue order, rejections and preemption. No reservation may remain after any disconnect.
 
 use super::*;
 use attache_flow::registry::{ADMITTERS, CEILINGS, DETECTORS, find};
 use attache_flow::settings::DEFAULT_FLOW_IDLE;
 use attache_flow::{EvictRunning, Settings};
 use attache_picker::event::Outcome;
-use attache_picker::queues::Waiting;
+use attache_picker::queues::QueueSignal;
 use attache_pool::health::{DEFAULT_CONSECUTIVE_CONNECT_FAILURES, Outcome as Health};
 use futures_util::FutureExt;
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ pub(super) fn flow(settings: Settings) -> PoolFlow {
     let detector = find(DETECTORS, "concurrency-detector").unwrap();
     PoolFlow {
         settings: Settings { ttl: Some(TTL), ..settings },
-        // One request at a time on the one server.
+        // The only endpoint takes one request at a time.
         detector: (detector.build)(&json!({"maxConcurrency": 1})).unwrap().into(),
         ceiling: (find(CEILINGS, "static").unwrap(), serde_json::Value::Null),
         admitters: Vec::new(),
@@ -35,20 +35,20 @@ pub(super) fn world(flow: PoolFlow) -> World {
     setup(flow).build()
 }
 
-/// One request with what its stream holds.
+/// One request and its stream.
 pub(super) struct One {
     pub(super) exchange: Exchange,
-    pub(super) waiting: Option<Waiting>,
-    eviction: Option<Waiting<Refusal>>,
+    pub(super) waiting: Option<QueueSignal>,
+    eviction: Option<QueueSignal<Refusal>>,
     pub(super) told: Answered,
 }
 
 impl One {
     pub(super) fn of(world: &World, extra: &[(&str, &str)], mode: BodySendMode) -> Self {
-        Self::asks(world, extra, mode, "p", None)
+        Self::with_prompt(world, extra, mode, "p", None)
     }
 
-    fn asks(
+    fn with_prompt(
         world: &World,
         extra: &[(&str, &str)],
         mode: BodySendMode,
@@ -74,7 +74,7 @@ impl One {
         Self { told, ..Self::sent(exchange) }
     }
 
-    /// A request that has been sent as a whole.
+    /// A request that was sent completely.
     pub(super) fn sent(mut exchange: Exchange) -> Self {
         let (waiting, eviction) = (exchange.waiting(), exchange.eviction());
         Self { exchange, waiting, eviction, told: Answered::default() }
@@ -92,7 +92,7 @@ impl One {
         self.exchange.is_routed()
     }
 
-    /// Takes in its turn, if it has come.
+    /// Handles its dequeue, if it left the queue.
     pub(super) fn wakes(&mut self, now: Timestamp) {
         let turn = self.waiting.as_mut().and_then(FutureExt::now_or_never);
         let Some(turn) = turn else { return };
@@ -100,18 +100,18 @@ impl One {
         self.turn(turn, now);
     }
 
-    fn turn(&mut self, turn: Option<Turn>, now: Timestamp) {
+    fn turn(&mut self, turn: Option<DequeueResult>, now: Timestamp) {
         let mut out = Actions::new();
-        self.exchange.on(Event::Turn(turn), now, &mut out).unwrap();
+        self.exchange.on(Event::Dequeued(turn), now, &mut out).unwrap();
         self.eviction = self.exchange.eviction();
-        // Nobody tells those who have waited too long: they know.
+        // The queue sends no result to a request that expired by its own timer.
         if !out.is_empty() {
             self.told = Answered::of(&Vec::from(out));
         }
     }
 
-    /// Takes in that it gives way, if it does.
-    pub(super) fn gives_way(&mut self) -> bool {
+    /// Handles its preemption; false if it was not preempted.
+    pub(super) fn take_preemption(&mut self) -> bool {
         let Some(told) = self.eviction.as_mut().and_then(FutureExt::now_or_never) else { return false };
         self.eviction = None;
         let Some(refusal) = told else { return false };
@@ -121,13 +121,13 @@ impl One {
         true
     }
 
-    /// Its answer begins.
+    /// The response begins.
     pub(super) fn answers(&mut self) {
         let pairs = [(":status", "200"), ("content-type", "application/json")];
         send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
     }
 
-    /// Reads what must be read before it is decided on.
+    /// Runs its background work.
     fn warms(&mut self, meanwhile: impl FnOnce()) {
         let warming = self.exchange.warming().expect("it is encoded elsewhere");
         meanwhile();
@@ -137,7 +137,7 @@ impl One {
         self.told = Answered::of(&Vec::from(out));
     }
 
-    /// So many tokens of an answer come, of which the server never says how many they are.
+    /// This many tokens of the response arrive, and the model server reports no usage.
     pub(super) fn streams(&mut self, tokens: usize) {
         let pairs = [(":status", "200"), ("content-type", "text/event-stream")];
         send(&mut self.exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
@@ -155,7 +155,7 @@ impl One {
         self.has_waited(after);
     }
 
-    /// Its time is up.
+    /// Its deadline event.
     pub(super) fn has_waited(&mut self, after: Duration) {
         let mut out = Actions::new();
         self.exchange.on(Event::Deadline, NOW.after(after), &mut out).unwrap();
@@ -177,7 +177,7 @@ impl One {
 }
 
 #[test]
-fn a_request_waits_until_another_has_ended_and_is_decided_then() {
+fn queued_request_is_decided_when_capacity_is_free() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     assert!(first.goes() && first.waiting.is_none() && first.exchange.deadline().is_none());
@@ -185,7 +185,7 @@ fn a_request_waits_until_another_has_ended_and_is_decided_then() {
     assert!(!second.goes() && second.told.kinds.is_empty(), "{:?}", second.told);
     second.wakes(NOW);
     assert!(!second.goes());
-    // What still comes of it is Envoy's to send on.
+    // Envoy forwards the rest of the request.
     assert!(send(&mut second.exchange, request(Message::RequestTrailers(HttpTrailers::default()))).is_empty());
     first.ends();
     second.wakes(NOW);
@@ -197,7 +197,7 @@ fn a_request_waits_until_another_has_ended_and_is_decided_then() {
 }
 
 #[test]
-fn higher_objectives_go_first_and_what_is_sheddable_gives_way() {
+fn higher_priority_goes_first_and_sheddable_is_evicted() {
     let world = world(flow(Settings { max_requests: 2, ..Settings::default() }));
     let first = One::comes(&world, "");
     let mut batch = One::comes(&world, "batch");
@@ -223,7 +223,7 @@ fn higher_objectives_go_first_and_what_is_sheddable_gives_way() {
 }
 
 #[test]
-fn waiting_ends_with_the_time_to_live() {
+fn queued_request_expires_after_its_time_to_live() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let mut second = One::comes(&world, "");
@@ -231,13 +231,13 @@ fn waiting_ends_with_the_time_to_live() {
     assert_eq!(second.refused(), (503, "queue_timeout"));
     assert!(second.exchange.deadline().is_none());
     first.ends();
-    assert!(One::comes(&world, "").goes(), "nobody is before it");
+    assert!(One::comes(&world, "").goes(), "the queue is empty");
     drop(second);
     world.assert_books_closed(3);
 }
 
 #[test]
-fn a_turn_that_comes_with_the_deadline_is_taken() {
+fn dequeue_at_the_deadline_is_served() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let mut second = One::comes(&world, "");
@@ -251,7 +251,7 @@ fn a_turn_that_comes_with_the_deadline_is_taken() {
 }
 
 #[test]
-fn in_modes_in_which_envoys_clock_runs_nobody_waits() {
+fn requests_are_not_queued_in_modes_with_envoys_message_timeout() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     for (objective, status) in [("", None), ("urgent", None), ("batch", Some((429, "shed")))] {
@@ -266,24 +266,24 @@ fn in_modes_in_which_envoys_clock_runs_nobody_waits() {
 }
 
 #[test]
-fn a_sheddable_request_under_way_gives_way_and_leaves_nothing_behind() {
+fn sheddable_request_in_flight_is_preempted_without_leaks() {
     let world = world(flow(Settings { evict_running: EvictRunning::Unanswered, ..Settings::default() }));
     let mut batch = One::comes(&world, "batch");
-    assert!(batch.goes() && !batch.gives_way(), "nobody waits");
+    assert!(batch.goes() && !batch.take_preemption(), "the queue is empty");
     let mut more = One::comes(&world, "batch");
-    assert!(!batch.gives_way(), "who waits is no more important");
+    assert!(!batch.take_preemption(), "the queued request is not more important");
     let mut urgent = One::comes(&world, "urgent");
-    assert!(batch.gives_way() && !batch.goes());
+    assert!(batch.take_preemption() && !batch.goes());
     assert_eq!(batch.refused(), (429, "evicted"));
     assert!(batch.told.set["retry-after"].parse::<u64>().unwrap() >= 1);
-    // What still comes of it is Envoy's to drop.
+    // Envoy drops the rest of the response.
     assert!(
         send(&mut batch.exchange, request(Message::ResponseHeaders(headers(&[(":status", "200")], false)))).is_empty()
     );
     urgent.wakes(NOW);
     assert!(urgent.goes() && urgent.eviction.is_none(), "what is not sheddable is served whatever comes");
     let mut usual = One::comes(&world, "");
-    assert!(!urgent.gives_way());
+    assert!(!urgent.take_preemption());
     urgent.ends();
     usual.wakes(NOW);
     more.wakes(NOW);
@@ -294,13 +294,13 @@ fn a_sheddable_request_under_way_gives_way_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_answer_that_has_begun_is_cut_only_where_all_may_be() {
+fn begun_response_is_preempted_only_if_configured() {
     for (which, cut) in [(EvictRunning::Unanswered, false), (EvictRunning::Any, true)] {
         let world = world(flow(Settings { evict_running: which, ..Settings::default() }));
         let mut batch = One::comes(&world, "batch");
         batch.answers();
         let mut urgent = One::comes(&world, "urgent");
-        assert_eq!(batch.gives_way(), cut);
+        assert_eq!(batch.take_preemption(), cut);
         assert_eq!(batch.goes(), !cut);
         urgent.wakes(NOW);
         assert_eq!(urgent.goes(), cut);
@@ -316,12 +316,12 @@ fn an_answer_that_has_begun_is_cut_only_where_all_may_be() {
 }
 
 #[test]
-fn an_answer_that_comes_before_its_stream_hears_of_it_is_served() {
+fn response_before_the_preemption_signal_is_served() {
     let world = world(flow(Settings { evict_running: EvictRunning::Unanswered, ..Settings::default() }));
     let mut batch = One::comes(&world, "batch");
     let mut urgent = One::comes(&world, "urgent");
     batch.answers();
-    assert!(batch.gives_way() && batch.goes() && batch.told.kinds.is_empty(), "told, and stays");
+    assert!(batch.take_preemption() && batch.goes() && batch.told.kinds.is_empty(), "the signal is ignored");
     batch.ends();
     urgent.wakes(NOW);
     assert!(urgent.goes());
@@ -330,10 +330,10 @@ fn an_answer_that_comes_before_its_stream_hears_of_it_is_served() {
 }
 
 #[test]
-fn a_turn_is_kept_while_the_prompt_is_read() {
+fn admission_is_kept_during_background_tokenizing() {
     let world = prefix::encoding_elsewhere(setup(flow(Settings::default()))).build();
     let prompt = prefix::text("long", 5_000);
-    let mut first = One::asks(&world, &[], BodySendMode::FullDuplexStreamed, &prompt, None);
+    let mut first = One::with_prompt(&world, &[], BodySendMode::FullDuplexStreamed, &prompt, None);
     let mut second = None;
     first.warms(|| second = Some(One::comes(&world, "")));
     let mut second = second.unwrap();
@@ -341,11 +341,11 @@ fn a_turn_is_kept_while_the_prompt_is_read() {
     first.ends();
     second.wakes(NOW);
     assert!(second.goes());
-    // Where nobody waits, nobody is asked twice whether there is room: it is let through when there was.
+    // In modes without queueing, admission is checked only once: the request was admitted when there was capacity.
     let batch = [("x-gateway-inference-objective", "batch")];
     second.ends();
     let prompt = prefix::text("longer", 5_000);
-    let mut batch = One::asks(&world, &batch, BodySendMode::Buffered, &prompt, None);
+    let mut batch = One::with_prompt(&world, &batch, BodySendMode::Buffered, &prompt, None);
     let mut other = None;
     batch.warms(|| other = Some(One::comes(&world, "")));
     assert!(batch.goes() && other.as_ref().is_some_and(One::goes));
@@ -354,24 +354,24 @@ fn a_turn_is_kept_while_the_prompt_is_read() {
 }
 
 #[test]
-fn a_turn_that_comes_to_nothing_is_the_next_ones_at_once() {
+fn rejected_dequeued_request_frees_capacity_at_once() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let nowhere = Some(subset(&["10.9.9.9:1"]));
-    let mut second = One::asks(&world, &[], BodySendMode::FullDuplexStreamed, "p", nowhere);
+    let mut second = One::with_prompt(&world, &[], BodySendMode::FullDuplexStreamed, "p", nowhere);
     let mut third = One::comes(&world, "");
     first.ends();
     second.wakes(NOW);
     assert_eq!(second.refused(), (503, "subset_empty"));
     third.wakes(NOW);
-    assert!(third.goes(), "though the stream of the second is open");
+    assert!(third.goes(), "although the stream of the second is open");
     third.ends();
     drop(second);
     world.assert_books_closed(3);
 }
 
 #[test]
-fn who_would_wait_for_ever_is_refused() {
+fn request_lost_by_the_queue_is_rejected() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let mut lost = One::comes(&world, "");
@@ -385,7 +385,7 @@ fn who_would_wait_for_ever_is_refused() {
 }
 
 #[test]
-fn without_endpoints_the_reason_is_that_there_are_none() {
+fn empty_pool_rejects_with_no_ready_endpoint() {
     let flow = flow(Settings { max_requests: 1, empty_ttl: TTL, ..Settings::default() });
     let world = Setup { servers: Vec::new(), ..setup(flow) }.build();
     let mut waits = One::comes(&world, "");
@@ -401,7 +401,7 @@ fn without_endpoints_the_reason_is_that_there_are_none() {
 }
 
 #[test]
-fn tenants_are_forgotten_that_have_been_quiet_for_long_though_nobody_comes() {
+fn idle_flows_are_forgotten_without_new_requests() {
     let world = world(flow(Settings::default()));
     One::tenant(&world, "somebody").ends();
     let queues = world.processor.picker.config().pools()[0].queue.as_ref().unwrap().clone();
@@ -413,7 +413,7 @@ fn tenants_are_forgotten_that_have_been_quiet_for_long_though_nobody_comes() {
 }
 
 #[tokio::test]
-async fn a_page_that_is_too_old_holds_nobody_up_though_no_other_comes() {
+async fn stale_metrics_do_not_block_the_queue() {
     let detector = (find(DETECTORS, "utilization-detector").unwrap().build)(&serde_json::Value::Null).unwrap().into();
     let flow = PoolFlow { detector, ..flow(Settings::default()) };
     let world = Setup { servers: vec![(0, 1.0, &[])], stale_after: Duration::from_secs(1), ..setup(flow) }.build();
@@ -428,7 +428,7 @@ async fn a_page_that_is_too_old_holds_nobody_up_though_no_other_comes() {
 }
 
 #[test]
-fn admitters_turn_away_at_once() {
+fn admitter_rejects_at_once() {
     let admitter = (find(ADMITTERS, "probabilistic-admitter").unwrap().build)(&json!({"k": 1e9})).unwrap();
     let flow = PoolFlow { admitters: vec![admitter.into()], ..flow(Settings::default()) };
     let world = world(flow);
@@ -442,7 +442,7 @@ fn admitters_turn_away_at_once() {
 }
 
 #[test]
-fn the_end_of_what_never_queued_is_told_to_those_who_wait() {
+fn end_of_unqueued_request_dequeues_others() {
     for leaves in [false, true] {
         let world = world(flow(Settings::default()));
         let first = One::of(&world, &[], BodySendMode::Buffered);
@@ -461,7 +461,7 @@ fn the_end_of_what_never_queued_is_told_to_those_who_wait() {
 }
 
 #[test]
-fn a_request_in_which_the_picker_fails_waits_no_longer() {
+fn panic_removes_request_from_queue() {
     let world = world(flow(Settings::default()));
     let first = One::comes(&world, "");
     let mut second = One::comes(&world, "");
@@ -475,13 +475,13 @@ fn a_request_in_which_the_picker_fails_waits_no_longer() {
     drop(third);
     first.ends();
     second.wakes(NOW);
-    assert!(One::comes(&world, "").goes(), "nobody is before it, though the stream of the second is open");
+    assert!(One::comes(&world, "").goes(), "the queue is empty, though the stream of the second is open");
     drop(second);
     world.assert_books_closed(4);
 }
 
 #[test]
-fn an_endpoint_that_is_ejected_is_no_room() {
+fn ejected_endpoint_adds_no_capacity() {
     let world = Setup { servers: vec![(0, 0.1, &[]), (0, 0.1, &[])], ..setup(flow(Settings::default())) }.build();
     let dead = world.snapshot.load().endpoints[1].endpoint.clone();
     for _ in 0..DEFAULT_CONSECUTIVE_CONNECT_FAILURES {
@@ -521,11 +521,15 @@ fn op() -> impl proptest::strategy::Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Never two at once, never somebody waiting while nobody is under way, and closed books in the end.
+    /// Never two requests in flight, no queued request while none is in flight, and no reservation in the end.
     #[test]
-    fn nothing_stays_whatever_happens(
+    fn any_history_leaves_no_reservation(
         ops in prop::collection::vec(op(), 1..60),
-        evict_running in prop_oneof![Just(EvictRunning::Never), Just(EvictRunning::Unanswered), Just(EvictRunning::Any)],
+        evict_running in prop_oneof![
+            Just(EvictRunning::Never),
+            Just(EvictRunning::Unanswered),
+            Just(EvictRunning::Any),
+        ],
     ) {
         let world = world(flow(Settings { max_requests: 4, evict_running, ..Settings::default() }));
         let (mut streams, mut opened) = (Vec::new(), 0);
@@ -538,7 +542,7 @@ proptest! {
                 }
                 Op::Wakes(i) => streams.iter_mut().skip(i % count).take(1).for_each(|s: &mut One| {
                     s.wakes(NOW);
-                    s.gives_way();
+                    s.take_preemption();
                 }),
                 Op::Answers(i) => {
                     let begins = |s: &&mut One| s.goes() && s.exchange.response == ResponseSide::Awaited;
@@ -553,7 +557,7 @@ proptest! {
                 Op::Due(i) => {
                     if let Some(one) = streams.iter_mut().skip(i % count).find(|s| s.waiting.is_some()) {
                         one.due(TTL);
-                        // Its turn may be on its way.
+                        // It may have been dequeued already.
                         one.wakes(NOW);
                         one.waiting = None;
                     }
@@ -563,10 +567,10 @@ proptest! {
             let under_way: u32 = world.snapshot.load().endpoints.iter().map(|e| e.endpoint.ledger.in_flight()).sum();
             prop_assert!(under_way <= 1);
         }
-        // Whoever waits gets a turn when all before it have gone.
+        // Each queued request is dequeued once all before it have ended.
         loop {
             streams.iter_mut().for_each(|s| {
-                s.gives_way();
+                s.take_preemption();
                 s.wakes(NOW);
             });
             let Some(at) = streams.iter().position(One::goes) else { break };

@@ -1,9 +1,9 @@
-//! By which name the gateway calls the picker: what tells pools apart that are served by one process.
+//! The `:authority` of the gateway's call, by which one process distinguishes pools.
 
 use super::*;
 
 impl Exchange {
-    /// The same, called by this `:authority`.
+    /// The same exchange, for a call with this `:authority`.
     #[must_use]
     pub fn called_as(mut self, authority: Option<Authority>) -> Self {
         self.called = authority;
@@ -11,7 +11,7 @@ impl Exchange {
     }
 }
 
-/// The `:authority` by which the gateway has called; empty when there was none.
+/// The `:authority` of the gateway's call; empty if it had none.
 pub(super) fn name(called: &Option<Authority>) -> &str {
     called.as_ref().map_or("", Authority::as_str)
 }
