@@ -196,10 +196,11 @@ impl<'p> PromptLookup<'p> {
             PrefixUpdate { tenant, text_bytes, tells_cached, ..found.prefix_update(id, keys, whole) }
         };
         let prefill = prefill.map(|id| of(id, keys.clone()));
-        let lesson = first.map_or(base.clone(), |id| of(id, keys));
+        let prefix_update = first.map_or(base.clone(), |id| of(id, keys));
         // The response's count of cached tokens is that of the prefill worker.
-        let lesson = Lesson { tells_cached: lesson.tells_cached && prefill.is_none(), ..lesson };
-        (matched, PendingUpdate { prefix: prefix.clone(), lesson, prefill, tail })
+        let prefix_update =
+            PrefixUpdate { tells_cached: prefix_update.tells_cached && prefill.is_none(), ..prefix_update };
+        (matched, PendingUpdate { prefix: prefix.clone(), prefix_update, prefill, tail })
     }
 }
 

@@ -58,7 +58,7 @@ struct Wanted {
 
 impl Wanted {
     /// Computes all keys; `None` if the work is stopped before their end.
-    fn make(self, keys: TokenKeys<'_>, work: &Work) -> Option<Outcome> {
+    fn make(self, keys: TokenKeys<'_>, work: &WorkLimit) -> Option<Outcome> {
         let mut ids = self.ids.then(Vec::new);
         let keys = keys.make_all(|| work.check().is_ok(), ids.as_mut())?;
         let Self { has_engine_tokens, has_own_keys, .. } = self;

@@ -238,15 +238,16 @@ fn ratios_age_and_a_restart_clears_both() {
             one.ended(Some(101), at(i * 10_000 + milliseconds * 11));
         }
     }
-    let slower =
-        |seconds: u64| slow.speed.slower(at(990_400 + seconds * 1_000)).map(|s| s / pool.centres.get()[0] as f64);
+    let slower = |seconds: u64| {
+        slow.speed.slower(&pool.model(at(990_400 + seconds * 1_000))).map(|s| s / pool.centres.get()[0] as f64)
+    };
     let [[fresh, _], [half, _], [old, _]] = [0, 30, 600].map(slower);
     assert!(fresh > 1.5, "{fresh}");
     assert!((half - fresh.sqrt()).abs() < 0.05 * half, "half of its logarithm after a half-life: {half} of {fresh}");
     assert!((old - 1.0).abs() < 1e-3, "{old}");
     slow.speed.reset();
     answer(&slow, 2_000_000, 2_000, 100);
-    let [_, after] = slow.speed.slower(at(2_000_100));
+    let [_, after] = slow.speed.slower(&pool.model(at(2_000_100)));
     assert!(after < 1.5, "only the old process was four times slower: {after}");
 }
 
