@@ -57,6 +57,7 @@ mod disconnect;
 mod gateway_authority;
 mod listing;
 mod queueing;
+mod request_headers;
 mod splitting;
 mod token_wait;
 mod uploading;
@@ -294,94 +295,6 @@ impl Exchange {
     }
 
     // === the request ===
-
-    fn on_request_headers(
-        &mut self,
-        message: HttpHeaders,
-        metadata: Option<Metadata>,
-        attributes: &HashMap<String, Struct>,
-        now: Timestamp,
-        out: &mut Actions,
-    ) -> Result<(), ProtocolError> {
-        if self.request != RequestSide::Opened {
-            return Err(ProtocolError("request headers twice"));
-        }
-        self.request = RequestSide::Collecting;
-        self.take_subset(metadata.as_ref());
-        self.head = Head::read(metadata::request_headers(message.headers));
-        let claim = |namespace: &str, path: &[String]| metadata::claim(metadata.as_ref(), namespace, path);
-        let tenant = Tenant::of(self.config.settings.tenant.as_ref(), &self.head, claim);
-        self.head.belongs_to(tenant);
-        self.head.identify_client(metadata::client_address(attributes));
-        let (api, id) = Api::from_path(self.head.path());
-        self.response_id = id.map(Cow::into_owned);
-        self.api = api;
-        self.span = self.processor.tracing.start(self.head.traceparent(), now).map(Box::new);
-        if let Some(error) = self.refusal_by_headers() {
-            self.refuse(&error, now, out);
-            return Ok(());
-        }
-        if self.lists_models(now, out) {
-            return Ok(());
-        }
-        let modes = self.modes();
-        if message.end_of_stream || modes.headers_first() || self.head.is_upgrade() {
-            self.decide_at_headers(message.end_of_stream, now, out);
-        } else if modes.request == BodyMode::Buffered {
-            // Envoy sends the body only after this reply. The destination is in the reply to the body.
-            out.push_back(reply::request_headers(CommonResponse::default()));
-        }
-        Ok(())
-    }
-
-    fn refusal_by_headers(&self) -> Option<RequestError> {
-        let limits = &self.config.limits;
-        if self.head.bytes() > limits.max_header_bytes as usize {
-            self.processor.metrics.limit(Limit::HeaderBytes);
-            let got = self.head.bytes();
-            let allowed = limits.max_header_bytes;
-            return Some(RequestError::new(
-                Reason::HeadersTooLarge,
-                format!("the request's headers are {got} bytes, {allowed} are allowed"),
-            ));
-        }
-        let announced = self.head.content_length().filter(|l| *l > limits.max_body_bytes && !self.flows_through())?;
-        self.processor.metrics.limit(Limit::BodyBytes);
-        Some(too_large(announced, limits.max_body_bytes))
-    }
-
-    /// Whether the body is a form that Attaché does not buffer. Its model field precedes the file or is missing, so the
-    /// file is passed on as it arrives.
-    fn flows_through(&self) -> bool {
-        let passes = matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed);
-        passes && self.api.body_format() == BodyFormat::Multipart
-    }
-
-    /// Whether enough of a form has arrived to decide. It is parsed again only after it has doubled in length, so that
-    /// many small chunks cost little more than a few large ones.
-    fn form_suffices(&mut self) -> bool {
-        if !self.flows_through() || self.body.len() < 2 * self.form_read {
-            return false;
-        }
-        self.form_read = self.body.len();
-        let limits = &self.config.limits;
-        if self.body.len() >= u64::from(limits.max_multipart_sniff_bytes) {
-            return true;
-        }
-        let mut scratch = Vec::new();
-        let body = self.body.contiguous(&mut scratch);
-        protocol::parse(self.api, self.head.content_type(), body, limits).is_ok_and(|r| r.model.is_some())
-    }
-
-    fn take_subset(&mut self, metadata: Option<&Metadata>) {
-        if self.subset.is_some() || self.config.settings.disable_endpoint_subset_filter {
-            return;
-        }
-        if let Some((subset, malformed)) = metadata.and_then(metadata::subset) {
-            self.processor.metrics.subset_malformed.inc_by(malformed);
-            self.subset = Some(subset);
-        }
-    }
 
     fn on_request_body(
         &mut self,
