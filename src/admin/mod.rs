@@ -272,7 +272,7 @@ async fn kv_blocks(
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ExplainResponse {
+struct ExplainParameters {
     path: Option<String>,
     pool: Option<String>,
 }
@@ -287,7 +287,7 @@ async fn explain_by_post() -> Response {
 /// Access is restricted, since explaining costs as much as deciding and shows what other prompts left in the index.
 async fn explain(
     State(state): State<AdminState>,
-    Query(ExplainResponse { path, pool }): Query<ExplainResponse>,
+    Query(ExplainParameters { path, pool }): Query<ExplainParameters>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {

@@ -60,7 +60,7 @@ impl Exchange {
 
     /// Whether the body is a form that Attaché does not buffer. Its model field precedes the file or is missing, so the
     /// file is passed on as it arrives.
-    fn flows_through(&self) -> bool {
+    pub(super) fn flows_through(&self) -> bool {
         let passes = matches!(self.modes().request, BodyMode::FullDuplex | BodyMode::Streamed);
         passes && self.api.body_format() == BodyFormat::Multipart
     }
