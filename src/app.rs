@@ -349,7 +349,7 @@ async fn explain(
     let query = ExplainQuery {
         pool: asked.pool.as_deref(),
         path: &asked.path,
-        content_type: asked.content_type.as_deref(),
+        headers: &asked.headers,
         body: &asked.body,
         now,
     };

@@ -71,8 +71,8 @@ pub struct ExplainRequest {
     pub pool: Option<String>,
     /// Path that the request would be sent to.
     pub path: String,
-    /// Value of its content-type header.
-    pub content_type: Option<String>,
+    /// Its headers: names and values.
+    pub headers: Vec<(String, String)>,
     /// Body of the request.
     pub body: Bytes,
 }
@@ -270,11 +270,30 @@ async fn kv_blocks(
     }
 }
 
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ExplainParameters {
-    path: Option<String>,
-    pool: Option<String>,
+/// The request of an `/explain` with this query; its `content-type` is that of the POST, unless a header names one.
+///
+/// # Errors
+/// A parameter is unknown, or a header is not `name: value`.
+fn explain_request(query: Vec<(String, String)>, headers: &HeaderMap, body: Bytes) -> Result<ExplainRequest, String> {
+    let mut asked = ExplainRequest { pool: None, path: DEFAULT_EXPLAINED_PATH.to_owned(), headers: Vec::new(), body };
+    for (name, value) in query {
+        match name.as_str() {
+            "path" => asked.path = value,
+            "pool" => asked.pool = Some(value),
+            "header" => match value.split_once(':') {
+                Some((name, value)) if !name.trim().is_empty() => {
+                    asked.headers.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
+                }
+                _ => return Err(format!("`header` is `{value}`; allowed is `name: value`\n")),
+            },
+            _ => return Err(format!("the query has `{name}`; allowed are `path`, `pool` and `header`\n")),
+        }
+    }
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    if let Some(value) = content_type.filter(|_| !asked.headers.iter().any(|(name, _)| name == "content-type")) {
+        asked.headers.push(("content-type".to_owned(), value.to_owned()));
+    }
+    Ok(asked)
 }
 
 /// The response to methods other than `POST`.
@@ -287,7 +306,7 @@ async fn explain_by_post() -> Response {
 /// Access is restricted, since explaining costs as much as deciding and shows what other prompts left in the index.
 async fn explain(
     State(state): State<AdminState>,
-    Query(ExplainParameters { path, pool }): Query<ExplainParameters>,
+    Query(query): Query<Vec<(String, String)>>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
@@ -295,9 +314,10 @@ async fn explain(
         Ok(body) => body,
         Err(refusal) => return refusal,
     };
-    let content_type = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).map(str::to_owned);
-    let path = path.unwrap_or_else(|| DEFAULT_EXPLAINED_PATH.to_owned());
-    let asked = ExplainRequest { pool, path, content_type, body };
+    let asked = match explain_request(query, &headers, body) {
+        Ok(asked) => asked,
+        Err(wrong) => return (StatusCode::BAD_REQUEST, wrong).into_response(),
+    };
     match (state.explain)(asked).await {
         Ok(explanation) => json(&explanation),
         Err(error) => {

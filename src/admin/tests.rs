@@ -192,7 +192,7 @@ async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() 
         let target = format!("{target}{mark}endpont=1");
         let (status, text) = ask(&state, LOCAL, (method, &target), &[], endless()).await;
         let allowed = match target.split('?').next().unwrap() {
-            "/explain" => "`path`, `pool`",
+            "/explain" => "`path`, `pool`, `header`",
             "/kv_blocks" => "`endpoint`",
             "/log-level" if method == "PUT" => "`filter`",
             _ => "none",

@@ -22,6 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   attache explain request.json                                  # by the picker on this machine
   attache explain request.json --admin http://127.0.0.1:9090 --pool llama
+  attache explain request.json --header 'x-tenant: acme' --header 'x-priority: interactive'
   curl -s … | attache explain - --path /v1/messages
   attache explain request.json --config-file attache.yaml       # without a running picker
   attache explain request.json --json | jq '.endpoints'
@@ -49,6 +50,9 @@ pub(super) struct ExplainArgs {
     /// Pool of the request, if its model does not select one
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
+    /// Header of the request, `name: value`; may be repeated
+    #[arg(long = "header", value_name = "HEADER", value_parser = super::header)]
+    headers: Vec<(String, String)>,
     /// Admin port of the running picker
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090", conflicts_with = "config_file")]
     admin: String,
@@ -84,7 +88,7 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
             let query = ExplainQuery {
                 pool: args.pool.as_deref(),
                 path: &args.path,
-                content_type: None,
+                headers: &args.headers,
                 body: &body,
                 now: Clock::start().now(),
             };
@@ -97,14 +101,19 @@ pub(super) fn run(args: &ExplainArgs) -> ExitCode {
         },
     };
     match explained {
-        Ok(explanation) if args.json => println!("{explanation:#}"),
-        Ok(explanation) => print!("{}", show(&explanation, args.all_blocks)),
+        Ok(explanation) => {
+            if args.json {
+                println!("{explanation:#}");
+            } else {
+                print!("{}", show(&explanation, args.all_blocks));
+            }
+            if list(&explanation["picks"]).is_empty() { ExitCode::from(EXIT_REFUSED) } else { ExitCode::SUCCESS }
+        }
         Err(refusal) => {
             eprintln!("the request would be rejected: {refusal}");
-            return ExitCode::from(EXIT_REFUSED);
+            ExitCode::from(EXIT_REFUSED)
         }
     }
-    ExitCode::SUCCESS
 }
 
 fn fail(code: u8, error: &anyhow::Error) -> ExitCode {
@@ -131,7 +140,9 @@ async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, 
         text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
     };
     let pool = args.pool.as_deref().map(|pool| format!("&pool={}", encoded(pool))).unwrap_or_default();
-    let request = http::Request::post(format!("{base}/explain?path={}{pool}", encoded(&args.path)))
+    let header = |(name, value): &(String, String)| format!("&header={}", encoded(&format!("{name}: {value}")));
+    let headers: String = args.headers.iter().map(header).collect();
+    let request = http::Request::post(format!("{base}/explain?path={}{pool}{headers}", encoded(&args.path)))
         .header("content-type", "application/json")
         .body(Full::new(bytes::Bytes::from(body)))
         .with_context(|| format!("`--admin {admin}` is not of the form `host:port` or `http://host:port`"))?;
@@ -260,6 +271,15 @@ fn show(e: &Value, all_blocks: bool) -> String {
             text(&e["reason"])
         ),
     );
+    if let Some(profile) = e["profile"].as_str() {
+        line("profile", profile.to_owned());
+    }
+    if e["priority"].as_i64().unwrap_or(0) != 0 {
+        line("priority", e["priority"].to_string());
+    }
+    if let Some(warning) = e["warning"].as_str() {
+        line("warning", warning.to_owned());
+    }
     let prefill: Vec<String> = list(&e["prefill"]).iter().map(text).collect();
     if !prefill.is_empty() {
         line("prefill", prefill.join(", "));

@@ -109,3 +109,12 @@ pub fn main() -> ExitCode {
 fn colour() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
 }
+
+/// Parses a header of a request, `name: value`.
+///
+/// # Errors
+/// The name is missing.
+fn header(text: &str) -> Result<(String, String), String> {
+    let split = text.split_once(':').map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
+    split.filter(|(name, _)| !name.is_empty()).ok_or_else(|| "a name, a colon and a value are needed".to_owned())
+}

@@ -17,11 +17,10 @@
 use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{RequestView, Step};
 use super::lookup::{Prepared, PromptLookup};
-use super::picker::Picker;
 use super::prefix::PromptRef;
 use super::queues::{self, Queues};
 use super::warming::Warming;
-use crate::event::{DeadlineOutcome, RequestEvent};
+use crate::event::{DeadlineOutcome, Observer, RequestEvent};
 use attache_scheduling::facts::deadline::outlook;
 use attache_scheduling::facts::prediction::Targets;
 use attache_scheduling::selector::LabelSelector;
@@ -31,7 +30,7 @@ use std::time::Duration;
 
 /// The input of the deadline check of one request.
 pub(super) struct DeadlineCheck<'a> {
-    pub(super) picker: &'a Picker,
+    pub(super) observer: &'a dyn Observer,
     pub(super) config: &'a ActiveConfig,
     pub(super) runtime: &'a PoolRuntime,
     pub(super) queues: Option<&'a Queues>,
@@ -85,7 +84,7 @@ impl DeadlineCheck<'_> {
         let Some(bounds) = Targets::of(facts).bounds() else { return Ok(None) };
         let passed = q.now.since(q.opened).as_secs_f64();
         let snapshot = self.runtime.pool.store.load();
-        let look = |p| PromptLookup::find(self.picker, self.config, p, q, self.prompt_ref, &snapshot, false);
+        let look = |p| PromptLookup::find(self.observer, self.config, p, q, self.prompt_ref, &snapshot, false);
         let lookup = self.prepared.map(look).transpose().map_err(NotAdmitted::Warm)?.flatten();
         let prompt_tokens = lookup.as_ref().map_or(facts.prompt_tokens, PromptLookup::prompt_tokens);
         let cx = PickContext {

@@ -14,7 +14,7 @@ use super::prefix::{PoolPrefix, Tail};
 use super::priority::priority;
 use super::queues::{AdmittedRequest, QueuedRequest};
 use super::quotas::{Allowance, Permits};
-use super::reading::understand;
+use super::reading::{report_ignored, understand};
 use super::recording::RequestReads;
 use super::split::PrefillOutcome;
 use super::warming::Warming;
@@ -26,7 +26,7 @@ use attache_pool::ledger::Ticket;
 use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::{Api, Request};
 use attache_record::Booked;
-use attache_scheduling::choice::Chosen;
+use attache_scheduling::choice::{Chosen, DEFAULT_STRATEGY_HEADER};
 use attache_scheduling::router::RouteFacts;
 use attache_scheduling::scheduler::Subset;
 use attache_scheduling::split::Decider;
@@ -34,7 +34,10 @@ use attache_scheduling::{Booking, Decision, Pool, RequestFacts, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
-use entering::{Admit, Deciding, PromptSize, Shared, choose, headers, rewrite};
+use entering::{Admit, PromptSize, headers, rewrite};
+pub(super) use entering::{Deciding, Rewritten, Scope};
+use placing::Placed;
+pub(super) use placing::Unproposed;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -231,42 +234,89 @@ pub fn decide(
     allowance: &mut Allowance,
     rng: &mut PickRng,
 ) -> Result<Step, RequestError> {
-    let request = understand(picker, config, q)?;
+    let scope = Scope { picker, config, observer: &*picker.observer, dry_run: false };
+    let notes = RequestReads::of(picker, q);
+    let entered = enter(scope, None, q, notes.as_ref(), rng, |deciding, rng| {
+        if q.head.names_strategy() && deciding.pool().scheduler.choices.report_ignored() {
+            report_ignored(deciding.pool(), DEFAULT_STRATEGY_HEADER);
+        }
+        if let Some(question) = deciding.ask_quotas(allowance)? {
+            return Ok(Progress::Stops(Step::Allow(question)));
+        }
+        let prepared = match deciding.read() {
+            Ok(prepared) => prepared,
+            Err(warming) => return Ok(Progress::Stops(Step::Warm(warming, None))),
+        };
+        match deciding.admit(prepared.as_ref())? {
+            Admit::Waits(step) => Ok(Progress::Stops(step)),
+            Admit::Goes(admission) => {
+                deciding.place(prepared.as_ref(), admission, notes.as_ref(), rng).map(Progress::Placed)
+            }
+        }
+    })?;
+    Ok(match entered.outcome {
+        Progress::Stops(step) => step,
+        Progress::Placed(placed) => placed.into_step(entered.rewritten, entered.strategy, entered.profile),
+    })
+}
+
+/// How far a live decision came.
+#[expect(clippy::large_enum_variant, reason = "it lives for one call; a box would cost each request an allocation")]
+enum Progress {
+    /// It waits for something.
+    Stops(Step),
+    Placed(Placed),
+}
+
+/// The outcome of a decision's later steps, with the results of the first ones.
+pub(super) struct Entered<R> {
+    pub(super) outcome: R,
+    pub(super) rewritten: Rewritten,
+    pub(super) strategy: Arc<dyn Strategy>,
+    pub(super) profile: Option<Arc<str>>,
+}
+
+/// The first steps of every decision, live or as a dry run: the parsed body, the pool (the one of this name, if `pool`
+/// is set), the model, the strategy. Then the later steps: `rest`.
+///
+/// # Errors
+/// The error response for the client.
+pub(super) fn enter<R>(
+    scope: Scope<'_>,
+    pool: Option<&str>,
+    q: &RequestView<'_>,
+    notes: Option<&RequestReads<'_>>,
+    rng: &mut PickRng,
+    rest: impl FnOnce(&Deciding<'_>, &mut PickRng) -> Result<R, RequestError>,
+) -> Result<Entered<R>, RequestError> {
+    let config = scope.config;
+    let request = understand(scope.observer, config, q)?;
     let request = request.as_ref();
     let model = request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
-    let facts = RouteFacts { model, authority: q.head.authority(), called: q.called };
-    let runtime = config.route(facts, |name| q.head.get(name))?;
+    let runtime = match pool {
+        Some(name) => config.named(name, model)?,
+        None => {
+            let facts = RouteFacts { model, authority: q.head.authority(), called: q.called };
+            config.route(facts, |name| q.head.get(name))?
+        }
+    };
     let rewritten = rewrite(config, &runtime.pool, q, request, rng)?;
-    let notes = RequestReads::of(picker, q);
     let size = PromptSize::of(q, request);
     let facts = RequestFacts {
         model: &rewritten.target,
         prompt_tokens: size.estimated,
         max_tokens: request.and_then(|r| r.max_tokens),
         priority: priority(config, &runtime.pool, q.head.objective(), model),
-        headers: headers(q, request, notes.as_ref()),
+        headers: headers(q, request, notes),
         prompt: request.map(|r| &r.prompt),
         payload: Some(q.body.bytes()),
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
-        digests: notes.as_ref().map(|n| &n.digests),
+        digests: notes.map(|n| &n.digests),
     };
-    let chosen = choose(&runtime.pool, q, &facts)?;
-    let deciding = Deciding::new(Shared { picker, config, runtime }, q, request, size, facts, &chosen);
-    if let Some(question) = deciding.ask_quotas(allowance)? {
-        return Ok(Step::Allow(question));
-    }
-    let prepared = match deciding.read() {
-        Ok(prepared) => prepared,
-        Err(warming) => return Ok(Step::Warm(warming, None)),
-    };
-    match deciding.admit(prepared.as_ref())? {
-        Admit::Waits(step) => Ok(step),
-        Admit::Goes(admission) => {
-            let placed = deciding.place(prepared.as_ref(), admission, notes.as_ref(), rng)?;
-            let Chosen { choice, profile, .. } = chosen;
-            Ok(placed.into_step(rewritten, choice.strategy, profile))
-        }
-    }
+    let chosen = runtime.pool.scheduler.choices.choose(&facts)?;
+    let outcome = rest(&Deciding::new(scope, runtime, q, request, size, facts, &chosen), rng)?;
+    let Chosen { choice, profile, .. } = chosen;
+    Ok(Entered { outcome, strategy: choice.strategy, profile, rewritten })
 }
 
 /// Whether a prefill and a decode worker may share a request: it is parsed, its API can be split in this pool, and it

@@ -119,6 +119,28 @@ pub trait Observer: fmt::Debug + Send + Sync {
     fn log(&self, record: DecisionRecord);
 }
 
+/// Takes no notice of events: the observer of a dry run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unobserved;
+
+impl Observer for Unobserved {
+    fn event(&self, _: Event) {}
+
+    fn named(&self, _: Subject, _: &str, _: Timestamp) -> Arc<dyn NameObserver> {
+        Arc::new(Self)
+    }
+
+    fn keeps_decisions(&self) -> bool {
+        false
+    }
+
+    fn log(&self, _: DecisionRecord) {}
+}
+
+impl NameObserver for Unobserved {
+    fn event(&self, _: NameEvent) {}
+}
+
 /// Observes the routed requests of one pool.
 pub trait PoolObserver: fmt::Debug + Send + Sync {
     /// Takes one event.

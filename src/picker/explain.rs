@@ -1,22 +1,23 @@
 //! Explains one request: its tokens and blocks, how many of them each endpoint has cached, and the endpoint that it
-//! would get. Changes no state.
+//! would get. It is the live decision as a dry run, and changes no state.
 
-use super::active::{ActiveConfig, PoolRuntime};
-use super::decide::{self, RequestView, Seen};
-use super::head::Head;
+use super::active::ActiveConfig;
+use super::decide::{self, Deciding, RequestView, Scope, Seen, Unproposed};
+use super::head::{Head, Header};
 use super::picker::Picker;
 use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
-use super::reading::named;
+use super::tenant::Tenant;
 use super::warming::Warming;
+use crate::event::Unobserved;
 use crate::explained::parts;
-use attache_pool::{Endpoint, EndpointState, PoolSnapshot, ledger};
+use attache_pool::{Endpoint, EndpointState, ledger};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, Found};
 use attache_prefix::key::{BlockKey, BlockKeys};
-use attache_protocol::{self as protocol, Api, Request};
-use attache_scheduling::router::RouteFacts;
-use attache_scheduling::{Decision, PickContext, RequestFacts, Router};
+use attache_protocol::{Api, Request};
+use attache_scheduling::Router;
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
+use attache_types::rng::PickRng;
 use serde::Serialize;
 use std::future::Future;
 use std::sync::Arc;
@@ -30,9 +31,9 @@ pub struct Explanation {
     pub api: &'static str,
     /// Model name sent to the model server.
     pub model: String,
-    /// Name of the tokenizer, as in configurations.
+    /// Name of the tokenizer, as in configurations; `none` in a pool without prefix lookup.
     pub tokenizer: &'static str,
-    /// Size of a block, as `16 tokens` or `64 bytes`.
+    /// Size of a block, as `16 tokens` or `64 bytes`; `none` in a pool without prefix lookup.
     pub block: String,
     /// Length of the prompt, tokens: exact if the tokenizer produces tokens, otherwise estimated.
     pub prompt_tokens: u64,
@@ -50,12 +51,20 @@ pub struct Explanation {
     pub prefill: Vec<String>,
     /// Encode workers for images and audio; empty if the prefill endpoint would encode them itself.
     pub encode: Vec<String>,
-    /// Why the endpoints would be chosen.
+    /// Why the endpoints would be chosen, or why the request would be rejected.
     pub reason: String,
     /// Name of the strategy.
     pub strategy: String,
+    /// The profile that selected the strategy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Priority of the request.
+    pub priority: i32,
     /// Score of each part of the strategy for each endpoint.
     pub parts: serde_json::Value,
+    /// What the decision does without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<&'static str>,
 }
 
 /// One full block of the prompt.
@@ -97,63 +106,72 @@ pub struct ExplainQuery<'a> {
     pub pool: Option<&'a str>,
     /// The request path.
     pub path: &'a str,
-    /// The `content-type` header.
-    pub content_type: Option<&'a str>,
+    /// The other headers; `host` is the authority.
+    pub headers: &'a [(String, String)],
     /// The whole body.
     pub body: &'a [u8],
     /// The time of the explanation.
     pub now: Timestamp,
 }
 
-/// Explains a request. `run` runs background work: tokenizing, here or on another server.
+impl ExplainQuery<'_> {
+    /// The request's headers, with its tenant. Dynamic metadata is not known here: a tenant that is named there is
+    /// missing.
+    fn head(&self, config: &ActiveConfig) -> Head {
+        let path = (":path".to_owned(), self.path.to_owned());
+        let all = std::iter::once(&path).chain(self.headers);
+        let header = |(name, value): &(String, String)| {
+            let name = name.to_ascii_lowercase();
+            let name = if name == "host" { ":authority".to_owned() } else { name };
+            Header { name, value: value.clone().into_bytes() }
+        };
+        let mut head = Head::read(all.map(header).collect());
+        let tenant = Tenant::of(config.settings.tenant.as_ref(), &head, |_, _| None);
+        head.belongs_to(tenant);
+        head
+    }
+}
+
+/// Explains a request: the decision that the next live request like it would get. `run` runs background work:
+/// tokenizing, here or on another server. Quotas, queues and deadlines are not asked.
 ///
 /// # Errors
-/// The error response that the request would get; `no_pool` with the names of all pools if no pool matches;
-/// `invalid_json` if the request has no prompt to explain.
+/// The error response that the request would get before endpoints are considered; `no_pool` with the names of all pools
+/// if no pool matches.
 pub async fn explain<F: Future<Output = ()>>(
     picker: &Picker,
     config: &ActiveConfig,
     query: ExplainQuery<'_>,
     run: impl FnOnce(Warming) -> F,
 ) -> Result<Explanation, RequestError> {
-    let (api, _) = Api::from_path(query.path);
-    let head = Head::default();
-    let first = request_view(&head, api, &query);
-    let request = protocol::parse_unnamed(api, query.content_type, query.body, &config.limits)?;
-    let request = named(config, &first, request)?;
-    let runtime = route(config, query.pool, &request)?;
-    let named = request.model.as_ref().map(|m| &*m.name);
-    let rewritten = named.and_then(|m| runtime.pool.rewrite(m, &mut picker.next_rng()));
-    let target = rewritten.unwrap_or_else(|| named.unwrap_or_default().into());
-    let nothing = || RequestError::new(Reason::InvalidJson, "the request has no prompt that a KV cache can hold");
-    let prefix = runtime.prefix.as_ref().filter(|_| api.prefills()).ok_or_else(nothing)?;
-    let snapshot = runtime.pool.store.load_full();
-    let ExplainQuery { body, content_type, .. } = query;
-    let prompt_ref = PromptRef { api, body, content_type, target: &target, keeps_ids: true };
-    let unreadable = || RequestError::new(Reason::InvalidJson, "the prompt can't be rendered or tokenized");
-    let warming = match prefix.read(&first, prompt_ref, &request) {
-        Read::Warm(warming) => warming,
-        Read::Ready(reading) => prefix.warming(prompt_ref, &reading, &config.limits),
-        Read::Unreadable(..) => return Err(unreadable()),
+    let head = query.head(config);
+    let (api, response_id) = Api::from_path(head.path());
+    let first = request_view(&head, api, response_id.as_deref(), &query);
+    let warming = match attempt(picker, config, query.pool, &first)? {
+        Ok(explanation) => return Ok(explanation),
+        Err(warming) => warming,
     };
     let made = warming.made();
     run(warming).await;
     let again = RequestView { last: true, made: made.as_deref(), ..first };
-    let Read::Ready(reading) = prefix.read(&again, prompt_ref, &request) else { return Err(unreadable()) };
-    let explained =
-        Explained { picker, runtime, prefix, snapshot: &snapshot, query, api, request: &request, target: &target };
-    explained.finish(&reading)
+    let late = |_| RequestError::new(Reason::Internal, "the prompt's tokens are not available");
+    attempt(picker, config, query.pool, &again)?.map_err(late)
 }
 
-/// The input of the decision, without headers.
-fn request_view<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> RequestView<'a> {
+/// The request with headers and body, and a gateway that leaves time for everything.
+fn request_view<'a>(
+    head: &'a Head,
+    api: Api,
+    response_id: Option<&'a str>,
+    query: &ExplainQuery<'a>,
+) -> RequestView<'a> {
     RequestView {
         head,
         called: "",
         api,
-        response_id: None,
+        response_id,
         subset: None,
-        body: Seen::Whole(query.body),
+        body: if query.body.is_empty() { Seen::Nothing } else { Seen::Whole(query.body) },
         now: query.now,
         opened: query.now,
         last: false,
@@ -165,119 +183,160 @@ fn request_view<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> Reque
     }
 }
 
-fn route<'c>(
-    config: &'c ActiveConfig,
+/// Explains the request, or returns the background work that must run first.
+///
+/// # Errors
+/// The error response that the request would get before endpoints are considered.
+fn attempt(
+    picker: &Picker,
+    config: &ActiveConfig,
     pool: Option<&str>,
-    request: &Request<'_>,
-) -> Result<&'c PoolRuntime, RequestError> {
-    let model = request.model.as_ref().map(|m| &*m.name);
-    let runtime = match pool {
-        Some(name) => config.named(name, model)?,
-        None => {
-            let facts = RouteFacts { model, authority: "", called: "" };
-            config.route(facts, |_| None).map_err(|refusal| with_pools(&config.router, refusal))?
-        }
-    };
-    Ok(runtime)
+    q: &RequestView<'_>,
+) -> Result<Result<Explanation, Warming>, RequestError> {
+    let scope = Scope { picker, config, observer: &Unobserved, dry_run: true };
+    let entered = decide::enter(scope, pool, q, None, &mut picker.peek_rng(), |deciding, rng| {
+        Ok(Explained { deciding, q }.explain(rng))
+    });
+    match entered {
+        Ok(entered) => Ok(entered.outcome),
+        Err(refusal) if pool.is_none() => Err(with_pools(&config.router, refusal)),
+        Err(refusal) => Err(refusal),
+    }
 }
 
-/// A parsed request with its pool.
+/// A request whose pool and strategy are known.
 struct Explained<'a> {
-    picker: &'a Picker,
-    runtime: &'a PoolRuntime,
-    prefix: &'a PoolPrefix,
-    snapshot: &'a PoolSnapshot,
-    query: ExplainQuery<'a>,
-    api: Api,
-    request: &'a Request<'a>,
-    target: &'a str,
+    deciding: &'a Deciding<'a>,
+    q: &'a RequestView<'a>,
 }
 
-impl Explained<'_> {
-    fn finish(&self, reading: &Reading<'_>) -> Result<Explanation, RequestError> {
-        let Self { prefix, runtime, .. } = self;
-        let mut keys = prefix.keys(reading);
-        let found = prefix.cache.lookup(&mut keys, self.query.now).of_own_keys(reading.has_own_keys());
-        let estimated = found.prompt_tokens(&self.request.prompt);
-        let (strategy, decision) = self.decide(&found, estimated)?;
-        let shown = prefix.show(reading);
-        let keys = keys.upto(usize::MAX).to_vec();
-        let split = decision.as_ref().and_then(|d| d.split.as_deref());
+/// A prompt whose blocks are shown.
+struct ShownPrompt<'a> {
+    prefix: &'a Arc<PoolPrefix>,
+    request: &'a Request<'a>,
+    reading: Reading<'a>,
+}
+
+impl<'a> Explained<'a> {
+    fn explain(&self, rng: &mut PickRng) -> Result<Explanation, Warming> {
+        let (deciding, q) = (self.deciding, self.q);
+        let (shown, warning) = self.show()?;
+        let prepared = deciding.read()?;
+        let snapshot = deciding.pool().store.load();
+        let proposal = match deciding.dry_run(prepared.as_ref(), &snapshot, rng) {
+            Ok(proposal) => Ok(proposal),
+            Err(Unproposed::Refused(error)) => Err(error),
+            Err(Unproposed::Warm(warming)) => return Err(warming),
+        };
+        let decision = proposal.as_ref().ok().map(|proposal| &proposal.scheduled.decision);
+        let reason = match &proposal {
+            Ok(proposal) => {
+                let decision = &proposal.scheduled.decision;
+                decision.split.as_ref().map_or(decision.reason, |split| split.reason).to_owned()
+            }
+            Err(error) => format!("{}: {}", error.reason.code(), error.message),
+        };
+        let estimated = proposal.as_ref().map_or(deciding.size.load, |proposal| proposal.prompt_tokens);
+        let prompt = shown.map(|shown| shown.explain(q.now));
+        let prompt = prompt.unwrap_or_else(|| PromptExplanation { tokens: estimated.into(), ..Default::default() });
+        let prefix = deciding.runtime.prefix.as_ref();
+        let split = decision.and_then(|d| d.split.as_deref());
         let addresses = |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|e| e.authority.to_string()).collect();
         Ok(Explanation {
-            pool: runtime.pool.name.to_string(),
-            api: self.api.name(),
-            model: self.target.to_owned(),
-            tokenizer: prefix.tokenizer.name(),
-            block: match prefix.cache.unit() {
-                BlockUnit::Tokens(n) => format!("{n} tokens"),
-                BlockUnit::Bytes(n) => format!("{n} bytes"),
+            pool: deciding.pool().name.to_string(),
+            api: q.api.name(),
+            model: deciding.facts.model.to_owned(),
+            tokenizer: prefix.map_or("none", |prefix| prefix.tokenizer.name()),
+            block: match prefix.map(|prefix| prefix.cache.unit()) {
+                Some(BlockUnit::Tokens(n)) => format!("{n} tokens"),
+                Some(BlockUnit::Bytes(n)) => format!("{n} bytes"),
+                None => "none".to_owned(),
             },
-            counted: matches!(shown, Shown::Tokens(_)),
-            prompt_tokens: match &shown {
-                Shown::Tokens(ids) => ids.len() as u64,
-                Shown::Bytes(_) => estimated.into(),
-            },
-            left_out_bytes: prefix.left_out_bytes(reading),
-            blocks: blocks(&keys, &shown, prefix.cache.unit()),
-            endpoints: self.holdings(&found),
-            picks: decision.as_ref().map(|d| addresses(&d.picks)).unwrap_or_default(),
+            prompt_tokens: prompt.tokens,
+            counted: prompt.counted,
+            left_out_bytes: prompt.left_out_bytes,
+            blocks: prompt.blocks,
+            endpoints: snapshot.endpoints.iter().map(|state| holding(state, prompt.found.as_ref())).collect(),
+            picks: decision.map(|d| addresses(&d.picks)).unwrap_or_default(),
             prefill: split.map(|s| addresses(&s.prefill)).unwrap_or_default(),
-            encode: decision.as_ref().map(|d| addresses(&d.encode)).unwrap_or_default(),
-            strategy,
-            parts: decision.as_ref().map_or_else(|| serde_json::json!([]), parts),
-            reason: split
-                .map_or_else(|| decision.as_ref().map_or("no endpoint is ready", |d| d.reason), |s| s.reason)
-                .to_owned(),
+            encode: decision.map(|d| addresses(&d.encode)).unwrap_or_default(),
+            reason,
+            strategy: deciding.chosen.choice.name.to_string(),
+            profile: deciding.chosen.profile.as_ref().map(ToString::to_string),
+            priority: deciding.facts.priority,
+            parts: decision.map_or_else(|| serde_json::json!([]), parts),
+            warning,
         })
     }
 
-    /// The name of the strategy, and its decision; no decision if no endpoint is ready.
-    fn decide(&self, found: &Found, prompt_tokens: u32) -> Result<(String, Option<Decision>), RequestError> {
-        let pool = &self.runtime.pool;
-        let facts = RequestFacts {
-            model: self.target,
-            prompt_tokens,
-            max_tokens: self.request.max_tokens,
-            prompt: Some(&self.request.prompt),
-            payload: Some(self.query.body),
-            ..RequestFacts::default()
+    /// The prompt with all its keys and tokens, if a KV cache can hold it; otherwise why it is not shown.
+    ///
+    /// # Errors
+    /// Background work that must run first.
+    fn show(&self) -> Result<(Option<ShownPrompt<'a>>, Option<&'static str>), Warming> {
+        let (deciding, q) = (self.deciding, self.q);
+        let prefix = deciding.runtime.prefix.as_ref().filter(|_| q.api.prefills());
+        let (Some(prefix), Some(request)) = (prefix, deciding.request) else {
+            return Ok((None, Some("the request has no prompt that a KV cache would hold")));
         };
-        let cx = PickContext {
-            request: facts,
-            prefix: Some(found),
-            policy: self.picker.policies.of(self.target),
-            splittable: decide::splittable(pool, self.query.path, Some(self.request)),
-            generates: self.api.generates(),
-            encodable: decide::encodable(pool, self.query.path),
-            ..PickContext::new(self.snapshot, self.query.now, pool.stale_after)
-        };
-        let chosen = pool.scheduler.choices.choose(&facts)?;
-        let decision = pool.scheduler.preview(&*chosen.choice.strategy, &cx, &mut self.picker.next_rng());
-        Ok((chosen.choice.name.to_string(), decision))
-    }
-
-    /// The cached part of the prompt on each endpoint.
-    fn holdings(&self, found: &Found) -> Vec<Holding> {
-        let holding = |state: &EndpointState| {
-            let id = state.endpoint.id;
-            let (held, with_claims) = (found.held(id), found.depth(id));
-            Holding {
-                address: state.endpoint.authority.to_string(),
-                source: if found.is_exact(id) { "engine" } else { "learned" },
-                gpu_blocks: held.gpu,
-                blocks: held.any,
-                tokens: found.tokens(held.any),
-                on_its_way_blocks: if with_claims.any > held.any { with_claims.any } else { 0 },
-                requests: ledger::requests(&state.endpoint, state.metrics()),
-            }
-        };
-        self.snapshot.endpoints.iter().map(holding).collect()
+        let prompt_ref = PromptRef { keeps_ids: true, ..deciding.prompt_ref };
+        match prefix.read(q, prompt_ref, request) {
+            Read::Warm(warming) => Err(warming),
+            Read::Ready(reading) if !q.last => Err(prefix.warming(prompt_ref, &reading, &deciding.scope.config.limits)),
+            Read::Ready(reading) => Ok((Some(ShownPrompt { prefix, request, reading }), None)),
+            Read::Unreadable(..) => Ok((None, Some("the prompt can't be rendered or tokenized here"))),
+        }
     }
 }
 
-/// Adds the names of all pools to a `no_pool` error. If pools differ only by Service or host, the body does not select
-/// one, so the caller must name it.
+/// What is shown of a prompt.
+#[derive(Default)]
+struct PromptExplanation {
+    tokens: u64,
+    counted: bool,
+    left_out_bytes: u64,
+    blocks: Vec<Block>,
+    found: Option<Found>,
+}
+
+impl ShownPrompt<'_> {
+    fn explain(self, now: Timestamp) -> PromptExplanation {
+        let Self { prefix, request, reading } = &self;
+        let mut keys = prefix.keys(reading);
+        let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
+        let shown = prefix.show(reading);
+        let keys = keys.upto(usize::MAX).to_vec();
+        PromptExplanation {
+            tokens: match &shown {
+                Shown::Tokens(ids) => ids.len() as u64,
+                Shown::Bytes(_) => found.prompt_tokens(&request.prompt).into(),
+            },
+            counted: matches!(shown, Shown::Tokens(_)),
+            left_out_bytes: prefix.left_out_bytes(reading),
+            blocks: blocks(&keys, &shown, prefix.cache.unit()),
+            found: Some(found),
+        }
+    }
+}
+
+/// The cached part of the prompt on one endpoint.
+fn holding(state: &EndpointState, found: Option<&Found>) -> Holding {
+    let id = state.endpoint.id;
+    let held = found.map(|found| found.held(id)).unwrap_or_default();
+    let with_claims = found.map(|found| found.depth(id)).unwrap_or_default();
+    Holding {
+        address: state.endpoint.authority.to_string(),
+        source: if found.is_some_and(|found| found.is_exact(id)) { "engine" } else { "learned" },
+        gpu_blocks: held.gpu,
+        blocks: held.any,
+        tokens: found.map_or(0, |found| found.tokens(held.any)),
+        on_its_way_blocks: if with_claims.any > held.any { with_claims.any } else { 0 },
+        requests: ledger::requests(&state.endpoint, state.metrics()),
+    }
+}
+
+/// Adds the names of all pools to a `no_pool` error. If pools differ only by Service or host, the request does not
+/// select one, so the caller must name it.
 fn with_pools(router: &Router, refusal: RequestError) -> RequestError {
     if refusal.reason != Reason::NoPool {
         return refusal;

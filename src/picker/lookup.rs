@@ -3,10 +3,9 @@
 
 use super::active::ActiveConfig;
 use super::decide::{PendingUpdate, RequestView};
-use super::picker::Picker;
 use super::prefix::{PoolPrefix, PromptKeys, PromptRef, Read, Reading, Shown};
 use super::warming::Warming;
-use crate::event::{Degraded, Event, Limit};
+use crate::event::{Degraded, Event, Limit, Observer};
 use attache_pool::PoolSnapshot;
 use attache_prefix::cache::Found;
 use attache_prefix::key::{BlockKey, BlockKeys};
@@ -31,19 +30,19 @@ pub(super) struct Prepared<'p> {
 /// # Errors
 /// Background work that must run first.
 pub(super) fn prepare<'p>(
-    picker: &Picker,
+    observer: &dyn Observer,
     prefix: &'p Arc<PoolPrefix>,
     q: &RequestView<'_>,
     prompt_ref: PromptRef<'_>,
     request: Option<&'p Request<'p>>,
 ) -> Result<Option<Prepared<'p>>, Warming> {
     let Some(request) = request.filter(|_| q.api.prefills()) else { return Ok(None) };
-    match guarded(picker, || prefix.read(q, prompt_ref, request)) {
+    match guarded(observer, || prefix.read(q, prompt_ref, request)) {
         Some(Read::Ready(reading)) => Ok(Some(Prepared { prefix, request, reading })),
         Some(Read::Warm(warming)) => Err(warming),
         Some(Read::Unreadable(why, limit)) => {
-            picker.observer.event(Event::Degraded(why));
-            limit.into_iter().for_each(|limit| picker.observer.event(Event::Limit(limit)));
+            observer.event(Event::Degraded(why));
+            limit.into_iter().for_each(|limit| observer.event(Event::Limit(limit)));
             Ok(None)
         }
         None => Ok(None),
@@ -53,9 +52,9 @@ pub(super) fn prepare<'p>(
 impl Prepared<'_> {
     /// The cached part on each endpoint and the length of the prompt, tokens, as an estimate for the queue. Has no side
     /// effects. `None` if the lookup panicked.
-    pub(super) fn estimate(&self, picker: &Picker, now: Timestamp) -> Option<(Found, u32)> {
+    pub(super) fn estimate(&self, observer: &dyn Observer, now: Timestamp) -> Option<(Found, u32)> {
         let Self { prefix, request, reading } = self;
-        guarded(picker, || {
+        guarded(observer, || {
             let mut keys = prefix.keys(reading).inline_only();
             let found = prefix.cache.lookup(&mut keys, now).of_own_keys(reading.has_own_keys());
             let tokens = found.prompt_tokens(&request.prompt);
@@ -84,7 +83,7 @@ impl<'p> PromptLookup<'p> {
     /// # Errors
     /// Background work that must run first.
     pub(super) fn find(
-        picker: &Picker,
+        observer: &dyn Observer,
         config: &ActiveConfig,
         prepared: &'p Prepared<'_>,
         q: &RequestView<'_>,
@@ -96,7 +95,7 @@ impl<'p> PromptLookup<'p> {
         if !q.last {
             prefix.count_known(prompt_ref, reading);
         }
-        let lookup = guarded(picker, || {
+        let lookup = guarded(observer, || {
             let mut keys = prefix.keys(reading).inline_only();
             let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
@@ -109,10 +108,10 @@ impl<'p> PromptLookup<'p> {
             if !q.last {
                 return Err(prefix.warming(prompt_ref, reading, &config.limits));
             }
-            picker.observer.event(Event::Degraded(Degraded::ReadingLate));
+            observer.event(Event::Degraded(Degraded::ReadingLate));
         }
         if lookup.keys.is_cut() {
-            picker.observer.event(Event::Limit(Limit::PromptBytes));
+            observer.event(Event::Limit(Limit::PromptBytes));
         }
         Ok(Some(lookup))
     }
@@ -205,11 +204,11 @@ impl<'p> PromptLookup<'p> {
 }
 
 /// Runs `look` and catches a panic in a tokenizer or in the index. The request continues without the result.
-pub(super) fn guarded<T>(picker: &Picker, look: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn guarded<T>(observer: &dyn Observer, look: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(look));
     if result.is_err() {
-        picker.observer.event(Event::Panic);
-        picker.observer.event(Event::Degraded(Degraded::LookupPanic));
+        observer.event(Event::Panic);
+        observer.event(Event::Degraded(Degraded::LookupPanic));
         tracing::error!("panic while reading a prompt or response; the request continues without prefix information");
     }
     result.ok()

@@ -71,6 +71,12 @@ impl Picker {
         self.config.store(Arc::new(config));
     }
 
+    /// The random number generator that the next request will get; does not advance the picker's sequence.
+    #[must_use]
+    pub fn peek_rng(&self) -> PickRng {
+        rng::for_request(self.seed, self.sequence.load(Relaxed))
+    }
+
     /// The random number generator of the next request; advances the picker's sequence.
     #[must_use]
     pub fn next_rng(&self) -> PickRng {

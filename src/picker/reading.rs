@@ -5,8 +5,7 @@
 
 use super::active::ActiveConfig;
 use super::decide::{RequestView, Seen};
-use super::picker::Picker;
-use crate::event::{Degraded, Event, Limit};
+use crate::event::{Degraded, Event, Limit, Observer};
 use crate::settings::OnUnparseable;
 use attache_disagg as disagg;
 use attache_protocol::edit::EditError;
@@ -36,7 +35,7 @@ pub(super) fn report_ignored(pool: &Pool, header: &str) {
 /// # Errors
 /// The body is invalid.
 pub(super) fn understand<'a>(
-    picker: &Picker,
+    observer: &dyn Observer,
     config: &ActiveConfig,
     q: &RequestView<'a>,
 ) -> Result<Option<Request<'a>>, RequestError> {
@@ -48,7 +47,7 @@ pub(super) fn understand<'a>(
     let read = read.and_then(|request| named(config, q, request));
     let names_model = read.as_ref().is_ok_and(|request| request.model.is_some());
     if !names_model && is_compressed(q, body) {
-        picker.observer.event(Event::Degraded(Degraded::EncodedBody));
+        observer.event(Event::Degraded(Degraded::EncodedBody));
         return Ok(None);
     }
     match read {
@@ -59,12 +58,12 @@ pub(super) fn understand<'a>(
         Err(error)
             if config.settings.on_unparseable == OnUnparseable::Fallback && error.reason.fault() == Fault::Client =>
         {
-            picker.observer.event(Event::Degraded(Degraded::Unparseable));
+            observer.event(Event::Degraded(Degraded::Unparseable));
             Ok(None)
         }
         Err(error) => {
             if matches!(error.reason, Reason::JsonTooDeep | Reason::JsonTooComplex | Reason::TooManyPrompts) {
-                picker.observer.event(Event::Limit(Limit::Parser));
+                observer.event(Event::Limit(Limit::Parser));
             }
             Err(error)
         }

@@ -405,11 +405,11 @@ impl Routed {
         let answer = answer.as_ref().filter(|_| complete).and_then(|a| a.finish());
         if let Some((conversation, scanner)) = self.conversation.take().filter(|_| complete) {
             let served = self.booking.endpoint().id;
-            guarded(picker, || conversation.learn(&scanner, answer, usage.prompt_tokens, served, now));
+            guarded(&*picker.observer, || conversation.learn(&scanner, answer, usage.prompt_tokens, served, now));
         }
         let extend = |keys: &mut Vec<BlockKey>| match (tail, answer) {
             (Some((prefix, mut tail)), Some(answer)) => {
-                guarded(picker, || prefix.extend(&mut tail, api, answer, keys)).unwrap_or(false)
+                guarded(&*picker.observer, || prefix.extend(&mut tail, api, answer, keys)).unwrap_or(false)
             }
             _ => false,
         };

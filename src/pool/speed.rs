@@ -340,7 +340,6 @@ impl EndpointSpeed {
     }
 
     /// As [`EndpointSpeed::forecast`], with the `model` of the endpoint's pool: decisions read it once for all endpoints.
-    #[inline]
     #[must_use]
     pub fn forecast_by(
         &self,
@@ -360,7 +359,6 @@ impl EndpointSpeed {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^53")]
-    #[inline]
     fn load(&self, c: &[f64; FIRST], ledger: &EndpointLedger, fresh: Option<&Reported>, model: &SpeedModel) -> Load {
         let left = self.pending.left();
         let pending = left.count;

@@ -121,18 +121,20 @@ impl Scheduler {
         if explain == Explain::Yes { ranking.explained() } else { ranking }
     }
 
-    /// The decision of `strategy` for a request, explained, without recording anything.
-    #[must_use]
-    pub fn preview(&self, strategy: &dyn Strategy, cx: &PickContext<'_>, rng: &mut PickRng) -> Option<Decision> {
-        let cx = PickContext { preview: true, objective: self.objective, ..*cx };
-        let field = self.candidates(&cx, None, strategy.roles(&cx));
-        if field.candidates.is_empty() {
-            return None;
-        }
-        let mut ranking = self.ranking(Explain::Yes);
-        strategy.rank(&cx, &field.candidates, rng, &mut ranking);
-        let whole = ranking.decide()?;
-        Some(self.divide(strategy, &cx, None, Explain::Yes, &field.candidates, whole, rng))
+    /// As [`Scheduler::decide`], without side effects: the strategy remembers nothing, and no endpoint is probed. The
+    /// decision has the figures of each part of the algorithm.
+    ///
+    /// # Errors
+    /// As [`Scheduler::decide`].
+    pub fn dry_run(
+        &self,
+        strategy: &dyn Strategy,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        rng: &mut PickRng,
+    ) -> Result<Decision, RequestError> {
+        let cx = &PickContext { preview: true, objective: self.objective, ..*cx };
+        self.rank(strategy, cx, subset, Explain::Yes, rng)
     }
 
     /// Decides by `strategy` which endpoints serve the request, among those that `subset` allows (`None`: all), and
@@ -207,7 +209,7 @@ impl Scheduler {
             let granted = match first.health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::SlowStart(_) => true,
                 Availability::HalfOpen => {
-                    decision.probe = first.health.claim_probe(cx.now, &self.health);
+                    decision.probe = self.claim_probe(cx, first);
                     decision.probe
                 }
                 // It was half open a moment ago: another decision took the probe.
@@ -220,7 +222,9 @@ impl Scheduler {
                 decision.encode.first().filter(|_| decision.encode_probe),
                 decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
             ];
-            unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
+            if !cx.preview {
+                unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
+            }
             field.lose(first.id);
             if field.candidates.is_empty() {
                 field.ignore_ejection(cx);
@@ -315,7 +319,7 @@ impl Scheduler {
         let Some(mut pair) = strategy.pair(cx, &field, rng, self.ranking(explain)) else { return whole };
         let split = !alone || pair.split.unwrap_or_else(|| split::is_split(cx, &field, &pair, policy.decider));
         let mut probe = false;
-        if split && !cx.preview {
+        if split {
             let first = pair.prefill.first().cloned().filter(|_| !alone);
             probe = self.claim(cx, &mut pair.prefill);
             if pair.prefill.is_empty() {
@@ -382,7 +386,7 @@ impl Scheduler {
         while let Some(first) = picks.first() {
             match first.health.availability(cx.now, &self.health) {
                 Availability::Open | Availability::SlowStart(_) => return false,
-                Availability::HalfOpen if first.health.claim_probe(cx.now, &self.health) => return true,
+                Availability::HalfOpen if self.claim_probe(cx, first) => return true,
                 Availability::HalfOpen | Availability::Ejected => drop(picks.remove(0)),
             }
         }
@@ -397,7 +401,7 @@ impl Scheduler {
             if !half_open {
                 return true;
             }
-            let claimed = probed.is_none() && (cx.preview || encoder.health.claim_probe(cx.now, &self.health));
+            let claimed = probed.is_none() && self.claim_probe(cx, encoder);
             if claimed {
                 probed = Some(encoder.id);
             }
@@ -406,7 +410,12 @@ impl Scheduler {
         if let Some(at) = encoders.iter().position(|encoder| Some(encoder.id) == probed) {
             encoders.swap(0, at);
         }
-        probed.is_some() && !cx.preview
+        probed.is_some()
+    }
+
+    /// Whether this request is the probe of an endpoint that is half open. A preview would be, and takes no probe.
+    fn claim_probe(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> bool {
+        cx.preview || endpoint.health.claim_probe(cx.now, &self.health)
     }
 
     /// The endpoints with all of `roles` that may serve the request; passes ejected ones to `ejected`.

@@ -48,7 +48,7 @@ pub(super) struct LiveArgs {
     timeout: Duration,
     /// Header of every request, `name: value`
     #[arg(
-        long = "header", value_name = "HEADER", value_parser = header, requires = "target",
+        long = "header", value_name = "HEADER", value_parser = crate::cli::header, requires = "target",
         help_heading = "Real gateway"
     )]
     headers: Vec<(String, String)>,
@@ -67,11 +67,6 @@ pub(super) struct LiveArgs {
     /// Write the outcome of each request to this file, one JSON object per line
     #[arg(long, value_name = "FILE", requires = "target", help_heading = "Real gateway")]
     requests_out: Option<PathBuf>,
-}
-
-fn header(text: &str) -> Result<(String, String), String> {
-    let split = text.split_once(':').map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
-    split.filter(|(name, _)| !name.is_empty()).ok_or_else(|| "a name, a colon and a value are needed".to_owned())
 }
 
 fn objective(text: &str) -> Result<(i32, String), String> {

@@ -7,6 +7,7 @@ mod affinity;
 mod charging;
 mod conversation;
 mod deadline;
+mod explaining;
 mod half_closed;
 mod hermetic;
 mod hints;

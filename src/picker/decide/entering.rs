@@ -4,6 +4,7 @@
 use super::{ActiveConfig, AdmittedRequest, PoolRuntime, RequestView, Seen, Step, may_share, splittable};
 use crate::conversation;
 use crate::deadline::{self, DeadlineCheck, WaitBudget};
+use crate::event::Observer;
 use crate::hints;
 use crate::lookup::{self, Prepared};
 use crate::picker::Picker;
@@ -11,12 +12,12 @@ use crate::prefix::{PoolPrefix, PromptRef};
 use crate::priority::flow_of_model;
 use crate::queues::{self, Queues};
 use crate::quotas::Allowance;
-use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename, report_ignored};
+use crate::reading::{UNREAD_PROMPT_TOKENS, distrusted, rename};
 use crate::recording::RequestReads;
 use crate::warming::Warming;
 use attache_flow::{Asking, Way};
 use attache_protocol::{Api, BodyFormat, Request};
-use attache_scheduling::choice::{Chosen, DEFAULT_STRATEGY_HEADER};
+use attache_scheduling::choice::Chosen;
 use attache_scheduling::plugin::Headers;
 use attache_scheduling::{Pool, RequestFacts};
 use attache_types::error::RequestError;
@@ -24,7 +25,7 @@ use attache_types::rng::PickRng;
 use std::sync::Arc;
 
 /// The model name for the model server, and the changes to the request that follow from it.
-pub(super) struct Rewritten {
+pub(crate) struct Rewritten {
     /// Model name sent to the model server; empty if unknown.
     pub(super) target: Arc<str>,
     /// The client's model name, when Attaché replaced it.
@@ -58,13 +59,13 @@ pub(super) fn rewrite(
 
 /// Estimated length of the prompt before it is tokenized.
 #[derive(Clone, Copy)]
-pub(super) struct PromptSize {
+pub(crate) struct PromptSize {
     /// The prompt can't be parsed: a compressed body, an unknown path, an upgraded connection.
-    pub(super) unread: bool,
+    pub(crate) unread: bool,
     /// Estimate from the parsed body, tokens.
-    pub(super) estimated: u32,
+    pub(crate) estimated: u32,
     /// Tokens that the request counts as in queues, the ledger and limits.
-    pub(super) load: u32,
+    pub(crate) load: u32,
 }
 
 impl PromptSize {
@@ -91,44 +92,32 @@ pub(super) fn headers<'a>(
     notes.map_or_else(|| Headers::of(q.head), RequestReads::headers)
 }
 
-/// Selects the strategy of the request.
-///
-/// # Errors
-/// When the request names an unknown strategy, or its label filter is invalid.
-pub(super) fn choose<'a>(
-    pool: &Pool,
-    q: &RequestView<'_>,
-    facts: &RequestFacts<'a>,
-) -> Result<Chosen<'a>, RequestError> {
-    let chosen = pool.scheduler.choices.choose(facts)?;
-    if q.head.names_strategy() && pool.scheduler.choices.report_ignored() {
-        report_ignored(pool, DEFAULT_STRATEGY_HEADER);
-    }
-    Ok(chosen)
-}
-
-/// The parts that all decisions share.
+/// The parts that all decisions of a stream share.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<'a> {
-    pub(super) picker: &'a Picker,
-    pub(super) config: &'a ActiveConfig,
-    pub(super) runtime: &'a Arc<PoolRuntime>,
+pub(crate) struct Scope<'a> {
+    pub(crate) picker: &'a Picker,
+    pub(crate) config: &'a ActiveConfig,
+    /// Receives the events of the decision; silent in a dry run.
+    pub(crate) observer: &'a dyn Observer,
+    /// The decision is only explained: it books nothing, takes no probe, and no strategy remembers it.
+    pub(crate) dry_run: bool,
 }
 
 /// A request whose pool and strategy are known.
-pub(super) struct Deciding<'a> {
-    pub(super) shared: Shared<'a>,
-    pub(super) q: &'a RequestView<'a>,
+pub(crate) struct Deciding<'a> {
+    pub(crate) scope: Scope<'a>,
+    pub(crate) runtime: &'a Arc<PoolRuntime>,
+    pub(crate) q: &'a RequestView<'a>,
     /// The parsed body.
-    pub(super) request: Option<&'a Request<'a>>,
-    pub(super) size: PromptSize,
-    pub(super) facts: RequestFacts<'a>,
-    pub(super) chosen: &'a Chosen<'a>,
+    pub(crate) request: Option<&'a Request<'a>>,
+    pub(crate) size: PromptSize,
+    pub(crate) facts: RequestFacts<'a>,
+    pub(crate) chosen: &'a Chosen<'a>,
     /// Computes and looks up the prompt's keys, if the strategy or hint headers need them.
-    pub(super) prefix: Option<&'a Arc<PoolPrefix>>,
+    pub(crate) prefix: Option<&'a Arc<PoolPrefix>>,
     /// The strategy reads cached tokens of each endpoint.
-    pub(super) reads_prefix: bool,
-    pub(super) prompt_ref: PromptRef<'a>,
+    pub(crate) reads_prefix: bool,
+    pub(crate) prompt_ref: PromptRef<'a>,
 }
 
 /// A request that is not queued, or no longer.
@@ -149,24 +138,25 @@ pub(super) enum Admit<'a> {
 
 impl<'a> Deciding<'a> {
     pub(super) fn new(
-        shared: Shared<'a>,
+        scope: Scope<'a>,
+        runtime: &'a Arc<PoolRuntime>,
         q: &'a RequestView<'a>,
         request: Option<&'a Request<'a>>,
         size: PromptSize,
         facts: RequestFacts<'a>,
         chosen: &'a Chosen<'a>,
     ) -> Self {
-        let pool = &shared.runtime.pool;
+        let pool = &runtime.pool;
         let reads_prefix = chosen.choice.strategy.reads().prefix;
-        let prefix = shared.runtime.prefix.as_ref().filter(|prefix| reads_prefix || hints::are_by_prefix(pool, prefix));
+        let prefix = runtime.prefix.as_ref().filter(|prefix| reads_prefix || hints::are_by_prefix(pool, prefix));
         let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
         let (body, content_type) = (q.body.bytes(), q.head.content_type());
         let prompt_ref = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
-        Self { shared, q, request, size, facts, chosen, prefix, reads_prefix, prompt_ref }
+        Self { scope, runtime, q, request, size, facts, chosen, prefix, reads_prefix, prompt_ref }
     }
 
-    pub(super) fn pool(&self) -> &'a Arc<Pool> {
-        &self.shared.runtime.pool
+    pub(crate) fn pool(&self) -> &'a Arc<Pool> {
+        &self.runtime.pool
     }
 
     /// Checks the quotas of the request's tenant and model. Returned work must run first.
@@ -178,15 +168,15 @@ impl<'a> Deciding<'a> {
         // On an unknown path, `unknownPathTokens` includes the prompt.
         let prompt_tokens = if self.q.api == Api::Other { 0 } else { self.size.load };
         let booked = RequestFacts { prompt_tokens, ..self.facts };
-        allowance.ask(&self.shared.config.quotas, self.q, &booked, answers)
+        allowance.ask(&self.scope.config.quotas, self.q, &booked, answers)
     }
 
     /// Prepares the prompt for the lookup; `None` when no cache can hold it, or it can't be parsed.
     ///
     /// # Errors
     /// Work that must run first.
-    pub(super) fn read(&self) -> Result<Option<Prepared<'a>>, Warming> {
-        let prepare = |prefix| lookup::prepare(self.shared.picker, prefix, self.q, self.prompt_ref, self.request);
+    pub(crate) fn read(&self) -> Result<Option<Prepared<'a>>, Warming> {
+        let prepare = |prefix| lookup::prepare(self.scope.observer, prefix, self.q, self.prompt_ref, self.request);
         Ok(self.prefix.map(prepare).transpose()?.flatten())
     }
 
@@ -195,7 +185,7 @@ impl<'a> Deciding<'a> {
     /// # Errors
     /// The error response for the client.
     pub(super) fn admit(&self, prepared: Option<&Prepared<'_>>) -> Result<Admit<'a>, RequestError> {
-        let (q, Shared { picker, config, runtime }) = (self.q, self.shared);
+        let (q, runtime, Scope { observer, config, .. }) = (self.q, self.runtime, self.scope);
         let queue = runtime.queue.as_ref();
         let asks = (self.size.unread || self.request.is_some()) && !q.has_turn;
         let sheds = queue.filter(|queues| asks && !queues.hold_requests());
@@ -203,7 +193,7 @@ impl<'a> Deciding<'a> {
         sheds.map(|queues| queues.shed(&self.facts, way, q.now)).transpose()?;
         let holds = queue.filter(|queues| queues.hold_requests());
         let case = DeadlineCheck {
-            picker,
+            observer,
             config,
             runtime,
             queues: holds.map(|queues| &**queues),
@@ -233,13 +223,13 @@ impl<'a> Deciding<'a> {
     /// Which workers may serve the request: one endpoint, a pair, or both.
     fn way(&self) -> Way {
         let pool = self.pool();
-        let may_split = self.shared.runtime.queue.is_some() && splittable(pool, self.q.head.path(), self.request);
+        let may_split = self.runtime.queue.is_some() && splittable(pool, self.q.head.path(), self.request);
         Way::of(pool.scheduler.split(), &self.chosen.choice.name, may_split, self.size.load)
     }
 
     /// The flow of the request, for fairness in the queue.
     fn flow(&self, holds: Option<&Arc<Queues>>) -> Option<&'a str> {
-        let (head, settings) = (self.q.head, &self.shared.config.settings);
+        let (head, settings) = (self.q.head, &self.scope.config.settings);
         let named = || head.fairness_id().or_else(|| head.first_of(&settings.session_headers));
         let trusted = || named().filter(|_| settings.trust_client_headers);
         let user = || holds.and_then(|queues| queues.user(head));
@@ -255,9 +245,9 @@ impl<'a> Deciding<'a> {
         due: Option<WaitBudget>,
     ) -> Result<queues::EnqueueResult, RequestError> {
         let q = self.q;
-        let (found, prompt_tokens) = case.prepared.and_then(|p| p.estimate(self.shared.picker, q.now)).unzip();
+        let (found, prompt_tokens) = case.prepared.and_then(|p| p.estimate(self.scope.observer, q.now)).unzip();
         // Otherwise untrusted clients could overtake all others with a short deadline.
-        let unvouched = !self.shared.config.settings.trust_client_headers && q.head.tenant().name().is_none();
+        let unvouched = !self.scope.config.settings.trust_client_headers && q.head.tenant().name().is_none();
         let spare = if unvouched {
             case.spare(q, &RequestFacts { headers: Headers::default(), ..self.facts }, None)
         } else {

@@ -1,6 +1,6 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
-use super::entering::{Admission, Deciding, Rewritten};
+use super::entering::{Admission, Deciding, Rewritten, Scope};
 use super::{AdmittedRequest, PendingUpdate, Plan, PoolRuntime, Step, encodable, splittable};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
@@ -22,7 +22,7 @@ use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{Booking, Decision, Order, PickContext, RequestFacts, Strategy};
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
-use rand::RngExt;
+use rand::{RngExt, SeedableRng};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -62,10 +62,30 @@ struct Known {
     seen: usize,
 }
 
+/// A decision that is not booked.
+#[derive(Debug)]
+pub(crate) struct Proposal<'p> {
+    pub(crate) scheduled: Scheduled,
+    /// The prompt's lookup; `None` when it was not looked up.
+    lookup: Option<PromptLookup<'p>>,
+    conversation: Option<Box<Conversation>>,
+    splittable: bool,
+    /// Length of the prompt by which the strategy decided, tokens.
+    pub(crate) prompt_tokens: u32,
+}
+
+/// Why there is no proposal.
+pub(crate) enum Unproposed {
+    /// Background work on the prompt must run first.
+    Warm(Warming),
+    /// The request is rejected.
+    Refused(RequestError),
+}
+
 /// The decision of a strategy or of a preset.
 #[derive(Debug)]
-struct Scheduled {
-    decision: Decision,
+pub(crate) struct Scheduled {
+    pub(crate) decision: Decision,
     is_preset: bool,
     /// Share of the first pick that the request takes, by its strategy.
     share: f64,
@@ -94,31 +114,23 @@ impl Deciding<'_> {
     ) -> Result<Placed, RequestError> {
         let (log, explain) = self.explains(rng);
         // The recording is locked from here to the booking, so that both are one step of it.
-        let mut draft = DecisionDraft::begin(self.shared.picker, rng);
+        let mut draft = DecisionDraft::begin(self.scope.picker, rng);
         let snapshot = self.pool().store.load();
-        let mut lookup = match self.look_up(prepared, &snapshot) {
-            Ok(lookup) => lookup,
-            Err(warming) => return Ok(Placed::Warm(warming, admission.admitted)),
-        };
-        if let Some(draft) = &mut draft {
-            self.record(draft, lookup.as_mut());
-        }
-        let splittable = self.may_split(&snapshot);
-        let conversation = self.converse(lookup.as_mut().filter(|_| splittable), &snapshot);
-        let cx = self.context(lookup.as_ref(), &snapshot, splittable);
-        let scheduled = match self.schedule(&cx, explain, draft.as_mut().map_or(rng, |draft| &mut draft.rng)) {
-            Ok(scheduled) => scheduled,
-            Err(error) => {
+        let proposal = match self.propose(prepared, &snapshot, explain, draft.as_mut(), rng) {
+            Ok(proposal) => proposal,
+            Err(Unproposed::Warm(warming)) => return Ok(Placed::Warm(warming, admission.admitted)),
+            Err(Unproposed::Refused(error)) => {
                 if let Some(draft) = draft {
                     draft.refused(notes, &error);
                 }
                 return Err(error);
             }
         };
-        self.report(&scheduled.decision, cx.request.prompt_tokens, log);
+        let Proposal { scheduled, lookup, conversation, splittable, prompt_tokens } = proposal;
+        self.report(&scheduled.decision, prompt_tokens, log);
         let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
-        let prompt_tokens = lookup.as_ref().map_or(cx.request.prompt_tokens, PromptLookup::prompt_tokens);
+        let prompt_tokens = lookup.as_ref().map_or(prompt_tokens, PromptLookup::prompt_tokens);
         let (matched_tokens, pending_update) = lookup.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
         let matched_tokens = matched_tokens.unwrap_or(0);
         let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), pending_update, draft, notes);
@@ -140,9 +152,50 @@ impl Deciding<'_> {
         }))
     }
 
+    /// Looks the prompt up and chooses the endpoints. Nothing is booked.
+    ///
+    /// # Errors
+    /// Background work that must run first, or the error response for the client.
+    pub(crate) fn propose<'p>(
+        &self,
+        prepared: Option<&'p Prepared<'_>>,
+        snapshot: &PoolSnapshot,
+        explain: Explain,
+        mut draft: Option<&mut DecisionDraft<'_>>,
+        rng: &mut PickRng,
+    ) -> Result<Proposal<'p>, Unproposed> {
+        let mut lookup = self.look_up(prepared, snapshot).map_err(Unproposed::Warm)?;
+        if let Some(draft) = &mut draft {
+            self.record(draft, lookup.as_mut());
+        }
+        let splittable = self.may_split(snapshot);
+        let conversation = self.converse(lookup.as_mut().filter(|_| splittable), snapshot);
+        let cx = self.context(lookup.as_ref(), snapshot, splittable);
+        let rng = draft.map_or(rng, |draft| &mut draft.rng);
+        let scheduled = self.schedule(&cx, explain, rng).map_err(Unproposed::Refused)?;
+        let prompt_tokens = cx.request.prompt_tokens;
+        Ok(Proposal { scheduled, lookup, conversation, splittable, prompt_tokens })
+    }
+
+    /// The endpoints that the next live request like this one would get, with the figures of each part of the
+    /// algorithm. It draws from `rng` what that request would draw.
+    ///
+    /// # Errors
+    /// As [`Deciding::propose`].
+    pub(crate) fn dry_run<'p>(
+        &self,
+        prepared: Option<&'p Prepared<'_>>,
+        snapshot: &PoolSnapshot,
+        rng: &mut PickRng,
+    ) -> Result<Proposal<'p>, Unproposed> {
+        let _ = self.explains(rng);
+        let mut recorded = self.scope.picker.recorder.as_ref().map(|_| PickRng::seed_from_u64(rng.random()));
+        self.propose(prepared, snapshot, Explain::Yes, None, recorded.as_mut().unwrap_or(rng))
+    }
+
     fn known(&self) -> Known {
         Known {
-            runtime: self.shared.runtime.clone(),
+            runtime: self.runtime.clone(),
             client: self.q.head.client(),
             understood: self.request.is_some(),
             choices: self.request.map_or(1, |r| r.choices),
@@ -153,7 +206,7 @@ impl Deciding<'_> {
 
     /// Whether the decision is logged, and whether scores are kept.
     fn explains(&self, rng: &mut PickRng) -> (bool, Explain) {
-        let settings = self.shared.config.settings.explain;
+        let settings = self.scope.config.settings.explain;
         let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
         (log, if log || settings.metadata { Explain::Yes } else { Explain::No })
     }
@@ -164,9 +217,9 @@ impl Deciding<'_> {
         prepared: Option<&'p Prepared<'_>>,
         snapshot: &PoolSnapshot,
     ) -> Result<Option<PromptLookup<'p>>, Warming> {
-        let (picker, config) = (self.shared.picker, self.shared.config);
+        let Scope { observer, config, .. } = self.scope;
         let up =
-            |p| PromptLookup::find(picker, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
+            |p| PromptLookup::find(observer, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
         Ok(prepared.map(up).transpose()?.flatten())
     }
 
@@ -183,7 +236,7 @@ impl Deciding<'_> {
         draft.set_request(|line| {
             *line = Decided {
                 at: q.now,
-                live: self.shared.config.number,
+                live: self.scope.config.number,
                 pool: self.pool().name.clone(),
                 model: facts.model.into(),
                 readable: self.request.is_some(),
@@ -192,7 +245,7 @@ impl Deciding<'_> {
                 priority: facts.priority,
                 waited: facts.waited,
                 subset: q.subset.map(|s| s.entries().collect()),
-                policy: self.shared.picker.policies.of(facts.model),
+                policy: self.scope.picker.policies.of(facts.model),
                 prompt,
                 streams: self.streams(),
                 strategy: self.chosen.choice.name.clone(),
@@ -214,7 +267,7 @@ impl Deciding<'_> {
             Some(Mode::Header { .. }) | None => true,
         };
         if !in_time && pool.scheduler.split().is_some_and(|policy| policy.asks(&self.chosen.choice.name)) {
-            self.shared.picker.observer.event(Event::Degraded(Degraded::NoTimeToSplit));
+            self.scope.observer.event(Event::Degraded(Degraded::NoTimeToSplit));
         }
         in_time
     }
@@ -225,7 +278,7 @@ impl Deciding<'_> {
         let (target, now) = (self.facts.model, self.q.now);
         let tenant = lookup.prefix().tenant(self.q.head);
         let begin = || Conversation::begin(self.pool(), lookup, tenant, target, snapshot, now);
-        lookup::guarded(self.shared.picker, begin).flatten()
+        lookup::guarded(self.scope.observer, begin).flatten()
     }
 
     /// The input of the strategy.
@@ -241,7 +294,7 @@ impl Deciding<'_> {
             request: RequestFacts { prompt_tokens, ..self.facts },
             filter: self.chosen.filter.as_ref(),
             prefix: lookup.map(|l| &l.found),
-            policy: self.shared.picker.policies.of(self.facts.model),
+            policy: self.scope.picker.policies.of(self.facts.model),
             splittable,
             generates: self.q.api.generates(),
             encodable: encodable(self.pool(), self.q.head.path()),
@@ -251,13 +304,16 @@ impl Deciding<'_> {
 
     /// Chooses the endpoints: by a preset, otherwise by the strategy.
     fn schedule(&self, cx: &PickContext<'_>, explain: Explain, rng: &mut PickRng) -> Result<Scheduled, RequestError> {
-        let (pool, q, picker) = (self.pool(), self.q, self.shared.picker);
+        let (pool, q, picker) = (self.pool(), self.q, self.scope.picker);
         let previous = q.response_id.or_else(|| self.request.and_then(|r| r.previous_response_id.as_deref()));
-        let named = preset(picker, self.shared.config, q, cx, &pool.name, previous)?;
+        let named = preset(picker, self.scope.config, q, cx, &pool.name, previous)?;
         let is_preset = named.is_some();
         let decision = match named {
             Some(decision) => decision,
-            None => self.ask_strategy(|strategy| pool.scheduler.decide(strategy, cx, q.subset, explain, rng))?,
+            None => self.ask_strategy(|strategy| match self.scope.dry_run {
+                true => pool.scheduler.dry_run(strategy, cx, q.subset, rng),
+                false => pool.scheduler.decide(strategy, cx, q.subset, explain, rng),
+            })?,
         };
         let strategy = &self.chosen.choice.strategy;
         let share = decision.picks.first().map_or(0.0, |picked| strategy.share(cx, picked));
@@ -270,14 +326,14 @@ impl Deciding<'_> {
         &self,
         mut decide: impl FnMut(&dyn Strategy) -> Result<Decision, RequestError>,
     ) -> Result<Decision, RequestError> {
-        let (least_loaded, chosen) = (&*self.shared.config.least_loaded, &self.chosen.choice);
+        let (least_loaded, chosen) = (&*self.scope.config.least_loaded, &self.chosen.choice);
         if self.request.is_none() {
             return decide(least_loaded);
         }
         match catch_unwind(AssertUnwindSafe(|| decide(&*chosen.strategy))) {
             Ok(decision) => decision,
             Err(_) => {
-                let observer = &self.shared.picker.observer;
+                let observer = self.scope.observer;
                 observer.event(Event::Panic);
                 observer.event(Event::Degraded(Degraded::StrategyPanic));
                 tracing::error!(
@@ -297,12 +353,12 @@ impl Deciding<'_> {
             let strategy = &self.chosen.choice.name;
             Explained { pool: &pool.name, strategy, model, prompt_tokens, decision }.emit();
         }
-        let degraded = |mode| self.shared.picker.observer.event(Event::Degraded(mode));
+        let degraded = |mode| self.scope.observer.event(Event::Degraded(mode));
         if let Some(signal) = decision.lacking {
             degraded(Degraded::Lacking(signal));
         }
         if decision.diverted {
-            self.shared.runtime.observer.event(RequestEvent::Diverted { model, now: self.q.now });
+            self.runtime.observer.event(RequestEvent::Diverted { model, now: self.q.now });
         }
         if pool.rules.is_stale() {
             degraded(Degraded::DiscoveryStale);
@@ -314,11 +370,11 @@ impl Deciding<'_> {
 
     /// Headers for the model server besides the destination.
     fn hints(&self, lookup: Option<&PromptLookup<'_>>, decision: &Decision, snapshot: &PoolSnapshot) -> Hints {
-        let (prefix, head) = (self.shared.runtime.prefix.as_ref(), self.q.head);
+        let (prefix, head) = (self.runtime.prefix.as_ref(), self.q.head);
         let used = prefix.filter(|_| self.q.api.prefills());
         let hints = used.map(|prefix| Hints::of(self.pool(), prefix, lookup, decision, snapshot, head, self.q.now));
         // The rank header of an untrusted client is removed elsewhere, whatever is chosen.
-        let trusted = self.shared.config.settings.trust_client_headers;
+        let trusted = self.scope.config.settings.trust_client_headers;
         let chooses_rank = trusted && prefix.is_some_and(|prefix| prefix.choose_rank);
         Hints { drops_rank: chooses_rank && head.has(RANK_HEADER), ..hints.unwrap_or_default() }
     }

@@ -1,0 +1,213 @@
+//! An explanation is the decision that the next live request would get, and changes no state.
+
+use super::splitting::{direct, setup as splitting_setup};
+use super::*;
+use attache_disagg::Mode;
+use attache_picker::explain::{self, ExplainQuery, Explanation};
+use attache_pool::health::Availability;
+use attache_prefix::key::BlockKey;
+use attache_scheduling::Decider;
+use proptest::prelude::*;
+
+const PATH: &str = "/v1/chat/completions";
+
+/// Explains a request at the world's time.
+fn explained(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Explanation, RequestError> {
+    let picker = &world.processor.picker;
+    let headers: Vec<_> = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let query = ExplainQuery { pool: None, path, headers: &headers, body, now: NOW };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(explain::explain(picker, &picker.config(), query, async |warming| compute(warming)))
+}
+
+/// Decides and books the same request live.
+fn decided(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Box<Plan>, RequestError> {
+    let header = |(name, value): &(&str, &str)| attache_picker::head::Header {
+        name: (*name).to_owned(),
+        value: value.as_bytes().to_vec(),
+    };
+    let head = Head::read([(":path", path)].iter().chain(headers).map(header).collect());
+    let (api, id) = Api::from_path(head.path());
+    let picker = &world.processor.picker;
+    let (config, mut rng) = (picker.config(), picker.next_rng());
+    let mut q = RequestView {
+        head: &head,
+        called: "",
+        api,
+        response_id: id.as_deref(),
+        subset: None,
+        body: if body.is_empty() { Seen::Nothing } else { Seen::Whole(body) },
+        now: NOW,
+        opened: NOW,
+        last: false,
+        made: None,
+        may_wait: true,
+        opens: false,
+        has_turn: false,
+        may_split: true,
+    };
+    let mut allowance = Allowance::default();
+    let made;
+    let mut step = decide::decide(picker, &config, &q, &mut allowance, &mut rng)?;
+    if let Step::Warm(warming, _) = step {
+        made = warming.made();
+        compute(warming);
+        q = RequestView { last: true, made: made.as_deref(), ..q };
+        step = decide::decide(picker, &config, &q, &mut allowance, &mut rng)?;
+    }
+    match step {
+        Step::Decided(plan) => Ok(plan),
+        other => panic!("it waits: {other:?}"),
+    }
+}
+
+/// What a dry run could change: bookings, probes, ejections, speculative entries, the random sequence.
+fn state_of(world: &World) -> impl PartialEq + std::fmt::Debug {
+    let policy = HealthPolicy::default();
+    let picker = &world.processor.picker;
+    let endpoint = |state: &EndpointState| {
+        let (ledger, health) = (&state.endpoint.ledger, &state.endpoint.health);
+        let booked = (ledger.in_flight(), ledger.prefill_tokens(), ledger.routed(), state.endpoint.speed.pending());
+        (booked, health.availability(NOW, &policy), health.is_away(NOW, &policy))
+    };
+    let config = picker.config();
+    let claims = config.pools()[0].prefix.as_ref().map(|prefix| prefix.cache.claims().is_empty());
+    let endpoints: Vec<_> = world.snapshot.load().endpoints.iter().map(endpoint).collect();
+    (endpoints, claims, picker.peek_rng(), world.book.busy(), picker.buffered.bytes())
+}
+
+fn authorities(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
+    endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect()
+}
+
+/// Asserts that an explanation equals the live decision, twice, and that it changes nothing.
+fn assert_dry_run_is_the_decision(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) {
+    let before = format!("{:?}", state_of(world));
+    let explanation = explained(world, path, headers, body);
+    assert_eq!(format!("{:?}", state_of(world)), before, "an explanation changed the state");
+    let again = explained(world, path, headers, body);
+    let live = decided(world, path, headers, body);
+    match (&explanation, live) {
+        (Ok(explanation), Ok(plan)) => {
+            let split = plan.decision.split.as_deref();
+            assert_eq!(explanation.picks, authorities(&plan.decision.picks), "{explanation:?}");
+            assert_eq!(explanation.prefill, split.map(|split| authorities(&split.prefill)).unwrap_or_default());
+            assert_eq!(explanation.encode, authorities(&plan.decision.encode));
+            assert_eq!(explanation.reason, split.map_or(plan.decision.reason, |split| split.reason));
+            assert_eq!((&*explanation.pool, &*explanation.model), (&*plan.runtime.pool.name, &*plan.target));
+            let again = again.unwrap();
+            assert_eq!((&again.picks, again.parts.to_string()), (&explanation.picks, explanation.parts.to_string()));
+        }
+        (Ok(explanation), Err(error)) => {
+            assert!(explanation.picks.is_empty(), "{explanation:?}, but live {error:?}");
+            assert!(explanation.reason.starts_with(error.reason.code()), "{}, but live {error:?}", explanation.reason);
+        }
+        (Err(error), Err(live)) => assert_eq!(error.reason, live.reason),
+        (Err(error), Ok(plan)) => panic!("explained as rejected by {error:?}, but live {:?}", plan.decision),
+    }
+}
+
+fn chat(text: &str) -> Vec<u8> {
+    serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text}]}).to_string().into_bytes()
+}
+
+#[test]
+fn explanation_uses_the_tenants_own_blocks() {
+    let tenants = Setup { isolate_tenants: true, servers: vec![(0, 0.1, &[]); 3], ..Setup::default() };
+    let world = Setup { strategy: "prefix-cache", parameters: serde_json::Value::Null, ..tenants }.build();
+    let prompt = chat(&"a long text that fills some blocks ".repeat(20));
+    let acme = [("x-tenant", "acme"), ("content-type", "application/json")];
+    let plan = decided(&world, PATH, &acme, &prompt).unwrap();
+    let served = plan.decision.picks[0].authority.to_string();
+    let Some(mut booked) = plan.booked else { panic!("it is booked") };
+    booked.end(true, &attache_protocol::Usage::default(), |_: &mut Vec<BlockKey>| false, NOW);
+    let blocks = |headers: &[(&str, &str)]| -> u32 {
+        let explanation = explained(&world, PATH, headers, &prompt).unwrap();
+        explanation.endpoints.iter().filter(|holding| holding.address == served).map(|holding| holding.blocks).sum()
+    };
+    assert!(blocks(&acme) > 0);
+    assert_eq!(blocks(&[("x-tenant", "other")]), 0);
+}
+
+#[test]
+fn api_without_prefill_is_explained() {
+    let world = Setup { servers: vec![(3, 0.1, &[]), (0, 0.1, &[])], ..Setup::default() }.build();
+    let form = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--\r\n";
+    let headers = [("content-type", "multipart/form-data; boundary=b")];
+    assert_dry_run_is_the_decision(&world, "/v1/audio/transcriptions", &headers, form);
+    let explanation = explained(&world, "/v1/audio/transcriptions", &headers, form).unwrap();
+    assert_eq!((explanation.picks.len(), explanation.blocks.len()), (1, 0));
+    assert!(explanation.warning.is_some());
+}
+
+#[test]
+fn rejected_request_is_explained_with_the_reason() {
+    let world = Setup { servers: Vec::new(), ..Setup::default() }.build();
+    assert_dry_run_is_the_decision(&world, PATH, &[], &chat("hello"));
+    let explanation = explained(&world, PATH, &[], &chat("hello")).unwrap();
+    assert!(explanation.picks.is_empty() && explanation.reason.starts_with("no_ready_endpoint"), "{explanation:?}");
+    assert_eq!(explained(&world, PATH, &[], b"{").unwrap_err().reason, Reason::InvalidJson);
+}
+
+#[test]
+fn ejected_endpoint_is_not_probed_by_an_explanation() {
+    let world = Setup { servers: vec![(0, 0.1, &[])], ..Setup::default() }.build();
+    let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
+    let runtime = world.processor.picker.config();
+    let policy = runtime.pools()[0].pool.scheduler.health().clone();
+    while endpoint.health.availability(NOW, &policy) == Availability::Open {
+        endpoint.health.record(attache_pool::health::Outcome::Failure, Timestamp(1), &policy);
+    }
+    let explanation = explained(&world, PATH, &[], &chat("hello")).unwrap();
+    assert_eq!(explanation.picks.len(), 1);
+    let plan = decided(&world, PATH, &[], &chat("hello")).unwrap();
+    assert_eq!(endpoint.health.availability(NOW, &policy) == Availability::HalfOpen, !plan.decision.probe);
+}
+
+/// The names of all strategies but `pipeline`, which needs parameters.
+fn strategies() -> Vec<&'static str> {
+    let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
+    let names = registry.strategies().iter().map(|descriptor| descriptor.name);
+    names.filter(|name| registry.build(name, &serde_json::Value::Null).is_ok()).collect()
+}
+
+/// Servers of the fixture with random load.
+fn servers() -> impl Strategy<Value = Vec<Server>> {
+    let server = (0..6u32, 0.0..1.0f32, prop::bool::ANY);
+    prop::collection::vec(
+        server.prop_map(|(waiting, kv, lora)| (waiting, kv, if lora { &["m"][..] } else { &[] })),
+        1..6,
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// For each strategy, load and prompt: the dry run is what the next live request gets, over several requests.
+    #[test]
+    fn dry_run_equals_the_decision(
+        servers in servers(),
+        strategy in prop::sample::select(strategies()),
+        texts in prop::collection::vec((0..3usize, 1..400usize), 1..6),
+        destination in prop::bool::ANY,
+    ) {
+        let destination = if destination { Destination::List } else { Destination::Single };
+        let setup = Setup { servers, strategy, parameters: serde_json::Value::Null, destination, ..Setup::default() };
+        let world = setup.build();
+        for (word, times) in texts {
+            let prompt = chat(&["alpha ", "beta ", "gamma "][word].repeat(times));
+            assert_dry_run_is_the_decision(&world, PATH, &[("x-session-id", "s")], &prompt);
+        }
+    }
+
+    /// The same in pools that split requests.
+    #[test]
+    fn dry_run_equals_the_split(texts in prop::collection::vec((0..3usize, 1..2_000usize), 1..5), always in prop::bool::ANY) {
+        let decider = if always { Decider::Always } else { Decider::Predicted };
+        let world = splitting_setup(&["prefill", "prefill", "decode", "decode"], Mode::Direct(direct("nixl")), decider).build();
+        for (word, times) in texts {
+            let prompt = chat(&["alpha ", "beta ", "gamma "][word].repeat(times));
+            assert_dry_run_is_the_decision(&world, PATH, &[], &prompt);
+        }
+    }
+}
