@@ -4,7 +4,7 @@
 //! or from the requests that were routed there (approximate).
 //!
 //! **Owns** block keys ([`key`]), the [`index`], speculative entries ([`claims`]), the cache of one pool ([`cache`])
-//! and decoding of KV events ([`wire`]). **Called by** `ext_proc` for each request, by `kv_events` for each event, and
+//! and decoding of KV events ([`wire`]). **Called by** `picker` for each request, by `kv_events` for each event, and
 //! by `replay`. **Must not** do I/O, ask for the time, or read request bodies. The index uses atomics from `atomics.rs`
 //! only, since `tests/interleavings` replaces them.
 //!

@@ -1,5 +1,5 @@
-//! Replay: workloads against simulated servers in virtual time with the production
-//! scheduler, and recordings decided again.
+//! Replay: workloads against simulated servers in virtual time with the production scheduler, and recordings decided
+//! again.
 //!
 //! # What is here
 //!
