@@ -261,8 +261,8 @@ impl EndpointHealth {
         self.observe(outcome.into(), now, policy, || true) == Verdict::Ejected
     }
 
-    /// Records the outcome of a request. `may_eject` returns whether one more of the endpoints with the same roles may be
-    /// ejected.
+    /// Records the outcome of a request. `may_eject` returns whether one more of the endpoints with the same roles may
+    /// be ejected.
     pub fn observe(
         &self,
         observation: Observation,
@@ -310,8 +310,8 @@ impl EndpointHealth {
         if !ejects {
             return Verdict::Kept;
         }
-        // A late or interrupted prefill may be the fault of the request. Only unreachable servers are ejected beyond the
-        // share.
+        // A late or interrupted prefill may be the fault of the request. Only unreachable servers are ejected beyond
+        // the share.
         if outcome == Outcome::Failure && !probe_failed && !may_eject() {
             return Verdict::Capped;
         }
