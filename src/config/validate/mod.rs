@@ -84,9 +84,9 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
     settings
 }
 
-/// Checks the settings that need Redis, and warns of a Redis server that nothing reads. `redis_at` is the position of its
-/// settings, and `file_redis_at` the same if they are in the file. Unread settings from AIBrix's variables are dropped
-/// without a warning, since AIBrix's other strategies use these variables too.
+/// Checks the settings that need Redis, and warns of a Redis server that nothing reads. `redis_at` is the position of
+/// its settings, and `file_redis_at` the same if they are in the file. Unread settings from AIBrix's variables are
+/// dropped without a warning, since AIBrix's other strategies use these variables too.
 fn check_redis(
     settings: &mut Settings,
     strategies: &[(usize, Span)],
