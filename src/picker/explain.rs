@@ -1,5 +1,5 @@
 //! Explains one request: its tokens and blocks, how many of them each endpoint has cached, and the endpoint that it
-//! would get. Changes no state.
+//! would get. Changes no state. Called by `app` for `/explain`, and by `cli` for `attache explain`.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::decide::{self, RequestView, Seen};
@@ -125,8 +125,8 @@ pub async fn explain<F: Future<Output = ()>>(
     let named = request.model.as_ref().map(|m| &*m.name);
     let rewritten = named.and_then(|m| runtime.pool.rewrite(m, &mut picker.next_rng()));
     let target = rewritten.unwrap_or_else(|| named.unwrap_or_default().into());
-    let nothing = || RequestError::new(Reason::InvalidJson, "the request has no prompt that a KV cache can hold");
-    let prefix = runtime.prefix.as_ref().filter(|_| api.prefills()).ok_or_else(nothing)?;
+    let no_prompt = || RequestError::new(Reason::InvalidJson, "the request has no prompt that a KV cache can hold");
+    let prefix = runtime.prefix.as_ref().filter(|_| api.prefills()).ok_or_else(no_prompt)?;
     let snapshot = runtime.pool.store.load_full();
     let ExplainQuery { body, content_type, .. } = query;
     let prompt_ref = PromptRef { api, body, content_type, target: &target, keeps_ids: true };
@@ -140,12 +140,20 @@ pub async fn explain<F: Future<Output = ()>>(
     run(warming).await;
     let again = RequestView { last: true, made: made.as_deref(), ..first };
     let Read::Ready(reading) = prefix.read(&again, prompt_ref, &request) else { return Err(unreadable()) };
-    let explained =
-        Explained { picker, runtime, prefix, snapshot: &snapshot, query, api, request: &request, target: &target };
-    explained.finish(&reading)
+    let explainer = RequestExplainer {
+        picker,
+        runtime,
+        prefix,
+        snapshot: &snapshot,
+        query,
+        api,
+        request: &request,
+        target: &target,
+    };
+    explainer.finish(&reading)
 }
 
-/// The input of the decision, without headers.
+/// The input of a decision without headers.
 fn request_view<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> RequestView<'a> {
     RequestView {
         head,
@@ -165,6 +173,7 @@ fn request_view<'a>(head: &'a Head, api: Api, query: &ExplainQuery<'a>) -> Reque
     }
 }
 
+/// The pool with the name `pool`, or the one that the router selects by the body.
 fn route<'c>(
     config: &'c ActiveConfig,
     pool: Option<&str>,
@@ -181,8 +190,8 @@ fn route<'c>(
     Ok(runtime)
 }
 
-/// A parsed request with its pool.
-struct Explained<'a> {
+/// A parsed request with its pool, ready to be explained.
+struct RequestExplainer<'a> {
     picker: &'a Picker,
     runtime: &'a PoolRuntime,
     prefix: &'a PoolPrefix,
@@ -193,7 +202,8 @@ struct Explained<'a> {
     target: &'a str,
 }
 
-impl Explained<'_> {
+impl RequestExplainer<'_> {
+    /// Looks up the prompt, previews the decision, and composes the explanation.
     fn finish(&self, reading: &Reading<'_>) -> Result<Explanation, RequestError> {
         let Self { prefix, runtime, .. } = self;
         let mut keys = prefix.keys(reading);
@@ -292,7 +302,7 @@ fn blocks(keys: &[BlockKey], shown: &Shown, unit: BlockUnit) -> Vec<Block> {
         Shown::Tokens(ids) => {
             let size = match unit {
                 BlockUnit::Tokens(tokens) => tokens,
-                // A block of token ids has as many tokens as a block of text is estimated to have.
+                // Prompts of token ids have blocks too: each has the estimated token count of a block of text.
                 BlockUnit::Bytes(bytes) => bytes / CHARACTERS_PER_TOKEN,
             };
             let chunks = ids.chunks(size.max(1) as usize);
