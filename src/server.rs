@@ -33,8 +33,8 @@ const MAX_PENDING_RESETS: usize = 100_000;
 /// large bodies.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// Bytes of all streams of a connection that Envoy may send before Attaché has read them, 1 MiB. Bodies of 128 KiB and
-/// more are a third slower with 4 MiB, because unread bytes exceed the processor's cache. h2's budget for small DATA
-/// frames is half of it: see `lenient`.
+/// more are a third slower with 4 MiB, because unread bytes exceed the processor's cache. Half of it is h2's budget for
+/// small DATA frames: see `lenient`.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Time without traffic after which the peer is probed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);

@@ -108,8 +108,10 @@ pub struct ExplainQuery<'a> {
 /// Explains a request. `run` runs background work: tokenizing, here or on another server.
 ///
 /// # Errors
-/// The error response that the request would get; `no_pool` with the names of all pools if no pool matches;
-/// `invalid_json` if the request has no prompt to explain.
+/// The error response that the request would get, and:
+///
+/// * `no_pool` with the names of all pools if no pool matches.
+/// * `invalid_json` if the request has no prompt to explain.
 pub async fn explain<F: Future<Output = ()>>(
     picker: &Picker,
     config: &ActiveConfig,

@@ -101,8 +101,8 @@ impl Default for HealthPolicy {
 pub enum Outcome {
     /// The endpoint responded without an error of its own.
     Success,
-    /// The endpoint failed, and the request's content is rarely the cause: a prefill that is interrupted or late, a
-    /// simulated failure, a 5xx of an old recording.
+    /// The endpoint failed, and the request's content is rarely the cause. Examples: a prefill that is interrupted or
+    /// late, a simulated failure, a 5xx of an old recording.
     Failure,
     /// Envoy or Attaché could not connect to the endpoint.
     ConnectFailure,

@@ -48,7 +48,11 @@ const WORDS: &[(&str, &str)] = &[
         "Time per output token: mean time between two tokens of one response. Responses of fewer than 8 tokens have \
          none.",
     ),
-    ("ITL", "Inter-token latency: mean time between two tokens of all responses. Long responses therefore count more."),
+    (
+        "ITL",
+        "Inter-token latency: time between two tokens. Each gap counts as the mean of its response, so long responses \
+         count more.",
+    ),
     ("E2E", "End-to-end latency: from the arrival of the request to the last token of its response."),
     (
         "Goodput",
@@ -64,8 +68,8 @@ const WORDS: &[(&str, &str)] = &[
     (
         "Answered, rejected, lost",
         "How requests ended. TTFT counts each request that got a first token. TPOT, ITL and E2E count complete \
-         responses. A policy is not called better if it leaves more requests unanswered than the baseline, by more than \
-         chance.",
+         responses. A policy is not called better if it leaves more requests unanswered than the baseline, by more \
+         than chance.",
     ),
     (
         "Split, transfer, busy",
@@ -83,9 +87,9 @@ const WORDS: &[(&str, &str)] = &[
     (
         "Ratio, interval, verdict",
         "Mean TTFT relative to the baseline, over the same requests. The interval contains the ratio with 95 % \
-         confidence (circular block bootstrap over batches of consecutive requests). A verdict is given if the interval \
-         of the difference excludes zero. It covers chance within this workload, not another workload. Of twenty \
-         comparisons of equal policies, one shows a difference.",
+         confidence (circular block bootstrap over batches of consecutive requests). A verdict is given if the \
+         interval of the difference excludes zero. It covers chance within this workload, not another workload. Of \
+         twenty comparisons of equal policies, one shows a difference.",
     ),
 ];
 

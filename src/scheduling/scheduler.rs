@@ -460,8 +460,8 @@ impl Scheduler {
         candidates
     }
 
-    /// The endpoints that may serve the request. If all of them are ejected, ejection is ignored: the requests would
-    /// fail anyway, and failures of a whole pool often have a cause outside of its servers.
+    /// The endpoints that may serve the request. If all of them are ejected, ejection is ignored. The request
+    /// would fail anyway, and failures of a whole pool often have a cause outside of its servers.
     fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> CandidateSet<'a> {
         let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         let candidates = self.open(cx, subset, roles, |state| ejected.push(state));

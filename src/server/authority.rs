@@ -106,8 +106,8 @@ impl Mender {
     }
 }
 
-/// The frame with a valid authority; `None` if the authority is valid already or absent, if the header block continues
-/// in another frame, or if the frame can't be parsed.
+/// The frame with a valid authority; `None` if the authority is valid already or absent. Frames that can't be parsed,
+/// or whose header block continues in another frame, are not changed either.
 fn mended_frame(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, payload) = frame.split_first_chunk::<FRAME_HEADER_BYTES>()?;
     let [_, _, _, kind, flags, stream @ ..] = header;

@@ -1,7 +1,7 @@
 //! A connection that accepts any `:authority` from the client (see [`super::authority`]), and any number of small DATA
 //! frames.
 //!
-//! h2 closes a connection with all its streams if about 2,000 small DATA frames wait for their streams: the budget is
+//! h2 closes a connection with all its streams if about 2,000 small DATA frames wait for their streams. Its budget is
 //! half of the connection window, and a frame takes 246 bytes of it. Neither hyper nor tonic has a setting for that.
 //! Envoy sends one such frame for each DATA frame of a client. h2 reads as long as there is input, and streams consume
 //! nothing meanwhile. After a number of small frames, this connection therefore returns no input until the tasks of the

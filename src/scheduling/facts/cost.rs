@@ -37,10 +37,11 @@
 //!
 //! # Price of work
 //!
-//! A second of work delays every request that arrives before the server is idle again. The price is their mean number:
-//! the increase of the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work in it (Hyytiä, Penttinen and
-//! Aalto: Size- and state-aware dispatching problem with queue-specific job sizes, EJOR 2012). It is 0 in an idle pool.
-//! In an overloaded pool, requests go where they cause the least work.
+//! A second of work delays every request that arrives before the server is idle again. The price is their mean number.
+//! It is 0 in an idle pool. In an overloaded pool, requests go where they cause the least work.
+//!
+//! The price is the increase of the value of an M/G/1 queue, λ·u² / 2·(1 - ρ) with u seconds of work in it. Source:
+//! Hyytiä, Penttinen and Aalto, Size- and state-aware dispatching problem with queue-specific job sizes, EJOR 2012.
 //!
 //! `busy` is the higher of two shares: recently sent work per second, and cache usage. Requests that wait for blocks
 //! wait behind work as well.
@@ -52,10 +53,12 @@
 //! delays others as work does: `room` is that time as seconds of work.
 //!
 //! A cache is modelled as a queue with n servers, as many as such requests fit in it at once. The power of the mean
-//! cache usage turns the price's 1 / (1 - busy) into the wait of that queue (Sakasegawa: An approximation formula L_q ≃
-//! α·ρ^β / (1 - ρ), Annals of the Institute of Statistical Mathematics 1977). It is negligible until caches are nearly
-//! full. Stale cache metrics count. A server that does not report its cache size counts as one of mean size. If no
-//! server reports a size, `room` is 0.
+//! cache usage turns the price's 1 / (1 - busy) into the wait of that queue. The wait is negligible until caches are
+//! nearly full. Source: Sakasegawa, An approximation formula L_q ≃ α·ρ^β / (1 - ρ), Annals of the Institute of
+//! Statistical Mathematics 1977.
+//!
+//! Stale cache metrics count. A server that does not report its cache size counts as one of mean size. If no server
+//! reports a size, `room` is 0.
 //!
 //! Called by `predicted-latency`, by `facts::deadline`, and by the pool's decider between whole and split requests.
 
@@ -179,8 +182,8 @@ impl Scarcity {
 }
 
 impl Prices {
-    /// Prices from the learned speeds, load and caches of the pool, for a request that the candidates in `fields` may
-    /// serve: those for whole requests or decode first, those for prefill second.
+    /// Prices from the learned speeds, load and caches of the pool. The candidates in `fields` may serve the request:
+    /// first those for whole requests or decode, then those for prefill.
     #[must_use]
     pub fn learned<const N: usize>(cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], serving: Serving) -> Self {
         let mut arrivals = [0.0; Roles::KINDS];
@@ -316,8 +319,8 @@ impl Prices {
         self.objective.ttft * slo.price(target.as_secs_f64()) * chance
     }
 
-    /// Price of the risk that further tokens on `candidate` miss their target, in seconds: tokens of the request, and
-    /// of the requests that decode there and are delayed by its prefill.
+    /// Price of the risk that further tokens on `candidate` miss their target, in seconds. It includes the tokens of
+    /// requests that decode there, since the request's prefill delays them.
     fn late_tokens(&self, candidate: &Candidate<'_>, load: &Load, predicted: &Prediction) -> f64 {
         let Some((slo, target)) = self.objective.slo.and_then(|slo| Some((slo, slo.tpot?))) else { return 0.0 };
         if self.answer <= 0.0 {
