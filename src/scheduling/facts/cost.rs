@@ -31,9 +31,9 @@
 //!
 //! # Response
 //!
-//! A response counts a tenth (`TOKEN_WEIGHT`). The predicted time per token is that of the present batch. Most of a
-//! response comes in later batches, since later decisions send requests elsewhere. At full weight, requests would wait
-//! seconds for a server whose tokens come a few milliseconds sooner.
+//! A response counts a tenth, or a fiftieth if two servers may share the request. The predicted time per token is that
+//! of the present batch. Most of a response comes in later batches, since later decisions send requests elsewhere. At
+//! full weight, requests would wait seconds for a server whose tokens come a few milliseconds sooner.
 //!
 //! # Price of work
 //!
