@@ -1,9 +1,9 @@
 //! The ext-proc listener: one acceptor, and N single-threaded runtimes that serve its connections.
 //!
 //! A request is a few microseconds of work. Threads that share nothing are therefore a third faster than a
-//! work-stealing pool, and a stall in one does not affect the others. Envoy keeps one connection per
-//! worker. The acceptor gives each to the thread with the fewest, since the hash of `SO_REUSEPORT`
-//! distributes a handful of connections unevenly.
+//! work-stealing pool, and a stall in one does not affect the others. Envoy keeps one connection for each of its
+//! workers. The acceptor assigns each connection to the thread with the fewest connections. The hash of `SO_REUSEPORT`
+//! would distribute so few connections unevenly.
 //!
 //! Called by `app`. May import `connections`, `ext_proc`, `health`, `tls`, tonic, tokio.
 
@@ -29,18 +29,18 @@ use tonic::transport::Server;
 /// h2 closes a connection with all its streams if more than this many streams are reset before it has processed them. A
 /// few clients that disconnect during a stall reach its default of 20. Envoy is trusted, so a high limit suffices.
 const MAX_PENDING_RESETS: usize = 100_000;
-/// Bytes of one stream that Envoy may send before the picker has read them, 1 MiB. Smaller windows halve
-/// the throughput of large bodies.
+/// Bytes of one stream that Envoy may send before Attaché has read them, 1 MiB. Smaller windows halve the throughput of
+/// large bodies.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// Bytes of all streams of a connection that Envoy may send before the picker has read them, 1 MiB. Bodies of 128 KiB
-/// and more are a third slower with 4 MiB, because waiting bytes exceed the processor's cache. h2's budget
-/// for small DATA frames is half of it: see `lenient`.
+/// Bytes of all streams of a connection that Envoy may send before Attaché has read them, 1 MiB. Bodies of 128 KiB and
+/// more are a third slower with 4 MiB, because unread bytes exceed the processor's cache. Half of it is h2's budget for
+/// small DATA frames: see `lenient`.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Time without traffic after which the peer is probed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// Time without a response to the probe after which the connection is closed.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that wait for their thread; further ones wait in the kernel.
+/// Accepted connections that one thread has not taken yet. Further connections wait in the kernel's accept queue.
 const HANDOVER_QUEUE: usize = 256;
 
 /// The threads that serve ext-proc.
@@ -49,10 +49,13 @@ pub struct Shards {
     shards: Vec<Shard>,
 }
 
+/// One thread of the server, as the acceptor sees it.
 #[derive(Debug)]
 struct Shard {
+    /// Number of connections that the thread has, or is about to get.
     connections: Arc<AtomicUsize>,
     hand_over: mpsc::Sender<Accepted>,
+    /// Cancelled when the thread ends.
     done: CancellationToken,
 }
 
@@ -74,7 +77,7 @@ impl Shards {
         Ok(Self { shards })
     }
 
-    /// Accepts until `stop` is cancelled, within the limits of `connections`.
+    /// Accepts connections until `stop` is cancelled, within the limits of `connections`.
     pub async fn accept(&self, listener: TcpListener, connections: Arc<Connections>, stop: CancellationToken) {
         let mut acceptor = Acceptor::new(listener, connections);
         while let Some(stream) = stop.run_until_cancelled(acceptor.next()).await {
@@ -109,7 +112,7 @@ impl Shard {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (counted, finished) = (connections.clone(), done.clone());
         std::thread::Builder::new().name(format!("ext-proc-{number}")).spawn(move || {
-            // However this thread ends, waiting tasks are notified.
+            // The guard cancels `done` even if this thread panics.
             let _finished = finished.drop_guard();
             if let Err(error) = runtime.block_on(serve(service, tls, health, handed, counted, drain)) {
                 tracing::error!(%error, "ext-proc server failed");
@@ -135,7 +138,7 @@ async fn serve(
             tokio::spawn(async move {
                 // A failed handshake was logged and counted.
                 if let Ok(connection) = adopt(stream, tls.as_ref(), open).await {
-                    // The channel is full or closed only during shutdown.
+                    // The receiver is gone only during shutdown.
                     drop(ready.send(Ok(Lenient::new(connection))).await);
                 }
             });
@@ -153,10 +156,10 @@ async fn serve(
         .await
 }
 
-/// A connection between the acceptor and its thread.
+/// An accepted connection that its thread has not taken yet.
 type Accepted = (std::net::TcpStream, Slot);
 
-/// Takes a connection over from the acceptor's runtime.
+/// Registers a connection with this thread's runtime, and runs the TLS handshake if there is one.
 async fn adopt(
     (stream, slot): Accepted,
     tls: Option<&Handshaker>,

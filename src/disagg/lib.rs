@@ -1,10 +1,12 @@
-//! Requests that two model servers serve together: a prefill worker reads the prompt, a decode worker generates, and
-//! the KV cache is transferred from the first to the second.
+//! Requests that two model servers share: a prefill worker computes the prompt, the KV cache is transferred, and a
+//! decode worker generates the response.
 //!
 //! **Owns** the bodies of both legs, one file for each [`Connector`]; how a prefill response is read ([`reply`]); and
-//! the rules of retry and hedging ([`attempts`]). **Called by** `ext_proc` for split requests; `scheduling` and
-//! `config` name a pool's [`Mode`]. **Must not** do I/O, ask for the time or random numbers: addresses, ids and rooms
-//! are arguments. It does not choose servers.
+//! the rules of retry and hedging ([`attempts`]).
+//! **Called by** `picker` for split requests, and by `ext_proc`, which sends the bodies. `scheduling` and `config`
+//! name a pool's [`Mode`].
+//! **Must not** do I/O, choose servers, or ask for the time or random numbers: addresses, ids and bootstrap rooms are
+//! arguments.
 //!
 //! Read first: `connector/mod.rs`, `leg.rs`, `attempts.rs`.
 

@@ -5,7 +5,9 @@
 //! the only one that writes the pool's snapshots.
 //!
 //! **Owns** the sources and their settings, InferencePools and rules for models ([`kube`]), and file watches
-//! ([`watch`]). **Called by** `app`, which starts the sources of each pool; `config` and `cli` watch files through it.
+//! ([`watch`]).
+//! **Called by** `app`, which starts the sources of each pool and watches files through it. `config` uses its
+//! settings, and `telemetry` its counters.
 //! **Must not** choose an endpoint, scrape it, or drop the last known endpoints after a failure.
 //!
 //! Read first: `publish.rs`, `static_source.rs`, `kube/mod.rs`.

@@ -6,7 +6,7 @@
 //! **Owns** streams and their states, the state that all streams share ([`processor`]), and the work that the picker
 //! returns: tokenizing ([`warmer`]), calls to prefill workers ([`prefiller`]), calls to Redis (`redis_quotas`), and the
 //! timer of a queue ([`queue_timer`]).
-//! **Called by** the gRPC listener and by `app`, which composes the [`Processor`].
+//! **Called by** `server`, the gRPC listener, and by `app`, which composes the [`Processor`].
 //! **Must not** decide where a request goes, hold a lock across an await, or serialize a body that did not change.
 //!
 //! Read first: `service.rs`, `exchange.rs`, `processor.rs`.

@@ -1,7 +1,8 @@
 //! HTTP requests to model servers: limited in time and size, without redirects, proxies or compression.
 //!
-//! **Owns** the HTTP clients and the error reasons of failed requests. **Called by** `scrape`, `tokenize`, `ext_proc`
-//! (prefill requests) and `replay` (load generator). **Must not** interpret a response, choose an endpoint or retry.
+//! **Owns** the HTTP clients and the error reasons of failed requests.
+//! **Called by** `scrape`, `tokenize`, `ext_proc` (prefill requests) and `loadgen`.
+//! **Must not** interpret a response, choose an endpoint or retry.
 //!
 //! This file is the whole crate.
 

@@ -1,12 +1,24 @@
 //! Sequence numbers of one publisher's frames: the next one, missing ones, and requests for replay.
 //!
-//! A publisher numbers its frames from 0, per process. Frames may be lost (the publisher drops them when we are slow),
-//! another process may run at the same address, and missed frames can be replayed if the publisher keeps a ring buffer.
-//! The cursor does no I/O: [`super::lane`] passes frames in and executes its requests. Frames that arrive during a
-//! replay wait in a bounded backlog.
+//! A publisher numbers its frames from 0, per process. Frames may be lost, since a publisher drops them when Attaché
+//! reads slowly. A publisher with a ring buffer can replay missed frames. The cursor does no I/O: [`super::lane`]
+//! passes frames in and executes its requests.
+//!
+//! After a gap ([`Cursor::gap`], then [`replaying`]):
+//!
+//! | case | index entries | [`Trust`] |
+//! |---|---|---|
+//! | a replay is running; new frames wait in a bounded backlog | kept | `Syncing` |
+//! | the replay returned all missing frames | kept, frames applied in order | as before the gap |
+//! | the ring has lost some of them | dropped, later frames applied | `Incomplete` |
+//! | [`MAX_FAILED_REPLAYS`] replays failed | dropped, later frames applied | `Suspect(ReplayFailed)` |
+//! | the publisher has no ring, or its ring lacks the frames | dropped, later frames applied | `Suspect(Gap)` |
+//!
+//! With a ring, the lane calls [`Cursor::retry`] later, which requests all frames again. Without one, `Suspect` becomes
+//! `Incomplete` when later events have filled a cache of the engine's size ([`Apply::relearned`]).
 //!
 //! After a reconnection, the cursor requests the last frame that it has. The same process returns it with the same
-//! timestamp; another one returns another frame or none.
+//! timestamp. Another process returns another frame or none, and its index entries start anew.
 
 mod replaying;
 
@@ -18,8 +30,8 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Number of consecutive replays without new frames after which replay pauses.
-const FRUITLESS_REPLAYS: u32 = 3;
+/// Number of consecutive failed replays without new frames after which gaps are final until [`Cursor::retry`].
+const MAX_FAILED_REPLAYS: u32 = 3;
 
 /// Tolerance in seconds for the start time that a process reports. No process publishes so soon after its start.
 const CLOCK_SLACK: f64 = 1.0;
@@ -28,12 +40,12 @@ const CLOCK_SLACK: f64 = 1.0;
 pub(super) trait Apply {
     /// Applies the next batch.
     fn apply(&mut self, payload: &[u8]) -> BatchEffect;
-    /// Frames were lost: what is known may be wrong.
+    /// Drops all index entries of the holder, because lost frames may have removed blocks.
     fn clear(&mut self);
-    /// The publisher is another process.
+    /// Records that the publisher is another process.
     fn restart(&mut self);
-    /// Returns whether as many blocks are known again as an engine of this size holds, although events were lost. This
-    /// does not prove that they are the same.
+    /// Returns whether as many blocks are known again as the engine's cache holds, although events were lost. This does
+    /// not prove that they are the same.
     fn relearned(&self) -> bool;
 }
 
@@ -57,14 +69,16 @@ pub(super) enum ReplayEnd {
     Failed,
 }
 
-/// What is known of the cache.
+/// Which of the engine's events have reached the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Knowledge {
     Nothing,
+    /// All events since the cache was empty.
     Whole,
     /// All events since some frame: the oldest of the publisher's ring, or one after an old gap. Only a new start (a
     /// cleared cache, another process) or a replay of everything completes it.
     Recent,
+    /// Some events are missing, or could not be applied.
     Partial(Doubt),
 }
 
@@ -85,7 +99,7 @@ struct Replay {
     /// Whether the last known frame was returned unchanged.
     proven: bool,
     /// Whether the replay returned a frame that was missing.
-    fruitful: bool,
+    found_frames: bool,
 }
 
 /// State of a publisher's sequence.
@@ -101,21 +115,25 @@ pub(super) struct Cursor {
     last_timestamp: Option<f64>,
     knowledge: Knowledge,
     connected: bool,
-    /// Whether the connection was interrupted and nothing has shown yet what was missed.
+    /// Whether frames may have been missed (new connection, overflow) and neither a frame nor a replay has shown it.
     unproven: bool,
+    /// The replay that is running.
     replay: Option<Replay>,
-    fruitless: u32,
+    /// Consecutive failed replays without new frames.
+    failed_replays: u32,
     /// Whether replays fail: gaps are final until [`Cursor::retry`].
     given_up: bool,
-    /// Whether the replay that has just ended returned nothing: the same gap needs no second request.
-    barren: bool,
+    /// Whether the replay that has just ended returned no missing frame: the same gap needs no second request.
+    last_replay_empty: bool,
+    /// Live frames that arrived during a replay.
     backlog: VecDeque<(u64, Bytes)>,
     backlog_bytes: usize,
+    /// Whether frames were dropped because the backlog was full.
     overflowed: bool,
     /// Whether a check has returned frames that the connection has not delivered. They may still arrive: the order
     /// between two connections is undefined.
     owed: bool,
-    /// Whether the connection fails to deliver frames.
+    /// Whether the connection fails to deliver frames that a replay returns; the lane then replaces it.
     deaf: bool,
 }
 
@@ -133,9 +151,9 @@ impl Cursor {
             connected: false,
             unproven: false,
             replay: None,
-            fruitless: 0,
+            failed_replays: 0,
             given_up: false,
-            barren: false,
+            last_replay_empty: false,
             backlog: VecDeque::new(),
             backlog_bytes: 0,
             overflowed: false,
@@ -160,7 +178,7 @@ impl Cursor {
         }
     }
 
-    /// Whether nothing is missing that a replay could return now.
+    /// Whether the publisher is connected and no replay is running.
     pub(super) fn is_idle(&self) -> bool {
         self.connected && self.replay.is_none()
     }
@@ -175,7 +193,7 @@ impl Cursor {
         self.owed
     }
 
-    /// Records that the connection's time to deliver these frames has passed.
+    /// Records that the connection has not delivered these frames in time.
     pub(super) fn overdue(&mut self) {
         self.deaf |= std::mem::take(&mut self.owed);
     }
@@ -219,7 +237,7 @@ impl Cursor {
         self.connected = true;
         (self.owed, self.deaf) = (false, false);
         self.given_up = false;
-        self.fruitless = 0;
+        self.failed_replays = 0;
         self.unproven = self.next.is_some();
         self.ask(Purpose::Fill)
     }
@@ -252,7 +270,7 @@ impl Cursor {
             return None;
         }
         self.given_up = false;
-        self.fruitless = 0;
+        self.failed_replays = 0;
         let partial = matches!(self.knowledge, Knowledge::Partial(_));
         self.ask(if partial { Purpose::Anew } else { Purpose::Fill })
     }
@@ -262,7 +280,7 @@ impl Cursor {
             return None;
         }
         self.stats.add(Count::Replays, 1);
-        self.replay = Some(Replay { purpose, proven: false, fruitful: false });
+        self.replay = Some(Replay { purpose, proven: false, found_frames: false });
         let from = if purpose == Purpose::Anew { 0 } else { self.next.unwrap_or(0).saturating_sub(1) };
         Some(Ask(from))
     }
@@ -276,8 +294,8 @@ impl Cursor {
         }
         let unproven = std::mem::take(&mut self.unproven);
         if let Some(next) = self.next {
-            // On a new connection, the next number proves nothing. With replay, the publisher was asked, and the replay
-            // failed if this is reached.
+            // On a new connection, the next number proves nothing. With replay, a replay was requested on connect, and
+            // `unproven` remains only if it failed.
             if seq == next && !(unproven && self.replayable) {
                 self.apply(seq, &payload, to);
                 return None;
@@ -309,10 +327,11 @@ impl Cursor {
         None
     }
 
-    /// Handles a gap between the last known frame and `seq`.
+    /// Handles a gap between the last known frame and `seq`: requests a replay, or drops the index entries if no replay
+    /// can help.
     fn gap<A: Apply>(&mut self, seq: u64, payload: Bytes, to: &mut A) -> Option<Ask> {
         self.stats.add(Count::Gaps, 1);
-        if !std::mem::take(&mut self.barren)
+        if !std::mem::take(&mut self.last_replay_empty)
             && let Some(ask) = self.ask(Purpose::Fill)
         {
             self.wait(seq, payload);

@@ -13,7 +13,7 @@
 //! | `events` | tokens and times of an event stream | yes |
 //!
 //! **Called by** `cli::replay` for `--target`, and by tests.
-//! **Must not** use the picker's crates: a gateway is measured from outside.
+//! **Must not** use `picker` or `scheduling`: a gateway is measured from outside.
 //!
 //! Read first: `lib.rs`, `exchange.rs`, `gateway.rs`.
 //!

@@ -1,5 +1,6 @@
 //! Explains one request: its tokens and blocks, how many of them each endpoint has cached, and the endpoint that it
-//! would get. It is the live decision as a dry run, and changes no state.
+//! would get. It is the live decision as a dry run, and changes no state. Called by `app` for `/explain`, and by `cli`
+//! for `attache explain`.
 
 use super::active::ActiveConfig;
 use super::decide::{self, Deciding, RequestView, Scope, Seen, Unproposed};

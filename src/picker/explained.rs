@@ -36,8 +36,8 @@ impl Explained<'_> {
     }
 }
 
-/// Scores by part and endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": score}}]`;
-/// null for a missing score.
+/// Scores by part and endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": score}}]`; null for a missing
+/// score.
 #[must_use]
 pub fn parts(decision: &Decision) -> Value {
     let part = |part: &attache_scheduling::decision::PartFigures| {

@@ -63,7 +63,8 @@ pub mod strategy;
 
 use attache_scheduling::registry::PluginList;
 
-/// The strategy and all its parts, by name.
+/// The strategy and all its parts, sorted by the names that configurations use, not by module. A new part needs one
+/// line here.
 pub const PLUGINS: PluginList = PluginList {
     strategies: &[&strategy::PLUGIN],
     plugins: &[

@@ -1,17 +1,23 @@
 //! Passive health of an endpoint: the outcomes of the requests that it served.
 //!
-//! Consecutive failures eject an endpoint for a time that doubles with each consecutive ejection. Then it is half open:
-//! one request at a time probes it. The first success ends the ejection, and a slow start limits its load at first. Any
-//! success proves that the endpoint works, so a success of a request from before the ejection ends it too. A failure of
-//! such a request changes nothing.
+//! 1. Consecutive failures eject an endpoint ([`EndpointHealth::observe`]), for a time that doubles with each
+//!    consecutive ejection.
+//! 2. After that time it is half open: one request at a time probes it ([`EndpointHealth::claim_probe`], which the
+//!    scheduler calls).
+//! 3. The first success readmits it (`EndpointHealth::succeeded`), and a slow start limits its load at first. A failed
+//!    probe ejects it again.
+//!
+//! Any success proves that the endpoint works, so the success of a request from before the ejection readmits it too. A
+//! failure of such a request changes nothing. A restart of the server's process also ends an ejection
+//! ([`EndpointHealth::reset`]).
 //!
 //! | outcome | a client can cause it | ejects |
 //! |---|---|---|
 //! | [`Outcome::ConnectFailure`] | no | at once, after two in a row |
-//! | [`Outcome::Failure`] | rarely, by a prefill that is late or breaks off | at once, after five in a row, see below |
+//! | [`Outcome::Failure`] | rarely, by a prefill that is late or interrupted | at once, after five in a row, see below |
 //! | [`Outcome::ErrorResponse`] | yes, by its content | after five of one API and a period ([`errors`]), see below |
 //!
-//! The last two eject only up to a share of the pool.
+//! The last two eject at most a share of the pool ([`HealthPolicy::max_ejection_percent`]).
 //!
 //! Decisions read atomics together with the current time, so an ejection takes effect at once, without a new snapshot.
 //! Changes that must happen once (an ejection, the start of a probe) use compare-and-swap.
@@ -67,8 +73,8 @@ pub struct HealthPolicy {
 }
 
 impl HealthPolicy {
-    /// Whether error responses may eject one more endpoint, if `away` of the `total` endpoints with
-    /// the same roles are ejected.
+    /// Whether error responses may eject one more endpoint, if `away` of the `total` endpoints with the same roles are
+    /// ejected.
     #[must_use]
     pub fn may_eject(&self, away: usize, total: usize) -> bool {
         away == 0 || (away + 1).saturating_mul(100) <= total.saturating_mul(self.max_ejection_percent as usize)
@@ -95,8 +101,8 @@ impl Default for HealthPolicy {
 pub enum Outcome {
     /// The endpoint responded without an error of its own.
     Success,
-    /// The endpoint failed independently of the request's content: a prefill worker that breaks off or is late, a
-    /// simulated failure, a 5xx of an old recording.
+    /// The endpoint failed, and the request's content is rarely the cause. Examples: a prefill that is interrupted or
+    /// late, a simulated failure, a 5xx of an old recording.
     Failure,
     /// Envoy or Attaché could not connect to the endpoint.
     ConnectFailure,
@@ -105,8 +111,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the outcome of a response with this status. `None` for 501 and 505, which only name
-    /// features that a server lacks.
+    /// Returns the outcome of a response with this status. `None` for 501 and 505, which only name features that a
+    /// server lacks.
     #[must_use]
     pub fn of_status(status: u16) -> Option<Self> {
         match status {
@@ -167,8 +173,8 @@ const HALF_OPEN: u64 = 2;
 #[derive(Debug, Default)]
 pub struct EndpointHealth {
     /// End of the ejection in nanoseconds, lowest bit cleared; 0 when the endpoint is in use. While a probe is in
-    /// flight: until when its result is awaited, with the lowest bit ([`PROBE_OUT`]) set. It is one word, so that a
-    /// change of state is one swap.
+    /// flight, the lowest bit ([`PROBE_OUT`]) is set, and the time is the deadline for its result. One word makes a
+    /// change of state one swap.
     away_until: AtomicU64,
     /// Time of the return from an ejection; 0 when the endpoint was never ejected.
     recovered_at: AtomicU64,
@@ -220,13 +226,13 @@ impl EndpointHealth {
         Availability::Open
     }
 
-    /// Asks to send the probe to an endpoint that [`Self::availability`] reported as half open. Of several concurrent
+    /// Claims the probe of an endpoint that [`Self::availability`] reported as half open. Of several concurrent
     /// callers, one gets true; its request is the probe. The others must pick another endpoint.
     #[must_use]
     pub fn claim_probe(&self, now: Timestamp, policy: &HealthPolicy) -> bool {
         let away_until = self.away_until.load(Relaxed);
         if away_until == 0 {
-            return true; // another probe has succeeded meanwhile
+            return true; // A success has readmitted the endpoint meanwhile.
         }
         // A client may disconnect before its probe has a result. The probe is awaited only for this long, so that the
         // endpoint can be probed again.
@@ -249,14 +255,14 @@ impl EndpointHealth {
         matches!(self.availability(now, policy), Availability::Ejected | Availability::HalfOpen)
     }
 
-    /// As [`Self::observe`], without a limit on the share of ejected endpoints. Returns true when
-    /// this outcome ejected the endpoint.
+    /// As [`Self::observe`], without a limit on the share of ejected endpoints. Returns true when this outcome ejected
+    /// the endpoint.
     pub fn record(&self, outcome: impl Into<Observation>, now: Timestamp, policy: &HealthPolicy) -> bool {
         self.observe(outcome.into(), now, policy, || true) == Verdict::Ejected
     }
 
-    /// Records the outcome of a request. `may_eject` returns whether error responses may eject one
-    /// more of the endpoint's peers.
+    /// Records the outcome of a request. `may_eject` returns whether one more of the endpoints with the same roles may
+    /// be ejected.
     pub fn observe(
         &self,
         observation: Observation,
@@ -274,7 +280,7 @@ impl EndpointHealth {
         }
         let away_until = self.away_until.load(Relaxed);
         if away_until & PROBE_OUT == 0 && now.0 < away_until {
-            return Verdict::Kept; // the request was sent before the ejection
+            return Verdict::Kept; // The request was sent before the ejection.
         }
         let probe_failed = away_until != 0;
         let record = &*self.record;
@@ -287,7 +293,7 @@ impl EndpointHealth {
         };
         if outcome == Outcome::ErrorResponse {
             if probe_failed {
-                // Probes of a single client must not lengthen the ejection again and again.
+                // Probes of a single client lengthen the ejection only once.
                 return self.eject(away_until, record.errors.probed_by(client), now, policy);
             }
             return match record.errors.failed(api, client, now, policy) {
@@ -304,14 +310,15 @@ impl EndpointHealth {
         if !ejects {
             return Verdict::Kept;
         }
-        // A late or interrupted prefill may be the fault of the request. Only unreachable servers
-        // are ejected beyond the share.
+        // A late or interrupted prefill may be the fault of the request. Only unreachable servers are ejected beyond
+        // the share.
         if outcome == Outcome::Failure && !probe_failed && !may_eject() {
             return Verdict::Capped;
         }
         self.eject(away_until, true, now, policy)
     }
 
+    /// Clears the failures, and readmits the endpoint if it is ejected or half open.
     fn succeeded(&self, api: Api, now: Timestamp) {
         self.record.clear_failures();
         self.record.errors.succeeded(api, now);
@@ -322,7 +329,7 @@ impl EndpointHealth {
         }
     }
 
-    /// Starts an ejection if the state still is `before`; if `longer`, it takes twice as long as the previous one.
+    /// Starts an ejection if the state still is `before`. If `longer`, it takes twice as long as the previous one.
     /// Returns [`Verdict::Kept`] when another outcome changed the state first.
     fn eject(&self, before: u64, longer: bool, now: Timestamp, policy: &HealthPolicy) -> Verdict {
         let ejections = self.record.ejections.load(Relaxed);

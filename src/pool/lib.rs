@@ -4,9 +4,10 @@
 //! it ([`writer::PoolWriter`] holds the rules), and readers take no lock. What the picker itself causes is kept beside
 //! it in atomics that every snapshot shares. Only pools with ranks take a lock for what is in flight on each rank.
 //!
-//! **Owns** `snapshot`, [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]). **Called
-//! by** `scheduling` and `ext_proc` for each request, and by the feeds, which send [`PoolEvent`]s. **Must not** do I/O,
-//! ask for the time, or choose an endpoint.
+//! **Owns** `snapshot`, [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]).
+//! **Called by** `scheduling` and `picker` for each request, by the feeds, which send [`PoolEvent`]s, and by
+//! `discovery`, which writes the snapshots.
+//! **Must not** do I/O, ask for the time, or choose an endpoint.
 //!
 //! Read first: `snapshot.rs`, `ledger.rs`, `health.rs`.
 

@@ -4,9 +4,10 @@
 //! or from the requests that were routed there (approximate).
 //!
 //! **Owns** block keys ([`key`]), the [`index`], speculative entries ([`claims`]), the cache of one pool ([`cache`])
-//! and decoding of KV events ([`wire`]). **Called by** `ext_proc` for each request, by `kv_events` for each event, and
-//! by `replay`. **Must not** do I/O, ask for the time, or read request bodies. The index uses atomics from `atomics.rs`
-//! only, since `tests/interleavings` replaces them.
+//! and decoding of KV events ([`wire`]).
+//! **Called by** `picker` for each request, by `kv_events` for each event, and by `replay`.
+//! **Must not** do I/O, ask for the time, or read request bodies. The index uses atomics from `atomics.rs` only, since
+//! `tests/interleavings` replaces them.
 //!
 //! Read first: `key.rs`, `index/mod.rs`, `cache.rs`.
 

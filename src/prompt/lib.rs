@@ -4,8 +4,10 @@
 //! [`blocks`] divides the tokens of an [`Encoder`].
 //!
 //! **Owns** tokenizers and their limits ([`tiktoken`], `huggingface`), chat templates (`template`) and the segment
-//! cache ([`memo`]). **Called by** `ext_proc` for each request, and by `app` when it loads tokenizer files. **Must
-//! not** open files, call servers, or run without a limit on its work ([`work`]).
+//! cache ([`memo`]).
+//! **Called by** `picker` for each request, by `ext_proc::warmer`, which runs the work, and by `app` when it loads
+//! tokenizer files.
+//! **Must not** open files, call servers, or run without a limit on its work ([`work`]).
 //!
 //! Read first: `pieces.rs`, `blocks.rs`, `memo.rs`.
 

@@ -1,11 +1,13 @@
-//! Bodies of requests and responses: the API of a path, the request data that routing needs, and the
-//! response data that accounting needs.
+//! Bodies of requests and responses: the API of a path, the request data that routing needs, and the response data
+//! that accounting needs.
 //!
 //! Everything is borrowed from the body and read in one pass, without a document tree.
 //!
 //! **Owns** parsing of every API, byte-exact edits ([`edit`], `splice`), usage and transfer scanners of responses
-//! ([`usage`], [`transfer`]), and the error bodies of each API ([`dialect`]). **Called by** `ext_proc`, `disagg`,
-//! `prompt`, `scheduling` and the load generator. **Must not** do I/O, keep a body, or know of pools and endpoints.
+//! ([`usage`], [`transfer`]), and the error bodies of each API ([`dialect`]).
+//! **Called by** `picker` and `ext_proc` for each request and response, by `disagg` and `tokenize` for bodies that
+//! Attaché sends, and by the load generator. `prompt` and `scheduling` read the parsed [`Request`].
+//! **Must not** do I/O, keep a body, or know of pools and endpoints.
 //!
 //! Read first: `lib.rs`, `json/mod.rs`, `usage.rs`.
 

@@ -10,9 +10,11 @@
 //!
 //! Without `--record`, it costs one check of an `Option`.
 //!
-//! **Owns** the recording format, the file and its order. **Called by** `ext_proc` at each decision, by the publishers
-//! of pools, and by `app`; `replay` reads recordings. **Must not** delay a request: a full disk ends the recording, and
-//! requests are still served. It contains no prompt text.
+//! **Owns** the recording format, the file and its order.
+//! **Called by** `picker` at each decision, by `discovery::publish` for each snapshot, and by `app`; `replay` and
+//! `workload` read recordings.
+//! **Must not** delay a request, or contain prompt text. A full disk ends the recording, and requests are still
+//! served.
 //!
 //! Read first: `line.rs`, `tape.rs`, `booked.rs`.
 

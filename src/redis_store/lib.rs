@@ -1,12 +1,12 @@
-//! State that several Attaché processes share in Redis: quotas of tenants and models,
-//! AIBrix's user records, SLO profiles.
+//! State that several Attaché processes share in Redis: quotas of tenants and models, AIBrix's user records, SLO
+//! profiles.
 //!
 //! **Owns** the connection ([`redis_link`]), the counting scripts ([`quota_store`]) and the reading of profiles
 //! ([`redis_profiles`]).
 //! **Called by** `ext_proc::redis_quotas` before and after requests, and by `app`, which connects.
 //! **Must not** decide what happens while Redis is unavailable: the caller does, by its configuration.
 //!
-//! Read first: `redis_link.rs`, `quota_store.rs`.
+//! Read first: `redis_link.rs`, `quota_store.rs`, `redis_profiles.rs`.
 
 pub mod quota_store;
 pub mod redis_link;

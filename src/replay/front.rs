@@ -1,8 +1,8 @@
-//! The picker of one pool without its wire: what `ext_proc` does with a request, for requests that are known by name.
+//! The picker of one pool without Envoy: what `picker` and `ext_proc` do with a request, for simulated requests.
 //!
-//! The scheduler, the strategies, the prefix cache, the ledger, the learned speed and the health are those of
-//! production, called in the order in which the exchange calls them. What is left out is what stands on the wire:
-//! parsing, tokenizing (every prompt's tokens are known), rewrites, subset hints. Called by [`super::world`]; pure.
+//! Scheduler, strategies, prefix cache, ledger, learned speed and health are those of production, called in the order
+//! in which the exchange calls them. Parsing, tokenizing, rewrites and subset hints are left out: a simulated request
+//! already has its tokens. Called by [`super::world`]; pure.
 
 use super::legs::{Patience, PrefillLegs};
 use super::queues::PoolQueues;
@@ -17,7 +17,7 @@ use attache_protocol::{Piece, Prompt, Usage};
 use attache_scheduling::plugin::{Headers, ResponseHeaders};
 use attache_scheduling::prefilling::Prefilling;
 use attache_scheduling::scheduler::Explain;
-use attache_scheduling::{Booking, Chosen, Decision, Order, PickContext, RequestFacts, Scheduler, losses};
+use attache_scheduling::{Booking, Chosen, Decision, Order, PickContext, RequestFacts, Scheduler, Strategy, losses};
 use attache_sim::content::{Contents, mix};
 use attache_sim::tokenizer::answer_text;
 use attache_types::clock::Timestamp;
@@ -29,28 +29,28 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the replay of a pool needs of its configuration.
+/// The part of a pool's configuration that a replay uses.
 #[derive(Debug)]
 pub struct FrontConfig {
-    /// How it decides; whether requests are split, too.
+    /// The scheduler, with the policy for split requests.
     pub scheduler: Scheduler,
-    /// How it waits for prefill servers.
+    /// Time limits of prefills, and what follows when all attempts fail.
     pub patience: Patience,
-    /// Metrics older than this say nothing.
+    /// Age from which on metrics are stale.
     pub stale_after: Duration,
     /// Block size of prefix keys, tokens.
     pub block_size: u32,
     /// Memory limit of the prefix index, bytes.
     pub max_index_bytes: u64,
-    /// Part of it that one tenant's guesses keep where all of it is used up, 0.01..=1.
+    /// Minimum fraction of the estimated entries that one tenant keeps when the index is full, 0.01..=1.
     pub tenant_share: f32,
     /// The header that names the tenant.
     pub tenant_header: Option<String>,
-    /// How long a request that has not answered yet counts as a cached prefix.
+    /// How long a request without a response counts as a cached prefix.
     pub claim_life: Duration,
-    /// The queues before it, where there are any.
+    /// The queues of flow control, if it is on.
     pub queues: Option<PoolQueues>,
-    /// Of all that is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -61,23 +61,37 @@ type CacheUpdate = Option<(Arc<PrefixCache>, learning::PrefixUpdate)>;
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) booking: Booking,
-    /// Tokens of the prompt that its server was thought to hold.
+    /// Prompt tokens that its server is expected to have cached.
     pub(super) foretold: u32,
-    /// How another server is to compute the prompt first; `None` when its own does.
+    /// The prefill on another server; `None` if its own server computes the prompt.
     pub(super) legs: Option<PrefillLegs>,
-    /// That it was let through, where there are queues.
+    /// Its admission by flow control, if there are queues.
     pub(super) passage: Option<Passage>,
     contents: Contents,
-    /// The headers that its answer has for the client.
+    /// Headers of the response that the client sends with its next request.
     echo: ResponseHeaders,
-    /// It goes to a server that was ejected, to find out whether it is well again.
+    /// It is the probe of a half-open server.
     pub(super) probe: bool,
+}
+
+/// A decision, with everything that its booking needs.
+struct Placement {
+    decision: Decision,
+    /// First pick of the decision.
+    picked: Arc<Endpoint>,
+    strategy: Arc<dyn Strategy>,
+    /// As [`Order::share`].
+    share: f64,
+    found: Option<Found>,
+    keys: Vec<BlockKey>,
+    contents: Contents,
+    echo: ResponseHeaders,
 }
 
 /// The only source of endpoints.
 const SOURCE: SourceId = SourceId(0);
 
-/// The picker without ext-proc: snapshot, scheduler, caches, queues.
+/// The picker without Envoy: snapshot, scheduler, caches, queues.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) config: FrontConfig,
@@ -85,11 +99,11 @@ pub(super) struct Front {
     writer: PoolWriter,
     pub(super) snapshot: PoolSnapshot,
     pub(super) cache: Arc<PrefixCache>,
-    /// Times that something was drawn.
+    /// Number of random streams that were used.
     pub(super) sequence: u64,
     /// Response headers of each session, for the next request of that session.
     echoes: HashMap<u64, ResponseHeaders>,
-    /// The models that were asked for.
+    /// Models and adapters that requests have named.
     pub(super) models: BTreeSet<Arc<str>>,
 }
 
@@ -108,13 +122,13 @@ impl Front {
         Self { config, queues, writer, snapshot, cache, sequence: 0, echoes, models }
     }
 
-    /// Discovery says which endpoints there are.
+    /// Sets the endpoints, as discovery does.
     pub(super) fn discover(&mut self, endpoints: Vec<Arc<EndpointSpec>>) {
         self.writer.apply(PoolEvent::Endpoints { source: SOURCE, endpoints });
         self.publish();
     }
 
-    /// A page was read; `restarted` says that another process wrote it than the one before.
+    /// Records scraped metrics. `restarted`: another process reported the previous ones.
     pub(super) fn scraped(&mut self, id: EndpointId, metrics: EndpointMetrics, restarted: bool) {
         if restarted {
             self.writer.apply(PoolEvent::Restarted { id });
@@ -122,7 +136,7 @@ impl Front {
         self.writer.apply(PoolEvent::Scraped { id, metrics: Arc::new(metrics) });
     }
 
-    /// Shows the requests that come now what was said so far.
+    /// Publishes recorded events as a snapshot, which later decisions read.
     pub(super) fn publish(&mut self) {
         if let Some(snapshot) = self.writer.snapshot() {
             losses::drop_lost(&snapshot, &self.cache, Some(&self.config.scheduler.choices));
@@ -130,7 +144,7 @@ impl Front {
         }
     }
 
-    /// The headers of a request: its own, and those that the last response gave its session.
+    /// The headers of a request: its own, and those of its session's last response.
     pub(super) fn headers_of(&self, request: &Request) -> BTreeMap<String, String> {
         let mut headers = client_headers(request, self.config.tenant_header.as_deref());
         let echo = request.session.and_then(|session| self.echoes.get(&session));
@@ -138,17 +152,19 @@ impl Front {
         headers
     }
 
-    /// Decides and books. `base` is the model that a request without an adapter asks for.
+    /// Decides and books a request. `base` is the model of requests without an adapter.
+    ///
+    /// # Errors
+    /// The error response that production would send.
     pub(super) fn send(&mut self, request: &Request, base: &str, now: Timestamp) -> Result<Sent, RequestError> {
         let rng = &mut rng::for_request(self.config.seed, self.sequence);
         self.sequence += 1;
         let headers = self.headers_of(request);
-        let model = request.adapter.as_deref().unwrap_or(base);
+        let model = model(request, base);
         if !self.models.contains(model) {
             self.models.insert(model.into());
         }
         let facts = RequestFacts { waited: now.since(request.at), ..facts(request, base, &headers) };
-        let prompt_tokens = facts.prompt_tokens;
         let Chosen { choice, filter, .. } = self.config.scheduler.choices.choose(&facts)?;
         let reads = choice.strategy.reads();
         let text = reads.prompt.then(|| text(request));
@@ -163,22 +179,29 @@ impl Front {
             generates: true,
             ..PickContext::new(&self.snapshot, now, self.config.stale_after)
         };
-        let mut decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
-        let nobody =
+        let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
+        let no_pick =
             || RequestError::new(attache_types::error::Reason::NoReadyEndpoint, "the strategy chose no endpoint");
-        let picked = decision.picks.first().cloned().ok_or_else(nobody)?;
+        let picked = decision.picks.first().cloned().ok_or_else(no_pick)?;
         let mut echo = ResponseHeaders::new();
         choice.strategy.response_headers(&picked, &mut echo);
         let share = choice.strategy.share(&cx, &picked);
+        let strategy = choice.strategy;
+        let placement = Placement { decision, picked, strategy, share, found, keys, contents, echo };
+        Ok(self.book(request, base, placement, now))
+    }
+
+    /// Books a decision on its server, and on the prefill server if the request is split.
+    fn book(&self, request: &Request, base: &str, placement: Placement, now: Timestamp) -> Sent {
+        let Placement { mut decision, picked, strategy, share, found, keys, contents, echo } = placement;
         let (cached, [prefix_update, prefill_update]) = self.prefix_updates(request, &decision, found, keys);
-        let foretold =
-            |prefix_update: &CacheUpdate| prefix_update.as_ref().map_or(0, |(_, prefix_update)| prefix_update.foretold);
+        let foretold = |update: &CacheUpdate| update.as_ref().map_or(0, |(_, update)| update.foretold);
         let (foretold, prefill_foretold) = (foretold(&prefix_update), foretold(&prefill_update));
         let arrives = decision.split.is_some();
         let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, share, prefix_update| {
             let order = Order {
-                model,
-                prompt_tokens,
+                model: model(request, base),
+                prompt_tokens: request.prompt_tokens(),
                 cached_tokens,
                 understood: true,
                 streams: true,
@@ -195,14 +218,13 @@ impl Front {
             let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_update)));
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
-            let strategy = choice.strategy.clone();
             Some(PrefillLegs { prefilling, foretold: prefill_foretold, decision, strategy })
         });
-        Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe })
+        Sent { booking, foretold, legs, passage: None, contents, echo, probe }
     }
 
-    /// What the decision's servers learn of the prompt's `keys`: the one that answers and the one that computes the
-    /// prompt for it. Also the tokens that the former is thought to hold.
+    /// Updates of the prefix cache for the prompt's `keys`: for the first pick, and for the prefill server. The number
+    /// is the prompt tokens that the first pick is expected to have cached.
     fn prefix_updates(
         &self,
         request: &Request,
@@ -219,26 +241,25 @@ impl Front {
         self.cache.decided(prompt_tokens, prefill.map_or(matched, |p| held(p.id)));
         let of = |id, keys, tells_cached| {
             let whole = !found.is_exact(id);
-            let prefix_update = found.prefix_update(id, keys, whole);
-            Some((
-                self.cache.clone(),
-                learning::PrefixUpdate { tenant: tenant(request, &self.config), tells_cached, ..prefix_update },
-            ))
+            let update = found.prefix_update(id, keys, whole);
+            let tenant = tenant(request, &self.config);
+            Some((self.cache.clone(), learning::PrefixUpdate { tenant, tells_cached, ..update }))
         };
         let second = prefill.and_then(|p| of(p.id, keys.clone(), true));
-        // What an answer says to be cached was so where its prompt was computed.
+        // A response reports the cached tokens of the server that computed its prompt.
         (matched, [of(picked.id, keys, prefill.is_none()), second])
     }
 
-    /// The answer begins with `status` 200 when `good`, else with an error of the server's.
+    /// Records the first byte of the response: status 200 if `good`, otherwise an error of the server.
     pub(super) fn first_byte(&self, sent: &mut Sent, good: bool, now: Timestamp) {
         let outcome = if good { Outcome::Success } else { Outcome::Failure };
         self.judge(sent.booking.endpoint(), outcome, now);
         sent.booking.first_byte(good, true, now);
     }
 
+    /// Records the outcome of a request in the health of `endpoint`.
     pub(super) fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp) {
-        // No simulated request is the cause of an error response.
+        // A simulated request never causes an error response itself.
         let outcome = if outcome == Outcome::ErrorResponse { Outcome::Failure } else { outcome };
         endpoint.health.record(outcome, now, self.config.scheduler.health());
     }
@@ -251,7 +272,7 @@ impl Front {
         self.config.stale_after
     }
 
-    /// The response has ended completely.
+    /// Records the complete end of the response.
     pub(super) fn ended(&mut self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
         let Sent { booking, passage, mut contents, echo, .. } = sent;
         if let Some(session) = request.session.filter(|_| !echo.is_empty()) {
@@ -265,7 +286,7 @@ impl Front {
         self.gave_back(passage, usage, now);
     }
 
-    /// It is not sent at all: who was to answer it may be probed by another.
+    /// Releases a request that is never sent. If it was a probe, another request may probe its server.
     pub(super) fn unsent(&mut self, sent: Sent, now: Timestamp) {
         if sent.probe {
             sent.booking.endpoint().health.probe_lost();
@@ -273,7 +294,7 @@ impl Front {
         self.gave_back(sent.passage, &Usage::default(), now);
     }
 
-    /// The server could not be reached, or its connection broke before or in the answer.
+    /// Records a failure: the server was unreachable, or the connection broke before the end of the response.
     pub(super) fn lost(&mut self, sent: Sent, unreachable: bool, now: Timestamp) {
         let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
         let endpoint: &Arc<Endpoint> = sent.booking.endpoint();
@@ -286,14 +307,19 @@ impl Front {
     }
 }
 
-/// What is known of a request before its prompt is looked up.
+/// The model that a request names: its adapter, or `base`.
+fn model<'r>(request: &'r Request, base: &'r str) -> &'r str {
+    request.adapter.as_deref().unwrap_or(base)
+}
+
+/// Facts about a request before its prompt is looked up.
 pub(super) fn facts<'r>(
     request: &'r Request,
     base: &'r str,
     headers: &'r BTreeMap<String, String>,
 ) -> RequestFacts<'r> {
     RequestFacts {
-        model: request.adapter.as_deref().unwrap_or(base),
+        model: model(request, base),
         prompt_tokens: request.prompt_tokens(),
         max_tokens: Some(request.answer.tokens),
         priority: request.priority,
@@ -306,7 +332,8 @@ fn tenant(request: &Request, config: &FrontConfig) -> Option<String> {
     config.tenant_header.as_ref().and(request.tenant.as_deref()).map(str::to_owned)
 }
 
-/// What the first key of an adapter's prompt is turned by: other adapters, other caches.
+/// The value that the first key of a prompt is combined with, since adapters do not share cached blocks; 0 without an
+/// adapter.
 pub(super) fn root(adapter: Option<&str>) -> u64 {
     adapter.map_or(0, |name| name.bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte))))
 }
@@ -323,7 +350,7 @@ pub(super) fn keys(request: &Request, contents: &mut Contents) -> Vec<BlockKey> 
     keys
 }
 
-/// The prompt as text, for strategies that look at it: four letters a token, equal where the tokens are equal.
+/// The prompt as text, for strategies that read it: four letters for each token, equal for equal tokens.
 fn text(request: &Request) -> Prompt<'static> {
     let mut prompt = Prompt { count: 1, ..Prompt::default() };
     let mut said: Option<(Speaker, String)> = None;

@@ -1,12 +1,12 @@
-//! Replay: workloads against simulated servers in virtual time with the production
-//! scheduler, and recordings decided again.
+//! Replay: workloads against simulated servers in virtual time with the production scheduler, and recordings decided
+//! again.
 //!
 //! # What is here
 //!
 //! | module | owns | pure |
 //! |---|---|---|
 //! | [`world`] | virtual time: servers, the picker, delays of its signals | yes |
-//! | `front` | the picker without its wire | yes |
+//! | `front` | the picker without Envoy | yes |
 //! | [`queues`] | queues in front of the pool | yes |
 //! | [`legs`] | prefill legs, as the picker sees them | yes |
 //! | `queue` | future events, in order of time | yes |

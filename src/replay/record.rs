@@ -1,16 +1,17 @@
-//! Makes recorded decisions again. With the configuration of the recording every decision must be equal; with another
-//! configuration the differences show which requests would have gone elsewhere.
+//! Makes recorded decisions again. With the recorded configuration, every decision must be equal. With another
+//! configuration, the differences show which requests it would have sent elsewhere.
 //!
 //! Scheduler, strategies, prefix cache, ledger, learned speed and health are those of production. The lines of the
 //! recording are applied to them in the order in which the live picker changed its state. A decision uses the
-//! recorded seed of its random numbers, and is booked on the endpoint that the replay chose. Metrics, first bytes,
-//! ends and failures come as they were recorded. With another configuration, servers therefore respond as they did
-//! to the recorded decisions. For the effect on latency, play the recording as a workload
+//! recorded seed of its random numbers, and is booked on the endpoint that the replay chose.
+//!
+//! Metrics, first bytes, ends and failures are the recorded ones. With another configuration, servers therefore respond
+//! as they did to the recorded decisions. For the effect on latency, play the recording as a workload
 //! ([`attache_workload::trace`]) in a simulated pool.
 //!
-//! Tokenizer and block size are always those of the recording, since prompts are recorded as
-//! keys. Another configuration can need inputs that were not recorded: a header, or a digest of
-//! the text. [`Summary::missing`] lists them.
+//! Tokenizer and block size are always those of the recording, since prompts are recorded as keys. Another
+//! configuration may need inputs that were not recorded: a header, or a digest of the text. [`Summary::missing`] lists
+//! them.
 //!
 //! Called by `cli::replay` and tests.
 
@@ -28,11 +29,11 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// At most 20 differences are listed; further ones are only counted.
+/// Most differences that are listed; further ones are only counted.
 pub const MAX_DIFFERENCES: usize = 20;
-/// Longer lines are no recording's: a prompt of ten million tokens has 7 MB of keys.
+/// Most bytes of a line, 64 MiB. The keys of a prompt of ten million tokens take 7 MB.
 const MAX_LINE_BYTES: u64 = 64 << 20;
-/// Read in pieces of 256 KiB, as traces are.
+/// Bytes of the read buffer, as for traces.
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// A recording that can't be replayed.
@@ -41,37 +42,37 @@ pub enum RecordError {
     /// The file can't be read.
     #[error("{0}")]
     Read(#[from] io::Error),
-    /// This line (from 1, as editors count) is wrong.
+    /// A line is invalid.
     #[error("line {line}: {message}")]
     Line {
-        /// Line number in the recording.
+        /// Line number in the recording, from 1.
         line: u64,
         /// What is wrong with it.
         message: String,
     },
-    /// The whole recording is wrong: no lines, or another format.
+    /// The recording is empty, or names a pool that the configuration does not have.
     #[error("{0}")]
     Format(String),
 }
 
-/// A decision that came out otherwise.
+/// A decision that differs from the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The line of the recording.
     pub line: u64,
     /// The request's number in it.
     pub request: u64,
-    /// The endpoints (`ip:port`) that the live picker named, best first; none when it refused.
+    /// The endpoints (`ip:port`) that the live picker chose, best first; empty if it rejected the request.
     pub recorded: Vec<String>,
     /// Reason of the recorded decision, as strategies name it.
     pub recorded_reason: String,
-    /// The endpoints that were named now.
+    /// The endpoints that the replay chose, best first; empty if it rejected the request.
     pub replayed: Vec<String>,
     /// Reason of the replayed decision.
     pub replayed_reason: String,
 }
 
-/// Requests of which an endpoint was the first pick.
+/// Number of requests with one endpoint as the first pick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// Requests that the recorded picker sent there.
@@ -80,37 +81,38 @@ pub struct Requests {
     pub replayed: u64,
 }
 
-/// Result of a replay: decisions that are equal, and the first that are not.
+/// Result of a replay: counts, and the first decisions that differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// The version of the picker that recorded.
+    /// Version of the Attaché that made the recording.
     pub version: String,
     /// Lines that were applied, the first included.
     pub lines: u64,
-    /// Decisions, refusals included. Those that no algorithm made are not among them.
+    /// Decisions of strategies, rejections included.
     pub decisions: u64,
-    /// Those of them that named the same endpoints in the same order.
+    /// Decisions with the recorded endpoints in the recorded order.
     pub equal: u64,
-    /// Requests that went where an earlier answer lives or a test wanted them; taken over as they were.
+    /// Requests whose endpoint no strategy chose, because a stored response or a test header named it. The replay
+    /// keeps it.
     pub preset: u64,
-    /// The first decisions that came out otherwise.
+    /// The first [`MAX_DIFFERENCES`] decisions that differ.
     pub differences: Vec<Difference>,
-    /// By `ip:port`.
+    /// Requests of each endpoint, by `ip:port`.
     pub endpoints: BTreeMap<String, Requests>,
     /// Tokens of the prompts that were looked up.
     pub prompt_tokens: u64,
-    /// Tokens of them that the picked endpoints were thought to hold, live.
+    /// Prompt tokens that the recorded picks were expected to have cached.
     pub matched_recorded: u64,
-    /// Prompt tokens that were cached in the replay.
+    /// Prompt tokens that the replayed picks were expected to have cached.
     pub matched_replayed: u64,
-    /// What the configuration asked for and the recording does not hold: decisions that rest on it are made without it.
+    /// Inputs that the configuration needs and the recording lacks. Decisions are made without them.
     pub missing: BTreeSet<String>,
-    /// The last line, when it is cut off: the picker was killed while it wrote.
+    /// Number of the last line if it is incomplete, because Attaché was killed while it wrote.
     pub cut: Option<u64>,
 }
 
 impl Summary {
-    /// Whether every decision came out as it was recorded.
+    /// Whether every decision equals the recorded one.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.equal == self.decisions
@@ -140,15 +142,15 @@ impl fmt::Display for Summary {
                 d.line, d.request, d.recorded_reason, d.replayed_reason
             )?;
         }
-        let told = self.differences.len() as u64;
-        if decisions - equal > told {
-            writeln!(f, "and {} more", decisions - equal - told)?;
+        let listed = self.differences.len() as u64;
+        if decisions - equal > listed {
+            writeln!(f, "and {} more", decisions - equal - listed)?;
         }
         for missing in &self.missing {
             writeln!(f, "the recording has no {missing}, which this configuration needs")?;
         }
         if let Some(line) = self.cut {
-            writeln!(f, "line {line} is cut off: the picker was killed while it wrote; what stands before it counts")?;
+            writeln!(f, "line {line} is cut off: Attaché was killed while it wrote; all lines before it count")?;
         }
         Ok(())
     }
@@ -158,15 +160,15 @@ impl fmt::Display for Summary {
 /// plugins that the recorded configuration names come from `registry`.
 ///
 /// # Errors
-/// When the file can't be read, a line is wrong, or the other configuration has no pool for a recorded one.
+/// If the file can't be read, a line is invalid, or the other configuration has no pool for a recorded one.
 pub fn replay_file(path: &Path, other: Option<&Settings>, registry: &Registry) -> Result<Summary, RecordError> {
     replay(open(path)?, other, registry)
 }
 
-/// The file at `path`, to be read as a recording.
+/// Opens the recording at `path`.
 ///
 /// # Errors
-/// When the file can't be read.
+/// If the file can't be opened.
 pub fn open(path: &Path) -> Result<impl BufRead, RecordError> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("`{}`: {e}", path.display()));
     let file = File::open(path).map_err(named)?;
@@ -194,9 +196,9 @@ pub struct Lines<R> {
     text: Vec<u8>,
     /// First line of the recording.
     pub header: Header,
-    /// Lines that were read, the first included.
+    /// Number of lines that were read, the first included.
     number: u64,
-    /// The last line, when it is cut off.
+    /// Number of the last line if it is incomplete.
     cut: Option<u64>,
 }
 
@@ -204,7 +206,7 @@ impl<R: BufRead> Lines<R> {
     /// Reads the first line and checks the format.
     ///
     /// # Errors
-    /// When it is no recording's.
+    /// If the file is empty, or the line is not the header of a recording.
     pub fn open(mut source: R) -> Result<Self, RecordError> {
         let mut text = Vec::new();
         if !next_line(&mut source, &mut text, 1)? {
@@ -217,10 +219,10 @@ impl<R: BufRead> Lines<R> {
         Ok(Self { source, text, header, number: 1, cut: None })
     }
 
-    /// The next line with its number (from 1); `None` at the end, or where the rest is cut off.
+    /// The next line with its number, from 1; `None` at the end, or if the last line is incomplete.
     ///
     /// # Errors
-    /// When it can't be read or is wrong.
+    /// If the line can't be read or is invalid.
     pub fn line(&mut self) -> Result<Option<(Line, u64)>, RecordError> {
         let number = self.number + 1;
         if self.cut.is_some() || !next_line(&mut self.source, &mut self.text, number)? {
@@ -236,7 +238,7 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// Reads one line, its end included; false when there are no more.
+/// Reads one line, its end included; false at the end of the source.
 fn next_line(source: &mut impl BufRead, text: &mut Vec<u8>, number: u64) -> Result<bool, RecordError> {
     text.clear();
     let taken = source.take(MAX_LINE_BYTES + 1).read_until(b'\n', text)?;
@@ -250,7 +252,7 @@ fn wrong(line: u64, message: String) -> RecordError {
     RecordError::Line { line, message }
 }
 
-/// The settings that a recording holds.
+/// The settings in a line of a recording.
 fn settings(shown: &Value, registry: &Registry, line: u64) -> Result<Settings, RecordError> {
     let text = ConfigText { name: "recording".to_owned(), bytes: shown.to_string().into_bytes() };
     let sources = Sources { registry: registry.clone(), text: Some(text), ..Sources::default() };

@@ -1,8 +1,8 @@
-//! The report as one page that needs nothing else: no script, no font, no picture from elsewhere. Called by
-//! `cli::replay`. Pure.
+//! The report as one self-contained HTML page: no scripts, fonts or pictures from elsewhere. Called by `cli::replay`.
+//! Pure.
 //!
-//! The page follows the reader's light or dark scheme, prints, and says what each figure means. All text that comes
-//! from outside (names of policies and workloads, the command, the config) is escaped.
+//! The page follows the reader's light or dark scheme, can be printed, and explains each figure. All text from outside
+//! (names of policies and workloads, the command, the configuration) is escaped.
 
 use super::compare::ComparisonVerdict;
 use super::json::{Cell, Document, RunFigures};
@@ -40,64 +40,60 @@ dd{margin:0 0 8px}
 @media print{main{max-width:none}section{break-inside:avoid}}
 ";
 
-/// What each word means, for those who see such a page for the first time.
+/// Terms of the page with their explanations.
 const WORDS: &[(&str, &str)] = &[
-    ("TTFT", "Time to first token: from the request's coming to the first token of its answer, queues included."),
+    ("TTFT", "Time to first token: from the arrival of the request to its first token, queues included."),
     (
         "TPOT",
-        "Time per output token: between two tokens of an answer, in the mean of that answer. Answers of fewer than 8 \
-         tokens have none.",
+        "Time per output token: mean time between two tokens of one response. Responses of fewer than 8 tokens have \
+         none.",
     ),
     (
         "ITL",
-        "Inter-token latency: between two tokens, each gap counted once as the mean of its answer, so that long \
-         answers count more.",
+        "Inter-token latency: time between two tokens. Each gap counts as the mean of its response, so long responses \
+         count more.",
     ),
-    ("E2E", "End-to-end latency: from the request's coming to the last token of its answer."),
+    ("E2E", "End-to-end latency: from the arrival of the request to the last token of its response."),
     (
         "Goodput",
-        "Part of all requests that were answered within the targets for TTFT and TPOT. Rejected and lost requests \
-         count as missed.",
+        "Share of all requests that met the targets for TTFT and TPOT. Rejected and lost requests count as missed.",
     ),
-    ("p50, p90, p99", "What half, nine tenths, 99 of 100 requests do not exceed. Right to a thousandth."),
-    ("Hit rate", "Part of the prompt tokens that the server still held in its KV cache and did not compute again."),
+    ("p50, p90, p99", "Percentiles: 50, 90 or 99 % of the requests took no longer. Accurate to 0.1 %."),
+    ("Hit rate", "Share of the prompt tokens that the server had in its KV cache and did not compute."),
     (
         "Imbalance",
-        "Prompt tokens that the busiest endpoint had to compute, by those of the mean endpoint. 1 is even; a policy \
-         may trade evenness for hits.",
+        "Prompt tokens that the busiest endpoint computed, relative to the mean endpoint. 1 is even; a policy may \
+         accept imbalance for a higher hit rate.",
     ),
     (
         "Answered, rejected, lost",
-        "How requests ended. TTFT counts each request that got a first token, TPOT, ITL and E2E those answered whole. \
-         A policy that leaves more \
-         requests unanswered than the baseline, by more than chance, is not called better.",
+        "How requests ended. TTFT counts each request that got a first token. TPOT, ITL and E2E count complete \
+         responses. A policy is not called better if it leaves more requests unanswered than the baseline, by more \
+         than chance.",
     ),
     (
         "Split, transfer, busy",
-        "Part of the requests whose prompt one server computed and another answered; how long the KV cache of such a \
-         prompt was on its way, in \
-         the mean; part of the time in which the servers for either had something to do. A server that answers one \
-         request is as busy as one that answers fifty.",
+        "Share of the requests whose prompt one server computed and another decoded; mean time to transfer the KV \
+         cache of such a prompt; share of the time in which prefill or decode servers had work. A server is as busy \
+         with one request as with fifty.",
     ),
     (
         "Wait, turned away",
-        "How long requests waited before the pool for their turn, of those that got one (it is part of their TTFT), \
-         and how many got none: the queue \
-         was full, they had waited for as long as they may, or they gave way to others.",
+        "How long dequeued requests were queued (part of their TTFT), and how many requests were rejected: by an \
+         admitter, because the queue was full, because their wait reached its limit, or because other requests \
+         displaced them.",
     ),
-    ("GPU seconds saved", "Cached prompt tokens, by the GPU seconds that computing one takes in this setting."),
+    ("GPU seconds saved", "Cached prompt tokens, multiplied by the GPU seconds to compute one in this setting."),
     (
         "Ratio, interval, verdict",
-        "Mean TTFT by the baseline's, over the same requests. The interval is where the ratio lies with 95 % \
-         confidence (circular block \
-         bootstrap over batches of consecutive requests); a verdict is given when the interval of the difference \
-         leaves out zero. It \
-         covers chance within this workload, not another workload. Of twenty comparisons of equal policies one shows \
-         a difference.",
+        "Mean TTFT relative to the baseline, over the same requests. The interval contains the ratio with 95 % \
+         confidence (circular block bootstrap over batches of consecutive requests). A verdict is given if the \
+         interval of the difference excludes zero. It covers chance within this workload, not another workload. Of \
+         twenty comparisons of equal policies, one shows a difference.",
     ),
 ];
 
-/// The whole page, without references to other files.
+/// Renders the whole page.
 #[must_use]
 pub fn render(document: &Document) -> String {
     let cells = document.cells();
@@ -144,12 +140,12 @@ fn properties(colours: &Colours, card: &str, good: &str, bad: &str) -> String {
     out
 }
 
-/// Policies by cells: the ratio of each mean TTFT to the baseline's.
+/// Table of policies and cells: the ratio of each mean TTFT to the baseline's.
 fn overview(out: &mut String, document: &Document, cells: &[Cell<'_>]) {
     let _ = write!(
         out,
-        "<h2>All settings</h2>\n<p>Mean TTFT by that of {}; below 1 is better. Bold is the lowest of its \
-         column.</p>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">policy</th>",
+        "<h2>All settings</h2>\n<p>Mean TTFT relative to {}; below 1 is better. The lowest of each \
+         column is bold.</p>\n<div class=\"scroll\"><table>\n<tr><th class=\"words\">policy</th>",
         escape(&document.baseline)
     );
     for (number, cell) in cells.iter().enumerate() {
@@ -191,8 +187,8 @@ fn section(out: &mut String, number: usize, cell: &Cell<'_>, document: &Document
     let small = plots::by_endpoint(cell, inks);
     if !small.is_empty() {
         out.push_str(
-            "<h3>Requests in flight by endpoint</h3>\n<p class=\"muted\">One line for each endpoint; lines \
-             that part show load that a policy did not even out.</p>\n<div class=\"plots small\">\n",
+            "<h3>Requests in flight by endpoint</h3>\n<p class=\"muted\">One line for each endpoint. Lines \
+             that diverge show uneven load.</p>\n<div class=\"plots small\">\n",
         );
         for scene in small {
             let _ = writeln!(out, "<figure style=\"margin:0\">{}</figure>", svg::render(&scene));
@@ -213,7 +209,7 @@ fn failures(out: &mut String, cell: &Cell<'_>) {
     }
 }
 
-/// What a cell shows, in a sentence or two.
+/// The main result of a cell, in one or two sentences.
 fn finding(cell: &Cell<'_>, baseline: &str) -> String {
     let Some(run) = cell.lowest() else { return "No request got a first token.".to_owned() };
     let mean = run.ttft.mean.map(seconds).unwrap_or_default();
@@ -268,7 +264,8 @@ fn what_was_run(out: &mut String, document: &Document) {
     let _ = write!(
         out,
         "<details>\n<summary>What was run</summary>\n<h3>Command</h3>\n<pre>{}</pre>\n<h3>Runs</h3>\n<div \
-         class=\"scroll\"><table>\n<tr><th class=\"words\">setting</th><th class=\"words\">policy</th><th>decisions</th><th>virtual time</th><th>real time</th></tr>\n",
+         class=\"scroll\"><table>\n<tr><th class=\"words\">setting</th><th class=\"words\">policy</th>\
+         <th>decisions</th><th>virtual time</th><th>real time</th></tr>\n",
         escape(&document.command)
     );
     for run in &document.runs {

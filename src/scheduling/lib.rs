@@ -5,7 +5,7 @@
 //!
 //! **Owns** the plugin traits ([`plugin`]), the [`registry`], the [`router`], the [`scheduler`], the [`booking`] of a
 //! decision, splitting over prefill and decode ([`split`]), and the predictions that plugins share ([`facts`]).
-//! **Called by** `ext_proc` and `replay` for each request, by `flow` for predictions, by `config`, which builds a
+//! **Called by** `picker` and `replay` for each request, by `flow` for predictions, by `config`, which builds a
 //! scheduler for each pool, and by `pipeline` and `strategies`, which implement its traits.
 //! **Must not** do I/O, name a plugin crate, or read the clock or draw random numbers on its own: both are arguments.
 //!

@@ -1,4 +1,17 @@
-//! Narrows a pool to the endpoints that may serve a request, and has a strategy rank them.
+//! Chooses the endpoints of a request: narrows a pool to the candidates, and has a strategy rank them.
+//!
+//! The steps of [`Scheduler::decide`]:
+//!
+//! 1. Candidates have the roles that the strategy needs, pass the gateway's subset and the label selector, and are not
+//!    ejected. If all of them are ejected, ejection is ignored.
+//! 2. The strategy ranks the candidates ([`Strategy::rank`]).
+//! 3. If the pool splits requests, the strategy also proposes a pair, and the pool's decider accepts or rejects it
+//!    ([`super::split`]).
+//! 4. If the first pick is half open, this request claims its probe. If another request has the probe, the endpoint is
+//!    no candidate any more, and step 2 follows again.
+//! 5. The strategy stores what it remembers of the decision ([`Strategy::picked`]).
+//!
+//! Called by `picker` and `replay`. [`Scheduler::preview`] explains a decision without changing state. Pure.
 
 use super::candidates::Candidate;
 use super::choice::Choices;
@@ -25,8 +38,8 @@ pub struct Subset(SmallVec<[(IpAddr, Option<u16>); 4]>);
 pub const MAX_SUBSET_ENTRIES: usize = 4_096;
 
 impl Subset {
-    /// Adds one entry (`10.0.0.1:8000`, `10.0.0.1`, `[::1]:8000`, `::1`). Returns false if it is malformed or one too
-    /// many.
+    /// Adds one entry (`10.0.0.1:8000`, `10.0.0.1`, `[::1]:8000`, `::1`). Returns false if it is malformed or exceeds
+    /// [`MAX_SUBSET_ENTRIES`].
     pub fn add(&mut self, entry: &str) -> bool {
         let parsed = parse_entry(entry.trim()).filter(|_| self.0.len() < MAX_SUBSET_ENTRIES);
         self.0.extend(parsed);
@@ -68,6 +81,7 @@ pub struct Scheduler {
     /// Chooses the strategy of a request.
     pub choices: Choices,
     health: HealthPolicy,
+    /// Endpoints of a decision, at most: the first pick and its fallbacks.
     wanted: usize,
     split: Option<SplitPolicy>,
     objective: Objective,
@@ -141,8 +155,11 @@ impl Scheduler {
     /// records the decision in the strategy.
     ///
     /// # Errors
-    /// 503 `subset_empty` if the hint allows no endpoint of the pool; `no_ready_endpoint` if none is ready;
-    /// `no_prefill_endpoint` and `no_whole_endpoint` if the ready ones cannot serve the request alone.
+    /// Status 503:
+    ///
+    /// * `subset_empty` if the gateway's subset allows no endpoint of the pool.
+    /// * `no_ready_endpoint` if no endpoint is ready, or the strategy picks none.
+    /// * `no_prefill_endpoint` and `no_whole_endpoint` if the ready endpoints cannot serve the request alone.
     pub fn decide(
         &self,
         strategy: &dyn Strategy,
@@ -181,18 +198,18 @@ impl Scheduler {
     ) -> Result<Decision, RequestError> {
         let mut field = self.candidates(cx, subset, strategy.roles(cx));
         if field.candidates.is_empty() {
-            return Err(nothing_to_pick(cx, subset, strategy.roles(cx)));
+            return Err(no_candidate(cx, subset, strategy.roles(cx)));
         }
-        // Each round decides or drops a candidate whose probe another decision took meanwhile. If no candidate is
-        // left that the algorithm wants, ejection is ignored and the next round decides.
+        // Each round decides, or drops candidates: one whose probe another decision has taken, or those that cannot
+        // serve the request. If the strategy wants none of the rest, ejection is ignored and the next round decides.
         loop {
             let mut ranking = self.ranking(explain);
             strategy.rank(cx, &field.candidates, rng, &mut ranking);
             let emptied_by = ranking.emptied_by();
             let Some(mut decision) = ranking.decide() else {
-                // The algorithm may accept only endpoints that are ejected.
+                // The strategy may accept only endpoints that are ejected.
                 if field.ejection_ignored || field.ejected.is_empty() {
-                    return Err(nobody_named(emptied_by));
+                    return Err(no_pick(emptied_by));
                 }
                 field.ignore_ejection(cx);
                 continue;
@@ -201,7 +218,7 @@ impl Scheduler {
             decision = self.divide(strategy, cx, subset, explain, &field.candidates, decision, rng);
             if !self.can_serve(cx, &mut decision, &mut field) {
                 if field.candidates.is_empty() {
-                    return Err(self.nobody_pairs(cx, subset));
+                    return Err(self.no_pair(cx, subset));
                 }
                 continue;
             }
@@ -212,12 +229,13 @@ impl Scheduler {
                     decision.probe = self.claim_probe(cx, first);
                     decision.probe
                 }
-                // It was half open a moment ago: another decision took the probe.
+                // It was half open when candidates were collected: another decision has taken the probe since.
                 Availability::Ejected => false,
             };
             if granted {
                 return Ok(decision);
             }
+            // The next round may choose others, so this round's probes of encode and prefill servers are returned.
             let unprobed = [
                 decision.encode.first().filter(|_| decision.encode_probe),
                 decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
@@ -225,7 +243,7 @@ impl Scheduler {
             if !cx.preview {
                 unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
             }
-            field.lose(first.id);
+            field.exclude(first.id);
             if field.candidates.is_empty() {
                 field.ignore_ejection(cx);
             }
@@ -256,7 +274,7 @@ impl Scheduler {
         sent
     }
 
-    /// Sets the encode servers in `sent`, if the request has images or sounds.
+    /// Sets the encode servers in `sent`, if the request has images or audio.
     fn encode(
         &self,
         strategy: &dyn Strategy,
@@ -267,7 +285,7 @@ impl Scheduler {
         rng: &mut PickRng,
     ) {
         let (Some(policy), Some(decoder)) = (&self.split, sent.picks.first()) else { return };
-        // Without encode servers the media are not counted, which would visit each image.
+        // Counting media visits each image, so pools without encode servers skip it.
         if !cx.snapshot.endpoints.iter().any(|e| e.serves(Roles::ENCODE) && e.endpoint.id != decoder.id) {
             return;
         }
@@ -291,7 +309,8 @@ impl Scheduler {
         }
     }
 
-    /// Asks the strategy for a pair. Uses it instead of `whole` if the strategy or the pool's decider requires it.
+    /// Has the strategy propose a pair. The pair replaces `whole` if the strategy or the pool's decider requires it, or
+    /// if the first pick serves no whole requests.
     #[expect(clippy::too_many_arguments, reason = "all of a decision's parts")]
     fn pair(
         &self,
@@ -306,7 +325,7 @@ impl Scheduler {
     ) -> Decision {
         let serves_whole = |endpoint: &Endpoint| !cx.generates || policy.serves_whole(endpoint);
         let alone = whole.picks.first().is_some_and(|first| serves_whole(first));
-        // An ejected prefill server is only used if no other server can take its part.
+        // An ejected prefill server is used only if no other prefill server and no whole server is left.
         let prefill = if alone || decode.iter().any(|c| serves_whole(&c.state.endpoint)) {
             self.open(cx, subset, Roles::PREFILL, |_| {})
         } else {
@@ -347,7 +366,7 @@ impl Scheduler {
     }
 
     /// Whether the picks of `decision` can serve the request. Without a split, only picks that serve whole requests
-    /// are kept. If none is left, `field` loses the first pick and all others that cannot serve it either.
+    /// are kept. If none is left, `field` loses the first pick and all candidates that can never serve it.
     fn can_serve(&self, cx: &PickContext<'_>, decision: &mut Decision, field: &mut CandidateSet<'_>) -> bool {
         let Some(policy) = self.split.as_ref().filter(|_| cx.generates && decision.split.is_none()) else {
             return true;
@@ -357,7 +376,7 @@ impl Scheduler {
         if !decision.picks.is_empty() {
             return true;
         }
-        // Another candidate may have a partner for this request, or need none.
+        // Another candidate may have a prefill server for this request, or need none.
         let may = |e: &Endpoint| Some(e.id) != first && (cx.splittable || policy.serves_whole(e));
         field.candidates.retain(|c| may(&c.state.endpoint));
         if field.candidates.is_empty() && !field.ejection_ignored {
@@ -367,7 +386,7 @@ impl Scheduler {
     }
 
     /// Error for a request that no endpoint serves whole and for which there is no pair.
-    fn nobody_pairs(&self, cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
+    fn no_pair(&self, cx: &PickContext<'_>, subset: Option<&Subset>) -> RequestError {
         if !cx.splittable {
             return split::not_alone();
         }
@@ -380,8 +399,8 @@ impl Scheduler {
         RequestError::new(Reason::NoPrefillEndpoint, message)
     }
 
-    /// Drops prefill servers from the front of `picks` that are ejected or whose probe another request has. True if
-    /// this request is the probe of the first one left.
+    /// Drops prefill servers from the front of `picks` that are ejected or whose probe another request has. Returns
+    /// true if this request is the probe of the first one left.
     fn claim(&self, cx: &PickContext<'_>, picks: &mut split::Picks) -> bool {
         while let Some(first) = picks.first() {
             match first.health.availability(cx.now, &self.health) {
@@ -393,7 +412,7 @@ impl Scheduler {
         false
     }
 
-    /// Keeps at most one half-open server in `encoders`, and puts it first. True if this request is its probe.
+    /// Keeps at most one half-open server in `encoders`, and puts it first. Returns true if this request is its probe.
     fn claim_one(&self, cx: &PickContext<'_>, encoders: &mut Vec<Arc<Endpoint>>) -> bool {
         let mut probed = None;
         encoders.retain(|encoder| {
@@ -418,7 +437,7 @@ impl Scheduler {
         cx.preview || endpoint.health.claim_probe(cx.now, &self.health)
     }
 
-    /// The endpoints with all of `roles` that may serve the request; passes ejected ones to `ejected`.
+    /// The endpoints with all of `roles` that may serve the request. Calls `ejected` for those that are ejected.
     fn open<'a>(
         &self,
         cx: &PickContext<'a>,
@@ -450,8 +469,8 @@ impl Scheduler {
         candidates
     }
 
-    /// The endpoints that may serve the request. If every one is ejected, ejection is ignored: a pool that seems dead
-    /// as a whole is more likely misjudged than dead, and trying costs nothing.
+    /// The endpoints that may serve the request. If all of them are ejected, ejection is ignored. The request
+    /// would fail anyway, and failures of a whole pool often have a cause outside of its servers.
     fn candidates<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> CandidateSet<'a> {
         let mut ejected: SmallVec<[&'a EndpointState; 4]> = SmallVec::new();
         let candidates = self.open(cx, subset, roles, |state| ejected.push(state));
@@ -473,6 +492,7 @@ struct CandidateSet<'a> {
 }
 
 impl CandidateSet<'_> {
+    /// Adds the ejected endpoints to the candidates.
     fn ignore_ejection(&mut self, cx: &PickContext<'_>) {
         let known = self.candidates.len();
         self.candidates.extend(self.ejected.drain(..).map(|s| Candidate::new(s, cx.now, cx.stale_after, 0)));
@@ -480,11 +500,11 @@ impl CandidateSet<'_> {
         self.ejection_ignored = true;
     }
 
-    /// Excludes `lost`, whose only probe another decision took, or which was ejected.
-    fn lose(&mut self, lost: EndpointId) {
+    /// Excludes an endpoint whose probe another decision has taken, or that was ejected.
+    fn exclude(&mut self, endpoint: EndpointId) {
         let ejected = &mut self.ejected;
         self.candidates.retain(|c| {
-            let stays = c.id != lost;
+            let stays = c.id != endpoint;
             if !stays {
                 ejected.push(c.state);
             }
@@ -493,7 +513,8 @@ impl CandidateSet<'_> {
     }
 }
 
-fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
+/// Error if the strategy picked no endpoint. `emptied_by` is the part of the strategy that removed all candidates.
+fn no_pick(emptied_by: Option<&'static str>) -> RequestError {
     let message = match emptied_by {
         Some(part) => format!("`{part}` left none of the pool's ready endpoints for this request"),
         None => "the strategy chose no endpoint".to_owned(),
@@ -501,7 +522,8 @@ fn nobody_named(emptied_by: Option<&'static str>) -> RequestError {
     RequestError::new(Reason::NoReadyEndpoint, message)
 }
 
-fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) -> RequestError {
+/// Error if the pool has no candidate, with the most specific cause.
+fn no_candidate(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) -> RequestError {
     let snapshot = cx.snapshot;
     let total = snapshot.endpoints.len();
     let draining = snapshot.endpoints.iter().filter(|s| s.is_draining()).count();
@@ -525,7 +547,7 @@ fn nothing_to_pick(cx: &PickContext<'_>, subset: Option<&Subset>, roles: Roles) 
     )
 }
 
-/// The strategy of requests without readable content (no body, or an unreadable one).
+/// The strategy of requests without a readable body.
 #[must_use]
 pub fn least_loaded() -> Arc<dyn Strategy> {
     Arc::new(LeastRequest)

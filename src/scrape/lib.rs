@@ -6,8 +6,9 @@
 //! stale, and no other server is delayed.
 //!
 //! **Owns** metric names of each engine, the exposition parser, bearer tokens (`credentials`), lists of models
-//! ([`models`]) and SLO profiles from files ([`slo_profiles`]). **Called by** `app`, which starts one scraper for each
-//! pool. **Must not** decide what a metric means for routing, or write a snapshot: it sends events.
+//! ([`models`]) and SLO profiles from files ([`slo_profiles`]).
+//! **Called by** `app`, which starts one scraper for each pool.
+//! **Must not** decide what a metric means for routing, or write a snapshot: it sends events.
 //!
 //! Read first: `feed.rs`, `engines.rs`, `pace.rs`.
 

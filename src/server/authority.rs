@@ -1,10 +1,12 @@
 //! Repairs `:authority` values that Rust's HTTP library rejects.
 //!
-//! By default, Envoy calls a gRPC service by the name of its cluster, and Istio's clusters have names such as
+//! By default, Envoy sends the name of the cluster as `:authority` of a gRPC call. Istio's clusters have names such as
 //! `outbound|9002||llama-epp.default.svc.cluster.local`. h2 resets every stream with such an `:authority` and has no
-//! setting for it. Header blocks are therefore inspected before h2 parses them, and invalid bytes of an `:authority`
-//! become `~`. Its length stays, and with it the sizes in the tables of header compression (HPACK, RFC 7541). All other
-//! bytes pass unchanged, without a copy unless a header frame is split between reads. Pure; `lenient` calls it.
+//! setting for it. Attaché therefore inspects header blocks before h2 parses them, and replaces invalid bytes of an
+//! `:authority` with `~`.
+//!
+//! The value keeps its length, and with it the sizes in the tables of header compression (HPACK, RFC 7541). All other
+//! bytes pass unchanged. They are copied only if a header frame is split between reads. Pure; called by `lenient`.
 
 use http::uri::Authority;
 use std::borrow::Cow;
@@ -19,13 +21,14 @@ const MAX_FRAME_BYTES: usize = 16_384;
 const DATA: u8 = 0;
 /// The type of a frame that begins a header block.
 const HEADERS: u8 = 1;
-/// h2 counts a DATA frame with a payload below 256 bytes as small: until it is consumed it takes a share of a budget,
-/// and a connection whose budget is spent is closed.
+/// Payload below which h2 counts a DATA frame as small. A small frame uses a budget until a stream consumes it, and h2
+/// closes a connection without budget.
 const SMALL_PAYLOAD_BYTES: usize = 256;
+/// Flag: the frame ends the header block.
 const END_HEADERS: u8 = 0x04;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
-/// Index of `:authority` in the static table.
+/// Index of `:authority` in HPACK's static table.
 const AUTHORITY_INDEX: usize = 1;
 /// Replaces an invalid byte.
 const STAND_IN: u8 = b'~';
@@ -103,7 +106,8 @@ impl Mender {
     }
 }
 
-/// The frame with a valid authority; `None` if it is valid already, absent, or can't be parsed.
+/// The frame with a valid authority; `None` if the authority is valid already or absent. Frames that can't be parsed,
+/// or whose header block continues in another frame, are not changed either.
 fn mended_frame(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, payload) = frame.split_first_chunk::<FRAME_HEADER_BYTES>()?;
     let [_, _, _, kind, flags, stream @ ..] = header;
@@ -119,13 +123,16 @@ fn mended_frame(frame: &[u8]) -> Option<Vec<u8>> {
     Some([&[a, b, c, *kind, *flags], &stream[..], &payload].concat())
 }
 
+/// The header block with a valid authority. `None` as for [`mended_frame`].
 fn mended_block(block: &[u8]) -> Option<Vec<u8>> {
     let mut at = 0;
     while let Some(first) = block.get(at) {
+        // An indexed field: name and value are in a table.
         if first & 0x80 != 0 {
             at = integer(block, at, 7)?.1;
             continue;
         }
+        // A new size of the dynamic table.
         if first & 0xe0 == 0x20 {
             at = integer(block, at, 5)?.1;
             continue;
@@ -160,7 +167,8 @@ fn mended(value: &[u8]) -> Option<Vec<u8>> {
     Authority::try_from(mended.as_slice()).is_ok().then_some(mended)
 }
 
-/// An integer with a prefix of so many bits in its first byte, and its end. RFC 7541, 5.1.
+/// The integer at `at`, which begins with the last `bits` bits of its first byte, and the position after it. RFC 7541,
+/// 5.1.
 fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
     let most = (1usize << bits) - 1;
     let mut value = usize::from(*block.get(at)?) & most;
@@ -179,9 +187,10 @@ fn integer(block: &[u8], at: usize, bits: u32) -> Option<(usize, usize)> {
     None
 }
 
-/// A string in a header block, not decoded, since most strings are not needed.
+/// A string in a header block. It is decoded on demand, since most strings are not needed.
 #[derive(Clone, Copy)]
 struct HpackString<'a> {
+    /// Whether `bytes` are Huffman-coded.
     packed: bool,
     bytes: &'a [u8],
 }
@@ -193,13 +202,13 @@ impl<'a> HpackString<'a> {
     }
 
     fn is(self, other: &[u8]) -> bool {
-        // A symbol takes at most 15 bits here, so a longer string can't match.
+        // A symbol has at most 15 bits, so a match has at most two bytes for each byte of `other`.
         let fits = if self.packed { self.bytes.len() <= 2 * other.len() } else { self.bytes.len() == other.len() };
         fits && self.read().is_some_and(|text| *text == *other)
     }
 }
 
-/// A string and its end. RFC 7541, 5.2.
+/// The string at `at`, and the position after it. RFC 7541, 5.2.
 fn text(block: &[u8], at: usize) -> Option<(HpackString<'_>, usize)> {
     let packed = block.get(at)? & 0x80 != 0;
     let (length, at) = integer(block, at, 7)?;
@@ -207,6 +216,7 @@ fn text(block: &[u8], at: usize) -> Option<(HpackString<'_>, usize)> {
     Some((HpackString { packed, bytes: block.get(at..end)? }, end))
 }
 
+/// Appends a string without Huffman coding.
 fn put_text(value: &[u8], out: &mut Vec<u8>) {
     let mut length = value.len();
     if length < 0x7f {
@@ -223,8 +233,8 @@ fn put_text(value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-/// The symbols of each length in bits, up to those that occur in no cluster name. The code is canonical: it counts up
-/// within a length, and continues at twice the value for the next. RFC 7541, appendix B.
+/// Symbols of the Huffman code by their length in bits, up to 15; longer ones occur in no cluster name. The code is
+/// canonical: codes of one length are consecutive, and each further bit doubles the next code. RFC 7541, appendix B.
 const SYMBOLS: [(u32, &[u8]); 10] = [
     (5, b"012aceiost"),
     (6, b" %-./3456789=A_bdfghlmnpru"),
@@ -238,6 +248,7 @@ const SYMBOLS: [(u32, &[u8]); 10] = [
     (15, b"<`{"),
 ];
 
+/// The symbol with this code of `length` bits.
 fn symbol(code: u32, length: u32) -> Option<u8> {
     let (mut first, mut before) = (0, 0);
     for (bits, symbols) in SYMBOLS {

@@ -1,10 +1,11 @@
-//! A connection that accepts any `:authority` from the client (see [`super::authority`]), and any
-//! number of small DATA frames.
+//! A connection that accepts any `:authority` from the client (see [`super::authority`]), and any number of small DATA
+//! frames.
 //!
-//! h2 closes a connection with all its streams if more than about 2,000 small DATA frames wait for their streams (half
-//! of the connection window, 246 bytes a frame; neither hyper nor tonic has a setting for it). Envoy sends one such
-//! frame for each DATA frame of a client. h2 reads as long as there is input, and streams consume nothing meanwhile. So
-//! after a number of small frames this connection returns no input until the tasks of the streams have run.
+//! h2 closes a connection with all its streams if about 2,000 small DATA frames wait for their streams. Its budget is
+//! half of the connection window, and a frame takes 246 bytes of it. Neither hyper nor tonic has a setting for that.
+//! Envoy sends one such frame for each DATA frame of a client. h2 reads as long as there is input, and streams consume
+//! nothing meanwhile. After a number of small frames, this connection therefore returns no input until the tasks of the
+//! streams have run.
 
 use super::authority::Mender;
 use std::future::Future;
@@ -15,15 +16,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::JoinHandle;
 use tonic::transport::server::Connected;
 
-/// Small DATA frames that h2 reads before the streams of the connection run: a quarter of those that its budget
-/// allows. One read from the socket adds a few hundred at most.
+/// Small DATA frames that h2 reads before the streams of the connection run, a quarter of h2's budget. One read from
+/// the socket adds at most a few hundred.
 const MAX_SMALL_FRAMES: usize = 512;
 
-/// The connection with bytes that were read and not returned yet.
+/// The connection, with bytes that were read and not returned yet.
 #[derive(Debug)]
 pub(super) struct Lenient<S> {
     inner: S,
     mender: Mender,
+    /// Repaired or joined bytes, of which the first `given` were returned.
     ready: Vec<u8>,
     given: usize,
     /// Completes after the tasks that were scheduled before it have run. Nothing is read until then.
@@ -50,8 +52,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
             }
             (this.ready, this.given) = (Vec::new(), 0);
             if this.mender.small_frames() >= MAX_SMALL_FRAMES {
-                // The connection's task reads again for each accepted stream, before any stream runs, so
-                // waking it is not sufficient.
+                // Waking the connection's task is not sufficient: it reads again for each accepted stream, before any
+                // stream runs. A new task runs after those of the streams.
                 let pause = this.pause.get_or_insert_with(|| tokio::spawn(std::future::ready(())));
                 // The task neither panics nor is aborted.
                 let _ = ready!(Pin::new(pause).poll(cx));
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_frames_are_given_in_portions_between_which_other_tasks_run() {
+    async fn other_tasks_run_between_portions_of_small_frames() {
         let sent = frames(5_000, 1);
         let mut connection = Lenient::new(&sent[..]);
         let (mut got, mut portions) = (Vec::new(), 0);
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_256_bytes_are_given_without_a_pause() {
+    fn frames_of_256_bytes_are_returned_without_a_pause() {
         let frame = [&[0, 1, 0, 0, 0, 0, 0, 0, 1][..], &[7; 256]].concat();
         let sent = [frames(0, 0), frame.repeat(5_000)].concat();
         let mut connection = Lenient::new(&sent[..]);

@@ -1,35 +1,31 @@
-//! `predicted-latency`: the endpoint where the request costs least time, its own and that of the requests which are
-//! there already.
+//! `predicted-latency`: the endpoint where the request costs the least time, its own and that of other requests.
 //!
 //! ```text
-//! cost = first token + own prefill · (decoding + waiting) + price · (own prefill + room) / 2 + answer
+//! cost  = first token + own prefill · (decoding + waiting) + price · (own prefill + room) / 2 + response
 //! price = (wait + (own prefill + room) / 2) · rate / (1 - busy)
 //! ```
 //!
-//! `first token` is the predicted time to the request's first token there: what others still have to compute, what of
-//! this prompt is not cached, what the batch and the queue cost. `own prefill` is the part of it in which the
-//! endpoint computes this prompt, and what a cached prefix saves: requests that decode there meanwhile receive no
-//! tokens. Both are seconds, learned by [`attache_pool::speed`], per endpoint, from what the picker sees.
-//! [`attache_scheduling::facts::cost`] has the formulas.
+//! | term | meaning |
+//! |---|---|
+//! | `first token` | predicted time to the request's first token: queued prefill, uncached prompt tokens, batch |
+//! | `own prefill` | the part of it in which the endpoint computes this prompt; requests that decode there stall meanwhile |
+//! | `room` | cost of the cache capacity that the request occupies; counts when caches are nearly full |
+//! | `response` | a tenth of the time of a mean response there |
+//! | `price` | requests that are expected before the endpoint is idle again; `rate` of them arrive per second and server |
 //!
-//! `room` is what the request keeps others from in the endpoint's cache, and counts where the pool's caches are
-//! nearly full: there prompts with one beginning stay together, as they need the room for it once.
+//! Times are in seconds, predicted by [`attache_pool::speed`] from observed responses, so nothing is calibrated.
+//! [`attache_scheduling::facts::cost`] has the formulas and their reasons.
 //!
-//! `answer` is a tenth of how long a usual answer takes there, from its first token to its last. It is longer in a
-//! fuller batch, which keeps a prefix that everybody asks for from gathering everybody on the server that holds it,
-//! where one more copy of it would serve all better.
+//! * In an idle pool the price is 0, and only the request's own time counts. In a full pool a request goes where it
+//!   causes the least work.
+//! * A response takes longer in a larger batch. Requests with a popular prefix therefore leave the server that holds it
+//!   once its batch is large, and another server caches the prefix too.
+//! * Attaché counts a request at the decision, so a burst spreads at once.
+//! * If two servers may share the request, one server is compared with pairs. Others then count by the price alone.
 //!
-//! Where two servers may share the request, what one server costs is compared with what pairs cost: others then count
-//! by the price alone.
-//!
-//! The price is what a second of work costs others: those who will come, `rate` a second and server, before the
-//! endpoint is idle again. It is nothing in an idle pool, where only the request's own time counts, and the more the
-//! longer the queue there, so that in a pool that is full a request goes where it makes least work. Nothing is
-//! calibrated. What a decision sends counts at once, so a burst spreads as it comes.
-//!
-//! When not: a pool whose answers nobody sees (response mode NONE): nothing can be learned, and the pool's first
-//! guess decides. Source: ours; the same question is asked by llm-d's `predicted-latency-producer` (a sidecar with
-//! gradient-boosted trees) and Mooncake's KVCache-centric scheduling (Qin et al., FAST'25).
+//! When not: with response mode NONE Attaché sees no responses and learns nothing. The assumed speeds then decide.
+//! Source: ours. It has the same goal as llm-d's `predicted-latency-producer` (a sidecar with gradient-boosted trees)
+//! and Mooncake's KVCache-centric scheduling (Qin et al., FAST'25).
 
 use attache_pool::Endpoint;
 use attache_pool::place::{Nearness, Place, Places};
@@ -57,9 +53,9 @@ pub const PLUGIN: Descriptor = Descriptor {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Params {
-    /// What a second of work costs others, seconds; by queues and what comes when `None`.
+    /// Price of work: delay of other requests for each second of work, in seconds; `None`: learned from the load.
     work_price: Option<f64>,
-    /// What a second of a usual answer weighs beside one until the first token; as [`cost`] says when `None`.
+    /// Weight of a second of decode, relative to a second before the first token; `None`: the default in [`cost`].
     token_weight: Option<f64>,
 }
 
@@ -76,64 +72,66 @@ impl Params {
     }
 }
 
-/// What a pair costs, seconds, and how near its servers are.
+/// Cost of a pair in seconds, and the topology level that its servers share.
 #[derive(Clone, Copy)]
-struct Worth(f64, Option<Nearness>);
+struct PairCost(f64, Option<Nearness>);
 
-impl Worth {
+impl PairCost {
     fn is_better_than(self, other: Self) -> bool {
         self.0 < other.0 || self.0 == other.0 && self.1 > other.1
     }
 }
 
-/// The ways to one decode server.
-struct Ways<'a> {
+/// Transfers to one decode server from any of the prefill servers.
+struct InboundTransfer<'a> {
     place: Place,
-    /// What it lacks of the prompt.
+    /// Prompt tokens that the decode server lacks.
     tokens: u32,
     prices: &'a Prices,
-    /// None takes less, seconds, and none comes from nearer.
-    least: f64,
+    /// Lower bound of the transfer cost, seconds.
+    min_cost: f64,
+    /// Nearest topology level that a prefill server may share with the decode server.
     nearest: Option<Nearness>,
 }
 
-impl<'a> Ways<'a> {
-    /// From servers at `places` to `decoder`, which lacks `tokens` tokens.
+impl<'a> InboundTransfer<'a> {
+    /// Transfers from prefill servers at `places` to `decoder`, which lacks `tokens` tokens.
     fn to(decoder: &Endpoint, tokens: u32, prices: &'a Prices, places: &Places) -> Self {
         let place = decoder.place;
-        let (mut least, mut nearest) = (prices.transfer(tokens, None), None);
-        // The nearest comes last.
+        let (mut min_cost, mut nearest) = (prices.transfer(tokens, None), None);
+        // Reversed, so that the last level is the nearest.
         for near in places.nearnesses(place).collect::<SmallVec<[Nearness; 4]>>().into_iter().rev() {
-            least = least.min(prices.transfer(tokens, Some(near)));
+            min_cost = min_cost.min(prices.transfer(tokens, Some(near)));
             nearest = Some(near);
         }
-        Self { place, tokens, prices, least, nearest }
+        Self { place, tokens, prices, min_cost, nearest }
     }
 
-    /// What it costs that `prefill` computes the prompt for `prompt` seconds, and the answer `answer`.
-    fn worth(&self, prompt: f64, prefill: &Endpoint, answer: f64) -> Worth {
+    /// Cost of the pair with `prefill`, where the prompt costs `prompt`. The response costs `answer` on the decode
+    /// server.
+    fn pair_cost(&self, prompt: f64, prefill: &Endpoint, answer: f64) -> PairCost {
         let near = prefill.place.nearness(self.place);
-        Worth(prompt + (answer + self.prices.transfer(self.tokens, near)), near)
+        PairCost(prompt + (answer + self.prices.transfer(self.tokens, near)), near)
     }
 
-    /// The best of `cheap`, the cheapest first, that `fits`, if it is better than `best`. Looks no further than where
-    /// nothing better can come.
+    /// The best pair with a server of `cheap` that `fits`, if it is better than `best`. `cheap` is sorted by cost, the
+    /// cheapest first; the search ends where no later server can be better.
     fn best(
         &self,
         cheap: &[(f64, &Arc<Endpoint>)],
         answer: f64,
-        mut best: Option<Worth>,
+        mut best: Option<PairCost>,
         fits: impl Fn(&Endpoint) -> bool,
-    ) -> Option<Worth> {
+    ) -> Option<PairCost> {
         let mut found = None;
         for (prompt, p) in cheap {
-            let bound = Worth(prompt + (answer + self.least), self.nearest);
+            let bound = PairCost(prompt + (answer + self.min_cost), self.nearest);
             if best.is_some_and(|best| !bound.is_better_than(best)) {
                 break;
             }
-            let worth = self.worth(*prompt, p, answer);
-            if fits(p) && best.is_none_or(|best| worth.is_better_than(best)) {
-                (best, found) = (Some(worth), Some(worth));
+            let pair_cost = self.pair_cost(*prompt, p, answer);
+            if fits(p) && best.is_none_or(|best| pair_cost.is_better_than(best)) {
+                (best, found) = (Some(pair_cost), Some(pair_cost));
             }
         }
         found
@@ -147,7 +145,7 @@ struct PredictedLatency {
 }
 
 impl PredictedLatency {
-    /// Prices for a request that `fields` serve.
+    /// Prices for a request that the candidates in `fields` may serve, with the configured parameters.
     fn prices<const N: usize>(&self, cx: &PickContext<'_>, fields: [&[Candidate<'_>]; N], serving: Serving) -> Prices {
         Prices::learned(cx, fields, serving).at(self.work_price).weighing(self.token_weight)
     }
@@ -193,9 +191,10 @@ impl Strategy for PredictedLatency {
         }
     }
 
-    /// The cheapest pair, the nearer of two that cost the same. The cheapest prefill servers are looked at first, so
-    /// that each decode server's search ends with the first that goes together with it; where transfers differ by how
-    /// near two servers are, or labels keep sets together, a few later.
+    /// The cheapest pair; of two with equal cost, the one whose servers are nearer.
+    ///
+    /// The search visits prefill servers by cost. It usually ends with the first one that may serve the decode server.
+    /// It visits a few more if transfer times differ between topology levels, or if labels restrict pairs.
     fn pair(
         &self,
         cx: &PickContext<'_>,
@@ -212,24 +211,24 @@ impl Strategy for PredictedLatency {
             prefill.iter().copied().zip(field.prefill.iter().map(|c| &c.state.endpoint)).collect();
         cheap.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         let places: Places = cheap.iter().map(|(_, p)| p.place).collect();
-        // Ties go to neither end of the list.
-        let turn = rng.random_range(0..field.decode.len());
-        let mut cheapest: Option<(Worth, &Candidate<'_>)> = None;
-        for at in (0..field.decode.len()).map(|i| (i + turn) % field.decode.len()) {
+        // A random start, so that ties do not favour one end of the list.
+        let start = rng.random_range(0..field.decode.len());
+        let mut cheapest: Option<(PairCost, &Candidate<'_>)> = None;
+        for at in (0..field.decode.len()).map(|i| (i + start) % field.decode.len()) {
             let (Some(d), Some(answer)) = (field.decode.get(at), decode.get(at)) else { continue };
-            let ways = Ways::to(&d.state.endpoint, cost::lacked(cx, d), &prices, &places);
+            let inbound = InboundTransfer::to(&d.state.endpoint, cost::lacked(cx, d), &prices, &places);
             let fits = |p: &Endpoint| field.go_together(p, &d.state.endpoint);
-            if let Some(worth) = ways.best(&cheap, *answer, cheapest.map(|(best, _)| best), fits) {
-                cheapest = Some((worth, d));
+            if let Some(pair_cost) = inbound.best(&cheap, *answer, cheapest.map(|(best, _)| best), fits) {
+                cheapest = Some((pair_cost, d));
             }
         }
-        let (Worth(cost, near), chosen) = cheapest?;
+        let (PairCost(cost, near), chosen) = cheapest?;
         let decoder = &chosen.state.endpoint;
-        let ways = Ways::to(decoder, cost::lacked(cx, chosen), &prices, &places);
-        let mut partners: SmallVec<[(Worth, &Arc<Endpoint>); 16]> = cheap
+        let inbound = InboundTransfer::to(decoder, cost::lacked(cx, chosen), &prices, &places);
+        let mut partners: SmallVec<[(PairCost, &Arc<Endpoint>); 16]> = cheap
             .iter()
             .filter(|(_, p)| field.go_together(p, decoder))
-            .map(|(prompt, p)| (ways.worth(*prompt, p, 0.0), *p))
+            .map(|(prompt, p)| (inbound.pair_cost(*prompt, p, 0.0), *p))
             .collect();
         partners.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
         let picks = partners.iter().take(ranking.wanted().max(MAX_TRIES)).map(|(_, p)| (*p).clone()).collect();
@@ -264,14 +263,14 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn a_decode_servers_search_ends_with_the_first_where_none_can_be_better() {
+    fn pair_search_without_better_server_ends_at_first() {
         const HELPERS: usize = 8;
         for (case, host, zones) in [
             ("no labels", false, None),
             ("one zone", false, Some(["a", "a"])),
             ("other hosts of one zone", true, Some(["a", "a"])),
             ("another zone", true, Some(["a", "b"])),
-            ("the decode server says nothing", true, Some(["a", ""])),
+            ("no zone of the decode server", true, Some(["a", ""])),
         ] {
             let server = |role: &str, number: usize| {
                 let server = load(0, 0.0).label("llm-d.ai/role", role);
@@ -283,7 +282,7 @@ mod tests {
             let trial = among(servers.collect()).long(4_000);
             let cx = trial.context();
             for (state, near) in trial.pool.endpoints.iter().flat_map(|s| [(s, Some(Nearness::Zone)), (s, None)]) {
-                // Slower than what is thought of a host that nobody shares.
+                // Slower than the assumed transfer time without a shared host.
                 let transfers = state.endpoint.speed.pool().transfer();
                 (0..50).for_each(|_| transfers.observe(4_000, near, 0.5, cx.now));
             }
@@ -292,13 +291,13 @@ mod tests {
             let cheap: Vec<(f64, &Arc<Endpoint>)> = helpers.iter().map(|c| (0.1, &c.state.endpoint)).collect();
             let places = cheap.iter().map(|(_, p)| p.place).collect();
             let decoder = &decoders[0];
-            let ways = Ways::to(&decoder.state.endpoint, cost::lacked(&cx, decoder), &prices, &places);
+            let inbound = InboundTransfer::to(&decoder.state.endpoint, cost::lacked(&cx, decoder), &prices, &places);
             let looked = Cell::new(0);
-            let found = ways.best(&cheap, 0.2, None, |_| {
+            let found = inbound.best(&cheap, 0.2, None, |_| {
                 looked.set(looked.get() + 1);
                 true
             });
-            assert!(found.is_some_and(|Worth(cost, _)| cost > 0.4), "{case}: a slow way");
+            assert!(found.is_some_and(|PairCost(cost, _)| cost > 0.4), "{case}: slow transfer");
             assert_eq!(looked.get(), 1, "{case}");
         }
     }

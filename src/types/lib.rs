@@ -1,9 +1,9 @@
-//! Types that every crate of Attaché shares: request errors, ids, time, limits,
-//! random numbers, units, plugin parameters.
+//! Types that the crates of Attaché share: request errors, ids, time, limits, random numbers, units, plugin parameters.
 //!
 //! **Owns** the list of rejection reasons ([`error`]), the two places where real time enters ([`clock`]), and the
-//! limits of a request ([`limits`]). **Called by** every other crate. **Must not** use another crate of the workspace,
-//! open files or sockets, or know of pools and requests.
+//! limits of a request ([`limits`]).
+//! **Called by** every crate that handles requests, endpoints or time.
+//! **Must not** use another crate of the workspace, open files or sockets, or know of pools and requests.
 //!
 //! Read first: `error.rs`, `clock.rs`, `limits.rs`.
 

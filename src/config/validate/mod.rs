@@ -80,18 +80,30 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
     }
     let of_cluster = settings.pools.iter().any(|pool| pool.kubernetes.is_some()) || !settings.templates.is_empty();
     check_leases(election, status, of_cluster, sink);
+    check_redis(&mut settings, &strategies, redis_at, file_redis_at, sink);
+    settings
+}
+
+/// Checks the settings that need Redis, and warns of a Redis server that nothing reads. `redis_at` is the position of
+/// its settings, and `file_redis_at` the same if they are in the file. Unread settings from AIBrix's variables are
+/// dropped without a warning, since AIBrix's other strategies use these variables too.
+fn check_redis(
+    settings: &mut Settings,
+    strategies: &[(usize, Span)],
+    redis_at: Option<Span>,
+    file_redis_at: Option<Span>,
+    sink: &mut Sink,
+) {
     let all_pools = || settings.pools.iter().chain(settings.templates.iter().map(|template| &template.pool));
-    slo::tell(all_pools(), &strategies, redis_at.is_some(), sink);
+    slo::tell(all_pools(), strategies, redis_at.is_some(), sink);
     let limits = [settings.tenants.as_ref(), settings.models.as_ref()];
-    let is_read = tenants::who_reads(redis_at, limits, all_pools(), &strategies, sink);
+    let is_read = tenants::who_reads(redis_at, limits, all_pools(), strategies, sink);
     if !is_read {
         match file_redis_at {
             Some(span) => tenants::tell_unread(span, sink),
-            // AIBrix's variables are set for its other strategies too.
             None => settings.redis = None,
         }
     }
-    settings
 }
 
 /// The source of tenants that the strategies of the pools imply, where the file names none.

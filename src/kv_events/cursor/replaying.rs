@@ -1,7 +1,7 @@
-//! How the cursor processes the frames and the end of a replay, and the backlog after it.
+//! Frames of a replay, its end, and the backlog of live frames, which is processed after it.
 
 use super::super::stats::Count;
-use super::{Apply, Ask, Cursor, FRUITLESS_REPLAYS, Knowledge, Purpose, Replay, ReplayEnd};
+use super::{Apply, Ask, Cursor, Knowledge, MAX_FAILED_REPLAYS, Purpose, Replay, ReplayEnd};
 use attache_prefix::trust::Doubt;
 use attache_prefix::wire;
 use bytes::Bytes;
@@ -19,7 +19,7 @@ impl Cursor {
         }
         let Some(next) = self.next else {
             replay.proven = true;
-            replay.fruitful = true;
+            replay.found_frames = true;
             self.knowledge = Knowledge::Whole;
             if seq > 0 {
                 self.stats.add(Count::ReplaysTruncated, 1);
@@ -41,7 +41,7 @@ impl Cursor {
             return None;
         }
         let proven = std::mem::replace(&mut replay.proven, true) || next == 0;
-        replay.fruitful = true;
+        replay.found_frames = true;
         if seq > next || !proven {
             // The ring has lost the missing frames, or the frame that would prove the process unchanged. The old state
             // may be wrong; later events are certain.
@@ -59,14 +59,14 @@ impl Cursor {
         if end == ReplayEnd::Failed {
             return self.replay_failed(replay, to);
         }
-        self.fruitless = 0;
+        self.failed_replays = 0;
         match self.next {
             Some(next) if replay.purpose == Purpose::Anew && !replay.proven => {
-                // An empty ring although frames have arrived: replays cannot help.
+                // The ring is empty although frames have arrived: replays cannot help.
                 self.given_up = next > 0;
             }
             Some(next) if next > 0 && !replay.proven => {
-                // Not even the last known frame was returned: this process has not published as many.
+                // The replay did not return the last known frame: another process runs, which has published fewer.
                 self.deaf |= replay.purpose == Purpose::Check;
                 self.restarted(to);
                 return self.ask(Purpose::Fill);
@@ -79,25 +79,25 @@ impl Cursor {
             Some(_) => {}
         }
         self.unproven = false;
-        self.owed |= replay.purpose == Purpose::Check && replay.fruitful && self.backlog.is_empty();
-        self.barren = !replay.fruitful;
+        self.owed |= replay.purpose == Purpose::Check && replay.found_frames && self.backlog.is_empty();
+        self.last_replay_empty = !replay.found_frames;
         let ask = self.resume(to);
-        self.barren = false;
+        self.last_replay_empty = false;
         ask
     }
 
     fn replay_failed<A: Apply>(&mut self, replay: Replay, to: &mut A) -> Option<Ask> {
         self.stats.add(Count::ReplaysFailed, 1);
-        self.fruitless = if replay.fruitful { 0 } else { self.fruitless + 1 };
+        self.failed_replays = if replay.found_frames { 0 } else { self.failed_replays + 1 };
         let purpose = match replay.purpose {
-            // After its first frames, the missing ones are at the end.
+            // Its first frames were applied, so only later ones are missing.
             Purpose::Anew if replay.proven => Purpose::Fill,
             purpose => purpose,
         };
-        if self.fruitless < FRUITLESS_REPLAYS {
+        if self.failed_replays < MAX_FAILED_REPLAYS {
             return self.ask(purpose);
         }
-        self.fruitless = 0;
+        self.failed_replays = 0;
         if self.knowledge == Knowledge::Nothing {
             self.knowledge = Knowledge::Partial(Doubt::ReplayFailed);
         }

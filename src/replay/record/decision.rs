@@ -1,4 +1,4 @@
-//! One recorded decision, made again. Called by [`super::player`]. Pure.
+//! Makes one recorded decision again, and books it. Called by [`super::player`]. Pure.
 
 use super::player::{LivePool, PoolState};
 use attache_pool::Endpoint;
@@ -17,17 +17,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a strategy noted of a request, with the strategy and the model.
+/// What a strategy recorded about a request, with the strategy and the model.
 pub(super) type Trail = (Arc<dyn Strategy>, String, Box<Digest>);
 
-/// Endpoints in order of preference, the reason, and the note of the strategy.
+/// Endpoints in order of preference, the reason, and what the strategy recorded.
 type Picks = (Vec<Arc<Endpoint>>, String, Option<Box<Digest>>);
 
-/// The headers of a recorded request. A recording has those that its strategy read.
+/// The headers of a recorded request: those that the recorded strategy read.
 #[derive(Debug)]
 struct RecordedHeaders<'a> {
     known: &'a BTreeMap<String, Option<String>>,
-    /// Names of headers that were read and are not in the recording.
+    /// Names of headers that the replay has read and the recording lacks.
     missed: RefCell<BTreeSet<String>>,
 }
 
@@ -48,8 +48,9 @@ pub(super) struct PlayedDecision {
     /// Endpoints in order of preference; empty when the request was rejected.
     pub(super) picks: Vec<Arc<Endpoint>>,
     pub(super) reason: String,
-    /// Prompt tokens that were cached on the first pick.
+    /// Prompt tokens that the first pick is expected to have cached.
     pub(super) matched: u32,
+    /// Tokens of the prompt; 0 if it was not looked up.
     pub(super) prompt_tokens: u32,
     pub(super) booking: Option<Booking>,
     pub(super) trail: Option<Trail>,
@@ -61,8 +62,8 @@ impl PlayedDecision {
     }
 }
 
-/// Decides in the order of steps of the live picker, and books the first pick. `other`: another configuration than the
-/// recorded one decides, and `missing` receives the inputs that it needs and the recording lacks.
+/// Decides in the order of steps of the live picker, and books the first pick. If `other`, another configuration than
+/// the recorded one decides, and `missing` receives the inputs that it needs and the recording lacks.
 pub(super) fn decide(
     pool: &LivePool,
     state: &PoolState,
@@ -89,7 +90,7 @@ pub(super) fn decide(
         Err(error) => return PlayedDecision::rejected(error.reason.code().to_owned()),
     };
     let (strategy, reads) = (&chosen.choice.strategy, chosen.choice.strategy.reads());
-    // The cache is searched for every prompt, to report what was cached where. Only strategies that read it see the
+    // Every prompt is looked up, because the summary reports cached tokens. Only strategies that read the cache see the
     // result.
     let lookup = |l: &Looked| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys);
     let found: Option<Found> = d.prompt.as_ref().map(lookup);
@@ -130,7 +131,7 @@ pub(super) fn decide(
     }
 }
 
-/// Sizes of a recorded prompt; its text is not recorded.
+/// A prompt with the recorded sizes and no text, which is not recorded.
 fn prompt(looked: Option<&Looked>) -> Prompt<'static> {
     let Some(looked) = looked else { return Prompt::default() };
     Prompt {
@@ -167,7 +168,7 @@ fn picks(
 }
 
 /// Books a decision on its first pick, as the live picker does. A decision without picks stays as it is.
-#[expect(clippy::too_many_arguments, reason = "everything that a decision has read")]
+#[expect(clippy::too_many_arguments, reason = "all inputs of a decision")]
 fn book(
     pool: &LivePool,
     state: &PoolState,
@@ -180,8 +181,8 @@ fn book(
 ) -> PlayedDecision {
     let Some(first) = decision.picks.first() else { return PlayedDecision::rejected(decision.reason) };
     let looked = d.prompt.as_ref();
-    let of_use = looked.is_some_and(|l| !l.skips_cache);
-    let held = found.filter(|_| of_use).map_or(0, |f| f.tokens(f.depth(first.id).any));
+    let uses_cache = looked.is_some_and(|l| !l.skips_cache);
+    let held = found.filter(|_| uses_cache).map_or(0, |f| f.tokens(f.depth(first.id).any));
     let prompt_tokens = found.map_or(d.estimated, |f| f.prompt_tokens(prompt));
     let matched = held.min(prompt_tokens);
     let order = Order {

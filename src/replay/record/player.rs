@@ -1,4 +1,4 @@
-//! The picker of a recording: applies line after line and compares what comes out.
+//! The picker of a recording: applies one line after the other, and compares its decisions with the recorded ones.
 
 use super::decision::{PlayedDecision, Trail, decide};
 use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A pool as it was recorded.
+/// A recorded pool: endpoints, snapshot and prefix cache, which outlive reloads.
 #[derive(Debug)]
 pub(super) struct PoolState {
     name: Arc<str>,
@@ -27,9 +27,10 @@ pub(super) struct PoolState {
     pub(super) known: BTreeMap<EndpointId, Arc<Endpoint>>,
 }
 
-/// A pool in one configuration.
+/// A pool in one configuration: what a reload replaces.
 #[derive(Debug)]
 pub(super) struct LivePool {
+    /// Key of its [`PoolState`].
     number: u32,
     pub(super) cache: Arc<PrefixCache>,
     pub(super) scheduler: Scheduler,
@@ -46,24 +47,27 @@ struct RecordedConfig {
 /// A request that has not ended.
 #[derive(Debug)]
 struct OpenRequest {
+    /// Number of the configuration that decided it.
     live: u32,
     pool: Arc<str>,
-    /// `None` when it was refused here.
+    /// `None` if the replay rejected it.
     booking: Option<Booking>,
-    /// What its strategy noted of it, and for which model.
     trail: Option<Trail>,
-    /// Where the live picker sent it.
+    /// The endpoint that served it according to the recording.
     recorded: EndpointId,
 }
 
+/// State of a replay.
 #[derive(Debug)]
 pub(super) struct RecordingPlayer<'a> {
+    /// The configuration that replaces the recorded ones.
     other: Option<&'a Settings>,
     /// The plugins that recorded configurations name.
     registry: &'a Registry,
     pools: BTreeMap<u32, PoolState>,
-    /// The pool that has a name now.
+    /// Number of the latest pool with each name.
     named: BTreeMap<Arc<str>, u32>,
+    /// Configurations by number: 0 is that of the header, and each reload adds one.
     lives: BTreeMap<u32, RecordedConfig>,
     open: HashMap<u64, OpenRequest>,
     summary: Summary,
@@ -146,7 +150,7 @@ impl<'a> RecordingPlayer<'a> {
         }
     }
 
-    /// Envoy served a request at another endpoint than the first pick.
+    /// Applies that Envoy sent a request to another endpoint than the first pick.
     fn moved(&mut self, r: u64, at: Timestamp, to: EndpointId) {
         let endpoint = self.endpoint(r, to);
         let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) else { return };
@@ -171,7 +175,7 @@ impl<'a> RecordingPlayer<'a> {
         self.pools.get_mut(&pool).ok_or_else(|| wrong(line, format!("`pool` is {pool}, which has not begun")))
     }
 
-    /// The pool of a request that is open, in its configuration.
+    /// The pool of a request in flight, in the configuration that decided it.
     fn live_pool(&self, r: u64) -> Option<&LivePool> {
         let open = self.open.get(&r)?;
         self.lives.get(&open.live)?.pools.get(&open.pool)
@@ -181,7 +185,8 @@ impl<'a> RecordingPlayer<'a> {
         self.pools.get(&self.live_pool(r)?.number)?.known.get(&id).cloned()
     }
 
-    /// The settings of a pool: the recorded ones, or those of the other configuration.
+    /// The settings of a pool: the recorded ones, or those of the other configuration. If that has a single pool, it
+    /// stands for every recorded pool.
     fn pool_settings<'s>(&'s self, recorded: &'s Settings, name: &str) -> Option<&'s PoolSettings> {
         let settings = self.other.unwrap_or(recorded);
         match (settings.pools.iter().find(|p| *p.name == *name), settings.pools.as_slice()) {
@@ -191,7 +196,7 @@ impl<'a> RecordingPlayer<'a> {
         }
     }
 
-    /// Blocks are the recording's; bounds are those of the configuration that is replayed.
+    /// The recorded block size with the limits of the configuration that is replayed.
     fn cache_config(&self, pool: u32, recorded: CacheConfig) -> CacheConfig {
         let settings = self.other.zip(self.pools.get(&pool));
         match settings.and_then(|(other, state)| self.pool_settings(other, &state.name)) {
@@ -217,7 +222,7 @@ impl<'a> RecordingPlayer<'a> {
         let config = self.cache_config(pool, cache.clone());
         self.pool(pool, line)?.cache = Arc::new(PrefixCache::new(&config));
         self.named.insert(name.clone(), pool);
-        // The pools of the first configuration begin behind it; those of a reload before it.
+        // The recording names the pools of the first configuration after it, and those of a reload before it.
         if let (1, Some(first)) = (self.lives.len(), self.lives.get(&0))
             && first.settings.pools.iter().any(|p| p.name == name)
         {
@@ -277,16 +282,16 @@ impl<'a> RecordingPlayer<'a> {
         let pool = self.lives.get(&d.live).and_then(|live| live.pools.get(&d.pool)).ok_or_else(unknown)?;
         let state = self.pools.get(&pool.number).ok_or_else(unknown)?;
         let mut missing = BTreeSet::new();
-        let came = decide(pool, state, d, self.other.is_some(), &mut missing);
+        let played = decide(pool, state, d, self.other.is_some(), &mut missing);
         let authority =
             |id: &EndpointId| state.known.get(id).map_or_else(|| id.to_string(), |e| e.authority.to_string());
         let recorded: Vec<String> = d.picks.iter().map(authority).collect();
-        let replayed: Vec<String> = came.picks.iter().map(|e| e.authority.to_string()).collect();
+        let replayed: Vec<String> = played.picks.iter().map(|e| e.authority.to_string()).collect();
         let summary = &mut self.summary;
         summary.missing.append(&mut missing);
-        summary.prompt_tokens += u64::from(came.prompt_tokens);
+        summary.prompt_tokens += u64::from(played.prompt_tokens);
         summary.matched_recorded += u64::from(d.matched);
-        summary.matched_replayed += u64::from(came.matched);
+        summary.matched_replayed += u64::from(played.matched);
         if let Some(first) = recorded.first() {
             summary.endpoints.entry(first.clone()).or_default().recorded += 1;
         }
@@ -305,13 +310,13 @@ impl<'a> RecordingPlayer<'a> {
                     recorded,
                     recorded_reason: d.reason.clone(),
                     replayed,
-                    replayed_reason: came.reason,
+                    replayed_reason: played.reason,
                 });
             }
         }
-        // What was refused has no end: it books nothing here either.
+        // A recorded rejection has no end, so a booking would never be released.
         if let Some(recorded) = d.picks.first() {
-            let PlayedDecision { booking, trail, .. } = came;
+            let PlayedDecision { booking, trail, .. } = played;
             let open = OpenRequest { live: d.live, pool: d.pool.clone(), booking, trail, recorded: *recorded };
             self.open.insert(d.r, open);
         }

@@ -72,8 +72,8 @@ fn play(text: &str) -> Result<Summary, RecordError> {
 }
 
 #[test]
-fn decisions_follow_from_bookings_ends_moves_and_failures() {
-    // The first may have gone to either; each later one goes where there are fewer.
+fn bookings_ends_moves_and_failures_change_later_decisions() {
+    // Both endpoints tie for the first request. Each later one goes to the endpoint with fewer requests.
     for first in [0, 1] {
         let mut lines = begin();
         lines.extend([decide(0, first), decide(1, 1 - first)]);
@@ -95,7 +95,7 @@ fn decisions_follow_from_bookings_ends_moves_and_failures() {
         let summary = play(&text("least-request", &lines)).unwrap();
         let tied = summary.differences.iter().filter(|d| d.request == 0).count() as u64;
         if tied == 1 {
-            // The generator says otherwise: then the other half of the loop says the same.
+            // The random numbers broke the tie the other way, which the other round of the loop expects.
             continue;
         }
         assert!(summary.is_exact(), "{summary}");
@@ -103,18 +103,18 @@ fn decisions_follow_from_bookings_ends_moves_and_failures() {
         assert_eq!(summary.endpoints["127.0.0.1:8000"].recorded + summary.endpoints["127.0.0.1:8001"].recorded, 7);
         return;
     }
-    unreachable!("one of the two was the first");
+    unreachable!("one of the two is the first pick");
 }
 
 #[test]
-fn a_decision_that_comes_out_otherwise_is_told_with_its_line() {
+fn different_decision_is_listed_with_its_line() {
     let mut lines = begin();
     lines.extend((0..40).map(|r| decide(r, 0)));
     let summary = play(&text("least-request", &lines)).unwrap();
     assert_eq!((summary.decisions, summary.equal), (40, 20), "{summary}");
     assert_eq!(summary.differences.len(), MAX_DIFFERENCES);
     let first = &summary.differences[0];
-    assert_eq!(first.line, first.request + 5, "the header and three lines stand before the first");
+    assert_eq!(first.line, first.request + 5, "the header and three lines are before the first");
     assert_eq!(
         (first.recorded.as_slice(), first.replayed.as_slice()),
         (["127.0.0.1:8000".to_owned()].as_slice(), ["127.0.0.1:8001".to_owned()].as_slice())
@@ -126,7 +126,7 @@ fn a_decision_that_comes_out_otherwise_is_told_with_its_line() {
 }
 
 #[test]
-fn an_algorithm_that_reads_what_was_not_recorded_is_told_of() {
+fn inputs_that_were_not_recorded_are_listed() {
     let mut lines = begin();
     lines.push(decide(0, 0));
     let of = |strategy: &str| {
@@ -141,7 +141,7 @@ fn an_algorithm_that_reads_what_was_not_recorded_is_told_of() {
 }
 
 #[test]
-fn what_can_not_be_read_is_named_by_its_line_and_a_cut_end_is_no_error() {
+fn invalid_line_is_an_error_with_its_number_and_incomplete_last_line_is_none() {
     let whole = text("random", &begin());
     let error = |text: &str| play(text).unwrap_err().to_string();
     assert_eq!(error(""), "the recording is empty");
@@ -158,9 +158,9 @@ fn what_can_not_be_read_is_named_by_its_line_and_a_cut_end_is_no_error() {
     assert!(summary.to_string().contains("line 5 is cut off"));
 }
 
-/// Better full than late: who has waited goes to the fast deployment though it is full, who has not to the slow one.
+/// A request that has waited goes to the fast deployment although it is full, another one to the slow deployment.
 #[test]
-fn how_long_a_request_has_waited_is_part_of_its_decision() {
+fn recorded_wait_is_an_input_of_the_decision() {
     let folder = tempfile::tempdir().unwrap();
     let profile = |deployment: &str, seconds: f64, rate: f64| {
         let path = folder.path().join(format!("{deployment}.json"));

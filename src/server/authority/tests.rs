@@ -1,11 +1,11 @@
-//! Blocks of headers as clients write them, whole and in pieces.
+//! Header blocks as clients encode them, whole and split between reads.
 
 use super::*;
 use proptest::prelude::*;
 
 const ISTIO: &[u8] = b"outbound|9002||llama-epp.default.svc.cluster.local";
 const MENDED: &[u8] = b"outbound~9002~~llama-epp.default.svc.cluster.local";
-/// [`ISTIO`] as Python's `hpack` 4.2.0 packs it.
+/// [`ISTIO`] with the Huffman coding of Python's `hpack` 4.2.0.
 const ISTIO_PACKED: [u8; 37] = [
     0x3d, 0xa9, 0x8c, 0xf6, 0xd5, 0x27, 0xfc, 0x7c, 0x00, 0x17, 0xfc, 0xff, 0x94, 0x50, 0x3a, 0x46, 0xb1, 0x6b, 0xad,
     0x79, 0x0b, 0x28, 0xed, 0xa1, 0x2b, 0xa3, 0xb9, 0x17, 0x25, 0x16, 0xa1, 0x25, 0xb1, 0x7a, 0x0e, 0x41, 0xd1,
@@ -16,7 +16,8 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&[a, b, c, kind, flags, 0, 0, 0, 1], payload].concat()
 }
 
-/// `:method: POST` and `:scheme: http` by the table, an authority with an index of its own, and one more literal.
+/// A header block: `:method: POST` and `:scheme: http` by index, `:authority` as an indexed name, and one literal
+/// header.
 fn block(authority: &[u8]) -> Vec<u8> {
     let mut block = vec![0x83, 0x86, 0x41];
     put_text(authority, &mut block);
@@ -26,7 +27,7 @@ fn block(authority: &[u8]) -> Vec<u8> {
     block
 }
 
-/// A connection with these frames behind its preface.
+/// The bytes of a connection with these frames after its preface.
 fn connection(frames: &[Vec<u8>]) -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frames.concat()].concat()
 }
@@ -53,8 +54,8 @@ fn huffman_strings_are_decoded() {
     assert_eq!(unpacked(&of_rfc).as_deref(), Some(&b"www.example.com"[..]));
     assert_eq!(unpacked(&[0xae, 0xc3, 0x77, 0x1a, 0x4b]).as_deref(), Some(&b"private"[..]));
     assert_eq!(unpacked(&ISTIO_PACKED).as_deref(), Some(ISTIO));
-    assert_eq!(unpacked(&[0xff, 0xff, 0xff]), None, "what is rare is left alone");
-    assert_eq!(unpacked(&[0x00]), None, "filled up with what is no filling");
+    assert_eq!(unpacked(&[0xff, 0xff, 0xff]), None, "rare symbols are not decoded");
+    assert_eq!(unpacked(&[0x00]), None, "padding that is not ones");
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn invalid_authority_is_repaired_to_same_length() {
         whole(0x0c, &[99], &[], &[]),
         whole(0, &[], &block(ISTIO), &[]),
     ] {
-        assert_eq!(mended_frame(&hopeless), None, "{hopeless:?} is h2's to judge");
+        assert_eq!(mended_frame(&hopeless), None, "{hopeless:?} is left to h2");
     }
 }
 
@@ -123,7 +124,10 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_pass_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(0usize..100, 0..10)) {
+    fn arbitrary_bytes_pass_without_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..600),
+        cuts in prop::collection::vec(0usize..100, 0..10),
+    ) {
         let all = connection(&[bytes]);
         let out = through(&all, &cuts);
         prop_assert_eq!(&out[..24], &all[..24]);

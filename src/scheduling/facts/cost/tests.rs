@@ -49,7 +49,7 @@ fn second_of_work_delays_requests_that_arrive_before_the_server_is_idle() {
     assert_about(behind(&pool(&[0.5; 4]), 0, 4), rate / 4.0 / 0.5);
     assert_about(behind(&pool(&[0.2, 0.4]), 0, 2), rate / 2.0 / 0.7);
     assert_about(behind(&pool(&[0.0]), 0, 1), rate);
-    assert_about(behind(&pool(&[1.0; 4]), 0, 4), rate / 4.0 / (1.0 - FULLEST));
+    assert_about(behind(&pool(&[1.0; 4]), 0, 4), rate / 4.0 / (1.0 - MAX_BUSY));
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn utilization_follows_from_prompts_or_caches() {
     assert_about(behind(&pool(&[0.0]), 500, 1), rate / (1.0 - busy));
     assert_about(behind(&pool(&[0.1]), 500, 1), rate / (1.0 - busy));
     assert_about(behind(&pool(&[0.8]), 500, 1), rate / 0.2);
-    assert_about(behind(&pool(&[0.0]), 50_000, 1), rate / (1.0 - FULLEST));
+    assert_about(behind(&pool(&[0.0]), 50_000, 1), rate / (1.0 - MAX_BUSY));
 }
 
 #[test]
