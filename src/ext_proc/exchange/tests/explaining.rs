@@ -68,7 +68,7 @@ fn state_of(world: &World) -> impl PartialEq + std::fmt::Debug {
     let endpoint = |state: &EndpointState| {
         let (ledger, health) = (&state.endpoint.ledger, &state.endpoint.health);
         let booked = (ledger.in_flight(), ledger.prefill_tokens(), ledger.routed(), state.endpoint.speed.pending());
-        (booked, health.availability(NOW, &policy), health.is_away(NOW, &policy))
+        (booked, health.availability(NOW, &policy))
     };
     let config = picker.config();
     let claims = config.pools()[0].prefix.as_ref().map(|prefix| prefix.cache.claims().is_empty());
@@ -120,6 +120,7 @@ fn explanation_uses_the_tenants_own_blocks() {
     let plan = decided(&world, PATH, &acme, &prompt).unwrap();
     let served = plan.decision.picks[0].authority.to_string();
     let Some(mut booked) = plan.booked else { panic!("it is booked") };
+    booked.first_byte(true, true, NOW);
     booked.end(true, &attache_protocol::Usage::default(), |_: &mut Vec<BlockKey>| false, NOW);
     let blocks = |headers: &[(&str, &str)]| -> u32 {
         let explanation = explained(&world, PATH, headers, &prompt).unwrap();
@@ -136,7 +137,7 @@ fn api_without_prefill_is_explained() {
     let headers = [("content-type", "multipart/form-data; boundary=b")];
     assert_dry_run_is_the_decision(&world, "/v1/audio/transcriptions", &headers, form);
     let explanation = explained(&world, "/v1/audio/transcriptions", &headers, form).unwrap();
-    assert_eq!((explanation.picks.len(), explanation.blocks.len()), (1, 0));
+    assert_eq!((explanation.picks[0].as_str(), explanation.blocks.len()), ("192.168.1.2:8000", 0));
     assert!(explanation.warning.is_some());
 }
 
