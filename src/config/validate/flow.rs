@@ -263,12 +263,15 @@ fn queued_bytes(file: Option<At<Bytes>>, room: Room, path: &str, sink: &mut Sink
     limit(bytes(file), room.queued, path, sink)
 }
 
+/// A policy by the file or by default; `None` if the file's is invalid.
+type Choice<T> = Option<Chosen<T>>;
+
 /// The detector and the ceiling of a pool.
 fn detector_and_ceiling(
     file: &schema::FlowControl,
     path: &str,
     sink: &mut Sink,
-) -> (Option<Chosen<dyn Detector>>, Option<Chosen<dyn Ceiling>>) {
+) -> (Choice<dyn Detector>, Choice<dyn Ceiling>) {
     let detector = file.detector.as_ref().map(|at| &at.value);
     let detector =
         choose("detector", DETECTORS, detector, (DEFAULT_DETECTOR, Value::Null), &format!("{path}.detector"), sink);

@@ -29,7 +29,7 @@ impl SpeedModel {
 /// Powers of ln 2 by factorials: the Taylor coefficients of 2^x.
 const TAYLOR: [f64; 8] = [
     1.0,
-    0.693_147_180_559_945_3,
+    std::f64::consts::LN_2,
     0.240_226_506_959_100_7,
     0.055_504_108_664_821_58,
     0.009_618_129_107_628_477,
