@@ -1,5 +1,5 @@
-//! What a request may choose by its headers, through real Envoy: its strategy, its profile, its endpoints; and
-//! sessions, which need both ways.
+//! Request headers that choose the strategy, the profile and the endpoints, through real Envoy. Session affinity also
+//! sets a response header.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -25,7 +25,7 @@ async fn ask(to: SocketAddr, headers: &[(&'static str, &str)]) -> Reply {
     client::send(to, Http::H1, request).await.expect("an answer")
 }
 
-/// The servers that so many equal requests reach.
+/// The servers that six identical requests reach.
 async fn reached(to: SocketAddr, headers: &[(&'static str, &str)]) -> BTreeSet<String> {
     let mut servers = BTreeSet::new();
     for _ in 0..6 {
@@ -70,16 +70,16 @@ async fn session_stays_on_its_server_and_its_key_is_hidden() {
     let keyed = [by_session, ("x-aibrix-session-key", KEY)];
     assert_eq!(reached(to, &keyed).await.len(), 1);
     let reply = ask(to, &keyed).await;
-    let told =
+    let reveals_key =
         |value: &HeaderValue| value.to_str().is_ok_and(|v| v.contains(KEY) || v.contains(&BASE64_STANDARD.encode(KEY)));
-    assert!(!reply.headers.values().any(told), "{:?}", reply.headers);
+    assert!(!reply.headers.values().any(reveals_key), "{:?}", reply.headers);
     assert_eq!(ask(to, &[]).await.header("x-session-id"), "", "round-robin knows no sessions");
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_choose_where_they_may_and_are_refused_what_they_may_not() {
+async fn request_headers_choose_allowed_strategies_and_others_get_400() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::configured(&config(&a, &b, OPEN)).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -114,7 +114,7 @@ async fn requests_choose_where_they_may_and_are_refused_what_they_may_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_choose_nothing_where_the_operator_says_nothing() {
+async fn request_strategy_headers_are_ignored_unless_configured() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::configured(&config(&a, &b, "")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;

@@ -1,10 +1,9 @@
-//! What the conformance suite of the Gateway API Inference Extension asks of a gateway with this picker in it, through
-//! real Envoy, with pods of an `InferencePool`: `GatewayFollowingEPPRouting`, the same with data parallelism,
-//! `GatewayDestinationEndpointServed` and what happens while the picker is away. (`EppUnAvailableFailOpen` with a
-//! server list is in `faults.rs`.)
+//! Cases of the conformance suite of the Gateway API Inference Extension, through real Envoy, with pods of an
+//! `InferencePool`: `GatewayFollowingEPPRouting`, the same with data parallelism, `GatewayDestinationEndpointServed`,
+//! and a picker that is down. `EppUnAvailableFailOpen` with a server list is in `faults.rs`.
 //!
-//! Each is tried with both ways in which gateways follow a picker: ORIGINAL_DST, which takes one endpoint from a
-//! header, and `override_host`, which walks a list in the metadata.
+//! Each runs with both ways in which gateways follow a picker. ORIGINAL_DST takes one endpoint from a header.
+//! `override_host` walks a list in the metadata.
 
 use crate::api::{FakeApi, STABLE, pod, pool};
 use crate::shipped::by_header;
@@ -21,17 +20,17 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::net::TcpListener;
 
-/// The suite asks on a path of its own, which is no API that anybody knows.
+/// The path that the suite requests. It belongs to no known API.
 const PATH: &str = "/primary-gateway-test";
 /// The suite's body.
 const BODY: &[u8] = br#"{"model":"conformance-fake-model","prompt":"Write as if you were a critic: San Francisco"}"#;
 const SELECTION: &str = "test-epp-endpoint-selection";
 const SERVED: &str = "x-conformance-test-served-endpoint";
-/// Its value behind a gateway that does not report the endpoint that served, as with ORIGINAL_DST.
+/// The value of `SERVED` behind a gateway that does not report the serving endpoint, such as ORIGINAL_DST.
 const NOT_REPORTED: &str = "fail: missing envoy lb metadata";
-/// Requests at a time.
+/// Concurrent requests.
 const CONCURRENCY: usize = 10;
-/// Requests for each selection: ten rounds of those, as the suite has it.
+/// Requests for each selection: ten rounds of `CONCURRENCY`, as in the suite.
 const REQUESTS: usize = 100;
 const FIRST_SERVER: &str = "address: 127.0.0.1, port_value: 8001}";
 
@@ -53,7 +52,7 @@ impl Gateway {
         }
     }
 
-    /// The value of that header for a response by `served`.
+    /// The value of `SERVED` for a response by `served`.
     fn reports(self, served: &str) -> &str {
         match self {
             Self::OriginalDst => NOT_REPORTED,
@@ -61,7 +60,7 @@ impl Gateway {
         }
     }
 
-    /// The shipped bootstrap for it. One of `override_host` knows `servers`.
+    /// The shipped bootstrap for this gateway. The one of `override_host` lists `servers`.
     fn bootstrap(self, picker: &AttacheProcess, servers: &[SocketAddr]) -> String {
         match self {
             Self::OriginalDst => by_header("original-dst.yaml", picker),
@@ -95,13 +94,13 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// So many pods that serve on so many ports.
+    /// `pods` pods, each of which serves on `ranks` ports.
     async fn of(pods: u8, ranks: usize) -> Self {
         let ips: Vec<IpAddr> = (2..2 + pods).map(|n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n))).collect();
         let mut by_pod: Vec<Vec<Echo>> = ips.iter().map(|_| Vec::new()).collect();
         let mut ports = Vec::new();
         while ports.len() < ranks {
-            // A port that all of the addresses have free.
+            // A port that is free at all addresses.
             let Some(listeners) = same_port(&ips).await else { continue };
             ports.push(listeners[0].local_addr().expect("an address").port());
             by_pod.iter_mut().zip(listeners).for_each(|(pod, listener)| pod.push(Echo::on(listener)));
@@ -115,12 +114,12 @@ impl Cluster {
         cluster
     }
 
-    /// The pool's target ports are the first so many.
+    /// Sets the pool's target ports to the first `ranks` ports.
     fn target(&self, ranks: usize) {
         self.api.apply(STABLE, "inferencepools", pool("primary", "primary", &self.ports[..ranks]));
     }
 
-    /// A picker for it that is ready, behind a gateway of this kind.
+    /// A ready picker for the pool, behind a gateway of this kind.
     async fn picker(&self, gateway: Gateway) -> AttacheProcess {
         let config = format!(
             "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{conformanceHeaders: true}}\npools:\n- name: default\n  \
@@ -148,7 +147,7 @@ async fn same_port(ips: &[IpAddr]) -> Option<Vec<TcpListener>> {
     Some(listeners)
 }
 
-/// One request of the suite, with these selections, one header each.
+/// Sends one request of the suite, with one header for each selection.
 async fn ask(to: SocketAddr, method: &str, selections: &[&str]) -> Reply {
     let body = if method == "GET" { Bytes::new() } else { Bytes::from_static(BODY) };
     let mut request = client::request(method, to, Http::H1, PATH, Payload::sized(body));
@@ -159,7 +158,7 @@ async fn ask(to: SocketAddr, method: &str, selections: &[&str]) -> Reply {
     client::send(to, Http::H1, request).await.expect("an answer")
 }
 
-/// Sends as many requests as the suite. Every response must be 200 and name its server; returns those servers.
+/// Sends as many requests as the suite. Every response must be 200 and name its server. Returns those servers.
 async fn reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
     let mut servers = BTreeSet::new();
     for _ in 0..REQUESTS / CONCURRENCY {
@@ -179,7 +178,7 @@ fn list(endpoints: &[SocketAddr]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_gateway_follows_the_picker() {
+async fn gateway_sends_requests_to_the_picked_endpoint() {
     let cluster = Cluster::of(3, 1).await;
     let servers = cluster.servers();
     let [a, b, c] = servers[..] else { panic!("three pods") };
@@ -208,7 +207,7 @@ async fn the_gateway_follows_the_picker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_gateway_follows_the_picker_to_each_rank() {
+async fn gateway_sends_requests_to_the_picked_rank() {
     let cluster = Cluster::of(2, 8).await;
     let servers = cluster.servers();
     for gateway in Gateway::BOTH {
@@ -274,9 +273,9 @@ async fn endpoint_that_served_is_reported_after_fallbacks() {
     picker.assert_settled().await;
 }
 
-/// What `lwepp` is started with, and one flag; no configuration file.
+/// Starts the picker with the flags of `lwepp` and one more, without a configuration file.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_flag_answers_the_suite_without_a_configuration_file() {
+async fn conformance_headers_flag_needs_no_configuration_file() {
     let cluster = Cluster::of(3, 1).await;
     let servers = cluster.servers();
     let [a, b, c] = servers[..] else { panic!("three pods") };
@@ -299,7 +298,8 @@ async fn one_flag_answers_the_suite_without_a_configuration_file() {
     }
 }
 
-/// Sends a destination header from the client, which must have no effect. Returns how many servers got a request.
+/// Sends a destination header from the client, which must have no effect. Returns the number of requests that reached a
+/// server.
 async fn ask_without_a_picker(to: SocketAddr, cluster: &Cluster, allowed: impl Fn(u16) -> bool) -> usize {
     let served = || cluster.pods.iter().flatten().map(Echo::requests).sum::<usize>();
     let before = served();
@@ -314,7 +314,7 @@ async fn ask_without_a_picker(to: SocketAddr, cluster: &Cluster, allowed: impl F
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_close_serves_nothing_while_the_picker_is_away() {
+async fn fail_close_rejects_requests_without_a_picker() {
     let cluster = Cluster::of(2, 1).await;
     for gateway in Gateway::BOTH {
         let mut picker = cluster.picker(gateway).await;
@@ -328,7 +328,7 @@ async fn fail_close_serves_nothing_while_the_picker_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_open_needs_an_envoy_that_knows_servers() {
+async fn fail_open_needs_an_envoy_with_a_server_list() {
     let cluster = Cluster::of(2, 1).await;
     let servers = cluster.servers();
     let mut picker = cluster.picker(Gateway::OverrideHost).await;
@@ -337,7 +337,7 @@ async fn fail_open_needs_an_envoy_that_knows_servers() {
     let served = ask_without_a_picker(envoy.listener("inference"), &cluster, |status| status == 200).await;
     assert_eq!(served, 2, "Envoy's own choice");
 
-    // With ORIGINAL_DST the picker's header is all that there is: letting requests through finds no server for them.
+    // ORIGINAL_DST only knows the picker's header: requests that fail open find no server.
     let mut picker = cluster.picker(Gateway::OriginalDst).await;
     let closed = by_header("buffered.yaml", &picker);
     let open = closed.replace("failure_mode_allow: false", "failure_mode_allow: true");

@@ -1,5 +1,5 @@
-//! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each
-//! request is answered, or its client can tell that it was not, and nothing stays pinned or booked.
+//! Failures between prefill and the end of the response, through real Envoy. Each request is served, or its client can
+//! detect the failure. No blocks or requests are leaked.
 
 use crate::disagg::{Bootstrap, CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
 use crate::faults::refusing;
@@ -19,7 +19,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// Status and machine-readable reason.
-fn told(reply: Reply) -> (u16, String) {
+fn status_and_reason(reply: Reply) -> (u16, String) {
     (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())
 }
 
@@ -32,10 +32,10 @@ async fn serves_again(stack: &Stack) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_whose_lease_is_over_is_computed_again_or_fails_as_the_server_has_it() {
+async fn expired_lease_recomputes_or_fails_by_the_server_policy() {
     for (policy, expected) in [("recompute", 200), ("fail", 500)] {
         let stack = Stack::start(&["--kv-lease", "100ms", "--kv-load-failure-policy", policy], "decider: always").await;
-        // The decode workers ask for the blocks after these were released.
+        // The decode workers request the blocks after their lease has ended.
         stack.faults(stack.decode(), json!({"first_byte_delay_ms": 700})).await;
         let reply = client::post(stack.to(), "/v1/completions", request(1, false)).await.expect("an answer");
         assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (expected, "split"), "{policy}");
@@ -48,7 +48,7 @@ async fn a_prompt_whose_lease_is_over_is_computed_again_or_fails_as_the_server_h
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_stays() {
+async fn aborted_decode_cuts_the_stream_and_releases_blocks() {
     let stack = Stack::start(&[], "decider: always").await;
     stack.faults(stack.decode(), json!({"cut_after_tokens": 300})).await;
     let mut clients = tokio::task::JoinSet::new();
@@ -75,7 +75,7 @@ async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_
             }
             let text = String::from_utf8_lossy(&seen).into_owned();
             assert!(
-                // Envoy may have seen the break before it has sent anything on.
+                // Envoy may have detected the abort before it sent anything to the client.
                 (status == 502 || status == 200 && cut) && !text.contains("[DONE]"),
                 "{status}: an answer that is cut, not one that ends: {text}"
             );
@@ -97,7 +97,7 @@ async fn sglang_hang_or_refusal_is_reported_within_prefill_timeout() {
         let ends = stack.load(CLIENTS, ended).await;
         assert!(began.elapsed() < Duration::from_secs(10), "{what}: nobody waits for the bootstrap's timeout");
         assert!(ends.iter().all(|end| *end != End::Whole), "{what}: {ends:?}");
-        // The head of a stream comes before its prompt, that of the others does not.
+        // The headers of a stream are sent before its prefill ends, those of other responses are not.
         assert!(ends.iter().filter(|end| **end == End::Refused).count() >= CLIENTS / 2, "{what}: {ends:?}");
         stack.picker.assert_settled().await;
         stack.faults(stack.prefill(), json!({})).await;
@@ -106,22 +106,23 @@ async fn sglang_hang_or_refusal_is_reported_within_prefill_timeout() {
     stack.picker.assert_settled().await;
 }
 
-/// Request bodies in FULL_DUPLEX_STREAMED and none of answers: Envoy closes the picker's stream at an answer's head.
-fn closed_at_heads(picker: &AttacheProcess) -> String {
+/// Request bodies in FULL_DUPLEX_STREAMED and no response bodies: Envoy closes the ext-proc stream at the response
+/// headers.
+fn bootstrap_without_response_bodies(picker: &AttacheProcess) -> String {
     let text = by_header("original-dst.yaml", picker);
     let unseen = text.replace("response_body_mode: FULL_DUPLEX_STREAMED", "response_body_mode: NONE");
     assert_ne!(unseen, text);
     unseen.replace("response_trailer_mode: SEND", "response_trailer_mode: SKIP")
 }
 
-/// SGLang sends the head of a stream before it has the prompt.
+/// SGLang sends the headers of a stream before it has the prompt.
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_streams_come_whole_where_envoy_shows_no_bodies_of_answers() {
+async fn sglang_streams_complete_without_response_bodies_in_ext_proc() {
     let buffered: Bootstrap = |picker| by_header("buffered.yaml", picker);
-    for bootstrap in [closed_at_heads, buffered] {
+    for bootstrap in [bootstrap_without_response_bodies, buffered] {
         let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
         let stack = Stack::with_envoy(bootstrap, &sim, "connector: sglang, prefillTimeout: 3s").await;
-        // Longer than a call lasts without a waiting request.
+        // Longer than a prefill call lasts without a waiting request.
         stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
         assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
         stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
@@ -137,7 +138,7 @@ async fn sglang_streams_come_whole_where_envoy_shows_no_bodies_of_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_servers_get_pairs_of_short_prompts_too_and_what_has_none_is_refused() {
+async fn sglang_splits_short_prompts_and_rejects_unsplittable_requests() {
     let stack = Stack::start(&["--kv-connector", "sglang"], "connector: sglang").await;
     let to = stack.to();
     for number in 0..12 {
@@ -149,7 +150,7 @@ async fn sglang_servers_get_pairs_of_short_prompts_too_and_what_has_none_is_refu
     let reply = client::post(to, "/v1/messages", message.to_string().into()).await.expect("an answer");
     let said = String::from_utf8_lossy(&reply.body).into_owned();
     assert!(said.contains("can't be split") && said.contains("`role: both`"), "{said}");
-    assert_eq!(told(reply), (503, "no_whole_endpoint".to_owned()));
+    assert_eq!(status_and_reason(reply), (503, "no_whole_endpoint".to_owned()));
     assert_eq!(stack.count(stack.decode(), "/whole").await, 0);
     stack.picker.assert_settled().await;
 }
@@ -163,7 +164,7 @@ fn pool(servers: &[(&SocketAddr, &str)]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_them() {
+async fn decode_worker_removed_during_prefill_gets_no_request() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
     let [prefill, leaves, stays] = &sim.servers[..] else { panic!("three servers") };
     let directory = scratch("config");
@@ -198,10 +199,9 @@ async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_
     picker.assert_settled().await;
 }
 
-/// What a prompt's server has computed, any decode server may fetch: where Envoy may try the next of the list, no
-/// request is lost.
+/// Any decode worker may fetch prefilled blocks, so Envoy may try the next endpoint of the list and no request is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list() {
+async fn unreachable_decode_worker_costs_no_request_with_endpoint_list() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
     let [prefill, first, second] = sim.servers[..] else { panic!("three servers") };
     let gone = refusing().await;
@@ -221,8 +221,8 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     picker.assert_settled().await;
 }
 
-/// A proxy of `server` that ends as soon as the server responds: the caller can't know how far the server was.
-async fn gone_when_it_answers(server: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
+/// A proxy of `server` that closes as soon as the server responds, so the caller can't know the server's progress.
+async fn proxy_that_closes_at_the_response(server: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let task = tokio::spawn(async move {
@@ -247,12 +247,12 @@ async fn gone_when_it_answers(server: SocketAddr) -> (SocketAddr, JoinHandle<()>
     (address, task)
 }
 
-/// Envoy tries the same server again, and that refuses by then.
+/// Envoy retries at the same server, which refuses connections by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
+async fn prompt_fetched_before_a_retry_is_not_fetched_again() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
     let [prefill, behind, other] = sim.servers[..] else { panic!("three servers") };
-    let (gone, task) = gone_when_it_answers(behind).await;
+    let (gone, task) = proxy_that_closes_at_the_response(behind).await;
     let picker =
         AttacheProcess::configured(&pool(&[(&prefill, "prefill"), (&gone, "decode"), (&other, "decode")])).await;
     let retries = "timeout: 0s, retry_policy: {retry_on: \"connect-failure,reset\", num_retries: 1}}";
@@ -268,7 +268,7 @@ async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0);
     let page = async |server| client::get(server, "/sim/pd").await.expect("a page").json();
     assert_eq!(page(behind).await["received_tokens"].as_u64().map(|tokens| tokens > 0), Some(true));
-    // What is asked beside a request goes out before the next one does.
+    // Calls beside a request are sent before the next request.
     for number in 100..105 {
         ask(number).await.expect("an answer");
     }
@@ -280,7 +280,7 @@ async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
     picker.assert_settled().await;
 }
 
-/// The decode worker that waits for the prefill is the one that a retry has chosen.
+/// The decode worker that waits for the prefill is the one that Envoy's retry chose.
 #[tokio::test(flavor = "multi_thread")]
 async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
     let sim = ["--speed", "20", "--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
@@ -311,8 +311,7 @@ async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
     picker.assert_settled().await;
 }
 
-/// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left
-/// alone.
+/// A worker that accepts connections and never responds costs its requests the prefill timeout until it is ejected.
 #[tokio::test(flavor = "multi_thread")]
 async fn unresponsive_prefill_worker_is_ejected() {
     let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &["--speed", "20"]).await;
@@ -328,7 +327,7 @@ async fn unresponsive_prefill_worker_is_ejected() {
     let to = envoy.listener("inference");
     let late = "local; reason=prefill_late";
     let (mut seen, mut number) = (Vec::new(), 0);
-    // It is ejected by its fifth failure in a row.
+    // Its fifth failure in a row ejects it.
     while seen.iter().filter(|course| *course == late).count() < 5 {
         assert!(number < 200, "{seen:?}");
         let reply = client::post(to, "/v1/completions", request(number, number % 2 == 0)).await.expect("an answer");
@@ -343,7 +342,7 @@ async fn unresponsive_prefill_worker_is_ejected() {
     picker.assert_settled().await;
 }
 
-/// Requests whose prompts are being computed, and no answer comes until the fault is over.
+/// Requests in prefill, which get no response until the fault is removed.
 async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
     stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
     let mut clients = tokio::task::JoinSet::new();
@@ -375,9 +374,9 @@ async fn shutdown_completes_prefills_and_responses() {
     stack.assert_nothing_pinned().await;
 }
 
-/// The killed picker's state is lost; blocks that its servers keep are not.
+/// The killed picker's state is lost. Blocks on the servers are not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picker_that_is_killed_costs_the_requests_under_way_and_leaves_nothing_pinned() {
+async fn killed_picker_fails_requests_in_flight_and_leaves_nothing_pinned() {
     let mut stack = Stack::start(&[], "decider: always").await;
     let clients = waiting(&stack).await;
     stack.picker.process.kill();
@@ -391,7 +390,7 @@ async fn a_picker_that_is_killed_costs_the_requests_under_way_and_leaves_nothing
     stack.faults(stack.prefill(), json!({})).await;
     stack.assert_nothing_pinned().await;
 
-    // Of answers that pass through it the rest is lost, which their clients see.
+    // Responses that pass through the picker are cut, which their clients detect.
     let mut stack = Stack::start(&[], "decider: always").await;
     let mut open = Vec::new();
     for number in 0..CLIENTS {

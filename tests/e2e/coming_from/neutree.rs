@@ -1,4 +1,4 @@
-//! Neutree's placement of requests on the replicas of an endpoint.
+//! Neutree's distribution of requests over the replicas of an endpoint.
 
 use super::Here::{Differs, Same, Warns};
 use super::Row;
@@ -14,12 +14,12 @@ fn neutrees() -> Fleet {
     Fleet::of("consistent_hash", "{}")
 }
 
-/// The endpoint that gets the request while all endpoints are idle.
+/// The picked endpoint while all endpoints are idle.
 fn home(fleet: &Fleet, body: &Value, endpoints: usize) -> u32 {
     fleet.ask(body, &vec![0; endpoints]).endpoint
 }
 
-/// The requests of each endpoint after so many requests with one prompt, none of which ends.
+/// Requests of each endpoint after `times` requests with one prompt that all stay in flight.
 fn pile(fleet: &Fleet, endpoints: usize, times: usize) -> Vec<u32> {
     let mut requests = vec![0; endpoints];
     for _ in 0..times {
@@ -29,13 +29,13 @@ fn pile(fleet: &Fleet, endpoints: usize, times: usize) -> Vec<u32> {
     requests
 }
 
-/// A conversation of these messages: role and text.
+/// A conversation with these messages (role and text).
 fn talk(messages: &[(&str, &str)]) -> Value {
     let messages: Vec<Value> = messages.iter().map(|(role, text)| json!({"role": role, "content": text})).collect();
     json!({"model": "m", "messages": messages})
 }
 
-/// Whether two requests have one home, whatever it is: compared over rings of many sizes.
+/// Whether two requests have the same home endpoint, compared over rings of many sizes.
 fn share_a_home(fleet: &Fleet, one: &Value, other: &Value) -> bool {
     (3..23).all(|endpoints| home(fleet, one, endpoints) == home(fleet, other, endpoints))
 }
@@ -178,7 +178,7 @@ rows! { HASHING;
             assert_eq!(fleet.ask(&chat("a"), &requests).reason, "next on the hash ring below its bound");
             assert_eq!(fleet.ask(&chat("a"), &requests).endpoint as usize, second, "the same one each time");
         }
-    nobody_has_room: "no replica has room", "the first one on the ring",
+    no_replica_has_capacity: "no replica has room", "the first one on the ring",
         Same => {
             let requests = pile(&neutrees(), 16, 16);
             assert_eq!((requests.iter().max(), requests.iter().filter(|r| **r == 0).count()), (Some(&12), 11));

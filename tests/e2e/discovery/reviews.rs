@@ -1,4 +1,4 @@
-//! Metrics and admin pages behind the cluster's own rights.
+//! Metrics and admin pages that require authorization by the cluster (TokenReview and SubjectAccessReview).
 
 use super::members::NO_METRICS;
 use crate::api::{FakeApi, STABLE, pod, pool};
@@ -20,7 +20,7 @@ async fn see(picker: &AttacheProcess, path: &str, token: Option<&str>) -> Reply 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_are_shown_to_those_who_may_see_them() {
+async fn metrics_and_admin_pages_require_authorization() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     api.pod(pod("a", "vllm", "10.0.0.1"));
@@ -29,7 +29,7 @@ async fn pages_are_shown_to_those_who_may_see_them() {
     api.grant(SCRAPER, "get", "/metrics");
     let arguments = ["--pool-name", "vllm", "--metrics-endpoint-auth", NO_METRICS];
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
-    // Probes bear no token.
+    // Probes have no token.
     picker.until_ready().await;
     assert_eq!(see(&picker, "/live", None).await.status, 200);
 
@@ -60,13 +60,13 @@ async fn pages_are_shown_to_those_who_may_see_them() {
     let still = (api.asked("create", "tokenreviews"), api.asked("create", "subjectaccessreviews"));
     assert_eq!(still, asked, "remembered");
 
-    // Where the picker may not ask, nothing new is shown, and what was allowed still is.
+    // Without the right to create reviews, new tokens are rejected and cached ones stay valid.
     api.forbid("create", "tokenreviews", true);
     assert_eq!(see(&picker, "/metrics", Some("another")).await.status, 500);
     assert_eq!(see(&picker, "/metrics", Some("scraper")).await.status, 200);
-    let told = |log: String| log.lines().filter(|line| line.contains("token review failed")).count();
+    let failure_lines = |log: String| log.lines().filter(|line| line.contains("token review failed")).count();
     assert_eq!(see(&picker, "/metrics", Some("a-third")).await.status, 500);
-    assert_eq!(told(picker.process.stderr()), 1, "told once");
+    assert_eq!(failure_lines(picker.process.stderr()), 1, "told once");
     api.forbid("create", "tokenreviews", false);
     assert_eq!(
         see(&picker, "/metrics", Some("another")).await.status,
@@ -76,7 +76,7 @@ async fn pages_are_shown_to_those_who_may_see_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_asked_where_the_pages_are_open() {
+async fn open_pages_send_no_token_reviews() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-name", "vllm", NO_METRICS]).await;
