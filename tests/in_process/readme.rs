@@ -63,8 +63,8 @@ fn every_attack_test_is_named_in_the_threat_model() {
     // What the other tests compare with: no attack, or no protection.
     let controls = [
         "honest_clients_without_attack_complete",
-        "picker_without_client_ca_takes_streams_of_any_pod",
-        "servers_that_are_down_are_ejected_beyond_the_share_after_two_requests",
+        "picker_without_client_ca_accepts_streams_of_any_pod",
+        "unreachable_servers_are_ejected_beyond_the_limit",
     ];
     let mut tests = 0;
     for file in std::fs::read_dir(directory).expect("the attacks") {
