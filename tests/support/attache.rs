@@ -1,4 +1,4 @@
-//! The picker's own binary, started as an operator starts it, and its counters.
+//! The `attache` binary, started as an operator starts it, and its counters.
 
 use super::process::{Process, eventually, scratch};
 use super::{Error, client};

@@ -45,7 +45,7 @@ async fn stale_decisions(picker: &AttacheProcess) -> f64 {
 /// Waits until the picker has sent more than `more_than` requests of this verb and kind.
 async fn until_asked(api: &FakeApi, verb: &str, plural: &str, more_than: usize) {
     let what = format!("another `{verb}` of {plural}");
-    eventually(&what, || async { (api.asked(verb, plural) > more_than).then_some(()) }).await;
+    eventually(&what, || async { (api.request_count(verb, plural) > more_than).then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +53,7 @@ async fn lists_are_paged_and_expired_watches_relist() {
     let api = cluster(1_100).await;
     let picker = started(&api).await;
     assert_eq!(known(&picker).await.len(), 1_100);
-    assert!(api.asked("list", "pods") >= 3, "pages of 500");
+    assert!(api.request_count("list", "pods") >= 3, "pages of 500");
     let lists = picker.metric("attache_kube_lists_total").await;
     // The picker gets no events for these changes.
     api.fail(Outage::Status(503));
@@ -74,7 +74,7 @@ async fn api_server_outage_keeps_endpoints_and_is_logged_once() {
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     let before = known(&picker).await;
     for outage in [Outage::Status(503), Outage::Broken, Outage::Status(429)] {
-        let questions = || api.asked("list", "pods") + api.asked("watch", "pods");
+        let questions = || api.request_count("list", "pods") + api.request_count("watch", "pods");
         let asked = questions();
         api.fail(outage.clone());
         // The resource version expires too, so the picker has to list during the outage.
@@ -108,7 +108,7 @@ async fn new_selector_is_in_sync_after_the_old_watch_failed() {
     let api = cluster(1).await;
     api.pod(pod("other", "other", "10.1.0.9"));
     let picker = started(&api).await;
-    let watches = api.asked("watch", "pods");
+    let watches = api.request_count("watch", "pods");
     // Its watches fail until the backoff is long: the next try is seconds away.
     api.fail(Outage::Watches("/pods", 503));
     until_asked(&api, "watch", "/pods", watches + 5).await;
@@ -166,7 +166,7 @@ async fn missing_crd_pool_or_right_is_logged_and_awaited() {
                     `{apiGroups: [\\\"\\\"], resources: [pods], verbs: [get, list, watch]}`";
     eventually("the missing right in the log", || async { (log_lines_with(&picker, no_right) == 1).then_some(()) })
         .await;
-    let asked = api.asked("list", "pods");
+    let asked = api.request_count("list", "pods");
     until_asked(&api, "list", "pods", asked + 1).await;
     assert!(!picker.is_ready().await);
     assert!(picker.metric("attache_kube_refused_total").await >= 1.0);
@@ -266,16 +266,16 @@ async fn pods_without_watch_right_are_listed_repeatedly() {
     assert_eq!(log_lines_with(&picker, refused), 1, "logged once: {}", picker.process.stderr());
     assert_eq!(picker.metric("attache_kube_out_of_touch").await, 1.0, "a list does not bring it back");
     assert!(picker.is_ready().await);
-    let lists = api.asked("list", "pods");
+    let lists = api.request_count("list", "pods");
     assert!(lists <= 8, "every 10 s: {lists}");
 
     api.forbid("watch", "pods", false);
     picker.until_metric("attache_kube_out_of_touch", 0.0).await;
     assert_eq!(log_lines_with(&picker, "watch works again"), 1, "{}", picker.process.stderr());
-    let lists = api.asked("list", "pods");
+    let lists = api.request_count("list", "pods");
     api.pod(pod("later", "vllm", "10.1.0.3"));
     until_known(&picker, &["later", "new"]).await;
-    assert_eq!(api.asked("list", "pods"), lists, "by a watch");
+    assert_eq!(api.request_count("list", "pods"), lists, "by a watch");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -225,13 +225,15 @@ async fn pools_of_a_namespace_share_lists_and_watches() {
     }
     let kinds = ["inferencepools", "inferenceobjectives", "inferencemodelrewrites", "inferencemodels"];
     for verb in ["list", "watch"] {
-        eventually("a watch of the pods of each selector", || async { (api.asked(verb, "/pods") >= 4).then_some(()) })
-            .await;
-        assert_eq!(api.asked(verb, "/pods"), 4, "{verb}: one for each selector");
+        eventually("a watch of the pods of each selector", || async {
+            (api.request_count(verb, "/pods") >= 4).then_some(())
+        })
+        .await;
+        assert_eq!(api.request_count(verb, "/pods"), 4, "{verb}: one for each selector");
         for kind in kinds {
             // The two kinds that llm-d also defines are looked up in its group too.
             let most = if verb == "list" && kind.len() > 15 { 2 } else { 1 };
-            assert!(api.asked(verb, kind) <= most, "{verb} {kind}: {}", api.asked(verb, kind));
+            assert!(api.request_count(verb, kind) <= most, "{verb} {kind}: {}", api.request_count(verb, kind));
         }
     }
     // All pools see a change, also a pool that joined a watch later.
@@ -240,5 +242,5 @@ async fn pools_of_a_namespace_share_lists_and_watches() {
         (known(&picker).await.contains("d2") && picker.endpoints().await.len() == 7).then_some(())
     })
     .await;
-    assert_eq!(api.asked("list", "/pods"), 4);
+    assert_eq!(api.request_count("list", "/pods"), 4);
 }

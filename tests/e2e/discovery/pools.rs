@@ -138,7 +138,11 @@ async fn pools_follow_inference_pools_and_are_chosen_by_service() {
     })
     .await;
     assert!(matches!(pick(&huge, "m").await, Picked::Refused(404, _)));
-    assert_eq!((api.asked("list", "inferencepools"), api.asked("watch", "inferencepools")), (1, 1), "shared by all");
+    assert_eq!(
+        (api.request_count("list", "inferencepools"), api.request_count("watch", "inferencepools")),
+        (1, 1),
+        "shared by all"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,7 +284,7 @@ async fn rejected_reload_keeps_the_pool_searches() {
     eventually("the reload to be refused", || async { refused() }).await;
     serve(&api, "huge", "10.0.0.3");
     until_pools(&picker, &["inference/huge", "inference/large", "inference/small", "elsewhere/distant"]).await;
-    assert_eq!(api.asked("list", "inferencepools"), 2, "one for each namespace");
+    assert_eq!(api.request_count("list", "inferencepools"), 2, "one for each namespace");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -295,8 +299,9 @@ async fn forbidden_pool_search_affects_only_its_own_pools() {
         "refuses `list` on `inferencepools` (group `inference.networking.k8s.io`) in namespace `{NAMESPACE}`; the service account's Role \
          there needs `{{apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}}`"
     );
-    let asked = api.asked("list", "inferencepools");
-    eventually("two more tries", || async { (api.asked("list", "inferencepools") > asked + 1).then_some(()) }).await;
+    let asked = api.request_count("list", "inferencepools");
+    eventually("two more tries", || async { (api.request_count("list", "inferencepools") > asked + 1).then_some(()) })
+        .await;
     let log = picker.process.stderr();
     assert_eq!(log.lines().filter(|line| line.contains(&told)).count(), 1, "{log}");
     api.forbid("list", "inferencepools", false);

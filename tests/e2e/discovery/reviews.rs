@@ -37,9 +37,9 @@ async fn metrics_and_admin_pages_require_authorization() {
         let nobody = see(&picker, path, None).await;
         assert_eq!((nobody.status.as_u16(), nobody.header("www-authenticate")), (401, "Bearer"), "{path}");
     }
-    assert_eq!(api.asked("create", "tokenreviews"), 0, "without a token there is nothing to ask");
+    assert_eq!(api.request_count("create", "tokenreviews"), 0, "without a token there is nothing to ask");
     assert_eq!(see(&picker, "/metrics", Some("made-up")).await.status, 401);
-    assert_eq!(api.asked("create", "subjectaccessreviews"), 0, "nobody to ask about");
+    assert_eq!(api.request_count("create", "subjectaccessreviews"), 0, "nobody to ask about");
 
     let page = see(&picker, "/metrics", Some("scraper")).await;
     assert_eq!(page.status, 200);
@@ -50,14 +50,14 @@ async fn metrics_and_admin_pages_require_authorization() {
     assert_eq!((denied.status.as_u16(), &*denied.body), (403, &b"Authorization denied for user jane\n"[..]));
     assert_eq!(see(&picker, "/no-such-page", Some("passer-by")).await.status, 404);
 
-    let asked = (api.asked("create", "tokenreviews"), api.asked("create", "subjectaccessreviews"));
+    let asked = (api.request_count("create", "tokenreviews"), api.request_count("create", "subjectaccessreviews"));
     assert_eq!(asked, (4, 3), "made-up, scraper twice, passer-by");
     for _ in 0..5 {
         assert_eq!(see(&picker, "/metrics", Some("scraper")).await.status, 200);
         assert_eq!(see(&picker, "/metrics", Some("passer-by")).await.status, 403);
         assert_eq!(see(&picker, "/metrics", Some("made-up")).await.status, 401);
     }
-    let still = (api.asked("create", "tokenreviews"), api.asked("create", "subjectaccessreviews"));
+    let still = (api.request_count("create", "tokenreviews"), api.request_count("create", "subjectaccessreviews"));
     assert_eq!(still, asked, "remembered");
 
     // Without the right to create reviews, new tokens are rejected and cached ones stay valid.
@@ -83,5 +83,5 @@ async fn open_pages_send_no_token_reviews() {
     for token in [None, Some("made-up")] {
         assert_eq!(see(&picker, "/metrics", token).await.status, 200);
     }
-    assert_eq!(api.asked("create", "tokenreviews"), 0);
+    assert_eq!(api.request_count("create", "tokenreviews"), 0);
 }

@@ -88,7 +88,7 @@ async fn reload_keeps_rules_while_they_cannot_be_listed() {
     picker.until_ready().await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     assert_eq!(pick(&connection, "gpt").await.model(), "llama");
-    let listed = || api.asked("list", "inferencemodelrewrites");
+    let listed = || api.request_count("list", "inferencemodelrewrites");
     api.fail(Outage::Of("inferencemodelrewrites", 503));
     let before = listed();
     at(directory.path(), ", metrics: {port: 9999}");
@@ -124,7 +124,7 @@ async fn watch_that_gets_404_keeps_the_rules() {
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("llama", 1)]));
     let (_picker, connection) = started(&api, &[]).await;
     assert_eq!(pick(&connection, "gpt").await.model(), "llama");
-    let listed = || api.asked("list", "inferencemodelrewrites");
+    let listed = || api.request_count("list", "inferencemodelrewrites");
     let before = listed();
     api.fail(Outage::Watches("inferencemodelrewrites", 404));
     eventually("a list after the watch", || async { (listed() > before + 1).then_some(()) }).await;

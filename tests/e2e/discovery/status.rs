@@ -69,7 +69,7 @@ async fn leader_writes_model_name_conflicts_to_the_status() {
     apply_model(&api, "third", 9, "qwen");
     until_accepted_is(&api, "third", "False", "ModelNameInUse").await;
     assert_eq!(second.metric("attache_kube_status_writes_total").await, 0.0);
-    assert_eq!(api.asked("patch", MODELS), 4, "what an object says already is not written again");
+    assert_eq!(api.request_count("patch", MODELS), 4, "what an object says already is not written again");
 
     // The next leader continues: a free name belongs to the next oldest object.
     first.process.signal("TERM");
@@ -79,7 +79,7 @@ async fn leader_writes_model_name_conflicts_to_the_status() {
     until_accepted_is(&api, "young", "True", "Accepted").await;
     assert_eq!(condition(&api, "other", "Accepted")["status"], "True");
     second.until_metric("attache_kube_status_writes_total", 1.0).await;
-    assert_eq!(api.asked("patch", MODELS), 5, "what the leader before it wrote stands");
+    assert_eq!(api.request_count("patch", MODELS), 5, "what the leader before it wrote stands");
 }
 
 /// Only the lease holder writes the status. All replicas route.
@@ -155,7 +155,7 @@ async fn missing_status_right_is_logged_once_and_retried() {
     let leader = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
     leader.until_ready().await;
     let tried = async |times: usize| {
-        let enough = async || (api.asked("patch", MODELS) >= times).then_some(());
+        let enough = async || (api.request_count("patch", MODELS) >= times).then_some(());
         eventually("another try", enough).await;
     };
     tried(2).await;

@@ -78,7 +78,7 @@ async fn every_installation_discovers_its_pods() {
         assert!(knows(&picker, "127.0.0.1:8000").await, "{}", rendered.name);
         assert!(!knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
         if rendered.of("InferencePool").count() == 0 {
-            assert_eq!(api.asked("list", "inferencepools"), 0, "{}: no CRD is needed", rendered.name);
+            assert_eq!(api.request_count("list", "inferencepools"), 0, "{}: no CRD is needed", rendered.name);
         }
     }
 }

@@ -50,7 +50,7 @@ rows! { ROWS;
         let (api, picker, connection) = world(&[("m", 1, json!({}))]).await;
         pick(&connection, "m").await.destination();
         picker.until_metric("attache_kube_status_writes_total", 1.0).await;
-        assert_eq!(api.asked("patch", "inferencepools") + api.asked("update", "inferencepools"), 0);
+        assert_eq!(api.request_count("patch", "inferencepools") + api.request_count("update", "inferencepools"), 0);
     }
 
     new_pools_need_no_new_picker:

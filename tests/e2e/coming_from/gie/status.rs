@@ -65,7 +65,7 @@ rows! { ROWS;
         let (picker, connection) = started(&api, &FLAGS).await;
         until_logged(&picker, "lacks `patch` on `inferencemodels/status`").await;
         assert_eq!(target(&connection, "m").await, "m");
-        assert_eq!(api.asked("patch", MODELS), 1, "it is not tried again at once");
+        assert_eq!(api.request_count("patch", MODELS), 1, "it is not tried again at once");
     }
 
     a_younger_object_is_not_ready:
