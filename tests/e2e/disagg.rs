@@ -276,7 +276,7 @@ pub(crate) fn long_stream(number: usize) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn disconnect_during_prefill_or_decode_leaves_nothing_pinned() {
+async fn disconnect_during_prefill_or_decode_releases_pinned_blocks() {
     const LEAVING: u64 = 24;
     let stack = Stack::start(&[], "decider: always").await;
     let to = stack.to();
@@ -397,7 +397,7 @@ pub(crate) fn ended(reply: Reply) -> End {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_workers_meet_and_failed_prefill_is_reported_at_once() {
+async fn sglang_splits_requests_and_reports_failed_prefill_at_once() {
     let more = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
     let stack = Stack::start(&more, "decider: always, connector: sglang").await;
     let courses = stack.load(40, well).await;

@@ -376,7 +376,7 @@ async fn shutdown_completes_prefills_and_responses() {
 
 /// The killed picker's state is lost. Blocks on the servers are not.
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_picker_fails_requests_in_flight_and_leaves_nothing_pinned() {
+async fn killed_picker_fails_requests_and_leaves_no_pinned_blocks() {
     let mut stack = Stack::start(&[], "decider: always").await;
     let clients = waiting(&stack).await;
     stack.picker.process.kill();

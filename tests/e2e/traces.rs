@@ -111,7 +111,7 @@ async fn ask(to: SocketAddr, traceparent: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn span_is_a_child_of_the_client_and_parent_of_the_server() {
+async fn picker_span_is_between_client_and_server_spans() {
     let (echo, collector) = (Echo::start().await, Collector::start().await);
     let endpoint = format!("http://{}", collector.address);
     let picker = AttacheProcess::start(&[echo.address], &["--otlp-endpoint", &endpoint, "--trace-ratio", "0"]).await;

@@ -610,7 +610,7 @@ fn prefill_worker_crashes_cost_no_request() {
 }
 
 #[test]
-fn waiting_requests_move_to_another_decode_worker_when_theirs_leaves() {
+fn waiting_requests_move_when_their_decode_worker_leaves() {
     let left = Timestamp(20_000_000_000);
     let mut plan = Plan::split("8b-h100", 1, 2).by(Decider::Always);
     plan.signals.discovery_delay = Duration::ZERO;

@@ -17,13 +17,13 @@ fn cluster(api: &FakeApi) {
 }
 
 fn apply_model(api: &FakeApi, name: &str, second: u8, model: &str) {
-    let mut apply_model = object(name, second, json!({"poolRef": {"name": "vllm"}, "modelName": model}));
-    apply_model["metadata"]["generation"] = json!(1);
+    let mut model_object = object(name, second, json!({"poolRef": {"name": "vllm"}, "modelName": model}));
+    model_object["metadata"]["generation"] = json!(1);
     // The default status of new objects of this kind.
     let pending = json!({"type": "Other", "status": "Unknown", "reason": "Pending", "message": "Waiting for controller",
                          "lastTransitionTime": "1970-01-01T00:00:00Z"});
-    apply_model["status"] = json!({"conditions": [pending]});
-    api.apply(EXPERIMENTAL, MODELS, apply_model);
+    model_object["status"] = json!({"conditions": [pending]});
+    api.apply(EXPERIMENTAL, MODELS, model_object);
 }
 
 /// The condition of this type, `Null` where the object has none.

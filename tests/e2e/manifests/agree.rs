@@ -110,11 +110,10 @@ fn ports_match_from_the_pool_to_the_picker() {
             assert_eq!(number, Some(grpc), "{name}");
             // The pool is selected by a flag or the configuration, by its name or its labels.
             let (args, called) = (rendered.picker()["args"].to_string(), text(&pool["metadata"]["name"]));
-            let configuration_contains =
-                |what: &str| rendered.of("ConfigMap").any(|map| map.to_string().contains(what));
-            let by_name = configuration_contains(&format!("{{pool: {called}}}"))
+            let config_map_contains = |what: &str| rendered.of("ConfigMap").any(|map| map.to_string().contains(what));
+            let by_name = config_map_contains(&format!("{{pool: {called}}}"))
                 || args.contains(&format!("--pool-name={called}\""));
-            let by_label = configuration_contains("{poolSelector: serving=attache}")
+            let by_label = config_map_contains("{poolSelector: serving=attache}")
                 && pool["metadata"]["labels"]["serving"] == "attache";
             assert!(by_name != by_label, "{name}: {args}");
             assert_eq!(pool["metadata"]["namespace"], rendered.one("Deployment")["metadata"]["namespace"], "{name}");
@@ -353,7 +352,7 @@ fn peers(policy: &Value, port: &Value) -> Option<usize> {
 }
 
 #[test]
-fn chart_network_policy_lets_only_gateways_reach_the_ext_proc_port() {
+fn chart_network_policy_allows_only_gateways_to_ext_proc_port() {
     for (chart, least) in [("inferencepool", POOL), ("standalone", STANDALONE)] {
         let rendered = helm(chart, least);
         let policy = rendered.one("NetworkPolicy");

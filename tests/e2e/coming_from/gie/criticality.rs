@@ -14,7 +14,7 @@ fn of(criticality: &str) -> Value {
 
 /// The models of these requests in the order in which the picker dispatches them.
 async fn dispatch_order(streams: Vec<(&'static str, Stream)>) -> Vec<&'static str> {
-    let (dispatched, mut dispatch_order) = tokio::sync::mpsc::unbounded_channel();
+    let (dispatched, mut models) = tokio::sync::mpsc::unbounded_channel();
     for (model, mut stream) in streams {
         let dispatched = dispatched.clone();
         tokio::spawn(async move {
@@ -25,7 +25,7 @@ async fn dispatch_order(streams: Vec<(&'static str, Stream)>) -> Vec<&'static st
     }
     drop(dispatched);
     let mut order = Vec::new();
-    while let Some(model) = dispatch_order.recv().await {
+    while let Some(model) = models.recv().await {
         order.push(model);
     }
     order
