@@ -51,7 +51,11 @@ const FORM: &[u8] = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\
                       filename=\"a\"\r\n\r\nsound\r\n--b--\r\n";
 
 /// The names of the steering headers and the session header that reach the server.
-async fn arriving(to: SocketAddr, http: Http, what: (&str, &str, &str, &'static str, &'static [u8])) -> Vec<String> {
+async fn steering_headers_at_the_server(
+    to: SocketAddr,
+    http: Http,
+    what: (&str, &str, &str, &'static str, &'static [u8]),
+) -> Vec<String> {
     let (method, path, content_type, encoding, body) = what;
     let target = format!("{path}?tell=x-session-id,{}", STEERING.join(","));
     let mut request = client::request(method, to, http, &target, Payload::sized(Bytes::from_static(body)));
@@ -95,13 +99,13 @@ async fn server_steering_headers_pass_from_trusted_clients_only() {
             let to = envoy.listener(&mode.name());
             for http in [Http::H1, Http::H2] {
                 for what in REQUESTS {
-                    let arrived = arriving(to, http, what).await;
+                    let arrived = steering_headers_at_the_server(to, http, what).await;
                     assert_eq!(arrived, expected, "{mode:?} {http:?} {} {} trusted: {trusted}", what.0, what.1);
                 }
             }
             // Envoy waits for the end of a buffered body, and an upgrade has none.
             if mode != Mode::Buffered {
-                assert_eq!(upgraded(to).await, expected, "{mode:?} upgrade, trusted: {trusted}");
+                assert_eq!(steering_headers_of_an_upgrade(to).await, expected, "{mode:?} upgrade, trusted: {trusted}");
             }
         }
         envoy.assert_picker_was_correct().await;
@@ -110,7 +114,7 @@ async fn server_steering_headers_pass_from_trusted_clients_only() {
 }
 
 /// The names of the steering headers and the session header that reach the server with a websocket upgrade.
-async fn upgraded(to: SocketAddr) -> Vec<String> {
+async fn steering_headers_of_an_upgrade(to: SocketAddr) -> Vec<String> {
     let steering: String = STEERING.iter().map(|name| format!("{name}: 1\r\n")).collect();
     let head = format!(
         "GET /v1/realtime?tell=x-session-id,{} HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
@@ -131,7 +135,7 @@ async fn upgraded(to: SocketAddr) -> Vec<String> {
 }
 
 /// The response headers that contain the address of a server.
-fn disclosing(reply: &Reply, servers: &[SocketAddr]) -> Vec<String> {
+fn headers_with_addresses(reply: &Reply, servers: &[SocketAddr]) -> Vec<String> {
     let shows = |value: &HeaderValue| {
         let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
         servers.iter().any(|server| value.contains(&server.to_string()))
@@ -157,11 +161,11 @@ async fn split_responses_hide_server_addresses_unless_configured() {
                 let reply = client::post(to, "/v1/completions", request(1, stream)).await.expect("a response");
                 assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
                 let expected = if reply.header(COURSE).starts_with("split") { shown.clone() } else { vec![] };
-                assert_eq!(disclosing(&reply, &sim.servers), expected, "{file}, stream {stream}");
+                assert_eq!(headers_with_addresses(&reply, &sim.servers), expected, "{file}, stream {stream}");
                 assert!(file == "buffered.yaml" || reply.header(COURSE).starts_with("split"), "{:?}", reply.headers);
             }
             let refused = client::post(to, "/v1/completions", chat(20, false, 1)).await.expect("a response");
-            assert_eq!(disclosing(&refused, &sim.servers), Vec::<String>::new(), "{file}");
+            assert_eq!(headers_with_addresses(&refused, &sim.servers), Vec::<String>::new(), "{file}");
         }
         picker.assert_settled().await;
     }

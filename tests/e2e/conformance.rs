@@ -159,7 +159,7 @@ async fn ask(to: SocketAddr, method: &str, selections: &[&str]) -> Reply {
 }
 
 /// Sends as many requests as the suite. Every response must be 200 and name its server. Returns those servers.
-async fn reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
+async fn servers_reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
     let mut servers = BTreeSet::new();
     for _ in 0..REQUESTS / CONCURRENCY {
         for reply in join_all((0..CONCURRENCY).map(|_| ask(to, "POST", selections))).await {
@@ -187,18 +187,22 @@ async fn gateway_sends_requests_to_the_picked_endpoint() {
         let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
         let to = envoy.listener("inference");
         for only in [a, b, c] {
-            assert_eq!(reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}: a pod's address");
+            assert_eq!(
+                servers_reached(to, &[&only.ip().to_string()]).await,
+                [only].into(),
+                "{gateway:?}: a pod's address"
+            );
         }
-        assert_eq!(reached(to, &[&list(&[b, a])]).await, [b].into(), "{gateway:?}: the first of two");
-        assert_eq!(reached(to, &[&list(&[c, a, b])]).await, [c].into(), "{gateway:?}: the first of three");
+        assert_eq!(servers_reached(to, &[&list(&[b, a])]).await, [b].into(), "{gateway:?}: the first of two");
+        assert_eq!(servers_reached(to, &[&list(&[c, a, b])]).await, [c].into(), "{gateway:?}: the first of three");
         let (first, rest) = (c.ip().to_string(), list(&[a, b]));
-        assert_eq!(reached(to, &[&first, &rest]).await, [c].into(), "{gateway:?}: in two headers");
+        assert_eq!(servers_reached(to, &[&first, &rest]).await, [c].into(), "{gateway:?}: in two headers");
         assert_eq!(
             ask(to, "GET", &[&b.to_string()]).await.header("x-echo-server"),
             b.to_string(),
             "{gateway:?}: a GET"
         );
-        assert_eq!(reached(to, &[]).await, [a, b, c].into(), "{gateway:?}: the pool's own strategy");
+        assert_eq!(servers_reached(to, &[]).await, [a, b, c].into(), "{gateway:?}: the pool's own strategy");
         let stranger = ask(to, "POST", &["127.0.0.9:1"]).await;
         assert_eq!((stranger.status.as_u16(), stranger.header(SERVED)), (503, ""), "{gateway:?}: no pod of the pool");
         envoy.assert_picker_was_correct().await;
@@ -230,7 +234,7 @@ async fn gateway_sends_requests_to_the_picked_rank() {
                         "{gateway:?}, {ranks} ranks"
                     );
                 }
-                let by_pod = reached(to, &[&own[0].ip().to_string()]).await;
+                let by_pod = servers_reached(to, &[&own[0].ip().to_string()]).await;
                 assert!(by_pod.iter().all(|server| own.contains(server)), "{gateway:?}, {ranks} ranks: {by_pod:?}");
                 if let Some(gone) = pod.get(ranks) {
                     let reply = ask(to, "POST", &[&gone.address.to_string()]).await;
@@ -254,10 +258,10 @@ async fn endpoint_that_served_is_reported_after_fallbacks() {
     let picker = cluster.picker(gateway).await;
     let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
     let to = envoy.listener("inference");
-    // `reached` compares the reported endpoint with the server that responded.
-    assert_eq!(reached(to, &[&list(&[a, c, d])]).await, [c].into(), "past one");
-    assert_eq!(reached(to, &[&list(&[b, d, c])]).await, [d].into(), "past another, in the other order");
-    assert_eq!(reached(to, &[&list(&[b, a, d])]).await, [d].into(), "past two");
+    // `servers_reached` compares the reported endpoint with the server that responded.
+    assert_eq!(servers_reached(to, &[&list(&[a, c, d])]).await, [c].into(), "past one");
+    assert_eq!(servers_reached(to, &[&list(&[b, d, c])]).await, [d].into(), "past another, in the other order");
+    assert_eq!(servers_reached(to, &[&list(&[b, a, d])]).await, [d].into(), "past two");
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await >= 4 * REQUESTS as u64);
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
@@ -269,7 +273,7 @@ async fn endpoint_that_served_is_reported_after_fallbacks() {
     let to = envoy.listener("inference");
     let reply = ask(to, "POST", &[&list(&[a, c])]).await;
     assert_eq!((reply.status.as_u16(), reply.header("x-echo-server")), (503, ""));
-    assert_eq!(reached(to, &[&list(&[c, a])]).await, [c].into());
+    assert_eq!(servers_reached(to, &[&list(&[c, a])]).await, [c].into());
     picker.assert_settled().await;
 }
 
@@ -287,11 +291,11 @@ async fn conformance_headers_flag_needs_no_configuration_file() {
         let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
         let to = envoy.listener("inference");
         for only in [a, b, c] {
-            assert_eq!(reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}");
+            assert_eq!(servers_reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}");
             let reply = ask(to, "POST", &[&only.to_string()]).await;
             assert_eq!(reply.header(SERVED), gateway.reports(&only.to_string()), "{gateway:?}");
         }
-        assert_eq!(reached(to, &[""]).await, [a, b, c].into(), "{gateway:?}: an empty header means all");
+        assert_eq!(servers_reached(to, &[""]).await, [a, b, c].into(), "{gateway:?}: an empty header means all");
         assert_eq!(ask(to, "POST", &["127.0.0.9"]).await.status, 503, "{gateway:?}: no pod of the pool");
         envoy.assert_picker_was_correct().await;
         picker.assert_settled().await;

@@ -55,11 +55,11 @@ fn ids_of(number: u32, count: u32) -> Vec<u32> {
 }
 
 /// A stack whose decode workers keep blocks, which the picker has already observed.
-async fn keeping(sim: &[&str]) -> Stack {
-    keeping_with(sim, "decider: always").await
+async fn keeping_stack(sim: &[&str]) -> Stack {
+    keeping_stack_with(sim, "decider: always").await
 }
 
-async fn keeping_with(sim: &[&str], disaggregation: &str) -> Stack {
+async fn keeping_stack_with(sim: &[&str], disaggregation: &str) -> Stack {
     let stack = Stack::start(&[&["--bidirectional-kv"], sim].concat(), disaggregation).await;
     assert_eq!(Talk::begin(9_000, None, false).turn(&stack).await, "split");
     stack
@@ -67,7 +67,7 @@ async fn keeping_with(sim: &[&str], disaggregation: &str) -> Stack {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn next_turn_prefill_fetches_blocks_kept_by_decode_worker() {
-    let stack = keeping(&[]).await;
+    let stack = keeping_stack(&[]).await;
     for stream in [false, true] {
         let before = stack.count(stack.prefill(), "/pulls").await;
         let mut talk = Talk::begin(u32::from(stream), Some("mine"), stream);
@@ -95,7 +95,7 @@ async fn next_turn_prefill_fetches_blocks_kept_by_decode_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_that_are_no_prefix_of_the_prompt_are_not_fetched() {
-    let stack = keeping(&[]).await;
+    let stack = keeping_stack(&[]).await;
     let mut talk = Talk::begin(1, Some("mine"), false);
     talk.turn(&stack).await;
     let mut others = Talk { salt: Some("another one's"), ..talk.clone() };
@@ -120,7 +120,7 @@ async fn blocks_that_are_no_prefix_of_the_prompt_are_not_fetched() {
 async fn expired_blocks_are_not_fetched_and_lost_ones_recomputed() {
     // An expiry in the server's monotonic clock is meaningless here. A Unix time is usable.
     for (clock, ttl) in [("monotonic", "decider: always, decoderBlocksTtl: 4s"), ("unix", "decider: always")] {
-        let stack = keeping_with(&["--decoder-kv-ttl", "4s", "--decoder-kv-clock", clock], ttl).await;
+        let stack = keeping_stack_with(&["--decoder-kv-ttl", "4s", "--decoder-kv-clock", clock], ttl).await;
         let mut talk = Talk::begin(1, None, false);
         talk.turn(&stack).await;
         assert_eq!(talk.turn(&stack).await, "split; carried=439", "{clock}: it is kept until then");
@@ -132,7 +132,7 @@ async fn expired_blocks_are_not_fetched_and_lost_ones_recomputed() {
         assert_eq!((stack.count(stack.prefill(), "/pulls").await, stack.failed_loads().await), (1, 0), "{clock}");
     }
 
-    let stack = keeping(&[]).await;
+    let stack = keeping_stack(&[]).await;
     let mut talk = Talk::begin(1, None, false);
     talk.turn(&stack).await;
     // A server that lost its blocks fails the prefill, and another server computes the prompt.

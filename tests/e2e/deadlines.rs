@@ -39,7 +39,7 @@ async fn ask(to: SocketAddr, number: usize, tokens: usize, deadline: Option<&'st
 }
 
 /// Sends requests from which the picker learns the server's speed.
-async fn learn(to: SocketAddr) {
+async fn warm_up(to: SocketAddr) {
     for round in 0..24 {
         assert_eq!(ask(to, round, 200 + round % 4 * 500, None).await.status, 200);
     }
@@ -66,7 +66,7 @@ async fn unmeetable_deadlines_are_rejected_and_other_requests_served() {
     let to = envoy.listener("inference");
     // The speed is unknown yet, so no request is rejected.
     assert_eq!(ask(to, 900, 100, Some("1")).await.status, 200);
-    learn(to).await;
+    warm_up(to).await;
     assert_eq!(ask(to, 901, 200, Some("2000")).await.status, 200, "an idle server has it in time");
     // Prompts that take four seconds to prefill.
     let mut busy = tokio::task::JoinSet::new();
@@ -102,7 +102,7 @@ async fn deadline_shorter_than_the_queue_wait_is_rejected() {
         let picker = picker(&sim, &flow).await;
         let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
         let to = envoy.listener("inference");
-        learn(to).await;
+        warm_up(to).await;
         // Prompts that take eight seconds, one after another. The first few show how fast the queue moves.
         let mut busy = tokio::task::JoinSet::new();
         for number in 0..40 {

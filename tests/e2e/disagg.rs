@@ -184,7 +184,8 @@ pub(crate) fn request(number: usize, stream: bool) -> Bytes {
     json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 8, "stream": stream}).to_string().into()
 }
 
-pub(crate) fn well(reply: Reply) -> String {
+/// Checks that the response is complete, and returns how it was served.
+pub(crate) fn course_of_complete_response(reply: Reply) -> String {
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
     let text = String::from_utf8_lossy(&reply.body);
     assert!(text.contains("[DONE]") || reply.json()["usage"]["completion_tokens"] == 8, "a whole answer: {text}");
@@ -216,7 +217,7 @@ async fn failing_prefill_workers_cost_no_request() {
         stack.assert_nothing_stays().await;
         stack.faults(servers, faults).await;
         let began = Instant::now();
-        let courses = stack.load(40, well).await;
+        let courses = stack.load(40, course_of_complete_response).await;
         assert_eq!(courses.len(), 40, "{what}");
         assert!(courses.iter().all(|course| allowed.contains(&&**course)), "{what}: {courses:?}");
         // Each fault is reported at least once.
@@ -238,7 +239,7 @@ async fn slow_prefill_is_hedged_and_the_first_response_wins() {
     let stack = Stack::start(&[], "decider: always, hedgeAfter: 50ms").await;
     // One worker hangs. The other serves its requests, long before the prefill timeout.
     stack.faults(&stack.prefill()[..1], json!({"prefill": {"hang": true}})).await;
-    let courses = stack.load(40, well).await;
+    let courses = stack.load(40, course_of_complete_response).await;
     assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
     let asked = stack.count(&stack.prefill()[..1], "/prefills").await;
     assert!(asked > 0, "the slow one was asked");
@@ -383,14 +384,14 @@ pub(crate) enum End {
     Aborted,
 }
 
-pub(crate) fn ended(reply: Reply) -> End {
+pub(crate) fn request_end(reply: Reply) -> End {
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     match (reply.status.as_u16(), reply.header("x-attache-reason")) {
         (503, "prefill_failed") => End::Refused,
         (200, "") if text.contains("Abort in waiting queue") => End::Aborted,
         (status, reason) => {
             assert_eq!((status, reason), (200, ""), "{text}");
-            well(reply);
+            course_of_complete_response(reply);
             End::Whole
         }
     }
@@ -400,11 +401,11 @@ pub(crate) fn ended(reply: Reply) -> End {
 async fn sglang_splits_requests_and_reports_failed_prefill_at_once() {
     let more = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
     let stack = Stack::start(&more, "decider: always, connector: sglang").await;
-    let courses = stack.load(40, well).await;
+    let courses = stack.load(40, course_of_complete_response).await;
     assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
     stack.faults(stack.prefill(), json!({"fail_next": {"count": 1, "status": 500}})).await;
     let began = Instant::now();
-    let ends = stack.load(20, ended).await;
+    let ends = stack.load(20, request_end).await;
     assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
     assert_eq!(ends.iter().filter(|end| **end != End::Whole).count(), 2, "{ends:?}");
     stack.picker.assert_settled().await;

@@ -1,7 +1,9 @@
 //! Failures between prefill and the end of the response, through real Envoy. Each request is served, or its client can
 //! detect the failure. No blocks or requests are leaked.
 
-use crate::disagg::{Bootstrap, CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
+use crate::disagg::{
+    Bootstrap, CLIENTS, COURSE, End, Stack, course_of_complete_response, long_stream, request, request_end,
+};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::{by_header, by_list};
@@ -23,7 +25,7 @@ fn status_and_reason(reply: Reply) -> (u16, String) {
     (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())
 }
 
-async fn serves_again(stack: &Stack) {
+async fn until_split_again(stack: &Stack) {
     eventually("requests to be split again", || async {
         let reply = client::post(stack.to(), "/v1/completions", request(7_000, false)).await.ok()?;
         (reply.status == 200 && reply.header(COURSE) == "split").then_some(())
@@ -42,7 +44,7 @@ async fn expired_lease_recomputes_or_fails_by_the_server_policy() {
         assert_eq!(stack.count(stack.prefill(), "/leases_expired").await, 1, "{policy}");
         assert_eq!(stack.count(stack.prefill(), "/pinned/requests").await, 0, "{policy}");
         stack.faults(stack.decode(), json!({})).await;
-        serves_again(&stack).await;
+        until_split_again(&stack).await;
         stack.picker.assert_settled().await;
     }
 }
@@ -84,7 +86,7 @@ async fn aborted_decode_cuts_the_stream_and_releases_blocks() {
     clients.join_all().await;
     stack.assert_nothing_stays().await;
     stack.faults(stack.decode(), json!({})).await;
-    serves_again(&stack).await;
+    until_split_again(&stack).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,14 +96,14 @@ async fn sglang_hang_or_refusal_is_reported_within_prefill_timeout() {
     for (what, faults) in [("hang", json!({"prefill": {"hang": true}})), ("refuse", json!({"refuse": true}))] {
         stack.faults(stack.prefill(), faults).await;
         let began = Instant::now();
-        let ends = stack.load(CLIENTS, ended).await;
+        let ends = stack.load(CLIENTS, request_end).await;
         assert!(began.elapsed() < Duration::from_secs(10), "{what}: nobody waits for the bootstrap's timeout");
         assert!(ends.iter().all(|end| *end != End::Whole), "{what}: {ends:?}");
         // The headers of a stream are sent before its prefill ends, those of other responses are not.
         assert!(ends.iter().filter(|end| **end == End::Refused).count() >= CLIENTS / 2, "{what}: {ends:?}");
         stack.picker.assert_settled().await;
         stack.faults(stack.prefill(), json!({})).await;
-        serves_again(&stack).await;
+        until_split_again(&stack).await;
     }
     stack.picker.assert_settled().await;
 }
@@ -124,15 +126,15 @@ async fn sglang_streams_complete_without_response_bodies_in_ext_proc() {
         let stack = Stack::with_envoy(bootstrap, &sim, "connector: sglang, prefillTimeout: 3s").await;
         // Longer than a prefill call lasts without a waiting request.
         stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
-        assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
+        assert_eq!(stack.load(CLIENTS, course_of_complete_response).await, vec!["split"; CLIENTS]);
         stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
         let began = Instant::now();
-        let ends = stack.load(CLIENTS, ended).await;
+        let ends = stack.load(CLIENTS, request_end).await;
         assert_eq!(ends.iter().filter(|end| **end == End::Aborted).count(), CLIENTS / 2, "{ends:?}");
         assert!(!ends.contains(&End::Whole), "{ends:?}");
         assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
         stack.faults(stack.prefill(), json!({})).await;
-        serves_again(&stack).await;
+        until_split_again(&stack).await;
         stack.picker.assert_settled().await;
     }
 }
@@ -190,7 +192,7 @@ async fn decode_worker_removed_during_prefill_gets_no_request() {
     eventually("the decode server to be gone", || async { (picker.endpoints().await.len() == 2).then_some(()) }).await;
     faults(json!({})).await.expect("an answer");
     for reply in clients.join_all().await {
-        assert_eq!(well(reply), "split");
+        assert_eq!(course_of_complete_response(reply), "split");
     }
     let decodes = |server: SocketAddr| async move {
         client::get(server, "/sim/pd").await.expect("a page").json()["decodes"].as_u64().expect("a count")
@@ -213,7 +215,7 @@ async fn unreachable_decode_worker_costs_no_request_with_endpoint_list() {
     for number in 0..40 {
         let reply =
             client::post(envoy.listener("inference"), "/v1/completions", request(number, number % 2 == 0)).await;
-        assert_eq!(well(reply.expect("an answer")), "split", "request {number}");
+        assert_eq!(course_of_complete_response(reply.expect("an answer")), "split", "request {number}");
     }
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0, "it was never picked first");
     let page = client::get(prefill, "/sim/pd").await.expect("a page").json();
@@ -301,7 +303,7 @@ async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
         clients.spawn(async move { client::post(to, "/v1/completions", request(number, true)).await });
     }
     for reply in clients.join_all().await {
-        assert_eq!(ended(reply.expect("an answer")), End::Aborted);
+        assert_eq!(request_end(reply.expect("an answer")), End::Aborted);
     }
     assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
     assert!(
@@ -331,19 +333,19 @@ async fn unresponsive_prefill_worker_is_ejected() {
     while seen.iter().filter(|course| *course == late).count() < 5 {
         assert!(number < 200, "{seen:?}");
         let reply = client::post(to, "/v1/completions", request(number, number % 2 == 0)).await.expect("an answer");
-        seen.push(well(reply));
+        seen.push(course_of_complete_response(reply));
         number += 1;
     }
     assert!(seen.iter().all(|course| course == late || course == "split"), "{seen:?}");
     for number in number..number + 20 {
         let reply = client::post(to, "/v1/completions", request(number, false)).await.expect("an answer");
-        assert_eq!(well(reply), "split", "it is left alone");
+        assert_eq!(course_of_complete_response(reply), "split", "it is left alone");
     }
     picker.assert_settled().await;
 }
 
 /// Requests in prefill, which get no response until the fault is removed.
-async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
+async fn requests_in_prefill(stack: &Stack) -> tokio::task::JoinSet<Reply> {
     stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
     let mut clients = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
@@ -362,12 +364,12 @@ async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_completes_prefills_and_responses() {
     let mut stack = Stack::start(&[], "decider: always").await;
-    let clients = waiting(&stack).await;
+    let clients = requests_in_prefill(&stack).await;
     stack.picker.process.signal("TERM");
     eventually("the picker to look away", || async { (!stack.picker.is_ready().await).then_some(()) }).await;
     stack.faults(stack.prefill(), json!({})).await;
     for reply in clients.join_all().await {
-        assert_eq!(well(reply), "split");
+        assert_eq!(course_of_complete_response(reply), "split");
     }
     let status = stack.picker.process.wait().await;
     assert!(status.success(), "the picker ended with {status}");
@@ -378,7 +380,7 @@ async fn shutdown_completes_prefills_and_responses() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_picker_fails_requests_and_leaves_no_pinned_blocks() {
     let mut stack = Stack::start(&[], "decider: always").await;
-    let clients = waiting(&stack).await;
+    let clients = requests_in_prefill(&stack).await;
     stack.picker.process.kill();
     for reply in clients.join_all().await {
         assert_eq!(reply.status, 500, "{}", String::from_utf8_lossy(&reply.body));

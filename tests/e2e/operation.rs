@@ -151,7 +151,7 @@ async fn set_faults(server: SocketAddr, faults: serde_json::Value) {
 }
 
 /// Whether the metrics of each server are stale.
-async fn stale(picker: &AttacheProcess) -> Vec<bool> {
+async fn stale_servers(picker: &AttacheProcess) -> Vec<bool> {
     let endpoints = picker.endpoints().await;
     endpoints.iter().map(|endpoint| endpoint["metrics"]["stale"].as_bool().unwrap_or(true)).collect()
 }
@@ -171,13 +171,13 @@ async fn broken_metrics_make_only_one_server_stale() {
     for fault in ["hang", "garbage", "huge", "error"] {
         set_faults(sim.servers[0], json!({"metrics": fault})).await;
         eventually(&format!("one stale server ({fault})"), || async {
-            (stale(&picker).await == [true, false, false]).then_some(())
+            (stale_servers(&picker).await == [true, false, false]).then_some(())
         })
         .await;
         traffic.more(3).await;
         set_faults(sim.servers[0], json!({})).await;
         eventually(&format!("no stale server (after {fault})"), || async {
-            (stale(&picker).await == [false; 3]).then_some(())
+            (stale_servers(&picker).await == [false; 3]).then_some(())
         })
         .await;
     }

@@ -1,7 +1,7 @@
 //! Lost prefill workers, through real Envoy and with several requests in flight: they refuse connections, close them
 //! during prefill, or leave the pool. Every request is served, and its response says how.
 
-use crate::disagg::{CLIENTS, PREFILL, load, request, well};
+use crate::disagg::{CLIENTS, PREFILL, course_of_complete_response, load, request};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::by_header;
@@ -62,7 +62,7 @@ impl Stack {
     }
 
     /// Replaces the file, and waits until the settings are reloaded and the pool has `count` endpoints.
-    async fn becomes(&self, text: &str, count: usize) {
+    async fn reload_pool(&self, text: &str, count: usize) {
         const RELOADS: &str = "attache_config_reloads_total";
         let before = self.picker.metric(RELOADS).await;
         replace(&self.file, text);
@@ -100,7 +100,7 @@ impl Stack {
     }
 
     /// Requests in prefill, which get no response until the test ends the fault, and their number on each server.
-    async fn waiting(&self, count: usize) -> (JoinSet<Reply>, [u64; 3]) {
+    async fn requests_in_prefill(&self, count: usize) -> (JoinSet<Reply>, [u64; 3]) {
         self.faults(json!({"prefill": {"hang": true}})).await;
         let (to, mut clients) = (self.to(), JoinSet::new());
         for number in 0..count {
@@ -127,7 +127,7 @@ impl Stack {
 /// How a complete response was made, and its prefill worker.
 fn course_and_worker(reply: Reply) -> (String, String) {
     let prefill = reply.header(PREFILL).to_owned();
-    (well(reply), prefill)
+    (course_of_complete_response(reply), prefill)
 }
 
 fn split_by(server: SocketAddr) -> (String, String) {
@@ -155,13 +155,13 @@ async fn unreachable_prefill_worker_costs_no_request() {
     assert!((1..=1 + CLIENTS).contains(&refused), "{refused} of {REQUESTS} were refused");
 
     // The unreachable worker is the only one, and is never ejected.
-    stack.becomes(&pool(NO_EJECTION, &[gone], stack.decode()), 2).await;
+    stack.reload_pool(&pool(NO_EJECTION, &[gone], stack.decode()), 2).await;
     assert_eq!(load(stack.to(), REQUESTS, course_and_worker).await, vec![local("prefill_refused"); REQUESTS]);
     assert_eq!(stack.prefill_calls("prefill_refused").await, refused + REQUESTS);
     stack.assert_nothing_stays().await;
 
     // The unreachable worker is one of two, and is never ejected: all calls to it are retried at the other.
-    stack.becomes(&pool(NO_EJECTION, &[gone, stack.sim.servers[0]], stack.decode()), 3).await;
+    stack.reload_pool(&pool(NO_EJECTION, &[gone, stack.sim.servers[0]], stack.decode()), 3).await;
     assert_eq!(load(stack.to(), REQUESTS, course_and_worker).await, vec![other; REQUESTS]);
     assert!(stack.prefill_calls("prefill_refused").await > refused + REQUESTS, "it was asked again");
     stack.assert_nothing_stays().await;
@@ -197,12 +197,12 @@ impl Wire {
     }
 
     /// Closes all connections, and accepts new ones.
-    fn breaks(&self) {
+    fn close_connections(&self) {
         self.breaks.send_replace(());
     }
 
     /// Stops accepting connections. Existing ones stay open.
-    async fn refuses(&mut self) {
+    async fn stop_listening(&mut self) {
         self.listens.abort();
         let ended = (&mut self.listens).await;
         assert!(ended.is_err_and(|error| error.is_cancelled()), "it has listened until now");
@@ -219,10 +219,10 @@ async fn connection_lost_during_prefill_costs_no_request() {
     })
     .await;
     let wire = wire.expect("a wire");
-    let (clients, hanging) = stack.waiting(REQUESTS).await;
+    let (clients, hanging) = stack.requests_in_prefill(REQUESTS).await;
     let [behind, other, _] = hanging;
     assert!(behind > 0 && other > 0, "both compute prompts: {hanging:?}");
-    wire.breaks();
+    wire.close_connections();
     // Requests that lost their worker are sent to the other.
     eventually("the other to compute all prompts", || async {
         (stack.counts("/hanging").await == [0, REQUESTS as u64, 0]).then_some(())
@@ -235,9 +235,9 @@ async fn connection_lost_during_prefill_costs_no_request() {
     stack.assert_nothing_stays().await;
 
     // The only prefill worker.
-    stack.becomes(&pool(NO_EJECTION, &[wire.address], stack.decode()), 2).await;
-    let (clients, _) = stack.waiting(CLIENTS).await;
-    wire.breaks();
+    stack.reload_pool(&pool(NO_EJECTION, &[wire.address], stack.decode()), 2).await;
+    let (clients, _) = stack.requests_in_prefill(CLIENTS).await;
+    wire.close_connections();
     assert_eq!(answers(clients).await, vec![local("prefill_broken"); CLIENTS]);
     assert_eq!(stack.prefill_calls("prefill_broken").await, broken + CLIENTS);
     // As soon as connections stay open, it prefills again.
@@ -268,11 +268,11 @@ async fn prefill_workers_removed_during_prefill_cost_no_request() {
         let timeout = if matches!(end, End::Never) { "5s" } else { "60s" };
         let disaggregation = format!("decider: always, prefillTimeout: {timeout}");
         let settings = NO_EJECTION.replace("decider: always", &disaggregation);
-        stack.becomes(&pool(&settings, &both, stack.decode()), 3).await;
+        stack.reload_pool(&pool(&settings, &both, stack.decode()), 3).await;
         let began = Instant::now();
-        let (clients, hanging) = stack.waiting(2 * CLIENTS).await;
+        let (clients, hanging) = stack.requests_in_prefill(2 * CLIENTS).await;
         assert!(hanging[..2].iter().all(|count| *count > 0), "both compute prompts: {hanging:?}");
-        stack.becomes(&pool(&settings, &[], stack.decode()), 1).await;
+        stack.reload_pool(&pool(&settings, &[], stack.decode()), 1).await;
         // New requests find no prefill worker, and do not wait behind earlier ones.
         let whole = load(stack.to(), CLIENTS, course_and_worker).await;
         assert_eq!(whole, vec![(String::new(), String::new()); CLIENTS], "{end:?}");
@@ -296,9 +296,9 @@ async fn prefill_workers_removed_during_prefill_cost_no_request() {
                 // Both stop listening before the first closes its connections: no retry can succeed, whether or not
                 // there is one.
                 for wire in &mut wires {
-                    wire.refuses().await;
+                    wire.stop_listening().await;
                 }
-                wires.iter().for_each(Wire::breaks);
+                wires.iter().for_each(Wire::close_connections);
                 let seen = answers(clients).await;
                 let lost = [local("prefill_broken"), local("prefill_refused")];
                 assert!(seen.iter().all(|course| lost.contains(course)), "{seen:?}");

@@ -36,26 +36,26 @@ impl Fleet {
     }
 
     /// Requests of each server so far.
-    fn seen(&self) -> [usize; 2] {
+    fn request_counts(&self) -> [usize; 2] {
         [self.a100.requests(), self.l40s.requests()]
     }
 
     /// Requests of one sample that each server gets.
-    async fn share(&self, to: SocketAddr) -> [usize; 2] {
-        let before = self.seen();
+    async fn sample_routing(&self, to: SocketAddr) -> [usize; 2] {
+        let before = self.request_counts();
         for _ in 0..SAMPLE {
             ask(to).await;
         }
-        let after = self.seen();
+        let after = self.request_counts();
         [after[0] - before[0], after[1] - before[1]]
     }
 
     /// Waits until a request goes to the server with this index.
     async fn until(&self, to: SocketAddr, which: usize) {
         eventually("a request to go elsewhere", || async {
-            let before = self.seen()[which];
+            let before = self.request_counts()[which];
             ask(to).await;
-            (self.seen()[which] > before).then_some(())
+            (self.request_counts()[which] > before).then_some(())
         })
         .await;
     }
@@ -69,7 +69,7 @@ async fn ask(to: SocketAddr) {
 }
 
 /// Writes the profile of a deployment that responds in `seconds`. The objective is five seconds.
-fn measured(redis: &RedisProcess, deployment: &str, seconds: f64) {
+fn write_profile(redis: &RedisProcess, deployment: &str, seconds: f64) {
     let profile = json!({
         "gpu": deployment, "cost": 1.0, "created": 1_725_000_000.0, "indexes": [[4], [128]], "tputs": [[1000.0]], "e2e": [[seconds]],
         "slos": {"percentile": 99, "e2e": 5.0},
@@ -104,10 +104,10 @@ async fn redis_profiles_follow_changes_and_survive_an_outage() {
     ask(to).await;
     assert_eq!(series(&picker, NO_PROFILE).await, 1.0, "nothing is measured yet");
 
-    measured(&redis, "a100", 0.5);
-    measured(&redis, "l40s", 4.0);
+    write_profile(&redis, "a100", 0.5);
+    write_profile(&redis, "l40s", 4.0);
     until_series(&picker, GOOD, 2.0).await;
-    assert_eq!(fleet.share(to).await, [SAMPLE, 0]);
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0]);
 
     // An invalid profile is counted and does not affect others; its last valid version stays.
     redis.say("SET aibrix:profile_m_l40s '{\"gpu\": \"l40s\"'");
@@ -122,11 +122,11 @@ async fn redis_profiles_follow_changes_and_survive_an_outage() {
     for key in ["aibrix:profile_m_l40s", "aibrix:profile_other_b200", "aibrix:profile_list_b200"] {
         assert_eq!(named(key), 1, "{key} is named, and once");
     }
-    measured(&redis, "a100", 4.5);
+    write_profile(&redis, "a100", 4.5);
     fleet.until(to, 1).await;
-    assert_eq!(fleet.share(to).await, [0, SAMPLE], "by the profile of before");
+    assert_eq!(fleet.sample_routing(to).await, [0, SAMPLE], "by the profile of before");
 
-    measured(&redis, "l40s", 0.5);
+    write_profile(&redis, "l40s", 0.5);
     redis.say("DEL aibrix:profile_other_b200 aibrix:profile_list_b200");
     until_series(&picker, MALFORMED, 0.0).await;
     redis.process.kill();
@@ -135,17 +135,17 @@ async fn redis_profiles_follow_changes_and_survive_an_outage() {
         (picker.metric("attache_redis_slo_profile_failures_total").await > 0.0).then_some(())
     })
     .await;
-    assert_eq!(fleet.share(to).await, [0, SAMPLE], "what was read last stays");
+    assert_eq!(fleet.sample_routing(to).await, [0, SAMPLE], "what was read last stays");
     let log = picker.process.stderr();
     assert_eq!(log.lines().filter(|line| line.contains("connection to Redis") && line.contains("WARN")).count(), 1);
     assert_eq!(series(&picker, NO_PROFILE).await, 1.0);
 
     let redis = RedisProcess::at(redis.address).await;
-    measured(&redis, "a100", 0.5);
-    measured(&redis, "l40s", 4.0);
+    write_profile(&redis, "a100", 0.5);
+    write_profile(&redis, "l40s", 4.0);
     fleet.until(to, 0).await;
     until_series(&picker, GOOD, 2.0).await;
-    assert_eq!(fleet.share(to).await, [SAMPLE, 0], "it came back by itself");
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0], "it came back by itself");
 
     // A deleted profile no longer has an effect.
     redis.say("DEL aibrix:profile_m_a100 aibrix:profile_m_l40s");
@@ -161,8 +161,8 @@ async fn redis_profiles_follow_changes_and_survive_an_outage() {
 async fn reload_switches_redis_and_keeps_known_profiles_until_then() {
     let fleet = Fleet { a100: Echo::start().await, l40s: Echo::start().await };
     let (one, other) = (RedisProcess::start().await, RedisProcess::start().await);
-    measured(&one, "a100", 0.5);
-    measured(&one, "l40s", 4.0);
+    write_profile(&one, "a100", 0.5);
+    write_profile(&one, "l40s", 4.0);
     let directory = scratch("profiles");
     let file = directory.path().join("attache.yaml");
     let write = |text: String| {
@@ -175,19 +175,19 @@ async fn reload_switches_redis_and_keeps_known_profiles_until_then() {
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     until_series(&picker, "attache_redis_slo_profiles{state=\"good\"}", 2.0).await;
-    assert_eq!(fleet.share(to).await, [SAMPLE, 0]);
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0]);
 
     // The refresh interval is now long, and known profiles stay.
     write(fleet.configuration(&one, "1h"));
     picker.until_metric("attache_config_reloads_total", 1.0).await;
-    assert_eq!(fleet.share(to).await, [SAMPLE, 0]);
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0]);
 
-    measured(&other, "a100", 4.0);
-    measured(&other, "l40s", 0.5);
+    write_profile(&other, "a100", 4.0);
+    write_profile(&other, "l40s", 0.5);
     write(fleet.configuration(&other, "1h"));
     picker.until_metric("attache_config_reloads_total", 2.0).await;
     fleet.until(to, 1).await;
-    assert_eq!(fleet.share(to).await, [0, SAMPLE], "the other is read as soon as there is a connection");
+    assert_eq!(fleet.sample_routing(to).await, [0, SAMPLE], "the other is read as soon as there is a connection");
     picker.until_metric("attache_redis_connected", 1.0).await;
     assert_eq!(series(&picker, "attache_degraded_total{mode=\"no_profile\"}").await, 0.0);
 }

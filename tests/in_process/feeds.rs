@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    fn say(&self, answer: Answer) {
+    fn set_answer(&self, answer: Answer) {
         *self.answer.lock() = answer;
     }
 
@@ -225,7 +225,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     in_time(what, poll).await;
 }
 
-fn waiting(state: &EndpointState) -> Option<u32> {
+fn waiting_requests(state: &EndpointState) -> Option<u32> {
     state.metrics().map(|m| m.waiting)
 }
 
@@ -281,7 +281,7 @@ async fn misbehaving_servers_do_not_affect_scrapes_of_others() {
     feeds.snapshot("a page of everyone", |s| s.endpoints.iter().filter(|e| e.metrics().is_some()).count() == all).await;
 
     for (server, (_, answer)) in bad.iter().zip(&answers) {
-        server.say(answer.clone());
+        server.set_answer(answer.clone());
     }
     for (reason, _) in &answers {
         let expected = answers.iter().filter(|(r, _)| r == reason).count() as u64;
@@ -301,8 +301,8 @@ async fn misbehaving_servers_do_not_affect_scrapes_of_others() {
     let most = bad.iter().map(|s| s.connections.load(Relaxed)).max().unwrap();
     assert!(most < 20, "{most} connections to a failing server");
 
-    bad[0].say(page("9", "4", "0.25", "5"));
-    feeds.snapshot("a recovery", |s| waiting(&s.endpoints[0]) == Some(9)).await;
+    bad[0].set_answer(page("9", "4", "0.25", "5"));
+    feeds.snapshot("a recovery", |s| waiting_requests(&s.endpoints[0]) == Some(9)).await;
     feeds.stop().await;
 }
 
@@ -314,10 +314,10 @@ async fn request_to_an_idle_endpoint_triggers_a_scrape() {
     // 20 ms doubled eight times is more than five seconds, so no further scrape is due during this test.
     until("nine idle pages", || feeds.stats.pages() >= 9).await;
     let endpoint = feeds.store.load().endpoints[0].endpoint.clone();
-    server.say(page("7", "1", "0", "5"));
+    server.set_answer(page("7", "1", "0", "5"));
     let ticket = Ticket::book(endpoint, 100);
     let started = tokio::time::Instant::now();
-    let snapshot = feeds.snapshot("a page with load", |s| waiting(&s.endpoints[0]) == Some(7)).await;
+    let snapshot = feeds.snapshot("a page with load", |s| waiting_requests(&s.endpoints[0]) == Some(7)).await;
     assert!(started.elapsed() < Duration::from_secs(2));
     assert_eq!(snapshot.endpoints[0].metrics().unwrap().in_flight_at_scrape, 1);
     drop(ticket);
@@ -336,8 +336,8 @@ async fn server_restart_is_counted_once_and_clears_health() {
     health.record(Outcome::ConnectFailure, now, &policy);
     health.record(Outcome::ConnectFailure, now, &policy);
     assert_eq!(health.availability(now, &policy), Availability::Ejected);
-    server.say(page("6", "0", "0", "200"));
-    feeds.snapshot("the new process", |s| waiting(&s.endpoints[0]) == Some(6)).await;
+    server.set_answer(page("6", "0", "0", "200"));
+    feeds.snapshot("the new process", |s| waiting_requests(&s.endpoints[0]) == Some(6)).await;
     assert_eq!(health.availability(now, &policy), Availability::Open);
     let pages = feeds.stats.pages();
     until("more pages", || feeds.stats.pages() >= pages + 5).await;
@@ -350,9 +350,9 @@ async fn removed_endpoints_are_not_scraped_and_changed_paths_are_followed() {
     let (first, second) =
         (Server::start(page("1", "0", "0", "5")).await, Server::start(page("2", "0", "0", "5")).await);
     let mut feeds = Feeds::start(vec![first.spec()], quick());
-    feeds.snapshot("the first", |s| s.endpoints.iter().any(|e| waiting(e) == Some(1))).await;
+    feeds.snapshot("the first", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(1))).await;
     feeds.endpoints.send_replace(vec![second.spec()]);
-    feeds.snapshot("the second", |s| s.endpoints.iter().map(waiting).eq([Some(2)])).await;
+    feeds.snapshot("the second", |s| s.endpoints.iter().map(waiting_requests).eq([Some(2)])).await;
     let (asked, pages) = (first.requests(), feeds.stats.pages());
     until("more pages", || feeds.stats.pages() >= pages + 10).await;
     assert_eq!(first.requests(), asked, "who is gone is not asked");
@@ -407,7 +407,7 @@ async fn hanging_servers_beyond_the_concurrency_limit_block_no_others() {
     specs.push(good.spec());
     let mut feeds = Feeds::start(specs, quick());
     feeds.first_round().await;
-    feeds.snapshot("the good one", |s| s.endpoints.iter().any(|e| waiting(e) == Some(1))).await;
+    feeds.snapshot("the good one", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(1))).await;
     let pages = feeds.stats.pages();
     until("more pages of the good one", || feeds.stats.pages() >= pages + 20).await;
     feeds.stop().await;
@@ -420,7 +420,7 @@ async fn bearer_token_is_sent_with_metrics_and_model_requests() {
     std::fs::write(&file, "secret-1\n").unwrap();
     let (server, other) = (Server::start(page("8", "0", "0", "5")).await, Server::start(Answer::Hang).await);
     let mut feeds = Feeds::start(vec![server.spec()], quick());
-    feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| waiting(e) == Some(8))).await;
+    feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(8))).await;
     assert!(!server.last_head.lock().contains("authorization"), "nobody is shown what nobody has set");
     feeds.settings.send_replace(ScrapeSettings { bearer_token_file: Some(file), ..quick() });
     let shown = "authorization: bearer secret-1\r\n";
@@ -469,6 +469,6 @@ async fn https_certificates_are_verified_unless_disabled() {
     until("a refusal", || refusals() >= 1).await;
     assert_eq!(feeds.stats.pages(), 0);
     feeds.settings.send_replace(ScrapeSettings { insecure_skip_verify: true, ..quick() });
-    feeds.snapshot("a page over TLS", |s| s.endpoints.iter().any(|e| waiting(e) == Some(8))).await;
+    feeds.snapshot("a page over TLS", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(8))).await;
     feeds.stop().await;
 }

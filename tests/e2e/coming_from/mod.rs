@@ -62,7 +62,7 @@ fn table(rows: &[Row]) -> String {
 
 /// Checks that the tables of a page match its rows. The page marks each with `<!-- rows: TOPIC -->` and `<!-- end of
 /// rows -->`.
-fn holds(page: &str, topics: &[(&str, &[Row])]) {
+fn assert_page_matches_rows(page: &str, topics: &[(&str, &[Row])]) {
     const END: &str = "<!-- end of rows -->";
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/coming-from").join(page);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -83,33 +83,33 @@ fn holds(page: &str, topics: &[(&str, &[Row])]) {
 mod pages {
     #[cfg(feature = "kube")]
     use super::gie;
-    use super::{aibrix, astrai, holds, localai, neutree};
+    use super::{aibrix, assert_page_matches_rows, astrai, localai, neutree};
 
     #[test]
     fn aibrix_pages_have_their_rows() {
-        holds("aibrix.md", aibrix::STRATEGIES);
-        holds("aibrix-settings.md", aibrix::SETTINGS);
-        holds("aibrix-servers.md", aibrix::SERVERS);
+        assert_page_matches_rows("aibrix.md", aibrix::STRATEGIES);
+        assert_page_matches_rows("aibrix-settings.md", aibrix::SETTINGS);
+        assert_page_matches_rows("aibrix-servers.md", aibrix::SERVERS);
     }
 
     #[test]
     fn astrai_page_has_its_rows() {
-        holds("astrai.md", astrai::TOPICS);
+        assert_page_matches_rows("astrai.md", astrai::TOPICS);
     }
 
     #[cfg(feature = "kube")]
     #[test]
     fn gie_page_has_its_rows() {
-        holds("gie.md", gie::TOPICS);
+        assert_page_matches_rows("gie.md", gie::TOPICS);
     }
 
     #[test]
     fn localai_page_has_its_rows() {
-        holds("localai.md", localai::TOPICS);
+        assert_page_matches_rows("localai.md", localai::TOPICS);
     }
 
     #[test]
     fn neutree_page_has_its_rows() {
-        holds("neutree.md", neutree::TOPICS);
+        assert_page_matches_rows("neutree.md", neutree::TOPICS);
     }
 }

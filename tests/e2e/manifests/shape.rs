@@ -64,23 +64,25 @@ fn core(version: &str, kind: &str, object: &Value) -> Option<Result<(), String>>
 fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), String> {
     let read: T = serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
     let again = serde_json::to_value(read).map_err(|error| error.to_string())?;
-    kept("", object, &again)
+    check_nothing_lost("", object, &again)
 }
 
-fn kept(path: &str, given: &Value, read: &Value) -> Result<(), String> {
+fn check_nothing_lost(path: &str, given: &Value, read: &Value) -> Result<(), String> {
     match (given, read) {
         (Value::Object(given), Value::Object(read)) => given.iter().try_for_each(|(key, value)| {
             let path = format!("{path}.{key}");
             match read.get(key) {
-                Some(read) => kept(&path, value, read),
+                Some(read) => check_nothing_lost(&path, value, read),
                 // Empty objects may be left out.
                 None if value.as_object().is_some_and(serde_json::Map::is_empty) => Ok(()),
                 None => Err(format!("{path} is unknown")),
             }
         }),
-        (Value::Array(given), Value::Array(read)) if given.len() == read.len() => {
-            given.iter().zip(read).enumerate().try_for_each(|(i, (g, r))| kept(&format!("{path}[{i}]"), g, r))
-        }
+        (Value::Array(given), Value::Array(read)) if given.len() == read.len() => given
+            .iter()
+            .zip(read)
+            .enumerate()
+            .try_for_each(|(i, (g, r))| check_nothing_lost(&format!("{path}[{i}]"), g, r)),
         (given, read) if given == read => Ok(()),
         (given, read) => Err(format!("{path} is {given} and is read as {read}")),
     }

@@ -90,7 +90,7 @@ async fn restart_is_detected_by_process_start_time_in_metrics() {
 }
 
 /// Completes the handshake with the subscriber, so that the test can write frames itself.
-async fn shaken(listener: TcpListener) -> TcpStream {
+async fn accept_handshake(listener: TcpListener) -> TcpStream {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
     bytes.resize(64, 0);
@@ -108,7 +108,7 @@ async fn replay_is_requested_during_a_flood() {
     let timing = Timing { retry_after: Duration::ZERO, replay_idle: PATIENCE, replay_total: PATIENCE, ..quick() };
     let rig = Rig::start(Subscription { bounds, timing, ..subscription() }).await;
     rig.pool(vec![(0, spec)]);
-    let stream = in_time("a subscriber", shaken(listener)).await;
+    let stream = in_time("a subscriber", accept_handshake(listener)).await;
     rig.trusts(0, Trust::Exact).await;
     publisher.ring.lock().form = Form::Silent;
     stream.writable().await.unwrap();

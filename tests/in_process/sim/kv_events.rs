@@ -29,7 +29,7 @@ fn publishing_fleet(endpoints: u16, change: impl FnOnce(&mut ServerConfig, &mut 
     })
 }
 
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} never came"))
 }
 
@@ -138,13 +138,13 @@ impl Feed {
 
     /// The next message: topic, sequence, payload.
     async fn next(&mut self) -> (String, u64, Bytes) {
-        let message = soon("a message", self.socket.recv()).await.expect("a message");
+        let message = in_time("a message", self.socket.recv()).await.expect("a message");
         let [topic, sequence, payload] = message.into_vec().try_into().expect("three frames");
         (String::from_utf8(topic.to_vec()).expect("UTF-8"), number(&sequence), payload)
     }
 
     /// Sends requests until the subscription has reached the server. Returns the first message.
-    async fn knock(&mut self, client: &Client) -> (String, u64, Bytes) {
+    async fn until_subscribed(&mut self, client: &Client) -> (String, u64, Bytes) {
         let knocking = async {
             for knock in 0.. {
                 client.post("/v1/completions", completion(&tokens(1_000_000 + knock, 16), 1)).await;
@@ -154,7 +154,7 @@ impl Feed {
             }
             unreachable!("the knocks never end")
         };
-        soon("a subscription", knocking).await
+        in_time("a subscription", knocking).await
     }
 
     /// Reads messages until all published events are applied.
@@ -179,7 +179,7 @@ async fn replay(source: &KvEventSource, start: u64, format: ReplayFormat) -> Vec
     socket.send(ZmqMessage::try_from(request).unwrap()).await.unwrap();
     let mut batches = Vec::new();
     loop {
-        let frames = soon("a replay", socket.recv()).await.unwrap().into_vec();
+        let frames = in_time("a replay", socket.recv()).await.unwrap().into_vec();
         let (topic, sequence, payload) = match (format, frames.as_slice()) {
             (ReplayFormat::Topic, [empty, topic, sequence, payload]) if empty.is_empty() => {
                 (Some(topic), sequence, payload)
@@ -215,7 +215,7 @@ fn page_table_blocks(table: &Value) -> BTreeMap<String, usize> {
 async fn join(client: &Client, source: &KvEventSource) -> (Feed, Known) {
     let mut feed = Feed::connect(&source.endpoint).await;
     let mut known = Known::default();
-    let (topic, first, payload) = feed.knock(client).await;
+    let (topic, first, payload) = feed.until_subscribed(client).await;
     assert_eq!(topic, source.topic);
     for (sequence, payload) in replay(source, 0, ReplayFormat::Topic).await {
         if sequence < first {
@@ -373,7 +373,7 @@ async fn replay_returns_buffered_batches_in_both_formats() {
                 }
             }
         };
-        let kept = soon("all batches", all).await;
+        let kept = in_time("all batches", all).await;
         assert_eq!(kept.iter().map(|(sequence, _)| *sequence).collect::<Vec<_>>(), [3, 4, 5, 6, 7]);
         assert_eq!(events(&kept[0].1)[0]["token_ids"].as_array().unwrap()[0], Msg::from(3_000));
         assert_eq!(replay(source, 6, format).await, kept[3..]);
@@ -383,7 +383,7 @@ async fn replay_returns_buffered_batches_in_both_formats() {
         let mut socket = ReqSocket::new();
         socket.connect(source.replay_endpoint.as_deref().unwrap()).await.unwrap();
         socket.send(ZmqMessage::from(7_u64.to_be_bytes().to_vec())).await.unwrap();
-        let frames = soon("an answer", socket.recv()).await.unwrap().into_vec();
+        let frames = in_time("an answer", socket.recv()).await.unwrap().into_vec();
         assert_eq!(number(&frames[frames.len() - 2]), 7);
     }
 }
@@ -453,7 +453,7 @@ async fn restarted_server_has_an_empty_cache_and_sequence_zero() {
 
     // The subscriber's socket reconnects by itself.
     let mut known = Known::default();
-    let (_, first, payload) = feed.knock(&client).await;
+    let (_, first, payload) = feed.until_subscribed(&client).await;
     for (sequence, payload) in replay(source, 0, ReplayFormat::Topic).await.into_iter().filter(|(s, _)| *s < first) {
         known.apply(sequence, &payload);
     }
@@ -470,7 +470,7 @@ async fn restart_aborts_requests_in_flight() {
     let asking = tokio::spawn(async move { other.post("/v1/completions", completion(&tokens(1, 20), 5)).await });
     client.until("the request", |stats| stats["active_requests"] == 1).await;
     client.post("/sim/restart", json!({})).await;
-    let answer = soon("the end of the request", asking).await.unwrap();
+    let answer = in_time("the end of the request", asking).await.unwrap();
     assert_eq!(answer.json()["choices"][0]["finish_reason"], "abort");
     client.until("an empty server", |stats| stats["active_requests"] == 0 && stats["total_requests"] == 0).await;
 }
@@ -483,7 +483,7 @@ async fn all_servers_connect_and_reconnect_to_one_subscriber() {
     for (client, source) in clients.iter().zip(fleet.kv_event_sources()) {
         assert_eq!(source.endpoint, address);
         loop {
-            let (topic, ..) = feed.knock(client).await;
+            let (topic, ..) = feed.until_subscribed(client).await;
             if topic == source.topic {
                 break;
             }
@@ -493,7 +493,7 @@ async fn all_servers_connect_and_reconnect_to_one_subscriber() {
     let (mut feed, _) = Feed::bind(&address).await;
     for (client, source) in clients.iter().zip(fleet.kv_event_sources()) {
         loop {
-            let (topic, ..) = feed.knock(client).await;
+            let (topic, ..) = feed.until_subscribed(client).await;
             if topic == source.topic {
                 break;
             }
@@ -543,7 +543,7 @@ async fn offloaded_blocks_are_indexed_on_both_tiers() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        let blocks = soon("what lies where", known).await;
+        let blocks = in_time("what lies where", known).await;
         assert!(blocks.gpu < 17 && blocks.cpu > blocks.gpu, "{blocks:?}");
     }
 }

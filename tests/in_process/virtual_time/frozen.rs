@@ -57,11 +57,11 @@ fn compare_played(name: &str, workload: [&str; 2], more: &[&str]) {
     let figures: Value = serde_json::from_slice(&std::fs::read(&figures).expect("figures")).expect("JSON");
     let runs = figures["runs"].as_array().expect("runs");
     assert_eq!(runs.len(), 1, "the configuration alone is played");
-    compare(name, &shown(&runs[0]));
+    compare(name, &run_summary(&runs[0]));
 }
 
 /// The hash of all decisions, and values that help to explain a difference.
-fn shown(run: &Value) -> String {
+fn run_summary(run: &Value) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: &Value| writeln!(out, "{name} {value}").expect("text");
     for name in ["policy", "decisions", "requests", "tokens", "hit_rate", "preemptions", "duration_seconds"] {

@@ -36,7 +36,11 @@ fn serving(servers: &[SocketAddr]) -> String {
 }
 
 /// Sends a long prompt twice through a picker with these variables. Returns the picker and Envoy.
-async fn twice(servers: &[SocketAddr], model: &str, variables: Variables<'_>) -> (AttacheProcess, EnvoyProcess) {
+async fn send_prompt_twice(
+    servers: &[SocketAddr],
+    model: &str,
+    variables: Variables<'_>,
+) -> (AttacheProcess, EnvoyProcess) {
     let picker = AttacheProcess::configured_with(&serving(servers), variables).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let content = "The quick brown fox jumps over the lazy dog. ".repeat(40);
@@ -160,7 +164,7 @@ rows! { ROWS;
         assert_eq!(value(&text, &[], "/prefixCache/tokenizer/fallback"), "none");
         let servers = [Echo::start().await, Echo::start().await];
         // Echo servers have no tokenizer.
-        let (picker, _envoy) = twice(&servers.each_ref().map(|server| server.address), "m", &[REMOTE]).await;
+        let (picker, _envoy) = send_prompt_twice(&servers.each_ref().map(|server| server.address), "m", &[REMOTE]).await;
         assert!(
             picker.metric("attache_prefix_matched_tokens_total").await > 100.0,
             "the second request finds the first"
@@ -174,7 +178,7 @@ rows! { ROWS;
             exact: "rename the series in dashboards",
         } => {
         let sim = SimProcess::start(1, &["--speed", "20"]).await;
-        let (picker, _envoy) = twice(&sim.servers, "sim-8b", &[REMOTE]).await;
+        let (picker, _envoy) = send_prompt_twice(&sim.servers, "sim-8b", &[REMOTE]).await;
         let labels = "{pool=\"a\",model=\"sim-8b\"}";
         assert_eq!(picker.metric(&format!("attache_tokenizer_creations_total{labels}")).await, 1.0);
         assert_eq!(

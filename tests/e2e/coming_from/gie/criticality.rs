@@ -32,7 +32,7 @@ async fn dispatch_order(streams: Vec<(&'static str, Stream)>) -> Vec<&'static st
 }
 
 /// Sends one request for each model. Each is queued before the next is sent.
-async fn waiting(
+async fn queued_requests(
     picker: &AttacheProcess,
     connection: &Connection,
     models: &[&'static str],
@@ -92,7 +92,7 @@ rows! { ROWS;
         let api = cluster(&models).await;
         let (picker, connection) = configured(&api, ONE_AT_A_TIME).await;
         let open = unanswered(&connection, "chat", 1).await;
-        let streams = waiting(&picker, &connection, &["batch", "chat", "urgent"]).await;
+        let streams = queued_requests(&picker, &connection, &["batch", "chat", "urgent"]).await;
         drop(open);
         assert_eq!(dispatch_order(streams).await, ["urgent", "chat", "batch"]);
     }
@@ -105,7 +105,7 @@ rows! { ROWS;
         let api = cluster(&[("plain", 1, json!({})), ("urgent", 2, of("Critical")), ("chat", 3, of("Standard"))]).await;
         let (picker, connection) = configured(&api, ONE_AT_A_TIME).await;
         let open = unanswered(&connection, "chat", 1).await;
-        let streams = waiting(&picker, &connection, &["plain", "urgent"]).await;
+        let streams = queued_requests(&picker, &connection, &["plain", "urgent"]).await;
         drop(open);
         assert_eq!(dispatch_order(streams).await, ["urgent", "plain"]);
     }
@@ -121,7 +121,7 @@ rows! { ROWS;
         let fair = ONE_AT_A_TIME.replace("ordering:", "fairness: {name: vtc-fair}, ordering:");
         let (picker, connection) = configured(&api, &fair).await;
         let open = unanswered(&connection, "busy", 1).await;
-        let streams = waiting(&picker, &connection, &["busy", "busy", "busy", "quiet"]).await;
+        let streams = queued_requests(&picker, &connection, &["busy", "busy", "busy", "quiet"]).await;
         drop(open);
         let order = dispatch_order(streams).await;
         let at = order.iter().position(|model| *model == "quiet").expect("a turn");

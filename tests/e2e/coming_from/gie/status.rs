@@ -25,7 +25,7 @@ async fn until_condition(api: &FakeApi, name: &str, kind: &str, status: &str, re
 }
 
 /// Sends a server's response to the request of `stream`.
-async fn answered(stream: &mut Stream, status: &str, body: &str) {
+async fn respond(stream: &mut Stream, status: &str, body: &str) {
     let header = HeaderValue { key: ":status".into(), raw_value: status.into(), ..HeaderValue::default() };
     let headers = Some(HeaderMap { headers: vec![header] });
     stream
@@ -113,7 +113,7 @@ rows! { ROWS;
         assert_eq!(target(&other, "m").await, "m-v2");
         let mut stream = sent(&connection, "m", &[], None).await;
         outcome(&mut stream).await.destination();
-        answered(&mut stream, "404", r#"{"error":{"message":"The model `m-v2` does not exist.","code":404}}"#).await;
+        respond(&mut stream, "404", r#"{"error":{"message":"The model `m-v2` does not exist.","code":404}}"#).await;
         until_condition(&api, "m", "Ready", "False", "TargetModelNotFound").await;
         let since = condition(&api, "m", "Ready")["lastTransitionTime"].clone();
         // Both replicas have seen these later objects, so they have written all their changes of `m`.
@@ -134,12 +134,12 @@ rows! { ROWS;
         for (status, body) in [("404", r#"{"detail":"Not Found"}"#), ("500", denial), ("200", denial)] {
             let mut stream = sent(&connection, "m", &[], None).await;
             outcome(&mut stream).await.destination();
-            answered(&mut stream, status, body).await;
+            respond(&mut stream, status, body).await;
         }
         let mut stream = sent(&connection, "m", &[], None).await;
         outcome(&mut stream).await.destination();
         assert_eq!(condition(&api, "m", "Ready")["status"], "True", "another path's 404 says nothing of the model");
-        answered(&mut stream, "404", denial).await;
+        respond(&mut stream, "404", denial).await;
         let message = until_condition(&api, "m", "Ready", "False", "TargetModelNotFound").await;
         assert_eq!(message, "a model server has answered that it has no model `m-v2`");
         assert_eq!(condition(&api, "m", "Accepted")["status"], "True");

@@ -89,7 +89,7 @@ async fn finish(held: Vec<PendingRequest>) {
 }
 
 /// Number of the first identical request that is sent to another server while all requests stay in flight.
-async fn leaves_at(pool: &Pool, at_most: usize) -> usize {
+async fn first_diverted_request(pool: &Pool, at_most: usize) -> usize {
     let prompt = "a long prompt ".repeat(40);
     let mut held = vec![pool.ask(&prompt, &[]).await];
     for number in 2..=at_most {
@@ -282,10 +282,10 @@ rows! { ROWS;
             let exact = [("ROUTING_ALGORITHM", "prefix-cache"), COMPAT];
             // Servers report requests of other senders, which `compat` does not count.
             let pool = Pool::reporting(&[&running, IDLE], "", &exact).await;
-            assert_eq!(leaves_at(&pool, 20).await, 18, "17 requests differ by more than 16");
+            assert_eq!(first_diverted_request(&pool, 20).await, 18, "17 requests differ by more than 16");
             let small = [&exact[..], &[("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "3")]].concat();
             let pool = Pool::reporting(&[&running, IDLE], "", &small).await;
-            assert_eq!(leaves_at(&pool, 20).await, 5, "4 requests differ by more than 3");
+            assert_eq!(first_diverted_request(&pool, 20).await, 5, "4 requests differ by more than 3");
         }
     prefix_cache_hotspot: "`prefix-cache` with a busy holder",
         "a holder above mean + factor × deviation is passed over",
