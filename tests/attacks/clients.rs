@@ -1,4 +1,4 @@
-//! Pods that are no gateway and send the picker streams of their own, which report that servers fail.
+//! Pods that are not gateways and send the picker ext-proc streams that report failures of servers.
 
 use super::honest::Honest;
 use crate::secure::Trusting;
@@ -23,9 +23,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpStream;
 
-/// Streams of an attack.
+/// Number of streams in an attack.
 const STREAMS: usize = 60;
-/// What the picker's certificate is for, and what Envoy's.
+/// Names in the certificates of the picker and of Envoy.
 const PICKER: &str = "attache";
 const GATEWAY: &str = "spiffe://cluster.local/ns/gateways/sa/envoy";
 const ALLOWED: &str = "spiffe://cluster.local/ns/gateways/*";
@@ -55,7 +55,7 @@ impl Attacker<'_> {
         Connection::over(stream, &h2::client::Builder::new()).await
     }
 
-    /// Sends streams that report a server's error, and gives how many the picker answered.
+    /// Sends streams that report a server error, and returns how many the picker processed.
     async fn attack(&self, to: SocketAddr) -> usize {
         let mut answered = 0;
         for _ in 0..STREAMS {
@@ -82,7 +82,7 @@ impl Attacker<'_> {
     }
 }
 
-/// Certificates of a picker and of its gateway, where they are mounted.
+/// Mounted certificates of a picker and of its gateway.
 struct Mounted {
     directory: tempfile::TempDir,
     picker: Secret,
@@ -105,7 +105,7 @@ impl Mounted {
         flags.map(str::to_owned).collect()
     }
 
-    /// The bootstrap with the gateway's certificates.
+    /// The bootstrap with mTLS and the gateway's certificates.
     fn activated(&self, bootstrap: &str) -> String {
         with_mtls(bootstrap, self.gateway.path(), self.directory.path())
     }
@@ -120,9 +120,9 @@ async fn start(servers: &[Echo; 4], flags: &[String]) -> AttacheProcess {
     AttacheProcess::start(&addresses, &flags.iter().map(String::as_str).collect::<Vec<_>>()).await
 }
 
-/// The attack does reach a picker that asks for no certificate.
+/// The attack succeeds on a picker that requires no client certificate.
 #[tokio::test(flavor = "multi_thread")]
-async fn picker_without_client_ca_takes_streams_of_any_pod() {
+async fn picker_without_client_ca_accepts_streams_of_any_pod() {
     let servers = servers().await;
     let picker = start(&servers, &["--secure-serving=true".to_owned()]).await;
     assert_eq!(Attacker::Tls(None, &TLS13).attack(picker.grpc).await, STREAMS);
@@ -130,7 +130,7 @@ async fn picker_without_client_ca_takes_streams_of_any_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pod_without_gateway_certificate_reports_nothing_beside_honest_traffic() {
+async fn pod_without_gateway_certificate_cannot_report_failures() {
     let (authority, stranger) = (Authority::new("ours"), Authority::new("theirs"));
     let (mounted, servers) = (Mounted::new(&authority), servers().await);
     let picker = start(&servers, &mounted.flags()).await;
@@ -169,16 +169,15 @@ async fn pod_without_gateway_certificate_reports_nothing_beside_honest_traffic()
         let lines = log.lines().filter(|line| line.contains(&format!("\"cause\":\"{cause}\""))).count();
         assert!((1..10).contains(&lines), "{lines} lines for {cause} in the log");
     }
-    // The attack succeeds with the gateway's certificate: it is the certificate that stops it.
+    // The attack succeeds with the gateway's certificate, so the certificate is what stops it.
     let gateway = authority.identity(GATEWAY);
     assert_eq!(Attacker::Tls(Some(&gateway), &TLS12).attack(picker.grpc).await, STREAMS);
     envoy.assert_picker_was_correct().await;
 }
 
-/// The other bootstraps: whole requests in one message, a list of servers, and requests that pass when the picker is
-/// away.
+/// The other bootstraps: buffered bodies, a server list, and requests that fail open without the picker.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_bootstrap_with_mtls_serves_and_keeps_strangers_out() {
+async fn every_bootstrap_with_mtls_serves_and_rejects_other_pods() {
     let authority = Authority::new("ours");
     for file in ["buffered.yaml", "override-host.yaml", "fail-open.yaml"] {
         let (mounted, servers) = (Mounted::new(&authority), servers().await);
@@ -204,9 +203,9 @@ async fn every_bootstrap_with_mtls_serves_and_keeps_strangers_out() {
     }
 }
 
-/// Envoy opens a connection every 200 ms here, so that each step is used under load.
+/// Envoy opens a new connection every 200 ms here, so each step is used under load.
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_and_authorities_rotate_under_load_without_a_failed_request() {
+async fn certificate_and_ca_rotation_under_load_fails_no_request() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let (mounted, servers) = (Mounted::new(&old), servers().await);
     let picker = start(&servers, &mounted.flags()).await;
@@ -226,13 +225,13 @@ async fn certificates_and_authorities_rotate_under_load_without_a_failed_request
     };
     renewed().await;
 
-    // Both sides trust both authorities, then change their certificates, then forget the old authority.
+    // Both sides trust both authorities, then change their certificates, then drop the old authority.
     let (picker_old, gateway_old) = (old.identity(PICKER), old.identity(GATEWAY));
     mounted.picker.replace(&picker_old, &[&old, &new]);
     mounted.gateway.replace(&gateway_old, &[&old, &new]);
     until(reload, 1.0).await;
     renewed().await;
-    // A file that can't be read leaves the authorities in place.
+    // An unreadable file leaves the authorities in use.
     mounted.picker.replace_with(&picker_old.certificate, &picker_old.key, "-----BEGIN CERTIFICATE-----\nMIIB");
     until("attache_tls_client_ca_reload_failures_total", 1.0).await;
     renewed().await;
@@ -256,9 +255,9 @@ async fn certificates_and_authorities_rotate_under_load_without_a_failed_request
     envoy.assert_picker_was_correct().await;
 }
 
-/// Names of clients are reloaded with the configuration file.
+/// Client names are reloaded with the configuration file.
 #[tokio::test(flavor = "multi_thread")]
-async fn client_name_that_is_taken_from_the_configuration_is_refused_from_then_on() {
+async fn client_name_removed_by_a_reload_is_rejected() {
     let authority = Authority::new("ours");
     let (mounted, echo) = (Mounted::new(&authority), Echo::start().await);
     let file: PathBuf = mounted.directory.path().join("attache.yaml");

@@ -1,4 +1,4 @@
-//! Clients that cause error responses, so that servers which are well are ejected.
+//! Clients that cause error responses in order to eject healthy servers.
 
 use super::honest::Honest;
 use crate::faults::refusing;
@@ -14,11 +14,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longer than `health.errorPeriod`.
+/// Duration of the attack, longer than `health.errorPeriod`.
 const ATTACK: Duration = Duration::from_secs(6);
-/// Between two requests of one attacker.
+/// Pause between two requests of one attacker.
 const PACE: Duration = Duration::from_millis(40);
-/// What the attackers ask for, one each.
+/// The request of each attacker.
 const ATTACKS: [(Http, &str); 9] = [
     (Http::H1, "/v1/embeddings?status=501"),
     (Http::H1, "/v1/chat/completions?status=500"),
@@ -31,7 +31,7 @@ const ATTACKS: [(Http, &str); 9] = [
     (Http::H1, "/v1/images/generations?status=502"),
 ];
 
-/// A request in any of these APIs.
+/// A request body that is valid in all of these APIs.
 const BODY: &[u8] =
     br#"{"model":"m","messages":[{"role":"user","content":"a"}],"prompt":"a","input":"a","max_tokens":5}"#;
 
@@ -44,7 +44,7 @@ fn configuration(servers: &[SocketAddr], health: &str) -> String {
     )
 }
 
-/// Sends requests until the attack is over, under another credential each time where `forged`.
+/// Sends requests until the attack is over. With `forged`, each has another credential.
 async fn attack(to: SocketAddr, (http, target): (Http, &'static str), forged: bool) -> usize {
     let (begun, mut sent) = (Instant::now(), 0);
     while begun.elapsed() < ATTACK {
@@ -61,7 +61,7 @@ async fn attack(to: SocketAddr, (http, target): (Http, &'static str), forged: bo
     sent
 }
 
-/// Sends requests one after the other until so many servers are ejected; gives how many failed.
+/// Sends requests one after another until `count` servers are ejected. Returns how many requests failed.
 async fn until_ejected(to: SocketAddr, picker: &AttacheProcess, count: f64) -> usize {
     let mut failed = 0;
     for _ in 0..500 {
@@ -75,9 +75,9 @@ async fn until_ejected(to: SocketAddr, picker: &AttacheProcess, count: f64) -> u
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn error_responses_that_clients_cause_eject_no_server_that_serves_others() {
+async fn error_responses_caused_by_clients_eject_no_healthy_server() {
     let [a, b, c, d] = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
-    // One server is down: when all others were ejected, Attaché would ignore ejection and send requests to it.
+    // One server is down. If all others were ejected, Attaché would ignore ejection and send requests to it.
     let servers = [a.address, b.address, c.address, d.address, refusing().await];
     let picker = AttacheProcess::configured(&configuration(&servers, "ejection: 60s, slowStart: 0s")).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -101,8 +101,8 @@ async fn error_responses_that_clients_cause_eject_no_server_that_serves_others()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn servers_that_fail_every_request_are_ejected_up_to_the_share() {
-    // They claim that Envoy's circuit breaker is the cause, which would hide that they fail.
+async fn servers_that_fail_every_request_are_ejected_up_to_the_limit() {
+    // Their responses claim that Envoy's circuit breaker is the cause, which would hide that they fail.
     let failing = [Echo::failing().await, Echo::failing().await, Echo::failing().await];
     let well = Echo::start().await;
     let servers = [failing[0].address, failing[1].address, failing[2].address, well.address];
@@ -125,7 +125,7 @@ async fn servers_that_fail_every_request_are_ejected_up_to_the_share() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn servers_that_are_down_are_ejected_beyond_the_share_after_two_requests() {
+async fn unreachable_servers_are_ejected_beyond_the_limit() {
     let well = Echo::start().await;
     let servers = [refusing().await, refusing().await, refusing().await, well.address];
     for file in ["original-dst.yaml", "buffered.yaml"] {

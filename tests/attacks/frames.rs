@@ -1,5 +1,5 @@
-//! Bodies in DATA frames of a single byte. Envoy passes each as a message of its own, on the connection that all
-//! requests of a worker share.
+//! Bodies in DATA frames of one byte. Envoy sends each to the picker as a message, on the connection that all requests
+//! of a worker share.
 
 use super::honest::{Honest, InFlight};
 use crate::shipped::by_header;
@@ -15,20 +15,20 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-/// Honest requests that wait for their responses while the attack runs.
+/// Honest requests in flight during the attack.
 const IN_FLIGHT: usize = 20;
-/// More frames than the picker's HTTP/2 library buffers with its default settings.
+/// More frames than the picker's HTTP/2 library buffers by default.
 const PICKER_LIMIT: usize = 2_300;
-/// More frames than Envoy queues for one connection with its default settings.
+/// More frames than Envoy queues for one connection by default.
 const ENVOY_LIMIT: usize = 12_000;
 
-/// An HTTP/2 client that cuts bodies into tiny DATA frames.
+/// An HTTP/2 client that splits bodies into tiny DATA frames.
 struct Cutter {
-    /// Bytes in a frame.
+    /// Bytes per frame.
     piece: usize,
-    /// Frames of each stream.
+    /// Frames per stream.
     frames: usize,
-    /// Streams of the connection, whose frames alternate.
+    /// Streams of the connection. Their frames alternate.
     streams: usize,
 }
 
@@ -37,11 +37,11 @@ impl Cutter {
         Self { piece: 1, frames, streams: 1 }
     }
 
-    /// Sends the requests on one connection; gives the status of each response and the SHA-256 of the body that the
+    /// Sends the requests on one connection. Returns the status of each response and the SHA-256 of the body that the
     /// server received.
     async fn send(&self, to: SocketAddr, target: &str) -> Result<Vec<(StatusCode, String)>, Error> {
         let socket = TcpStream::connect(to).await?;
-        // It takes any number of small frames itself.
+        // The attacker accepts any number of small frames itself.
         let mut http = h2::client::Builder::new();
         http.data_frame_budget(usize::MAX);
         let (client, connection) = http.handshake(socket).await?;
@@ -79,8 +79,8 @@ impl Cutter {
         chat(self.piece * self.frames, false, 3)
     }
 
-    /// Runs the attack beside honest requests, on one Envoy worker, and checks that it harms none.
-    async fn harms_nobody(&self, envoy: &EnvoyProcess, picker: &AttacheProcess, listener: &str, target: &str) {
+    /// Runs the attack with concurrent honest requests on one Envoy worker, and checks that it harms none of them.
+    async fn assert_harmless(&self, envoy: &EnvoyProcess, picker: &AttacheProcess, listener: &str, target: &str) {
         let to = envoy.listener(listener);
         let honest = Honest::new(to);
         let quiet = honest.quiet().await;
@@ -96,7 +96,7 @@ impl Cutter {
     }
 }
 
-/// A picker and the server behind it.
+/// A picker and its server.
 async fn served() -> (Echo, AttacheProcess) {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
@@ -110,11 +110,11 @@ async fn single_byte_frames_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;
     let envoy = EnvoyProcess::alone_with_workers(&by_header("original-dst.yaml", &picker), 1).await;
     for frames in [PICKER_LIMIT, ENVOY_LIMIT] {
-        Cutter::new(frames).harms_nobody(&envoy, &picker, "inference", CHAT).await;
+        Cutter::new(frames).assert_harmless(&envoy, &picker, "inference", CHAT).await;
     }
 }
 
-/// Some gateways have no setting for `max_outbound_frames`: Envoy's default is 10,000.
+/// Some gateways can't set `max_outbound_frames`: Envoy's default is 10,000.
 #[tokio::test(flavor = "multi_thread")]
 async fn gateway_with_default_frame_limit_keeps_requests_in_flight() {
     let (_echo, picker) = served().await;
@@ -123,7 +123,7 @@ async fn gateway_with_default_frame_limit_keeps_requests_in_flight() {
     assert!(shipped.contains(limit));
     let bootstrap = shipped.replace(limit, "max_outbound_frames: 10000");
     let envoy = EnvoyProcess::alone_with_workers(&bootstrap, 1).await;
-    Cutter::new(PICKER_LIMIT).harms_nobody(&envoy, &picker, "inference", CHAT).await;
+    Cutter::new(PICKER_LIMIT).assert_harmless(&envoy, &picker, "inference", CHAT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,19 +131,19 @@ async fn single_byte_frames_of_many_streams_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;
     let envoy = EnvoyProcess::alone_with_workers(&by_header("original-dst.yaml", &picker), 1).await;
     let attack = Cutter { piece: 1, frames: 150, streams: 60 };
-    attack.harms_nobody(&envoy, &picker, "inference", CHAT).await;
+    attack.assert_harmless(&envoy, &picker, "inference", CHAT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn single_byte_frames_in_other_body_modes_harm_no_request_in_flight() {
     let (_echo, picker) = served().await;
     let modes = [Mode::Buffered, Mode::StreamedNoWait, Mode::Streamed];
-    // Servers that speak HTTP/1.1: the tiny frames of STREAMED bodies go on to the server as they are.
+    // HTTP/1.1 servers: Envoy forwards the tiny chunks of STREAMED bodies to the server unchanged.
     let bootstrap = bootstrap(&modes, picker.grpc).replace("use_downstream_protocol_config", "explicit_http_config");
     let bootstrap = bootstrap.replace("          http2_protocol_options: {}\n", "");
     let envoy = EnvoyProcess::alone_with_workers(&bootstrap, 1).await;
     for mode in modes {
-        Cutter::new(ENVOY_LIMIT / 2).harms_nobody(&envoy, &picker, &mode.name(), CHAT).await;
+        Cutter::new(ENVOY_LIMIT / 2).assert_harmless(&envoy, &picker, &mode.name(), CHAT).await;
     }
 }
 
@@ -155,6 +155,6 @@ async fn responses_in_tiny_frames_harm_no_request_in_flight() {
     for (piece, size) in [(1, PICKER_LIMIT), (255, 255 * PICKER_LIMIT)] {
         let target = format!("{CHAT}?size={size}&piece={piece}");
         let attack = Cutter { piece: 255, frames: 8, streams: 1 };
-        attack.harms_nobody(&envoy, &picker, &Mode::FullDuplex.name(), &target).await;
+        attack.assert_harmless(&envoy, &picker, &Mode::FullDuplex.name(), &target).await;
     }
 }

@@ -1,4 +1,4 @@
-//! APIs whose token counts stand elsewhere or nowhere: SGLang's `/generate`, and paths that the picker does not know.
+//! APIs with token counts in other fields or none: SGLang's `/generate`, and unknown paths.
 
 use super::honest::Honest;
 use super::usage::{Forged, assert_honest_charge, picker, served};
@@ -8,7 +8,7 @@ use crate::support::echo::Echo;
 use crate::support::envoy::EnvoyProcess;
 use serde_json::{Value, json};
 
-/// One answer of SGLang, of 100 tokens, to a prompt of 900.
+/// One SGLang response of 100 tokens to a prompt of 900.
 fn generated(completion: u64) -> Value {
     json!({"text": "\"meta_info\":{\"completion_tokens\":0}", "meta_info": {
         "id": "x", "finish_reason": {"type": "length", "length": 100}, "prompt_tokens": 900, "completion_tokens": completion, "cached_tokens": 1,
@@ -25,7 +25,7 @@ fn forged(path: &'static str, sse: bool, reply: String, request: Value) -> Forge
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn generate_of_sglang_is_charged_and_limited_as_other_apis_are() {
+async fn sglang_generate_is_charged_and_limited_like_other_apis() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;

@@ -1,4 +1,4 @@
-//! Headers by which a client steers a server past the picker's decision, and addresses of servers in responses.
+//! Client headers that could override the picker's decision, and server addresses in responses.
 
 use crate::disagg::{COURSE, PREFILL, request};
 use crate::shipped::by_header;
@@ -31,7 +31,7 @@ const STEERING: [&str; 12] = [
     "x-worker-instance-id",
 ];
 
-/// Requests that are read and that are not: method, path, content type, content encoding, body.
+/// Requests with readable and unreadable bodies: method, path, content type, content encoding, body.
 const REQUESTS: [(&str, &str, &str, &str, &[u8]); 6] = [
     (
         "POST",
@@ -50,8 +50,12 @@ const REQUESTS: [(&str, &str, &str, &str, &[u8]); 6] = [
 const FORM: &[u8] = b"--b\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\ncontent-disposition: form-data; name=\"file\"; \
                       filename=\"a\"\r\n\r\nsound\r\n--b--\r\n";
 
-/// The names of those of our headers that arrive at the server.
-async fn arriving(to: SocketAddr, http: Http, what: (&str, &str, &str, &'static str, &'static [u8])) -> Vec<String> {
+/// The names of the steering headers and the session header that reach the server.
+async fn steering_headers_at_the_server(
+    to: SocketAddr,
+    http: Http,
+    what: (&str, &str, &str, &'static str, &'static [u8]),
+) -> Vec<String> {
     let (method, path, content_type, encoding, body) = what;
     let target = format!("{path}?tell=x-session-id,{}", STEERING.join(","));
     let mut request = client::request(method, to, http, &target, Payload::sized(Bytes::from_static(body)));
@@ -69,15 +73,16 @@ async fn arriving(to: SocketAddr, http: Http, what: (&str, &str, &str, &'static 
     names(reply.header("x-echo-told"))
 }
 
-fn names(told: &str) -> Vec<String> {
-    let mut names: Vec<String> = told.split(';').filter_map(|pair| Some(pair.split_once('=')?.0.to_owned())).collect();
+fn names(received: &str) -> Vec<String> {
+    let mut names: Vec<String> =
+        received.split(';').filter_map(|pair| Some(pair.split_once('=')?.0.to_owned())).collect();
     names.sort();
     names.dedup();
     names
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_that_steer_servers_arrive_from_trusted_clients_alone() {
+async fn server_steering_headers_pass_from_trusted_clients_only() {
     let echo = Echo::start().await;
     let modes = [Mode::FullDuplex, Mode::Streamed, Mode::Buffered, Mode::None];
     let mut all: Vec<String> = STEERING.iter().chain(&["x-session-id"]).map(|name| (*name).to_owned()).collect();
@@ -94,13 +99,13 @@ async fn headers_that_steer_servers_arrive_from_trusted_clients_alone() {
             let to = envoy.listener(&mode.name());
             for http in [Http::H1, Http::H2] {
                 for what in REQUESTS {
-                    let arrived = arriving(to, http, what).await;
+                    let arrived = steering_headers_at_the_server(to, http, what).await;
                     assert_eq!(arrived, expected, "{mode:?} {http:?} {} {} trusted: {trusted}", what.0, what.1);
                 }
             }
-            // Envoy waits for the end of a body that it buffers, and an upgrade has none.
+            // Envoy waits for the end of a buffered body, and an upgrade has none.
             if mode != Mode::Buffered {
-                assert_eq!(upgraded(to).await, expected, "{mode:?} upgrade, trusted: {trusted}");
+                assert_eq!(steering_headers_of_an_upgrade(to).await, expected, "{mode:?} upgrade, trusted: {trusted}");
             }
         }
         envoy.assert_picker_was_correct().await;
@@ -108,8 +113,8 @@ async fn headers_that_steer_servers_arrive_from_trusted_clients_alone() {
     }
 }
 
-/// The names of those of our headers that arrive with a websocket's upgrade.
-async fn upgraded(to: SocketAddr) -> Vec<String> {
+/// The names of the steering headers and the session header that reach the server with a websocket upgrade.
+async fn steering_headers_of_an_upgrade(to: SocketAddr) -> Vec<String> {
     let steering: String = STEERING.iter().map(|name| format!("{name}: 1\r\n")).collect();
     let head = format!(
         "GET /v1/realtime?tell=x-session-id,{} HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
@@ -125,12 +130,12 @@ async fn upgraded(to: SocketAddr) -> Vec<String> {
     }
     let text = String::from_utf8_lossy(&got).into_owned();
     assert!(text.starts_with("HTTP/1.1 101"), "{text}");
-    let told = text.lines().find_map(|line| line.strip_prefix("x-echo-told: "));
-    names(told.unwrap_or_else(|| panic!("no x-echo-told in {text}")))
+    let received = text.lines().find_map(|line| line.strip_prefix("x-echo-told: "));
+    names(received.unwrap_or_else(|| panic!("no x-echo-told in {text}")))
 }
 
-/// The headers of a response that contain the address of a server.
-fn disclosing(reply: &Reply, servers: &[SocketAddr]) -> Vec<String> {
+/// The response headers that contain the address of a server.
+fn headers_with_addresses(reply: &Reply, servers: &[SocketAddr]) -> Vec<String> {
     let shows = |value: &HeaderValue| {
         let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
         servers.iter().any(|server| value.contains(&server.to_string()))
@@ -139,7 +144,7 @@ fn disclosing(reply: &Reply, servers: &[SocketAddr]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn split_responses_show_no_address_of_a_server_unless_configured() {
+async fn split_responses_hide_server_addresses_unless_configured() {
     let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &["--speed", "20"]).await;
     let [prefill, decode] = [sim.servers[0], sim.servers[1]];
     for (exchange, shown) in [("{}", vec![]), ("{prefillEndpointHeader: true}", vec![PREFILL.to_owned()])] {
@@ -156,11 +161,11 @@ async fn split_responses_show_no_address_of_a_server_unless_configured() {
                 let reply = client::post(to, "/v1/completions", request(1, stream)).await.expect("a response");
                 assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
                 let expected = if reply.header(COURSE).starts_with("split") { shown.clone() } else { vec![] };
-                assert_eq!(disclosing(&reply, &sim.servers), expected, "{file}, stream {stream}");
+                assert_eq!(headers_with_addresses(&reply, &sim.servers), expected, "{file}, stream {stream}");
                 assert!(file == "buffered.yaml" || reply.header(COURSE).starts_with("split"), "{:?}", reply.headers);
             }
             let refused = client::post(to, "/v1/completions", chat(20, false, 1)).await.expect("a response");
-            assert_eq!(disclosing(&refused, &sim.servers), Vec::<String>::new(), "{file}");
+            assert_eq!(headers_with_addresses(&refused, &sim.servers), Vec::<String>::new(), "{file}");
         }
         picker.assert_settled().await;
     }

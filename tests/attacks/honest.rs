@@ -1,4 +1,4 @@
-//! Honest clients that send requests one after the other, with and without an attack beside them.
+//! Honest clients that send requests one after another, with and without a concurrent attack.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{Payload, chat, sha256};
@@ -12,20 +12,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Clients that send requests at the same time, each one request after the other.
+/// Concurrent clients. Each sends its requests one after another.
 const CLIENTS: usize = 4;
 /// Requests of each client without an attack.
 const QUIET_REQUESTS: usize = 12;
-/// Requests of each client during an attack, at least.
+/// Minimum number of requests of each client during an attack.
 const ATTACKED_REQUESTS: usize = 8;
-/// An event stream of ten events, 10 ms apart: about 100 ms, so that the noise of a busy machine is small beside it.
+/// A stream of ten events, 10 ms apart: at about 100 ms, noise of a busy machine is comparatively small.
 const TARGET: &str = "/v1/chat/completions?kind=sse&size=2000&events=10&pace_ms=10";
-/// Latencies below this are compared as if they were this long: what is missing is noise of the machine, on which
-/// clients, Envoy, picker and servers share the cores.
+/// Latencies below this count as this long. Smaller differences are noise, because clients, Envoy, picker and servers
+/// share the cores.
 const QUIET_FLOOR: Duration = Duration::from_millis(150);
-/// Size of a request's body, bytes.
+/// Size of a request body, bytes.
 const BODY_BYTES: usize = 2_000;
-/// Size of a response's body, bytes.
+/// Size of a response body, bytes.
 const RESPONSE_BYTES: usize = 2_000;
 
 /// Honest clients of one Envoy listener, whose server is an [`crate::support::echo::Echo`].
@@ -35,7 +35,7 @@ pub(crate) struct Honest {
     headers: Vec<(&'static str, &'static str)>,
 }
 
-/// Latencies of the requests that honest clients sent, sorted, and what went wrong.
+/// Sorted latencies of honest requests, and the failures.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) latencies: Vec<Duration>,
@@ -47,7 +47,7 @@ impl Honest {
         Self { to, headers: Vec::new() }
     }
 
-    /// The same clients, which send this header too.
+    /// The same clients with this additional header.
     pub(crate) fn with(mut self, name: &'static str, value: &'static str) -> Self {
         self.headers.push((name, value));
         self
@@ -60,7 +60,7 @@ impl Honest {
         report
     }
 
-    /// Sends requests until the attack has ended. Gives what the attack returns, too.
+    /// Sends requests until the attack has ended. Also returns the result of the attack.
     pub(crate) async fn during<T>(&self, attack: impl Future<Output = T>) -> (Report, T) {
         let over = Arc::new(AtomicBool::new(false));
         let clients = tokio::spawn({
@@ -72,7 +72,7 @@ impl Honest {
         (clients.await.expect("the honest clients"), outcome)
     }
 
-    /// Sends at least `least` requests from each client, and goes on until `over` is true.
+    /// Each client sends at least `least` requests, and continues until `over` is true.
     async fn run(&self, least: usize, over: Arc<AtomicBool>) -> Report {
         let mut clients = tokio::task::JoinSet::new();
         for seed in 0..CLIENTS {
@@ -100,7 +100,7 @@ impl Honest {
         all
     }
 
-    /// Sends one request; the failure says what was wrong with the response.
+    /// Sends one request. An error describes the unexpected response.
     async fn send(&self, seed: u64) -> Result<(), String> {
         let body = chat(BODY_BYTES, true, seed);
         let mut request: Request<Payload> =
@@ -131,8 +131,7 @@ impl Report {
         self.latencies.get(at).copied().unwrap_or_default()
     }
 
-    /// Panics unless every request completed, and 99 of 100 of them in at most twice the time that they take without
-    /// the attack.
+    /// Panics unless every request completed and the 99th percentile is at most twice that without the attack.
     pub(crate) fn assert_unharmed(&self, quiet: &Report) {
         let sent = self.latencies.len() + self.failures.len();
         assert!(
@@ -149,12 +148,11 @@ impl Report {
     }
 }
 
-/// Honest requests whose server takes its time.
+/// Honest requests whose server responds late.
 pub(crate) struct InFlight(tokio::task::JoinSet<Result<(), String>>);
 
 impl InFlight {
-    /// Sends `count` requests, each over a connection of its own, and returns when all of them wait for their
-    /// responses.
+    /// Sends `count` requests, each on its own connection, and returns when all are in flight.
     pub(crate) async fn start(to: SocketAddr, picker: &AttacheProcess, count: usize) -> Self {
         let mut requests = tokio::task::JoinSet::new();
         for seed in 0..count {
@@ -187,7 +185,7 @@ impl InFlight {
     }
 }
 
-/// Honest clients complete without an attack: what the other tests of this module compare with.
+/// The control: honest clients complete without an attack.
 #[tokio::test(flavor = "multi_thread")]
 async fn honest_clients_without_attack_complete() {
     let echo = crate::support::echo::Echo::start().await;

@@ -1,5 +1,5 @@
-//! Requests written otherwise than usual, so that a server reads more from them than the picker might: encoded paths,
-//! numbers as strings or fractions. All of them are counted at what the server reads.
+//! Unusual encodings that a server may read differently than the picker: encoded paths, and numbers as strings or
+//! fractions. All are counted as the server reads them.
 
 use super::honest::Honest;
 use super::usage::{assert_honest_charge, picker};
@@ -13,13 +13,13 @@ use http::HeaderValue;
 use std::net::SocketAddr;
 use tokio::task::JoinSet;
 
-/// Requests at once, each for an answer of 4,000 of the 10,000 tokens that its tenant may have.
+/// Concurrent requests. Each may generate 4,000 tokens of its tenant's limit of 10,000.
 const BURST: usize = 16;
 
 async fn burst(to: SocketAddr, http: Http, target: &str, body: &str, tenant: &str) -> Vec<Reply> {
     let mut clients = JoinSet::new();
     for _ in 0..BURST {
-        // Longer than it takes to send all of them.
+        // The delay is longer than it takes to send all requests.
         let target = format!("{target}?kind=json&size=200&delay_ms=2000");
         let payload = Payload::sized(body.to_owned().into());
         let mut request = client::request("POST", to, http, &target, payload);
@@ -40,7 +40,7 @@ async fn encoded_paths_and_coerced_numbers_are_counted_as_servers_read_them() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
-    // Listeners that do not normalize paths, as gateways that are set up otherwise.
+    // Listeners that do not normalize paths, as some gateways are configured.
     let raw = envoy.beside(&modes::bootstrap(&[Mode::FullDuplex, Mode::Buffered], picker.grpc)).await;
     let honest = Honest::new(envoy.listener("inference")).with("x-tenant", "honest");
     let quiet = honest.quiet().await;
@@ -79,7 +79,7 @@ async fn encoded_paths_and_coerced_numbers_are_counted_as_servers_read_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn encoded_slashes_and_counts_that_are_none_are_rejected() {
+async fn encoded_slashes_and_invalid_token_counts_are_rejected() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
     let bootstraps = [

@@ -1,7 +1,7 @@
-//! Pods that reach the picker's own ports: bodies that do not end, connections that stay idle, names of other hosts,
-//! KV events of other servers.
+//! Pods that reach the picker's ports: endless bodies, idle connections, foreign host names, and KV events for other
+//! servers.
 //!
-//! Strangers connect from 127.0.0.6, the address from which Istio's sidecar hands on requests of other machines.
+//! Attackers connect from 127.0.0.6, the address from which Istio's sidecar forwards requests of other machines.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -16,9 +16,9 @@ use tokio::net::{TcpSocket, TcpStream};
 
 const STRANGER: [u8; 4] = [127, 0, 0, 6];
 const LOCAL: [u8; 4] = [127, 0, 0, 1];
-/// A probe that takes longer has failed: Kubernetes gives it 1 s.
+/// A slower probe has failed: Kubernetes allows 1 s.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A client's start in HTTP/2: the preface and empty settings.
+/// An HTTP/2 client's preface and empty settings.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 async fn connect(from: [u8; 4], to: SocketAddr) -> TcpStream {
@@ -27,27 +27,27 @@ async fn connect(from: [u8; 4], to: SocketAddr) -> TcpStream {
     socket.connect(to).await.expect("a connection")
 }
 
-/// A connection that has sent `bytes`, unless the picker closed it before.
+/// A connection that has sent `bytes`, unless the picker closed it earlier.
 async fn sent(from: [u8; 4], to: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = connect(from, to).await;
     let _ = stream.write_all(bytes).await;
     stream
 }
 
-/// The status of the response, as soon as it is there.
+/// The status of the response.
 async fn status(stream: &mut TcpStream) -> u16 {
     let mut line = [0; 12];
     stream.read_exact(&mut line).await.expect("a status line");
     String::from_utf8_lossy(&line[9..]).parse().expect("a status")
 }
 
-/// The status of the response to a request with this head.
+/// The status of the response to a request with these headers.
 async fn ask(from: [u8; 4], to: SocketAddr, request: &str, headers: &str) -> u16 {
     let head = format!("{request} HTTP/1.1\r\n{headers}content-length: 0\r\nconnection: close\r\n\r\n");
     status(&mut sent(from, to, head.as_bytes()).await).await
 }
 
-/// Checks that a kubelet and Prometheus, on another machine, are served in time.
+/// Checks that probes and Prometheus scrapes from another machine get a response in time.
 async fn assert_probes_answered(picker: &AttacheProcess) {
     for page in ["GET /live", "GET /ready", "GET /metrics"] {
         let host = "host: 10.0.0.7:9090\r\n";
@@ -56,7 +56,7 @@ async fn assert_probes_answered(picker: &AttacheProcess) {
     }
 }
 
-/// Memory of the picker's process, bytes.
+/// Resident memory of the picker's process, bytes.
 fn resident(picker: &AttacheProcess) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", picker.process.id())).expect("a running picker");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
@@ -78,7 +78,7 @@ async fn flood(stream: &mut TcpStream, bytes: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn explain_bodies_without_end_leave_memory_and_probes() {
+async fn endless_explain_bodies_do_not_exhaust_memory_or_block_probes() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -86,7 +86,7 @@ async fn explain_bodies_without_end_leave_memory_and_probes() {
     let quiet = honest.quiet().await;
     let before = resident(&picker);
     let attack = async {
-        // Strangers are refused by their heads.
+        // Requests from other machines are rejected by their headers.
         for (target, framing) in [
             ("/explain", "content-length: 60000000"),
             ("/explain", "transfer-encoding: chunked"),
@@ -107,7 +107,7 @@ async fn explain_bodies_without_end_leave_memory_and_probes() {
         floods.join_all().await;
         let grown = resident(&picker).saturating_sub(before);
         assert!(grown < 32 << 20, "{} MiB more", grown >> 20);
-        // Bodies, heads and responses of processes beside the picker that do not go on.
+        // Incomplete requests of local processes.
         let mut held = Vec::new();
         for bytes in [
             "POST /explain HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000000\r\n\r\n{",
@@ -129,7 +129,7 @@ async fn explain_bodies_without_end_leave_memory_and_probes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connections_to_every_port_leave_descriptors_for_a_new_gateway() {
+async fn idle_connections_leave_file_descriptors_for_a_new_gateway() {
     const DESCRIPTORS: u32 = 256;
     let echo = Echo::start().await;
     let picker = AttacheProcess::with_open_files(DESCRIPTORS, &[echo.address]).await;
@@ -196,7 +196,7 @@ async fn silent_connections_are_closed_and_honest_ones_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn admin_pages_are_refused_to_strangers_and_to_other_hosts_names() {
+async fn admin_pages_are_denied_to_other_machines_and_host_names() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &["--admin-hosts", "Attache.LLM.svc"]).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -231,7 +231,7 @@ async fn admin_pages_are_refused_to_strangers_and_to_other_hosts_names() {
     picker.assert_settled().await;
 }
 
-/// What a publisher of ZMTP 3.1 begins with.
+/// The handshake of a ZMTP 3.1 publisher.
 fn zmtp_handshake() -> Vec<u8> {
     let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01NULL".to_vec();
     bytes.resize(64, 0);
@@ -239,7 +239,7 @@ fn zmtp_handshake() -> Vec<u8> {
     bytes
 }
 
-/// A batch without events for the endpoint `pod`.
+/// An empty event batch for the endpoint `pod`.
 fn kv_event_frame(pod: SocketAddr) -> Vec<u8> {
     let topic = format!("kv@{pod}@model");
     let length = u8::try_from(topic.len()).expect("a short topic");
@@ -248,7 +248,7 @@ fn kv_event_frame(pod: SocketAddr) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
+async fn kv_events_from_other_addresses_are_dropped_within_memory_bounds() {
     let echo = Echo::start().await;
     let central = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = central.local_addr().expect("its address");
@@ -265,8 +265,8 @@ async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
     let before = resident(&picker);
     let forged = [zmtp_handshake(), kv_event_frame(echo.address)].concat();
     let attack = async {
-        // One long frame, and messages of several frames of which the last is missing. One connection after the other,
-        // as honest clients share the machine's CPUs with the attacker.
+        // One long frame, and messages whose last frame is missing. The connections follow one another, as honest
+        // clients share the CPUs with the attacker.
         let long = [&[2, 0, 0, 0, 0, 0, 0xf0, 0, 0][..], &vec![0; 8 << 20]].concat();
         let parts = [&[3, 0, 0, 0, 0, 0, 0x20, 0, 0][..], &vec![0; 2 << 20]].concat().repeat(4);
         let mut held = Vec::new();
@@ -275,7 +275,7 @@ async fn kv_events_of_strangers_leave_memory_and_are_not_believed() {
                 let mut stream = sent(from, address, &zmtp_handshake()).await;
                 for chunk in message.chunks(64 << 10) {
                     tokio::time::sleep(Duration::from_micros(100)).await;
-                    // The picker may have closed it.
+                    // The picker may have closed the connection.
                     let _ = stream.write_all(chunk).await;
                 }
                 held.push(stream);

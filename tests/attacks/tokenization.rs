@@ -1,5 +1,5 @@
-//! Prompts that cost the picker much more than their bytes: a chat template's values, a tokenizer's pieces, background
-//! work for requests that have gone.
+//! Prompts that cost the picker much more than their bytes: values in chat templates, tokenizer input, and background
+//! work for disconnected clients.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -16,25 +16,25 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Requests of one attack, all at the same time.
+/// Concurrent requests of one attack.
 const REQUESTS: usize = 12;
-/// Size of an attack's bodies, bytes.
+/// Size of the bodies of an attack, bytes.
 const BODY_BYTES: usize = 1 << 20;
-/// The same where latencies are compared. An unoptimised build takes a hundred times as long to read the values of a
+/// Body size where latencies are compared. An unoptimised build takes a hundred times as long to parse the values of a
 /// body.
 const TIMED_BODY_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { BODY_BYTES };
-/// Requests at the same time where latencies are compared.
+/// Concurrent requests where latencies are compared.
 const TIMED_REQUESTS: usize = if cfg!(debug_assertions) { 3 } else { REQUESTS };
-/// Clients that leave before they are served, at once.
+/// Concurrent clients that disconnect before they are served.
 const LEAVING_CLIENTS: usize = 12;
-/// What all copies of a body may take: four times its size, and this much more.
-const HEAD_ROOM: u64 = 256 << 10;
+/// The picker may use four times the size of a body and this much more, bytes.
+const EXTRA_MEMORY: u64 = 256 << 10;
 /// CPU time of an idle picker in one second, in an unoptimised build.
 const IDLE_CPU: Duration = Duration::from_millis(300);
-/// How long the last step of cancelled work may take in an unoptimised build: a text of 64 KiB without a space.
+/// Maximum duration of the last step of cancelled work in an unoptimised build: a text of 64 KiB without a space.
 const LAST_STEP_SECONDS: usize = 4;
 
-/// The files of a small model: a tokenizer as large models have it, and a chat template with tools.
+/// The files of a small model: a tokenizer like that of large models, and a chat template with tools.
 fn model() -> std::path::PathBuf {
     repository().join("tests/data/chat_vectors")
 }
@@ -50,7 +50,7 @@ async fn picker(echo: &Echo, model: &Path) -> AttacheProcess {
     .await
 }
 
-/// A figure of `/proc/PID/status`, bytes.
+/// A memory value of `/proc/PID/status`, bytes.
 fn memory(picker: &AttacheProcess, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", picker.process.id())).expect("a running picker");
     let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
@@ -58,21 +58,21 @@ fn memory(picker: &AttacheProcess, name: &str) -> u64 {
     kib.parse::<u64>().expect("a number") << 10
 }
 
-/// The largest resident size counts from here on.
+/// Resets the peak resident size.
 fn reset_peak(picker: &AttacheProcess) {
     std::fs::write(format!("/proc/{}/clear_refs", picker.process.id()), "5").expect("a process of this user");
 }
 
-/// CPU time of the picker so far.
+/// CPU time that the picker has used.
 fn cpu(picker: &AttacheProcess) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", picker.process.id())).expect("a running picker");
     let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
     let ticks = |at: usize| fields[at].parse::<u64>().expect("a number");
-    // In hundredths of a second.
+    // The unit is a hundredth of a second.
     Duration::from_millis(10 * (ticks(11) + ticks(12)))
 }
 
-/// `head`, then `part` with commas as often as it fits into `size` bytes and `limit` allows, then `tail`.
+/// `head`, then comma-separated copies of `part` as `size` bytes and `limit` allow, then `tail`.
 fn filled(size: usize, head: &str, part: &str, tail: &str, limit: usize) -> Bytes {
     let count = ((size - head.len() - tail.len()) / (part.len() + 1)).min(limit);
     Bytes::from(format!("{head}{}{tail}", vec![part; count].join(",")))
@@ -90,15 +90,15 @@ const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A chat whose one tool has these parameters.
+/// A chat request whose only tool has these parameters.
 fn tool(size: usize, part: &str) -> Bytes {
     let head = r#"{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":["#;
-    // The picker reads 500,000 values of a body.
+    // The picker parses at most 500,000 values of a body.
     let limit = 490_000 / part.matches(['[', '{', '1']).count().max(1);
     filled(size, head, part, "]}}}]}", limit)
 }
 
-/// Lists in lists.
+/// Nested lists.
 fn nested() -> String {
     format!("{}{}", "[".repeat(100), "]".repeat(100))
 }
@@ -196,7 +196,7 @@ fn long_texts(size: usize) -> Vec<Attack> {
     ]
 }
 
-/// Sends the same request `count` times at once; each must be served.
+/// Sends the same request `count` times concurrently. Each must be served.
 async fn attack(to: SocketAddr, (name, target, body): &Attack, count: usize) {
     let mut requests = JoinSet::new();
     for _ in 0..count {
@@ -209,7 +209,7 @@ async fn attack(to: SocketAddr, (name, target, body): &Attack, count: usize) {
     }
 }
 
-/// Sends each of `attacks` several times beside honest clients and checks what memory the picker took, and that its
+/// Sends each of `attacks` several times while honest clients send requests. Checks the picker's memory, and that its
 /// work has ended.
 async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> AttacheProcess {
     let echo = Echo::start().await;
@@ -226,7 +226,7 @@ async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> Attache
                 reset_peak(&picker);
                 attack(to, one, REQUESTS).await;
                 let took = memory(&picker, "VmHWM").saturating_sub(before);
-                let allowed = REQUESTS as u64 * (4 * one.2.len() as u64 + HEAD_ROOM);
+                let allowed = REQUESTS as u64 * (4 * one.2.len() as u64 + EXTRA_MEMORY);
                 let figures = format!("{}: {} MiB, {} MiB are allowed", one.0, took >> 20, allowed >> 20);
                 eprintln!("{figures}");
                 excess.extend((took > allowed).then_some(figures));
@@ -245,8 +245,7 @@ async fn assert_memory_is_bounded(model: &Path, attacks: Vec<Attack>) -> Attache
     picker
 }
 
-/// Nothing is worked on any more, a few seconds after the last response: cancelled work ends with the step that it is
-/// at.
+/// The picker is idle a few seconds after the last response: cancelled work ends after its current step.
 async fn assert_cpu_is_idle(picker: &AttacheProcess) {
     let mut burnt = Vec::new();
     for _ in 0..LAST_STEP_SECONDS {
@@ -261,17 +260,17 @@ async fn assert_cpu_is_idle(picker: &AttacheProcess) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_values_take_at_most_four_times_their_bodies() {
+async fn many_values_use_at_most_four_times_the_body_memory() {
     assert_memory_is_bounded(&model(), many_values(BODY_BYTES)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn long_texts_take_at_most_four_times_their_bodies() {
+async fn long_texts_use_at_most_four_times_the_body_memory() {
     assert_memory_is_bounded(&model(), long_texts(BODY_BYTES)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn honest_requests_keep_their_latency_beside_prompts_that_cost_much() {
+async fn expensive_prompts_do_not_slow_down_honest_requests() {
     let echo = Echo::start().await;
     let picker = picker(&echo, &model()).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -290,9 +289,9 @@ async fn honest_requests_keep_their_latency_beside_prompts_that_cost_much() {
     picker.assert_settled().await;
 }
 
-/// A template that looks into every value of the tools, twice, and prints them with indentation.
+/// A template that reads every value of the tools twice and prints them with indentation.
 #[tokio::test(flavor = "multi_thread")]
-async fn template_that_reads_every_value_takes_at_most_four_times_the_body() {
+async fn template_reading_every_value_uses_at_most_four_times_the_body() {
     let files = scratch("model");
     std::fs::copy(model().join("tokenizer.json"), files.path().join("tokenizer.json")).expect("a copy");
     let values = "{% for t in tools %}{% for v in t.function.parameters.enum %}{{ v }}{% endfor %}{% endfor %}";
@@ -310,9 +309,9 @@ async fn template_that_reads_every_value_takes_at_most_four_times_the_body() {
     assert!(picker.metric("attache_limit_hits_total").await > 0.0, "the bound is counted");
 }
 
-/// Clients that send long prompts and go away before they are served.
+/// Clients that send long prompts and disconnect before they are served.
 #[tokio::test(flavor = "multi_thread")]
-async fn work_for_clients_that_have_gone_is_cancelled() {
+async fn tokenization_for_disconnected_clients_is_cancelled() {
     let echo = Echo::start().await;
     let picker = picker(&echo, &model()).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -328,7 +327,7 @@ async fn work_for_clients_that_have_gone_is_cancelled() {
                 clients.spawn(async move {
                     let mut request = client::request("POST", to, http, target, Payload::sized(body));
                     request.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
-                    // Long enough for its body to be read, too short for it to be served.
+                    // Long enough to read the body, too short to serve the request.
                     drop(tokio::time::timeout(Duration::from_millis(150), client::send(to, http, request)).await);
                 });
             }

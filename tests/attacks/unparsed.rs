@@ -1,4 +1,4 @@
-//! Requests of which nothing can be read, so that they pass by the queue before a full pool.
+//! Requests with bodies that the picker can't read, in order to bypass the queue of a full pool.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -18,9 +18,9 @@ use tokio::net::TcpStream;
 
 /// Requests of one attack.
 const REQUESTS: usize = 40;
-/// Requests that the pool may have under way.
+/// Concurrent requests that the pool allows.
 const CAPACITY: usize = 4;
-/// Requests that are not read: path, content type, content encoding.
+/// Unreadable requests: HTTP version, path, content type, content encoding.
 const UNREAD: [(Http, &str, &str, &str); 5] = [
     (Http::H1, "/v1/chat/completions", "application/json", "gzip"),
     (Http::H2, "/v1/embeddings", "application/json", "br"),
@@ -38,7 +38,7 @@ fn configuration(echo: &Echo, capacity: usize) -> String {
     )
 }
 
-/// A body that is not JSON; a form names its model first and has a file that is larger than what is read of it.
+/// A body that is not JSON. A form names its model first and has a file larger than what the picker reads.
 fn body(content_type: &str) -> Bytes {
     if !content_type.starts_with("multipart") {
         return Bytes::from(vec![0x1f; 5_000]);
@@ -48,7 +48,7 @@ fn body(content_type: &str) -> Bytes {
     [head.as_bytes(), &vec![b's'; 300_000], b"\r\n--b--\r\n"].concat().into()
 }
 
-/// Sends one request that is not read, whose response takes so long.
+/// Sends one unreadable request whose response is delayed by `ms`.
 async fn send(to: SocketAddr, (http, path, content_type, encoding): (Http, &str, &'static str, &'static str), ms: u64) {
     let body = body(content_type);
     let target = format!("{path}?delay_ms={ms}");
@@ -64,7 +64,7 @@ async fn send(to: SocketAddr, (http, path, content_type, encoding): (Http, &str,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_are_not_read_wait_for_their_turn() {
+async fn unreadable_requests_are_queued_like_others() {
     for what in UNREAD {
         let echo = Echo::start().await;
         let picker = AttacheProcess::configured(&configuration(&echo, CAPACITY)).await;
@@ -83,7 +83,7 @@ async fn requests_that_are_not_read_wait_for_their_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn honest_requests_are_not_starved_by_those_that_are_not_read() {
+async fn unreadable_requests_do_not_starve_honest_ones() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&configuration(&echo, 8)).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -94,7 +94,7 @@ async fn honest_requests_are_not_starved_by_those_that_are_not_read() {
     let (report, sent) = honest
         .during(async {
             let mut attackers = tokio::task::JoinSet::new();
-            // More than the pool may have under way: what passes by the queue would keep the honest in it.
+            // More clients than the pool's capacity: requests that bypassed the queue would keep honest ones in it.
             for number in 0..12 {
                 let over = over.clone();
                 attackers.spawn(async move {
@@ -116,7 +116,7 @@ async fn honest_requests_are_not_starved_by_those_that_are_not_read() {
     picker.assert_settled().await;
 }
 
-/// Opens a websocket, and sends `early` before it is answered.
+/// Opens a websocket, and sends `early` before the response.
 async fn websocket(to: SocketAddr, early: &'static [u8]) -> (TcpStream, Vec<u8>) {
     let mut stream = TcpStream::connect(to).await.expect("a connection");
     let head = b"GET /v1/realtime HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
@@ -131,10 +131,10 @@ async fn websocket(to: SocketAddr, early: &'static [u8]) -> (TcpStream, Vec<u8>)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn upgrades_wait_for_their_turn_and_bodiless_requests_do_not() {
+async fn websocket_upgrades_are_queued_and_bodiless_requests_are_not() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&configuration(&echo, CAPACITY)).await;
-    // Envoy's clock for messages must not run while an upgrade waits at its headers.
+    // Envoy's message timeout must not run while an upgrade is queued at its headers.
     let bootstrap = by_header("original-dst.yaml", &picker).replace("message_timeout: 10s", "message_timeout: 0.2s");
     let envoy = EnvoyProcess::alone(&bootstrap).await;
     let to = envoy.listener("inference");

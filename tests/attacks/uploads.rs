@@ -1,4 +1,4 @@
-//! Uploads that hold the memory for request bodies: bodies that stop or trickle, and messages that never end.
+//! Uploads that occupy the memory for request bodies: stalled or trickling bodies, and endless messages.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 const CHAT: &str = "/v1/chat/completions";
-/// 8 MiB of bodies may be held, 1 MiB of each.
+/// 8 MiB for all bodies, 1 MiB for each.
 const LIMITS: &str = "maxBodyBytes: 1MiB, maxBufferedBytes: 8MiB";
 
 async fn picker(echo: &Echo, limits: &str) -> AttacheProcess {
@@ -49,7 +49,7 @@ fn slow(
     request
 }
 
-/// Sends `count` of these requests at once, each on a connection of its own.
+/// Sends `count` of these requests concurrently, each on its own connection.
 fn send_all(
     count: usize,
     to: SocketAddr,
@@ -64,7 +64,7 @@ fn send_all(
     all
 }
 
-/// The reasons of those requests that are over.
+/// Status and reason of the requests that have ended.
 fn reasons(all: &mut JoinSet<Option<Reply>>) -> Vec<(u16, String)> {
     let mut reasons = Vec::new();
     while let Some(done) = all.try_join_next() {
@@ -74,12 +74,12 @@ fn reasons(all: &mut JoinSet<Option<Reply>>) -> Vec<(u16, String)> {
     reasons
 }
 
-/// The tenant of clients that have none.
-const NOBODY: &str = "";
+/// The tenant header of clients without a tenant.
+const NO_TENANT: &str = "";
 const HOUR: Duration = Duration::from_secs(3_600);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopped_uploads_give_way_to_honest_requests() {
+async fn stalled_uploads_are_evicted_for_honest_requests() {
     let echo = Echo::start().await;
     for http in [Http::H1, Http::H2] {
         let picker = picker(&echo, LIMITS).await;
@@ -90,7 +90,7 @@ async fn stopped_uploads_give_way_to_honest_requests() {
         let mut attack = JoinSet::new();
         let (report, ()) = honest
             .during(async {
-                attack = send_all(16, to, http, || slow(to, http, 1_000_000, 900_000, HOUR, NOBODY));
+                attack = send_all(16, to, http, || slow(to, http, 1_000_000, 900_000, HOUR, NO_TENANT));
                 eventually("evicted uploads", || async {
                     (picker.metric("attache_rejections_total").await > 0.0).then_some(())
                 })
@@ -109,19 +109,19 @@ async fn stopped_uploads_give_way_to_honest_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_small_stopped_uploads_give_way_to_a_large_honest_one() {
+async fn small_stalled_uploads_are_evicted_for_a_large_honest_one() {
     let echo = Echo::start().await;
     let picker = picker(&echo, LIMITS).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
-    let mut attack = send_all(200, to, Http::H1, || slow(to, Http::H1, 60_000, 39_000, HOUR, NOBODY));
+    let mut attack = send_all(200, to, Http::H1, || slow(to, Http::H1, 60_000, 39_000, HOUR, NO_TENANT));
     eventually("memory that is almost full", || async {
         (picker.metric("attache_buffered_request_bytes").await > 7.0 * f64::from(1 << 20)).then_some(())
     })
     .await;
-    // The speed of an upload is judged over a second at least.
+    // The rate of an upload is measured over at least one second.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     let (report, replies) = honest
         .during(async {
@@ -167,7 +167,8 @@ async fn tenant_over_its_share_loses_its_own_uploads_only() {
     picker.assert_settled().await;
 }
 
-/// Streams of one HTTP/2 connection that send a part of their bodies and stop: the status of each that is answered.
+/// Streams of one HTTP/2 connection that send a part of their bodies and stop. Returns the status and reason of each
+/// response.
 async fn stopped_streams(to: SocketAddr, count: usize, bytes: usize) -> JoinSet<Option<(u16, String)>> {
     let socket = tokio::net::TcpStream::connect(to).await.expect("a connection");
     let (client, connection) = h2::client::handshake(socket).await.expect("HTTP/2");
@@ -199,7 +200,7 @@ async fn connection_over_its_share_loses_its_own_uploads_only() {
     let to = envoy.listener("inference");
     let honest = Honest::new(to);
     let quiet = honest.quiet().await;
-    let mut other = send_all(1, to, Http::H1, || slow(to, Http::H1, 900_000, 800_000, HOUR, NOBODY));
+    let mut other = send_all(1, to, Http::H1, || slow(to, Http::H1, 900_000, 800_000, HOUR, NO_TENANT));
     let mut attack = JoinSet::new();
     let (report, ()) = honest
         .during(async {
@@ -224,14 +225,14 @@ async fn connection_over_its_share_loses_its_own_uploads_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn trickling_uploads_end_while_a_slow_honest_one_completes() {
+async fn trickling_uploads_are_rejected_and_a_slow_honest_one_completes() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "minUploadRate: 10KiB, uploadGrace: 1s").await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let trickle = || slow(to, Http::H1, 100_000, 90_000, Duration::from_millis(50), "attacker");
     let (trickling, slower) =
-        (send_all(3, to, Http::H1, trickle), slow(to, Http::H1, 60_000, 100, Duration::from_millis(2), NOBODY));
+        (send_all(3, to, Http::H1, trickle), slow(to, Http::H1, 60_000, 100, Duration::from_millis(2), NO_TENANT));
     let honest = client::send(to, Http::H1, slower).await.expect("a response");
     assert_eq!(honest.status, 200, "about 25 KiB a second");
     for reply in trickling.join_all().await {
@@ -248,7 +249,7 @@ fn resident(id: u32) -> u64 {
     pages * 4_096
 }
 
-/// The beginning of a message that claims to have `claimed` bytes.
+/// The first `sent` bytes of a message that declares a length of `claimed` bytes.
 fn unfinished(claimed: usize, sent: usize) -> Bytes {
     let mut bytes = BytesMut::with_capacity(5 + sent);
     bytes.put_u8(0);
@@ -258,7 +259,7 @@ fn unfinished(claimed: usize, sent: usize) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_messages_over_the_body_limit_are_never_held() {
+async fn unfinished_messages_over_the_body_limit_are_not_buffered() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -276,7 +277,7 @@ async fn unfinished_messages_over_the_body_limit_are_never_held() {
                 }
                 stream.send_raw(unfinished(60 << 20, 59 << 20)).expect("sending");
                 match begun {
-                    // Of a request that has begun the client is told.
+                    // The client of a started request gets a response.
                     true => assert!(stream.answer().await.expect("an answer").is_some()),
                     false => assert_eq!(stream.status().await.expect("a status"), "8"),
                 }
@@ -291,7 +292,7 @@ async fn unfinished_messages_over_the_body_limit_are_never_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_messages_within_the_body_limit_count_and_give_way() {
+async fn unfinished_messages_within_the_body_limit_are_evicted() {
     let echo = Echo::start().await;
     let picker = picker(&echo, LIMITS).await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -321,7 +322,7 @@ async fn unfinished_messages_within_the_body_limit_count_and_give_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn buffered_body_over_the_limit_is_refused_without_being_held() {
+async fn buffered_body_over_the_limit_gets_413_without_buffering() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::alone(&by_header("buffered.yaml", &picker)).await;
@@ -338,9 +339,9 @@ async fn buffered_body_over_the_limit_is_refused_without_being_held() {
     picker.assert_settled().await;
 }
 
-/// A pod that reports a response: what it sends after the headers is a response's message, and may be no larger.
+/// A pod that reports a response: messages after the response headers have a smaller size limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_response_messages_end_their_own_stream() {
+async fn unfinished_response_message_ends_only_its_own_stream() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");

@@ -1,6 +1,5 @@
-//! Responses that repeat what a hostile client wrote: token counts and errors in it are not the server's. Each
-//! response is written by the request itself (`reply` of the echo server), as a model server would write it around the
-//! client's tools and tool input.
+//! Responses that echo the client's input: token counts and errors in it are not the server's. The request contains the
+//! response (`reply` of the echo server), as a model server would write it around the client's tools and tool input.
 
 use super::honest::Honest;
 use crate::shipped::by_header;
@@ -16,19 +15,19 @@ use http::{HeaderValue, Request};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// Tokens of a day that an attacker may have. Days, so that a test seldom sees a window turn.
+/// Daily token limit of an attacker. A day, because a test rarely crosses its end.
 const LIMIT: usize = 10_000;
-/// Tokens that each response of a server really cost, prompt and answer.
-const REAL: (u64, u64) = (900, 100);
-/// Requests of one attacker: more than it may have.
+/// Actual tokens of each response: prompt and completion.
+const REAL_TOKENS: (u64, u64) = (900, 100);
+/// Requests of one attacker: more than its limit allows.
 const TRIES: usize = 14;
 
-/// One API's response and the path that it answers.
+/// A response of one API, and the path of its request.
 pub(super) struct Forged {
     pub(super) path: &'static str,
     pub(super) sse: bool,
     pub(super) reply: String,
-    /// What the request says besides the reply.
+    /// The request's fields without the reply.
     pub(super) request: Value,
 }
 
@@ -54,7 +53,7 @@ fn event(data: &Value) -> String {
     format!("{name}data: {data}\n\n")
 }
 
-/// Counts in the words of every API, and an error.
+/// Token counts in the fields of every API, and an error.
 fn forgery(tokens: u64) -> Value {
     json!({
         "usage": {"input_tokens": tokens, "output_tokens": tokens, "prompt_tokens": tokens, "completion_tokens": tokens},
@@ -65,15 +64,14 @@ fn forgery(tokens: u64) -> Value {
     })
 }
 
-/// Responses of all APIs, with `forgery` wherever a client's own JSON is repeated, behind and before the counts of the
-/// server.
+/// Responses of all APIs with `forgery` wherever the client's JSON is echoed, before and after the server's counts.
 fn responses(forgery: &Value) -> Vec<Forged> {
-    let (prompt, answer) = REAL;
+    let (prompt, answer) = REAL_TOKENS;
     let openai = json!({"prompt_tokens": prompt, "completion_tokens": answer});
     let other = json!({"input_tokens": prompt, "output_tokens": answer});
     let text = forgery.to_string();
     let quoted = format!("data: {text}\n\ndata: {text}");
-    // Written by hand: the order of members matters.
+    // Written by hand, because the order of fields matters.
     let response = |usage: &str| {
         format!(
             r#"{{"id":"resp_1","metadata":{text},"usage":{usage},"status":"completed","tools":[{{"type":"function","name":"f","parameters":{text}}}],"output":[],"zz":{text}}}"#
@@ -128,7 +126,7 @@ fn responses(forgery: &Value) -> Vec<Forged> {
     ]
 }
 
-/// A picker whose tenants may have [`LIMIT`] tokens, the honest one more; `limits` goes on with other limits.
+/// A picker with a limit of [`LIMIT`] tokens per tenant, more for the honest one. `limits` is appended to the limits.
 pub(super) async fn picker(echo: &Echo, limits: &str) -> AttacheProcess {
     AttacheProcess::configured(&format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange:\n  tenant: {{header: x-tenant}}\n\
@@ -140,7 +138,7 @@ pub(super) async fn picker(echo: &Echo, limits: &str) -> AttacheProcess {
     .await
 }
 
-/// What the honest clients were charged: 7 tokens of a prompt and 10 of an answer for each request.
+/// Checks that honest clients were charged 7 prompt tokens and 10 completion tokens for each request.
 pub(super) async fn assert_honest_charge(picker: &AttacheProcess, requests: usize) {
     for (kind, tokens) in [("prompt", 7), ("completion", 10)] {
         let charged = picker.metric(&format!("attache_tenant_tokens_total{{tenant=\"honest\",kind=\"{kind}\"}}")).await;
@@ -148,7 +146,7 @@ pub(super) async fn assert_honest_charge(picker: &AttacheProcess, requests: usiz
     }
 }
 
-/// How many of the requests of one tenant are served, one after the other.
+/// Sends the requests of one tenant one after another, and returns how many are served.
 pub(super) async fn served(forged: &Forged, to: SocketAddr, http: Http, tenant: &str) -> usize {
     let mut served = 0;
     for _ in 0..TRIES {
@@ -163,7 +161,7 @@ pub(super) async fn served(forged: &Forged, to: SocketAddr, http: Http, tenant: 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn usage_of_zeros_in_echoes_is_not_read_and_the_attacker_is_charged() {
+async fn echoed_zero_usage_is_ignored_and_the_attacker_charged() {
     let echo = Echo::start().await;
     let picker = picker(&echo, "").await;
     let envoy = EnvoyProcess::alone(&by_header("original-dst.yaml", &picker)).await;
@@ -176,14 +174,14 @@ async fn usage_of_zeros_in_echoes_is_not_read_and_the_attacker_is_charged() {
             for (number, forged) in responses(&forgery(0)).iter().enumerate() {
                 let http = if number % 2 == 0 { Http::H1 } else { Http::H2 };
                 let count = served(forged, envoy.listener("inference"), http, &format!("attacker-{number}")).await;
-                let real = usize::try_from(REAL.0 + REAL.1).expect("a count");
+                let real = usize::try_from(REAL_TOKENS.0 + REAL_TOKENS.1).expect("a count");
                 assert_eq!(count, LIMIT / real, "{} sse={}", forged.path, forged.sse);
             }
             for mode in other {
                 let forged = &responses(&forgery(0))[if mode == Mode::Buffered { 0 } else { 4 }];
                 let count = served(forged, modes.listener(&mode.name()), Http::H1, &format!("{mode:?}")).await;
-                // STREAMED is decided before the end of the body is known: it books 1,024 tokens of a prompt, which do
-                // not fit into the last 1,000.
+                // STREAMED requests are admitted before the end of the body is known. They reserve 1,024 prompt
+                // tokens, which do not fit into the last 1,000.
                 let expected = LIMIT / 1_000 - usize::from(mode == Mode::Streamed);
                 assert_eq!(count, expected, "{mode:?}");
             }
@@ -196,7 +194,7 @@ async fn usage_of_zeros_in_echoes_is_not_read_and_the_attacker_is_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn usage_of_huge_numbers_in_echoes_leaves_a_shared_limit_open() {
+async fn echoed_huge_usage_does_not_exhaust_a_shared_limit() {
     let echo = Echo::start().await;
     let shared = "  models:\n    overrides: {sim-8b: {tokensPerDay: 1000000}}\n";
     let picker = picker(&echo, shared).await;
@@ -230,10 +228,10 @@ async fn usage_of_huge_numbers_in_echoes_leaves_a_shared_limit_open() {
     assert_eq!(picker.metric("attache_model_refusals_total").await, 0.0);
 }
 
-/// Requests whose prompt a prefill server computes, and which one of two echo servers goes on with. Honest clients
-/// have a pool of their own, whose server gets their bodies as they are.
+/// A prefill worker computes the prompts, and one of two echo servers decodes. Honest clients have a separate pool,
+/// whose server gets their bodies unchanged.
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_in_echoes_do_not_fetch_kv_blocks_a_second_time() {
+async fn echoed_errors_cause_no_second_fetch_of_kv_blocks() {
     let sim = SimProcess::with_roles("prefill=1", 1, &["--speed", "20"]).await;
     let echoes = [Echo::start().await, Echo::start().await];
     let plain = Echo::start().await;
@@ -268,7 +266,7 @@ async fn errors_in_echoes_do_not_fetch_kv_blocks_a_second_time() {
     report.assert_unharmed(&quiet);
     picker.assert_settled().await;
     assert_eq!(requests(), expected, "the other decode server was asked to fetch blocks");
-    // An error of the server's own does that, which shows that one more request would have been seen.
+    // A real error of the server causes a second fetch, which shows that the test would detect one.
     let busy = event(&json!({"error": {"code": 429, "type": "rate_limit_error", "message": "busy"}}));
     let request = json!({"model": "sim-8b", "prompt": "x", "max_tokens": 10, "stream": true});
     assert_eq!(Forged::new("/v1/completions", true, busy, request).send(to, Http::H1, "any").await.status, 200);

@@ -1,5 +1,5 @@
-//! What a request may choose by its headers, through real Envoy: its strategy, its profile, its endpoints; and
-//! sessions, which need both ways.
+//! Request headers that choose the strategy, the profile and the endpoints, through real Envoy. Session affinity also
+//! sets a response header.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -25,8 +25,8 @@ async fn ask(to: SocketAddr, headers: &[(&'static str, &str)]) -> Reply {
     client::send(to, Http::H1, request).await.expect("an answer")
 }
 
-/// The servers that so many equal requests reach.
-async fn reached(to: SocketAddr, headers: &[(&'static str, &str)]) -> BTreeSet<String> {
+/// The servers that six identical requests reach.
+async fn servers_reached(to: SocketAddr, headers: &[(&'static str, &str)]) -> BTreeSet<String> {
     let mut servers = BTreeSet::new();
     for _ in 0..6 {
         let reply = ask(to, headers).await;
@@ -58,9 +58,9 @@ async fn session_stays_on_its_server_and_its_key_is_hidden() {
     for server in [&a, &b] {
         let id = BASE64_STANDARD.encode(server.address.to_string());
         let expected = BTreeSet::from([server.address.to_string()]);
-        assert_eq!(reached(to, &[by_session, ("x-session-id", &id)]).await, expected);
-        assert_eq!(reached(to, &[by_sum, ("x-session-id", &id)]).await, expected);
-        assert_eq!(reached(to, &[("config-profile", "sticky"), ("x-session-id", &id)]).await, expected);
+        assert_eq!(servers_reached(to, &[by_session, ("x-session-id", &id)]).await, expected);
+        assert_eq!(servers_reached(to, &[by_sum, ("x-session-id", &id)]).await, expected);
+        assert_eq!(servers_reached(to, &[("config-profile", "sticky"), ("x-session-id", &id)]).await, expected);
     }
     let first = ask(to, &[by_session]).await;
     let next = ask(to, &[by_session, ("x-session-id", first.header("x-session-id"))]).await;
@@ -68,28 +68,32 @@ async fn session_stays_on_its_server_and_its_key_is_hidden() {
     assert_eq!(next.header("x-session-id"), BASE64_STANDARD.encode(next.header("x-echo-server")));
 
     let keyed = [by_session, ("x-aibrix-session-key", KEY)];
-    assert_eq!(reached(to, &keyed).await.len(), 1);
+    assert_eq!(servers_reached(to, &keyed).await.len(), 1);
     let reply = ask(to, &keyed).await;
-    let told =
+    let reveals_key =
         |value: &HeaderValue| value.to_str().is_ok_and(|v| v.contains(KEY) || v.contains(&BASE64_STANDARD.encode(KEY)));
-    assert!(!reply.headers.values().any(told), "{:?}", reply.headers);
+    assert!(!reply.headers.values().any(reveals_key), "{:?}", reply.headers);
     assert_eq!(ask(to, &[]).await.header("x-session-id"), "", "round-robin knows no sessions");
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_choose_where_they_may_and_are_refused_what_they_may_not() {
+async fn request_headers_choose_allowed_strategies_and_others_get_400() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::configured(&config(&a, &b, OPEN)).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    assert_eq!(reached(to, &[]).await.len(), 2, "the pool's round-robin");
+    assert_eq!(servers_reached(to, &[]).await.len(), 2, "the pool's round-robin");
     let profile = ask(to, &[("config-profile", "sticky")]).await;
     assert_eq!(profile.header("x-aibrix-config-profile"), "sticky");
     assert_eq!(ask(to, &[]).await.header("x-aibrix-config-profile"), "");
     for (filter, server) in [("zone=a", &a), ("zone!=a", &b), ("zone in (b,c),!spot", &b)] {
-        assert_eq!(reached(to, &[("external-filter", filter)]).await, [server.address.to_string()].into(), "{filter}");
+        assert_eq!(
+            servers_reached(to, &[("external-filter", filter)]).await,
+            [server.address.to_string()].into(),
+            "{filter}"
+        );
     }
     let before = a.requests() + b.requests();
     for named in ["no-such", "round-robin", "session-affinity:0.5,least-request", "session-affinity,,least-request"] {
@@ -114,11 +118,11 @@ async fn requests_choose_where_they_may_and_are_refused_what_they_may_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_choose_nothing_where_the_operator_says_nothing() {
+async fn request_strategy_headers_are_ignored_unless_configured() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::configured(&config(&a, &b, "")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let headers = [("routing-strategy", "no-such"), ("config-profile", "sticky"), ("external-filter", "zone=a")];
-    assert_eq!(reached(envoy.listener("inference"), &headers).await.len(), 2);
+    assert_eq!(servers_reached(envoy.listener("inference"), &headers).await.len(), 2);
     picker.assert_settled().await;
 }

@@ -1,4 +1,4 @@
-//! The real program: words in, exit codes and text out.
+//! The `attache` binary: arguments in, exit codes and output out.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,10 +7,10 @@ fn attache(arguments: &[&str]) -> Output {
     attache_with(&[], arguments)
 }
 
-/// With these variables and no others of ours.
+/// With these environment variables, and without the other `ATTACHE_` and `OTEL_` variables.
 fn attache_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
-    // What the machine of the test happens to export must not decide it.
+    // Variables of the test's own environment must not affect the result.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("ATTACHE_") || name.to_string_lossy().starts_with("OTEL_") {
             command.env_remove(name);
@@ -40,7 +40,7 @@ fn data(path: &str) -> String {
 }
 
 #[test]
-fn help_teaches() {
+fn help_lists_commands_flags_and_examples() {
     let help = attache(&["--help"]);
     assert_eq!(code(&help), 0);
     for word in ["run", "check", "version", "completions", "Examples:", "attache run --endpoint 127.0.0.1:8000"] {
@@ -79,7 +79,7 @@ fn help_teaches() {
 }
 
 #[test]
-fn version_in_words_and_as_json() {
+fn version_is_printed_as_text_and_json() {
     assert_eq!(out(&attache(&["version"])), format!("attache {}\n", env!("CARGO_PKG_VERSION")));
     assert_eq!(out(&attache(&["--version"])), format!("attache {}\n", env!("CARGO_PKG_VERSION")));
     let json: serde_json::Value = serde_json::from_slice(&attache(&["version", "--json"]).stdout).unwrap();
@@ -89,7 +89,7 @@ fn version_in_words_and_as_json() {
 }
 
 #[test]
-fn completions_for_every_shell() {
+fn completions_are_generated_for_bash_zsh_and_fish() {
     for shell in ["bash", "zsh", "fish"] {
         let output = attache(&["completions", shell]);
         assert_eq!(code(&output), 0);
@@ -98,7 +98,7 @@ fn completions_for_every_shell() {
 }
 
 #[test]
-fn wrong_words_are_usage_errors_with_the_word_that_was_meant() {
+fn invalid_arguments_exit_64_with_a_hint() {
     let cases: &[(&[&str], &str)] = &[
         (&["run", "--grpc-prot", "1"], "--grpc-port"),
         (&["chekc"], "check"),
@@ -119,8 +119,8 @@ fn wrong_words_are_usage_errors_with_the_word_that_was_meant() {
 }
 
 #[test]
-fn switches_are_said_as_in_go_and_the_last_word_counts() {
-    // What is not an address ends the program before it serves.
+fn boolean_flags_accept_go_syntax_and_the_last_value_wins() {
+    // An endpoint that is not an address ends the program before it serves.
     let run = |more: &[&str]| {
         let output = attache(&[&["run", "--endpoint", "vllm:8000"], more].concat());
         assert_eq!(code(&output), 78, "{more:?}: {}", err(&output));
@@ -143,9 +143,9 @@ fn switches_are_said_as_in_go_and_the_last_word_counts() {
 }
 
 #[test]
-fn a_sampler_argument_that_can_not_be_read_stops_nothing() {
+fn invalid_sampler_argument_is_only_a_warning() {
     let variable = "OTEL_TRACES_SAMPLER_ARG";
-    for (value, flag, told) in [
+    for (value, flag, warning) in [
         ("", None, false),
         ("0.5", None, false),
         ("half", None, true),
@@ -155,13 +155,13 @@ fn a_sampler_argument_that_can_not_be_read_stops_nothing() {
         let arguments = ["run", "--endpoint", "vllm:8000"].into_iter().chain(flag).collect::<Vec<_>>();
         let output = attache_with(&[(variable, value)], &arguments);
         assert_eq!(code(&output), 78, "only the endpoint is wrong: {}", err(&output));
-        assert_eq!(err(&output).contains(&format!("`{variable}` has no effect")), told, "{value}: {}", err(&output));
+        assert_eq!(err(&output).contains(&format!("`{variable}` has no effect")), warning, "{value}: {}", err(&output));
         assert!(err(&output).contains("1 error,"), "{}", err(&output));
     }
 }
 
 #[test]
-fn a_flag_that_is_wrong_is_called_by_its_own_name() {
+fn errors_name_the_flag_that_is_invalid() {
     let cases: &[(&[&str], &str)] = &[
         (&["--pool-name", "Vllm_Pool"], "`--pool-name` is `Vllm_Pool`"),
         (&["--pool-name", "vllm", "--pool-namespace", "N_"], "`--pool-namespace` is `N_`"),
@@ -181,28 +181,28 @@ fn a_flag_that_is_wrong_is_called_by_its_own_name() {
 }
 
 #[test]
-fn objectives_that_nobody_can_name_are_told() {
+fn positive_objectives_warn_unless_client_headers_are_trusted() {
     let text = "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {objectives: {batch: -1, urgent: 1}}\n\
                 pools: [{name: a, endpoints: [\"vllm:8000\"]}]\n";
-    let told = "`objectives` above 0 have no effect";
-    assert!(err(&attache(&["run", "--config-text", text])).contains(told));
-    assert!(!err(&attache(&["run", "--config-text", text, "--trust-client-headers"])).contains(told));
+    let warning = "`objectives` above 0 have no effect";
+    assert!(err(&attache(&["run", "--config-text", text])).contains(warning));
+    assert!(!err(&attache(&["run", "--config-text", text, "--trust-client-headers"])).contains(warning));
     let sheddable = text.replace(", urgent: 1", "");
-    assert!(!err(&attache(&["run", "--config-text", &sheddable])).contains(told), "a priority may be lowered");
+    assert!(!err(&attache(&["run", "--config-text", &sheddable])).contains(warning), "a priority may be lowered");
     let trusting = text.replace("exchange: {", "exchange: {trustClientHeaders: true, ");
-    assert!(!err(&attache(&["run", "--config-text", &trusting])).contains(told));
-    assert!(err(&attache(&["run", "--config-text", &trusting, "--trust-client-headers=false"])).contains(told));
+    assert!(!err(&attache(&["run", "--config-text", &trusting])).contains(warning));
+    assert!(err(&attache(&["run", "--config-text", &trusting, "--trust-client-headers=false"])).contains(warning));
 }
 
 #[test]
-fn without_anything_to_serve_the_two_shortest_ways_are_shown() {
+fn run_without_endpoints_shows_two_example_commands() {
     let output = attache(&["run"]);
     assert_eq!(code(&output), 64);
     assert!(err(&output).contains("attache run --endpoint") && err(&output).contains("attache run --config-file"));
 }
 
 #[test]
-fn run_refuses_a_wrong_configuration_before_it_serves() {
+fn run_rejects_invalid_configuration_before_serving() {
     let output = attache(&["run", "--config-file", &data("bad/unknown-key.yaml")]);
     assert_eq!(code(&output), 78);
     assert!(err(&output).contains("did you mean `weight`?"), "{}", err(&output));
@@ -222,7 +222,7 @@ fn run_refuses_a_wrong_configuration_before_it_serves() {
 }
 
 #[test]
-fn client_authorities_and_names_that_cannot_be_used_are_refused_before_serving() {
+fn invalid_client_ca_or_name_is_rejected_before_serving() {
     let refused = |flags: &[&str], words: &[&str]| {
         let output = attache(&[&["run", "--endpoint", "127.0.0.1:8000"], flags].concat());
         assert_eq!(code(&output), 78, "{flags:?}");
@@ -256,7 +256,7 @@ fn client_authorities_and_names_that_cannot_be_used_are_refused_before_serving()
 }
 
 #[test]
-fn check_tells_good_from_bad() {
+fn check_accepts_valid_and_rejects_invalid_files() {
     let output = attache(&["check", "-f", &data("bad/unknown-key.yaml")]);
     assert_eq!((code(&output), out(&output).as_str()), (78, ""));
     assert!(err(&output).contains("unknown-key.yaml:10:13"), "{}", err(&output));
@@ -274,7 +274,7 @@ fn check_tells_good_from_bad() {
 }
 
 #[test]
-fn an_endpoint_picker_config_takes_its_endpoints_from_flags() {
+fn endpoint_picker_config_takes_its_endpoints_from_flags() {
     let file = root("examples/configs/endpoint-picker-config.yaml");
     let file = file.to_str().unwrap();
     let output = attache(&["check", file]);
@@ -291,7 +291,7 @@ fn an_endpoint_picker_config_takes_its_endpoints_from_flags() {
 }
 
 #[test]
-fn a_file_of_100_mb_is_refused_at_once() {
+fn file_of_100_mb_is_rejected() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(100 << 20).unwrap();
     let output = attache(&["check", "-f", file.path().to_str().unwrap()]);
@@ -300,7 +300,7 @@ fn a_file_of_100_mb_is_refused_at_once() {
 }
 
 #[test]
-fn every_example_passes_without_a_warning() {
+fn every_example_passes_check_without_warnings() {
     let mut checked = 0;
     for entry in std::fs::read_dir(root("examples/configs")).unwrap() {
         let path = entry.unwrap().path();
@@ -311,7 +311,7 @@ fn every_example_passes_without_a_warning() {
     assert!(checked >= 5, "{checked}");
 }
 
-/// A configuration and a request in files, and what `explain` says of them.
+/// Writes a configuration and a request to files and runs `attache explain` on them.
 fn explain(tokenizer: &str, body: &str, more: &[&str]) -> Output {
     let directory = tempfile::tempdir().unwrap();
     let (config, request) = (directory.path().join("attache.yaml"), directory.path().join("request.json"));
@@ -330,9 +330,9 @@ const CHAT: &str = r#"{"model": "m", "messages": [
     {"role": "user", "content": "Which sea lies between Europe and Africa?"}]}"#;
 
 #[test]
-fn a_request_is_explained_block_by_block() {
-    let said = explain("characters", CHAT, &[]);
-    assert_eq!(code(&said), 0, "{}", err(&said));
+fn explain_shows_blocks_scores_and_the_reason() {
+    let explained = explain("characters", CHAT, &[]);
+    assert_eq!(code(&explained), 0, "{}", err(&explained));
     for word in [
         "characters, blocks of 64 bytes",
         "about 26 tokens, 1 full block\n",
@@ -342,31 +342,31 @@ fn a_request_is_explained_block_by_block() {
         "queue-scorer × 2",
         "⟨role⟩system⟨text⟩You answer",
     ] {
-        assert!(out(&said).contains(word), "{word}: {}", out(&said));
+        assert!(out(&explained).contains(word), "{word}: {}", out(&explained));
     }
     let models = root("tests/data/chat_vectors");
     let tokenizer = format!("{{type: huggingface, directory: {}}}", models.display());
-    let said = explain(&tokenizer, CHAT, &["--json"]);
-    let said: serde_json::Value = serde_json::from_str(&out(&said)).unwrap();
-    assert_eq!((said["tokenizer"].as_str(), said["counted"].as_bool()), (Some("huggingface"), Some(true)));
-    let (tokens, blocks) = (said["prompt_tokens"].as_u64().unwrap(), said["blocks"].as_array().unwrap());
+    let explained = explain(&tokenizer, CHAT, &["--json"]);
+    let explained: serde_json::Value = serde_json::from_str(&out(&explained)).unwrap();
+    assert_eq!((explained["tokenizer"].as_str(), explained["counted"].as_bool()), (Some("huggingface"), Some(true)));
+    let (tokens, blocks) = (explained["prompt_tokens"].as_u64().unwrap(), explained["blocks"].as_array().unwrap());
     assert_eq!(blocks.len() as u64, tokens / 16);
-    assert!(blocks.iter().all(|b| b["tokens"].as_array().unwrap().len() == 16), "{said}");
-    assert_eq!(said["endpoints"][0]["blocks"], 0);
+    assert!(blocks.iter().all(|b| b["tokens"].as_array().unwrap().len() == 16), "{explained}");
+    assert_eq!(explained["endpoints"][0]["blocks"], 0);
 }
 
 #[test]
-fn what_can_not_be_explained_is_told() {
-    let said = explain("characters", r#"{"model": "m", "messages": []}"#, &[]);
-    assert_eq!(code(&said), 1);
-    assert!(err(&said).contains("would be rejected: invalid_messages"), "{}", err(&said));
-    let said = explain("{type: huggingface, directory: /nowhere}", CHAT, &[]);
-    assert_eq!(code(&said), 78);
-    assert!(err(&said).contains("there is no tokenizer.json in /nowhere"), "{}", err(&said));
-    let said = attache(&["explain", "/nowhere.json"]);
-    assert_eq!(code(&said), 64);
-    assert!(err(&said).contains("can't read /nowhere.json"), "{}", err(&said));
-    let said = attache(&["explain", root("Cargo.toml").to_str().unwrap(), "--admin", "http://127.0.0.1:1"]);
-    assert_eq!(code(&said), 70);
-    assert!(err(&said).contains("no picker responds at http://127.0.0.1:1"), "{}", err(&said));
+fn explain_reports_why_it_fails() {
+    let explained = explain("characters", r#"{"model": "m", "messages": []}"#, &[]);
+    assert_eq!(code(&explained), 1);
+    assert!(err(&explained).contains("would be rejected: invalid_messages"), "{}", err(&explained));
+    let explained = explain("{type: huggingface, directory: /nowhere}", CHAT, &[]);
+    assert_eq!(code(&explained), 78);
+    assert!(err(&explained).contains("there is no tokenizer.json in /nowhere"), "{}", err(&explained));
+    let explained = attache(&["explain", "/nowhere.json"]);
+    assert_eq!(code(&explained), 64);
+    assert!(err(&explained).contains("can't read /nowhere.json"), "{}", err(&explained));
+    let explained = attache(&["explain", root("Cargo.toml").to_str().unwrap(), "--admin", "http://127.0.0.1:1"]);
+    assert_eq!(code(&explained), 70);
+    assert!(err(&explained).contains("no picker responds at http://127.0.0.1:1"), "{}", err(&explained));
 }

@@ -1,10 +1,9 @@
-//! What the conformance suite of the Gateway API Inference Extension asks of a gateway with this picker in it, through
-//! real Envoy, with pods of an `InferencePool`: `GatewayFollowingEPPRouting`, the same with data parallelism,
-//! `GatewayDestinationEndpointServed` and what happens while the picker is away. (`EppUnAvailableFailOpen` with a
-//! server list is in `faults.rs`.)
+//! Cases of the conformance suite of the Gateway API Inference Extension, through real Envoy, with pods of an
+//! `InferencePool`: `GatewayFollowingEPPRouting`, the same with data parallelism, `GatewayDestinationEndpointServed`,
+//! and a picker that is down. `EppUnAvailableFailOpen` with a server list is in `faults.rs`.
 //!
-//! Each is tried with both ways in which gateways follow a picker: ORIGINAL_DST, which takes one endpoint from a
-//! header, and `override_host`, which walks a list in the metadata.
+//! Each runs with both ways in which gateways follow a picker. ORIGINAL_DST takes one endpoint from a header.
+//! `override_host` walks a list in the metadata.
 
 use crate::api::{FakeApi, STABLE, pod, pool};
 use crate::shipped::by_header;
@@ -21,17 +20,17 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::net::TcpListener;
 
-/// The suite asks on a path of its own, which is no API that anybody knows.
+/// The path that the suite requests. It belongs to no known API.
 const PATH: &str = "/primary-gateway-test";
 /// The suite's body.
 const BODY: &[u8] = br#"{"model":"conformance-fake-model","prompt":"Write as if you were a critic: San Francisco"}"#;
 const SELECTION: &str = "test-epp-endpoint-selection";
 const SERVED: &str = "x-conformance-test-served-endpoint";
-/// Its value behind a gateway that does not report the endpoint that served, as with ORIGINAL_DST.
+/// The value of `SERVED` behind a gateway that does not report the serving endpoint, such as ORIGINAL_DST.
 const NOT_REPORTED: &str = "fail: missing envoy lb metadata";
-/// Requests at a time.
+/// Concurrent requests.
 const CONCURRENCY: usize = 10;
-/// Requests for each selection: ten rounds of those, as the suite has it.
+/// Requests for each selection: ten rounds of `CONCURRENCY`, as in the suite.
 const REQUESTS: usize = 100;
 const FIRST_SERVER: &str = "address: 127.0.0.1, port_value: 8001}";
 
@@ -53,7 +52,7 @@ impl Gateway {
         }
     }
 
-    /// The value of that header for a response by `served`.
+    /// The value of `SERVED` for a response by `served`.
     fn reports(self, served: &str) -> &str {
         match self {
             Self::OriginalDst => NOT_REPORTED,
@@ -61,7 +60,7 @@ impl Gateway {
         }
     }
 
-    /// The shipped bootstrap for it. One of `override_host` knows `servers`.
+    /// The shipped bootstrap for this gateway. The one of `override_host` lists `servers`.
     fn bootstrap(self, picker: &AttacheProcess, servers: &[SocketAddr]) -> String {
         match self {
             Self::OriginalDst => by_header("original-dst.yaml", picker),
@@ -95,13 +94,13 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// So many pods that serve on so many ports.
+    /// `pods` pods, each of which serves on `ranks` ports.
     async fn of(pods: u8, ranks: usize) -> Self {
         let ips: Vec<IpAddr> = (2..2 + pods).map(|n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n))).collect();
         let mut by_pod: Vec<Vec<Echo>> = ips.iter().map(|_| Vec::new()).collect();
         let mut ports = Vec::new();
         while ports.len() < ranks {
-            // A port that all of the addresses have free.
+            // A port that is free at all addresses.
             let Some(listeners) = same_port(&ips).await else { continue };
             ports.push(listeners[0].local_addr().expect("an address").port());
             by_pod.iter_mut().zip(listeners).for_each(|(pod, listener)| pod.push(Echo::on(listener)));
@@ -115,12 +114,12 @@ impl Cluster {
         cluster
     }
 
-    /// The pool's target ports are the first so many.
+    /// Sets the pool's target ports to the first `ranks` ports.
     fn target(&self, ranks: usize) {
         self.api.apply(STABLE, "inferencepools", pool("primary", "primary", &self.ports[..ranks]));
     }
 
-    /// A picker for it that is ready, behind a gateway of this kind.
+    /// A ready picker for the pool, behind a gateway of this kind.
     async fn picker(&self, gateway: Gateway) -> AttacheProcess {
         let config = format!(
             "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{conformanceHeaders: true}}\npools:\n- name: default\n  \
@@ -148,7 +147,7 @@ async fn same_port(ips: &[IpAddr]) -> Option<Vec<TcpListener>> {
     Some(listeners)
 }
 
-/// One request of the suite, with these selections, one header each.
+/// Sends one request of the suite, with one header for each selection.
 async fn ask(to: SocketAddr, method: &str, selections: &[&str]) -> Reply {
     let body = if method == "GET" { Bytes::new() } else { Bytes::from_static(BODY) };
     let mut request = client::request(method, to, Http::H1, PATH, Payload::sized(body));
@@ -159,8 +158,8 @@ async fn ask(to: SocketAddr, method: &str, selections: &[&str]) -> Reply {
     client::send(to, Http::H1, request).await.expect("an answer")
 }
 
-/// Sends as many requests as the suite. Every response must be 200 and name its server; returns those servers.
-async fn reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
+/// Sends as many requests as the suite. Every response must be 200 and name its server. Returns those servers.
+async fn servers_reached(to: SocketAddr, selections: &[&str]) -> BTreeSet<SocketAddr> {
     let mut servers = BTreeSet::new();
     for _ in 0..REQUESTS / CONCURRENCY {
         for reply in join_all((0..CONCURRENCY).map(|_| ask(to, "POST", selections))).await {
@@ -179,7 +178,7 @@ fn list(endpoints: &[SocketAddr]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_gateway_follows_the_picker() {
+async fn gateway_sends_requests_to_the_picked_endpoint() {
     let cluster = Cluster::of(3, 1).await;
     let servers = cluster.servers();
     let [a, b, c] = servers[..] else { panic!("three pods") };
@@ -188,18 +187,22 @@ async fn the_gateway_follows_the_picker() {
         let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
         let to = envoy.listener("inference");
         for only in [a, b, c] {
-            assert_eq!(reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}: a pod's address");
+            assert_eq!(
+                servers_reached(to, &[&only.ip().to_string()]).await,
+                [only].into(),
+                "{gateway:?}: a pod's address"
+            );
         }
-        assert_eq!(reached(to, &[&list(&[b, a])]).await, [b].into(), "{gateway:?}: the first of two");
-        assert_eq!(reached(to, &[&list(&[c, a, b])]).await, [c].into(), "{gateway:?}: the first of three");
+        assert_eq!(servers_reached(to, &[&list(&[b, a])]).await, [b].into(), "{gateway:?}: the first of two");
+        assert_eq!(servers_reached(to, &[&list(&[c, a, b])]).await, [c].into(), "{gateway:?}: the first of three");
         let (first, rest) = (c.ip().to_string(), list(&[a, b]));
-        assert_eq!(reached(to, &[&first, &rest]).await, [c].into(), "{gateway:?}: in two headers");
+        assert_eq!(servers_reached(to, &[&first, &rest]).await, [c].into(), "{gateway:?}: in two headers");
         assert_eq!(
             ask(to, "GET", &[&b.to_string()]).await.header("x-echo-server"),
             b.to_string(),
             "{gateway:?}: a GET"
         );
-        assert_eq!(reached(to, &[]).await, [a, b, c].into(), "{gateway:?}: the pool's own strategy");
+        assert_eq!(servers_reached(to, &[]).await, [a, b, c].into(), "{gateway:?}: the pool's own strategy");
         let stranger = ask(to, "POST", &["127.0.0.9:1"]).await;
         assert_eq!((stranger.status.as_u16(), stranger.header(SERVED)), (503, ""), "{gateway:?}: no pod of the pool");
         envoy.assert_picker_was_correct().await;
@@ -208,7 +211,7 @@ async fn the_gateway_follows_the_picker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_gateway_follows_the_picker_to_each_rank() {
+async fn gateway_sends_requests_to_the_picked_rank() {
     let cluster = Cluster::of(2, 8).await;
     let servers = cluster.servers();
     for gateway in Gateway::BOTH {
@@ -231,7 +234,7 @@ async fn the_gateway_follows_the_picker_to_each_rank() {
                         "{gateway:?}, {ranks} ranks"
                     );
                 }
-                let by_pod = reached(to, &[&own[0].ip().to_string()]).await;
+                let by_pod = servers_reached(to, &[&own[0].ip().to_string()]).await;
                 assert!(by_pod.iter().all(|server| own.contains(server)), "{gateway:?}, {ranks} ranks: {by_pod:?}");
                 if let Some(gone) = pod.get(ranks) {
                     let reply = ask(to, "POST", &[&gone.address.to_string()]).await;
@@ -255,10 +258,10 @@ async fn endpoint_that_served_is_reported_after_fallbacks() {
     let picker = cluster.picker(gateway).await;
     let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
     let to = envoy.listener("inference");
-    // `reached` compares the reported endpoint with the server that responded.
-    assert_eq!(reached(to, &[&list(&[a, c, d])]).await, [c].into(), "past one");
-    assert_eq!(reached(to, &[&list(&[b, d, c])]).await, [d].into(), "past another, in the other order");
-    assert_eq!(reached(to, &[&list(&[b, a, d])]).await, [d].into(), "past two");
+    // `servers_reached` compares the reported endpoint with the server that responded.
+    assert_eq!(servers_reached(to, &[&list(&[a, c, d])]).await, [c].into(), "past one");
+    assert_eq!(servers_reached(to, &[&list(&[b, d, c])]).await, [d].into(), "past another, in the other order");
+    assert_eq!(servers_reached(to, &[&list(&[b, a, d])]).await, [d].into(), "past two");
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await >= 4 * REQUESTS as u64);
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
@@ -270,13 +273,13 @@ async fn endpoint_that_served_is_reported_after_fallbacks() {
     let to = envoy.listener("inference");
     let reply = ask(to, "POST", &[&list(&[a, c])]).await;
     assert_eq!((reply.status.as_u16(), reply.header("x-echo-server")), (503, ""));
-    assert_eq!(reached(to, &[&list(&[c, a])]).await, [c].into());
+    assert_eq!(servers_reached(to, &[&list(&[c, a])]).await, [c].into());
     picker.assert_settled().await;
 }
 
-/// What `lwepp` is started with, and one flag; no configuration file.
+/// Starts the picker with the flags of `lwepp` and one more, without a configuration file.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_flag_answers_the_suite_without_a_configuration_file() {
+async fn conformance_headers_flag_needs_no_configuration_file() {
     let cluster = Cluster::of(3, 1).await;
     let servers = cluster.servers();
     let [a, b, c] = servers[..] else { panic!("three pods") };
@@ -288,18 +291,19 @@ async fn one_flag_answers_the_suite_without_a_configuration_file() {
         let envoy = EnvoyProcess::start(&gateway.bootstrap(&picker, &servers)).await;
         let to = envoy.listener("inference");
         for only in [a, b, c] {
-            assert_eq!(reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}");
+            assert_eq!(servers_reached(to, &[&only.ip().to_string()]).await, [only].into(), "{gateway:?}");
             let reply = ask(to, "POST", &[&only.to_string()]).await;
             assert_eq!(reply.header(SERVED), gateway.reports(&only.to_string()), "{gateway:?}");
         }
-        assert_eq!(reached(to, &[""]).await, [a, b, c].into(), "{gateway:?}: an empty header means all");
+        assert_eq!(servers_reached(to, &[""]).await, [a, b, c].into(), "{gateway:?}: an empty header means all");
         assert_eq!(ask(to, "POST", &["127.0.0.9"]).await.status, 503, "{gateway:?}: no pod of the pool");
         envoy.assert_picker_was_correct().await;
         picker.assert_settled().await;
     }
 }
 
-/// Sends a destination header from the client, which must have no effect. Returns how many servers got a request.
+/// Sends a destination header from the client, which must have no effect. Returns the number of requests that reached a
+/// server.
 async fn ask_without_a_picker(to: SocketAddr, cluster: &Cluster, allowed: impl Fn(u16) -> bool) -> usize {
     let served = || cluster.pods.iter().flatten().map(Echo::requests).sum::<usize>();
     let before = served();
@@ -314,7 +318,7 @@ async fn ask_without_a_picker(to: SocketAddr, cluster: &Cluster, allowed: impl F
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_close_serves_nothing_while_the_picker_is_away() {
+async fn fail_close_rejects_requests_without_a_picker() {
     let cluster = Cluster::of(2, 1).await;
     for gateway in Gateway::BOTH {
         let mut picker = cluster.picker(gateway).await;
@@ -328,7 +332,7 @@ async fn fail_close_serves_nothing_while_the_picker_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_open_needs_an_envoy_that_knows_servers() {
+async fn fail_open_needs_an_envoy_with_a_server_list() {
     let cluster = Cluster::of(2, 1).await;
     let servers = cluster.servers();
     let mut picker = cluster.picker(Gateway::OverrideHost).await;
@@ -337,7 +341,7 @@ async fn fail_open_needs_an_envoy_that_knows_servers() {
     let served = ask_without_a_picker(envoy.listener("inference"), &cluster, |status| status == 200).await;
     assert_eq!(served, 2, "Envoy's own choice");
 
-    // With ORIGINAL_DST the picker's header is all that there is: letting requests through finds no server for them.
+    // ORIGINAL_DST only knows the picker's header: requests that fail open find no server.
     let mut picker = cluster.picker(Gateway::OriginalDst).await;
     let closed = by_header("buffered.yaml", &picker);
     let open = closed.replace("failure_mode_allow: false", "failure_mode_allow: true");

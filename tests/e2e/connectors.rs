@@ -1,5 +1,5 @@
-//! Every way to move KV caches, in every API that its servers have, streamed and not, through real Envoy: answers are
-//! what one server would have answered, and what was computed elsewhere for each of them is fetched.
+//! Every KV connector with every API of its servers, streamed and not, through real Envoy. Responses equal those of one
+//! server, and decode workers fetch the prefilled blocks.
 
 use crate::disagg::{COURSE, Stack};
 use crate::shipped::by_header;
@@ -15,8 +15,7 @@ const OPENAI: &[&str] = &["/v1/completions", "/v1/chat/completions"];
 const ALL: &[&str] =
     &["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"];
 
-/// Requests of every API for six tokens. Each has a prompt of its own, so that no server has what another request
-/// brought.
+/// Requests of every API for six tokens. Each has its own prompt, so that no server has cached it.
 fn requests() -> Vec<(&'static str, Value)> {
     let mut number = 0;
     let mut long = || {
@@ -46,10 +45,9 @@ fn requests() -> Vec<(&'static str, Value)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_are_those_of_one_server_in_every_api() {
+async fn split_responses_equal_those_of_one_server_in_every_api() {
     let alone = SimProcess::start(1, &["--speed", "20"]).await;
-    // The connector, the words of its servers, the APIs that these share requests of, and whether they keep memory for
-    // a prompt.
+    // The connector, the flag of the simulated servers, the APIs that are split, and whether servers pin blocks.
     for (connector, sim, apis, pins) in [
         ("nixl", "nixl", ALL, true),
         ("shfs", "nixl", ALL, true),
@@ -69,13 +67,17 @@ async fn answers_are_those_of_one_server_in_every_api() {
             let shared = ask(stack.to()).await.expect("an answer");
             let course = shared.header(COURSE).to_owned();
             if !shares && connector == "sglang" {
-                // Its decode servers serve nothing whole.
+                // SGLang decode workers do not serve whole requests.
                 assert_eq!((shared.status.as_u16(), shared.header("x-attache-reason")), (503, "no_whole_endpoint"));
                 continue;
             }
             assert_eq!(shared.status, 200, "{connector} {body}: {}", String::from_utf8_lossy(&shared.body));
             assert_eq!(course, if shares { "split" } else { "" }, "{connector} {path}");
-            assert_eq!(words(&shared), words(&ask(alone.servers[0]).await.expect("an answer")), "{connector} {body}");
+            assert_eq!(
+                generated_text(&shared),
+                generated_text(&ask(alone.servers[0]).await.expect("an answer")),
+                "{connector} {body}"
+            );
             split += u64::from(shares);
             let before = std::mem::replace(&mut received, stack.count(stack.decode(), "/received_tokens").await);
             assert_eq!(received > before, shares, "{connector} {path}: {received} tokens fetched, {before} before");
@@ -91,7 +93,7 @@ async fn answers_are_those_of_one_server_in_every_api() {
 
 /// vLLM on Neuron: the decode worker gets the prefill worker's response unchanged, besides the client's body.
 #[tokio::test(flavor = "multi_thread")]
-async fn neurons_decode_server_gets_the_whole_answer_of_the_prefill_server() {
+async fn neuron_decode_worker_gets_the_whole_prefill_response() {
     let (prefill, decode) = (Echo::start().await, Echo::start().await);
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  disaggregation: {{decider: always, connector: \
@@ -104,20 +106,21 @@ async fn neurons_decode_server_gets_the_whole_answer_of_the_prefill_server() {
         ("/v1/completions", r#"{"model":"m", "prompt":"a long one","max_tokens":7,"stream":true}"#),
         ("/v1/chat/completions", r#"{"model":"m","messages":[{"role":"user","content":"hi"}], "n":1}"#),
     ] {
-        let told = client::post(prefill.address, path, body.into()).await.expect("an answer").body;
-        let asked = prefill.requests();
+        let prefill_response = client::post(prefill.address, path, body.into()).await.expect("an answer").body;
+        let prefills_before = prefill.requests();
         let reply = client::post(envoy.listener("inference"), path, body.into()).await.expect("an answer");
         assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (200, "split"), "{path}");
-        assert_eq!(prefill.requests(), asked + 1);
-        let told = String::from_utf8(told).expect("JSON");
-        let sent = format!("{},\"disagg_prefill_resp\":{told}}}", body.strip_suffix('}').expect("an object"));
+        assert_eq!(prefill.requests(), prefills_before + 1);
+        let prefill_response = String::from_utf8(prefill_response).expect("JSON");
+        let sent =
+            format!("{},\"disagg_prefill_resp\":{prefill_response}}}", body.strip_suffix('}').expect("an object"));
         assert_eq!(reply.header("x-echo-sha256"), sha256(sent.as_bytes()), "{path}: {sent}");
     }
     picker.assert_settled().await;
 }
 
-/// The text of an answer, or its tokens, whatever its API.
-fn words(reply: &Reply) -> Vec<String> {
+/// The generated text of a response, or its tokens, for any API.
+fn generated_text(reply: &Reply) -> Vec<String> {
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     let events: Vec<Value> = match reply.json() {
         Value::Null => text.lines().filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok()).collect(),

@@ -1,6 +1,5 @@
-//! Requests that say by when they want their first token, through real Envoy, before simulated servers that are busy:
-//! what can't be had in time is refused at once with the time after which it can, what can is served, and nobody else
-//! notices.
+//! Requests with a deadline for the first token, through real Envoy, to busy simulated servers. Unmeetable ones are
+//! rejected at once with `retry-after`; the others are served.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -13,10 +12,10 @@ use http::HeaderValue;
 use serde_json::json;
 use std::net::SocketAddr;
 
-/// A server that computes 10,000 tokens of a prompt in a second and answers with two tokens.
+/// A server that prefills 10,000 tokens a second and responds with two tokens.
 const SIM: &[&str] =
     &["--per-prefill-token", "100us", "--per-prefill-pair", "0ns", "--output-tokens", "2", "--no-prefix-caching"];
-/// Bytes of a prompt of a token, about.
+/// Bytes per prompt token, approximately.
 const TOKEN: usize = 4;
 
 async fn picker(sim: &SimProcess, more: &str) -> AttacheProcess {
@@ -27,7 +26,7 @@ async fn picker(sim: &SimProcess, more: &str) -> AttacheProcess {
     .await
 }
 
-/// A request with a new prompt, and a deadline in milliseconds.
+/// Sends a request with a new prompt and a deadline in milliseconds.
 async fn ask(to: SocketAddr, number: usize, tokens: usize, deadline: Option<&'static str>) -> Reply {
     let text = format!("{number:08} ").repeat(tokens * TOKEN / 9 + 1);
     let body = json!({"model": "sim-8b", "messages": [{"role": "user", "content": text}], "stream": true});
@@ -39,15 +38,15 @@ async fn ask(to: SocketAddr, number: usize, tokens: usize, deadline: Option<&'st
     client::send(to, Http::H1, request).await.expect("an answer")
 }
 
-/// The picker learns how fast the server is.
-async fn learn(to: SocketAddr) {
+/// Sends requests from which the picker learns the server's speed.
+async fn warm_up(to: SocketAddr) {
     for round in 0..24 {
         assert_eq!(ask(to, round, 200 + round % 4 * 500, None).await.status, 200);
     }
 }
 
-/// Requests that were judged so.
-async fn judged(picker: &AttacheProcess, outcome: &str) -> u64 {
+/// Requests whose deadline had this outcome.
+async fn deadlines_with_outcome(picker: &AttacheProcess, outcome: &str) -> u64 {
     let page = client::get(picker.metrics, "/metrics").await.expect("the picker's metrics");
     let text = String::from_utf8_lossy(&page.body).into_owned();
     let label = format!("outcome=\"{outcome}\"");
@@ -60,16 +59,16 @@ fn retry_after(reply: &Reply) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_busy_server_can_not_do_in_time_is_refused_and_the_rest_is_served() {
+async fn unmeetable_deadlines_are_rejected_and_other_requests_served() {
     let sim = SimProcess::start(1, &[SIM, &["--model", "sim-8b"]].concat()).await;
     let picker = picker(&sim, "").await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     // The speed is unknown yet, so no request is rejected.
     assert_eq!(ask(to, 900, 100, Some("1")).await.status, 200);
-    learn(to).await;
+    warm_up(to).await;
     assert_eq!(ask(to, 901, 200, Some("2000")).await.status, 200, "an idle server has it in time");
-    // Four seconds of prompts.
+    // Prompts that take four seconds to prefill.
     let mut busy = tokio::task::JoinSet::new();
     for number in 0..4 {
         busy.spawn(ask(to, 1_000 + number, 10_000, None));
@@ -84,14 +83,14 @@ async fn what_a_busy_server_can_not_do_in_time_is_refused_and_the_rest_is_served
     picker.until_metric("attache_endpoint_in_flight", 0.0).await;
     assert_eq!(ask(to, 905, 200, Some("2000")).await.status, 200, "the server is idle again");
     for (outcome, count) in [("unknown", 1), ("fits", 3), ("late", 1), ("queue", 0)] {
-        assert_eq!(judged(&picker, outcome).await, count, "{outcome}");
+        assert_eq!(deadlines_with_outcome(&picker, outcome).await, count, "{outcome}");
     }
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
+async fn deadline_shorter_than_the_queue_wait_is_rejected() {
     for (ordering, trusted, goes_first) in
         [("fcfs", true, false), ("slo-urgency", false, false), ("slo-urgency", true, true)]
     {
@@ -103,15 +102,15 @@ async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
         let picker = picker(&sim, &flow).await;
         let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
         let to = envoy.listener("inference");
-        learn(to).await;
-        // Eight seconds of prompts, one after another; how fast the queue moves shows with the first few turns.
+        warm_up(to).await;
+        // Prompts that take eight seconds, one after another. The first few show how fast the queue moves.
         let mut busy = tokio::task::JoinSet::new();
         for number in 0..40 {
             busy.spawn(ask(to, 1_000 + number, 2_000, None));
         }
         eventually("the queue to be full and to have moved", || async {
-            let turns = picker.metric("attache_queue_wait_seconds_count").await;
-            (turns >= 4.0 && picker.metric("attache_queued_requests").await >= 20.0).then_some(())
+            let dispatches = picker.metric("attache_queue_wait_seconds_count").await;
+            (dispatches >= 4.0 && picker.metric("attache_queued_requests").await >= 20.0).then_some(())
         })
         .await;
         let urgent = ask(to, 902, 200, Some("1500")).await;
@@ -125,7 +124,7 @@ async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
         assert!(busy.join_all().await.iter().all(|reply| reply.status == 200), "who asks for nothing is served");
         let refused = u64::from(!goes_first);
         for (outcome, count) in [("queue", refused), ("waits", 2 - refused), ("passed", 0)] {
-            assert_eq!(judged(&picker, outcome).await, count, "{ordering} {trusted}: {outcome}");
+            assert_eq!(deadlines_with_outcome(&picker, outcome).await, count, "{ordering} {trusted}: {outcome}");
         }
         picker.until_metric("attache_queued_requests", 0.0).await;
         envoy.assert_picker_was_correct().await;
@@ -134,11 +133,11 @@ async fn what_a_queue_does_not_let_through_in_time_does_not_join_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_a_profile_each_server_gets_what_it_can_do_within_its_objective_and_the_rest_waits() {
+async fn slo_profile_limits_requests_per_server_and_queues_the_rest() {
     let sim = SimProcess::start(2, &[SIM, &["--model", "sim-8b"]].concat()).await;
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("profile.json");
-    // One request at a time within the objective.
+    // The objective allows one request at a time.
     let profile = json!({
         "gpu": "any", "indexes": [[4, 1024], [64, 8192]], "tputs": [[2.0, 2.0], [2.0, 2.0]], "e2e": [[0.5, 0.5], [0.5, 0.5]],
         "slos": {"percentile": 99, "e2e": 5.0},
@@ -160,7 +159,7 @@ async fn by_a_profile_each_server_gets_what_it_can_do_within_its_objective_and_t
         clients.spawn(ask(to, number, 4_000, None));
     }
     assert!(clients.join_all().await.iter().all(|reply| reply.status == 200));
-    // Two go at once, and of those that come later one or two may find a server that is free again.
+    // Two requests start at once, and one or two later ones may find a server that is free again.
     let waited = picker.metric("attache_queue_wait_seconds_count").await;
     assert!(waited >= 6.0, "{waited}");
     assert_eq!(picker.metric("attache_endpoint_requests_total").await, 12.0);

@@ -1,6 +1,5 @@
-//! Prefill and decode on different servers, through real Envoy and servers that are as strict as the real ones: answers
-//! are what one server would have answered, every fault ends in an answer or a clear error, and nothing stays pinned or
-//! booked.
+//! Prefill and decode on different servers, through real Envoy and strict simulated servers. Responses equal those of
+//! one server. Every fault ends in a response or a clear error, and no blocks or requests are leaked.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -20,10 +19,10 @@ use tokio::time::Instant;
 
 pub(crate) const COURSE: &str = "x-attache-disaggregation";
 pub(crate) const PREFILL: &str = "x-attache-prefill-endpoint";
-/// Clients at once while something breaks.
+/// Concurrent clients while a server fails.
 pub(crate) const CLIENTS: usize = 8;
 
-/// Two prefill servers and two decode servers, the picker and Envoy.
+/// Two prefill workers and two decode workers, the picker and Envoy.
 pub(crate) struct Stack {
     sim: SimProcess,
     pub(crate) picker: AttacheProcess,
@@ -31,7 +30,7 @@ pub(crate) struct Stack {
     _sidecars: Vec<Sidecar>,
 }
 
-/// How Envoy is set up for a picker.
+/// Makes Envoy's bootstrap for a picker.
 pub(crate) type Bootstrap = fn(&AttacheProcess) -> String;
 
 fn original_dst(picker: &AttacheProcess) -> String {
@@ -43,12 +42,12 @@ impl Stack {
         Self::behind(false, sim, disaggregation, original_dst).await
     }
 
-    /// With Envoy set up by this bootstrap.
+    /// Like `start`, with this Envoy bootstrap.
     pub(crate) async fn with_envoy(bootstrap: Bootstrap, sim: &[&str], disaggregation: &str) -> Self {
         Self::behind(false, sim, disaggregation, bootstrap).await
     }
 
-    /// With a sidecar in front of each decode server, which sends the prefill's part.
+    /// Like `start`, with a sidecar in front of each decode worker that sends the prefill call.
     pub(crate) async fn with_sidecars(sim: &[&str]) -> Self {
         Self::behind(true, sim, "mode: header, decider: always", original_dst).await
     }
@@ -94,7 +93,7 @@ impl Stack {
         }
     }
 
-    /// The sum of one count of `/sim/pd` over servers.
+    /// The sum of one counter of `/sim/pd` over servers.
     pub(crate) async fn count(&self, servers: &[SocketAddr], pointer: &str) -> u64 {
         let mut sum = 0;
         for server in servers {
@@ -104,7 +103,7 @@ impl Stack {
         sum
     }
 
-    /// All that failed when a decode server fetched blocks.
+    /// Failed loads of blocks on all servers.
     pub(crate) async fn failed_loads(&self) -> u64 {
         let mut sum = 0;
         for server in &self.sim.servers {
@@ -115,13 +114,13 @@ impl Stack {
         sum
     }
 
-    /// No server keeps anything for another, though no lease has ended, and the books are closed.
+    /// No server keeps pinned blocks, no lease has expired, and the picker has no request in flight.
     pub(crate) async fn assert_nothing_stays(&self) {
         self.assert_nothing_pinned().await;
         self.picker.assert_settled().await;
     }
 
-    /// Waits until no server keeps anything for another.
+    /// Waits until no prefill worker keeps pinned blocks.
     async fn until_nothing_is_pinned(&self) {
         eventually("nothing to be pinned", || async {
             (self.count(self.prefill(), "/pinned/requests").await == 0).then_some(())
@@ -129,13 +128,13 @@ impl Stack {
         .await;
     }
 
-    /// No server keeps anything for another, though no lease has ended.
+    /// No prefill worker keeps pinned blocks, and no lease has expired.
     pub(crate) async fn assert_nothing_pinned(&self) {
         self.until_nothing_is_pinned().await;
         assert_eq!(self.count(&self.sim.servers, "/leases_expired").await, 0);
     }
 
-    /// Waits until every prefill server computes prompts: those that were ejected come back when there is enough to do.
+    /// Waits until every prefill worker is used. Ejected workers return when there is enough load.
     async fn until_all_compute(&self) {
         let fresh = AtomicUsize::new(10_000);
         eventually("prompts to be computed by all", || async {
@@ -152,13 +151,13 @@ impl Stack {
         .await;
     }
 
-    /// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
+    /// Sends `count` requests, [`CLIENTS`] at a time, and returns what `judge` makes of each response.
     pub(crate) async fn load<T: Send + 'static>(&self, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
         load(self.to(), count, judge).await
     }
 }
 
-/// Sends one request for each number, [`CLIENTS`] at a time, and what `judge` makes of each answer.
+/// Sends `count` requests, [`CLIENTS`] at a time, and returns what `judge` makes of each response.
 pub(crate) async fn load<T: Send + 'static>(to: SocketAddr, count: usize, judge: fn(Reply) -> T) -> Vec<T> {
     let next = Arc::new(AtomicUsize::new(0));
     let mut clients = tokio::task::JoinSet::new();
@@ -179,13 +178,14 @@ pub(crate) async fn load<T: Send + 'static>(to: SocketAddr, count: usize, judge:
     clients.join_all().await.into_iter().flatten().collect()
 }
 
-/// A prompt of some 300 tokens that begins like no other.
+/// A request with a prompt of about 300 tokens that shares no prefix with others.
 pub(crate) fn request(number: usize, stream: bool) -> Bytes {
     let prompt = format!("{number} {}", "the quick brown fox jumps over the lazy dog ".repeat(30));
     json!({"model": "sim-8b", "prompt": prompt, "max_tokens": 8, "stream": stream}).to_string().into()
 }
 
-pub(crate) fn well(reply: Reply) -> String {
+/// Checks that the response is complete, and returns how it was served.
+pub(crate) fn course_of_complete_response(reply: Reply) -> String {
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
     let text = String::from_utf8_lossy(&reply.body);
     assert!(text.contains("[DONE]") || reply.json()["usage"]["completion_tokens"] == 8, "a whole answer: {text}");
@@ -193,14 +193,14 @@ pub(crate) fn well(reply: Reply) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_befalls_prefill_servers_every_client_is_served() {
+async fn failing_prefill_workers_cost_no_request() {
     let stack = Stack::start(&[], "decider: always, prefillTimeout: 2s").await;
     let one = [stack.prefill()[0]];
     let both = stack.prefill().to_vec();
     let (split, whole) = ("split", "");
     for (what, servers, faults, patience, allowed) in [
         ("one refuses", &one[..], json!({"refuse": true}), 10, &[split][..]),
-        // Ejected workers are not called: requests are served whole then.
+        // Ejected workers are not called, so requests are then served whole.
         ("both refuse", &both, json!({"refuse": true}), 10, &["local; reason=prefill_failed", whole]),
         ("one fails now and then", &one, json!({"fail_next": {"count": 10, "status": 500}}), 10, &[split]),
         (
@@ -211,13 +211,13 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
             &["local; reason=prefill_failed", split, whole],
         ),
         ("both hang", &both, json!({"prefill": {"hang": true}}), 20, &["local; reason=prefill_late", whole]),
-        // Blocks without transfer parameters can't be fetched, so the last one stays.
+        // Blocks without transfer parameters can't be fetched, so this case is the last.
         ("one tells nothing", &one, json!({"prefill": {"no_params": true}}), 10, &[split]),
     ] {
         stack.assert_nothing_stays().await;
         stack.faults(servers, faults).await;
         let began = Instant::now();
-        let courses = stack.load(40, well).await;
+        let courses = stack.load(40, course_of_complete_response).await;
         assert_eq!(courses.len(), 40, "{what}");
         assert!(courses.iter().all(|course| allowed.contains(&&**course)), "{what}: {courses:?}");
         // Each fault is reported at least once.
@@ -237,14 +237,14 @@ async fn whatever_befalls_prefill_servers_every_client_is_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_prefill_is_hedged_and_the_first_response_wins() {
     let stack = Stack::start(&[], "decider: always, hedgeAfter: 50ms").await;
-    // One worker hangs: its requests are served by the other, long before the prefill timeout.
+    // One worker hangs. The other serves its requests, long before the prefill timeout.
     stack.faults(&stack.prefill()[..1], json!({"prefill": {"hang": true}})).await;
-    let courses = stack.load(40, well).await;
+    let courses = stack.load(40, course_of_complete_response).await;
     assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
     let asked = stack.count(&stack.prefill()[..1], "/prefills").await;
     assert!(asked > 0, "the slow one was asked");
     assert!(stack.count(&stack.prefill()[1..], "/prefills").await >= 40);
-    // No request waits for the slow workers any longer.
+    // No request waits for the slow worker any longer.
     eventually("the slow questions to end", || async {
         (stack.count(stack.prefill(), "/hanging").await == 0).then_some(())
     })
@@ -255,13 +255,13 @@ async fn slow_prefill_is_hedged_and_the_first_response_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prefill_server_that_dies_after_its_reply_costs_the_requests_that_it_held_and_no_other() {
-    // vLLM's own choice is that such a request fails.
+async fn prefill_worker_crash_fails_at_most_the_requests_it_held() {
+    // By default vLLM fails such a request.
     for (policy, lost) in [("fail", true), ("recompute", false)] {
         let stack = Stack::start(&["--kv-load-failure-policy", policy], "decider: always").await;
         stack.faults(&stack.prefill()[..1], json!({"prefill": {"die_after_reply": true}})).await;
-        let told = |reply: Reply| (reply.status.as_u16(), reply.header(PREFILL).to_owned());
-        let answers = stack.load(60, told).await;
+        let status_and_worker = |reply: Reply| (reply.status.as_u16(), reply.header(PREFILL).to_owned());
+        let answers = stack.load(60, status_and_worker).await;
         let failed: Vec<_> = answers.iter().filter(|(status, _)| *status != 200).collect();
         let dead = stack.prefill()[0].to_string();
         assert!(failed.iter().all(|(status, prefill)| *status == 500 && *prefill == dead), "{failed:?}");
@@ -277,7 +277,7 @@ pub(crate) fn long_stream(number: usize) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn disconnect_during_prefill_or_decode_leaves_nothing_pinned() {
+async fn disconnect_during_prefill_or_decode_releases_pinned_blocks() {
     const LEAVING: u64 = 24;
     let stack = Stack::start(&[], "decider: always").await;
     let to = stack.to();
@@ -285,7 +285,7 @@ async fn disconnect_during_prefill_or_decode_leaves_nothing_pinned() {
         let body = Payload::sized(long_stream(number));
         client::open(to, Http::H1, client::request("POST", to, Http::H1, "/v1/completions", body)).await
     };
-    // All prompts are being computed when their clients leave.
+    // All prompts are being prefilled when their clients disconnect.
     stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
     let mut clients = tokio::task::JoinSet::new();
     (0..LEAVING as usize).for_each(|number| drop(clients.spawn(send(number))));
@@ -304,7 +304,7 @@ async fn disconnect_during_prefill_or_decode_leaves_nothing_pinned() {
     stack.faults(stack.prefill(), json!({})).await;
     stack.assert_nothing_stays().await;
 
-    // All answers have begun.
+    // All responses have started.
     let mut clients = tokio::task::JoinSet::new();
     for number in 100..100 + LEAVING as usize {
         clients.spawn(async move {
@@ -318,7 +318,7 @@ async fn disconnect_during_prefill_or_decode_leaves_nothing_pinned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_leave_at_any_moment_leave_the_books_closed() {
+async fn disconnects_at_any_moment_leave_no_request_in_flight() {
     let stack = Stack::start(&["--kv-lease", "500ms"], "decider: always").await;
     stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 60})).await;
     let mut clients = tokio::task::JoinSet::new();
@@ -338,8 +338,8 @@ async fn clients_that_leave_at_any_moment_leave_the_books_closed() {
     }
     clients.join_all().await;
     stack.picker.assert_settled().await;
-    // After a disconnect between both legs, only Envoy knows whether the second was sent, so only the lease frees
-    // blocks.
+    // After a disconnect between prefill and decode, only Envoy knows whether the decode request was sent. The lease
+    // frees such blocks.
     stack.until_nothing_is_pinned().await;
     assert_eq!(stack.failed_loads().await, 0);
 }
@@ -352,16 +352,16 @@ async fn failing_decode_worker_is_the_response_and_is_ejected() {
     let answers = stack.load(60, |reply| (reply.status.as_u16(), reply.header(COURSE).to_owned())).await;
     assert!(answers.iter().all(|(status, course)| [200, 503].contains(status) && course == "split"), "{answers:?}");
     let failed = answers.iter().filter(|(status, _)| *status == 503).count();
-    // Those that eject it, those that are on their way to it then, and a probe each second.
+    // The failures that eject it, the requests in flight at that moment, and one probe a second.
     let probes = usize::try_from(began.elapsed().as_secs()).expect("few");
     assert!(failed <= 5 + CLIENTS + probes, "{failed} of 60");
     stack.picker.assert_settled().await;
-    // A 503 does not tell whether the prompt was fetched: it is left to its lease.
+    // A 503 does not show whether the blocks were fetched: their lease frees them.
     stack.until_nothing_is_pinned().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_decode_server_declines_is_not_kept_by_the_prompts_server() {
+async fn blocks_of_declined_decodes_are_released() {
     let stack = Stack::start(&[], "decider: always").await;
     for status in [400, 422, 429] {
         stack.faults(&stack.decode()[..1], json!({"fail_next": {"count": 1, "status": status}})).await;
@@ -374,38 +374,38 @@ async fn what_a_decode_server_declines_is_not_kept_by_the_prompts_server() {
     assert_eq!(stack.failed_loads().await, 0);
 }
 
-/// How a request ended whose prompt may not have been computed.
+/// How a request ended whose prefill may have failed.
 #[derive(Debug, PartialEq)]
 pub(crate) enum End {
     Whole,
-    /// 503, before anything was answered.
+    /// 503, before the response started.
     Refused,
-    /// A stream of which the head had gone by.
+    /// A stream whose response headers had already been sent.
     Aborted,
 }
 
-pub(crate) fn ended(reply: Reply) -> End {
+pub(crate) fn request_end(reply: Reply) -> End {
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     match (reply.status.as_u16(), reply.header("x-attache-reason")) {
         (503, "prefill_failed") => End::Refused,
         (200, "") if text.contains("Abort in waiting queue") => End::Aborted,
         (status, reason) => {
             assert_eq!((status, reason), (200, ""), "{text}");
-            well(reply);
+            course_of_complete_response(reply);
             End::Whole
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_workers_meet_and_failed_prefill_is_reported_at_once() {
+async fn sglang_splits_requests_and_reports_failed_prefill_at_once() {
     let more = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
     let stack = Stack::start(&more, "decider: always, connector: sglang").await;
-    let courses = stack.load(40, well).await;
+    let courses = stack.load(40, course_of_complete_response).await;
     assert!(courses.iter().all(|course| course == "split"), "{courses:?}");
     stack.faults(stack.prefill(), json!({"fail_next": {"count": 1, "status": 500}})).await;
     let began = Instant::now();
-    let ends = stack.load(20, ended).await;
+    let ends = stack.load(20, request_end).await;
     assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
     assert_eq!(ends.iter().filter(|end| **end != End::Whole).count(), 2, "{ends:?}");
     stack.picker.assert_settled().await;

@@ -1,7 +1,9 @@
-//! What befalls servers that share requests between the prompt and the end of the answer, through real Envoy: each
-//! request is answered, or its client can tell that it was not, and nothing stays pinned or booked.
+//! Failures between prefill and the end of the response, through real Envoy. Each request is served, or its client can
+//! detect the failure. No blocks or requests are leaked.
 
-use crate::disagg::{Bootstrap, CLIENTS, COURSE, End, Stack, ended, long_stream, request, well};
+use crate::disagg::{
+    Bootstrap, CLIENTS, COURSE, End, Stack, course_of_complete_response, long_stream, request, request_end,
+};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::{by_header, by_list};
@@ -19,11 +21,11 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 /// Status and machine-readable reason.
-fn told(reply: Reply) -> (u16, String) {
+fn status_and_reason(reply: Reply) -> (u16, String) {
     (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())
 }
 
-async fn serves_again(stack: &Stack) {
+async fn until_split_again(stack: &Stack) {
     eventually("requests to be split again", || async {
         let reply = client::post(stack.to(), "/v1/completions", request(7_000, false)).await.ok()?;
         (reply.status == 200 && reply.header(COURSE) == "split").then_some(())
@@ -32,23 +34,23 @@ async fn serves_again(stack: &Stack) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_whose_lease_is_over_is_computed_again_or_fails_as_the_server_has_it() {
+async fn expired_lease_recomputes_or_fails_by_the_server_policy() {
     for (policy, expected) in [("recompute", 200), ("fail", 500)] {
         let stack = Stack::start(&["--kv-lease", "100ms", "--kv-load-failure-policy", policy], "decider: always").await;
-        // The decode workers ask for the blocks after these were released.
+        // The decode workers request the blocks after their lease has ended.
         stack.faults(stack.decode(), json!({"first_byte_delay_ms": 700})).await;
         let reply = client::post(stack.to(), "/v1/completions", request(1, false)).await.expect("an answer");
         assert_eq!((reply.status.as_u16(), reply.header(COURSE)), (expected, "split"), "{policy}");
         assert_eq!(stack.count(stack.prefill(), "/leases_expired").await, 1, "{policy}");
         assert_eq!(stack.count(stack.prefill(), "/pinned/requests").await, 0, "{policy}");
         stack.faults(stack.decode(), json!({})).await;
-        serves_again(&stack).await;
+        until_split_again(&stack).await;
         stack.picker.assert_settled().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_stays() {
+async fn aborted_decode_cuts_the_stream_and_releases_blocks() {
     let stack = Stack::start(&[], "decider: always").await;
     stack.faults(stack.decode(), json!({"cut_after_tokens": 300})).await;
     let mut clients = tokio::task::JoinSet::new();
@@ -75,7 +77,7 @@ async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_
             }
             let text = String::from_utf8_lossy(&seen).into_owned();
             assert!(
-                // Envoy may have seen the break before it has sent anything on.
+                // Envoy may have detected the abort before it sent anything to the client.
                 (status == 502 || status == 200 && cut) && !text.contains("[DONE]"),
                 "{status}: an answer that is cut, not one that ends: {text}"
             );
@@ -84,7 +86,7 @@ async fn an_answer_that_its_server_breaks_off_is_cut_for_the_client_and_nothing_
     clients.join_all().await;
     stack.assert_nothing_stays().await;
     stack.faults(stack.decode(), json!({})).await;
-    serves_again(&stack).await;
+    until_split_again(&stack).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,50 +96,51 @@ async fn sglang_hang_or_refusal_is_reported_within_prefill_timeout() {
     for (what, faults) in [("hang", json!({"prefill": {"hang": true}})), ("refuse", json!({"refuse": true}))] {
         stack.faults(stack.prefill(), faults).await;
         let began = Instant::now();
-        let ends = stack.load(CLIENTS, ended).await;
+        let ends = stack.load(CLIENTS, request_end).await;
         assert!(began.elapsed() < Duration::from_secs(10), "{what}: nobody waits for the bootstrap's timeout");
         assert!(ends.iter().all(|end| *end != End::Whole), "{what}: {ends:?}");
-        // The head of a stream comes before its prompt, that of the others does not.
+        // The headers of a stream are sent before its prefill ends, those of other responses are not.
         assert!(ends.iter().filter(|end| **end == End::Refused).count() >= CLIENTS / 2, "{what}: {ends:?}");
         stack.picker.assert_settled().await;
         stack.faults(stack.prefill(), json!({})).await;
-        serves_again(&stack).await;
+        until_split_again(&stack).await;
     }
     stack.picker.assert_settled().await;
 }
 
-/// Request bodies in FULL_DUPLEX_STREAMED and none of answers: Envoy closes the picker's stream at an answer's head.
-fn closed_at_heads(picker: &AttacheProcess) -> String {
+/// Request bodies in FULL_DUPLEX_STREAMED and no response bodies: Envoy closes the ext-proc stream at the response
+/// headers.
+fn bootstrap_without_response_bodies(picker: &AttacheProcess) -> String {
     let text = by_header("original-dst.yaml", picker);
     let unseen = text.replace("response_body_mode: FULL_DUPLEX_STREAMED", "response_body_mode: NONE");
     assert_ne!(unseen, text);
     unseen.replace("response_trailer_mode: SEND", "response_trailer_mode: SKIP")
 }
 
-/// SGLang sends the head of a stream before it has the prompt.
+/// SGLang sends the headers of a stream before it has the prompt.
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_streams_come_whole_where_envoy_shows_no_bodies_of_answers() {
+async fn sglang_streams_complete_without_response_bodies_in_ext_proc() {
     let buffered: Bootstrap = |picker| by_header("buffered.yaml", picker);
-    for bootstrap in [closed_at_heads, buffered] {
+    for bootstrap in [bootstrap_without_response_bodies, buffered] {
         let sim = ["--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
         let stack = Stack::with_envoy(bootstrap, &sim, "connector: sglang, prefillTimeout: 3s").await;
-        // Longer than a call lasts without a waiting request.
+        // Longer than a prefill call lasts without a waiting request.
         stack.faults(stack.prefill(), json!({"first_byte_delay_ms": 500})).await;
-        assert_eq!(stack.load(CLIENTS, well).await, vec!["split"; CLIENTS]);
+        assert_eq!(stack.load(CLIENTS, course_of_complete_response).await, vec!["split"; CLIENTS]);
         stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
         let began = Instant::now();
-        let ends = stack.load(CLIENTS, ended).await;
+        let ends = stack.load(CLIENTS, request_end).await;
         assert_eq!(ends.iter().filter(|end| **end == End::Aborted).count(), CLIENTS / 2, "{ends:?}");
         assert!(!ends.contains(&End::Whole), "{ends:?}");
         assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
         stack.faults(stack.prefill(), json!({})).await;
-        serves_again(&stack).await;
+        until_split_again(&stack).await;
         stack.picker.assert_settled().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sglang_servers_get_pairs_of_short_prompts_too_and_what_has_none_is_refused() {
+async fn sglang_splits_short_prompts_and_rejects_unsplittable_requests() {
     let stack = Stack::start(&["--kv-connector", "sglang"], "connector: sglang").await;
     let to = stack.to();
     for number in 0..12 {
@@ -149,7 +152,7 @@ async fn sglang_servers_get_pairs_of_short_prompts_too_and_what_has_none_is_refu
     let reply = client::post(to, "/v1/messages", message.to_string().into()).await.expect("an answer");
     let said = String::from_utf8_lossy(&reply.body).into_owned();
     assert!(said.contains("can't be split") && said.contains("`role: both`"), "{said}");
-    assert_eq!(told(reply), (503, "no_whole_endpoint".to_owned()));
+    assert_eq!(status_and_reason(reply), (503, "no_whole_endpoint".to_owned()));
     assert_eq!(stack.count(stack.decode(), "/whole").await, 0);
     stack.picker.assert_settled().await;
 }
@@ -163,7 +166,7 @@ fn pool(servers: &[(&SocketAddr, &str)]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_them() {
+async fn decode_worker_removed_during_prefill_gets_no_request() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
     let [prefill, leaves, stays] = &sim.servers[..] else { panic!("three servers") };
     let directory = scratch("config");
@@ -189,7 +192,7 @@ async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_
     eventually("the decode server to be gone", || async { (picker.endpoints().await.len() == 2).then_some(()) }).await;
     faults(json!({})).await.expect("an answer");
     for reply in clients.join_all().await {
-        assert_eq!(well(reply), "split");
+        assert_eq!(course_of_complete_response(reply), "split");
     }
     let decodes = |server: SocketAddr| async move {
         client::get(server, "/sim/pd").await.expect("a page").json()["decodes"].as_u64().expect("a count")
@@ -198,10 +201,9 @@ async fn a_decode_server_that_leaves_while_prompts_are_computed_is_sent_none_of_
     picker.assert_settled().await;
 }
 
-/// What a prompt's server has computed, any decode server may fetch: where Envoy may try the next of the list, no
-/// request is lost.
+/// Any decode worker may fetch prefilled blocks, so Envoy may try the next endpoint of the list and no request is lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list() {
+async fn unreachable_decode_worker_costs_no_request_with_endpoint_list() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
     let [prefill, first, second] = sim.servers[..] else { panic!("three servers") };
     let gone = refusing().await;
@@ -213,7 +215,7 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     for number in 0..40 {
         let reply =
             client::post(envoy.listener("inference"), "/v1/completions", request(number, number % 2 == 0)).await;
-        assert_eq!(well(reply.expect("an answer")), "split", "request {number}");
+        assert_eq!(course_of_complete_response(reply.expect("an answer")), "split", "request {number}");
     }
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0, "it was never picked first");
     let page = client::get(prefill, "/sim/pd").await.expect("a page").json();
@@ -221,8 +223,8 @@ async fn a_decode_server_that_is_gone_costs_no_request_where_envoy_walks_a_list(
     picker.assert_settled().await;
 }
 
-/// A proxy of `server` that ends as soon as the server responds: the caller can't know how far the server was.
-async fn gone_when_it_answers(server: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
+/// A proxy of `server` that closes as soon as the server responds, so the caller can't know the server's progress.
+async fn proxy_that_closes_at_the_response(server: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let task = tokio::spawn(async move {
@@ -247,12 +249,12 @@ async fn gone_when_it_answers(server: SocketAddr) -> (SocketAddr, JoinHandle<()>
     (address, task)
 }
 
-/// Envoy tries the same server again, and that refuses by then.
+/// Envoy retries at the same server, which refuses connections by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
+async fn prompt_fetched_before_a_retry_is_not_fetched_again() {
     let sim = SimProcess::with_roles("prefill=1,decode=2", 3, &["--speed", "20"]).await;
     let [prefill, behind, other] = sim.servers[..] else { panic!("three servers") };
-    let (gone, task) = gone_when_it_answers(behind).await;
+    let (gone, task) = proxy_that_closes_at_the_response(behind).await;
     let picker =
         AttacheProcess::configured(&pool(&[(&prefill, "prefill"), (&gone, "decode"), (&other, "decode")])).await;
     let retries = "timeout: 0s, retry_policy: {retry_on: \"connect-failure,reset\", num_retries: 1}}";
@@ -268,7 +270,7 @@ async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
     assert!(envoy.stat("cluster.model-servers.upstream_rq_retry").await > 0);
     let page = async |server| client::get(server, "/sim/pd").await.expect("a page").json();
     assert_eq!(page(behind).await["received_tokens"].as_u64().map(|tokens| tokens > 0), Some(true));
-    // What is asked beside a request goes out before the next one does.
+    // Calls beside a request are sent before the next request.
     for number in 100..105 {
         ask(number).await.expect("an answer");
     }
@@ -280,7 +282,7 @@ async fn a_prompt_that_was_fetched_before_a_retry_is_not_fetched_again() {
     picker.assert_settled().await;
 }
 
-/// The decode worker that waits for the prefill is the one that a retry has chosen.
+/// The decode worker that waits for the prefill is the one that Envoy's retry chose.
 #[tokio::test(flavor = "multi_thread")]
 async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
     let sim = ["--speed", "20", "--kv-connector", "sglang", "--bootstrap-timeout", "60000ms"];
@@ -301,7 +303,7 @@ async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
         clients.spawn(async move { client::post(to, "/v1/completions", request(number, true)).await });
     }
     for reply in clients.join_all().await {
-        assert_eq!(ended(reply.expect("an answer")), End::Aborted);
+        assert_eq!(request_end(reply.expect("an answer")), End::Aborted);
     }
     assert!(began.elapsed() < Duration::from_secs(20), "nobody waits for the bootstrap's timeout");
     assert!(
@@ -311,8 +313,7 @@ async fn sglang_decode_after_retry_is_aborted_when_prefill_fails() {
     picker.assert_settled().await;
 }
 
-/// A node that takes connections and says nothing costs those that are sent to it the prefill's time, until it is left
-/// alone.
+/// A worker that accepts connections and never responds costs its requests the prefill timeout until it is ejected.
 #[tokio::test(flavor = "multi_thread")]
 async fn unresponsive_prefill_worker_is_ejected() {
     let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &["--speed", "20"]).await;
@@ -328,23 +329,23 @@ async fn unresponsive_prefill_worker_is_ejected() {
     let to = envoy.listener("inference");
     let late = "local; reason=prefill_late";
     let (mut seen, mut number) = (Vec::new(), 0);
-    // It is ejected by its fifth failure in a row.
+    // Its fifth failure in a row ejects it.
     while seen.iter().filter(|course| *course == late).count() < 5 {
         assert!(number < 200, "{seen:?}");
         let reply = client::post(to, "/v1/completions", request(number, number % 2 == 0)).await.expect("an answer");
-        seen.push(well(reply));
+        seen.push(course_of_complete_response(reply));
         number += 1;
     }
     assert!(seen.iter().all(|course| course == late || course == "split"), "{seen:?}");
     for number in number..number + 20 {
         let reply = client::post(to, "/v1/completions", request(number, false)).await.expect("an answer");
-        assert_eq!(well(reply), "split", "it is left alone");
+        assert_eq!(course_of_complete_response(reply), "split", "it is left alone");
     }
     picker.assert_settled().await;
 }
 
-/// Requests whose prompts are being computed, and no answer comes until the fault is over.
-async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
+/// Requests in prefill, which get no response until the fault is removed.
+async fn requests_in_prefill(stack: &Stack) -> tokio::task::JoinSet<Reply> {
     stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;
     let mut clients = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
@@ -363,23 +364,23 @@ async fn waiting(stack: &Stack) -> tokio::task::JoinSet<Reply> {
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_completes_prefills_and_responses() {
     let mut stack = Stack::start(&[], "decider: always").await;
-    let clients = waiting(&stack).await;
+    let clients = requests_in_prefill(&stack).await;
     stack.picker.process.signal("TERM");
     eventually("the picker to look away", || async { (!stack.picker.is_ready().await).then_some(()) }).await;
     stack.faults(stack.prefill(), json!({})).await;
     for reply in clients.join_all().await {
-        assert_eq!(well(reply), "split");
+        assert_eq!(course_of_complete_response(reply), "split");
     }
     let status = stack.picker.process.wait().await;
     assert!(status.success(), "the picker ended with {status}");
     stack.assert_nothing_pinned().await;
 }
 
-/// The killed picker's state is lost; blocks that its servers keep are not.
+/// The killed picker's state is lost. Blocks on the servers are not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picker_that_is_killed_costs_the_requests_under_way_and_leaves_nothing_pinned() {
+async fn killed_picker_fails_requests_and_leaves_no_pinned_blocks() {
     let mut stack = Stack::start(&[], "decider: always").await;
-    let clients = waiting(&stack).await;
+    let clients = requests_in_prefill(&stack).await;
     stack.picker.process.kill();
     for reply in clients.join_all().await {
         assert_eq!(reply.status, 500, "{}", String::from_utf8_lossy(&reply.body));
@@ -391,7 +392,7 @@ async fn a_picker_that_is_killed_costs_the_requests_under_way_and_leaves_nothing
     stack.faults(stack.prefill(), json!({})).await;
     stack.assert_nothing_pinned().await;
 
-    // Of answers that pass through it the rest is lost, which their clients see.
+    // Responses that pass through the picker are cut, which their clients detect.
     let mut stack = Stack::start(&[], "decider: always").await;
     let mut open = Vec::new();
     for number in 0..CLIENTS {

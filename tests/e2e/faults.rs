@@ -1,5 +1,5 @@
-//! What breaks while requests are under way: clients, servers, the picker. Nothing is lost that could be saved, and the
-//! picker's books close.
+//! Failures of clients, servers and the picker while requests are in flight. Requests that can be saved are served, and
+//! the picker's counters return to zero.
 
 use crate::shipped::{by_header, by_list, list_pool};
 use crate::support::attache::AttacheProcess;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A stream of about two seconds.
+/// A response stream of about two seconds.
 const SLOW_SSE: &str = "/v1/chat/completions?kind=sse&size=20000&events=100&pace_ms=20";
 const SLOW_SSE_BYTES: usize = 20_000;
 
@@ -27,7 +27,7 @@ async fn open_sse(to: SocketAddr, target: &str) -> Open {
     open
 }
 
-/// Reads to the end and counts, what was read before included.
+/// Reads the response to its end and returns the number of bytes read.
 async fn read_rest(mut open: Open) -> Result<usize, crate::support::Error> {
     let mut length = 0;
     while let Some(piece) = open.next().await? {
@@ -36,14 +36,14 @@ async fn read_rest(mut open: Open) -> Result<usize, crate::support::Error> {
     Ok(length)
 }
 
-/// An address that refuses connections: it was free a moment ago.
+/// An address that refuses connections: its port was free a moment ago.
 pub(crate) async fn refusing() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     listener.local_addr().expect("an address")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_open_without_a_picker() {
+async fn fail_open_serves_requests_without_a_picker() {
     let [a, b, c, d] = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
     let servers = [a.address, b.address, c.address, d.address];
     let mut picker = AttacheProcess::configured(&list_pool(&servers, "round-robin")).await;
@@ -61,7 +61,7 @@ async fn fail_open_without_a_picker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn envoy_walks_the_list_past_dead_servers() {
+async fn envoy_retries_past_unreachable_servers_of_the_list() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let servers = [refusing().await, a.address, refusing().await, b.address];
     let picker = AttacheProcess::configured(&list_pool(&servers, "round-robin")).await;
@@ -78,23 +78,23 @@ async fn envoy_walks_the_list_past_dead_servers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_leave_in_any_phase_leave_nothing_behind() {
+async fn disconnects_in_any_phase_leave_no_request_in_flight() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let modes = [Mode::FullDuplex, Mode::Streamed, Mode::Buffered, Mode::None];
     let envoy = EnvoyProcess::start(&bootstrap(&modes, picker.grpc)).await;
     for mode in modes {
         let to = envoy.listener(&mode.name());
-        // While the body is being sent: its second piece would come in an hour.
+        // While the request body is being sent: its second chunk would be sent an hour later.
         let body = cut(chat(100_000, false, 1), 60_000, 1);
         let endless = Payload::chunked(body).paced(Duration::from_secs(3600));
         let upload = client::open(to, Http::H1, client::request("POST", to, Http::H1, "/v1/chat/completions", endless));
         leave_when(upload, &envoy, &mode.name()).await;
-        // While the server thinks.
+        // While the server computes.
         let target = "/v1/chat/completions?delay_ms=3600000";
         let request = client::request("POST", to, Http::H1, target, Payload::sized(chat(300, false, 1)));
         leave_when(client::open(to, Http::H1, request), &envoy, &mode.name()).await;
-        // In the middle of the answer.
+        // In the middle of the response.
         drop(open_sse(to, SLOW_SSE).await);
         idle(&envoy, &mode.name()).await;
     }
@@ -102,7 +102,7 @@ async fn clients_that_leave_in_any_phase_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_is_recorded_with_the_time_that_it_has_waited() {
+async fn disconnected_client_is_recorded_with_its_waiting_time() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&bootstrap(&[Mode::FullDuplex], picker.grpc)).await;
@@ -132,7 +132,7 @@ async fn a_client_that_leaves_is_recorded_with_the_time_that_it_has_waited() {
 /// Starts a request that gets no response, and disconnects once Envoy has it.
 async fn leave_when<T>(request: impl Future<Output = T>, envoy: &EnvoyProcess, listener: &str) {
     let seen = eventually("a request under way", || async { (active(envoy, listener).await > 0).then_some(()) });
-    // The loser is dropped, and its connection with it.
+    // `select!` drops the request, and its connection with it.
     tokio::select! {
         _ = request => panic!("an answer to a request that should have none"),
         () = seen => {}
@@ -148,10 +148,10 @@ async fn active(envoy: &EnvoyProcess, listener: &str) -> u64 {
     envoy.stat(&format!("http.{listener}.downstream_rq_active")).await
 }
 
-/// A stall of the picker and a burst of resets look like an attack to an HTTP/2 server: with h2's default limit it
-/// closes the connection and every stream on it.
+/// A stall of the picker and a burst of resets look like an attack to an HTTP/2 server. With its default limit, h2
+/// closes the connection and all its streams.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stalled_picker_and_a_burst_of_aborts_cut_no_stream() {
+async fn stalled_picker_and_burst_of_resets_cut_no_stream() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -184,9 +184,9 @@ async fn a_stalled_picker_and_a_burst_of_aborts_cut_no_stream() {
     picker.assert_settled().await;
 }
 
-/// No end of a body ever comes before the 101, so a picker that waits for one would hang the client.
+/// The request body does not end before the 101 response, so a picker that waits for its end would hang the client.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_websocket_upgrade_is_answered_at_its_headers() {
+async fn websocket_upgrade_is_routed_at_its_headers() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -217,7 +217,7 @@ async fn read_until(stream: &mut TcpStream, got: &mut Vec<u8>, end: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_answers_before_the_request_has_ended() {
+async fn early_server_response_reaches_the_client() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let modes = [Mode::FullDuplex, Mode::Streamed, Mode::None];
@@ -233,7 +233,7 @@ async fn a_server_that_answers_before_the_request_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn trailers_pass_in_both_directions() {
+async fn trailers_are_forwarded_in_both_directions() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker.grpc)).await;

@@ -19,7 +19,7 @@ async fn ask(to: SocketAddr, path: &str, body: Value) -> Reply {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_api_is_answered_and_every_server_gets_its_share() {
+async fn every_api_is_served_and_round_robin_uses_all_servers() {
     let sim = SimProcess::start(4, &["--model", "sim-8b"]).await;
     let picker = AttacheProcess::start(&sim.servers, &["--strategy", "round-robin"]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;

@@ -1,4 +1,4 @@
-//! A full pool behind real Envoy: important requests go first, the rest is queued or gets `Retry-After`.
+//! A full pool behind real Envoy: urgent requests go first, others are queued or get `Retry-After`.
 
 use crate::shipped::by_header;
 use crate::support::Error;
@@ -14,9 +14,9 @@ use http::{HeaderValue, Request};
 use serde_json::json;
 use std::net::SocketAddr;
 
-/// Answers that the pool makes at once.
-const ROOM: usize = 4;
-/// Three times as many clients, of either kind.
+/// Requests that the pool serves concurrently.
+const POOL_CAPACITY: usize = 4;
+/// Three times as many clients, of both kinds together.
 const CLIENTS: usize = 12;
 /// Requests of each kind.
 const REQUESTS: usize = 60;
@@ -26,7 +26,7 @@ fn configuration(echo: &Echo, more: &str) -> String {
         "apiVersion: attache.dev/v1\nkind: Attache\n\
          exchange: {{trustClientHeaders: true, objectives: {{batch: -1, urgent: 10}}}}\n\
          pools:\n- name: default\n  endpoints: [{{address: \"{}\", engine: none}}]\n  flowControl:\n    enabled: true\n    \
-         detector: {{name: concurrency-detector, parameters: {{maxConcurrency: {ROOM}}}}}\n{more}",
+         detector: {{name: concurrency-detector, parameters: {{maxConcurrency: {POOL_CAPACITY}}}}}\n{more}",
         echo.address
     )
 }
@@ -37,7 +37,7 @@ fn body(number: usize) -> Bytes {
         .into()
 }
 
-/// One request of an objective, whose answer is as `how` says.
+/// A request with this objective. `how` is the query that shapes the echo server's response.
 fn question(objective: &'static str, number: usize, how: &str, to: SocketAddr) -> Request<Payload> {
     let target = format!("/v1/chat/completions?{how}");
     let mut request = client::request("POST", to, Http::H1, &target, Payload::sized(body(number)));
@@ -49,14 +49,14 @@ async fn send(to: SocketAddr, objective: &'static str, number: usize, how: &str)
     client::send(to, Http::H1, question(objective, number, how, to)).await
 }
 
-/// One whose answer pauses a few times for `ms`.
+/// Sends a request whose response pauses a few times for `ms`.
 async fn ask(to: SocketAddr, objective: &'static str, number: usize, ms: u64) -> Reply {
     let how = format!("kind=sse&size=1000&events=4&pace_ms={ms}");
     send(to, objective, number, &how).await.expect("an answer")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_triple_load_important_requests_go_first_and_all_get_responses() {
+async fn at_triple_load_urgent_requests_go_first_and_all_get_responses() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&configuration(&echo, "    maxRequests: 10\n    ttl: 30s\n")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -96,7 +96,7 @@ async fn at_triple_load_important_requests_go_first_and_all_get_responses() {
     picker.assert_settled().await;
 }
 
-/// One client: asks `count` times, one after the other, under these headers.
+/// One client: sends `count` requests with these headers, one after another.
 async fn ask_again(
     to: SocketAddr,
     headers: [(&'static str, &'static str); 2],
@@ -116,7 +116,7 @@ async fn ask_again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn before_a_fleet_that_is_overloaded_only_the_sheddable_and_the_flood_lose() {
+async fn overload_rejects_only_sheddable_and_flooding_clients() {
     let fleet = SimProcess::start(2, &["--output-tokens", "8"]).await;
     let [a, b] = [fleet.servers[0], fleet.servers[1]];
     let picker = AttacheProcess::configured(&format!(
@@ -128,7 +128,7 @@ async fn before_a_fleet_that_is_overloaded_only_the_sheddable_and_the_flood_lose
     .await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    // Objective, number of clients, requests of each.
+    // Objective, tenant, number of clients, requests of each client.
     let kinds = [("urgent", "one", 4, 15), ("batch", "one", 8, 15), ("", "one", 2, 15), ("", "flood", 16, 15)];
     let mut clients = tokio::task::JoinSet::new();
     for (kind, (objective, tenant, count, requests)) in kinds.into_iter().enumerate() {
@@ -160,10 +160,10 @@ async fn before_a_fleet_that_is_overloaded_only_the_sheddable_and_the_flood_lose
     picker.assert_settled().await;
 }
 
-/// As GIE and llm-d do without the feature gate `flowControl`, by flags alone and by files of theirs.
+/// As GIE and llm-d behave without the feature gate `flowControl`, configured by flags alone and by their files.
 #[cfg(feature = "kube")]
 #[tokio::test(flavor = "multi_thread")]
-async fn sheddable_requests_are_refused_without_the_gate_while_the_pool_is_saturated() {
+async fn saturated_pool_rejects_sheddable_requests_without_flow_control() {
     use crate::api::{EXPERIMENTAL, FakeApi, STABLE, pod, pool};
     let listener = tokio::net::TcpListener::bind("127.0.0.2:0").await.expect("a free port");
     let echo = Echo::on(listener);
@@ -185,7 +185,7 @@ async fn sheddable_requests_are_refused_without_the_gate_while_the_pool_is_satur
         let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
         let to = envoy.listener("inference");
         assert_eq!(ask(to, "batch", 0, 0).await.status, 200, "{file:?}: the pool is empty");
-        // As many as `queueDepthThreshold` has for one server wait for their first token.
+        // `queueDepthThreshold` requests for the one server wait for their first token.
         let before = echo.requests();
         let mut slow = tokio::task::JoinSet::new();
         for number in 0..5 {
@@ -206,16 +206,16 @@ async fn sheddable_requests_are_refused_without_the_gate_while_the_pool_is_satur
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
+async fn queued_disconnects_and_timeouts_never_reach_a_server() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&configuration(&echo, "    ttl: 1s\n")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let mut running = tokio::task::JoinSet::new();
-    for number in 0..ROOM {
+    for number in 0..POOL_CAPACITY {
         running.spawn(ask(to, "", number, 2_000));
     }
-    eventually("the pool to be full", || async { (echo.requests() >= ROOM).then_some(()) }).await;
+    eventually("the pool to be full", || async { (echo.requests() >= POOL_CAPACITY).then_some(()) }).await;
     let waits = tokio::spawn(ask(to, "", 100, 0));
     picker.until_metric("attache_queued_requests", 1.0).await;
     waits.abort();
@@ -225,11 +225,11 @@ async fn a_client_that_leaves_while_it_waits_leaves_nothing_behind() {
     let retry: u64 = late.header("retry-after").parse().expect("seconds");
     assert!((1..=60).contains(&retry), "{retry}");
     assert!(running.join_all().await.iter().all(|reply| reply.status == 200));
-    assert_eq!(echo.requests(), ROOM, "who left or was too late never reached a server");
+    assert_eq!(echo.requests(), POOL_CAPACITY, "who left or was too late never reached a server");
     picker.assert_settled().await;
 }
 
-/// Envoy ends a stream and resets it at once, which no half-close is: nothing waits for its time to live.
+/// Envoy ends and resets a stream at once, which is no half-close: queued requests are removed before their TTL.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_disconnect_while_queued_are_removed_at_once() {
     let echo = Echo::start().await;
@@ -237,10 +237,10 @@ async fn clients_that_disconnect_while_queued_are_removed_at_once() {
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let mut running = tokio::task::JoinSet::new();
-    for number in 0..ROOM {
+    for number in 0..POOL_CAPACITY {
         running.spawn(ask(to, "", number, 3_000));
     }
-    eventually("the pool to be full", || async { (echo.requests() >= ROOM).then_some(()) }).await;
+    eventually("the pool to be full", || async { (echo.requests() >= POOL_CAPACITY).then_some(()) }).await;
     for http in [Http::H1, Http::H2] {
         let waiting: Vec<_> = (0..CLIENTS)
             .map(|number| {
@@ -259,14 +259,14 @@ async fn clients_that_disconnect_while_queued_are_removed_at_once() {
     let decisions = client::get(picker.metrics, "/decisions").await.expect("the decisions").json().to_string();
     assert!(!decisions.contains("unwatched"), "{decisions}");
     assert!(running.join_all().await.iter().all(|reply| reply.status == 200));
-    assert_eq!(echo.requests(), ROOM, "none of them reached a server");
+    assert_eq!(echo.requests(), POOL_CAPACITY, "none of them reached a server");
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
 
-/// The pool is full of batches whose answers are as `how` says, and as many urgent requests come whose answers do not
-/// end: what becomes of the batches.
-async fn urgent_ones_come(
+/// Fills the pool with batch requests, then sends as many urgent requests whose responses do not end. Returns the batch
+/// responses.
+async fn preempt_batches(
     which: &str,
     how: &'static str,
     begun: bool,
@@ -277,15 +277,15 @@ async fn urgent_ones_come(
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let mut batches = tokio::task::JoinSet::new();
-    for number in 0..ROOM {
+    for number in 0..POOL_CAPACITY {
         batches.spawn(send(to, "batch", number, how));
     }
-    eventually("the pool to be full", || async { (echo.requests() >= ROOM).then_some(()) }).await;
+    eventually("the pool to be full", || async { (echo.requests() >= POOL_CAPACITY).then_some(()) }).await;
     if begun {
-        picker.until_metric("attache_time_to_first_byte_seconds_count", ROOM as f64).await;
+        picker.until_metric("attache_time_to_first_byte_seconds_count", POOL_CAPACITY as f64).await;
     }
     let mut urgent = Vec::new();
-    for number in ROOM..2 * ROOM {
+    for number in POOL_CAPACITY..2 * POOL_CAPACITY {
         let open =
             client::open(to, Http::H1, question("urgent", number, "kind=sse&size=1000&events=4&pace_ms=600000", to))
                 .await;
@@ -293,20 +293,24 @@ async fn urgent_ones_come(
         assert_eq!(open.response.status(), 200);
         urgent.push(open);
     }
-    // The last of them could only go on when the last batch had gone.
+    // The last urgent request could only start after the last batch request had ended.
     let batches = batches.join_all().await;
     see(&echo).await;
     drop(urgent);
     let books = picker.assert_settled().await;
-    assert_eq!((books.outcomes["routed"], books.opened), (2 * ROOM as u64, 2 * ROOM as u64), "{books:?}");
-    assert_eq!(echo.requests(), 2 * ROOM);
+    assert_eq!(
+        (books.outcomes["routed"], books.opened),
+        (2 * POOL_CAPACITY as u64, 2 * POOL_CAPACITY as u64),
+        "{books:?}"
+    );
+    assert_eq!(echo.requests(), 2 * POOL_CAPACITY);
     batches
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn running_batch_is_preempted_for_urgent_request_with_retry_after() {
-    // These run long: without preemption the test would time out.
-    let batches = urgent_ones_come("unanswered", "delay_ms=600000", false, async |_| {}).await;
+    // The batch requests run long: without preemption the test would time out.
+    let batches = preempt_batches("unanswered", "delay_ms=600000", false, async |_| {}).await;
     for reply in batches {
         let reply = reply.expect("an answer");
         assert_eq!((reply.status.as_u16(), reply.header("x-attache-reason")), (429, "evicted"));
@@ -319,8 +323,9 @@ async fn running_batch_is_preempted_for_urgent_request_with_retry_after() {
 #[tokio::test(flavor = "multi_thread")]
 async fn preempted_stream_is_cut_detectably() {
     let servers_see_it = async |echo: &Echo| {
-        eventually("the server to see all of them go", || async { (echo.cut_short() == ROOM).then_some(()) }).await;
+        eventually("the server to see all of them go", || async { (echo.cut_short() == POOL_CAPACITY).then_some(()) })
+            .await;
     };
-    let batches = urgent_ones_come("any", "kind=sse&size=1000&events=4&pace_ms=600000", true, servers_see_it).await;
+    let batches = preempt_batches("any", "kind=sse&size=1000&events=4&pace_ms=600000", true, servers_see_it).await;
     assert!(batches.iter().all(Result::is_err), "no answer looks whole");
 }

@@ -1,4 +1,4 @@
-//! Odd requests and odd answers, each through the real Envoy to a server and back.
+//! Unusual requests and responses, through the real Envoy to a server and back.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -29,10 +29,9 @@ async fn ask(
     client::send(to, http, request).await.unwrap_or_else(|error| panic!("{method} {http:?} {target}: {error}"))
 }
 
-/// A compressed body can't be read, so its request goes to the least loaded server, and the operator can see how many
-/// do.
+/// The picker can't read a compressed body, so it routes by load and counts the request in a metric.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_can_not_be_read_is_passed_on() {
+async fn compressed_bodies_are_forwarded_unchanged() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker.grpc)).await;
@@ -54,9 +53,9 @@ async fn a_body_that_can_not_be_read_is_passed_on() {
     picker.assert_settled().await;
 }
 
-/// Nothing of these can be waited for.
+/// These requests have no body that the picker could wait for.
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_without_a_body_are_answered_at_their_headers() {
+async fn requests_without_a_body_are_routed_at_their_headers() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker.grpc)).await;
@@ -81,8 +80,8 @@ async fn requests_without_a_body_are_answered_at_their_headers() {
     picker.assert_settled().await;
 }
 
-/// Each is ours, or meant for us alone.
-const OURS: [&str; 28] = [
+/// Headers that the picker sets, or that only the picker reads.
+const INTERNAL_HEADERS: [&str; 28] = [
     "x-gateway-destination-endpoint-served",
     "x-gateway-destination-endpoint-subset",
     "x-gateway-destination-endpoint-scores",
@@ -114,14 +113,18 @@ const OURS: [&str; 28] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_server_sees_a_header_of_ours_that_a_client_made_up() {
+async fn internal_headers_from_clients_never_reach_a_server() {
     let (echo, decoy) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker.grpc)).await;
     let spoof = decoy.address.to_string();
-    let headers: Vec<(&str, &[u8])> =
-        OURS.iter().chain(&OURS).chain(&["x-harmless"]).map(|name| (*name, spoof.as_bytes())).collect();
-    let target = format!("{CHAT}?tell=x-harmless,{}", OURS.join(","));
+    let headers: Vec<(&str, &[u8])> = INTERNAL_HEADERS
+        .iter()
+        .chain(&INTERNAL_HEADERS)
+        .chain(&["x-harmless"])
+        .map(|name| (*name, spoof.as_bytes()))
+        .collect();
+    let target = format!("{CHAT}?tell=x-harmless,{}", INTERNAL_HEADERS.join(","));
     for mode in Mode::ALL {
         for (method, body) in [("POST", chat(300, false, 1)), ("GET", Bytes::new())] {
             let to = envoy.listener(&mode.name());
@@ -137,7 +140,7 @@ async fn no_server_sees_a_header_of_ours_that_a_client_made_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_trusted_chooses_the_model() {
+async fn trusted_client_header_rewrites_the_model() {
     let echo = Echo::start().await;
     let config = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {{trustClientHeaders: true}}\npools:\n- name: default\n  \
@@ -156,7 +159,7 @@ async fn a_client_that_is_trusted_chooses_the_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_header_values_pass() {
+async fn unusual_header_values_are_accepted() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -178,10 +181,10 @@ async fn odd_header_values_pass() {
     picker.assert_settled().await;
 }
 
-/// Answers are watched, never judged: whatever a server says, the client gets those bytes. The second column is the
-/// number of completion tokens that is believed.
+/// The picker observes responses and never changes them. The last column is the number of completion tokens that it
+/// counts.
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_streams_reach_the_client_untouched() {
+async fn malformed_streams_reach_the_client_unchanged() {
     let long = format!(
         "data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\ndata: [DONE]\n\n",
         "a".repeat(3 << 20)
@@ -219,9 +222,9 @@ async fn odd_streams_reach_the_client_untouched() {
     }
 }
 
-/// A client's mistake says nothing about the server; its own failures do.
+/// Errors of the client do not count against the server. Its own failures do.
 #[tokio::test(flavor = "multi_thread")]
-async fn only_a_servers_own_failures_count_against_it() {
+async fn client_errors_never_eject_a_server_but_500s_do() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  health: {{errorPeriod: 0s}}\n  endpoints: [\"{}\"]\n",

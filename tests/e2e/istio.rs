@@ -12,12 +12,12 @@ use std::net::SocketAddr;
 const CAPTURED: &str = include_str!("../data/istio/1.30.3.json");
 /// The name of the captured listener.
 const LISTENER: &str = "0.0.0.0_24085";
-/// What `sni` of the DestinationRule is in the examples.
+/// `sni` of the DestinationRule in the examples.
 const SNI: &str = "llm-epp.ai.svc.cluster.local";
 const POSTS: usize = 12;
 
-/// A bootstrap of the captured configuration: endpoints and routes are in it, and are not discovered. `change` changes
-/// the TLS context of the picker's cluster.
+/// A bootstrap with the captured configuration and static endpoints and routes. `change` changes the TLS context of the
+/// picker's cluster.
 fn bootstrap(picker: SocketAddr, servers: &[SocketAddr], change: impl Fn(&mut Value)) -> String {
     let mut captured: Value = serde_json::from_str(CAPTURED).expect("what was captured");
     let mut clusters = captured["clusters"].take();
@@ -34,7 +34,7 @@ fn bootstrap(picker: SocketAddr, servers: &[SocketAddr], change: impl Fn(&mut Va
             change(&mut cluster["transport_socket"]["typed_config"]);
         }
     }
-    // The listener's filter names a cluster of its own, which every route replaces.
+    // The listener's filter names a dummy cluster, which every route replaces.
     clusters.as_array_mut().expect("clusters").push(json!({"name": "dummy", "type": "STATIC"}));
     let mut listener = captured["listener"].take();
     listener["address"] = json!({"socket_address": {"address": "127.0.0.1", "port_value": 0}});
@@ -53,7 +53,7 @@ fn endpoint(address: &SocketAddr) -> Value {
     json!({"endpoint": {"address": address}})
 }
 
-/// Sends requests through such an Envoy and gives the statuses.
+/// Sends requests through this Envoy and returns the statuses.
 async fn statuses(change: impl Fn(&mut Value)) -> Vec<u16> {
     let servers = [Echo::start().await, Echo::start().await];
     let addresses = servers.each_ref().map(|server| server.address);
@@ -94,7 +94,7 @@ async fn istio_without_sni_in_tls_1_2_every_post_completes() {
     assert_eq!(statuses(old).await, [200; POSTS]);
 }
 
-/// The client offers a key share that the picker has no use for, so that it sends a second ClientHello.
+/// The client offers a key share that the picker does not support, so it sends a second ClientHello.
 #[tokio::test(flavor = "multi_thread")]
 async fn istio_without_sni_after_a_hello_retry_every_post_completes() {
     let retry = |tls: &mut Value| tls["common_tls_context"]["tls_params"]["ecdh_curves"] = json!(["P-521", "P-256"]);

@@ -1,5 +1,5 @@
-//! What tenants may have, through real Envoy: counted exactly under a burst, by claims that Envoy has checked, and,
-//! with a real Redis, by several pickers together and by the records that stand there.
+//! Tenant and model limits, through real Envoy: exact counts under a burst, tenants from verified claims, and limits
+//! shared through a real Redis.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -18,13 +18,13 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Requests at once.
+/// Concurrent requests of a burst.
 const BURST: usize = 50;
-/// Of which so many may pass.
+/// Allowed requests per minute.
 const RPM: usize = 20;
 const TARGET: &str = "/v1/chat/completions?kind=json&size=200";
 
-/// `limits` may go on with other sections.
+/// `limits` may be followed by other sections.
 fn configuration(echo: &Echo, tenant: &str, limits: &str) -> String {
     format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nexchange:\n  tenant: {tenant}\nlimits:\n  tenants: {limits}\n\
@@ -44,8 +44,7 @@ async fn ask(to: SocketAddr, tenant: &str) -> Reply {
     client::send(to, Http::H1, chat(to, TARGET, tenant)).await.expect("an answer")
 }
 
-/// Waits for a moment of which the rest of the minute is long enough for a burst: counters are those of the wall's
-/// minute.
+/// Waits until enough of the minute is left for a burst, because counters follow the wall clock's minutes.
 async fn early_in_a_minute() {
     let clock = attache::clock::Clock::start();
     let second = clock.wall(clock.now()).duration_since(UNIX_EPOCH).expect("a clock").as_secs() % 60;
@@ -54,7 +53,7 @@ async fn early_in_a_minute() {
     }
 }
 
-/// How many of a burst passed and how many were refused for the requests of a minute.
+/// Sends a burst: the number of requests that passed, and of those that the limit rejected.
 async fn burst(to: &[SocketAddr]) -> (usize, usize) {
     let mut clients = tokio::task::JoinSet::new();
     for to in to.iter().copied().cycle().take(BURST) {
@@ -75,7 +74,7 @@ async fn burst(to: &[SocketAddr]) -> (usize, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_fifty_at_once_exactly_as_many_pass_as_a_minute_allows() {
+async fn burst_passes_exactly_the_requests_per_minute() {
     let echo = Echo::start().await;
     let limits = format!("{{default: {{requestsPerMinute: {RPM}}}}}");
     let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", &limits)).await;
@@ -92,7 +91,7 @@ async fn of_fifty_at_once_exactly_as_many_pass_as_a_minute_allows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_gives_its_place_back() {
+async fn disconnect_frees_the_concurrency_slot() {
     let echo = Echo::start().await;
     let limits = "{default: {concurrency: 1}}";
     let picker = AttacheProcess::configured(&configuration(&echo, "{header: x-tenant}", limits)).await;
@@ -110,7 +109,7 @@ async fn a_client_that_leaves_gives_its_place_back() {
 
 const SECRET: &[u8] = b"a secret of this test, and of nobody else";
 
-/// A token for `subject`, signed.
+/// A signed token for `subject`.
 fn token(subject: &str) -> String {
     let part = |value: serde_json::Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let signed = format!(
@@ -122,7 +121,7 @@ fn token(subject: &str) -> String {
     format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
 }
 
-/// The shipped bootstrap with Envoy's JWT filter in front of the picker, which is shown the claims.
+/// The shipped bootstrap with Envoy's JWT filter in front of the picker. Envoy forwards the claims to the picker.
 fn with_tokens(picker: &AttacheProcess) -> String {
     let keys = json!({"keys": [{"kty": "oct", "kid": "k", "alg": "HS256", "k": URL_SAFE_NO_PAD.encode(SECRET)}]});
     let filter = format!(
@@ -141,7 +140,7 @@ fn with_tokens(picker: &AttacheProcess) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_is_who_its_token_says_whatever_its_headers_say() {
+async fn tenant_comes_from_the_token_not_from_client_headers() {
     let echo = Echo::start().await;
     let tenant = "{metadata: envoy.filters.http.jwt_authn, path: [payload, sub], header: x-tenant}";
     let limits = "{default: {requestsPerMinute: 2}}";
@@ -177,7 +176,7 @@ fn in_redis(redis: &RedisProcess, limits: &str, more: &str) -> String {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn two_pickers_share_what_a_tenant_may_have() {
+async fn two_pickers_share_tenant_limits_through_redis() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
     let limits = in_redis(&redis, &format!("requestsPerMinute: {RPM}, concurrency: {BURST}"), ", timeout: 5s");
@@ -211,7 +210,7 @@ async fn two_pickers_share_what_a_tenant_may_have() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_counted_again_when_it_is_back() {
+async fn redis_outage_allows_or_rejects_as_configured_and_recovers() {
     let echo = Echo::start().await;
     let mut redis = RedisProcess::start().await;
     let limits = |more: &str| in_redis(&redis, "requestsPerMinute: 1", more);
@@ -230,9 +229,12 @@ async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_count
     assert_eq!(ask(open, "hung").await.status, 200, "nobody waits for a Redis that hangs");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     assert!(allows.metric("attache_limit_store_failures_total").await >= 1.0);
-    let told = ask(closed, "hung").await;
-    assert_eq!((told.status.as_u16(), told.header("x-attache-reason")), (503, "limits_unknown"));
-    assert!(told.header("retry-after").parse::<u64>().is_ok());
+    let status_and_reason = ask(closed, "hung").await;
+    assert_eq!(
+        (status_and_reason.status.as_u16(), status_and_reason.header("x-attache-reason")),
+        (503, "limits_unknown")
+    );
+    assert!(status_and_reason.header("retry-after").parse::<u64>().is_ok());
     redis.process.signal("CONT");
 
     redis.process.kill();
@@ -258,7 +260,7 @@ async fn without_redis_requests_go_on_or_are_refused_as_configured_and_are_count
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn places_are_free_again_though_redis_hung_when_they_were_taken_or_given_back() {
+async fn concurrency_slots_are_freed_after_redis_hung() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
     let limits = in_redis(&redis, "requestsPerMinute: 100, concurrency: 1", ", timeout: 5s");
@@ -290,10 +292,10 @@ async fn places_are_free_again_though_redis_hung_when_they_were_taken_or_given_b
     picker.assert_settled().await;
 }
 
-/// Whatever wrote it: another picker, or an operator.
+/// Another picker or an operator may have written the counter.
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_counter_in_redis_that_is_full_or_no_number_keeps_no_place() {
+async fn full_or_invalid_redis_counters_hold_no_concurrency_slot() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
     let limits = in_redis(&redis, "requestsPerMinute: 100, concurrency: 1", ", timeout: 5s");
@@ -332,7 +334,7 @@ async fn a_counter_in_redis_that_is_full_or_no_number_keeps_no_place() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_may_have_what_its_record_in_redis_says() {
+async fn user_records_in_redis_set_tenant_limits() {
     let echo = Echo::start().await;
     let mut redis = RedisProcess::start().await;
     redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":2,"tpm":0}'"#);
@@ -354,43 +356,64 @@ async fn a_tenant_may_have_what_its_record_in_redis_says() {
     let first = EnvoyProcess::start(&by_header("original-dst.yaml", &strict)).await;
     let second = first.beside(&by_header("original-dst.yaml", &open)).await;
     let (to_strict, to_open) = (first.listener("inference"), second.listener("inference"));
-    let told = async |to, tenant: &str| {
+    let status_and_reason = async |to, tenant: &str| {
         let reply = ask(to, tenant).await;
         (reply.status.as_u16(), reply.header("x-attache-reason").to_owned())
     };
     early_in_a_minute().await;
 
     for to in [to_strict, to_open] {
-        assert_eq!([told(to, "acme").await.0, told(to, "acme").await.0], [200, 200]);
+        assert_eq!([status_and_reason(to, "acme").await.0, status_and_reason(to, "acme").await.0], [200, 200]);
         let refused = ask(to, "acme").await;
         assert_eq!(refused.json()["error"]["message"], "user: acme has exceeded RPM: 2");
-        assert_eq!([told(to, "vip").await.0, told(to, "vip").await.0], [200, 200], "the file has the word");
-        assert_eq!([told(to, "").await.0, told(to, "").await.0], [200, 429], "who has no name has no record");
+        assert_eq!(
+            [status_and_reason(to, "vip").await.0, status_and_reason(to, "vip").await.0],
+            [200, 200],
+            "the file has the word"
+        );
+        assert_eq!(
+            [status_and_reason(to, "").await.0, status_and_reason(to, "").await.0],
+            [200, 429],
+            "who has no name has no record"
+        );
     }
     for nobody in ["ghost", "broken", "list"] {
         let refused = ask(to_strict, nobody).await;
         assert_eq!((refused.status.as_u16(), refused.header("x-error-user")), (500, "true"), "{nobody}");
         assert_eq!(refused.header("x-attache-reason"), "unknown_user");
         assert_eq!(refused.json()["error"]["message"], format!("user: {nobody} is not known"));
-        assert_eq!([told(to_open, nobody).await.0, told(to_open, nobody).await.0], [200, 429], "{nobody}");
+        assert_eq!(
+            [status_and_reason(to_open, nobody).await.0, status_and_reason(to_open, nobody).await.0],
+            [200, 429],
+            "{nobody}"
+        );
     }
 
     redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":4}'"#);
-    eventually("the new record to count", || async { (told(to_open, "acme").await.0 == 200).then_some(()) }).await;
-    eventually("the new record to be used up", || async { (told(to_open, "acme").await.0 == 429).then_some(()) }).await;
+    eventually("the new record to count", || async {
+        (status_and_reason(to_open, "acme").await.0 == 200).then_some(())
+    })
+    .await;
+    eventually("the new record to be used up", || async {
+        (status_and_reason(to_open, "acme").await.0 == 429).then_some(())
+    })
+    .await;
     redis.say("DEL aibrix-users/acme");
-    eventually("the record to be gone", || async { (told(to_strict, "acme").await.0 == 500).then_some(()) }).await;
+    eventually("the record to be gone", || async {
+        (status_and_reason(to_strict, "acme").await.0 == 500).then_some(())
+    })
+    .await;
     redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":4}'"#);
-    eventually("it to be back", || async { (told(to_strict, "acme").await.0 != 500).then_some(()) }).await;
-    assert_eq!(told(to_open, "acme").await, (429, "rpm_exceeded".to_owned()));
+    eventually("it to be back", || async { (status_and_reason(to_strict, "acme").await.0 != 500).then_some(()) }).await;
+    assert_eq!(status_and_reason(to_open, "acme").await, (429, "rpm_exceeded".to_owned()));
 
     redis.process.kill();
     for picker in [&strict, &open] {
         picker.until_metric("attache_redis_connected", 0.0).await;
     }
-    assert_eq!(told(to_open, "acme").await.0, 429, "what was read last counts");
-    assert_eq!(told(to_open, "newcomer").await.0, 200, "of whom nothing was read goes on");
-    assert_eq!(told(to_open, "newcomer").await.0, 200, "uncounted");
+    assert_eq!(status_and_reason(to_open, "acme").await.0, 429, "what was read last counts");
+    assert_eq!(status_and_reason(to_open, "newcomer").await.0, 200, "of whom nothing was read goes on");
+    assert_eq!(status_and_reason(to_open, "newcomer").await.0, 200, "uncounted");
     assert_eq!(open.metric("attache_limit_store_failures_total").await, 2.0);
     assert!(open.metric("attache_user_records_total").await > 5.0);
     first.assert_picker_was_correct().await;
@@ -401,7 +424,7 @@ async fn a_tenant_may_have_what_its_record_in_redis_says() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_was_read_counts_for_as_long_as_configured() {
+async fn user_records_are_cached_for_the_configured_ttl() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
     redis.say(r#"SET aibrix-users/acme '{"name":"acme","rpm":1}'"#);
@@ -426,7 +449,7 @@ async fn a_record_that_was_read_counts_for_as_long_as_configured() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn two_pickers_share_what_a_model_may_have() {
+async fn two_pickers_share_model_limits_through_redis() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
     let limits = format!(
@@ -461,7 +484,7 @@ async fn two_pickers_share_what_a_model_may_have() {
     }
     assert_eq!(refusals, (BURST - RPM) as f64);
 
-    // The requests of a second stand under AIBrix's key, and so do those that its gateway has let through.
+    // Requests per second are counted under AIBrix's key, which also counts the requests of its gateway.
     redis.say("EVAL \"for i=0,63 do redis.call('SET','aibrix_model:m_MODEL_RPS_CURRENT:'..i,50) end return 0\" 0");
     redis.say("EVAL \"for i=0,63 do redis.call('DEL','attache_model:m_RPM_CURRENT:'..i) end return 0\" 0");
     let refused = ask(to[0], "late").await;
@@ -482,7 +505,7 @@ async fn two_pickers_share_what_a_model_may_have() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread")]
-async fn redis_is_asked_over_tls_and_only_one_whose_certificate_is_trusted() {
+async fn redis_over_tls_requires_a_trusted_certificate() {
     let echo = Echo::start().await;
     let redis = RedisProcess::start().await;
     let front = TlsFront::before(&redis).await;
@@ -500,7 +523,7 @@ async fn redis_is_asked_over_tls_and_only_one_whose_certificate_is_trusted() {
     assert_eq!(ask(first.listener("inference"), "acme").await.status, 200);
     assert_eq!(ask(first.listener("inference"), "acme").await.status, 429);
     assert_eq!(redis.say("EVAL \"return #redis.call('KEYS','aibrix:acme_RPM_CURRENT:*')\" 0"), ":1");
-    eventually("it to be told why", || async {
+    eventually("the reason in the log", || async {
         let log = doubts.process.stderr();
         (log.contains("connection to Redis failed") && log.contains("certificate")).then_some(())
     })

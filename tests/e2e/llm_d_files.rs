@@ -1,5 +1,4 @@
-//! Files of llm-d's router through real Envoy: sessions of agents are queued fairly, and endpoints come from a file
-//! that changes.
+//! Files of llm-d's router, through real Envoy: fair queues for agent sessions, and endpoints from a file that changes.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -15,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Requests that one session has queued before another session asks.
+/// Requests that one session has queued before another session sends one.
 const FLOOD: usize = 11;
 
 const AGENTS: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nfeatureGates: [flowControl]\nplugins:\n\
@@ -24,7 +23,7 @@ const AGENTS: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\
     flowControl:\n  saturationDetector: {pluginRef: concurrency-detector}\n  \
     defaultPriorityBand: {fairnessPolicyRef: round-robin-fairness-policy}\n";
 
-/// A request of a session, whose response pauses four times for `ms`.
+/// Sends a request of a session, whose response pauses four times for `ms`.
 async fn ask(to: SocketAddr, session: (&'static str, &'static str), ms: u64) -> Reply {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "a"}], "stream": true}).to_string();
     let target = format!("/v1/chat/completions?kind=sse&size=1000&events=4&pace_ms={ms}");
@@ -34,7 +33,7 @@ async fn ask(to: SocketAddr, session: (&'static str, &'static str), ms: u64) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_of_agents_take_turns_without_a_fairness_header() {
+async fn agent_sessions_are_queued_fairly_without_a_fairness_header() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &["--engine=none", "--config-text", AGENTS]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -68,7 +67,7 @@ async fn sessions_of_agents_take_turns_without_a_fairness_header() {
     picker.assert_settled().await;
 }
 
-/// Replaces the file as Kubernetes and editors do: by a rename.
+/// Replaces the file by a rename, as Kubernetes and editors do.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     std::fs::write(&new, text).expect("writing");
@@ -76,7 +75,7 @@ fn replace(file: &Path, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endpoints_of_a_file_are_served_and_follow_its_changes() {
+async fn endpoints_follow_changes_of_their_file() {
     let servers = [Echo::start().await, Echo::start().await];
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("endpoints.yaml");

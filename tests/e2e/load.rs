@@ -1,4 +1,4 @@
-//! Many answers under way at once.
+//! Many response streams at once.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -12,17 +12,17 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 const STREAMS: usize = 4_000;
-/// Requests that wait for the headers of their answer at the same time: within the listen backlog of the echo server.
+/// Requests that may wait for response headers at once: within the listen backlog of the echo server.
 const OPENING: usize = 128;
-/// Two connections of each stream end in this process.
+/// Each stream has two connections that end in this process.
 const OPEN_FILES: u64 = 10_000;
 
-/// An event a second for 20 s: long enough for all of them to be open together on a busy machine.
+/// One event a second for 20 s: long enough for all streams to be open together on a busy machine.
 const TARGET: &str = "/v1/chat/completions?kind=sse&size=5000&events=20&pace_ms=1000";
 const BYTES: usize = 5_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn four_thousand_streams_are_held_and_none_is_lost() {
+async fn four_thousand_concurrent_streams_all_complete() {
     require_open_files(OPEN_FILES);
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
@@ -51,10 +51,10 @@ async fn four_thousand_streams_are_held_and_none_is_lost() {
 }
 
 async fn read(to: SocketAddr, opening: Arc<Semaphore>) -> Result<usize, crate::support::Error> {
-    let turn = opening.acquire().await?;
+    let permit = opening.acquire().await?;
     let request = client::request("POST", to, Http::H1, TARGET, Payload::sized(chat(300, true, 1)));
     let mut open = client::open(to, Http::H1, request).await?;
-    drop(turn);
+    drop(permit);
     let mut length = 0;
     let mut first = None;
     while let Some(piece) = open.next().await? {

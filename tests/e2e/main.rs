@@ -1,4 +1,4 @@
-//! End to end: clients, the real Envoy, the picker's own binary and servers, all over 127.0.0.1.
+//! End-to-end tests: clients, the real Envoy, the `attache` binary and model servers, all over 127.0.0.1.
 
 #[path = "../support/mod.rs"]
 mod support;

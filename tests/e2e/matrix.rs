@@ -1,5 +1,4 @@
-//! Bodies pass through Envoy and the picker byte for byte: every body mode × size × framing × response kind × HTTP
-//! version.
+//! Envoy and the picker forward bodies byte for byte: every body mode × size × framing × response kind × HTTP version.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{Payload, chat, completion, cut, events, sha256};
@@ -12,10 +11,10 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use std::net::SocketAddr;
 
-/// 300 is a short chat; 64 KiB is where Envoy's chunks, HTTP/2 windows and the picker's own pieces end.
+/// 300 bytes is a short chat. 64 KiB is the size of Envoy's chunks, HTTP/2 windows and the picker's own chunks.
 const SIZES: [usize; 8] = [0, 1, 300, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 1 << 20, 10 << 20];
 
-/// Requests under way at once.
+/// Concurrent requests.
 const CONCURRENCY: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
@@ -41,13 +40,13 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// About 200 events, but none under 300 bytes or over 48 KiB.
+/// About 200 events, of 300 bytes to 48 KiB each.
 fn event_count(size: usize) -> usize {
     (size / (size / 200).clamp(300, 48 << 10)).max(1)
 }
 
 impl Case {
-    /// Too short to be a chat request: sent to a path that the picker does not know, which it must pass on unread.
+    /// Bodies too short for a chat request go to a path that the picker does not know and must forward unread.
     fn target(&self) -> String {
         let path = if self.size < 100 { "/echo" } else { "/v1/chat/completions" };
         let kind = if self.sse { "sse" } else { "json" };
@@ -67,7 +66,7 @@ impl Case {
         Vec::from(events(self.size, event_count(self.size), RESPONSE_SEED)).concat().into()
     }
 
-    /// Sends it; what is wrong with the answer, if anything.
+    /// Sends the request and checks the response.
     async fn run(self, to: SocketAddr) -> Result<(), String> {
         let body = self.request_body();
         let payload = if self.chunked {
@@ -109,9 +108,9 @@ async fn run_all(picker: SocketAddr) {
     envoy.assert_picker_was_correct().await;
 }
 
-/// The control: what fails here is not the picker's fault.
+/// The control: failures here are not caused by the picker.
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_are_identical_past_a_picker_that_decides_nothing() {
+async fn bodies_are_unchanged_with_a_no_op_picker() {
     let echo = Echo::start().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let picker = listener.local_addr().expect("an address");
@@ -121,7 +120,7 @@ async fn bodies_are_identical_past_a_picker_that_decides_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_are_identical_past_attache() {
+async fn bodies_are_unchanged_with_attache() {
     let (a, b) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::start(&[a.address, b.address], &["--strategy", "least-request"]).await;
     run_all(picker.grpc).await;

@@ -1,4 +1,4 @@
-//! Which models there are, asked through real Envoy: the picker answers for all servers, or leaves it to one.
+//! The list of models, through real Envoy: the picker responds for all servers, or a server does.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -45,7 +45,7 @@ async fn models_of_all_servers_are_listed() {
     load_adapter(sim.servers[0], "sql").await;
     load_adapter(sim.servers[1], "chat/formal").await;
     let picker = AttacheProcess::configured(&config(&sim.servers, "pool")).await;
-    // As a gateway that leaves encoded slashes as they are.
+    // Like a gateway that keeps encoded slashes.
     let bootstrap = by_header("original-dst.yaml", &picker).replace("REJECT_REQUEST", "KEEP_UNCHANGED");
     let envoy = EnvoyProcess::start(&bootstrap).await;
     let to = envoy.listener("inference");
@@ -82,7 +82,7 @@ async fn models_of_all_servers_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_lists_its_own_where_the_picker_is_not_to() {
+async fn server_responds_to_model_lists_when_configured() {
     let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
     let picker = AttacheProcess::configured(&config(&sim.servers, "server")).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;

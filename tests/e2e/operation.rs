@@ -1,4 +1,4 @@
-//! Operation: configurations that change under load, the end of the process, DNS, servers whose metrics break.
+//! Operation: configuration reloads under load, shutdown, DNS, and servers whose metrics fail.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -31,7 +31,7 @@ fn pool(strategy: &str, endpoints: &[&Echo]) -> String {
     )
 }
 
-/// As editors and deployment tools do it: a new file, renamed over the old one.
+/// Writes a new file and renames it over the old one, as editors and deployment tools do.
 pub(crate) fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     std::fs::write(&new, text).expect("writing the configuration");
@@ -44,7 +44,7 @@ async fn addresses(picker: &AttacheProcess) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_configuration_changes_under_load_and_no_request_fails() {
+async fn configuration_reload_under_load_fails_no_request() {
     let (a, b, c) = (Echo::start().await, Echo::start().await, Echo::start().await);
     let directory = scratch("config");
     let file = directory.path().join("attache.yaml");
@@ -69,7 +69,7 @@ async fn a_configuration_changes_under_load_and_no_request_fails() {
     assert_eq!(a.requests(), before, "the old configuration stays");
     assert!(b.requests().abs_diff(c.requests()) <= 4, "round robin: {} and {}", b.requests(), c.requests());
 
-    // Each is a whole file, and only the last one counts.
+    // Each replacement is a complete file, and only the last one counts.
     let mut tick = tokio::time::interval(Duration::from_millis(10));
     for round in 0..100 {
         tick.tick().await;
@@ -90,10 +90,10 @@ async fn a_configuration_changes_under_load_and_no_request_fails() {
     picker.assert_settled().await;
 }
 
-/// Load balancers need time to look away, so readiness goes at once and service goes on; a stream without end does not
-/// keep the process from ending.
+/// Readiness ends at once, and the picker serves on while load balancers react. An endless stream does not prevent the
+/// end of the process.
 #[tokio::test(flavor = "multi_thread")]
-async fn shutdown_is_unready_at_once_serves_on_and_ends_in_time() {
+async fn shutdown_is_unready_at_once_and_ends_within_the_deadline() {
     let echo = Echo::start().await;
     let drain = ["--drain-min-delay", "1500ms", "--drain-deadline", "2s"];
     let mut picker = AttacheProcess::start(&[echo.address], &drain).await;
@@ -125,9 +125,9 @@ async fn shutdown_is_unready_at_once_serves_on_and_ends_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_is_resolved_and_its_servers_are_asked() {
+async fn dns_name_is_resolved_and_its_server_gets_requests() {
     let echo = Echo::start().await;
-    // Where the name has an IPv6 address too, someone must be there.
+    // If the name also has an IPv6 address, a server must listen there.
     let _v6 = TcpListener::bind(("::1", echo.address.port())).await.map(Echo::on);
     let config = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  dns: [{{host: localhost, port: {}}}]\n",
@@ -150,14 +150,14 @@ async fn set_faults(server: SocketAddr, faults: serde_json::Value) {
     assert!(reply.status.is_success(), "{}: {}", reply.status, String::from_utf8_lossy(&reply.body));
 }
 
-/// Which servers' metrics are too old to count.
-async fn stale(picker: &AttacheProcess) -> Vec<bool> {
+/// Whether the metrics of each server are stale.
+async fn stale_servers(picker: &AttacheProcess) -> Vec<bool> {
     let endpoints = picker.endpoints().await;
     endpoints.iter().map(|endpoint| endpoint["metrics"]["stale"].as_bool().unwrap_or(true)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_metrics_break_goes_stale_alone_and_requests_go_on() {
+async fn broken_metrics_make_only_one_server_stale() {
     let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
     let servers: Vec<String> = sim.servers.iter().map(|server| format!("\"{server}\"")).collect();
     let config = format!(
@@ -171,13 +171,13 @@ async fn a_server_whose_metrics_break_goes_stale_alone_and_requests_go_on() {
     for fault in ["hang", "garbage", "huge", "error"] {
         set_faults(sim.servers[0], json!({"metrics": fault})).await;
         eventually(&format!("one stale server ({fault})"), || async {
-            (stale(&picker).await == [true, false, false]).then_some(())
+            (stale_servers(&picker).await == [true, false, false]).then_some(())
         })
         .await;
         traffic.more(3).await;
         set_faults(sim.servers[0], json!({})).await;
         eventually(&format!("no stale server (after {fault})"), || async {
-            (stale(&picker).await == [false; 3]).then_some(())
+            (stale_servers(&picker).await == [false; 3]).then_some(())
         })
         .await;
     }
@@ -186,10 +186,10 @@ async fn a_server_whose_metrics_break_goes_stale_alone_and_requests_go_on() {
     picker.assert_settled().await;
 }
 
-/// Envoy's bootstrap in GIE's and llm-d's standalone charts checks the picker there, and their charts pass no flag for
-/// it.
+/// Envoy's bootstrap in GIE's and llm-d's standalone charts checks health on this port, and these charts set no flag
+/// for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn health_is_answered_on_the_ext_proc_port_unless_it_is_switched_off() {
+async fn ext_proc_port_serves_health_checks_unless_disabled() {
     let echo = Echo::start().await;
     for (flags, answers) in [(&[][..], true), (&["--health-checking=false"], false)] {
         let picker = AttacheProcess::start(&[echo.address], flags).await;

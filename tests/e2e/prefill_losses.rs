@@ -1,8 +1,7 @@
-//! What becomes of requests whose prompt's server is lost, through real Envoy and with several under way: it takes no
-//! connections, breaks them off while it computes, or leaves the pool. Each is answered, and how it was computed is
-//! what its answer says.
+//! Lost prefill workers, through real Envoy and with several requests in flight: they refuse connections, close them
+//! during prefill, or leave the pool. Every request is served, and its response says how.
 
-use crate::disagg::{CLIENTS, PREFILL, load, request, well};
+use crate::disagg::{CLIENTS, PREFILL, course_of_complete_response, load, request};
 use crate::faults::refusing;
 use crate::operation::replace;
 use crate::shipped::by_header;
@@ -19,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// Random choice, so that servers without metrics are chosen too.
+/// Picks at random, so that servers without metrics are picked too.
 fn pool(more: &str, prefill: &[SocketAddr], decode: SocketAddr) -> String {
     let line = |role: &str, address: &SocketAddr| format!("  - {{address: \"{address}\", role: {role}}}\n");
     let prefill: String = prefill.iter().map(|address| line("prefill", address)).collect();
@@ -29,10 +28,10 @@ fn pool(more: &str, prefill: &[SocketAddr], decode: SocketAddr) -> String {
     )
 }
 
-/// Without ejection: each request is split, or its response names the reason why it was not.
+/// Without ejection, each request is split, or its response names the reason why not.
 const NO_EJECTION: &str = "  health: {consecutiveFailures: 0}\n  disaggregation: {decider: always}\n";
 
-/// Two prefill servers and a decode server, of which a picker and its Envoy know those that its file names.
+/// Two prefill workers and a decode worker. The picker and Envoy know the servers in the file.
 struct Stack {
     sim: SimProcess,
     file: PathBuf,
@@ -42,7 +41,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// `text` makes the file, given the two prefill servers and the decode server.
+    /// `text` makes the file from the two prefill workers and the decode worker.
     async fn start(text: impl AsyncFnOnce(SocketAddr, SocketAddr, SocketAddr) -> String) -> Self {
         let sim = SimProcess::with_roles("prefill=2,decode=1", 3, &["--speed", "20"]).await;
         let [one, other, decode] = sim.servers[..] else { panic!("three servers") };
@@ -62,9 +61,8 @@ impl Stack {
         self.envoy.listener("inference")
     }
 
-    /// Replaces the file, and waits until it is taken up: its settings, and its `count` endpoints, which come in their
-    /// own time.
-    async fn becomes(&self, text: &str, count: usize) {
+    /// Replaces the file, and waits until the settings are reloaded and the pool has `count` endpoints.
+    async fn reload_pool(&self, text: &str, count: usize) {
         const RELOADS: &str = "attache_config_reloads_total";
         let before = self.picker.metric(RELOADS).await;
         replace(&self.file, text);
@@ -82,7 +80,7 @@ impl Stack {
         }
     }
 
-    /// A count of `/sim/pd`, of each server.
+    /// A counter of `/sim/pd` of each server.
     async fn counts(&self, pointer: &str) -> [u64; 3] {
         let mut counts = [0; 3];
         for (count, server) in counts.iter_mut().zip(&self.sim.servers) {
@@ -92,8 +90,8 @@ impl Stack {
         counts
     }
 
-    /// Questions to prefill servers that came to this.
-    async fn legs(&self, outcome: &str) -> usize {
+    /// Number of prefill calls with this outcome.
+    async fn prefill_calls(&self, outcome: &str) -> usize {
         let page = client::get(self.picker.metrics, "/metrics").await.expect("the picker's metrics");
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let series = format!("attache_prefill_legs_total{{outcome=\"{outcome}\"}} ");
@@ -101,9 +99,8 @@ impl Stack {
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {series} in {text}"))
     }
 
-    /// Requests whose prompts are being computed, and no answer comes until something ends that; and how many each
-    /// server computes.
-    async fn waiting(&self, count: usize) -> (JoinSet<Reply>, [u64; 3]) {
+    /// Requests in prefill, which get no response until the test ends the fault, and their number on each server.
+    async fn requests_in_prefill(&self, count: usize) -> (JoinSet<Reply>, [u64; 3]) {
         self.faults(json!({"prefill": {"hang": true}})).await;
         let (to, mut clients) = (self.to(), JoinSet::new());
         for number in 0..count {
@@ -127,10 +124,10 @@ impl Stack {
     }
 }
 
-/// How a whole answer was computed, and by whom its prompt.
-fn courses(reply: Reply) -> (String, String) {
+/// How a complete response was made, and its prefill worker.
+fn course_and_worker(reply: Reply) -> (String, String) {
     let prefill = reply.header(PREFILL).to_owned();
-    (well(reply), prefill)
+    (course_of_complete_response(reply), prefill)
 }
 
 fn split_by(server: SocketAddr) -> (String, String) {
@@ -142,35 +139,35 @@ fn local(reason: &str) -> (String, String) {
 }
 
 async fn answers(clients: JoinSet<Reply>) -> Vec<(String, String)> {
-    clients.join_all().await.into_iter().map(courses).collect()
+    clients.join_all().await.into_iter().map(course_and_worker).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prefill_server_that_takes_no_connections_costs_no_request_its_answer() {
+async fn unreachable_prefill_worker_costs_no_request() {
     const REQUESTS: usize = 40;
     let gone = refusing().await;
     let ejects = "  health: {ejection: 60s, maxEjection: 60s}\n  disaggregation: {decider: always}\n";
     let stack = Stack::start(async |one, _, decode| pool(ejects, &[gone, one], decode)).await;
     let other = split_by(stack.sim.servers[0]);
-    assert_eq!(load(stack.to(), REQUESTS, courses).await, vec![other.clone(); REQUESTS]);
-    // The second refusal in a row ejects it, and each other client may be on its way to it by then.
-    let refused = stack.legs("prefill_refused").await;
+    assert_eq!(load(stack.to(), REQUESTS, course_and_worker).await, vec![other.clone(); REQUESTS]);
+    // The second refusal in a row ejects the worker. Each other client may have a call to it in flight then.
+    let refused = stack.prefill_calls("prefill_refused").await;
     assert!((1..=1 + CLIENTS).contains(&refused), "{refused} of {REQUESTS} were refused");
 
-    // The only one, and never ejected.
-    stack.becomes(&pool(NO_EJECTION, &[gone], stack.decode()), 2).await;
-    assert_eq!(load(stack.to(), REQUESTS, courses).await, vec![local("prefill_refused"); REQUESTS]);
-    assert_eq!(stack.legs("prefill_refused").await, refused + REQUESTS);
+    // The unreachable worker is the only one, and is never ejected.
+    stack.reload_pool(&pool(NO_EJECTION, &[gone], stack.decode()), 2).await;
+    assert_eq!(load(stack.to(), REQUESTS, course_and_worker).await, vec![local("prefill_refused"); REQUESTS]);
+    assert_eq!(stack.prefill_calls("prefill_refused").await, refused + REQUESTS);
     stack.assert_nothing_stays().await;
 
-    // One of two, and never ejected: all that are sent to it go on to the other.
-    stack.becomes(&pool(NO_EJECTION, &[gone, stack.sim.servers[0]], stack.decode()), 3).await;
-    assert_eq!(load(stack.to(), REQUESTS, courses).await, vec![other; REQUESTS]);
-    assert!(stack.legs("prefill_refused").await > refused + REQUESTS, "it was asked again");
+    // The unreachable worker is one of two, and is never ejected: all calls to it are retried at the other.
+    stack.reload_pool(&pool(NO_EJECTION, &[gone, stack.sim.servers[0]], stack.decode()), 3).await;
+    assert_eq!(load(stack.to(), REQUESTS, course_and_worker).await, vec![other; REQUESTS]);
+    assert!(stack.prefill_calls("prefill_refused").await > refused + REQUESTS, "it was asked again");
     stack.assert_nothing_stays().await;
 }
 
-/// Stands before a server, on whose connections something may befall.
+/// A proxy in front of a server that can close connections and stop listening.
 struct Wire {
     address: SocketAddr,
     breaks: watch::Sender<()>,
@@ -199,13 +196,13 @@ impl Wire {
         Self { address, breaks, listens }
     }
 
-    /// Breaks all connections, and takes new ones.
-    fn breaks(&self) {
+    /// Closes all connections, and accepts new ones.
+    fn close_connections(&self) {
         self.breaks.send_replace(());
     }
 
-    /// Takes no connections any longer; those that there are stay.
-    async fn refuses(&mut self) {
+    /// Stops accepting connections. Existing ones stay open.
+    async fn stop_listening(&mut self) {
         self.listens.abort();
         let ended = (&mut self.listens).await;
         assert!(ended.is_err_and(|error| error.is_cancelled()), "it has listened until now");
@@ -213,7 +210,7 @@ impl Wire {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_breaks_while_the_prompt_is_computed_costs_no_request_its_answer() {
+async fn connection_lost_during_prefill_costs_no_request() {
     const REQUESTS: usize = 3 * CLIENTS;
     let mut wire = None;
     let stack = Stack::start(async |one, other, decode| {
@@ -222,37 +219,37 @@ async fn a_connection_that_breaks_while_the_prompt_is_computed_costs_no_request_
     })
     .await;
     let wire = wire.expect("a wire");
-    let (clients, hanging) = stack.waiting(REQUESTS).await;
+    let (clients, hanging) = stack.requests_in_prefill(REQUESTS).await;
     let [behind, other, _] = hanging;
     assert!(behind > 0 && other > 0, "both compute prompts: {hanging:?}");
-    wire.breaks();
-    // Those that have lost their server ask the other.
+    wire.close_connections();
+    // Requests that lost their worker are sent to the other.
     eventually("the other to compute all prompts", || async {
         (stack.counts("/hanging").await == [0, REQUESTS as u64, 0]).then_some(())
     })
     .await;
     stack.faults(json!({})).await;
     assert_eq!(answers(clients).await, vec![split_by(stack.sim.servers[1]); REQUESTS]);
-    let broken = stack.legs("prefill_broken").await;
+    let broken = stack.prefill_calls("prefill_broken").await;
     assert_eq!(broken as u64, behind);
     stack.assert_nothing_stays().await;
 
-    // The only one.
-    stack.becomes(&pool(NO_EJECTION, &[wire.address], stack.decode()), 2).await;
-    let (clients, _) = stack.waiting(CLIENTS).await;
-    wire.breaks();
+    // The only prefill worker.
+    stack.reload_pool(&pool(NO_EJECTION, &[wire.address], stack.decode()), 2).await;
+    let (clients, _) = stack.requests_in_prefill(CLIENTS).await;
+    wire.close_connections();
     assert_eq!(answers(clients).await, vec![local("prefill_broken"); CLIENTS]);
-    assert_eq!(stack.legs("prefill_broken").await, broken + CLIENTS);
-    // As soon as connections last it computes prompts again.
+    assert_eq!(stack.prefill_calls("prefill_broken").await, broken + CLIENTS);
+    // As soon as connections stay open, it prefills again.
     stack.faults(json!({})).await;
-    assert_eq!(load(stack.to(), CLIENTS, courses).await, vec![split_by(wire.address); CLIENTS]);
+    assert_eq!(load(stack.to(), CLIENTS, course_and_worker).await, vec![split_by(wire.address); CLIENTS]);
     stack.assert_nothing_stays().await;
 }
 
-/// What leaves the pool may still do what it has begun, so it is waited for, and no longer than any other.
+/// A removed worker may finish its prefills, so the picker waits for it up to the usual timeout.
 #[tokio::test(flavor = "multi_thread")]
-async fn prefill_servers_that_leave_the_pool_while_they_compute_leave_every_request_answered() {
-    /// How what they compute ends when they have left.
+async fn prefill_workers_removed_during_prefill_cost_no_request() {
+    /// How the prefills of removed workers end.
     #[derive(Debug)]
     enum End {
         Computed,
@@ -267,17 +264,17 @@ async fn prefill_servers_that_leave_the_pool_while_they_compute_leave_every_requ
     .await;
     let both = [wires[0].address, wires[1].address];
     for end in [End::Computed, End::Never, End::Gone] {
-        // Long enough for all to be under way and for the pool to change, on a busy machine too.
+        // Long enough for all prefills to start and the pool to change, also on a busy machine.
         let timeout = if matches!(end, End::Never) { "5s" } else { "60s" };
         let disaggregation = format!("decider: always, prefillTimeout: {timeout}");
         let settings = NO_EJECTION.replace("decider: always", &disaggregation);
-        stack.becomes(&pool(&settings, &both, stack.decode()), 3).await;
+        stack.reload_pool(&pool(&settings, &both, stack.decode()), 3).await;
         let began = Instant::now();
-        let (clients, hanging) = stack.waiting(2 * CLIENTS).await;
+        let (clients, hanging) = stack.requests_in_prefill(2 * CLIENTS).await;
         assert!(hanging[..2].iter().all(|count| *count > 0), "both compute prompts: {hanging:?}");
-        stack.becomes(&pool(&settings, &[], stack.decode()), 1).await;
+        stack.reload_pool(&pool(&settings, &[], stack.decode()), 1).await;
         // New requests find no prefill worker, and do not wait behind earlier ones.
-        let whole = load(stack.to(), CLIENTS, courses).await;
+        let whole = load(stack.to(), CLIENTS, course_and_worker).await;
         assert_eq!(whole, vec![(String::new(), String::new()); CLIENTS], "{end:?}");
         match end {
             End::Computed => {
@@ -296,12 +293,12 @@ async fn prefill_servers_that_leave_the_pool_while_they_compute_leave_every_requ
                 stack.faults(json!({})).await;
             }
             End::Gone => {
-                // Neither takes connections when the first one breaks: no other goes on with it, whether or not one is
-                // asked.
+                // Both stop listening before the first closes its connections: no retry can succeed, whether or not
+                // there is one.
                 for wire in &mut wires {
-                    wire.refuses().await;
+                    wire.stop_listening().await;
                 }
-                wires.iter().for_each(Wire::breaks);
+                wires.iter().for_each(Wire::close_connections);
                 let seen = answers(clients).await;
                 let lost = [local("prefill_broken"), local("prefill_refused")];
                 assert!(seen.iter().all(|course| lost.contains(course)), "{seen:?}");

@@ -1,4 +1,4 @@
-//! The prefix index against engines that tell what they hold, through real Envoy and real ZMQ.
+//! The prefix index with engines that publish KV events, through real Envoy and real ZMQ.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -21,7 +21,7 @@ const SIM: &[&str] = &["--model", "sim-8b", "--kv-events-port", "0", "--kv-event
 
 const BY_PREFIX: &str = "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}, {type: queue-scorer}]}}";
 
-/// Load does not count.
+/// Load is ignored.
 const BY_PREFIX_ALONE: &str = "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}]}}";
 
 async fn get(to: SocketAddr, path: &str) -> Value {
@@ -40,7 +40,7 @@ fn port(source: &Value) -> u16 {
     text.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_else(|| panic!("no port in {text}"))
 }
 
-/// A pool of `servers` whose KV events are read.
+/// A configuration of a pool of `servers` whose KV events are read.
 async fn config(strategy: &str, tokenizer: &str, servers: &[SocketAddr]) -> String {
     let mut text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {strategy}\n  \
@@ -56,13 +56,13 @@ async fn config(strategy: &str, tokenizer: &str, servers: &[SocketAddr]) -> Stri
     text
 }
 
-/// A prompt of token ids: one of a few long heads, and a tail of its own.
+/// A prompt of token ids: one of three long prefixes, and a unique suffix.
 fn prompt(i: u32) -> Vec<u32> {
     let head = (0..200 + 40 * (i % 3)).map(|t| 1_000 * (i % 3) + t);
     head.chain((0..30 + i % 50).map(|t| 100_000 + 1_000 * i + t)).collect()
 }
 
-/// Sends these requests, ten at a time; returns which head was served where, and how often.
+/// Sends these requests, ten at a time. Returns how often each server served each prefix.
 async fn load(to: SocketAddr, requests: std::ops::Range<u32>) -> BTreeMap<(u32, String), u32> {
     let mut served = BTreeMap::new();
     let mut open = JoinSet::new();
@@ -84,7 +84,7 @@ async fn load(to: SocketAddr, requests: std::ops::Range<u32>) -> BTreeMap<(u32, 
     served
 }
 
-/// Waits until the picker knows of every server exactly the blocks that the server has.
+/// Waits until the picker's blocks of every server equal the server's own.
 async fn assert_equal(picker: &AttacheProcess, servers: &[SocketAddr], when: &str) {
     for server in servers {
         let what = format!("{when}: the index to equal the page table of {server}");
@@ -101,8 +101,8 @@ async fn assert_equal(picker: &AttacheProcess, servers: &[SocketAddr], when: &st
     }
 }
 
-/// Waits until the picker believes the events of all servers: until then it learns from what is routed.
-async fn believed(picker: &AttacheProcess, servers: &[SocketAddr]) {
+/// Waits until the index of all servers is exact. Until then the picker learns from routed requests.
+async fn until_exact(picker: &AttacheProcess, servers: &[SocketAddr]) {
     for server in servers {
         eventually("an exact index", async || {
             let known = get(picker.metrics, &format!("/kv_blocks?endpoint={server}")).await;
@@ -112,8 +112,8 @@ async fn believed(picker: &AttacheProcess, servers: &[SocketAddr]) {
     }
 }
 
-/// Estimated and reported cached tokens, of all responses that report them.
-async fn foretold_and_reported(picker: &AttacheProcess) -> (f64, f64) {
+/// Estimated and reported cached tokens of all responses that report them.
+async fn estimated_and_reported(picker: &AttacheProcess) -> (f64, f64) {
     let reply = client::get(picker.metrics, "/metrics").await.expect("metrics");
     let metrics = String::from_utf8(reply.body).expect("text");
     let total = |name: &str| -> f64 {
@@ -124,8 +124,8 @@ async fn foretold_and_reported(picker: &AttacheProcess) -> (f64, f64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_index_equals_the_engines_page_tables_through_gaps_restarts_and_late_joins() {
-    // Few blocks, so that there are evictions.
+async fn index_equals_engine_page_tables_after_gaps_and_restarts() {
+    // Few blocks, so that the engine evicts some.
     let sim = SimProcess::start(3, &[SIM, &["--blocks", "256"]].concat()).await;
     let config = config("round-robin", "tiktoken", &sim.servers).await;
     let picker = AttacheProcess::configured(&config).await;
@@ -151,12 +151,12 @@ async fn the_index_equals_the_engines_page_tables_through_gaps_restarts_and_late
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompts_with_one_head_meet_on_the_server_that_holds_it_and_the_estimate_is_the_engines_own() {
+async fn requests_with_a_common_prefix_go_to_the_server_that_caches_it() {
     let sim = SimProcess::start(3, SIM).await;
     let picker = AttacheProcess::configured(&config(BY_PREFIX_ALONE, "tiktoken", &sim.servers).await).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    believed(&picker, &sim.servers).await;
+    until_exact(&picker, &sim.servers).await;
     load(to, 0..3).await;
     let served = load(to, 3..63).await;
     assert_eq!(served.len(), 3, "each head has its server: {served:?}");
@@ -173,9 +173,9 @@ async fn prompts_with_one_head_meet_on_the_server_that_holds_it_and_the_estimate
     assert!((12..=13).contains(deepest), "the head of 200 tokens is held: {explained}");
     assert_eq!(held[explained["picks"][0].as_str().expect("a pick")], *deepest, "{explained}");
     assert!(explained["endpoints"].as_array().expect("endpoints").iter().all(|h| h["source"] == "engine"));
-    let (foretold, reported) = foretold_and_reported(&picker).await;
+    let (estimated, reported) = estimated_and_reported(&picker).await;
     assert!(reported > 60.0 * 190.0, "the engines found the heads: {reported}");
-    assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    assert!((estimated / reported - 1.0).abs() < 0.02, "estimated {estimated}, reported {reported}");
     picker.assert_settled().await;
 }
 
@@ -187,7 +187,7 @@ fn question(turn: usize, topic: &str) -> String {
     format!("question {turn} about {topic}, and why so?")
 }
 
-/// A conversation of several turns, each asked when the one before was answered; returns the servers that answered.
+/// A conversation of several turns, one after another. Returns the servers of its turns.
 async fn converse(to: SocketAddr, topic: &str, turns: usize) -> Vec<String> {
     let mut messages = vec![json!({"role": "system", "content": rules(topic)})];
     let mut served = Vec::new();
@@ -203,23 +203,23 @@ async fn converse(to: SocketAddr, topic: &str, turns: usize) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn conversations_stay_where_they_are_cached_with_tokens_from_the_servers_themselves() {
+async fn conversations_stay_on_one_server_with_remote_tokenizer() {
     let sim = SimProcess::start(3, SIM).await;
     let picker = AttacheProcess::configured(&config(BY_PREFIX, "remote", &sim.servers).await).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    believed(&picker, &sim.servers).await;
+    until_exact(&picker, &sim.servers).await;
     for topic in ["tides", "maps", "locks"] {
         let served = converse(to, topic, 6).await;
         assert!(served.iter().all(|s| *s == served[0]), "{topic}: {served:?}");
     }
-    let (foretold, reported) = foretold_and_reported(&picker).await;
+    let (estimated, reported) = estimated_and_reported(&picker).await;
     assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
-    assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    assert!((estimated / reported - 1.0).abs() < 0.02, "estimated {estimated}, reported {reported}");
     picker.assert_settled().await;
 }
 
-/// Writes the simulated servers' tokenizer as a model's files, with the words of conversations on these topics.
+/// Writes the simulated servers' tokenizer as model files, with the words of conversations on these topics.
 fn write_model(to: &Path, topics: &[&str], turns: usize) {
     let answers = (0..64).flat_map(|seed| (0..64).map(move |i| tokenizer::answer_text(seed, i).to_owned()));
     let roles = ["system\n", "user\n", "assistant\n", "\n"].map(str::to_owned);
@@ -238,7 +238,7 @@ fn write_model(to: &Path, topics: &[&str], turns: usize) {
     });
     let split =
         |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
-    // In fours, from the start of each role and of each content.
+    // Split every four characters, from the start of each role and of each content.
     let cuts = [split(r"^(?:system|user|assistant)\n"), split(r"[\s\S]{1,4}")];
     let model = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": special, "normalizer": null,
@@ -253,7 +253,7 @@ fn write_model(to: &Path, topics: &[&str], turns: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn conversations_stay_where_they_are_cached_with_the_models_own_files_and_the_servers_block_size() {
+async fn conversations_stay_on_one_server_with_model_tokenizer_files() {
     const TOPICS: [&str; 3] = ["tides", "maps", "locks"];
     let files = scratch("model");
     write_model(files.path(), &TOPICS, 6);
@@ -262,31 +262,31 @@ async fn conversations_stay_where_they_are_cached_with_the_models_own_files_and_
     let picker = AttacheProcess::configured(&config(BY_PREFIX, &tokenizer, &sim.servers).await).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    believed(&picker, &sim.servers).await;
+    until_exact(&picker, &sim.servers).await;
     for topic in TOPICS {
         let served = converse(to, topic, 6).await;
         assert!(served.iter().all(|s| *s == served[0]), "{topic}: {served:?}");
     }
-    believed(&picker, &sim.servers).await;
+    until_exact(&picker, &sim.servers).await;
     let asked = json!({"model": "sim-8b", "messages": [{"role": "system", "content": rules(TOPICS[0])}]});
     let explained = post(picker.metrics, "/explain?path=/v1/chat/completions", &asked).await;
     assert_eq!((&explained["tokenizer"], &explained["block"]), (&json!("huggingface"), &json!("32 tokens")));
     let endpoints = explained["endpoints"].as_array().expect("endpoints");
     assert!(endpoints.iter().all(|h| h["source"] == "engine"), "{explained}");
     assert!(endpoints.iter().any(|h| h["blocks"].as_u64() >= Some(19)), "{explained}");
-    let (foretold, reported) = foretold_and_reported(&picker).await;
+    let (estimated, reported) = estimated_and_reported(&picker).await;
     assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
-    assert!((foretold / reported - 1.0).abs() < 0.02, "foretold {foretold}, reported {reported}");
+    assert!((estimated / reported - 1.0).abs() < 0.02, "estimated {estimated}, reported {reported}");
     envoy.assert_picker_was_correct().await;
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_blocks_are_not_of_the_configured_size_is_named_with_both() {
+async fn differing_block_sizes_are_logged_with_both_sizes() {
     let sim = SimProcess::start(1, &[SIM, &["--block-size", "32"]].concat()).await;
     let config = config(BY_PREFIX, "tiktoken", &sim.servers).await;
     let picker = AttacheProcess::configured(&config.replace("kvEvents: {}", "blockSize: 16, kvEvents: {}")).await;
-    believed(&picker, &sim.servers).await;
+    until_exact(&picker, &sim.servers).await;
     post(sim.servers[0], "/v1/completions", &json!({"model": "sim-8b", "prompt": prompt(1), "max_tokens": 1})).await;
     let log = eventually("both sizes in the log", async || {
         let log = picker.process.stderr();
@@ -303,7 +303,7 @@ async fn a_server_whose_blocks_are_not_of_the_configured_size_is_named_with_both
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn conversations_stay_where_they_are_cached_with_nothing_configured_but_the_strategy() {
+async fn conversations_stay_on_one_server_without_kv_events() {
     let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
     let endpoints: Vec<String> = sim.servers.iter().map(|s| format!("\"{s}\"")).collect();
     let text = format!(
@@ -318,13 +318,13 @@ async fn conversations_stay_where_they_are_cached_with_nothing_configured_but_th
         let served = converse(to, topic, 6).await;
         assert!(served.iter().all(|s| *s == served[0]), "{topic}: {served:?}");
     }
-    let (foretold, reported) = foretold_and_reported(&picker).await;
+    let (estimated, reported) = estimated_and_reported(&picker).await;
     assert!(reported > 3.0 * 5.0 * 400.0, "{reported}");
-    assert!((foretold / reported - 1.0).abs() < 0.05, "foretold {foretold}, reported {reported}");
+    assert!((estimated / reported - 1.0).abs() < 0.05, "estimated {estimated}, reported {reported}");
     picker.assert_settled().await;
 }
 
-/// The first of so many ports in a row that were free a moment ago.
+/// The first of `count` consecutive ports that were free a moment ago.
 async fn ports_in_a_row(count: u16) -> u16 {
     let at = |port: u16| tokio::net::TcpListener::bind(("127.0.0.1", port));
     loop {
@@ -341,7 +341,7 @@ async fn ports_in_a_row(count: u16) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_client_says() {
+async fn requests_go_to_the_rank_that_caches_their_prefix() {
     const RANKS: u16 = 4;
     const PROMPTS: u32 = 12;
     let events = ports_in_a_row(2 * RANKS).await;
@@ -359,9 +359,9 @@ async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_clien
     let picker = AttacheProcess::configured(&text).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
-    believed(&picker, &sim.servers).await;
+    until_exact(&picker, &sim.servers).await;
 
-    // Each prompt goes on with other tokens every time. No server has so many ranks as the client names.
+    // Each prompt has a new suffix every time. The rank that the client names does not exist.
     let ask = move |number: u32, turn: u32| async move {
         let head = (0..320).map(|t| 1_000 * (number + 1) + t);
         let prompt: Vec<u32> = head.chain((0..20).map(|t| 50_000 + 100 * turn + t)).collect();
@@ -406,7 +406,7 @@ async fn the_rank_behind_a_port_that_holds_the_prompt_serves_it_whatever_a_clien
 
 /// Without KV events, the metrics show how busy each rank is, including requests of other clients.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_rank_behind_a_port_that_has_least_to_do_serves_where_no_events_tell() {
+async fn requests_go_to_the_idle_rank_without_kv_events() {
     let sim = SimProcess::start(1, &["--data-parallel-size", "3"]).await;
     let server = sim.servers[0];
     let text = format!(
@@ -450,7 +450,7 @@ async fn the_rank_behind_a_port_that_has_least_to_do_serves_where_no_events_tell
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tokenizer_that_can_not_be_loaded_leaves_prompts_compared_as_text() {
+async fn missing_tokenizer_falls_back_to_text_comparison() {
     let sim = SimProcess::start(2, &["--model", "sim-8b"]).await;
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {BY_PREFIX}\n  \
@@ -468,7 +468,7 @@ async fn a_tokenizer_that_can_not_be_loaded_leaves_prompts_compared_as_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_reads_the_tokenizers_files_again() {
+async fn reload_reads_the_tokenizer_files_again() {
     let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
     let files = scratch("tokenizer");
     let (vocabulary, configuration) = (files.path().join("tokenizer.json"), files.path().join("attache.yaml"));

@@ -1,5 +1,5 @@
-//! AIBrix's SLO profiles in a real Redis, through real Envoy: what stands there decides, also when it changes, and what
-//! stood there when Redis has gone; what can't be read harms nobody else; a reload may name another.
+//! AIBrix's SLO profiles in a real Redis, through real Envoy: changes take effect, the last valid profiles stay during
+//! an outage, invalid ones affect no others, and a reload may name another Redis.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -12,17 +12,17 @@ use crate::support::redis::RedisProcess;
 use serde_json::json;
 use std::net::SocketAddr;
 
-/// Requests that tell where all go.
-const SOME: usize = 10;
+/// Requests of one sample of the routing.
+const SAMPLE: usize = 10;
 
-/// Two servers of two deployments.
+/// Two servers, each of its own deployment.
 struct Fleet {
     a100: Echo,
     l40s: Echo,
 }
 
 impl Fleet {
-    /// A configuration that reads the profiles there, so often.
+    /// A configuration that reads the profiles from this Redis at this interval.
     fn configuration(&self, redis: &RedisProcess, every: &str) -> String {
         format!(
             "apiVersion: attache.dev/v1\nkind: Attache\nredis: {{url: \"{}\", profileRefresh: {every}}}\npools:\n\
@@ -35,27 +35,27 @@ impl Fleet {
         )
     }
 
-    /// Requests so far, of each.
-    fn seen(&self) -> [usize; 2] {
+    /// Requests of each server so far.
+    fn request_counts(&self) -> [usize; 2] {
         [self.a100.requests(), self.l40s.requests()]
     }
 
-    /// How many of some requests each gets.
-    async fn share(&self, to: SocketAddr) -> [usize; 2] {
-        let before = self.seen();
-        for _ in 0..SOME {
+    /// Requests of one sample that each server gets.
+    async fn sample_routing(&self, to: SocketAddr) -> [usize; 2] {
+        let before = self.request_counts();
+        for _ in 0..SAMPLE {
             ask(to).await;
         }
-        let after = self.seen();
+        let after = self.request_counts();
         [after[0] - before[0], after[1] - before[1]]
     }
 
-    /// Waits until a request goes to the first, or the second.
+    /// Waits until a request goes to the server with this index.
     async fn until(&self, to: SocketAddr, which: usize) {
         eventually("a request to go elsewhere", || async {
-            let before = self.seen()[which];
+            let before = self.request_counts()[which];
             ask(to).await;
-            (self.seen()[which] > before).then_some(())
+            (self.request_counts()[which] > before).then_some(())
         })
         .await;
     }
@@ -68,8 +68,8 @@ async fn ask(to: SocketAddr) {
     assert_eq!(client::send(to, Http::H1, request).await.expect("an answer").status, 200);
 }
 
-/// Writes the profile of a deployment that answers in so many seconds, of five that it has.
-fn measured(redis: &RedisProcess, deployment: &str, seconds: f64) {
+/// Writes the profile of a deployment that responds in `seconds`. The objective is five seconds.
+fn write_profile(redis: &RedisProcess, deployment: &str, seconds: f64) {
     let profile = json!({
         "gpu": deployment, "cost": 1.0, "created": 1_725_000_000.0, "indexes": [[4], [128]], "tputs": [[1000.0]], "e2e": [[seconds]],
         "slos": {"percentile": 99, "e2e": 5.0},
@@ -91,7 +91,7 @@ async fn until_series(picker: &AttacheProcess, name: &str, value: f64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
+async fn redis_profiles_follow_changes_and_survive_an_outage() {
     let fleet = Fleet { a100: Echo::start().await, l40s: Echo::start().await };
     let mut redis = RedisProcess::start().await;
     let picker = AttacheProcess::configured(&fleet.configuration(&redis, "50ms")).await;
@@ -104,10 +104,10 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     ask(to).await;
     assert_eq!(series(&picker, NO_PROFILE).await, 1.0, "nothing is measured yet");
 
-    measured(&redis, "a100", 0.5);
-    measured(&redis, "l40s", 4.0);
+    write_profile(&redis, "a100", 0.5);
+    write_profile(&redis, "l40s", 4.0);
     until_series(&picker, GOOD, 2.0).await;
-    assert_eq!(fleet.share(to).await, [SOME, 0]);
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0]);
 
     // An invalid profile is counted and does not affect others; its last valid version stays.
     redis.say("SET aibrix:profile_m_l40s '{\"gpu\": \"l40s\"'");
@@ -122,11 +122,11 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
     for key in ["aibrix:profile_m_l40s", "aibrix:profile_other_b200", "aibrix:profile_list_b200"] {
         assert_eq!(named(key), 1, "{key} is named, and once");
     }
-    measured(&redis, "a100", 4.5);
+    write_profile(&redis, "a100", 4.5);
     fleet.until(to, 1).await;
-    assert_eq!(fleet.share(to).await, [0, SOME], "by the profile of before");
+    assert_eq!(fleet.sample_routing(to).await, [0, SAMPLE], "by the profile of before");
 
-    measured(&redis, "l40s", 0.5);
+    write_profile(&redis, "l40s", 0.5);
     redis.say("DEL aibrix:profile_other_b200 aibrix:profile_list_b200");
     until_series(&picker, MALFORMED, 0.0).await;
     redis.process.kill();
@@ -135,19 +135,19 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
         (picker.metric("attache_redis_slo_profile_failures_total").await > 0.0).then_some(())
     })
     .await;
-    assert_eq!(fleet.share(to).await, [0, SOME], "what was read last stays");
+    assert_eq!(fleet.sample_routing(to).await, [0, SAMPLE], "what was read last stays");
     let log = picker.process.stderr();
     assert_eq!(log.lines().filter(|line| line.contains("connection to Redis") && line.contains("WARN")).count(), 1);
     assert_eq!(series(&picker, NO_PROFILE).await, 1.0);
 
     let redis = RedisProcess::at(redis.address).await;
-    measured(&redis, "a100", 0.5);
-    measured(&redis, "l40s", 4.0);
+    write_profile(&redis, "a100", 0.5);
+    write_profile(&redis, "l40s", 4.0);
     fleet.until(to, 0).await;
     until_series(&picker, GOOD, 2.0).await;
-    assert_eq!(fleet.share(to).await, [SOME, 0], "it came back by itself");
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0], "it came back by itself");
 
-    // One that is taken away says nothing any more.
+    // A deleted profile no longer has an effect.
     redis.say("DEL aibrix:profile_m_a100 aibrix:profile_m_l40s");
     until_series(&picker, GOOD, 0.0).await;
     let before = series(&picker, NO_PROFILE).await;
@@ -158,11 +158,11 @@ async fn profiles_in_redis_decide_when_they_change_and_when_redis_has_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_reads_another_redis_and_until_then_what_is_known() {
+async fn reload_switches_redis_and_keeps_known_profiles_until_then() {
     let fleet = Fleet { a100: Echo::start().await, l40s: Echo::start().await };
     let (one, other) = (RedisProcess::start().await, RedisProcess::start().await);
-    measured(&one, "a100", 0.5);
-    measured(&one, "l40s", 4.0);
+    write_profile(&one, "a100", 0.5);
+    write_profile(&one, "l40s", 4.0);
     let directory = scratch("profiles");
     let file = directory.path().join("attache.yaml");
     let write = |text: String| {
@@ -175,19 +175,19 @@ async fn a_reload_reads_another_redis_and_until_then_what_is_known() {
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     until_series(&picker, "attache_redis_slo_profiles{state=\"good\"}", 2.0).await;
-    assert_eq!(fleet.share(to).await, [SOME, 0]);
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0]);
 
-    // Nothing will be read again for a long time, and what is known stays.
+    // The refresh interval is now long, and known profiles stay.
     write(fleet.configuration(&one, "1h"));
     picker.until_metric("attache_config_reloads_total", 1.0).await;
-    assert_eq!(fleet.share(to).await, [SOME, 0]);
+    assert_eq!(fleet.sample_routing(to).await, [SAMPLE, 0]);
 
-    measured(&other, "a100", 4.0);
-    measured(&other, "l40s", 0.5);
+    write_profile(&other, "a100", 4.0);
+    write_profile(&other, "l40s", 0.5);
     write(fleet.configuration(&other, "1h"));
     picker.until_metric("attache_config_reloads_total", 2.0).await;
     fleet.until(to, 1).await;
-    assert_eq!(fleet.share(to).await, [0, SOME], "the other is read as soon as there is a connection");
+    assert_eq!(fleet.sample_routing(to).await, [0, SAMPLE], "the other is read as soon as there is a connection");
     picker.until_metric("attache_redis_connected", 1.0).await;
     assert_eq!(series(&picker, "attache_degraded_total{mode=\"no_profile\"}").await, 0.0);
 }

@@ -1,4 +1,4 @@
-//! A live run through real Envoy is recorded, and every one of its decisions comes out again.
+//! A live run through real Envoy is recorded, and all its decisions replay exactly.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Words that must not be found in a recording: of a prompt, and of a credential.
+/// Strings that must not be in a recording: one of a prompt, and a credential.
 const SECRET: &str = "xylophone-in-the-cellar";
 const CREDENTIAL: &str = "sk-never-to-be-seen";
 
@@ -31,7 +31,7 @@ fn configuration(round: u32, strategy: &str, servers: &[SocketAddr]) -> String {
     )
 }
 
-/// Turns of one conversation; every second one is streamed. A server that fails ends it.
+/// Turns of one conversation. Every second one is streamed, and a failed request ends it.
 async fn converse(to: SocketAddr, client_number: u32, turns: usize) -> usize {
     let head = client_number % 4;
     let rules: String = (0..60).map(|i| format!("rule {i} of {SECRET} number {head}. ")).collect();
@@ -59,7 +59,7 @@ fn answer(reply: &Value) -> Value {
     reply["choices"][0]["message"].clone()
 }
 
-/// Conversations beside each other, with a server that fails now and then; how many turns were answered.
+/// Concurrent conversations with a server that fails sometimes. Returns the number of successful turns.
 async fn traffic(to: SocketAddr, failing: SocketAddr, clients: std::ops::Range<u32>) -> usize {
     let mut open = JoinSet::new();
     for number in clients {
@@ -75,8 +75,8 @@ async fn traffic(to: SocketAddr, failing: SocketAddr, clients: std::ops::Range<u
     open.join_all().await.into_iter().sum()
 }
 
-/// Records a run by `strategies`, one after the other by reloads, and replays it with its own configuration. `more` is
-/// the pool's besides.
+/// Records a run with `strategies`, one after another by reloads, and replays it with its own configuration. `more` is
+/// added to the pool's section.
 async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     let sim = SimProcess::start(3, &["--model", "sim-8b"]).await;
     let files = scratch("record");
@@ -116,7 +116,7 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     let summary = replay_file(record, None, &registry()).expect("a replay");
     assert_eq!(summary.cut, None);
     assert!(summary.is_exact(), "{summary}");
-    // The comparison sees what is missing.
+    // The comparison detects missing lines.
     let without_ends: String = text.lines().filter(|l| !l.starts_with("{\"end\"")).flat_map(|l| [l, "\n"]).collect();
     let mangled = replay(without_ends.as_bytes(), None, &registry()).expect("a replay");
     assert!(!mangled.is_exact(), "{mangled}");
@@ -125,7 +125,7 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_what_it_would_change() {
+async fn recording_replays_exactly_and_other_policies_differ() {
     let files = scratch("recording");
     let record = files.path().join("run.jsonl");
     let summary = recorded(
@@ -158,14 +158,14 @@ async fn every_decision_of_the_default_comes_out_again_and_another_policy_shows_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn decisions_that_draw_or_look_at_the_text_or_remember_sessions_come_out_again() {
+async fn random_text_and_session_strategies_replay_exactly() {
     let files = scratch("recording");
     let strategies = ["random", "power-of-two", "chwbl", "prefix-affinity", "session-affinity"];
     recorded(&strategies, "", &files.path().join("run.jsonl")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn decisions_that_waited_for_their_turn_come_out_again() {
+async fn queued_decisions_replay_exactly() {
     let files = scratch("recording");
     let queues =
         "  flowControl: {enabled: true, detector: {name: concurrency-detector, parameters: {maxConcurrency: 2}}}\n";
@@ -178,7 +178,7 @@ async fn decisions_that_waited_for_their_turn_come_out_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recording_that_is_full_ends_and_requests_are_served_on() {
+async fn full_recording_ends_and_requests_are_served() {
     let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
     let files = scratch("recording");
     let record = files.path().join("run.jsonl");
@@ -199,7 +199,7 @@ async fn a_recording_that_is_full_ends_and_requests_are_served_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_steps_and_tokens_cost_is_found_in_the_recording_of_a_live_run() {
+async fn engine_profile_is_fitted_from_a_recorded_run() {
     let costs = ["--step-base=2ms", "--weight-read=18ms", "--per-prefill-token=60us", "--per-prefill-pair=0ns"];
     let more = ["--model=sim-8b", "--per-decode-seq=0ns", "--per-context-token=0ns", "--blocks=20000"];
     let sim = SimProcess::start(1, &[&costs[..], &more].concat()).await;

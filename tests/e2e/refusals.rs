@@ -1,4 +1,4 @@
-//! What the picker refuses, a client sees as its API's error, through the real Envoy.
+//! Rejections by the picker, which the client gets as errors of its API, through the real Envoy.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -10,7 +10,7 @@ use crate::support::modes::{Mode, bootstrap};
 use bytes::Bytes;
 use http::HeaderValue;
 
-fn assert_refused(reply: &Reply, status: u16, reason: &str) {
+fn assert_rejected(reply: &Reply, status: u16, reason: &str) {
     let text = String::from_utf8_lossy(&reply.body);
     assert_eq!(reply.status, status, "{text}");
     assert_eq!(reply.header("x-attache-reason"), reason, "{text}");
@@ -20,7 +20,7 @@ fn assert_refused(reply: &Reply, status: u16, reason: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_json_is_answered_in_every_mode_that_shows_it() {
+async fn invalid_json_gets_400_in_every_mode_with_a_body() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let modes = Mode::ALL.map(|mode| mode).into_iter().filter(|mode| mode.shows_body()).collect::<Vec<_>>();
@@ -29,7 +29,7 @@ async fn bad_json_is_answered_in_every_mode_that_shows_it() {
         let to = envoy.listener(&mode.name());
         for (body, reason) in [(&b"{\"model\": \"m\", \"mess"[..], "invalid_json"), (b"", "empty_body")] {
             let reply = client::post(to, "/v1/chat/completions", Bytes::from_static(body)).await.expect("an answer");
-            assert_refused(&reply, 400, reason);
+            assert_rejected(&reply, 400, reason);
         }
     }
     assert_eq!(echo.requests(), 0, "a refused request never reaches a server");
@@ -39,19 +39,19 @@ async fn bad_json_is_answered_in_every_mode_that_shows_it() {
 
 /// By default tonic rejects messages over 4 MiB, and Envoy then sends the request on without the picker.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_buffered_body_does_not_get_past_the_picker() {
+async fn large_buffered_body_does_not_bypass_the_picker() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("buffered.yaml", &picker)).await;
     let body = chat(5_000_000, false, 1);
     let broken = body.slice(..body.len() - 1);
     let reply = client::post(envoy.listener("inference"), "/v1/chat/completions", broken).await.expect("an answer");
-    assert_refused(&reply, 400, "invalid_json");
+    assert_rejected(&reply, 400, "invalid_json");
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_over_the_limit_is_refused_with_and_without_a_length() {
+async fn body_over_the_limit_gets_413_with_and_without_length() {
     let echo = Echo::start().await;
     let config = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {{maxBodyBytes: 64KiB}}\npools:\n- name: default\n  \
@@ -65,12 +65,12 @@ async fn a_body_over_the_limit_is_refused_with_and_without_a_length() {
         let to = envoy.listener(&mode.name());
         let fits = client::post(to, "/v1/chat/completions", chat(64 << 10, false, 1)).await.expect("an answer");
         assert_eq!(fits.status, 200, "{mode:?}: a body at the limit");
-        // HTTP/2, where an early answer and a half-sent body do not get into each other's way.
+        // HTTP/2, where an early response and a partly sent body do not interfere.
         for body in [chat((64 << 10) + 1, false, 1), chat(2 << 20, false, 1)] {
             for payload in [Payload::sized(body.clone()), Payload::chunked(cut(body.clone(), 16 << 10, 1))] {
                 let request = client::request("POST", to, Http::H2, "/v1/chat/completions", payload);
                 let reply = client::send(to, Http::H2, request).await.expect("an answer");
-                assert_refused(&reply, 413, "body_too_large");
+                assert_rejected(&reply, 413, "body_too_large");
             }
         }
     }
@@ -78,22 +78,22 @@ async fn a_body_over_the_limit_is_refused_with_and_without_a_length() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_endpoint_that_can_serve_is_503_with_advice_to_retry() {
+async fn pool_without_ready_endpoint_gets_503_with_retry_after() {
     let config = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: \
                   [{address: \"127.0.0.1:9\", draining: true}]\n";
     let picker = AttacheProcess::configured(config).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let to = envoy.listener("inference");
     let reply = client::post(to, "/v1/chat/completions", chat(300, false, 1)).await.expect("an answer");
-    assert_refused(&reply, 503, "no_ready_endpoint");
+    assert_rejected(&reply, 503, "no_ready_endpoint");
     assert!(reply.header("retry-after").parse::<u32>().is_ok(), "{:?}", reply.headers);
     picker.assert_settled().await;
 }
 
-/// Envoy connects to whatever the destination header says, so it must be ours: these listeners do not clean it
-/// themselves.
+/// Envoy connects to the address in the destination header, so only the picker may set it. These listeners do not
+/// remove it themselves.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_cannot_choose_the_server() {
+async fn client_headers_cannot_choose_the_server() {
     let (echo, decoy) = (Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&bootstrap(&Mode::ALL, picker.grpc)).await;
@@ -104,7 +104,7 @@ async fn a_client_cannot_choose_the_server() {
                 let mut request =
                     client::request(method, to, http, "/v1/chat/completions", Payload::sized(body.clone()));
                 let spoof = HeaderValue::from_str(&decoy.address.to_string()).expect("a header value");
-                // Twice: an answer that only overwrote the first would leave the other.
+                // Twice: overwriting only the first would leave the second.
                 request.headers_mut().append("x-gateway-destination-endpoint", spoof.clone());
                 request.headers_mut().append("x-gateway-destination-endpoint", spoof);
                 let reply = client::send(to, http, request).await.expect("an answer");

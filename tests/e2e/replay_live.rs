@@ -1,4 +1,4 @@
-//! Workloads played through the real Envoy and the picker to simulated servers.
+//! Workloads that are replayed through the real Envoy and the picker to simulated servers.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Default)]
 struct Seen {
     served: Vec<Served>,
-    /// Cancelled by the first request that ends.
+    /// Cancelled when the first request ends, if `stops` is set.
     stop: CancellationToken,
     stops: bool,
 }
@@ -50,14 +50,14 @@ fn workload(spelling: &str) -> Box<dyn Workload> {
     synthetic::build(spelling, 1).expect("a workload")
 }
 
-async fn played(config: &LiveConfig, mut workload: Box<dyn Workload>) -> (LiveOutcome, Vec<Served>) {
+async fn play_workload(config: &LiveConfig, mut workload: Box<dyn Workload>) -> (LiveOutcome, Vec<Served>) {
     let mut seen = Seen::default();
     let stop = seen.stop.clone();
     let outcome = play(config, &mut *workload, &mut seen, &stop).await.expect("a run");
     (outcome, seen.served)
 }
 
-/// Requests that run or wait, on all servers together.
+/// Running and waiting requests on all servers together.
 async fn load(servers: &[SocketAddr]) -> u64 {
     let mut all = 0;
     for server in servers {
@@ -68,16 +68,16 @@ async fn load(servers: &[SocketAddr]) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_workload_is_answered_and_repeated_prompts_are_found_in_the_caches() {
+async fn workload_completes_and_repeated_prompts_hit_caches() {
     let sim = SimProcess::start(3, &["--model", "sim-8b", "--speed", "100"]).await;
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let ports: BTreeSet<String> = sim.servers.iter().map(|server| server.port().to_string()).collect();
-    // 4 groups of 3 prompts, 48 requests: each prompt four times.
+    // 4 groups of 3 prompts and 48 requests: each prompt occurs four times.
     let spelling = "shared-prefix:groups=4,prompts=3,system=512,question=64,output=8,stages=48x1,cv=0";
     for (seed, api) in [(1, LiveApi::Completions), (2, LiveApi::Chat)] {
         let config = LiveConfig { api, seed, ..through(&envoy) };
-        let (outcome, seen) = played(&config, workload(spelling)).await;
+        let (outcome, seen) = play_workload(&config, workload(spelling)).await;
         assert_eq!(outcome.sent, outcome.answered, "{outcome:?}");
         assert!(outcome.sent >= 40 && seen.len() as u64 == outcome.sent, "{outcome:?}");
         assert_eq!(outcome.model, "sim-8b", "asked through the gateway");
@@ -91,7 +91,7 @@ async fn a_workload_is_answered_and_repeated_prompts_are_found_in_the_caches() {
         }
         let distinct: BTreeSet<&String> = outcome.endpoints.iter().collect();
         assert_eq!(distinct.len(), outcome.endpoints.len(), "{outcome:?}");
-        // Three servers can hold each of twelve prompts, so at least 12 of 48 are a repetition wherever they go.
+        // Each of twelve prompts is new to three servers at most, so at least 12 of 48 requests are repetitions.
         let repeated = seen.iter().filter(|served| served.cached_tokens >= 512).count();
         assert!(repeated >= 12, "{repeated} of {} found their prompt: {seen:?}", seen.len());
     }
@@ -100,7 +100,7 @@ async fn a_workload_is_answered_and_repeated_prompts_are_found_in_the_caches() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_wait_are_never_more_than_there_are() {
+async fn closed_loop_never_exceeds_its_number_of_clients() {
     let sim = SimProcess::start(2, &["--model", "sim-8b"]).await;
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -116,14 +116,14 @@ async fn clients_that_wait_are_never_more_than_there_are() {
         most
     };
     let playing = async {
-        let result = played(&config, closed).await;
+        let result = play_workload(&config, closed).await;
         done.cancel();
         result
     };
     let ((outcome, seen), most) = tokio::join!(playing, looking);
     assert_eq!((outcome.answered, outcome.most_in_flight), (outcome.sent, 3), "{outcome:?}");
     assert!(outcome.sent >= 20 && (1..=3).contains(&most), "{most} at a time, {outcome:?}");
-    // As clients see it: a client sends its next request after the response.
+    // From the clients' view: a client sends its next request after the response.
     for served in &seen {
         let ended = served.at.after(served.total);
         let open = seen.iter().filter(|other| other.at < ended && served.at < other.at.after(other.total));
@@ -135,14 +135,14 @@ async fn clients_that_wait_are_never_more_than_there_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_picker_and_envoy_refuse_is_counted_by_its_reason() {
+async fn rejections_are_counted_by_reason() {
     let draining = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: \
                     [{address: \"127.0.0.1:9\", draining: true}]\n";
     let picker = AttacheProcess::configured(draining).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let config = LiveConfig { model: Some("sim-8b".to_owned()), ..through(&envoy) };
     let few = "unique:qps=20,seconds=0.5,cv=0,input=200,output=50";
-    let (outcome, seen) = played(&config, workload(few)).await;
+    let (outcome, seen) = play_workload(&config, workload(few)).await;
     assert!(outcome.sent > 0 && outcome.refused == outcome.sent, "{outcome:?}");
     assert_eq!(outcome.failures, [("status 503 (no_ready_endpoint)".to_owned(), outcome.sent)].into());
     assert!(seen.iter().all(|served| served.ending == Ending::Refused && served.endpoint.is_none()), "{seen:?}");
@@ -154,14 +154,14 @@ async fn what_the_picker_and_envoy_refuse_is_counted_by_its_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_that_break_are_lost() {
-    // At the model's own speed, so that what came before the break is long on its way to the client.
+async fn aborted_streams_count_as_lost() {
+    // At the model's own speed, so the chunks before the abort reach the client in time.
     let faults = r#"{"cut_after_tokens": 20}"#;
     let sim = SimProcess::start(1, &["--model", "sim-8b", "--faults", faults]).await;
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let (outcome, seen) =
-        played(&through(&envoy), workload("unique:qps=20,seconds=0.5,cv=0,input=200,output=50")).await;
+        play_workload(&through(&envoy), workload("unique:qps=20,seconds=0.5,cv=0,input=200,output=50")).await;
     assert!(outcome.sent > 0, "{outcome:?}");
     assert_eq!(outcome.lost, outcome.sent, "{outcome:?}");
     assert_eq!(outcome.failures.values().sum::<u64>(), outcome.lost, "{outcome:?}");
@@ -170,13 +170,13 @@ async fn streams_that_break_are_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_ends_a_long_run_and_leaves_nothing_behind() {
+async fn stopped_run_ends_early_and_leaves_no_request_in_flight() {
     let sim = SimProcess::start(2, &["--model", "sim-8b", "--speed", "100"]).await;
     let picker = AttacheProcess::start(&sim.servers, &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let mut seen = Seen { stops: true, ..Seen::default() };
     let stop = seen.stop.clone();
-    // An hour of requests; the first answer stops it.
+    // An hour of requests, which the first response stops.
     let mut hour = workload("unique:qps=20,seconds=3600,input=200,output=50");
     let outcome = play(&through(&envoy), &mut *hour, &mut seen, &stop).await.expect("a run");
     assert!(outcome.stopped && outcome.sent < 1_000, "{outcome:?}");
@@ -186,10 +186,10 @@ async fn a_stop_ends_a_long_run_and_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_says_where_each_request_went_and_why_one_failed() {
+async fn replay_command_reports_endpoints_and_failure_reasons() {
     let faults = r#"{"fail_next": {"count": 3, "status": 500}}"#;
     let sim = SimProcess::start(2, &["--model", "sim-8b", "--speed", "100", "--faults", faults]).await;
-    // In turn: while both are idle the default may stay with the one whose answers it has seen.
+    // Round robin, because the default may stay with one of two idle servers.
     let picker = AttacheProcess::start(&sim.servers, &["--strategy", "round-robin"]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let files = scratch("replay");
@@ -223,13 +223,13 @@ async fn the_command_says_where_each_request_went_and_why_one_failed() {
     assert_eq!(named, ports);
     let counted: u64 = run["failures"].as_object().expect("reasons").values().filter_map(Value::as_u64).sum();
     assert_eq!(counted, failed.len() as u64, "{}", run["failures"]);
-    // Two of four got nothing.
+    // Two of four endpoints get no request.
     assert!(run["imbalance"]["max_over_mean"].as_f64() >= Some(2.0), "{}", run["imbalance"]);
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_stops_the_command_gets_what_was_played_and_no_verdict() {
+async fn interrupted_replay_command_prints_results_without_verdict() {
     let sim = SimProcess::start(1, &["--model", "sim-8b"]).await;
     let target = format!("http://{}", sim.servers[0]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));

@@ -1,4 +1,4 @@
-//! Where requests go and what becomes of them on the way: several pools, the gateway's subset, other names for models.
+//! Routing: several pools, the gateway's subset hint, and model rewrites.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -63,9 +63,9 @@ async fn one_picker_serves_pools_by_model_header_and_authority() {
     picker.assert_settled().await;
 }
 
-/// A gateway says which pool it means by the name under which it calls the picker; Envoy's own is that of the cluster.
+/// A gateway selects the pool by the authority of its ext-proc call. Envoy's default is the name of the cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_service_that_envoy_calls_decides_the_pool() {
+async fn authority_of_the_ext_proc_call_selects_the_pool() {
     let (mine, other) = (Echo::start().await, Echo::start().await);
     let config = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
@@ -78,7 +78,7 @@ async fn the_service_that_envoy_calls_decides_the_pool() {
     let by_name = "envoy_grpc: {cluster_name: picker, authority: 'llama-epp.default.svc:9002'}";
     let by_authority = by_cluster.replace("envoy_grpc: {cluster_name: picker}", by_name);
     assert_ne!(by_cluster, by_authority);
-    // As Istio calls it: by a name that is no authority.
+    // Istio's name, which is no valid authority.
     let istio = "name: 'outbound|9002||llama-epp.default.svc.cluster.local'";
     let by_istio = by_cluster.replace("name: picker", istio);
     let lines = by_istio.lines().filter(|line| !line.trim_start().starts_with('#'));
@@ -87,9 +87,9 @@ async fn the_service_that_envoy_calls_decides_the_pool() {
         let envoy = EnvoyProcess::start(&bootstrap).await;
         let to = envoy.listener("inference");
         let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
-        // More than once on a connection: from then on the name is one in the table of both sides.
+        // More than once on a connection, because HPACK then refers to the name in a table.
         for n in 0..20 {
-            // What a client says of itself changes nothing.
+            // Headers of the client have no effect.
             let reply = post(to, CHAT, body, &[("x-forwarded-host", "llama-epp.default.svc")]).await;
             assert_eq!(reply.header("x-echo-server"), server.address.to_string(), "request {n}");
         }
@@ -98,8 +98,8 @@ async fn the_service_that_envoy_calls_decides_the_pool() {
     picker.assert_settled().await;
 }
 
-/// The client's name for the model that the echo server calls `sim-8b`; of another length, so that a stale length
-/// shows.
+/// The client's name for the model that the echo server calls `sim-8b`. Its length differs, so a stale length is
+/// detected.
 const ALIAS: &str = "the-house-model";
 
 fn renamed(bytes: &[u8]) -> Vec<u8> {
@@ -125,9 +125,9 @@ async fn check_rewrite(to: SocketAddr, http: Http, query: &str, expected: &[u8])
     }
 }
 
-/// The server is asked for its own name and the client sees the one that it used, wherever the answer is cut.
+/// The server gets its own model name and the client the one it used, however the response is split.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_is_renamed_on_the_way_there_and_back() {
+async fn model_name_is_rewritten_in_request_and_response() {
     let echo = Echo::start().await;
     let config = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  endpoints: [\"{}\"]\n  \
@@ -150,7 +150,7 @@ async fn a_model_is_renamed_on_the_way_there_and_back() {
             }
         }
     }
-    // At every border of the first name, paced so that Envoy passes the pieces on one by one.
+    // Split at every byte of the first name, paced so that Envoy forwards the chunks one by one.
     let to = envoy.listener(&Mode::FullDuplex.name());
     for (query, body) in [(json_query, &json[..]), (sse_query, &sse)] {
         let key = body.windows(7).position(|window| window == b"\"model\"").expect("a model");
@@ -167,8 +167,8 @@ async fn a_model_is_renamed_on_the_way_there_and_back() {
     picker.assert_settled().await;
 }
 
-/// Turns two headers of the client into the subset hint, so that a test can say any of its forms: `x-hint-text` as it
-/// is, `x-hint-value` as a protobuf value in base64.
+/// Copies two client headers into the subset hint, so that a test can use any form: `x-hint-text` as a string,
+/// `x-hint-value` as a protobuf value in base64.
 const HINT_FROM_HEADERS: &str = r#"          - name: envoy.filters.http.header_to_metadata
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config
@@ -204,7 +204,7 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_gateways_subset_is_obeyed_in_every_form() {
+async fn gateway_subset_hint_is_obeyed_in_every_form() {
     let (a, b, outside) = (Echo::start().await, Echo::start().await, Echo::start().await);
     let picker = AttacheProcess::start(&[a.address, b.address], &["--strategy", "round-robin"]).await;
     let modes = [Mode::FullDuplex, Mode::Buffered, Mode::None];

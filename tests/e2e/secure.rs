@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Envoy trusts any certificate, as gateways do that find the picker beside them.
+/// Envoy trusts any certificate, as gateways with a picker in the same pod do.
 const TLS: &str = r#"    transport_socket:
       name: envoy.transport_sockets.tls
       typed_config:
@@ -35,8 +35,8 @@ fn over_tls(picker: SocketAddr) -> String {
     text.replace(cluster, &format!("{cluster}{TLS}"))
 }
 
-/// Writes a new pair and returns the certificate. Each file is replaced as a whole, one after the other: between the
-/// two, they do not belong together.
+/// Writes a new pair and returns the certificate. The two files are replaced one after the other, so for a moment they
+/// do not match.
 fn write_pair(directory: &Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     for (file, text) in [("tls.crt", made.cert.pem()), ("tls.key", made.signing_key.serialize_pem())] {
@@ -47,8 +47,8 @@ fn write_pair(directory: &Path) -> CertificateDer<'static> {
     made.cert.der().clone()
 }
 
-/// The certificate that a new connection is shown.
-async fn shown(picker: SocketAddr) -> Option<CertificateDer<'static>> {
+/// The certificate that the picker presents to a new connection.
+async fn served_certificate(picker: SocketAddr) -> Option<CertificateDer<'static>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -108,7 +108,7 @@ async fn certificates_are_replaced_while_streams_run() {
     let path = directory.path().display().to_string();
     let flags = ["--secure-serving=true", "--cert-path", &path, "--enable-cert-reload=true"];
     let picker = AttacheProcess::start(&[echo.address], &flags).await;
-    assert_eq!(shown(picker.grpc).await, Some(first));
+    assert_eq!(served_certificate(picker.grpc).await, Some(first));
     let envoy = EnvoyProcess::start(&over_tls(picker.grpc)).await;
     let to = envoy.listener(&Mode::FullDuplex.name());
     let mut streams = tokio::task::JoinSet::new();
@@ -120,13 +120,15 @@ async fn certificates_are_replaced_while_streams_run() {
     let traffic = Traffic::start(to, CHAT);
     traffic.more(2).await;
     let second = write_pair(directory.path());
-    eventually("the new certificate", || async { (shown(picker.grpc).await.as_ref() == Some(&second)).then_some(()) })
-        .await;
-    // Half a certificate leaves the one that works in place.
+    eventually("the new certificate", || async {
+        (served_certificate(picker.grpc).await.as_ref() == Some(&second)).then_some(())
+    })
+    .await;
+    // An incomplete certificate leaves the working one in use.
     std::fs::write(directory.path().join("tls.crt"), "-----BEGIN CERTIFICATE-----\nMIIB").expect("writing half");
     eventually("the refusal", || async { picker.process.stderr().contains("certificate reload failed").then_some(()) })
         .await;
-    assert_eq!(shown(picker.grpc).await, Some(second));
+    assert_eq!(served_certificate(picker.grpc).await, Some(second));
     traffic.more(2).await;
     traffic.stop().await;
     for end in streams.join_all().await {
@@ -136,7 +138,7 @@ async fn certificates_are_replaced_while_streams_run() {
     picker.assert_settled().await;
 }
 
-/// The default, as the reference picker's.
+/// The default, as of the reference picker.
 #[tokio::test(flavor = "multi_thread")]
 async fn self_signed_certificate_serves_envoy_and_rejects_plaintext() {
     let echo = Echo::start().await;

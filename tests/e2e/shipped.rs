@@ -1,4 +1,4 @@
-//! The bootstraps in `envoy/`: each is valid, and carries requests with only its ports changed.
+//! The bootstraps in `envoy/`: each is valid and serves requests with only its ports changed.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::body::{chat, sha256};
@@ -10,10 +10,10 @@ use crate::support::process::{repository, scratch};
 use std::net::SocketAddr;
 use std::process::Command;
 
-/// Larger than tonic's default for one message (4 MiB), smaller than what the picker accepts.
+/// Larger than tonic's default limit of a message (4 MiB), smaller than the picker's.
 const LARGE: usize = 5_000_000;
 
-/// Names a list of servers: for the bootstraps whose Envoy walks one.
+/// A pool with endpoint lists, for bootstraps whose Envoy walks them.
 pub(crate) fn list_pool(servers: &[SocketAddr], strategy: &str) -> String {
     let endpoints: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
     format!(
@@ -23,19 +23,19 @@ pub(crate) fn list_pool(servers: &[SocketAddr], strategy: &str) -> String {
     )
 }
 
-/// Renders a bootstrap that finds its servers through the picker alone.
+/// Renders a bootstrap that gets its servers only from the picker.
 pub(crate) fn by_header(file: &str, picker: &AttacheProcess) -> String {
     shipped(file, &[(8080, 0), (9901, 0), (9002, picker.grpc.port()), (9003, picker.health.port())])
 }
 
-/// Renders a bootstrap that knows four servers itself.
+/// Renders a bootstrap that lists four servers itself.
 pub(crate) fn by_list(file: &str, picker: &AttacheProcess, servers: [SocketAddr; 4]) -> String {
     let [a, b, c, d] = servers.map(|server| server.port());
     let picker = [(9002, picker.grpc.port()), (9003, picker.health.port())];
     shipped(file, &[&[(8080, 0), (9901, 0), (8001, a), (8002, b), (8003, c), (8004, d)], &picker[..]].concat())
 }
 
-async fn carries_requests(envoy: &EnvoyProcess) {
+async fn assert_serves_requests(envoy: &EnvoyProcess) {
     let to = envoy.listener("inference");
     for size in [300, LARGE] {
         for kind in ["json", "sse"] {
@@ -73,32 +73,32 @@ fn every_bootstrap_is_valid() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn original_dst_carries_requests() {
+async fn original_dst_bootstrap_serves_requests() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-    carries_requests(&envoy).await;
+    assert_serves_requests(&envoy).await;
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn buffered_carries_requests() {
+async fn buffered_bootstrap_serves_requests() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let envoy = EnvoyProcess::start(&by_header("buffered.yaml", &picker)).await;
-    carries_requests(&envoy).await;
+    assert_serves_requests(&envoy).await;
     picker.assert_settled().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_carry_requests() {
+async fn endpoint_list_bootstraps_serve_requests() {
     for file in ["override-host.yaml", "fail-open.yaml"] {
         let [a, b, c, d] = [Echo::start().await, Echo::start().await, Echo::start().await, Echo::start().await];
         let servers = [a.address, b.address, c.address, d.address];
-        // The picker knows only the last one: a round robin of Envoy's own would show.
+        // The picker knows only the last server, so a round robin by Envoy would be detected.
         let picker = AttacheProcess::configured(&list_pool(&servers[3..], "round-robin")).await;
         let envoy = EnvoyProcess::start(&by_list(file, &picker, servers)).await;
-        carries_requests(&envoy).await;
+        assert_serves_requests(&envoy).await;
         assert_eq!([a.requests(), b.requests(), c.requests()], [0; 3], "{file}: only the picker's choice is served");
         picker.assert_settled().await;
     }

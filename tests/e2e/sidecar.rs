@@ -1,5 +1,5 @@
-//! Requests that a sidecar splits, through real Envoy: what it is told in headers, by nobody but the picker; and that
-//! the picker is none the worse for what befalls the servers that the sidecar asks.
+//! Requests that a sidecar splits, through real Envoy: only the picker sets the sidecar's headers, and failures behind
+//! sidecars do not harm the picker.
 
 use crate::disagg::{CLIENTS, COURSE, Stack, long_stream, request};
 use crate::shipped::by_header;
@@ -17,14 +17,14 @@ use std::collections::BTreeSet;
 const PREFILLER: &str = "x-prefiller-host-port";
 const ENCODERS: &str = "x-encoder-hosts-ports";
 
-/// Servers that tell the headers that they get, one for each role.
-struct Told {
+/// Echo servers that report the headers they get, one for each role.
+struct HeaderStack {
     servers: Vec<Echo>,
     picker: AttacheProcess,
     envoy: EnvoyProcess,
 }
 
-impl Told {
+impl HeaderStack {
     async fn start(roles: &[&str], disaggregation: &str) -> Self {
         let (mut servers, mut endpoints) = (Vec::new(), String::new());
         for role in roles {
@@ -40,8 +40,8 @@ impl Told {
         Self { servers, picker, envoy }
     }
 
-    /// What the server of the answer gets under `name` with a request that has its own idea of it.
-    async fn tells(&self, name: &'static str, path: &str, body: Bytes) -> String {
+    /// The value of `name` at the server for a request in which the client sets another value.
+    async fn header_at_the_server(&self, name: &'static str, path: &str, body: Bytes) -> String {
         let to = self.envoy.listener("inference");
         let mut request = client::request("POST", to, Http::H1, &format!("{path}?tell={name}"), Payload::sized(body));
         request.headers_mut().append(name, HeaderValue::from_static("10.6.6.6:1"));
@@ -53,15 +53,15 @@ impl Told {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sidecar_gets_prefill_worker_only_from_picker() {
-    let told = Told::start(&["prefill", "decode"], "mode: header, decider: always").await;
-    let [prefill, decode] = told.servers.as_slice() else { panic!("two servers") };
-    let said = told.tells(PREFILLER, "/v1/completions", request(1, false)).await;
-    assert_eq!(said, format!("{PREFILLER}={}", prefill.address));
+    let header_stack = HeaderStack::start(&["prefill", "decode"], "mode: header, decider: always").await;
+    let [prefill, decode] = header_stack.servers.as_slice() else { panic!("two servers") };
+    let header_value = header_stack.header_at_the_server(PREFILLER, "/v1/completions", request(1, false)).await;
+    assert_eq!(header_value, format!("{PREFILLER}={}", prefill.address));
     assert_eq!((prefill.requests(), decode.requests()), (0, 1), "the picker asks nobody itself");
-    told.picker.assert_settled().await;
+    header_stack.picker.assert_settled().await;
 }
 
-/// A chat with these images.
+/// A chat request with these images.
 fn looking_at(images: &[&str]) -> Bytes {
     let images = images.iter().map(|url| json!({"type": "image_url", "image_url": {"url": url}}));
     let content: Vec<Value> = [json!({"type": "text", "text": "what is this?"})].into_iter().chain(images).collect();
@@ -75,27 +75,35 @@ async fn sidecar_gets_encode_workers_only_from_picker() {
         ("E/PD", &["decode", "encode", "encode"][..], "never"),
         ("E/P/D", &["decode", "encode", "encode", "prefill"], "always"),
     ] {
-        let told = Told::start(roles, &format!("mode: header, decider: {decider}")).await;
-        let encoders: BTreeSet<String> = told.servers[1..3].iter().map(|server| server.address.to_string()).collect();
-        let said = told.tells(ENCODERS, CHAT, looking_at(&["https://a/1"])).await;
-        let named = said.strip_prefix(&format!("{ENCODERS}=")).unwrap_or_else(|| panic!("{case}: {said}"));
-        assert!(encoders.contains(named), "{case}: {said}");
-        let both = told.tells(ENCODERS, CHAT, looking_at(&["https://a/1", "https://a/2", "https://a/1"])).await;
+        let header_stack = HeaderStack::start(roles, &format!("mode: header, decider: {decider}")).await;
+        let encoders: BTreeSet<String> =
+            header_stack.servers[1..3].iter().map(|server| server.address.to_string()).collect();
+        let header_value = header_stack.header_at_the_server(ENCODERS, CHAT, looking_at(&["https://a/1"])).await;
+        let named =
+            header_value.strip_prefix(&format!("{ENCODERS}=")).unwrap_or_else(|| panic!("{case}: {header_value}"));
+        assert!(encoders.contains(named), "{case}: {header_value}");
+        let both = header_stack
+            .header_at_the_server(ENCODERS, CHAT, looking_at(&["https://a/1", "https://a/2", "https://a/1"]))
+            .await;
         let both = both.strip_prefix(&format!("{ENCODERS}=")).unwrap_or_default();
         assert_eq!(both.split(',').map(str::to_owned).collect::<BTreeSet<_>>(), encoders, "{case}: one for each image");
-        assert_eq!(told.tells(ENCODERS, CHAT, looking_at(&[])).await, "", "{case}: a text");
-        assert_eq!(told.tells(ENCODERS, "/v1/completions", request(1, false)).await, "", "{case}: a text");
-        let prefiller = told.tells(PREFILLER, CHAT, looking_at(&["https://a/1"])).await;
+        assert_eq!(header_stack.header_at_the_server(ENCODERS, CHAT, looking_at(&[])).await, "", "{case}: a text");
+        assert_eq!(
+            header_stack.header_at_the_server(ENCODERS, "/v1/completions", request(1, false)).await,
+            "",
+            "{case}: a text"
+        );
+        let prefiller = header_stack.header_at_the_server(PREFILLER, CHAT, looking_at(&["https://a/1"])).await;
         assert_eq!(prefiller.is_empty(), decider == "never", "{case}: {prefiller}");
         assert_eq!(
-            told.servers.iter().map(Echo::requests).collect::<Vec<_>>()[1..],
+            header_stack.servers.iter().map(Echo::requests).collect::<Vec<_>>()[1..],
             vec![0; roles.len() - 1],
             "{case}"
         );
-        told.picker.assert_settled().await;
+        header_stack.picker.assert_settled().await;
     }
-    let own = Told::start(&["encode-decode", "encode"], "mode: header").await;
-    assert_eq!(own.tells(ENCODERS, CHAT, looking_at(&["https://a/1"])).await, "", "it encodes itself");
+    let own = HeaderStack::start(&["encode-decode", "encode"], "mode: header").await;
+    assert_eq!(own.header_at_the_server(ENCODERS, CHAT, looking_at(&["https://a/1"])).await, "", "it encodes itself");
     own.picker.assert_settled().await;
 }
 
@@ -108,26 +116,26 @@ async fn sidecar_gets_endpoint_with_longer_prefix_by_llm_d_file() {
     let addresses = [servers[0].address, servers[1].address];
     let picker = AttacheProcess::start(&addresses, &["--config-text", text]).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-    let told = Told { servers: servers.into(), picker, envoy };
-    let counts = || told.servers.iter().map(Echo::requests).collect::<Vec<usize>>();
+    let header_stack = HeaderStack { servers: servers.into(), picker, envoy };
+    let counts = || header_stack.servers.iter().map(Echo::requests).collect::<Vec<usize>>();
     for number in 0..4 {
-        let ask = || told.tells(SOURCE, "/v1/completions", request(number, false));
+        let ask = || header_stack.header_at_the_server(SOURCE, "/v1/completions", request(number, false));
         let before = counts();
         assert_eq!(ask().await, "", "nobody holds any of it");
         let holder = usize::from(counts()[1] > before[1]);
-        told.picker.assert_settled().await;
-        // By chance it goes to the other one some time, which lacks what the first one holds.
+        header_stack.picker.assert_settled().await;
+        // At some point a request goes to the other endpoint, which lacks the first one's blocks.
         loop {
             let before = counts();
-            let said = ask().await;
+            let header_value = ask().await;
             if counts()[holder] == before[holder] {
-                assert_eq!(said, format!("{SOURCE}={}", addresses[holder]));
+                assert_eq!(header_value, format!("{SOURCE}={}", addresses[holder]));
                 break;
             }
-            assert_eq!(said, "", "who holds it computes it");
+            assert_eq!(header_value, "", "who holds it computes it");
         }
     }
-    told.picker.assert_settled().await;
+    header_stack.picker.assert_settled().await;
 }
 
 fn status(reply: Reply) -> u16 {
@@ -136,7 +144,7 @@ fn status(reply: Reply) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_come_whole_through_sidecars() {
+async fn split_responses_through_sidecars_are_complete() {
     let stack = Stack::with_sidecars(&[]).await;
     let statuses = stack.load(40, status).await;
     assert_eq!(statuses, [200; 40]);
@@ -146,15 +154,15 @@ async fn answers_come_whole_through_sidecars() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prefill_servers_that_fail_behind_sidecars_are_left_alone_and_decode_servers_are_not() {
+async fn failing_prefill_workers_behind_sidecars_are_ejected() {
     let stack = Stack::with_sidecars(&[]).await;
     let both = stack.prefill().to_vec();
     for (what, servers) in [("one refuses", &both[..1]), ("both refuse", &both[..])] {
         stack.faults(servers, json!({"refuse": true})).await;
         let statuses = stack.load(80, status).await;
         assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{what}: {statuses:?}");
-        // Each is left alone after five failures in a row, those under way come on top, and once a second one tries
-        // again.
+        // Each is ejected after five failures in a row. Requests in flight at that moment fail too, and one probe a
+        // second.
         let failed = statuses.iter().filter(|status| **status != 200).count();
         assert!((1..=5 * servers.len() + 2 * CLIENTS).contains(&failed), "{what}: {failed} of 80 failed");
         stack.faults(&both, json!({})).await;
@@ -170,8 +178,8 @@ async fn prefill_servers_that_fail_behind_sidecars_are_left_alone_and_decode_ser
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prefill_server_that_dies_behind_sidecars_costs_few_requests() {
-    // It refuses from then on: until it is left alone, those under way come on top.
+async fn prefill_worker_crash_behind_sidecars_costs_few_requests() {
+    // It refuses connections from then on. Until it is ejected, requests in flight fail too.
     let refused = 5 + CLIENTS;
     for (policy, most) in [("fail", refused + CLIENTS), ("recompute", refused)] {
         let stack = Stack::with_sidecars(&["--kv-load-failure-policy", policy]).await;
@@ -184,7 +192,7 @@ async fn a_prefill_server_that_dies_behind_sidecars_costs_few_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_that_leave_while_a_sidecar_waits_leave_the_books_closed() {
+async fn disconnects_during_sidecar_prefill_leave_no_request_in_flight() {
     const LEAVING: u64 = 16;
     let stack = Stack::with_sidecars(&[]).await;
     stack.faults(stack.prefill(), json!({"prefill": {"hang": true}})).await;

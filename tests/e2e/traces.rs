@@ -1,4 +1,4 @@
-//! Traces over OTLP: one span a request, between the client's and the server's.
+//! Traces over OTLP: one span per request, between the client's and the server's.
 
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 
-/// The parts of an `ExportTraceServiceRequest` that are looked at.
+/// The parts of an `ExportTraceServiceRequest` that the tests read.
 #[derive(Clone, PartialEq, Message)]
 struct Export {
     #[prost(message, repeated, tag = "1")]
@@ -49,7 +49,7 @@ struct Span {
     name: String,
 }
 
-/// Takes traces.
+/// An OTLP collector that stores spans.
 struct Collector {
     address: SocketAddr,
     spans: Arc<Mutex<Vec<Span>>>,
@@ -111,7 +111,7 @@ async fn ask(to: SocketAddr, traceparent: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_span_stands_between_the_clients_and_the_servers() {
+async fn picker_span_is_between_client_and_server_spans() {
     let (echo, collector) = (Echo::start().await, Collector::start().await);
     let endpoint = format!("http://{}", collector.address);
     let picker = AttacheProcess::start(&[echo.address], &["--otlp-endpoint", &endpoint, "--trace-ratio", "0"]).await;
@@ -130,7 +130,7 @@ async fn a_span_stands_between_the_clients_and_the_servers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_not_there_costs_no_request() {
+async fn unreachable_collector_costs_no_request() {
     let echo = Echo::start().await;
     let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a free port").local_addr().expect("an address");
     let endpoint = format!("http://{nobody}");

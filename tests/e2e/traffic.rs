@@ -1,4 +1,4 @@
-//! Requests without a pause, so that a change can be made under load.
+//! Continuous requests, so that a test can make changes under load.
 
 use crate::support::body::chat;
 use crate::support::client;
@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
-/// Clients that ask one after the other.
+/// Concurrent clients. Each sends its requests one after another.
 const CLIENTS: usize = 4;
 
-/// Runs until [`Traffic::stop`].
+/// Sends requests until [`Traffic::stop`].
 pub(crate) struct Traffic {
     ended: Arc<AtomicBool>,
     answered: Vec<Arc<AtomicUsize>>,
@@ -28,7 +28,7 @@ impl Traffic {
         Self { ended, answered, clients }
     }
 
-    /// Waits until each client has had `count` more answers. With 2, what was under way before has ended.
+    /// Waits until each client has got `count` more responses. With 2, earlier requests have ended.
     pub(crate) async fn more(&self, count: usize) {
         let wanted: Vec<usize> = self.answered.iter().map(|answered| answered.load(SeqCst) + count).collect();
         eventually("more answers", || async {
@@ -37,7 +37,7 @@ impl Traffic {
         .await;
     }
 
-    /// Ends it; panics when any request had no 200.
+    /// Ends the traffic. Panics if any request had no 200.
     pub(crate) async fn stop(self) {
         self.ended.store(true, SeqCst);
         let failures: Vec<String> = self.clients.join_all().await.into_iter().flatten().collect();

@@ -1,5 +1,5 @@
-//! What no Envoy sends: broken messages and abused HTTP/2 on the picker's port. Each gets its status, and others notice
-//! nothing.
+//! Messages that Envoy does not send: invalid messages and abused HTTP/2 on the picker's port. Each gets its status,
+//! and other streams are unaffected.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::echo::Echo;
@@ -16,13 +16,13 @@ use tokio::net::TcpStream;
 
 /// A header in a message.
 type Header<'a> = (&'a str, &'a [u8]);
-/// What it is, its path, headers of the gRPC call itself, its bytes and the status it gets.
+/// Description, path, headers of the gRPC call, bytes, and expected status.
 type BrokenCall<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], Vec<u8>, &'a str);
 
 const CHAT: &[Header<'_>] = &[(":path", b"/v1/chat/completions"), (":method", b"POST")];
 const BODY: &[u8] = br#"{"model":"sim-8b","messages":[{"role":"user","content":"hello"}]}"#;
 
-/// A stream that is as it should be: what a neighbour of the others must always get.
+/// Checks that a valid stream is served.
 async fn assert_served(connection: &Connection) {
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(CHAT, false)).expect("sending headers");
@@ -47,7 +47,7 @@ fn reason(refusal: &ImmediateResponse) -> (i32, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_message_gets_its_status_and_the_connection_lives() {
+async fn invalid_message_gets_its_status_and_the_connection_stays() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -75,7 +75,7 @@ async fn a_broken_message_gets_its_status_and_the_connection_lives() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_out_of_order_are_refused() {
+async fn messages_out_of_order_are_rejected() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -99,7 +99,7 @@ async fn messages_out_of_order_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_headers_are_bounded_and_never_come_back() {
+async fn large_headers_get_431_and_invalid_ones_are_not_echoed() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -134,9 +134,9 @@ async fn odd_headers_are_bounded_and_never_come_back() {
     picker.assert_settled().await;
 }
 
-/// Request ids go into records that people read.
+/// Request ids appear in records that people read.
 #[tokio::test(flavor = "multi_thread")]
-async fn request_ids_are_clipped_before_they_are_shown() {
+async fn request_ids_are_sanitized_before_they_are_shown() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -156,7 +156,7 @@ async fn request_ids_are_clipped_before_they_are_shown() {
         stream.send(&request_body(BODY, true)).expect("sending the body");
         stream.answer().await.expect("an answer").expect("a message");
         drop(stream);
-        // One after the other, so that the records have the order of the cases.
+        // One after another, so that the records have the order of the cases.
         picker.assert_settled().await;
     }
     let page = crate::support::client::get(picker.metrics, "/decisions").await.expect("the decisions").json();
@@ -167,7 +167,7 @@ async fn request_ids_are_clipped_before_they_are_shown() {
 
 /// With h2's default limit of resets, this alone would close the connection and every stream on it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_resets_leave_others_alone() {
+async fn thousand_resets_do_not_affect_other_streams() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let (wild, calm) = (Connection::open(picker.grpc).await, Connection::open(picker.grpc).await);
@@ -185,9 +185,9 @@ async fn a_thousand_resets_leave_others_alone() {
     picker.assert_settled().await;
 }
 
-/// A peer that never reads costs what its windows hold: its streams are not even looked at, and those of others are.
+/// A peer that never reads costs only its windows. The picker does not process its streams and serves those of others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_without_window_waits_alone() {
+async fn peer_without_window_does_not_affect_others() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -205,9 +205,9 @@ async fn a_peer_without_window_waits_alone() {
     picker.assert_settled().await;
 }
 
-/// Envoy's own timeouts do not fire while the picker holds a body, so these are ours.
+/// Envoy's timeouts do not run while the picker holds a body, so the picker has its own.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_stops_is_ended() {
+async fn idle_streams_are_ended() {
     let echo = Echo::start().await;
     let config = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {{idleTimeout: 200ms, requestTimeout: 300ms}}\npools:\n\
@@ -228,9 +228,9 @@ async fn a_stream_that_stops_is_ended() {
     picker.assert_settled().await;
 }
 
-/// The longest hint that is read, and what is beyond it.
+/// One endpoint within the entries that are read, and one after them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hint_of_ten_thousand_entries_is_bounded() {
+async fn subset_hint_of_ten_thousand_entries_is_bounded() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -259,13 +259,13 @@ async fn a_hint_of_ten_thousand_entries_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn single_bytes_and_floods_of_settings_are_only_slow() {
+async fn single_byte_messages_and_settings_floods_are_survived() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     let mut flood = raw_connection(&picker).await;
     let settings = http2_frame(4, 0, 0, &[]).repeat(10_000);
-    // A peer that is cut off for it is as good.
+    // The picker may also close this connection.
     let _ = flood.write_all(&settings).await;
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     for message in [request_headers(CHAT, false), request_body(BODY, true)] {
@@ -280,10 +280,9 @@ async fn single_bytes_and_floods_of_settings_are_only_slow() {
     picker.assert_settled().await;
 }
 
-/// The port's share of file descriptors is kept: open streams go on, and new connections take the place of silent
-/// ones.
+/// The port keeps within its share of file descriptors: open streams continue, and new connections replace silent ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn more_connections_than_file_descriptors_leave_streams_and_new_clients() {
+async fn connections_beyond_the_fd_limit_do_not_block_clients() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::with_open_files(64, &[echo.address]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -302,9 +301,9 @@ async fn more_connections_than_file_descriptors_leave_streams_and_new_clients() 
     picker.assert_settled().await;
 }
 
-/// A header block without end: the connection is closed before it costs memory.
+/// An endless header block: the connection is closed before it uses much memory.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_continuations_ends_its_own_connection() {
+async fn continuation_flood_ends_only_its_own_connection() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::start(&[echo.address], &[]).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
@@ -323,7 +322,7 @@ async fn a_flood_of_continuations_ends_its_own_connection() {
     picker.assert_settled().await;
 }
 
-/// A connection with the preface and empty settings sent.
+/// Opens a connection and sends the preface and empty settings.
 async fn raw_connection(picker: &AttacheProcess) -> TcpStream {
     let mut socket = TcpStream::connect(picker.grpc).await.expect("a connection");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sending the preface");
@@ -336,7 +335,7 @@ fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A request whose stream is half-closed behind the body, without `:path`, as NGINX Gateway Fabric sends it.
+/// A request without `:path` whose stream is half-closed after the body, as NGINX Gateway Fabric sends it.
 async fn half_closed(connection: &Connection) -> Stream {
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(&[("host", b"llm.test")], false)).expect("sending headers");
@@ -353,7 +352,7 @@ async fn assert_picked(stream: &mut Stream) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
+async fn queued_request_survives_half_close_but_not_reset() {
     let echo = Echo::start().await;
     let picker = AttacheProcess::configured(&format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  \
@@ -364,7 +363,7 @@ async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
     .await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     let queued = async |count: u32| picker.until_metric("attache_queued_requests", count.into()).await;
-    // It takes the only place, and keeps it: its response does not come yet.
+    // It takes the only slot and keeps it: its response has not started.
     let mut first = connection.stream(PROCESS, &[]).await.expect("a stream");
     first.send(&request_headers(CHAT, false)).expect("sending headers");
     first.send(&request_body(BODY, true)).expect("sending the body");
@@ -372,7 +371,7 @@ async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
 
     let mut waits = half_closed(&connection).await;
     queued(1).await;
-    // Envoy resets streams of clients that are gone, others end their connection.
+    // Envoy resets streams of disconnected clients. Other gateways close their connection.
     let reset = half_closed(&connection).await;
     queued(2).await;
     drop(reset);
@@ -388,7 +387,7 @@ async fn a_queued_request_outlives_the_half_close_of_its_stream_and_no_reset() {
     assert_picked(&mut waits).await;
     assert_eq!(waits.status().await.expect("a status"), "0");
     queued(0).await;
-    // The queue is empty: this one is answered at once.
+    // The queue is empty, so this request is picked at once.
     let mut last = half_closed(&connection).await;
     assert_picked(&mut last).await;
     assert_eq!(last.status().await.expect("a status"), "0");

@@ -1,6 +1,6 @@
-//! What the crates' manifests can't say: the core names no I/O, crates do not name plugins, modules of the root package
-//! import downwards, crates say what they are for, and files and crates stay small. What a crate may use stands in its
-//! Cargo.toml.
+//! Rules that the crates' manifests can't express: pure crates use no I/O, crates do not depend on plugins, and modules
+//! of the root package import downwards. Crates document their purpose, and files and crates stay small. The allowed
+//! dependencies of a crate are in its Cargo.toml.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, u8)] =
     &[("plugins", 0), ("server", 0), ("admin", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
 
-/// Crates without I/O and without a runtime: moments and random numbers are arguments.
+/// Crates without I/O and without a runtime. Times and random numbers are arguments.
 const PURE: &[&str] = &[
     "config",
     "config_schema",
@@ -33,20 +33,20 @@ const RUNTIMES: &[&str] = &["axum", "hyper", "reqwest", "tokio", "tonic"];
 /// Parts of the standard library that no pure crate may name.
 const IMPURE: &[&str] = &["std::net::TcpStream", "std::fs", "std::thread"];
 
-/// Crates with plugins. Only the package at the root names them, so that a change to a plugin compiles few crates anew.
+/// Crates with plugins. Only the root package depends on them, so a change to a plugin recompiles few crates.
 const PLUGINS: &[&str] = &["pipeline", "strategies"];
 
-/// Lines a file may have before its tests.
+/// Maximum number of lines of a file before its tests.
 const MAX_LINES: usize = 600;
 
-/// Lines of a crate, without tests.
+/// Maximum number of lines of a crate without tests.
 const MAX_CRATE_LINES: usize = 15_000;
 
 fn src() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// The Rust files of a folder and of those in it.
+/// The Rust files of a folder and its subfolders.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -89,7 +89,7 @@ fn before_tests(path: &Path) -> String {
     text.split("\n#[cfg(test)]\nmod tests").next().unwrap().to_owned()
 }
 
-/// The same without comments.
+/// The code of a file before its tests, without comments.
 fn code(path: &Path) -> String {
     before_tests(path).lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
@@ -152,7 +152,7 @@ fn pure_crates_use_no_runtime_and_no_io() {
 }
 
 #[test]
-fn every_crate_says_what_it_owns_and_where_to_begin() {
+fn every_crate_documents_its_callers_and_its_limits() {
     for name in crates() {
         let root = fs::read_to_string(src().join(&name).join("lib.rs")).unwrap();
         let words: Vec<&str> =

@@ -1,8 +1,7 @@
-//! Configurations and what is said about them: every file under `tests/data/config` has its expected diagnostics beside
-//! it.
+//! Configurations and their diagnostics: each file under `tests/data/config` has its expected diagnostics beside it.
 //!
-//! After a wanted change of wording, `ATTACHE_BLESS=1 cargo test --test in_process config` writes the expectations
-//! anew; read the diff.
+//! After an intended change of wording, `ATTACHE_BLESS=1 cargo test --test in_process config` rewrites the
+//! expectations. Review the diff.
 
 use attache::config::aibrix_env::AibrixEnv;
 use attache::config::diagnostic::{render_json, render_text};
@@ -53,7 +52,7 @@ fn compare(file: &Path, diagnostics: &[Diagnostic], sources: &Sources) {
 }
 
 #[test]
-fn every_bad_file_is_refused_with_all_its_mistakes() {
+fn every_invalid_file_is_rejected_with_all_its_errors() {
     for file in data("bad") {
         let sources = sources(file.file_name().unwrap().to_str().unwrap(), &std::fs::read(&file).unwrap());
         let diagnostics = load(&sources).expect_err(&format!("{} was accepted", file.display()));
@@ -63,7 +62,7 @@ fn every_bad_file_is_refused_with_all_its_mistakes() {
 }
 
 #[test]
-fn every_odd_file_is_accepted_with_warnings() {
+fn every_questionable_file_is_accepted_with_warnings() {
     for file in data("warn") {
         let sources = sources(file.file_name().unwrap().to_str().unwrap(), &std::fs::read(&file).unwrap());
         let (_, diagnostics) = load(&sources).unwrap_or_else(|d| panic!("{}: {d:?}", file.display()));
@@ -72,12 +71,12 @@ fn every_odd_file_is_accepted_with_warnings() {
     }
 }
 
-/// Files that are read as configurations by tests and users.
+/// Configuration files of tests and of users.
 const FIXTURES: [&str; 4] =
     ["tests/data/config/bad", "tests/data/config/warn", "tests/data/endpoint_picker", "examples/configs"];
 
-/// A change that only moves or renames code must keep this table. `ATTACHE_BLESS=1` writes it anew, where a key, a
-/// check or a fixture is new or a mistake is reported at a better place.
+/// A change that only moves or renames code must keep this table. `ATTACHE_BLESS=1` rewrites it after a new key, check
+/// or fixture, or a better position of an error.
 #[test]
 fn diagnostics_of_every_fixture_keep_their_codes_and_positions() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -110,7 +109,7 @@ fn diagnostics_of_every_fixture_keep_their_codes_and_positions() {
 }
 
 #[test]
-fn the_cases_of_promise_40_have_a_code_of_their_own() {
+fn malformed_files_get_specific_error_codes() {
     let code = |name: &str| {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/config/bad").join(name);
         let diagnostics = load(&sources(name, &std::fs::read(file).unwrap())).unwrap_err();
@@ -146,7 +145,7 @@ fn codes_are_unique_and_well_formed() {
 }
 
 #[test]
-fn a_small_file_gets_the_documented_defaults() {
+fn minimal_file_gets_the_documented_defaults() {
     let (settings, diagnostics) = load_text(MINIMAL).unwrap();
     assert_eq!(diagnostics, []);
     let s = &settings.server;
@@ -162,7 +161,7 @@ fn a_small_file_gets_the_documented_defaults() {
 }
 
 #[test]
-fn flags_outrank_the_file_and_the_file_outranks_defaults() {
+fn flags_override_the_file_and_the_file_overrides_defaults() {
     let text = "apiVersion: attache.dev/v1\nkind: Attache\nserver: {grpcPort: 1, metricsPort: 2, tls: {mode: off}}\n\
                 telemetry: {otlpEndpoint: 'http://c:4318', logLevel: debug}\n\
                 pools: [{name: a, strategy: random, scrape: {interval: 70ms}, endpoints: ['127.0.0.1:8000']}]\n";
@@ -186,7 +185,7 @@ fn flags_outrank_the_file_and_the_file_outranks_defaults() {
 }
 
 #[test]
-fn flags_alone_make_a_pool_and_nothing_at_all_is_refused() {
+fn flags_alone_make_a_pool_and_no_pool_is_an_error() {
     let mut sources = Sources { registry: registry(), ..Sources::default() };
     let diagnostics = load(&sources).unwrap_err();
     assert_eq!(diagnostics.iter().map(|d| d.code).collect::<Vec<_>>(), [Code::NothingToServe]);
@@ -204,9 +203,9 @@ fn flags_alone_make_a_pool_and_nothing_at_all_is_refused() {
     );
 }
 
-/// What flags say of servers is taken for those that flags name; where none does, it is told.
+/// Server flags apply to the endpoints that flags name. Without such endpoints, a warning is reported.
 #[test]
-fn flags_that_speak_of_servers_have_an_effect_or_a_warning() {
+fn server_flags_have_an_effect_or_a_warning() {
     let kubernetes = KubernetesFlags {
         engine: Some(Engine::Sglang),
         metrics_scheme: Some("https".into()),
@@ -248,7 +247,7 @@ fn flags_that_speak_of_servers_have_an_effect_or_a_warning() {
 }
 
 #[test]
-fn a_full_file_reaches_the_settings() {
+fn full_file_is_applied_to_the_settings() {
     let text = "apiVersion: attache.dev/v1
 kind: Attache
 limits: {maxBodyBytes: 1MiB, requestTimeout: 5s}
@@ -286,7 +285,7 @@ pools:
 }
 
 #[test]
-fn what_waits_leaves_room_for_bodies_that_only_pass() {
+fn default_queue_bytes_leave_memory_for_other_bodies() {
     let head = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {maxBufferedBytes: 64MiB}\npools:\n";
     let pool = |name: &str, flow: &str| {
         let only = format!("{{models: [{name}]}}");
@@ -306,7 +305,7 @@ fn what_waits_leaves_room_for_bodies_that_only_pass() {
 }
 
 #[test]
-fn who_chooses_a_strategy_reaches_the_settings() {
+fn strategy_rules_are_applied_to_the_settings() {
     let text = "apiVersion: attache.dev/v1
 kind: Attache
 pools:
@@ -342,7 +341,7 @@ pools:
 }
 
 #[test]
-fn aibrix_variables_stand_behind_flags_and_file() {
+fn flags_and_file_override_aibrix_variables() {
     let with = |text: &str, flag: Option<&str>, variables: &[(&str, &str)]| {
         let mut sources = sources("t", text.as_bytes());
         let set = variables.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
@@ -382,7 +381,7 @@ fn aibrix_variables_stand_behind_flags_and_file() {
 }
 
 #[test]
-fn a_reload_knows_what_it_can_not_change() {
+fn reload_lists_the_settings_that_need_a_restart() {
     let (old, _) = load_text(MINIMAL).unwrap();
     let (same, _) = load_text(&format!("{MINIMAL}limits: {{maxMessages: 5}}\n")).unwrap();
     assert_eq!(old.restart_needed(&same), Vec::<&str>::new());
@@ -391,7 +390,7 @@ fn a_reload_knows_what_it_can_not_change() {
 }
 
 #[test]
-fn client_names_are_taken_without_restart_and_the_client_ca_file_is_not() {
+fn client_names_reload_without_restart_but_client_ca_does_not() {
     let server = |tls: &str| load_text(&format!("{MINIMAL}server: {{tls: {{{tls}}}}}\n")).unwrap().0;
     let old = server("clientCaFile: /ca.crt, clientNames: [a.example.com]");
     let renamed = server("clientCaFile: /ca.crt, clientNames: ['*.example.com']");
@@ -408,7 +407,7 @@ fn client_names_are_taken_without_restart_and_the_client_ca_file_is_not() {
 }
 
 #[test]
-fn flags_of_clients_outrank_the_file_and_are_refused_without_tls() {
+fn client_flags_override_the_file_and_need_tls() {
     let text = format!("{MINIMAL}server: {{tls: {{clientCaFile: /ca.crt, clientNames: [a]}}}}\n");
     let mut sources = sources("t", text.as_bytes());
     sources.overrides.client_ca_file = Some("/flag.crt".into());
@@ -422,7 +421,7 @@ fn flags_of_clients_outrank_the_file_and_are_refused_without_tls() {
 }
 
 #[test]
-fn the_dump_of_settings_is_a_configuration_that_gives_the_same_settings() {
+fn settings_dump_loads_to_the_same_settings() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/configs/full.yaml");
     let (settings, _) = load(&sources("full.yaml", &std::fs::read(file).unwrap())).unwrap();
     let dump = settings.to_json();
@@ -437,7 +436,7 @@ const TEMPLATE: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- nam
                         - {name: named, match: {service: named-epp.llm}, endpoints: ['127.0.0.1:8000']}\n";
 
 #[test]
-fn pools_that_a_search_finds_are_what_their_template_says_or_what_they_say_themselves() {
+fn found_pools_follow_their_template_or_own_configuration() {
     let (settings, diagnostics) = load_text(TEMPLATE).unwrap();
     assert_eq!((settings.pools.len(), settings.templates.len(), diagnostics), (1, 1, vec![]));
     let shown = serde_json::to_string(&settings.to_json()).unwrap();
@@ -466,7 +465,7 @@ fn pools_that_a_search_finds_are_what_their_template_says_or_what_they_say_thems
 }
 
 #[test]
-fn what_a_pool_can_not_say_of_itself_is_refused_or_told() {
+fn pool_configuration_rejects_or_warns_of_foreign_settings() {
     let text = |more: &str, pools: &str| format!("apiVersion: attache.dev/v1\nkind: Attache\n{more}pools: [{pools}]\n");
     let load = |text: String| load_pool(&sources("own", text.as_bytes()));
     for (pools, said) in [
@@ -483,17 +482,16 @@ fn what_a_pool_can_not_say_of_itself_is_refused_or_told() {
     let (_, diagnostics) = load(text("limits: {}\nserver: {grpcPort: 1}\n", "{name: a}")).unwrap();
     let void: Vec<_> = diagnostics.iter().map(|d| (d.code, d.path.as_str())).collect();
     assert_eq!(void, [(Code::NoEffect, "limits"), (Code::NoEffect, "server")]);
-    // How much may wait before all pools together is the process's to say: its own `limits` give it neither more nor
-    // less.
+    // The limit of all queues together belongs to the process: `limits` in a pool's configuration do not change it.
     for limits in ["", "limits: {maxBodyBytes: 10, maxBufferedBytes: 20}\n"] {
         let (pool, _) = load(text(limits, "{name: a, flowControl: {enabled: true}}")).unwrap();
         assert_eq!(pool.flow.unwrap().settings.max_bytes, u64::MAX, "{limits}");
     }
-    // The users of `vtc-*` are those of a header: how tenants are found is the process's to say.
+    // The users of `vtc-*` come from a header, because tenant rules belong to the process.
     let (pool, diagnostics) = load(text("", "{name: a, strategy: vtc-fair}")).unwrap();
     assert_eq!(pool.flow.unwrap().settings.user_header, Some("user"));
     assert!(diagnostics.iter().any(|d| d.code == Code::TrustsClients && d.message.contains("`vtc-fair`")));
-    // Flags that speak of pools speak of these too; those that speak of the process are not looked at.
+    // Pool flags apply to these pools too. Process flags are ignored.
     let mut flags = sources("own", text("", "{name: a, strategy: random}").as_bytes());
     flags.overrides.strategy = Some("round-robin".into());
     flags.overrides.endpoints = vec!["10.0.0.1:8000".into()];
@@ -522,9 +520,9 @@ mod hostile {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-        /// Whatever the bytes are, there is an answer, and it can be shown.
+        /// Any bytes either load or give diagnostics that can be rendered.
         #[test]
-        fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_load_or_give_diagnostics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let sources = sources("f", &bytes);
             if let Err(diagnostics) = load(&sources) {
                 prop_assert!(!diagnostics.is_empty());
@@ -534,9 +532,9 @@ mod hostile {
             }
         }
 
-        /// A valid file with one piece overwritten is answered too.
+        /// A valid file with a part overwritten either loads or gives errors.
         #[test]
-        fn damaged_files_are_answered(at in 0usize..90, junk in "[\\PC\\n\\t]{0,12}") {
+        fn damaged_files_load_or_give_errors(at in 0usize..90, junk in "[\\PC\\n\\t]{0,12}") {
             let mut text: Vec<char> = MINIMAL.chars().collect();
             let at = at.min(text.len());
             text.splice(at..(at + 3).min(text.len()), junk.chars());
@@ -550,7 +548,7 @@ mod hostile {
 }
 
 #[test]
-fn the_configuration_of_one_pool_says_nothing_that_is_the_process_s() {
+fn pool_configuration_rejects_process_settings() {
     let read = |pool: &str| {
         let text = format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: a, {pool}}}]\n");
         attache::config::load_pool(&sources("ConfigMap a", text.as_bytes()))

@@ -1,5 +1,5 @@
-//! The feeds together, over real HTTP: discovery says who is there, the scraper asks them, the publisher makes
-//! snapshots of it. The servers here misbehave in every way that a model server has been seen to.
+//! The feeds together, over real HTTP: discovery lists endpoints, the scraper reads their metrics, the publisher makes
+//! snapshots. The servers misbehave as real model servers have done.
 
 use attache::clock::Clock;
 use attache::config::settings::ScrapeSettings;
@@ -22,22 +22,22 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 const REAL_PAGE: &str = include_str!("../data/metrics/vllm_0.32.0_under_load_lora.txt");
-/// What any test may take before it has failed.
+/// Timeout of each wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How a server answers.
+/// Response of the server.
 #[derive(Clone, Debug)]
 enum Answer {
     Page(String),
-    /// Never.
+    /// No response.
     Hang,
-    /// Whatever is given, headers included; then the connection is closed.
+    /// These bytes, including headers. Then the connection is closed.
     Raw(String),
-    /// A body without end.
+    /// An endless body.
     Endless,
 }
 
-/// A metrics server that counts and does as it is told.
+/// A metrics server that counts requests and responds as the test sets.
 struct Server {
     address: SocketAddr,
     answer: Mutex<Answer>,
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    fn say(&self, answer: Answer) {
+    fn set_answer(&self, answer: Answer) {
         *self.answer.lock() = answer;
     }
 
@@ -185,7 +185,7 @@ impl Feeds {
         Self { store, published, endpoints, settings, stats, first_round, shutdown, tasks }
     }
 
-    /// Waits for a snapshot of which `holds` is true.
+    /// Waits for a snapshot for which `holds` is true.
     async fn snapshot(&mut self, what: &str, holds: impl Fn(&PoolSnapshot) -> bool) -> Arc<PoolSnapshot> {
         let wait = async {
             loop {
@@ -215,7 +215,7 @@ async fn in_time<T>(what: &str, wait: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
 }
 
-/// Waits until `holds`; for what announces itself nowhere.
+/// Polls until `holds` is true.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let poll = async {
         while !holds() {
@@ -225,12 +225,12 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     in_time(what, poll).await;
 }
 
-fn waiting(state: &EndpointState) -> Option<u32> {
+fn waiting_requests(state: &EndpointState) -> Option<u32> {
     state.metrics().map(|m| m.waiting)
 }
 
 #[tokio::test]
-async fn a_real_page_becomes_metrics_over_one_connection() {
+async fn recorded_vllm_metrics_are_scraped_over_one_connection() {
     let server = Server::start(Answer::Page(REAL_PAGE.into())).await;
     let mut feeds = Feeds::start(vec![server.spec()], quick());
     feeds.first_round().await;
@@ -247,7 +247,7 @@ async fn a_real_page_becomes_metrics_over_one_connection() {
 }
 
 #[tokio::test]
-async fn a_server_that_misbehaves_harms_only_itself() {
+async fn misbehaving_servers_do_not_affect_scrapes_of_others() {
     let answers = [
         (ErrorReason::Timeout, Answer::Hang),
         (ErrorReason::Status, Answer::Raw("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n".into())),
@@ -281,7 +281,7 @@ async fn a_server_that_misbehaves_harms_only_itself() {
     feeds.snapshot("a page of everyone", |s| s.endpoints.iter().filter(|e| e.metrics().is_some()).count() == all).await;
 
     for (server, (_, answer)) in bad.iter().zip(&answers) {
-        server.say(answer.clone());
+        server.set_answer(answer.clone());
     }
     for (reason, _) in &answers {
         let expected = answers.iter().filter(|(r, _)| r == reason).count() as u64;
@@ -290,34 +290,34 @@ async fn a_server_that_misbehaves_harms_only_itself() {
     let before = good.requests();
     let started = tokio::time::Instant::now();
     until("fifty pages of the good one", || good.requests() >= before + 50).await;
-    // 50 turns of 20 ms, jitter included, take 1.1 s; the bad ones must not have stretched that.
+    // 50 scrapes at 20 ms with jitter take 1.1 s. The misbehaving servers must not delay them.
     assert!(started.elapsed() < Duration::from_secs(5));
     let snapshot = feeds.store.load_full();
     for state in &snapshot.endpoints[..answers.len()] {
         let metrics = state.metrics().expect("the last page stays");
         assert_eq!((metrics.waiting, metrics.running, metrics.kv_usage), (3, 4, 0.25));
     }
-    // Who fails is asked ever more rarely.
+    // Failing servers are scraped less and less often.
     let most = bad.iter().map(|s| s.connections.load(Relaxed)).max().unwrap();
     assert!(most < 20, "{most} connections to a failing server");
 
-    bad[0].say(page("9", "4", "0.25", "5"));
-    feeds.snapshot("a recovery", |s| waiting(&s.endpoints[0]) == Some(9)).await;
+    bad[0].set_answer(page("9", "4", "0.25", "5"));
+    feeds.snapshot("a recovery", |s| waiting_requests(&s.endpoints[0]) == Some(9)).await;
     feeds.stop().await;
 }
 
 #[tokio::test]
-async fn a_request_on_an_idle_endpoint_brings_the_next_page_forward() {
+async fn request_to_an_idle_endpoint_triggers_a_scrape() {
     let server = Server::start(page("0", "0", "0", "5")).await;
     let settings = ScrapeSettings { idle_interval: Duration::from_secs(3600), ..quick() };
     let mut feeds = Feeds::start(vec![server.spec()], settings);
-    // 20 ms, doubled eight times, is more than five seconds: nothing comes by itself within this test.
+    // 20 ms doubled eight times is more than five seconds, so no further scrape is due during this test.
     until("nine idle pages", || feeds.stats.pages() >= 9).await;
     let endpoint = feeds.store.load().endpoints[0].endpoint.clone();
-    server.say(page("7", "1", "0", "5"));
+    server.set_answer(page("7", "1", "0", "5"));
     let ticket = Ticket::book(endpoint, 100);
     let started = tokio::time::Instant::now();
-    let snapshot = feeds.snapshot("a page with load", |s| waiting(&s.endpoints[0]) == Some(7)).await;
+    let snapshot = feeds.snapshot("a page with load", |s| waiting_requests(&s.endpoints[0]) == Some(7)).await;
     assert!(started.elapsed() < Duration::from_secs(2));
     assert_eq!(snapshot.endpoints[0].metrics().unwrap().in_flight_at_scrape, 1);
     drop(ticket);
@@ -327,7 +327,7 @@ async fn a_request_on_an_idle_endpoint_brings_the_next_page_forward() {
 }
 
 #[tokio::test]
-async fn a_restart_is_noticed_once_and_clears_health() {
+async fn server_restart_is_counted_once_and_clears_health() {
     let server = Server::start(page("5", "0", "0", "100")).await;
     let mut feeds = Feeds::start(vec![server.spec()], quick());
     let snapshot = feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| e.metrics().is_some())).await;
@@ -336,8 +336,8 @@ async fn a_restart_is_noticed_once_and_clears_health() {
     health.record(Outcome::ConnectFailure, now, &policy);
     health.record(Outcome::ConnectFailure, now, &policy);
     assert_eq!(health.availability(now, &policy), Availability::Ejected);
-    server.say(page("6", "0", "0", "200"));
-    feeds.snapshot("the new process", |s| waiting(&s.endpoints[0]) == Some(6)).await;
+    server.set_answer(page("6", "0", "0", "200"));
+    feeds.snapshot("the new process", |s| waiting_requests(&s.endpoints[0]) == Some(6)).await;
     assert_eq!(health.availability(now, &policy), Availability::Open);
     let pages = feeds.stats.pages();
     until("more pages", || feeds.stats.pages() >= pages + 5).await;
@@ -346,18 +346,18 @@ async fn a_restart_is_noticed_once_and_clears_health() {
 }
 
 #[tokio::test]
-async fn endpoints_come_and_go() {
+async fn removed_endpoints_are_not_scraped_and_changed_paths_are_followed() {
     let (first, second) =
         (Server::start(page("1", "0", "0", "5")).await, Server::start(page("2", "0", "0", "5")).await);
     let mut feeds = Feeds::start(vec![first.spec()], quick());
-    feeds.snapshot("the first", |s| s.endpoints.iter().any(|e| waiting(e) == Some(1))).await;
+    feeds.snapshot("the first", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(1))).await;
     feeds.endpoints.send_replace(vec![second.spec()]);
-    feeds.snapshot("the second", |s| s.endpoints.iter().map(waiting).eq([Some(2)])).await;
+    feeds.snapshot("the second", |s| s.endpoints.iter().map(waiting_requests).eq([Some(2)])).await;
     let (asked, pages) = (first.requests(), feeds.stats.pages());
     until("more pages", || feeds.stats.pages() >= pages + 10).await;
     assert_eq!(first.requests(), asked, "who is gone is not asked");
 
-    // The same endpoint with another metrics path keeps its page and is asked there.
+    // The same endpoint with another metrics path keeps its metrics and is scraped at the new path.
     let mut moved = second.spec();
     moved.metrics.path = "/prometheus/metrics".into();
     feeds.endpoints.send_replace(vec![moved]);
@@ -367,7 +367,7 @@ async fn endpoints_come_and_go() {
 }
 
 #[tokio::test]
-async fn new_settings_take_effect_at_once() {
+async fn new_scrape_settings_apply_immediately() {
     let server = Server::start(page("0", "0", "0", "5")).await;
     let hour = Duration::from_secs(3600);
     let feeds = Feeds::start(vec![server.spec()], ScrapeSettings { interval: hour, idle_interval: hour, ..quick() });
@@ -378,7 +378,7 @@ async fn new_settings_take_effect_at_once() {
 }
 
 #[tokio::test]
-async fn ready_after_everyone_was_tried_even_if_nobody_answers() {
+async fn first_round_ends_even_if_no_server_responds() {
     let refused = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let nobody = EndpointSpec::at(refused.local_addr().unwrap());
     drop(refused);
@@ -398,7 +398,7 @@ async fn ready_after_everyone_was_tried_even_if_nobody_answers() {
 }
 
 #[tokio::test]
-async fn more_hanging_servers_than_places_do_not_stop_the_others() {
+async fn hanging_servers_beyond_the_concurrency_limit_block_no_others() {
     let good = Server::start(page("1", "0", "0", "5")).await;
     let mut specs: Vec<EndpointSpec> = Vec::new();
     for _ in 0..attache::scrape::feed::MAX_CONCURRENT_FETCHES + 16 {
@@ -407,20 +407,20 @@ async fn more_hanging_servers_than_places_do_not_stop_the_others() {
     specs.push(good.spec());
     let mut feeds = Feeds::start(specs, quick());
     feeds.first_round().await;
-    feeds.snapshot("the good one", |s| s.endpoints.iter().any(|e| waiting(e) == Some(1))).await;
+    feeds.snapshot("the good one", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(1))).await;
     let pages = feeds.stats.pages();
     until("more pages of the good one", || feeds.stats.pages() >= pages + 20).await;
     feeds.stop().await;
 }
 
 #[tokio::test]
-async fn servers_that_ask_for_a_token_are_shown_it_for_pages_and_models_alike() {
+async fn bearer_token_is_sent_with_metrics_and_model_requests() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("token");
     std::fs::write(&file, "secret-1\n").unwrap();
     let (server, other) = (Server::start(page("8", "0", "0", "5")).await, Server::start(Answer::Hang).await);
     let mut feeds = Feeds::start(vec![server.spec()], quick());
-    feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| waiting(e) == Some(8))).await;
+    feeds.snapshot("a page", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(8))).await;
     assert!(!server.last_head.lock().contains("authorization"), "nobody is shown what nobody has set");
     feeds.settings.send_replace(ScrapeSettings { bearer_token_file: Some(file), ..quick() });
     let shown = "authorization: bearer secret-1\r\n";
@@ -443,7 +443,7 @@ async fn servers_that_ask_for_a_token_are_shown_it_for_pages_and_models_alike() 
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_says_what_to_set() {
+async fn unauthorized_scrape_names_the_setting_for_the_token() {
     let refused = "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n";
     let server = Server::start(Answer::Raw(refused.into())).await;
     let url = format!("http://{}/metrics", server.address).parse().unwrap();
@@ -454,7 +454,7 @@ async fn a_server_that_refuses_says_what_to_set() {
 }
 
 #[tokio::test]
-async fn https_is_verified_unless_told_otherwise() {
+async fn https_certificates_are_verified_unless_disabled() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -469,6 +469,6 @@ async fn https_is_verified_unless_told_otherwise() {
     until("a refusal", || refusals() >= 1).await;
     assert_eq!(feeds.stats.pages(), 0);
     feeds.settings.send_replace(ScrapeSettings { insecure_skip_verify: true, ..quick() });
-    feeds.snapshot("a page over TLS", |s| s.endpoints.iter().any(|e| waiting(e) == Some(8))).await;
+    feeds.snapshot("a page over TLS", |s| s.endpoints.iter().any(|e| waiting_requests(e) == Some(8))).await;
     feeds.stop().await;
 }

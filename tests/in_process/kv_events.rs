@@ -1,5 +1,5 @@
-//! The feed of KV events over real ZeroMQ sockets: publishers of the `zeromq` crate that bind, connect, replay in both
-//! forms, forget, restart and lie.
+//! The KV event feed over real ZeroMQ sockets: publishers of the `zeromq` crate bind, connect, replay in both formats,
+//! drop old events, restart, and send false data.
 
 use attache::clock::Clock;
 use attache::connections::{Closed, ConnectionLimits, Connections};
@@ -27,7 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqMessage};
 
-/// What any test may take before it has failed.
+/// Timeout of each wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -43,29 +43,29 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     in_time(what, poll).await;
 }
 
-/// How a ring answers.
+/// Format of replay responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// `topic, seq, payload`, from vLLM 0.26.
+    /// `topic, seq, payload`, since vLLM 0.26.
     Three,
-    /// `seq, payload`, before.
+    /// `seq, payload`, before vLLM 0.26.
     Two,
-    /// Never.
+    /// No response.
     Silent,
 }
 
-/// What a publisher's process remembers.
+/// The replay buffer of a publisher.
 #[derive(Debug)]
 struct Ring {
     topic: String,
     frames: Vec<Bytes>,
-    /// The oldest that it still has.
+    /// Index of the oldest event in the buffer.
     oldest: usize,
     form: Form,
-    asked: Vec<u64>,
+    replay_starts: Vec<u64>,
 }
 
-/// A publisher: an XPUB, so that a test can wait until somebody has subscribed, and a ROUTER over its ring.
+/// A publisher: an XPUB socket, so that a test can wait for a subscription, and a ROUTER socket for replays.
 struct Publisher {
     socket: XPubSocket,
     ring: Arc<Mutex<Ring>>,
@@ -102,7 +102,13 @@ impl Publisher {
 
     async fn of(socket: XPubSocket, events: SocketAddr, form: Option<Form>) -> Self {
         let topic = "kv@127.0.0.1:8000@model".to_owned();
-        let ring = Ring { topic, frames: Vec::new(), oldest: 0, form: form.unwrap_or(Form::Silent), asked: Vec::new() };
+        let ring = Ring {
+            topic,
+            frames: Vec::new(),
+            oldest: 0,
+            form: form.unwrap_or(Form::Silent),
+            replay_starts: Vec::new(),
+        };
         let ring = Arc::new(Mutex::new(ring));
         let (mut replay, mut replaying) = (None, None);
         if form.is_some() {
@@ -113,12 +119,12 @@ impl Publisher {
         Self { socket, ring, rank: 0, events, replay, _replaying: replaying }
     }
 
-    /// Drops the connections; the ring stays.
+    /// Drops the connections and keeps the replay buffer.
     fn close(&mut self) {
         self.socket = XPubSocket::new();
     }
 
-    /// Binds again where it was.
+    /// Binds to the same address again.
     async fn open(&mut self) {
         let at = format!("tcp://{}", self.events);
         in_time("the old socket gone", async {
@@ -129,10 +135,10 @@ impl Publisher {
         .await;
     }
 
-    /// Waits until somebody has subscribed.
+    /// Waits for a subscription.
     async fn subscribed(&mut self) {
         loop {
-            // A subscriber that goes is an error of the socket's.
+            // A disconnected subscriber appears as a socket error.
             match in_time("a subscription", self.socket.recv()).await {
                 Ok(message) if message.get(0).is_some_and(|f| f.first() == Some(&1)) => return,
                 _ => {}
@@ -140,7 +146,7 @@ impl Publisher {
         }
     }
 
-    /// Numbers and remembers a batch without sending it: it is lost on its way.
+    /// Adds a batch to the buffer without sending it, as if it were lost.
     fn lose(&self, events: Vec<Any>) -> (u64, Bytes) {
         let mut ring = self.ring.lock();
         let seq = ring.frames.len() as u64;
@@ -164,12 +170,12 @@ impl Publisher {
     }
 
     async fn raw(&mut self, frames: Vec<Bytes>) {
-        // A subscriber that has gone is none of a publisher's business.
+        // A disconnected subscriber does not matter to the publisher.
         let _ = in_time("sending", self.socket.send(ZmqMessage::try_from(frames).unwrap())).await;
     }
 
-    fn asked(&self) -> Vec<u64> {
-        self.ring.lock().asked.clone()
+    fn replay_starts(&self) -> Vec<u64> {
+        self.ring.lock().replay_starts.clone()
     }
 }
 
@@ -180,7 +186,7 @@ async fn answer(mut router: RouterSocket, ring: Arc<Mutex<Ring>>) {
         let from = u64::from_be_bytes(from.as_ref().try_into().unwrap());
         let (topic, frames, form) = {
             let mut ring = ring.lock();
-            ring.asked.push(from);
+            ring.replay_starts.push(from);
             let first = usize::try_from(from).unwrap().max(ring.oldest);
             let frames: Vec<_> = (first..ring.frames.len()).map(|i| (i as u64, ring.frames[i].clone())).collect();
             (Bytes::from(ring.topic.clone()), frames, ring.form)
@@ -204,7 +210,7 @@ fn ints(values: &[u64]) -> Any {
     Any::Array(values.iter().map(|v| Any::from(*v)).collect())
 }
 
-/// Blocks of one token each, named and filled by `hashes`.
+/// Blocks of one token each. `hashes` are their hashes and tokens.
 fn stored(parent: Option<u64>, hashes: &[u64]) -> Any {
     let fields = vec![
         ("type", Any::from("BlockStored")),
@@ -216,7 +222,7 @@ fn stored(parent: Option<u64>, hashes: &[u64]) -> Any {
     Any::Map(fields.into_iter().map(|(k, v)| (Any::from(k), v)).collect())
 }
 
-/// As a publisher of old writes it.
+/// The event format of old publishers.
 fn removed(hashes: &[u64]) -> Any {
     Any::Array(vec![Any::from("BlockRemoved"), ints(hashes), Any::from("GPU")])
 }
@@ -225,7 +231,7 @@ fn cleared() -> Any {
     Any::Array(vec![Any::from("AllBlocksCleared")])
 }
 
-/// Times that a test can wait for; what must not happen by itself is put far away.
+/// Short timeouts for tests. Timers that must not fire are far in the future.
 fn quick() -> Timing {
     Timing {
         connect: Duration::from_secs(5),
@@ -244,7 +250,7 @@ fn subscription() -> Subscription {
     Subscription { timing: quick(), ..Subscription::default() }
 }
 
-/// A feed that runs over a pool which the test publishes.
+/// A running feed and a pool that the test publishes.
 struct Rig {
     index: Arc<PrefixIndex>,
     residents: Arc<Residents>,
@@ -307,7 +313,7 @@ impl Rig {
         self.published.send_replace(Published { generation, membership: generation });
     }
 
-    /// Follows one publisher as endpoint 0.
+    /// Subscribes to one publisher as endpoint 0.
     async fn following(subscription: Subscription, publisher: &mut Publisher) -> Self {
         let rig = Self::start(subscription).await;
         rig.pool(vec![(0, pod(publisher))]);
@@ -339,7 +345,7 @@ impl Rig {
     }
 }
 
-/// An endpoint whose labels say where `publisher` is.
+/// An endpoint whose labels have the ports of `publisher`.
 fn pod(publisher: &Publisher) -> EndpointSpec {
     let mut spec = EndpointSpec::at("127.0.0.1:8000".parse().unwrap());
     spec.labels.insert(PORT_LABEL.into(), publisher.events.port().to_string().into());
@@ -350,7 +356,7 @@ fn pod(publisher: &Publisher) -> EndpointSpec {
 }
 
 #[tokio::test]
-async fn who_is_there_from_the_start_knows_exactly() {
+async fn subscriber_from_the_first_event_is_exact() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     assert_eq!(rig.trust(0), Some(Trust::Unknown));
@@ -365,7 +371,7 @@ async fn who_is_there_from_the_start_knows_exactly() {
 }
 
 #[tokio::test]
-async fn who_comes_late_has_it_replayed_in_either_form() {
+async fn late_subscriber_gets_a_replay_in_both_formats() {
     for form in [Form::Three, Form::Two] {
         let mut publisher = Publisher::bind(Some(form)).await;
         publisher.lose(vec![stored(None, &[1, 2])]);
@@ -375,19 +381,19 @@ async fn who_comes_late_has_it_replayed_in_either_form() {
         rig.trusts(0, Trust::Exact).await;
         publisher.publish(vec![stored(Some(3), &[4])]).await;
         rig.holds(0, [1, 2, 3, 4]).await;
-        assert_eq!((rig.count(Count::ReplayedFrames), publisher.asked()), (2, vec![0]));
+        assert_eq!((rig.count(Count::ReplayedFrames), publisher.replay_starts()), (2, vec![0]));
     }
 }
 
 #[tokio::test]
-async fn an_idle_publisher_without_events_is_known_to_hold_nothing() {
+async fn empty_replay_of_an_idle_publisher_is_exact() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     rig.trusts(0, Trust::Exact).await;
 }
 
 #[tokio::test]
-async fn a_gap_is_replayed_in_either_form() {
+async fn gap_is_replayed_in_both_formats() {
     for form in [Form::Three, Form::Two] {
         let mut publisher = Publisher::bind(Some(form)).await;
         let rig = Rig::following(subscription(), &mut publisher).await;
@@ -403,7 +409,7 @@ async fn a_gap_is_replayed_in_either_form() {
 }
 
 #[tokio::test]
-async fn a_gap_without_replay_is_suspect_until_the_cache_is_cleared() {
+async fn gap_without_replay_is_suspect_until_the_cache_is_cleared() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     publisher.publish(vec![stored(None, &[1, 2, 3])]).await;
@@ -419,7 +425,7 @@ async fn a_gap_without_replay_is_suspect_until_the_cache_is_cleared() {
 }
 
 #[tokio::test]
-async fn after_a_gap_without_replay_guesses_are_added_when_as_much_is_known_again() {
+async fn gap_without_replay_becomes_incomplete_after_enough_events() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     publisher.publish(vec![stored(None, &[1, 2, 3])]).await;
@@ -427,7 +433,8 @@ async fn after_a_gap_without_replay_guesses_are_added_when_as_much_is_known_agai
     publisher.lose(vec![]);
     publisher.publish(vec![stored(None, &[11, 12])]).await;
     rig.trusts(0, Trust::Suspect(Doubt::Gap)).await;
-    // Behind a block that is held since before the gap, as hot heads are: it is never told of again.
+    // This block follows one that was stored before the gap. Hot prefixes are such blocks: no event reports them
+    // again.
     publisher.publish(vec![stored(Some(1), &[21]), stored(Some(12), &[13, 14])]).await;
     rig.holds(0, [11, 12, 13, 14]).await;
     assert_eq!(rig.trust(0), Some(Trust::Suspect(Doubt::Gap)), "something older is there");
@@ -441,7 +448,7 @@ async fn after_a_gap_without_replay_guesses_are_added_when_as_much_is_known_agai
 }
 
 #[tokio::test]
-async fn who_comes_late_without_replay_knows_something_when_the_cache_has_turned_over() {
+async fn late_subscriber_without_replay_is_incomplete_after_turnover() {
     let mut publisher = Publisher::bind(None).await;
     (0..5).for_each(|_| drop(publisher.lose(vec![])));
     let rig = Rig::start(subscription()).await;
@@ -454,7 +461,7 @@ async fn who_comes_late_without_replay_knows_something_when_the_cache_has_turned
 }
 
 #[tokio::test]
-async fn a_ring_that_has_forgotten_is_taken_as_it_is() {
+async fn truncated_replay_is_used_as_incomplete() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     publisher.lose(vec![stored(None, &[1])]);
     publisher.lose(vec![stored(Some(1), &[2])]);
@@ -465,13 +472,13 @@ async fn a_ring_that_has_forgotten_is_taken_as_it_is() {
     rig.trusts(0, Trust::Incomplete).await;
     assert_eq!(rig.count(Count::ReplaysTruncated), 1);
     assert_eq!(rig.count(Count::OrphansParked), 1);
-    // The engine computes the forgotten block again, and what stands behind it is found.
+    // The engine computes the missing block again, and its children are found.
     publisher.publish(vec![stored(None, &[1])]).await;
     rig.holds(0, [1, 2, 5]).await;
 }
 
 #[tokio::test]
-async fn a_restarted_engine_is_learned_anew() {
+async fn restarted_engine_starts_with_an_empty_index() {
     for form in [None, Some(Form::Two), Some(Form::Three)] {
         let mut publisher = Publisher::bind(form).await;
         let rig = Rig::following(subscription(), &mut publisher).await;
@@ -481,8 +488,8 @@ async fn a_restarted_engine_is_learned_anew() {
         publisher.close();
         rig.trusts(0, Trust::Suspect(Doubt::Interrupted)).await;
         publisher.ring.lock().frames.clear();
-        // With replay, what the new process said before we came is heard too; a process that has said nothing is found
-        // out as well.
+        // With replay, events that the new process sent before the reconnect are read too. A process without events is
+        // detected as well.
         let early = form.map(|_| 5);
         if form == Some(Form::Three) {
             publisher.lose(vec![stored(None, &[5])]);
@@ -501,7 +508,7 @@ async fn a_restarted_engine_is_learned_anew() {
 }
 
 #[tokio::test]
-async fn what_was_missed_while_the_connection_was_broken_is_replayed() {
+async fn events_missed_during_a_disconnect_are_replayed() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     publisher.publish(vec![stored(None, &[1])]).await;
@@ -514,11 +521,11 @@ async fn what_was_missed_while_the_connection_was_broken_is_replayed() {
     rig.holds(0, [1, 2]).await;
     rig.trusts(0, Trust::Exact).await;
     assert_eq!(rig.count(Count::Restarts), 0);
-    assert_eq!(publisher.asked(), [0, 0]);
+    assert_eq!(publisher.replay_starts(), [0, 0]);
 }
 
 #[tokio::test]
-async fn a_ring_that_does_not_answer_is_asked_again_later() {
+async fn failed_replay_is_retried_later() {
     let mut publisher = Publisher::bind(Some(Form::Silent)).await;
     publisher.lose(vec![stored(None, &[1])]);
     let timing = Timing { replay_idle: Duration::from_millis(10), retry_after: Duration::from_millis(50), ..quick() };
@@ -531,7 +538,7 @@ async fn a_ring_that_does_not_answer_is_asked_again_later() {
 }
 
 #[tokio::test]
-async fn a_lost_end_is_found_after_a_while_of_silence() {
+async fn lost_last_event_is_found_by_a_check_after_silence() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     let timing = Timing { check_after: Duration::from_millis(20), ..quick() };
     let rig = Rig::following(Subscription { timing, ..subscription() }, &mut publisher).await;
@@ -539,13 +546,13 @@ async fn a_lost_end_is_found_after_a_while_of_silence() {
     rig.holds(0, [1]).await;
     publisher.lose(vec![removed(&[1]), stored(None, &[2])]);
     rig.holds(0, [2]).await;
-    // A connection that does not bring the end may bring nothing at all: it is replaced.
+    // A connection that lost the last event may be dead, so it is replaced.
     until("a new connection", || rig.count(Count::Connections) == 2).await;
     rig.trusts(0, Trust::Exact).await;
 }
 
 #[tokio::test]
-async fn endpoints_come_and_go_with_their_blocks() {
+async fn removed_endpoints_lose_their_blocks() {
     let (mut first, mut second) = (Publisher::bind(None).await, Publisher::bind(None).await);
     let rig = Rig::start(subscription()).await;
     rig.pool(vec![(0, pod(&first))]);
@@ -566,8 +573,8 @@ async fn endpoints_come_and_go_with_their_blocks() {
 }
 
 #[tokio::test]
-async fn each_rank_is_a_cache_of_its_own() {
-    // Two ports in a row, as an engine with data-parallel ranks has them.
+async fn each_rank_has_its_own_cache() {
+    // Two consecutive ports, as for an engine with data-parallel ranks.
     let (mut zero, mut one) = loop {
         let zero = Publisher::bind(None).await;
         let next = SocketAddr::new(zero.events.ip(), zero.events.port() + 1);
@@ -610,7 +617,7 @@ fn page_of(block_size: u32) -> EndpointMetrics {
 }
 
 #[tokio::test]
-async fn blocks_are_as_large_as_those_of_most_engines() {
+async fn block_size_comes_from_scraped_metrics_of_the_pool() {
     let (mut first, mut second) = (Publisher::bind(None).await, Publisher::bind(None).await);
     let third = Publisher::bind(None).await;
     let rig = Rig::start(subscription()).await;
@@ -621,7 +628,7 @@ async fn blocks_are_as_large_as_those_of_most_engines() {
     second.subscribed().await;
     second.publish(vec![two(2)]).await;
     rig.trusts(1, Trust::Exact).await;
-    // One engine's events say nothing against those of another.
+    // One engine's block size does not override the pool's.
     first.publish(vec![stored(None, &[1])]).await;
     rig.trusts(0, Trust::Suspect(Doubt::BlockSize)).await;
     assert_eq!(rig.block_size.get(), 2);
@@ -630,7 +637,7 @@ async fn blocks_are_as_large_as_those_of_most_engines() {
 }
 
 #[tokio::test]
-async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
+async fn changed_block_size_of_the_pool_reloads_engines() {
     let (mut old, mut new) = (Publisher::bind(Some(Form::Three)).await, Publisher::bind(Some(Form::Three)).await);
     let (mut third, mut fourth) = (Publisher::bind(None).await, Publisher::bind(None).await);
     let rig = Rig::start(subscription()).await;
@@ -639,7 +646,7 @@ async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
     old.publish(vec![stored(None, &[1])]).await;
     rig.holds(0, [1]).await;
     rig.trusts(0, Trust::Exact).await;
-    // As in a rolling update to other blocks.
+    // As in a rolling update to another block size.
     rig.pool((0..).zip([&old, &new, &third, &fourth].map(pod)).collect());
     new.subscribed().await;
     new.publish(vec![two(2)]).await;
@@ -657,13 +664,13 @@ async fn engines_are_learned_anew_when_the_pools_blocks_become_theirs() {
 }
 
 #[tokio::test]
-async fn a_flood_that_does_not_fit_is_fetched_again() {
+async fn events_beyond_the_backlog_are_replayed() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     publisher.ring.lock().form = Form::Silent;
     let bounds = MemoryLimits { backlog_frames: 4, ..MemoryLimits::default() };
     let timing = Timing { replay_idle: Duration::from_millis(200), retry_after: Duration::from_millis(200), ..quick() };
     let rig = Rig::following(Subscription { bounds, timing, ..subscription() }, &mut publisher).await;
-    until("the ring is asked", || !publisher.asked().is_empty()).await;
+    until("the ring is asked", || !publisher.replay_starts().is_empty()).await;
     for i in 0..200 {
         publisher.publish(vec![stored(None, &[i])]).await;
     }
@@ -674,7 +681,7 @@ async fn a_flood_that_does_not_fit_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn what_is_no_frame_is_counted_and_what_cannot_be_read_is_a_doubt() {
+async fn invalid_frames_are_counted_and_unreadable_events_are_suspect() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     publisher.publish(vec![stored(None, &[1])]).await;
@@ -696,7 +703,7 @@ mod reload;
 mod central;
 
 #[tokio::test]
-async fn everything_ends_with_the_feed() {
+async fn stopped_feed_releases_all_state() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     publisher.publish(vec![stored(None, &[1])]).await;
@@ -710,7 +717,7 @@ async fn everything_ends_with_the_feed() {
 }
 
 #[tokio::test]
-async fn a_peer_that_lies_about_lengths_is_left_and_tried_again() {
+async fn peer_with_a_false_frame_length_is_disconnected_and_retried() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

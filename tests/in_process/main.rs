@@ -1,5 +1,4 @@
-//! Everything that needs no process beside the test: the library in one process, the shipped files and the
-//! documentation.
+//! Tests in one process: the library, the shipped files and the documentation.
 
 mod architecture;
 mod config;

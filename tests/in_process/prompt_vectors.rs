@@ -1,6 +1,5 @@
-//! What real servers computed for these requests: the text that vLLM 0.32 rendered and its token ids
-//! (`chat_vectors/vectors.json`), and what `transformers` made of six templates in the styles of known models
-//! (`chat_vectors/template_vectors.json`).
+//! Reference results of real servers: text and token ids of vLLM 0.32 (`chat_vectors/vectors.json`), and six templates
+//! of known model families rendered by `transformers` (`chat_vectors/template_vectors.json`).
 
 use attache::prompt::Encoder;
 use attache::prompt::huggingface::{HuggingFace, Rendered};
@@ -54,7 +53,7 @@ fn render(model: &HuggingFace, api: Api, body: &str) -> (Rendered, Vec<u32>) {
 }
 
 #[test]
-fn chat_prompts_are_what_vllm_makes_of_them() {
+fn chat_prompts_render_and_tokenize_as_in_vllm() {
     let model = tiny();
     let vectors: Vec<ChatVector> = serde_json::from_str(&data("vectors.json")).unwrap();
     assert_eq!(vectors.len(), 29);
@@ -67,7 +66,7 @@ fn chat_prompts_are_what_vllm_makes_of_them() {
 }
 
 #[test]
-fn pieces_between_marks_encode_like_the_whole() {
+fn parts_between_cut_marks_encode_like_the_whole_text() {
     let model = tiny();
     let marks = model.cut_marks().unwrap();
     assert_eq!(marks.len(), 9);
@@ -85,9 +84,9 @@ fn pieces_between_marks_encode_like_the_whole() {
     }
 }
 
-/// Ids that vLLM's render and tokenize endpoints gave for the same model.
+/// Token ids from vLLM's render and tokenize endpoints for the same model.
 #[test]
-fn the_other_apis_are_what_vllm_makes_of_them() {
+fn other_apis_tokenize_as_in_vllm() {
     let model = tiny();
     for (api, body, want) in [
         (Api::Completions, r#"{"prompt": "import os", "max_tokens": 5}"#, &[784, 587][..]),
@@ -115,7 +114,7 @@ fn the_other_apis_are_what_vllm_makes_of_them() {
 }
 
 #[test]
-fn templates_render_as_transformers_renders_them() {
+fn chat_templates_render_as_in_transformers() {
     let file: TemplateVectors = serde_json::from_str(&data("template_vectors.json")).unwrap();
     let (mut rendered, mut refused) = (0, 0);
     for vector in file.vectors {
@@ -132,7 +131,7 @@ fn templates_render_as_transformers_renders_them() {
             }
             (None, Some(error)) => {
                 let Err(TemplateError::Failed(reason)) = got else { panic!("{name}: got {got:?}, want {error}") };
-                // What raise_exception says must come through; Python's own errors are worded otherwise.
+                // Messages of raise_exception must be kept. Python's own errors have other words.
                 if let Some(message) = error.strip_prefix("TemplateError: ") {
                     assert!(reason.contains(message), "{name}: {reason}");
                 }

@@ -1,5 +1,5 @@
-//! What README.md and SECURITY.md say is so. `tests/in_process/docs` checks the other pages, and the links and
-//! sentences of all of them.
+//! Checks of README.md and SECURITY.md. `tests/in_process/docs` checks the other pages, and the links and sentences of
+//! all pages.
 
 use attache::config::{ConfigText, Overrides, Sources, Surroundings, load};
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ const README: &str = include_str!("../../README.md");
 const SECURITY: &str = include_str!("../../SECURITY.md");
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 
-/// The rows of a page's table whose head begins with `head`, cell by cell.
+/// The rows of a page's table whose header starts with `head`, cell by cell.
 fn rows_of(page: &'static str, head: &str) -> Vec<Vec<&'static str>> {
     let start = page.find(head).unwrap_or_else(|| panic!("no table {head:?}"));
     let lines = page[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -23,7 +23,7 @@ fn plain(cell: &str) -> &str {
 }
 
 #[test]
-fn the_configuration_is_accepted() {
+fn readme_configuration_is_accepted() {
     let (_, rest) = README.split_once("```yaml\n").expect("an example");
     let (text, _) = rest.split_once("```").expect("its end");
     let sources = Sources {
@@ -38,14 +38,14 @@ fn the_configuration_is_accepted() {
 }
 
 #[test]
-fn every_flag_exists() {
+fn readme_flags_exist() {
     let mut known = String::new();
     for verb in ["run", "check", "sim", "replay"] {
         let output = Command::new(env!("CARGO_BIN_EXE_attache")).args([verb, "--help"]).output().unwrap();
         known.push_str(&String::from_utf8(output.stdout).unwrap());
     }
     let known: BTreeSet<&str> = flags(&known).collect();
-    // cargo's and the quickstart's.
+    // Flags of cargo and of the quickstart.
     let others = ["--path", "--locked", "--stay"];
     let said: BTreeSet<&str> = flags(README).filter(|flag| !others.contains(flag)).collect();
     assert!(said.contains("--endpoint"), "{said:?}");
@@ -60,11 +60,11 @@ fn flags(text: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn every_attack_test_is_named_in_the_threat_model() {
     let directory = format!("{}/tests/attacks", env!("CARGO_MANIFEST_DIR"));
-    // What the other tests compare with: no attack, or no protection.
+    // Control tests: without an attack, or without the protection.
     let controls = [
         "honest_clients_without_attack_complete",
-        "picker_without_client_ca_takes_streams_of_any_pod",
-        "servers_that_are_down_are_ejected_beyond_the_share_after_two_requests",
+        "picker_without_client_ca_accepts_streams_of_any_pod",
+        "unreachable_servers_are_ejected_beyond_the_limit",
     ];
     let mut tests = 0;
     for file in std::fs::read_dir(directory).expect("the attacks") {
@@ -79,7 +79,7 @@ fn every_attack_test_is_named_in_the_threat_model() {
 }
 
 #[test]
-fn every_limit_of_the_threat_model_names_a_key_and_a_metric_that_exist() {
+fn threat_model_limits_name_existing_keys_and_metrics() {
     let full = include_str!("../../examples/configs/full.yaml");
     let known: BTreeSet<&str> = rows_of(METRICS, "| metric |").into_iter().map(|row| plain(row[0])).collect();
     for row in rows_of(SECURITY, "| resource | limit |") {

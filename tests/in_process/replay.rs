@@ -1,7 +1,7 @@
-//! `attache replay` from outside: the world in virtual time, what it shows, and the command line.
+//! `attache replay`: virtual time, its results, and the command line.
 //!
-//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25,
-//! `kvcache-ai/Mooncake`, Apache-2.0). Everything follows from seeds, so the bounds leave room for later changes only.
+//! `data/conversation-2000.jsonl` is the start of the conversation trace published with Mooncake (FAST'25,
+//! `kvcache-ai/Mooncake`, Apache-2.0). All results follow from seeds, so the bounds only allow for later changes.
 
 use attache::clock::Timestamp;
 use attache::config::recommended_flow;
@@ -36,7 +36,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What came of a request's asking for its turn.
+/// Outcome of a request in the queue.
 #[derive(Clone, Debug, PartialEq)]
 struct Turn {
     number: u64,
@@ -51,7 +51,7 @@ struct Seen {
     served: Vec<Served>,
     samples: usize,
     turns: Vec<Turn>,
-    /// The largest part of its blocks that any server ever referred to, by its position.
+    /// Maximum share of used blocks of each server, by its position.
     fullest: Vec<f32>,
 }
 
@@ -74,7 +74,7 @@ impl Observer for Seen {
 }
 
 impl Seen {
-    /// What the part `q` of all times to the first token does not exceed.
+    /// Quantile `q` of the time to first token, seconds.
     fn first_token(&self, q: f64) -> f64 {
         let mut times: Vec<f64> = self.served.iter().filter_map(|s| s.first_token).map(|t| t.as_secs_f64()).collect();
         times.sort_by(f64::total_cmp);
@@ -90,13 +90,13 @@ impl Seen {
         times.iter().sum::<f64>() / times.len() as f64
     }
 
-    /// Between tokens, in the mean of those of all answers.
+    /// Mean over all responses of the time between tokens, seconds.
     fn mean_per_token(&self) -> f64 {
         let times: Vec<f64> = self.served.iter().filter_map(|s| s.per_token()).map(|t| t.as_secs_f64()).collect();
         times.iter().sum::<f64>() / times.len() as f64
     }
 
-    /// Part of the requests that two servers shared.
+    /// Share of requests that were split between two servers.
     fn split(&self) -> f64 {
         self.served.iter().filter(|s| s.handover.is_some()).count() as f64 / self.served.len() as f64
     }
@@ -110,12 +110,12 @@ impl Seen {
     }
 }
 
-/// What is played, to whom, and how they are heard of.
+/// The servers, signals, changes and policies of a run.
 struct Plan {
     engines: Vec<EngineConfig>,
     signals: SignalSettings,
     changes: Vec<TimedChange>,
-    /// What each server is there for, in a role label's word; all serve whole requests where there is none.
+    /// Role label of each server. Without labels, all servers serve whole requests.
     roles: Vec<&'static str>,
     decider: Decider,
     flow: Option<PoolFlow>,
@@ -138,13 +138,13 @@ impl Plan {
         Self { engines, signals, changes, roles, decider, flow: None, objective, seed: 3 }
     }
 
-    /// So many servers that compute prompts, and so many that make answers.
+    /// A pool of `prefill` prefill workers and `decode` decode workers.
     fn split(profile: &str, prefill: usize, decode: usize) -> Self {
         let roles = [vec!["prefill"; prefill], vec!["decode"; decode]].concat();
         Self { roles, ..Self::of(profile, prefill + decode) }
     }
 
-    /// With the recommended queues before it, in which requests of a flow have this order.
+    /// With the recommended flow control and this ordering within a flow.
     fn queueing(mut self, ordering: &str) -> Self {
         let mut flow = recommended_flow().unwrap();
         flow.settings.default_band.ordering = (find(ORDERINGS, ordering).unwrap().build)(&Value::Null).unwrap().into();
@@ -202,12 +202,12 @@ fn conversations(speed: f64, requests: u64) -> Box<dyn Workload> {
     Box::new(Limited::new(Box::new(Scaled::new(trace, speed).unwrap()), Some(requests), None))
 }
 
-fn made_up(spelling: &str) -> Box<dyn Workload> {
+fn synthetic_workload(spelling: &str) -> Box<dyn Workload> {
     synthetic::build(spelling, 3).unwrap()
 }
 
 #[test]
-fn equal_seeds_decide_equally_and_others_do_not() {
+fn equal_seeds_give_equal_decisions() {
     let plan = Plan::of("8b-h100", 4);
     let split = Plan::split("8b-h100", 1, 3);
     let (a, seen) = split.play("predicted-latency", conversations(2.0, 600));
@@ -225,11 +225,11 @@ fn equal_seeds_decide_equally_and_others_do_not() {
 }
 
 #[test]
-fn the_default_beats_the_other_policies_on_conversations() {
+fn default_strategy_beats_others_on_conversations() {
     let plan = Plan::of("prefill-6000", 8);
     let (_, ours) = plan.play("predicted-latency", conversations(1.15, 2_000));
     let ours = ours.mean_first_token();
-    // What each may be, as a part of theirs.
+    // Upper bound of the default's mean time to first token, relative to each policy.
     let affinity = r#"pipeline={"filters":[{"type":"prefix-cache-affinity-filter","parameters":{"affinityThreshold":0.8,
         "peakPrefillThroughput":6000}}],"scorers":[{"type":"token-load-scorer"}]}"#;
     for (policy, part) in [
@@ -253,7 +253,7 @@ fn the_default_beats_the_other_policies_on_conversations() {
 }
 
 #[test]
-fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_it_says() {
+fn late_binding_lowers_ttft_within_its_delay_bound() {
     let play = |plan: Plan| plan.play("predicted-latency", conversations(1.15, 2_000)).1;
     let (at_once, late) = (play(Plan::of("prefill-6000", 8)), play(recommended("least-work")));
     assert!(at_once.turns.is_empty() && late.turns.len() == 2_000);
@@ -262,23 +262,23 @@ fn late_binding_brings_first_tokens_sooner_and_puts_nobody_off_for_longer_than_i
         let (ours, theirs) = (late.first_token(q), at_once.first_token(q));
         assert!(ours <= part * theirs, "of {q}: {ours:.3} s, more than {part} of {theirs:.3} s");
     }
-    // Nobody went before one who had come more than the bound earlier.
+    // No request overtook one that had arrived more than the bound earlier.
     for (i, turn) in late.turns.iter().enumerate() {
         let overtaken = late.turns[i + 1..].iter().map(|later| turn.at.since(later.at)).max().unwrap_or_default();
         assert!(overtaken <= DEFAULT_MAX_DELAY, "one who came {overtaken:?} later went before");
     }
-    // What a wait is bounded by: what first come, first served makes of it, and the bound.
+    // The bound of a wait is that of first come, first served, plus the maximum delay.
     let in_order = play(recommended("fcfs"));
     assert!(late.longest_wait() <= in_order.longest_wait() + DEFAULT_MAX_DELAY, "{:?}", late.longest_wait());
-    let beyond = |delay| longest_beyond(&late.turns, &in_order.turns, delay);
+    let beyond = |delay| longest_wait_beyond_bound(&late.turns, &in_order.turns, delay);
     assert_eq!(beyond(DEFAULT_MAX_DELAY), Duration::ZERO, "each request by its own bound");
     assert!(beyond(Duration::ZERO) > Duration::ZERO, "some are put off");
     assert!(late.mean_first_token() < 0.97 * in_order.mean_first_token(), "short work before long work counts");
 }
 
-/// By how much a wait is longest beyond its own bound: that all who came until `delay` after it have had their turn,
-/// first come, first served.
-fn longest_beyond(turns: &[Turn], in_order: &[Turn], delay: Duration) -> Duration {
+/// The largest excess of a wait over its bound. The bound: all requests that arrived until `delay` later have been
+/// dispatched, first come, first served.
+fn longest_wait_beyond_bound(turns: &[Turn], in_order: &[Turn], delay: Duration) -> Duration {
     let mut sorted: Vec<&Turn> = in_order.iter().collect();
     sorted.sort_by_key(|turn| (turn.at, turn.number));
     let beyond = turns.iter().map(|turn| {
@@ -289,15 +289,15 @@ fn longest_beyond(turns: &[Turn], in_order: &[Turn], delay: Duration) -> Duratio
     beyond.max().unwrap_or_default()
 }
 
-/// Eight servers behind the recommended queues.
+/// Eight servers with the recommended flow control.
 fn recommended(ordering: &str) -> Plan {
     Plan::of("prefill-6000", 8).queueing(ordering)
 }
 
 #[test]
-fn late_binding_lets_requests_through_while_decode_servers_have_capacity() {
-    // Two prefill servers are full long before the six decode servers are.
-    let workload = || made_up("unique:input=6000,output=40,qps=9,seconds=60");
+fn late_binding_dispatches_while_decode_workers_have_capacity() {
+    // The two prefill workers are full long before the six decode workers.
+    let workload = || synthetic_workload("unique:input=6000,output=40,qps=9,seconds=60");
     let plan = || Plan::split("prefill-6000", 2, 6);
     let at_once = plan().play("predicted-latency", workload()).1;
     let late = plan().queueing("least-work").play("predicted-latency", workload()).1;
@@ -308,16 +308,16 @@ fn late_binding_lets_requests_through_while_decode_servers_have_capacity() {
 }
 
 #[test]
-fn late_binding_rejects_no_request_for_its_age() {
-    // Three times what the servers can do: the last ones wait for minutes.
+fn late_binding_rejects_no_request_for_long_waits() {
+    // Three times the servers' capacity: the last requests wait for minutes.
     let seen = recommended("least-work").play("predicted-latency", conversations(6.0, 1_500)).1;
     assert!(seen.longest_wait() > Duration::from_secs(60), "{:?}", seen.longest_wait());
     assert_eq!(seen.count(Ending::Answered), 1_500);
 }
 
 #[test]
-fn an_objective_moves_latency_to_where_it_weighs_less() {
-    let workload = || made_up("hot-prefix:qps=24,seconds=60");
+fn objective_weights_trade_ttft_for_time_per_token() {
+    let workload = || synthetic_workload("hot-prefix:qps=24,seconds=60");
     let play = |objective| {
         let plan = Plan { objective, ..Plan::of("8b-h100", 8) };
         plan.play("predicted-latency", workload())
@@ -332,8 +332,8 @@ fn an_objective_moves_latency_to_where_it_weighs_less() {
 }
 
 #[test]
-fn targets_are_met_by_more_requests_than_without_them() {
-    let workload = || made_up("retrieval");
+fn slo_targets_increase_the_share_of_requests_in_time() {
+    let workload = || synthetic_workload("retrieval");
     let slo = Slo { ttft: None, tpot: Some(Duration::from_millis(12)), share: 0.95 };
     let met = |objective| {
         let plan = Plan { objective, ..Plan::of("8b-h100", 8) };
@@ -346,8 +346,8 @@ fn targets_are_met_by_more_requests_than_without_them() {
 }
 
 #[test]
-fn equal_seeds_queue_equally_and_whoever_gets_no_turn_has_one_end() {
-    // Twice what the servers can do, for requests that wait for 20 s at most.
+fn equal_seeds_queue_equally_and_every_request_ends_once() {
+    // Twice the servers' capacity, with a TTL of 20 s in the queue.
     let plan = || {
         let mut plan = recommended("least-work");
         let flow = plan.flow.as_mut().unwrap();
@@ -369,8 +369,8 @@ fn equal_seeds_queue_equally_and_whoever_gets_no_turn_has_one_end() {
 }
 
 #[test]
-fn who_floods_a_pool_waits_himself() {
-    // One asks for ten times as much as the other, and both for more than there is.
+fn flooding_tenant_waits_longer_than_quiet_tenant() {
+    // One tenant sends ten times as many requests as the other, and together they exceed the capacity.
     let both = || -> Box<dyn Workload> {
         let mut rows = String::from("{\"format\":\"attache.trace.v1\"}\n");
         for i in 0..880 {
@@ -398,8 +398,8 @@ fn who_floods_a_pool_waits_himself() {
 }
 
 #[test]
-fn without_queues_only_sheddable_requests_are_refused_and_none_waits() {
-    // More than one server computes in time, half of it sheddable.
+fn without_queues_only_sheddable_requests_are_rejected() {
+    // More requests than one server can serve in time, half of them sheddable.
     let mixed = || -> Box<dyn Workload> {
         let mut rows = String::from("{\"format\":\"attache.trace.v1\"}\n");
         for i in 0..400 {
@@ -422,19 +422,19 @@ fn without_queues_only_sheddable_requests_are_refused_and_none_waits() {
 }
 
 #[test]
-fn what_a_hot_prefix_gathers_is_spread_again() {
+fn hot_prefix_is_spread_over_servers() {
     let plan = Plan::of("qwen3-32b-2xh100", 8);
-    let mean = |policy| plan.play(policy, made_up("hot-prefix")).1.mean_first_token();
+    let mean = |policy| plan.play(policy, synthetic_workload("hot-prefix")).1.mean_first_token();
     let (ours, affinity_alone) = (mean("predicted-latency"), mean("pipeline"));
     assert!(ours < 0.5 * affinity_alone, "{ours:.4} s beside {affinity_alone:.4} s");
     assert!(ours < 1.05 * mean("prefix-cache"), "{ours:.4} s");
 }
 
 #[test]
-fn on_a_part_of_llm_ds_ladder_approximate_beats_random_and_precise_is_no_worse_than_approximate() {
-    // Half of the ladder's groups on half of its servers, at 10 requests a second: as much for each server as 20 are
-    // for all of them.
-    let ladder = || made_up("shared-prefix-ladder:groups=75,qps=10,seconds=120");
+fn prefix_scoring_beats_random_on_the_llm_d_ladder() {
+    // Half of the ladder's groups on half of its servers at 10 requests a second: the load per server of 20 requests a
+    // second on all.
+    let ladder = || synthetic_workload("shared-prefix-ladder:groups=75,qps=10,seconds=120");
     let mut plan = Plan::of("qwen3-32b-2xh100", 4);
     let weights = r#"pipeline={"scorers":[{"type":"prefix-cache-scorer","weight":3},{"type":"queue-scorer","weight":2},
         {"type":"kv-cache-utilization-scorer","weight":2}]}"#;
@@ -470,18 +470,18 @@ fn l4() -> EngineConfig {
 }
 
 #[test]
-fn on_kubeais_conversations_its_prefix_hash_beats_least_load() {
+fn prefix_hash_beats_least_load_on_kubeai_conversations() {
     let plan = Plan { engines: vec![l4(); 8], ..Plan::of("8b-h100", 8) };
-    // Mean seconds to the first token, and tokens of prompts and answers a second.
+    // Mean time to first token in seconds, and prompt and generated tokens a second.
     let figures = |policy, workload| {
-        let (outcome, seen) = plan.play(policy, made_up(workload));
+        let (outcome, seen) = plan.play(policy, synthetic_workload(workload));
         assert_eq!(seen.count(Ending::Answered), 8_000);
         let tokens = seen.sum(|s| s.prompt_tokens) + seen.sum(|s| s.generated_tokens);
         (seen.mean_first_token(), tokens / outcome.ended.since(Timestamp(0)).as_secs_f64())
     };
-    // Published with 800 requests at a time: 0.28 s beside 0.82 s, 69,400 tokens a second beside 45,900. Without any
-    // pause the next turn comes as the server of the last one has become the least busy, so that least load keeps
-    // conversations together by chance.
+    // Published for 800 concurrent requests: 0.28 s compared with 0.82 s, and 69,400 tokens a second compared with
+    // 45,900. Without pauses, the next turn arrives when the server of the last turn has become the least busy. Least
+    // load then keeps conversations together by chance.
     for (workload, most_time, least_rate) in [("multi-turn:think=0..0.5", 0.5, 1.5), ("multi-turn", 0.85, 1.2)] {
         let (time, rate) = figures("prefix-hash", workload);
         let (other_time, other_rate) = figures("least-request", workload);
@@ -491,9 +491,9 @@ fn on_kubeais_conversations_its_prefix_hash_beats_least_load() {
 }
 
 #[test]
-fn events_tell_what_engines_hold_also_when_some_are_lost() {
+fn kv_events_keep_estimates_accurate_despite_losses() {
     let mut plan = Plan::of("8b-h100", 4);
-    // Nothing is pushed out between a decision and the start of its prefill.
+    // No block is evicted between a decision and the start of its prefill.
     plan.engines.iter_mut().for_each(|engine| engine.num_blocks = 400_000);
     let error = |seen: &Seen| seen.sum(|s| s.foretold_tokens) / seen.sum(|s| s.cached_tokens) - 1.0;
     for (loss, most) in [(0.0, 0.005), (0.1, 0.02)] {
@@ -505,7 +505,7 @@ fn events_tell_what_engines_hold_also_when_some_are_lost() {
 }
 
 #[test]
-fn a_server_that_dies_loses_what_it_had_and_no_more() {
+fn server_crash_loses_only_its_own_requests() {
     let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
     let mut plan = Plan::of("qwen3-32b-2xh100", 4);
     plan.changes = vec![
@@ -513,7 +513,7 @@ fn a_server_that_dies_loses_what_it_had_and_no_more() {
         TimedChange { at: at(40), change: FleetChange::Join(Box::new(plan.engines[0].clone()), None) },
         TimedChange { at: at(60), change: FleetChange::Restart(2) },
     ];
-    let (_, seen) = plan.play("predicted-latency", made_up("unique:qps=8,seconds=90"));
+    let (_, seen) = plan.play("predicted-latency", synthetic_workload("unique:qps=8,seconds=90"));
     let on = |server, from, to| {
         let between = |s: &&Served| s.endpoint == Some(server) && s.at >= at(from) && s.at < at(to);
         seen.served.iter().filter(between).count()
@@ -527,22 +527,23 @@ fn a_server_that_dies_loses_what_it_had_and_no_more() {
 }
 
 #[test]
-fn where_prompts_and_answers_are_long_a_split_pool_makes_answers_faster_than_as_many_servers_for_both() {
-    // 8,000 tokens in and 500 out: at 8 requests a second whoever decodes waits for prompts two fifths of the time.
-    let long = || made_up("unique:input=8000,output=500,qps=8,seconds=120");
+fn split_pool_decodes_long_responses_faster_than_combined_servers() {
+    // 8,000 prompt tokens and 500 generated ones: at 8 requests a second, combined servers spend two fifths of the
+    // time on prefill.
+    let long = || synthetic_workload("unique:input=8000,output=500,qps=8,seconds=120");
     let (_, apart) = Plan::split("qwen3-32b-2xh100", 4, 4).play("predicted-latency", long());
     let (_, both) = Plan::of("qwen3-32b-2xh100", 8).play("predicted-latency", long());
     let whole = |seen: &Seen| seen.served.iter().map(|s| s.total.as_secs_f64()).sum::<f64>() / seen.served.len() as f64;
     let (between, other) = (apart.mean_per_token(), both.mean_per_token());
     assert!(between < 0.85 * other, "{between:.4} s between tokens beside {other:.4} s");
     assert!(whole(&apart) < 0.85 * whole(&both), "{:.2} s beside {:.2} s", whole(&apart), whole(&both));
-    // What that costs: half of the servers compute prompts, and each is transferred.
+    // The cost: half of the servers prefill, and each prompt is transferred.
     let (first, other) = (apart.mean_first_token(), both.mean_first_token());
     assert!(apart.split() > 0.5 && first < 2.5 * other, "{first:.3} s beside {other:.3} s");
 }
 
 #[test]
-fn who_splits_by_prediction_waits_no_longer_than_who_always_or_never_does() {
+fn predicted_split_is_as_fast_as_always_or_never_splitting() {
     for (profile, prefill, workload) in [
         ("qwen3-32b-2xh100", 2, "unique"),
         ("qwen3-32b-2xh100", 4, "unique"),
@@ -553,7 +554,7 @@ fn who_splits_by_prediction_waits_no_longer_than_who_always_or_never_does() {
     ] {
         let mean = |decider| {
             let plan = Plan::split(profile, prefill, 8 - prefill).by(decider);
-            plan.play("predicted-latency", made_up(workload)).1.mean_first_token()
+            plan.play("predicted-latency", synthetic_workload(workload)).1.mean_first_token()
         };
         let (ours, always, never) = (mean(Decider::Predicted), mean(Decider::Always), mean(Decider::Never));
         let best = always.min(never);
@@ -565,9 +566,10 @@ fn who_splits_by_prediction_waits_no_longer_than_who_always_or_never_does() {
 }
 
 #[test]
-fn short_turns_of_long_conversations_are_not_split_for_sixteen_tokens() {
-    // Coding agents as in BLIS's study of llm-d's decider: 30,000 tokens in common, 15 turns of 1,500. A few prompts
-    // that come at the very beginning, before anybody holds those 30,000, are a third of one run's mean: so three runs.
+fn short_turns_of_long_conversations_are_rarely_split() {
+    // Coding agents as in BLIS's study of llm-d's decider: 30,000 common tokens and 15 turns of 1,500. The first
+    // prompts, before any server caches the common tokens, make up a third of one run's mean. So three runs are
+    // averaged.
     let agents = "agentic-code:clients=32,requests=480,system=30000,dynamic=100,turns=15,input=1500,output=400";
     let mean = |decider: Decider| {
         [1, 2, 3].into_iter().fold((0.0, 0.0), |(first, share), seed| {
@@ -583,7 +585,7 @@ fn short_turns_of_long_conversations_are_not_split_for_sixteen_tokens() {
 }
 
 #[test]
-fn prefill_servers_that_die_cost_time_and_no_request() {
+fn prefill_worker_crashes_cost_no_request() {
     let at = |seconds: u64| Timestamp(seconds * 1_000_000_000);
     let mut plan = Plan::split("8b-h100", 2, 3).by(Decider::Always);
     plan.changes = vec![
@@ -591,7 +593,7 @@ fn prefill_servers_that_die_cost_time_and_no_request() {
         TimedChange { at: at(40), change: FleetChange::Lose(1) },
         TimedChange { at: at(60), change: FleetChange::Lose(0) },
     ];
-    let (_, seen) = plan.play("predicted-latency", made_up("unique:input=5000,output=100,qps=3,seconds=80"));
+    let (_, seen) = plan.play("predicted-latency", synthetic_workload("unique:input=5000,output=100,qps=3,seconds=80"));
     assert_eq!(seen.count(Ending::Answered), seen.served.len());
     let fell_back = seen.served.iter().filter(|s| s.fell_back).count();
     assert!(
@@ -608,13 +610,13 @@ fn prefill_servers_that_die_cost_time_and_no_request() {
 }
 
 #[test]
-fn who_waits_for_a_prompt_is_answered_by_another_when_the_decode_server_has_left() {
+fn waiting_requests_move_when_their_decode_worker_leaves() {
     let left = Timestamp(20_000_000_000);
     let mut plan = Plan::split("8b-h100", 1, 2).by(Decider::Always);
     plan.signals.discovery_delay = Duration::ZERO;
     plan.changes = vec![TimedChange { at: left, change: FleetChange::Lose(1) }];
-    // Prompts wait for the one that computes them, and decode servers for prompts.
-    let (_, seen) = plan.play("predicted-latency", made_up("unique:input=20000,output=20,qps=2,seconds=30"));
+    // Prompts wait for the only prefill worker, and decode workers wait for prompts.
+    let (_, seen) = plan.play("predicted-latency", synthetic_workload("unique:input=20000,output=20,qps=2,seconds=30"));
     let waited = |s: &Served| s.at < left && s.first_token.is_some_and(|first| s.at.after(first) > left);
     let saved = seen.served.iter().filter(|s| waited(s) && s.ending == Ending::Answered);
     assert!(saved.clone().count() > 2, "too few waited to tell");
@@ -622,7 +624,7 @@ fn who_waits_for_a_prompt_is_answered_by_another_when_the_decode_server_has_left
     assert_eq!(seen.count(Ending::Refused), 0);
 }
 
-/// Places by load, and notes which requests it is told were served elsewhere.
+/// Picks by load, and records which requests were served elsewhere.
 #[derive(Debug)]
 struct Noting(Box<dyn Strategy>, Arc<Mutex<Vec<(u32, u32)>>>);
 
@@ -649,18 +651,18 @@ fn replay_of_split_requests_notes_the_server_that_served() {
     let moved = Arc::default();
     let strategy =
         Noting(attache::plugins::registry().build("least-request", &Value::Null).unwrap(), Arc::clone(&moved));
-    plan.play_by("noting", Box::new(strategy), made_up("unique:input=20000,output=20,qps=2,seconds=30"));
+    plan.play_by("noting", Box::new(strategy), synthetic_workload("unique:input=20000,output=20,qps=2,seconds=30"));
     let moved = moved.lock().unwrap();
     assert!(!moved.is_empty() && moved.iter().all(|way| *way == (1, 2)), "{moved:?}");
 }
 
 #[test]
-fn what_prefill_servers_keep_is_free_once_it_was_fetched() {
+fn prefill_worker_blocks_are_freed_after_transfer() {
     let mut plan = Plan::split("8b-h100", 1, 3).by(Decider::Always);
-    // Room for 12 prompts: under leases of 30 seconds, which nobody ended, there would be one every two and a half
-    // seconds.
+    // Capacity for 12 prompts: if every prompt stayed for its lease of 30 seconds, only one could start every two and
+    // a half seconds.
     plan.engines[0].num_blocks = 6_000;
-    let (_, seen) = plan.play("predicted-latency", made_up("unique:input=8000,output=100,qps=2,seconds=60"));
+    let (_, seen) = plan.play("predicted-latency", synthetic_workload("unique:input=8000,output=100,qps=2,seconds=60"));
     assert_eq!((seen.split(), seen.count(Ending::Answered)), (1.0, seen.served.len()));
     assert!(
         seen.mean_first_token() < 1.5 && seen.fullest[0] < 0.5,
@@ -668,14 +670,14 @@ fn what_prefill_servers_keep_is_free_once_it_was_fetched() {
         seen.mean_first_token(),
         seen.fullest
     );
-    // 1 ms and 3,277 ns a token.
+    // The transfer takes 1 ms plus 3,277 ns a token.
     let transfers: Vec<_> = seen.served.iter().filter_map(|s| s.handover).collect();
     assert!(transfers.iter().all(|h| h.transfer.as_nanos() == 1_000_000 + 3_277 * u128::from(h.received_tokens)));
     assert!(transfers.iter().all(|h| h.received_tokens > 7_900), "prompts that share nothing are transferred whole");
 }
 
 #[test]
-fn a_prompt_that_no_server_takes_is_refused() {
+fn too_long_prompt_is_rejected() {
     let mut plan = Plan::of("8b-h100", 2);
     plan.engines.iter_mut().for_each(|engine| engine.max_model_len = 1_000);
     let (_, seen) = plan.play("predicted-latency", conversations(1.0, 100));
@@ -687,7 +689,7 @@ fn attache(args: &[&str]) -> Output {
 }
 
 #[test]
-fn the_command_tells_whether_the_objective_of_the_pool_was_met() {
+fn replay_command_reports_the_pool_objective() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (config, json) = (path("a.yaml"), path("r.json"));
@@ -714,8 +716,8 @@ fn the_command_tells_whether_the_objective_of_the_pool_was_met() {
     assert!(shown.contains("weighted mean"), "{shown}");
 }
 
-/// With `input` on standard input.
-fn attache_fed(args: &[&str], input: &str) -> Output {
+/// Runs `attache replay` with `input` on standard input.
+fn attache_with_input(args: &[&str], input: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     let pipes = command.arg("replay").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = pipes.spawn().unwrap();
@@ -728,7 +730,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn the_command_writes_every_form_and_keeps_its_exit_codes() {
+fn replay_command_writes_every_format_and_documented_exit_codes() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (json, html, svg, markdown) = (path("r.json"), path("r.html"), path("r.svg"), path("r.md"));
@@ -816,7 +818,7 @@ fn the_command_writes_every_form_and_keeps_its_exit_codes() {
 }
 
 #[test]
-fn the_configuration_of_production_is_what_is_played() {
+fn replay_command_plays_the_given_configuration() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("attache.yaml");
     std::fs::write(
@@ -847,7 +849,7 @@ fn the_configuration_of_production_is_what_is_played() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn profiles_in_redis_are_not_played_and_that_is_said_before_anything_runs() {
+fn replay_command_rejects_profiles_from_redis() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("attache.yaml");
     std::fs::write(
@@ -867,7 +869,7 @@ fn profiles_in_redis_are_not_played_and_that_is_said_before_anything_runs() {
     }
 }
 
-/// What `attache run --record` would have written of answers.
+/// A recording as `attache run --record` writes it, of these responses.
 fn recorded(served: &[Served]) -> String {
     let header = Header { format: FORMAT.into(), version: "0".into(), seed: 1, settings: Value::Null };
     let mut lines = Vec::new();
@@ -905,7 +907,7 @@ fn recorded(served: &[Served]) -> String {
 }
 
 #[test]
-fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
+fn fitted_profile_matches_the_recorded_servers() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (recording, profile) = (path("run.jsonl"), path("fitted.yaml"));
@@ -916,20 +918,20 @@ fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
         let engine = profiles::file::read(&std::fs::read(&profile).unwrap()).unwrap();
         (engine, text(&out.stdout))
     };
-    // Prompts and answers of all lengths, at paces at which servers are alone, busy and full; and conversations, most
-    // of which is cached.
+    // Prompts and responses of all lengths, at rates at which servers are idle, busy and full, and conversations that
+    // are mostly cached.
     let unique = "unique:input=100..7000,output=20..300,stages=1x150/4x150/7x150";
     let talks =
         "multi-turn:clients=20,conversations=100,requests=100000,turns=1..8,input=50..3000,output=20..300,think=0..3";
-    // A base and the reading of weights differ only in steps that compute a prompt. Both together are found; one may be
-    // that of the base profile.
+    // The base and the weight-read time differ only in prefill steps. Their sum is fitted, and one may keep the base
+    // profile's value.
     for (truth, base, workload) in [
         ("qwen3-32b-2xh100", "8b-h100", unique),
         ("small-l40s", "small-l40s", unique),
         ("8b-h100", "70b-4xh100", talks),
     ] {
         let plan = Plan::of(truth, 2);
-        let (_, seen) = plan.play("least-request", made_up(workload));
+        let (_, seen) = plan.play("least-request", synthetic_workload(workload));
         let (engine, said) = fit(&seen.served, base);
         let truth = &plan.engines[0].latency;
         for (name, found, expected, part) in [
@@ -949,7 +951,7 @@ fn the_constants_of_servers_are_found_again_in_a_recording_of_them() {
 }
 
 #[test]
-fn what_says_nothing_of_a_recording_or_a_gateway_is_refused() {
+fn flags_that_do_not_apply_to_the_mode_are_rejected() {
     let recorded: &[&[&str]] = &[
         &["--assert", "ttft_p90<1us"],
         &["--json", "out.json"],
@@ -982,21 +984,22 @@ fn what_says_nothing_of_a_recording_or_a_gateway_is_refused() {
 }
 
 #[test]
-fn a_trace_on_standard_input_is_played_by_every_policy() {
+fn trace_from_standard_input_is_played_by_every_policy() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversation-2000.jsonl");
     let trace = std::fs::read_to_string(path).unwrap();
     let head: Vec<&str> = trace.lines().take(100).collect();
-    let out = attache_fed(&["--trace", "-", "--compare", "random", "--endpoints", "2"], &head.join("\n"));
+    let out = attache_with_input(&["--trace", "-", "--compare", "random", "--endpoints", "2"], &head.join("\n"));
     let shown = text(&out.stdout);
     assert!(out.status.success() && shown.contains("predicted-latency") && shown.contains("random"), "{shown}");
-    let empty = attache_fed(&["--trace", "-"], "");
+    let empty = attache_with_input(&["--trace", "-"], "");
     assert_eq!(empty.status.code(), Some(64), "{}", text(&empty.stderr));
     assert!(text(&empty.stderr).contains("the trace is empty"));
 }
 
-/// The same requests are compared: of a closed loop those of the same conversation, whenever they were asked.
+/// Policies are compared on equal requests. In a closed loop these are the requests of the same conversation, at any
+/// time.
 #[test]
-fn closed_loops_are_compared_by_what_is_asked_and_not_by_when() {
+fn closed_loops_compare_equal_requests_at_different_times() {
     let plan = Plan::of("8b-h100", 3);
     let by = |policy: &str, workload: Box<dyn Workload>, key: fn(&Served) -> u64| {
         let mut prompts = std::collections::BTreeMap::<u64, Vec<u32>>::new();
@@ -1008,7 +1011,9 @@ fn closed_loops_are_compared_by_what_is_asked_and_not_by_when() {
         prompts.values_mut().for_each(|prompts| prompts.sort_unstable());
         prompts
     };
-    let talks = || made_up("multi-turn:clients=12,conversations=60,requests=100000,turns=4,input=50..3000,think=0..1");
+    let talks = || {
+        synthetic_workload("multi-turn:clients=12,conversations=60,requests=100000,turns=4,input=50..3000,think=0..1")
+    };
     let clients =
         || -> Box<dyn Workload> { Box::new(ClosedLoop::new(conversations(1.0, 300), 8, Duration::ZERO).unwrap()) };
     for workload in [&talks as &dyn Fn() -> Box<dyn Workload>, &clients] {
@@ -1019,12 +1024,12 @@ fn closed_loops_are_compared_by_what_is_asked_and_not_by_when() {
     assert_ne!(numbers("random"), numbers("least-request"), "who is answered sooner asks sooner");
 }
 
-/// Neutree's hot key: on an idle fleet its bound leaves nobody room, so all of a hot prompt stays on one server.
+/// Neutree's hot key: on an idle fleet its bound accepts no server, so all requests of a hot prompt stay on one.
 #[test]
-fn a_hot_key_on_an_idle_fleet_is_spread_by_our_bound_and_not_by_the_originals() {
+fn chwbl_spreads_a_hot_key_unlike_its_compat_mode() {
     let spread = |policy: &str| {
         let (_, seen) = Plan::of("8b-h100", 16)
-            .play(policy, made_up("hot-prefix:keys=1,peak=0,repeat=true,output=1000,stages=16x1,cv=0"));
+            .play(policy, synthetic_workload("hot-prefix:keys=1,peak=0,repeat=true,output=1000,stages=16x1,cv=0"));
         let mut requests = [0; 16];
         seen.served.iter().for_each(|s| requests[s.endpoint.unwrap() as usize] += 1);
         (seen.served.len(), *requests.iter().max().unwrap(), requests.iter().filter(|n| **n == 0).count())
@@ -1035,11 +1040,11 @@ fn a_hot_key_on_an_idle_fleet_is_spread_by_our_bound_and_not_by_the_originals() 
 }
 
 #[test]
-fn sessions_stay_where_the_answer_has_said_that_they_live() {
+fn sessions_stay_on_the_server_of_the_returned_session_id() {
     let talks = "multi-turn:clients=12,conversations=40,requests=100000,turns=5,input=50..3000,think=0..1";
     let moved = |policy: &str| {
         let mut homes = std::collections::BTreeMap::<u64, std::collections::BTreeSet<_>>::new();
-        let (_, seen) = Plan::of("8b-h100", 4).play(policy, made_up(talks));
+        let (_, seen) = Plan::of("8b-h100", 4).play(policy, synthetic_workload(talks));
         seen.served.iter().for_each(|s| _ = homes.entry(s.pair).or_default().insert(s.endpoint));
         homes.values().filter(|homes| homes.len() > 1).count()
     };
@@ -1048,7 +1053,7 @@ fn sessions_stay_where_the_answer_has_said_that_they_live() {
 }
 
 #[test]
-fn the_rules_of_a_configuration_apply_to_the_model_that_is_named_and_those_that_do_not_are_told() {
+fn model_rules_apply_to_the_played_model_and_unused_ones_warn() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (config, json) = (path("attache.yaml"), path("r.json"));

@@ -1,4 +1,4 @@
-//! The simulated servers over real HTTP: shapes, sequences, errors, caching, adapters, faults, load.
+//! The simulated servers over real HTTP: response shapes, streams, errors, caching, adapters, faults, load.
 
 use attache::sim::engine::EngineConfig;
 use attache::sim::faults::Faults;
@@ -20,12 +20,12 @@ use std::time::Duration;
 mod kv_events;
 mod pd;
 
-/// No page or stream of these tests is larger.
+/// Maximum size of a response body in these tests, bytes.
 const MAX_BODY: usize = 4 << 20;
-/// Nothing in these tests takes nearly as long; who waits longer has found a hang.
+/// Timeout of each wait. A longer wait is a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A fleet of `endpoints` servers on free ports, a hundred times faster than the model.
+/// A fleet of `endpoints` servers on free ports, a hundred times faster than the default model.
 fn fleet(endpoints: u16, change: impl FnOnce(&mut ServerConfig)) -> SimHandle {
     let mut server = ServerConfig::default();
     server.engine.latency.speed = 100.0;
@@ -33,7 +33,7 @@ fn fleet(endpoints: u16, change: impl FnOnce(&mut ServerConfig)) -> SimHandle {
     serve(&SimConfig { endpoints, port: 0, server, ..SimConfig::default() }).expect("ports")
 }
 
-/// So slow that nothing ends by itself while a test looks at it.
+/// So slow that no request ends during a test.
 fn slow() -> LatencyModel {
     LatencyModel { step_base: Duration::from_secs(600), ..LatencyModel::default() }
 }
@@ -50,7 +50,7 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
-    /// The data of all events, in order; the framing is checked.
+    /// Name and data of all events, in order. Checks the framing.
     fn events(&self) -> Vec<(Option<String>, String)> {
         assert_eq!(self.headers["content-type"], "text/event-stream; charset=utf-8");
         let events = self.text.strip_suffix("\n\n").expect("a blank line at the end").split("\n\n");
@@ -73,7 +73,7 @@ impl Answer {
 }
 
 #[tokio::test]
-async fn ranks_behind_a_port_have_caches_of_their_own() {
+async fn ranks_behind_one_port_have_separate_caches() {
     let fleet = fleet(1, |server| server.ranks = 3);
     let client = Client::new(&fleet, 0);
     let ask = |rank: Option<&'static str>| {
@@ -90,7 +90,7 @@ async fn ranks_behind_a_port_have_caches_of_their_own() {
         assert_eq!((answer.status, &answer.headers["x-sim-rank"]), (StatusCode::OK, &rank.parse().unwrap()));
         assert_eq!(cached(&answer), known, "rank {rank}");
     }
-    // As a real vLLM says it.
+    // The error message of a real vLLM.
     for (rank, said) in [("3", "3"), ("-1", "-1")] {
         let answer = ask(Some(rank)).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST);
@@ -98,7 +98,7 @@ async fn ranks_behind_a_port_have_caches_of_their_own() {
         assert_eq!(error["message"], format!("data_parallel_rank {said} is out of range [0, 3)."));
         assert_eq!(error["type"], "BadRequestError");
     }
-    // Nobody named: idle ranks take turns.
+    // Without the header, idle ranks are used in rotation.
     let mut served = BTreeSet::new();
     for _ in 0..3 {
         served.insert(ask(None).await.headers["x-sim-rank"].to_str().unwrap().to_owned());
@@ -155,7 +155,7 @@ impl Client {
         self.send(self.request(&Method::GET, path, None, vec![])).await
     }
 
-    /// Asks `/stats` until it says so.
+    /// Polls `/stats` until `holds` is true.
     async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) {
         let waiting = async {
             while !holds(&self.get("/stats").await.json()) {
@@ -175,7 +175,7 @@ fn with(mut body: Value, key: &str, value: Value) -> Value {
     body
 }
 
-/// All paths of object keys; list items count as one.
+/// All paths of object keys. Items of a list share one path.
 fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {
@@ -203,7 +203,7 @@ fn captures() -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
-async fn answers_have_the_statuses_and_fields_of_a_real_server() {
+async fn responses_have_the_statuses_and_fields_of_vllm() {
     let fleet = fleet(1, |server| {
         server.models = vec!["tiny".into(), "tiny-alias".into()];
         server.loras = vec!["sql".into()];
@@ -211,7 +211,7 @@ async fn answers_have_the_statuses_and_fields_of_a_real_server() {
     let client = Client::new(&fleet, 0);
     let captures = captures();
     assert!(captures.len() > 25);
-    // In this order the adapter is loaded, loaded, unloaded, unloaded.
+    // These are last, so that the adapter is loaded twice and then unloaded twice.
     let last = ["lora_load", "lora_load_again", "lora_unload", "lora_unload_again"];
     let order = captures.keys().filter(|name| !last.contains(&name.as_str())).map(String::as_str).chain(last);
     for name in order {
@@ -223,13 +223,13 @@ async fn answers_have_the_statuses_and_fields_of_a_real_server() {
         let answer =
             client.send(client.request(&method, path, capture["content_type"].as_str(), body.into_bytes())).await;
         assert_eq!(u64::from(answer.status.as_u16()), capture["status"], "{name}: {}", answer.text);
-        // A wrong method gets the error object that the sim has for everything, in place of FastAPI's detail.
+        // A wrong method gets the simulator's usual error object instead of FastAPI's detail.
         if let (Value::Object(_), true) = (&capture["response"], name != "err_405") {
             let (mut expected, mut got) = (BTreeSet::new(), BTreeSet::new());
             paths(&capture["response"], "", &mut expected);
             paths(&answer.json(), "", &mut got);
             if name == "messages" {
-                // Anthropic documents it; vLLM leaves it out.
+                // Anthropic documents this field, and vLLM omits it.
                 expected.insert(".stop_sequence".to_owned());
             }
             assert_eq!(got, expected, "{name}");
@@ -243,7 +243,7 @@ async fn answers_have_the_statuses_and_fields_of_a_real_server() {
 }
 
 #[tokio::test]
-async fn metrics_have_the_names_types_and_labels_of_a_real_server() {
+async fn metrics_have_the_names_types_and_labels_of_vllm() {
     let fleet = fleet(1, |server| server.loras = vec!["sql".into()]);
     let client = Client::new(&fleet, 0);
     client.post("/v1/chat/completions", with(chat("hello", 5), "model", json!("sql"))).await;
@@ -291,7 +291,7 @@ async fn metrics_have_the_names_types_and_labels_of_a_real_server() {
 }
 
 #[tokio::test]
-async fn every_style_of_metrics_has_its_five_facts() {
+async fn every_metrics_style_has_the_five_required_values() {
     let styles: [(MetricsStyle, &str, &[&str]); 3] = [
         (
             MetricsStyle::Sglang,
@@ -339,7 +339,7 @@ async fn every_style_of_metrics_has_its_five_facts() {
 }
 
 #[tokio::test]
-async fn an_openai_stream_is_role_tokens_finish_with_usage_done() {
+async fn openai_stream_has_role_tokens_usage_and_done() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     let body = with(chat("Hello", 3), "stream", json!(true));
@@ -369,7 +369,7 @@ async fn an_openai_stream_is_role_tokens_finish_with_usage_done() {
 }
 
 #[tokio::test]
-async fn several_choices_and_prompts_come_in_one_answer() {
+async fn several_prompts_and_choices_share_one_response() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     let body = json!({"prompt": ["one prompt", [1, 2, 3]], "max_tokens": 4});
@@ -388,7 +388,7 @@ async fn several_choices_and_prompts_come_in_one_answer() {
 }
 
 #[tokio::test]
-async fn an_anthropic_stream_has_its_six_events() {
+async fn anthropic_stream_has_its_six_event_types() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     let body = with(chat("Hello", 2), "stream", json!(true));
@@ -407,7 +407,7 @@ async fn an_anthropic_stream_has_its_six_events() {
 }
 
 #[tokio::test]
-async fn stop_sequences_end_an_answer_and_are_not_part_of_it() {
+async fn stop_sequences_end_the_response_and_are_excluded() {
     let fleet = fleet(1, |server| server.output_tokens = 12);
     let client = Client::new(&fleet, 0);
     let body = json!({"messages": [{"role": "user", "content": "Hello"}]});
@@ -429,7 +429,7 @@ async fn stop_sequences_end_an_answer_and_are_not_part_of_it() {
 }
 
 #[tokio::test]
-async fn a_response_is_remembered_by_the_server_that_gave_it() {
+async fn previous_response_id_works_only_on_the_same_server() {
     let fleet = fleet(2, |_| ());
     let (one, other) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let body = json!({"input": "Hello there, this is a first question", "max_output_tokens": 40});
@@ -450,7 +450,7 @@ async fn a_response_is_remembered_by_the_server_that_gave_it() {
 }
 
 #[tokio::test]
-async fn a_repeated_prompt_and_a_second_turn_hit_the_cache() {
+async fn repeated_prompts_and_second_turns_hit_the_cache() {
     let fleet = fleet(2, |_| ());
     let client = Client::new(&fleet, 0);
     let cached = |answer: &Answer| answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
@@ -518,7 +518,7 @@ async fn errors_have_one_shape_and_the_documented_statuses() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_does_not_fit_is_refused_and_a_long_answer_cut() {
+async fn too_long_prompt_is_rejected_and_long_response_truncated() {
     let fleet = fleet(1, |server| server.engine = EngineConfig { max_model_len: 128, ..server.engine.clone() });
     let client = Client::new(&fleet, 0);
     let long = client.post("/v1/completions", json!({"prompt": vec![300; 140], "stream": true})).await;
@@ -532,7 +532,7 @@ async fn a_prompt_that_does_not_fit_is_refused_and_a_long_answer_cut() {
 }
 
 #[tokio::test]
-async fn pooling_requests_read_and_do_not_answer() {
+async fn pooling_requests_generate_no_tokens() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     let embeddings = client.post("/v1/embeddings", json!({"input": ["four", "eight by"]})).await.json();
@@ -554,7 +554,7 @@ async fn pooling_requests_read_and_do_not_answer() {
 }
 
 #[tokio::test]
-async fn tokens_and_counts_agree() {
+async fn tokenize_and_count_tokens_agree_with_usage() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     let tokens = client.post("/tokenize", json!({"prompt": "import os and sys"})).await.json();
@@ -567,7 +567,7 @@ async fn tokens_and_counts_agree() {
 }
 
 #[tokio::test]
-async fn adapters_come_and_go() {
+async fn lora_adapters_can_be_loaded_and_unloaded() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     let body = with(chat("hello", 2), "model", json!("fresh"));
@@ -586,7 +586,7 @@ async fn adapters_come_and_go() {
 }
 
 #[tokio::test]
-async fn headers_tell_the_truth() {
+async fn headers_have_server_body_digest_and_request_id() {
     let fleet = fleet(2, |server| server.echo_body_sha256 = true);
     let client = Client::new(&fleet, 1);
     let body = format!(" {}\n", chat("bytes matter", 1));
@@ -607,7 +607,7 @@ async fn headers_tell_the_truth() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_the_engine() {
+async fn client_disconnect_frees_the_engine() {
     for h2 in [false, true] {
         for stream in [false, true] {
             let fleet = fleet(1, |server| server.engine.latency = slow());
@@ -624,7 +624,7 @@ async fn a_client_that_leaves_frees_the_engine() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_503_and_for_a_stream_an_error_in_a_200() {
+async fn full_queue_gives_503_or_an_error_event_in_a_stream() {
     let fleet = fleet(1, |server| {
         server.engine =
             EngineConfig { max_num_seqs: 1, max_num_queued: Some(1), latency: slow(), ..server.engine.clone() };
@@ -652,7 +652,7 @@ async fn a_full_queue_is_503_and_for_a_stream_an_error_in_a_200() {
 }
 
 #[tokio::test]
-async fn faults_are_switched_at_run_time() {
+async fn faults_can_be_changed_at_run_time() {
     let fleet = fleet(1, |server| server.faults = Faults::parse(br#"{"refuse":true}"#).unwrap());
     let client = Client::new(&fleet, 0);
     let body = || with(chat("hello", 8), "stream", json!(true));
@@ -694,7 +694,7 @@ async fn faults_are_switched_at_run_time() {
 }
 
 #[tokio::test]
-async fn a_metrics_page_can_hang_lie_and_not_end() {
+async fn metrics_faults_hang_corrupt_fail_or_inflate_the_page() {
     let fleet = fleet(1, |_| ());
     let client = Client::new(&fleet, 0);
     client.post("/sim/faults", json!({"metrics": "garbage"})).await;
@@ -713,7 +713,7 @@ async fn a_metrics_page_can_hang_lie_and_not_end() {
 }
 
 #[tokio::test]
-async fn astrai_quirks_are_as_astrai_has_them() {
+async fn astrai_quirks_match_astrai() {
     let fleet = fleet(1, |server| server.quirks = Quirks::Astrai);
     let client = Client::new(&fleet, 0);
     let chat_stream = client.post("/v1/chat/completions", with(chat("hello", 2), "stream", json!(true))).await.text;
@@ -733,11 +733,11 @@ async fn astrai_quirks_are_as_astrai_has_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_streams_run_side_by_side() {
+async fn five_hundred_streams_run_concurrently() {
     let fleet = fleet(2, |server| {
         server.engine.max_num_seqs = 250;
         server.engine.num_blocks = 8_192;
-        // A token every 50 ms: all are open at once.
+        // One token every 50 ms, so that all streams are open at once.
         server.engine.latency = LatencyModel { step_base: Duration::from_millis(50), ..LatencyModel::default() };
     });
     let clients: Vec<Client> =
@@ -760,7 +760,7 @@ async fn five_hundred_streams_run_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_fleet_ends_what_is_under_way_and_takes_nothing_new() {
+async fn shutdown_finishes_requests_and_accepts_no_new_ones() {
     let fleet = fleet(1, |server| server.engine.latency.speed = 1.0);
     let address = fleet.addresses()[0];
     let client = Client::new(&fleet, 0);
@@ -777,7 +777,7 @@ async fn a_fleet_ends_what_is_under_way_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn a_fleet_needs_all_of_its_ports() {
+async fn fleet_start_fails_without_all_ports() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let error = serve(&SimConfig { endpoints: 1, port, ..SimConfig::default() }).unwrap_err().to_string();

@@ -1,5 +1,4 @@
-//! Remote tokenizers over real HTTP: simulated model servers that tokenize well, and one that does as badly as it is
-//! told.
+//! Remote tokenizers over real HTTP: simulated model servers, and a server whose faults the test sets.
 
 use attache::clock::Clock;
 use attache::ids::EndpointId;
@@ -20,31 +19,31 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// What any test may take before it has failed.
+/// Timeout of each wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Longer than any test lasts.
+/// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
 const TOKENS: &str = r#"{"count":3,"max_model_len":8192,"tokens":[784,587,198],"token_strs":null}"#;
 
-/// How a server answers.
+/// Response of the server.
 #[derive(Clone, Debug)]
 enum Behaviour {
-    /// With this status and body.
+    /// This status and body.
     Say(u16, String),
-    /// The tokens, once the gate lets it.
+    /// The tokens, after the gate opens.
     Gated,
-    /// The tokens, those of the model `slow` once the gate lets it.
+    /// The tokens. For the model `slow`, after the gate opens.
     GatedIfSlow,
-    /// The tokens of one model; it has no other.
+    /// The tokens of this model, and 404 for others.
     Has(&'static str),
-    /// With these bytes, headers included; then it closes the connection.
+    /// These bytes, including headers. Then the connection is closed.
     Raw(String),
-    /// With a body without end.
+    /// An endless body.
     Endless,
 }
 
-/// A tokenizer that does as it is told.
+/// A tokenizer server whose behaviour the test sets.
 struct Server {
     address: SocketAddr,
     behaviour: Mutex<Behaviour>,
@@ -66,7 +65,7 @@ impl Server {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let server = accepting.clone();
-                // It ends when the client closes the connection: that is no error.
+                // The client ends it by closing the connection, which is no error.
                 tokio::spawn(async move { drop(server.serve(stream).await) });
             }
         });
@@ -118,7 +117,7 @@ impl Server {
         }
     }
 
-    fn behave(&self, behaviour: Behaviour) {
+    fn set_behaviour(&self, behaviour: Behaviour) {
         *self.behaviour.lock() = behaviour;
     }
 
@@ -127,7 +126,7 @@ impl Server {
     }
 }
 
-/// A pool of tokenizers over `servers`; it runs until the guard is dropped.
+/// A remote tokenizer pool over `servers` that runs until the guard is dropped.
 fn pool(servers: &[SocketAddr], change: impl FnOnce(&mut RemoteSettings)) -> (Arc<RemotePool>, DropGuard) {
     let store = Arc::new(SnapshotStore::default());
     publish(&store, servers);
@@ -159,7 +158,7 @@ async fn ask(pool: &Arc<RemotePool>, model: &str, prompt: &str) -> Result<Vec<u3
     tokio::time::timeout(PATIENCE, tokens).await.expect("an answer in time").map(|tokens| tokens.to_vec())
 }
 
-/// Waits until it holds.
+/// Waits until `holds` is true.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let waiting = async {
         while !holds() {
@@ -174,13 +173,13 @@ fn fleet(endpoints: u16) -> SimHandle {
     serve(&config).expect("ports")
 }
 
-/// An address where nobody listens.
-async fn nobody() -> SocketAddr {
+/// An address without a listener.
+async fn unused_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
 
 #[tokio::test]
-async fn model_servers_tell_the_tokens_that_they_will_count() {
+async fn remote_tokens_equal_those_of_the_model_server() {
     let fleet = fleet(2);
     let model = ServerConfig::default().models[0].clone();
     let (pool, _running) = pool(fleet.addresses(), |_| {});
@@ -206,7 +205,7 @@ async fn model_servers_tell_the_tokens_that_they_will_count() {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_as_what_it_is_and_a_probe_ends_it() {
+async fn failures_are_reported_by_reason_until_a_probe_succeeds() {
     let redirect = "HTTP/1.1 302 Found\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n".to_owned();
     let gzip = "HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}".to_owned();
     let huge = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{{", u64::MAX / 2);
@@ -230,7 +229,7 @@ async fn a_failure_is_told_as_what_it_is_and_a_probe_ends_it() {
     ];
     for (behaviour, reason) in cases {
         let server = Server::start(behaviour.clone()).await;
-        // Probes come every 5 ms once something is wrong.
+        // After a failure, probes are sent every 5 ms.
         let (pool, _running) = pool(&[server.address], |s| {
             s.probe_interval = Duration::from_millis(5);
             s.max_answer_bytes = 64 << 10;
@@ -242,24 +241,24 @@ async fn a_failure_is_told_as_what_it_is_and_a_probe_ends_it() {
         until("a probe fails", || stats.failed_probes() >= 2).await;
         assert_eq!(ask(&pool, "m", "a").await, Err(Unavailable::Unhealthy), "{behaviour:?}");
         assert_eq!(stats.unhealthy_models(), 1);
-        server.behave(Behaviour::Say(200, TOKENS.to_owned()));
+        server.set_behaviour(Behaviour::Say(200, TOKENS.to_owned()));
         until("a probe succeeds", || stats.unhealthy_models() == 0).await;
         assert_eq!(ask(&pool, "m", "a").await, Ok(vec![784, 587, 198]), "{behaviour:?}");
     }
 }
 
 #[tokio::test]
-async fn a_dead_address_is_a_failed_connection() {
-    let (pool, _running) = pool(&[nobody().await], |_| {});
+async fn unreachable_server_is_a_connection_failure() {
+    let (pool, _running) = pool(&[unused_address().await], |_| {});
     let error = ask(&pool, "m", "a").await.unwrap_err();
     assert!(matches!(error, Unavailable::Failed(CallError::Connect(_))), "{error}");
     assert_eq!(pool.stats().calls(), 2, "attempts are bounded");
 }
 
 #[tokio::test]
-async fn another_server_is_asked_when_one_fails() {
+async fn failed_call_is_retried_on_another_server() {
     let (bad, good) = (Server::start(Behaviour::Say(500, String::new())).await, Server::good().await);
-    let (pool, _running) = pool(&[bad.address, nobody().await, good.address], |s| s.max_attempts = 3);
+    let (pool, _running) = pool(&[bad.address, unused_address().await, good.address], |s| s.max_attempts = 3);
     for prompt in ["a", "b", "c", "d", "e", "f"] {
         assert_eq!(ask(&pool, "m", prompt).await, Ok(vec![784, 587, 198]));
     }
@@ -269,29 +268,29 @@ async fn another_server_is_asked_when_one_fails() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_leaves_time_for_another() {
+async fn hanging_server_leaves_time_for_a_retry() {
     let (hung, good) = (Server::start(Behaviour::Gated).await, Server::good().await);
     let (pool, _running) = pool(&[hung.address, good.address], |s| s.request_timeout = Duration::from_millis(400));
     for prompt in ["a", "b", "c"] {
         assert_eq!(ask(&pool, "m", prompt).await, Ok(vec![784, 587, 198]));
     }
     assert_eq!(hung.calls(), 1);
-    good.behave(Behaviour::Gated);
+    good.set_behaviour(Behaviour::Gated);
     let error = ask(&pool, "m", "d").await.unwrap_err();
     assert_eq!(error.reason(), Reason::Timeout, "{error}");
     assert_eq!(pool.stats().unhealthy_models(), 1);
 }
 
 #[tokio::test]
-async fn a_request_that_is_refused_says_nothing_against_the_server() {
+async fn rejected_requests_do_not_make_a_model_unhealthy() {
     let server = Server::good().await;
     let (pool, _running) = pool(&[server.address], |_| {});
     ask(&pool, "m", "a").await.unwrap();
     for status in [400, 404, 413, 422] {
-        server.behave(Behaviour::Say(status, String::new()));
+        server.set_behaviour(Behaviour::Say(status, String::new()));
         assert_eq!(ask(&pool, "m", "b").await, Err(Unavailable::Refused(status)));
     }
-    server.behave(Behaviour::Say(200, TOKENS.to_owned()));
+    server.set_behaviour(Behaviour::Say(200, TOKENS.to_owned()));
     assert_eq!(ask(&pool, "m", "b").await, Ok(vec![784, 587, 198]));
     assert_eq!(server.calls(), 6, "no refusal was asked for twice");
     let stats = pool.stats();
@@ -299,7 +298,7 @@ async fn a_request_that_is_refused_says_nothing_against_the_server() {
 }
 
 #[tokio::test]
-async fn a_decision_does_not_wait_for_a_slow_server_but_the_next_one_profits() {
+async fn decision_timeout_applies_and_late_tokens_are_cached() {
     let server = Server::start(Behaviour::Gated).await;
     let (pool, _running) = pool(&[server.address], |s| s.decision_timeout = Duration::from_millis(20));
     assert_eq!(ask(&pool, "m", "a").await.unwrap_err().reason(), Reason::Late);
@@ -312,7 +311,7 @@ async fn a_decision_does_not_wait_for_a_slow_server_but_the_next_one_profits() {
 }
 
 #[tokio::test]
-async fn equal_requests_share_a_call_and_too_many_others_are_turned_away() {
+async fn equal_requests_share_a_call_and_excess_calls_are_rejected() {
     let server = Server::start(Behaviour::Gated).await;
     let (pool, _running) = pool(&[server.address], |s| s.max_concurrent = 1);
     let askers: Vec<_> = (0..10)
@@ -324,7 +323,7 @@ async fn equal_requests_share_a_call_and_too_many_others_are_turned_away() {
     until("all wait", || pool.stats().shared() == 9).await;
     until("the call arrives", || server.calls() == 1).await;
     assert_eq!(ask(&pool, "m", "b").await, Err(Unavailable::Busy(1)));
-    // One of them goes away; the others don't notice.
+    // One caller is cancelled, which does not affect the others.
     askers[0].abort();
     server.gate.add_permits(1);
     for (i, outcome) in join_all(askers).await.into_iter().enumerate() {
@@ -335,13 +334,13 @@ async fn equal_requests_share_a_call_and_too_many_others_are_turned_away() {
     }
     assert_eq!(server.calls(), 1);
     server.gate.add_permits(1);
-    // The permit comes back a moment after the tokens.
+    // The permit is released a moment after the tokens.
     until("the call has ended", || Arc::strong_count(&pool) == 2).await;
     assert_eq!(ask(&pool, "m", "b").await, Ok(vec![784, 587, 198]));
 }
 
 #[tokio::test]
-async fn one_model_in_trouble_does_not_hold_up_another() {
+async fn hanging_probe_does_not_delay_other_models() {
     let server = Server::start(Behaviour::GatedIfSlow).await;
     let (pool, _running) = pool(&[server.address], |s| s.probe_interval = Duration::from_millis(5));
     let calls = |model: &str| server.seen.lock().iter().filter(|(_, body)| body["model"] == model).count();
@@ -355,7 +354,7 @@ async fn one_model_in_trouble_does_not_hold_up_another() {
 }
 
 #[tokio::test]
-async fn a_model_is_looked_for_where_it_is() {
+async fn tokenizer_finds_the_server_that_has_the_model() {
     let mut servers = Vec::new();
     for _ in 0..7 {
         servers.push(Server::start(Behaviour::Has("base")).await);
@@ -364,7 +363,7 @@ async fn a_model_is_looked_for_where_it_is() {
     let addresses: Vec<_> = servers.iter().map(|s| s.address).collect();
     let (pool, _running) = pool(&addresses, |_| {});
     let (stats, calls) = (pool.stats(), || servers.iter().map(|s| s.calls()).sum::<usize>());
-    // Until it is known to be a model, two servers at a time say whether they have it.
+    // While the model is unknown, two servers are asked per request.
     let mut asked = 0;
     while let Err(error) = ask(&pool, "m", &format!("p{asked}")).await {
         assert_eq!(error, Unavailable::Refused(404));
@@ -372,18 +371,18 @@ async fn a_model_is_looked_for_where_it_is() {
         assert_eq!(calls(), 2 * asked);
         assert!(asked < 8, "their turns come round");
     }
-    // Then it is looked for until it is found, and those who do not have it are not asked again.
+    // Once the model is known, all servers are tried until one has it, and servers without it are not asked again.
     let before = calls();
     for n in 0..20 {
         assert_eq!(ask(&pool, "m", &format!("q{n}")).await, Ok(vec![784, 587, 198]));
     }
     assert!(calls() <= before + 20 + 7, "{} calls", calls() - before);
     assert_eq!((stats.unhealthy_models(), stats.active_models()), (0, 1));
-    // It goes to another server.
-    servers[7].behave(Behaviour::Has("base"));
+    // The model moves to another server.
+    servers[7].set_behaviour(Behaviour::Has("base"));
     assert_eq!(ask(&pool, "m", "r").await, Err(Unavailable::Refused(404)));
     assert_eq!(stats.active_models(), 1, "it has given tokens: only a probe finds that it is gone");
-    servers[3].behave(Behaviour::Has("m"));
+    servers[3].set_behaviour(Behaviour::Has("m"));
     let mut found = false;
     for n in 0..8 {
         found |= ask(&pool, "m", &format!("s{n}")).await.is_ok();
@@ -393,7 +392,7 @@ async fn a_model_is_looked_for_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_probe_that_meets_the_wrong_server_goes_on_to_the_next() {
+async fn probe_continues_after_a_server_without_the_model() {
     let mut servers = vec![Server::start(Behaviour::Has("m")).await];
     for _ in 0..3 {
         servers.push(Server::start(Behaviour::Has("base")).await);
@@ -406,7 +405,7 @@ async fn a_probe_that_meets_the_wrong_server_goes_on_to_the_next() {
 }
 
 #[tokio::test]
-async fn models_that_nobody_asks_for_are_closed_and_there_is_an_end_to_them() {
+async fn idle_models_are_closed_and_their_number_is_limited() {
     let server = Server::good().await;
     let (pool, _running) = pool(&[server.address], |s| {
         s.max_models = 2;
@@ -422,24 +421,24 @@ async fn models_that_nobody_asks_for_are_closed_and_there_is_an_end_to_them() {
 }
 
 #[tokio::test]
-async fn a_model_that_has_gone_is_forgotten() {
+async fn removed_model_is_dropped_by_a_probe() {
     let server = Server::good().await;
     let (pool, _running) = pool(&[server.address], |s| s.probe_interval = Duration::from_millis(50));
     ask(&pool, "m", "a").await.unwrap();
     assert_eq!(pool.stats().active_models(), 1);
-    server.behave(Behaviour::Say(404, String::new()));
+    server.set_behaviour(Behaviour::Say(404, String::new()));
     until("a probe finds out", || pool.stats().active_models() == 0).await;
 }
 
 #[tokio::test]
-async fn an_empty_pool_is_no_failure() {
+async fn empty_or_draining_pool_has_no_endpoint() {
     let store = Arc::new(SnapshotStore::default());
     let (pool, _running) = pool_of(store.clone(), |_| {});
     assert_eq!(ask(&pool, "m", "a").await, Err(Unavailable::NoEndpoint));
     let server = Server::good().await;
     publish(&store, &[server.address]);
     assert_eq!(ask(&pool, "m", "a").await, Ok(vec![784, 587, 198]));
-    // Servers that are on their way out get nothing new.
+    // Draining servers get no new calls.
     let endpoint = Endpoint::new(EndpointId(0), EndpointSpec { draining: true, ..EndpointSpec::at(server.address) });
     let state = EndpointState::new(Arc::new(endpoint), None);
     store.publish(PoolSnapshot::new(2, true, vec![state]));
@@ -447,7 +446,7 @@ async fn an_empty_pool_is_no_failure() {
 }
 
 #[tokio::test]
-async fn render_is_asked_at_the_path_of_the_api() {
+async fn render_uses_the_path_of_the_api() {
     let answer = r#"[{"request_id":"cmpl-1","token_ids":[784,587],"features":null}]"#;
     let server = Server::start(Behaviour::Say(200, answer.to_owned())).await;
     let (pool, _running) = pool(&[server.address], |s| s.api = RemoteApi::Render);
@@ -462,14 +461,14 @@ async fn render_is_asked_at_the_path_of_the_api() {
         let (seen, body) = server.seen.lock().last().cloned().unwrap();
         assert_eq!((seen.as_str(), &body["model"], &body["top_k"]), (path, &json!("m"), &Value::Null));
     }
-    // An answer in the words of the other API is none.
-    server.behave(Behaviour::Say(200, TOKENS.to_owned()));
+    // A response in the format of the other API is invalid.
+    server.set_behaviour(Behaviour::Say(200, TOKENS.to_owned()));
     let error = ask(&pool, "m", "b").await.unwrap_err();
     assert_eq!(error, Unavailable::Failed(CallError::Garbled(TokenListError::Missing)));
 }
 
 #[tokio::test]
-async fn nothing_is_kept_when_nothing_may_be() {
+async fn tokens_are_not_cached_with_zero_cache_bytes() {
     let server = Server::good().await;
     let (pool, _running) = pool(&[server.address], |s| s.cache_bytes = 0);
     for _ in 0..2 {

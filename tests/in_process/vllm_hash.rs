@@ -1,5 +1,4 @@
-//! Block hashes against real vLLM servers: every vector that vLLM 0.32.0 and 0.22.1 were asked for, from the seed to
-//! the event.
+//! Block hashes compared with real vLLM servers: all vectors of vLLM 0.32.0 and 0.22.1, from the seed to the event.
 
 use attache::sim::vllm_hash::{Digest, ExtraForm, ExtraKeys, HashAlgorithm, Hasher, Lora};
 use serde_json::Value;
@@ -18,7 +17,7 @@ fn numbers(value: &Value) -> Vec<u32> {
     items.iter().map(|item| item.as_u64().and_then(|n| u32::try_from(n).ok()).expect("a token id")).collect()
 }
 
-/// Recomputes one vector; the blocks compared, and those of them that a live server published.
+/// Recomputes one vector. Returns the number of compared blocks, and of those that a live server published.
 fn check(vector: &Value, form: ExtraForm) -> (usize, usize) {
     let text = |key: &str| vector[key].as_str();
     let algorithm: HashAlgorithm = text("algo").expect("an algorithm").parse().expect("a known algorithm");
@@ -48,7 +47,7 @@ fn check(vector: &Value, form: ExtraForm) -> (usize, usize) {
     assert_eq!(Value::from(digests), vector["digests_hex"]);
     let events: Vec<String> = chain.iter().map(|digest| digest.event_hash().to_string()).collect();
     assert_eq!(Value::from(events), vector["event_ints_u64"]);
-    // A server tells only of the blocks that are new to it: the tail of the prompt.
+    // A server publishes only new blocks: the end of the prompt.
     let seen = vector["observed_event_hashes"].as_array().expect("a list");
     for (seen, own) in seen.iter().rev().zip(chain.iter().rev()) {
         match seen.as_u64() {
@@ -66,13 +65,13 @@ fn check_all(file: &str, form: ExtraForm) -> (usize, usize, usize) {
 }
 
 #[test]
-fn hashes_are_those_of_vllm_0_32() {
+fn block_hashes_equal_those_of_vllm_0_32() {
     let (vectors, blocks, seen) = check_all("vectors.json", ExtraForm::Tagged);
     assert!(vectors == 96 && blocks > 200 && seen > 100, "{vectors} vectors, {blocks} blocks, {seen} of them live");
 }
 
 #[test]
-fn hashes_are_those_of_vllm_0_22() {
+fn block_hashes_equal_those_of_vllm_0_22() {
     let (vectors, blocks, seen) = check_all("vectors_legacy_0.22.1.json", ExtraForm::Bare);
     assert!(vectors == 48 && blocks > 100 && seen > 50, "{vectors} vectors, {blocks} blocks, {seen} of them live");
 }

@@ -1,4 +1,4 @@
-//! The picker's own binary, started as an operator starts it, and its counters.
+//! The `attache` binary, started as an operator starts it, and its counters.
 
 use super::process::{Process, eventually, scratch};
 use super::{Error, client};
@@ -121,8 +121,7 @@ impl AttacheProcess {
         Self { grpc: address("grpc"), health: address("health"), metrics: address("metrics"), process }
     }
 
-    /// The sum of the metrics with this name, whatever their labels, or the one of this name and these labels;
-    /// 0 when there is none.
+    /// The sum of all metrics with this name, or the metric with this name and these labels. 0 if there is none.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = client::get(self.metrics, "/metrics").await.expect("the picker's metrics");
         let text = String::from_utf8_lossy(&page.body).into_owned();

@@ -1,4 +1,4 @@
-//! Bodies whose bytes follow from a few numbers, so that both ends can detect lost, doubled or moved bytes.
+//! Bodies that are derived from a few numbers, so that both ends can detect lost, duplicated or moved bytes.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -25,7 +25,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A small random generator: tests must not depend on the crate's own.
+/// A small random generator, independent of the crate's own.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -60,7 +60,7 @@ fn letters(length: usize, seed: u64) -> Vec<u8> {
     text
 }
 
-/// A chat request of exactly `size` bytes; below the smallest possible size, letters without meaning.
+/// A chat request of exactly `size` bytes. Below the smallest possible size, random letters.
 pub(crate) fn chat(size: usize, stream: bool, seed: u64) -> Bytes {
     let head = format!(r#"{{"model":"sim-8b","stream":{stream},"messages":[{{"role":"user","content":""#);
     framed(head.as_bytes(), br#""}]}"#, size, seed)

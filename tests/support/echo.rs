@@ -130,8 +130,8 @@ async fn answer(
         _ => {}
     }
     counts.requests.fetch_add(1, Ordering::SeqCst);
-    let mut wish = Wish::from(request.uri().query().unwrap_or(""));
-    if wish.reset {
+    let mut options = ResponseOptions::from(request.uri().query().unwrap_or(""));
+    if options.reset {
         return Err(std::io::ErrorKind::ConnectionReset.into());
     }
     let mut headers = HeaderMap::new();
@@ -141,15 +141,19 @@ async fn answer(
     put("x-echo-server", address.to_string());
     let destination = request.headers().get("x-gateway-destination-endpoint");
     put("x-echo-destination", destination.and_then(|v| v.to_str().ok()).unwrap_or("").to_owned());
-    let told = request.headers().iter().filter(|(name, _)| wish.tell.iter().any(|told| told == name.as_str()));
-    put("x-echo-told", told.map(|(n, v)| format!("{n}={}", v.to_str().unwrap_or("?"))).collect::<Vec<_>>().join(";"));
+    let reported =
+        request.headers().iter().filter(|(name, _)| options.tell.iter().any(|reported| reported == name.as_str()));
+    put(
+        "x-echo-told",
+        reported.map(|(n, v)| format!("{n}={}", v.to_str().unwrap_or("?"))).collect::<Vec<_>>().join(";"),
+    );
     if request.headers().contains_key(header::UPGRADE) {
         return Ok(upgrade(request, headers));
     }
     let mut held = counts.answer.clone();
-    if wish.reply {
+    if options.reply {
         held = replied(request.into_body()).await;
-    } else if !wish.early {
+    } else if !options.early {
         let got = read(request.into_body()).await;
         put("x-echo-sha256", got.sha256);
         put("x-echo-length", got.length.to_string());
@@ -157,28 +161,28 @@ async fn answer(
     }
     if counts.fails {
         put("x-envoy-overloaded", "true".to_owned());
-        wish.status = StatusCode::SERVICE_UNAVAILABLE;
+        options.status = StatusCode::SERVICE_UNAVAILABLE;
     }
     counts.peak.fetch_max(counts.active.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-    tokio::time::sleep(wish.delay).await;
+    tokio::time::sleep(options.delay).await;
     counts.active.fetch_sub(1, Ordering::SeqCst);
-    let body = wish.body(&held).on_cut_short(Arc::new(move || {
+    let body = options.body(&held).on_cut_short(Arc::new(move || {
         counts.cut_short.fetch_add(1, Ordering::SeqCst);
     }));
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(wish.content_type()));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(options.content_type()));
     let mut response = Response::new(body);
-    *response.status_mut() = wish.status;
+    *response.status_mut() = options.status;
     *response.headers_mut() = headers;
     Ok(response)
 }
 
-struct Got {
+struct ReceivedBody {
     sha256: String,
     length: usize,
     trailers: usize,
 }
 
-async fn read(mut body: Incoming) -> Got {
+async fn read(mut body: Incoming) -> ReceivedBody {
     let (mut digest, mut length, mut trailers) = (Sha256::new(), 0, 0);
     while let Some(Ok(frame)) = body.frame().await {
         match frame.into_data() {
@@ -189,7 +193,7 @@ async fn read(mut body: Incoming) -> Got {
             Err(frame) => trailers = frame.trailers_ref().map_or(0, HeaderMap::len),
         }
     }
-    Got { sha256: hex(&digest.finalize()), length, trailers }
+    ReceivedBody { sha256: hex(&digest.finalize()), length, trailers }
 }
 
 /// The string `reply` in a JSON body.
@@ -200,7 +204,7 @@ async fn replied(body: Incoming) -> Bytes {
 }
 
 /// The parameters in the query.
-struct Wish {
+struct ResponseOptions {
     sse: bool,
     size: usize,
     events: usize,
@@ -218,7 +222,7 @@ struct Wish {
     tell: Vec<String>,
 }
 
-impl From<&str> for Wish {
+impl From<&str> for ResponseOptions {
     fn from(query: &str) -> Self {
         let values: HashMap<&str, &str> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
         let number = |name: &str, default: u64| values.get(name).and_then(|v| v.parse().ok()).unwrap_or(default);
@@ -243,7 +247,7 @@ impl From<&str> for Wish {
     }
 }
 
-impl Wish {
+impl ResponseOptions {
     fn body(&self, held: &Bytes) -> Payload {
         let payload = Payload::chunked(self.pieces(held)).paced(self.pace);
         let payload = if self.chunked { payload } else { payload.with_length() };

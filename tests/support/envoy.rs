@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The Envoy binary: `ATTACHE_ENVOY`, else where tests/run.sh installs it. A missing Envoy fails the
-/// test: skipping would hide it.
+/// The Envoy binary: `ATTACHE_ENVOY`, or the one that tests/run.sh installs. A missing Envoy fails the test, so that it
+/// is not skipped silently.
 pub(crate) fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("ATTACHE_ENVOY") {
         return path.into();
@@ -58,19 +58,19 @@ pub(crate) struct EnvoyProcess {
     admin: SocketAddr,
     listeners: BTreeMap<String, SocketAddr>,
     process: Process,
-    _turn: Turn,
+    _lock: MachineLock,
 }
 
 /// Tests run in parallel, except one that needs the whole machine. Every test with Envoy holds this lock while it runs.
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
 #[expect(dead_code, reason = "held, not read")]
-enum Turn {
+enum MachineLock {
     Shared(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
     /// A further Envoy of the same test has no lock of its own: two locks in one test could deadlock with a test
     /// that needs the machine alone.
-    Anothers,
+    HeldByAnother,
 }
 
 impl EnvoyProcess {
@@ -79,12 +79,12 @@ impl EnvoyProcess {
         Self::with_workers(bootstrap, 2).await
     }
 
-    /// A further Envoy for the test that has this one, which must be dropped last.
+    /// A further Envoy of a test that already has this one. It must be dropped first.
     pub(crate) async fn beside(&self, bootstrap: &str) -> Self {
-        Self::launch(bootstrap, 2, Turn::Anothers).await
+        Self::launch(bootstrap, 2, MachineLock::HeldByAnother).await
     }
 
-    /// The same for a test that loads the machine so much that others would fail beside it.
+    /// Like `start`, for a test whose load would make concurrent tests fail.
     pub(crate) async fn alone(bootstrap: &str) -> Self {
         Self::alone_with_workers(bootstrap, 2).await
     }
@@ -92,15 +92,15 @@ impl EnvoyProcess {
     /// The same with a number of worker threads.
     #[allow(dead_code, reason = "only the tests of attacks need it")]
     pub(crate) async fn alone_with_workers(bootstrap: &str, workers: usize) -> Self {
-        Self::launch(bootstrap, workers, Turn::Alone(MACHINE.write().await)).await
+        Self::launch(bootstrap, workers, MachineLock::Alone(MACHINE.write().await)).await
     }
 
     /// The same with a number of worker threads.
     pub(crate) async fn with_workers(bootstrap: &str, workers: usize) -> Self {
-        Self::launch(bootstrap, workers, Turn::Shared(MACHINE.read().await)).await
+        Self::launch(bootstrap, workers, MachineLock::Shared(MACHINE.read().await)).await
     }
 
-    async fn launch(bootstrap: &str, workers: usize, turn: Turn) -> Self {
+    async fn launch(bootstrap: &str, workers: usize, lock: MachineLock) -> Self {
         let directory = scratch("envoy");
         let config = directory.path().join("envoy.yaml");
         std::fs::write(&config, bootstrap).expect("writing the bootstrap");
@@ -113,7 +113,7 @@ impl EnvoyProcess {
             .wait_for("an admin address", |_| std::fs::read_to_string(&admin_file).ok()?.trim().parse().ok())
             .await;
         let listeners = eventually("all of Envoy's listeners open", || listeners(admin)).await;
-        Self { admin, listeners, process, _turn: turn }
+        Self { admin, listeners, process, _lock: lock }
     }
 
     #[allow(dead_code, reason = "only the benches measure its CPU time")]

@@ -1,4 +1,4 @@
-//! A gRPC client that speaks HTTP/2 directly, so that it can send what no proper client would.
+//! A gRPC client on plain HTTP/2, so that it can send messages that no correct client would send.
 
 use super::Error;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -10,7 +10,7 @@ use prost::Message;
 use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Where Envoy sends its streams.
+/// The path of Envoy's ext-proc streams.
 pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 
 /// A connection; it is cut on drop.
@@ -63,7 +63,7 @@ impl Connection {
         Ok(Self { authority: String::new(), client, driver }.called("picker"))
     }
 
-    /// The same, with streams that call the picker by this `:authority`.
+    /// The same connection, with this `:authority` on its streams.
     pub(crate) fn called(mut self, authority: &str) -> Self {
         self.authority = authority.to_owned();
         self

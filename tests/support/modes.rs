@@ -1,4 +1,4 @@
-//! Every body mode of Envoy, each on a listener of its own in one Envoy.
+//! Every body mode of Envoy, each on its own listener of one Envoy.
 
 use std::fmt::Write;
 use std::net::SocketAddr;

@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Longest wait for anything that should happen at once. Generous, since test machines are busy.
+/// Timeout of waits. Generous, because test machines are busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Killed on drop; the end of its log is shown if the test fails.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_rustls::TlsAcceptor;
 
-/// The binary: `ATTACHE_REDIS`, else where tests/run.sh installs it. A missing one fails the
-/// test: skipping would hide it.
+/// The binary: `ATTACHE_REDIS`, or the one that tests/run.sh installs. A missing binary fails the test, so that it is
+/// not skipped silently.
 fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("ATTACHE_REDIS") {
         return path.into();

@@ -1,7 +1,7 @@
-//! llm-d's sidecar of a decode worker, as far as `nixlv2` and tests need it. It calls the prefill worker in
+//! llm-d's sidecar of a decode worker, with the parts of `nixlv2` that tests need. It calls the prefill worker in
 //! `x-prefiller-host-port`, and sends the request with the transfer parameters to its own server. Like the original it
-//! does not retry: a prefill worker's rejection is the response, and an unreachable one is a 502. Responses are passed
-//! on when they are complete.
+//! does not retry: a prefill worker's rejection is the response, and an unreachable one gives a 502. It forwards
+//! complete responses.
 
 use super::body::Payload;
 use super::client::{self, Http, Reply};
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// Runs until it is dropped; its open connections are cut then.
+/// Runs until it is dropped, which closes its connections.
 pub(crate) struct Sidecar {
     pub(crate) address: SocketAddr,
     task: tokio::task::JoinHandle<()>,
@@ -69,7 +69,7 @@ async fn answer(request: Request<Incoming>, decoder: SocketAddr) -> Result<Respo
     Ok(reply.map_or_else(|| failed(StatusCode::BAD_GATEWAY), passed_on))
 }
 
-/// The decode leg's body; the error is the client's response if the prefill failed.
+/// The body of the decode request. The error is the client's response if the prefill failed.
 async fn prefill(prefiller: SocketAddr, target: &str, body: &Bytes) -> Result<Bytes, Response<Payload>> {
     let Ok(Value::Object(request)) = serde_json::from_slice(body) else { return Ok(body.clone()) };
     let mut leg = request.clone();

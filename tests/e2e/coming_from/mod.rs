@@ -1,6 +1,6 @@
-//! What users of other pickers rely on, a row for each item: how it behaves there, how here, and a test that shows it.
-//! The pages in `docs/coming-from` take their tables from these rows. After a change of a row,
-//! `ATTACHE_UPDATE_DOCS=1 cargo test --release --test e2e coming_from::pages` writes them.
+//! Features of other pickers, one row for each item: its behaviour there, its behaviour here, and a test. The tables in
+//! `docs/coming-from` are generated from these rows. After a change of a row, `ATTACHE_UPDATE_DOCS=1 cargo test
+//! --release --test e2e coming_from::pages` writes them.
 
 mod aibrix;
 mod astrai;
@@ -15,11 +15,11 @@ use std::path::PathBuf;
 /// How Attaché treats an item.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Here {
-    /// As there, with the same names and values.
+    /// The same, with the same names and values.
     Same,
-    /// Differently by default. `exact` says how to get the other product's behaviour.
+    /// Different by default. `exact` says how to get the other product's behaviour.
     Differs { default: &'static str, exact: &'static str },
-    /// Not at all. A warning names the item and says `instead`.
+    /// Not supported. A warning names the item and says `instead`.
     Warns { instead: &'static str },
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Row {
     pub(super) here: Here,
 }
 
-/// Defines the rows of a topic, each with the test that shows it: `name: "item", "there", here => { test }`.
+/// Defines the rows of a topic, each with its test: `name: "item", "there", here => { test }`.
 macro_rules! rows {
     ($table:ident; $($name:ident: $item:expr, $there:expr, $here:expr => $test:block)+) => {
         pub(super) const $table: &[$crate::coming_from::Row] =
@@ -60,8 +60,9 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Holds the tables of a page to its rows. The page marks each with `<!-- rows: TOPIC -->` and `<!-- end of rows -->`.
-fn holds(page: &str, topics: &[(&str, &[Row])]) {
+/// Checks that the tables of a page match its rows. The page marks each with `<!-- rows: TOPIC -->` and `<!-- end of
+/// rows -->`.
+fn assert_page_matches_rows(page: &str, topics: &[(&str, &[Row])]) {
     const END: &str = "<!-- end of rows -->";
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/coming-from").join(page);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -82,33 +83,33 @@ fn holds(page: &str, topics: &[(&str, &[Row])]) {
 mod pages {
     #[cfg(feature = "kube")]
     use super::gie;
-    use super::{aibrix, astrai, holds, localai, neutree};
+    use super::{aibrix, assert_page_matches_rows, astrai, localai, neutree};
 
     #[test]
     fn aibrix_pages_have_their_rows() {
-        holds("aibrix.md", aibrix::STRATEGIES);
-        holds("aibrix-settings.md", aibrix::SETTINGS);
-        holds("aibrix-servers.md", aibrix::SERVERS);
+        assert_page_matches_rows("aibrix.md", aibrix::STRATEGIES);
+        assert_page_matches_rows("aibrix-settings.md", aibrix::SETTINGS);
+        assert_page_matches_rows("aibrix-servers.md", aibrix::SERVERS);
     }
 
     #[test]
     fn astrai_page_has_its_rows() {
-        holds("astrai.md", astrai::TOPICS);
+        assert_page_matches_rows("astrai.md", astrai::TOPICS);
     }
 
     #[cfg(feature = "kube")]
     #[test]
     fn gie_page_has_its_rows() {
-        holds("gie.md", gie::TOPICS);
+        assert_page_matches_rows("gie.md", gie::TOPICS);
     }
 
     #[test]
     fn localai_page_has_its_rows() {
-        holds("localai.md", localai::TOPICS);
+        assert_page_matches_rows("localai.md", localai::TOPICS);
     }
 
     #[test]
     fn neutree_page_has_its_rows() {
-        holds("neutree.md", neutree::TOPICS);
+        assert_page_matches_rows("neutree.md", neutree::TOPICS);
     }
 }

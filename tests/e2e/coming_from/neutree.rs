@@ -1,4 +1,4 @@
-//! Neutree's placement of requests on the replicas of an endpoint.
+//! Neutree's distribution of requests over the replicas of an endpoint.
 
 use super::Here::{Differs, Same, Warns};
 use super::Row;
@@ -14,13 +14,13 @@ fn neutrees() -> Fleet {
     Fleet::of("consistent_hash", "{}")
 }
 
-/// The endpoint that gets the request while all endpoints are idle.
-fn home(fleet: &Fleet, body: &Value, endpoints: usize) -> u32 {
+/// The picked endpoint while all endpoints are idle.
+fn home_endpoint(fleet: &Fleet, body: &Value, endpoints: usize) -> u32 {
     fleet.ask(body, &vec![0; endpoints]).endpoint
 }
 
-/// The requests of each endpoint after so many requests with one prompt, none of which ends.
-fn pile(fleet: &Fleet, endpoints: usize, times: usize) -> Vec<u32> {
+/// Requests of each endpoint after `times` requests with one prompt that all stay in flight.
+fn requests_per_endpoint(fleet: &Fleet, endpoints: usize, times: usize) -> Vec<u32> {
     let mut requests = vec![0; endpoints];
     for _ in 0..times {
         let picked = fleet.ask(&chat("hot"), &requests).endpoint as usize;
@@ -29,15 +29,15 @@ fn pile(fleet: &Fleet, endpoints: usize, times: usize) -> Vec<u32> {
     requests
 }
 
-/// A conversation of these messages: role and text.
-fn talk(messages: &[(&str, &str)]) -> Value {
+/// A conversation with these messages (role and text).
+fn conversation(messages: &[(&str, &str)]) -> Value {
     let messages: Vec<Value> = messages.iter().map(|(role, text)| json!({"role": role, "content": text})).collect();
     json!({"model": "m", "messages": messages})
 }
 
-/// Whether two requests have one home, whatever it is: compared over rings of many sizes.
+/// Whether two requests have the same home endpoint, compared over rings of many sizes.
 fn share_a_home(fleet: &Fleet, one: &Value, other: &Value) -> bool {
-    (3..23).all(|endpoints| home(fleet, one, endpoints) == home(fleet, other, endpoints))
+    (3..23).all(|endpoints| home_endpoint(fleet, one, endpoints) == home_endpoint(fleet, other, endpoints))
 }
 
 rows! { NAMES;
@@ -78,7 +78,7 @@ rows! { NAMES;
             let keys: Vec<Value> = (0..40).map(|i| chat(&format!("k{i}"))).collect();
             let homes = |parameters: &str| -> Vec<u32> {
                 let fleet = Fleet::of("consistent_hash", parameters);
-                keys.iter().map(|key| home(&fleet, key, 8)).collect()
+                keys.iter().map(|key| home_endpoint(&fleet, key, 8)).collect()
             };
             let default = homes("{}");
             assert_eq!(homes(r#"{"virtual_nodes_per_replica": 100}"#), default);
@@ -89,7 +89,7 @@ rows! { NAMES;
         Same => {
             // With 3 of 12 requests on its home and an average of 13 / 4, the bound is 4.06 at 1.25, and 3.25 at 1.
             let fleet = |factor: &str| Fleet::of("consistent_hash", &format!(r#"{{"load_factor": {factor}}}"#));
-            let at = home(&fleet("1.25"), &chat("a"), 4);
+            let at = home_endpoint(&fleet("1.25"), &chat("a"), 4);
             let requests: Vec<u32> = vec![3; 4];
             assert_eq!(fleet("1.25").ask(&chat("a"), &requests).reason, "first on the hash ring");
             assert_ne!(fleet("1").ask(&chat("a"), &requests).reason, "first on the hash ring");
@@ -97,8 +97,8 @@ rows! { NAMES;
         }
     max_user_messages: "`max_user_messages_for_cache`", "user messages in the key, 2",
         Same => {
-            let one = talk(&[("user", "A"), ("user", "B"), ("user", "C")]);
-            let other = talk(&[("user", "A"), ("user", "B"), ("user", "D")]);
+            let one = conversation(&[("user", "A"), ("user", "B"), ("user", "C")]);
+            let other = conversation(&[("user", "A"), ("user", "B"), ("user", "D")]);
             let fleet = |n: u32| Fleet::of("consistent_hash", &format!(r#"{{"max_user_messages_for_cache": {n}}}"#));
             assert!(share_a_home(&neutrees(), &one, &other) && share_a_home(&fleet(2), &one, &other));
             assert!(!share_a_home(&fleet(3), &one, &other));
@@ -108,7 +108,7 @@ rows! { NAMES;
             default: "Neutree's spelling means Neutree's rule; camelCase means Attaché's bound",
             exact: "`consistent_hash`, Neutree's spelling, or `compat: true`",
         } => {
-            let busiest = |parameters: &str| pile(&Fleet::of("chwbl", parameters), 16, 16).into_iter().max();
+            let busiest = |parameters: &str| requests_per_endpoint(&Fleet::of("chwbl", parameters), 16, 16).into_iter().max();
             assert_eq!(busiest(r#"{"load_factor": 1.25}"#), Some(12));
             assert_eq!(busiest(r#"{"compat": true}"#), Some(12));
             assert!(busiest(r#"{"loadFactor": 1.25}"#) <= Some(4));
@@ -128,17 +128,17 @@ rows! { HASHING;
             let fleet = neutrees();
             for i in 0..60 {
                 let key = chat(&format!("k{i}"));
-                let (before, after) = (home(&fleet, &key, 5), home(&fleet, &key, 6));
+                let (before, after) = (home_endpoint(&fleet, &key, 5), home_endpoint(&fleet, &key, 6));
                 assert!(after == before || after == 5, "{before} to {after}");
             }
         }
     key: "key of a chat", "the system prompt and the first user messages; the last system prompt before them counts",
         Same => {
             let fleet = neutrees();
-            let one = talk(&[("system", "S"), ("user", "A"), ("assistant", "x"), ("user", "B"), ("user", "C")]);
-            let other = talk(&[("system", "T"), ("system", "S"), ("user", "A"), ("user", "B")]);
+            let one = conversation(&[("system", "S"), ("user", "A"), ("assistant", "x"), ("user", "B"), ("user", "C")]);
+            let other = conversation(&[("system", "T"), ("system", "S"), ("user", "A"), ("user", "B")]);
             assert!(share_a_home(&fleet, &one, &other), "answers and later users are left out");
-            assert!(!share_a_home(&fleet, &one, &talk(&[("system", "T"), ("user", "A"), ("user", "B")])));
+            assert!(!share_a_home(&fleet, &one, &conversation(&[("system", "T"), ("user", "A"), ("user", "B")])));
         }
     key_without_messages: "key of a request that is not a chat", "the full payload, sampling parameters included",
         Differs {
@@ -158,7 +158,7 @@ rows! { HASHING;
             exact: "`consistent_hash`, or `compat: true`",
         } => {
             let fleet = neutrees();
-            let at = home(&fleet, &chat("a"), 4) as usize;
+            let at = home_endpoint(&fleet, &chat("a"), 4) as usize;
             // 4 replicas with 4 requests each: 17 / 4 * 1.25 = 5.3, so that 5 are accepted and 6 are not.
             let mut requests = vec![4; 4];
             assert_eq!(fleet.ask(&chat("a"), &requests).endpoint as usize, at);
@@ -178,15 +178,15 @@ rows! { HASHING;
             assert_eq!(fleet.ask(&chat("a"), &requests).reason, "next on the hash ring below its bound");
             assert_eq!(fleet.ask(&chat("a"), &requests).endpoint as usize, second, "the same one each time");
         }
-    nobody_has_room: "no replica has room", "the first one on the ring",
+    no_replica_has_capacity: "no replica has room", "the first one on the ring",
         Same => {
-            let requests = pile(&neutrees(), 16, 16);
+            let requests = requests_per_endpoint(&neutrees(), 16, 16);
             assert_eq!((requests.iter().max(), requests.iter().filter(|r| **r == 0).count()), (Some(&12), 11));
         }
     hot_prompt: "hot prompt on an idle fleet",
         "no replica has room below `replicas / load_factor` requests: all stay on the first",
         Differs { default: "`chwbl`: spreads from the fourth request on", exact: "`consistent_hash`" } => {
-            assert!(pile(&Fleet::of("chwbl", "{}"), 16, 16).into_iter().max() <= Some(4));
+            assert!(requests_per_endpoint(&Fleet::of("chwbl", "{}"), 16, 16).into_iter().max() <= Some(4));
         }
     average: "average load", "over all replicas, whether they may serve the request or not",
         Differs {
@@ -206,7 +206,7 @@ rows! { HASHING;
             exact: "`scrape` off: `engine: none` for the endpoints",
         } => {
             let fleet = neutrees();
-            let at = home(&fleet, &chat("a"), 2);
+            let at = home_endpoint(&fleet, &chat("a"), 2);
             let reported: Vec<u32> = (0..2).map(|id| if id == at { 30 } else { 2 }).collect();
             assert_ne!(fleet.ask(&chat("a"), &reported).endpoint, at);
         }

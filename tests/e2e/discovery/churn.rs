@@ -1,4 +1,4 @@
-//! A thousand pods that change two hundred times a second, while requests are picked for.
+//! 1,000 pods with 200 changes a second, while the picker serves requests.
 
 use super::members::NO_METRICS;
 use super::picks::known;
@@ -13,11 +13,11 @@ use tokio::time::Instant;
 const PODS: usize = 1_000;
 /// A deleted pod may be picked for this long after its event.
 const GRACE: Duration = Duration::from_millis(100);
-/// How long it goes on. `benches/kubernetes.rs` goes on for a minute, and looks at the memory.
+/// Duration of the test. `benches/kubernetes.rs` runs for a minute and measures memory.
 const LASTS: Duration = Duration::from_secs(12);
 
-/// How long the threads of a process have waited for a processor that others had, since they began. Linux counts it.
-fn kept_waiting(pid: u32) -> Duration {
+/// Total time in which threads of a process waited for a busy CPU, from Linux's `schedstat`.
+fn cpu_wait(pid: u32) -> Duration {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let waits = tasks.filter_map(|task| {
         let figures = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -26,13 +26,13 @@ fn kept_waiting(pid: u32) -> Duration {
     Duration::from_nanos(waits.sum())
 }
 
-/// What both sides were kept waiting by a busy machine, from time to time: no picker can be blamed for that.
-fn excuses(picker: u32) -> Arc<Mutex<Vec<(Instant, Duration)>>> {
+/// Samples the CPU wait of the picker and of the test every 10 ms. The picker is not responsible for this delay.
+fn record_cpu_waits(picker: u32) -> Arc<Mutex<Vec<(Instant, Duration)>>> {
     let seen: Arc<Mutex<Vec<(Instant, Duration)>>> = Arc::default();
     let notes = seen.clone();
     tokio::spawn(async move {
         loop {
-            let waited = kept_waiting(picker) + kept_waiting(std::process::id());
+            let waited = cpu_wait(picker) + cpu_wait(std::process::id());
             notes.lock().push((Instant::now(), waited));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -40,15 +40,15 @@ fn excuses(picker: u32) -> Arc<Mutex<Vec<(Instant, Duration)>>> {
     seen
 }
 
-/// What both sides were kept waiting between two moments, at most.
-fn excused(notes: &[(Instant, Duration)], from: Instant, to: Instant) -> Duration {
+/// Upper bound of the CPU wait of both processes between two moments.
+fn cpu_wait_between(notes: &[(Instant, Duration)], from: Instant, to: Instant) -> Duration {
     let before = notes.iter().rev().find(|(at, _)| *at <= from).map_or(Duration::ZERO, |(_, waited)| *waited);
     let after = notes.iter().find(|(at, _)| *at >= to).or(notes.last()).map_or(Duration::ZERO, |(_, waited)| *waited);
     after.saturating_sub(before)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_pod_is_picked_after_its_end_however_fast_pods_change() {
+async fn deleted_pods_are_not_picked_during_fast_churn() {
     let api = cluster(PODS).await;
     let mut churn = Churn::of(api.clone(), PODS);
     let picker = AttacheProcess::in_cluster(
@@ -57,14 +57,14 @@ async fn no_pod_is_picked_after_its_end_however_fast_pods_change() {
     )
     .await;
     picker.until_ready().await;
-    let notes = excuses(picker.process.id());
+    let notes = record_cpu_waits(picker.process.id());
     let deadline = Instant::now() + LASTS;
     let asking = churn.ask(picker.grpc, deadline);
     let changes = churn.until(deadline).await;
     let asked = asking.await.expect("the asking task");
     let notes = notes.lock().clone();
     let too_late: Vec<_> =
-        asked.late.iter().filter(|(asked, by)| *by > GRACE + excused(&notes, *asked - *by, *asked)).collect();
+        asked.late.iter().filter(|(asked, by)| *by > GRACE + cpu_wait_between(&notes, *asked - *by, *asked)).collect();
     let (picks, gone, worst) = (asked.picks, asked.late.len(), asked.worst());
     println!("{changes} changes, {picks} picks, {gone} of pods just gone, the latest {worst:?} after its end");
     assert!(picks > 100, "only {picks} picks");

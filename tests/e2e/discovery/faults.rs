@@ -1,4 +1,4 @@
-//! An API server that is away, slow, forgetful or strict.
+//! An API server that is down, slow, restarted or lacks rights.
 
 use super::members::NO_METRICS;
 use super::picks::{Picked, known, pick, until_known};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const ARGUMENTS: &[&str] = &["--pool-name", "vllm", NO_METRICS];
 
-/// A pool of so many pods.
+/// A cluster with a pool of `pods` pods.
 async fn cluster(pods: usize) -> FakeApi {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
@@ -29,33 +29,33 @@ async fn started(api: &FakeApi) -> AttacheProcess {
     picker
 }
 
-/// The lines of the log that hold `text`.
-fn said(picker: &AttacheProcess, text: &str) -> usize {
+/// Number of log lines that contain `text`.
+fn log_lines_with(picker: &AttacheProcess, text: &str) -> usize {
     picker.process.stderr().lines().filter(|line| line.contains(text)).count()
 }
 
-/// Decisions that were made by what may be old.
-async fn stale(picker: &AttacheProcess) -> f64 {
+/// Decisions with possibly outdated endpoints.
+async fn stale_decisions(picker: &AttacheProcess) -> f64 {
     let page = client::get(picker.metrics, "/metrics").await.expect("the picker's metrics");
     let page = String::from_utf8_lossy(&page.body).into_owned();
     let value = page.lines().find_map(|line| line.strip_prefix("attache_degraded_total{mode=\"discovery_stale\"} "));
     value.and_then(|value| value.parse().ok()).expect("the metric")
 }
 
-/// Waits until the picker has asked for `verb` on `plural` more often than `before`.
+/// Waits until the picker has sent more than `more_than` requests of this verb and kind.
 async fn until_asked(api: &FakeApi, verb: &str, plural: &str, more_than: usize) {
     let what = format!("another `{verb}` of {plural}");
-    eventually(&what, || async { (api.asked(verb, plural) > more_than).then_some(()) }).await;
+    eventually(&what, || async { (api.request_count(verb, plural) > more_than).then_some(()) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_come_in_pages_and_a_forgotten_place_is_listed_anew() {
+async fn lists_are_paged_and_expired_watches_relist() {
     let api = cluster(1_100).await;
     let picker = started(&api).await;
     assert_eq!(known(&picker).await.len(), 1_100);
-    assert!(api.asked("list", "pods") >= 3, "pages of 500");
+    assert!(api.request_count("list", "pods") >= 3, "pages of 500");
     let lists = picker.metric("attache_kube_lists_total").await;
-    // What happened meanwhile was never told.
+    // The picker gets no events for these changes.
     api.fail(Outage::Status(503));
     api.delete_pod("pod-0000");
     api.pod(pod("late", "vllm", "10.2.0.1"));
@@ -68,16 +68,16 @@ async fn lists_come_in_pages_and_a_forgotten_place_is_listed_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_changes_nothing_and_is_told_once() {
+async fn api_server_outage_keeps_endpoints_and_is_logged_once() {
     let api = cluster(3).await;
     let picker = started(&api).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     let before = known(&picker).await;
     for outage in [Outage::Status(503), Outage::Broken, Outage::Status(429)] {
-        let questions = || api.asked("list", "pods") + api.asked("watch", "pods");
+        let questions = || api.request_count("list", "pods") + api.request_count("watch", "pods");
         let asked = questions();
         api.fail(outage.clone());
-        // The place is forgotten too, so that it has to list in the middle of it.
+        // The resource version expires too, so the picker has to list during the outage.
         api.forget();
         for n in 0..3 {
             eventually("another question", || async { (questions() > asked + n).then_some(()) }).await;
@@ -86,30 +86,30 @@ async fn an_outage_changes_nothing_and_is_told_once() {
         }
         assert!(picker.is_ready().await, "{outage:?}");
         assert!(picker.metric("attache_kube_out_of_touch").await >= 1.0, "{outage:?}");
-        let by_what_was_known = stale(&picker).await;
+        let by_what_was_known = stale_decisions(&picker).await;
         pick(&connection, "m").await;
-        assert_eq!(stale(&picker).await, by_what_was_known + 1.0, "{outage:?}");
+        assert_eq!(stale_decisions(&picker).await, by_what_was_known + 1.0, "{outage:?}");
         api.fail(Outage::None);
         picker.until_metric("attache_kube_out_of_touch", 0.0).await;
-        let by_what_was_known = stale(&picker).await;
+        let by_what_was_known = stale_decisions(&picker).await;
         pick(&connection, "m").await;
-        assert_eq!(stale(&picker).await, by_what_was_known, "{outage:?}");
+        assert_eq!(stale_decisions(&picker).await, by_what_was_known, "{outage:?}");
     }
     api.delete_pod("pod-0001");
     until_known(&picker, &["pod-0000", "pod-0002"]).await;
-    // Two kinds are followed that are installed, through three outages: each is told once.
-    let told = said(&picker, "watch of `pods` failed");
-    assert!((1..=3).contains(&told), "told {told} times");
+    // The failure of the pod watch is logged at most once per outage.
+    let times_logged = log_lines_with(&picker, "watch of `pods` failed");
+    assert!((1..=3).contains(&times_logged), "told {times_logged} times");
 }
 
-/// Whoever had lost the pods of before can say no more that it has found them.
+/// The failed watch of the old selector can no longer report that it recovered.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_by_other_labels_are_in_touch_though_those_of_before_were_lost() {
+async fn new_selector_is_in_sync_after_the_old_watch_failed() {
     let api = cluster(1).await;
     api.pod(pod("other", "other", "10.1.0.9"));
     let picker = started(&api).await;
-    let watches = api.asked("watch", "pods");
-    // Its watches fail until it asks rarely: the next question is seconds away.
+    let watches = api.request_count("watch", "pods");
+    // Its watches fail until the backoff is long: the next try is seconds away.
     api.fail(Outage::Watches("/pods", 503));
     until_asked(&api, "watch", "/pods", watches + 5).await;
     assert_eq!(picker.metric("attache_kube_out_of_touch").await, 1.0);
@@ -119,9 +119,9 @@ async fn pods_by_other_labels_are_in_touch_though_those_of_before_were_lost() {
     picker.until_metric("attache_kube_out_of_touch", 0.0).await;
 }
 
-/// By whomever it is said: libraries have their own words for each try.
+/// Any log line counts, because libraries may log each try in their own words.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_there_is_told_once_for_each_kind() {
+async fn unreachable_api_server_is_logged_once_per_kind() {
     let api = FakeApi::start().await;
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port");
     let text = std::fs::read_to_string(api.kubeconfig()).expect("the kubeconfig");
@@ -133,12 +133,12 @@ async fn a_server_that_is_not_there_is_told_once_for_each_kind() {
         (picker.metric("attache_kube_failures_total").await >= 24.0).then_some(())
     })
     .await;
-    let lines = said(&picker, "\"level\":\"WARN\"") + said(&picker, "\"level\":\"ERROR\"");
+    let lines = log_lines_with(&picker, "\"level\":\"WARN\"") + log_lines_with(&picker, "\"level\":\"ERROR\"");
     assert_eq!(lines, 6, "the pool, two kinds of two groups each, and models: {}", picker.process.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_server_only_delays_readiness() {
+async fn slow_api_server_only_delays_readiness() {
     let api = cluster(600).await;
     api.delay(Duration::from_millis(300));
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ARGUMENTS).await;
@@ -148,40 +148,42 @@ async fn a_slow_server_only_delays_readiness() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_is_named_and_waited_for() {
+async fn missing_crd_pool_or_right_is_logged_and_awaited() {
     let api = cluster(2).await;
     api.uninstall(STABLE, "inferencepools");
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), ARGUMENTS).await;
     let no_crd = "does not know `inferencepools` of `inference.networking.k8s.io/v1`";
-    eventually("the missing definition in the log", || async { (said(&picker, no_crd) == 1).then_some(()) }).await;
+    eventually("the missing definition in the log", || async { (log_lines_with(&picker, no_crd) == 1).then_some(()) })
+        .await;
 
     api.install(STABLE, "inferencepools");
     let no_pool = "InferencePool not found";
-    eventually("the missing pool in the log", || async { (said(&picker, no_pool) == 1).then_some(()) }).await;
+    eventually("the missing pool in the log", || async { (log_lines_with(&picker, no_pool) == 1).then_some(()) }).await;
 
     api.forbid("list", "pods", true);
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     let no_right = "refuses `list` on `pods` (group ``) in namespace `inference`; the service account's Role there needs \
                     `{apiGroups: [\\\"\\\"], resources: [pods], verbs: [get, list, watch]}`";
-    eventually("the missing right in the log", || async { (said(&picker, no_right) == 1).then_some(()) }).await;
-    let asked = api.asked("list", "pods");
+    eventually("the missing right in the log", || async { (log_lines_with(&picker, no_right) == 1).then_some(()) })
+        .await;
+    let asked = api.request_count("list", "pods");
     until_asked(&api, "list", "pods", asked + 1).await;
     assert!(!picker.is_ready().await);
     assert!(picker.metric("attache_kube_refused_total").await >= 1.0);
-    assert_eq!((said(&picker, no_crd), said(&picker, no_right)), (1, 1), "each once");
+    assert_eq!((log_lines_with(&picker, no_crd), log_lines_with(&picker, no_right)), (1, 1), "each once");
 
     api.forbid("list", "pods", false);
     picker.until_ready().await;
     until_known(&picker, &["pod-0000", "pod-0001"]).await;
-    // A pool that is taken away takes its endpoints with it.
+    // A deleted pool removes its endpoints.
     api.delete(STABLE, "inferencepools", "vllm");
     until_known(&picker, &[]).await;
-    assert_eq!(said(&picker, no_pool), 2);
+    assert_eq!(log_lines_with(&picker, no_pool), 2);
 }
 
-/// As after a restart, when nobody knows any more what the pool was.
+/// As after a restart: there is no last valid version of the pool.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_that_can_not_be_read_is_told_serves_nothing_and_keeps_nobody_waiting() {
+async fn invalid_pool_is_logged_has_no_endpoints_and_allows_readiness() {
     let api = cluster(1).await;
     let good = || pool("vllm", "vllm", &[8000]);
     let mut without_labels = good();
@@ -190,85 +192,94 @@ async fn a_pool_that_can_not_be_read_is_told_serves_nothing_and_keeps_nobody_wai
     let picker = started(&api).await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     let Picked::Refused(503, _) = pick(&connection, "m").await else { panic!("somebody has answered") };
-    let told = |what: &str| said(&picker, what);
-    assert_eq!(told("invalid InferencePool; it has no endpoints until it is valid"), 1);
-    assert_eq!(told("`spec.selector` is empty: it must name at least one label"), 1, "{}", picker.process.stderr());
-    assert_eq!(told("InferencePool not found"), 0);
+    let times_logged = |what: &str| log_lines_with(&picker, what);
+    assert_eq!(times_logged("invalid InferencePool; it has no endpoints until it is valid"), 1);
+    assert_eq!(
+        times_logged("`spec.selector` is empty: it must name at least one label"),
+        1,
+        "{}",
+        picker.process.stderr()
+    );
+    assert_eq!(times_logged("InferencePool not found"), 0);
     assert_eq!(picker.metric("attache_kube_pool_unreadable").await, 1.0);
 
     api.apply(STABLE, "inferencepools", good());
     until_known(&picker, &["pod-0000"]).await;
     picker.until_metric("attache_kube_pool_unreadable", 0.0).await;
     assert_eq!(pick(&connection, "m").await.destination(), "10.1.0.1:8000");
-    // A mistake in what could be read changes nothing.
+    // An invalid update of a valid pool changes nothing.
     let mut odd_port = good();
     odd_port["spec"]["targetPorts"] = json!([{"number": 70_000}]);
     api.apply(STABLE, "inferencepools", odd_port);
     picker.until_metric("attache_kube_pool_unreadable", 1.0).await;
-    assert_eq!(told("`spec.targetPorts`: got port 70000, 1 to 65535 are allowed"), 1);
+    assert_eq!(times_logged("`spec.targetPorts`: got port 70000, 1 to 65535 are allowed"), 1);
     assert_eq!(pick(&connection, "m").await.destination(), "10.1.0.1:8000");
     assert!(picker.is_ready().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_that_nothing_depends_on_keeps_nothing_waiting() {
+async fn unreadable_optional_kinds_do_not_delay_readiness() {
     let api = cluster(1).await;
     api.install(crate::api::LLM_D, "inferenceobjectives");
     api.forbid("list", "inferenceobjectives", true);
     api.fail(Outage::Of("inferencemodels", 503));
     let picker = started(&api).await;
     assert_eq!(known(&picker).await.len(), 1);
-    // Of llm-d's group and of GIE's: rights are looked at before it is known whether there is such a kind.
+    // Once for llm-d's group and once for GIE's: rights are checked before it is known whether the kind exists.
     eventually("the refusals in the log", || async {
-        (said(&picker, "refuses `list` on `inferenceobjectives`") == 2).then_some(())
+        (log_lines_with(&picker, "refuses `list` on `inferenceobjectives`") == 2).then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_known_lacks_no_right() {
+async fn rejected_credentials_are_not_reported_as_missing_rights() {
     let api = cluster(1).await;
     let picker = started(&api).await;
     api.fail(Outage::Of("pods", 401));
-    let told = "rejects the credentials";
-    eventually("the rejected credentials in the log", || async { (said(&picker, told) == 1).then_some(()) }).await;
-    assert_eq!(said(&picker, "refuses"), 0, "a Role would change nothing");
+    let times_logged = "rejects the credentials";
+    eventually("the rejected credentials in the log", || async {
+        (log_lines_with(&picker, times_logged) == 1).then_some(())
+    })
+    .await;
+    assert_eq!(log_lines_with(&picker, "refuses"), 0, "a Role would change nothing");
     assert_eq!(picker.metric("attache_kube_refused_total").await, 0.0);
     assert_eq!(known(&picker).await.len(), 1, "what is known stays");
     api.fail(Outage::None);
     picker.until_metric("attache_kube_out_of_touch", 0.0).await;
 }
 
-/// What a Role without `watch` gives: lists alone.
+/// The service account has a Role without `watch`.
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_can_not_be_watched_are_listed_again_and_again() {
+async fn pods_without_watch_right_are_listed_repeatedly() {
     let api = cluster(1).await;
     api.forbid("watch", "pods", true);
     let picker = started(&api).await;
     assert_eq!(known(&picker).await.len(), 1);
     let refused = "refuses `watch` on `pods`";
-    eventually("the missing right in the log", || async { (said(&picker, refused) == 1).then_some(()) }).await;
+    eventually("the missing right in the log", || async { (log_lines_with(&picker, refused) == 1).then_some(()) })
+        .await;
     api.pod(pod("new", "vllm", "10.1.0.2"));
     until_known(&picker, &["new", "pod-0000"]).await;
     api.delete_pod("pod-0000");
     until_known(&picker, &["new"]).await;
-    assert_eq!(said(&picker, refused), 1, "logged once: {}", picker.process.stderr());
+    assert_eq!(log_lines_with(&picker, refused), 1, "logged once: {}", picker.process.stderr());
     assert_eq!(picker.metric("attache_kube_out_of_touch").await, 1.0, "a list does not bring it back");
     assert!(picker.is_ready().await);
-    let lists = api.asked("list", "pods");
+    let lists = api.request_count("list", "pods");
     assert!(lists <= 8, "every 10 s: {lists}");
 
     api.forbid("watch", "pods", false);
     picker.until_metric("attache_kube_out_of_touch", 0.0).await;
-    assert_eq!(said(&picker, "watch works again"), 1, "{}", picker.process.stderr());
-    let lists = api.asked("list", "pods");
+    assert_eq!(log_lines_with(&picker, "watch works again"), 1, "{}", picker.process.stderr());
+    let lists = api.request_count("list", "pods");
     api.pod(pod("later", "vllm", "10.1.0.3"));
     until_known(&picker, &["later", "new"]).await;
-    assert_eq!(api.asked("list", "pods"), lists, "by a watch");
+    assert_eq!(api.request_count("list", "pods"), lists, "by a watch");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_picker_whose_only_pool_is_deleted_is_not_ready_until_there_is_one_again() {
+async fn picker_without_any_pool_is_not_ready() {
     let api = cluster(1).await;
     let picker = started(&api).await;
     api.delete(STABLE, "inferencepools", "vllm");
@@ -282,7 +293,7 @@ async fn a_picker_whose_only_pool_is_deleted_is_not_ready_until_there_is_one_aga
     picker.until_ready().await;
     until_known(&picker, &["pod-0000"]).await;
 
-    // One that is left keeps the picker ready.
+    // One remaining pool keeps the picker ready.
     let more = pool("other", "vllm", &[8000]);
     api.apply(STABLE, "inferencepools", more);
     let text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {name: a, kubernetes: {pool: vllm, engine: none}}\n\
@@ -290,8 +301,10 @@ async fn a_picker_whose_only_pool_is_deleted_is_not_ready_until_there_is_one_aga
     let both = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", text]).await;
     both.until_ready().await;
     api.delete(STABLE, "inferencepools", "other");
-    eventually("the missing pool in the log", || async { (said(&both, "InferencePool not found") == 1).then_some(()) })
-        .await;
+    eventually("the missing pool in the log", || async {
+        (log_lines_with(&both, "InferencePool not found") == 1).then_some(())
+    })
+    .await;
     assert!(both.is_ready().await);
     api.delete(STABLE, "inferencepools", "vllm");
     eventually("a picker that is not ready", || async { (!both.is_ready().await).then_some(()) }).await;

@@ -1,4 +1,4 @@
-//! One replica leads, the others wait.
+//! Leader election: one replica is the leader, the others wait.
 
 use super::members::NO_METRICS;
 use crate::api::{FakeApi, NAMESPACE, Outage, STABLE, pod, pool};
@@ -30,7 +30,7 @@ async fn until_only_the_lease_is_missing(picker: &AttacheProcess) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_that_would_make_the_lease_anothers_waits_for_a_restart() {
+async fn reload_that_changes_the_lease_waits_for_a_restart() {
     let api = FakeApi::start().await;
     let directory = crate::support::process::scratch("kube-lease");
     let file = directory.path().join("attache.yaml");
@@ -53,7 +53,7 @@ async fn a_reload_that_would_make_the_lease_anothers_waits_for_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_replica_is_ready_and_the_next_follows_when_it_ends() {
+async fn second_replica_becomes_ready_when_the_leader_ends() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     api.pod(pod("a", "vllm", "10.0.0.1"));
@@ -72,7 +72,7 @@ async fn one_replica_is_ready_and_the_next_follows_when_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pickers_with_other_selectors_lead_beside_each_other() {
+async fn pickers_with_different_selectors_hold_separate_leases() {
     let api = FakeApi::start().await;
     api.install("v1", "configmaps");
     for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
@@ -90,12 +90,12 @@ async fn pickers_with_other_selectors_lead_beside_each_other() {
     of_b.until_ready().await;
     assert!(of_a.is_ready().await, "the one takes nothing from the other");
     until_only_the_lease_is_missing(&started("tier=a").await).await;
-    // Other versions have to know the name.
+    // Other versions must use the same name.
     assert!(holder_of(&api, "search-ac9dee1be785").is_some_and(|holder| !holder.is_empty()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_right_that_is_missing_is_named() {
+async fn missing_lease_right_is_named() {
     for verb in ["get", "create"] {
         let api = FakeApi::start().await;
         api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
@@ -114,7 +114,7 @@ async fn a_right_that_is_missing_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_replica_that_serves_stays_ready_while_the_api_server_is_away() {
+async fn leader_stays_ready_during_an_api_server_outage() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     api.pod(pod("a", "vllm", "10.0.0.1"));
@@ -128,7 +128,7 @@ async fn the_replica_that_serves_stays_ready_while_the_api_server_is_away() {
     assert!(first.is_ready().await, "it writes nothing, and goes on with what it knows");
     assert!(!second.is_ready().await);
     api.fail(Outage::None);
-    // The replica that has the lease then is the only one that is ready.
+    // After the outage only the holder of the lease is ready.
     eventually("one ready replica", || async {
         let (first, second) = (first.is_ready().await, second.is_ready().await);
         (holder(&api).is_some() && first != second).then_some(())

@@ -1,4 +1,4 @@
-//! Pods come, go, change and are replaced.
+//! Pods that are created, deleted, changed and replaced.
 
 use super::picks::{known, pick, until_known};
 use crate::api::{EXPERIMENTAL, FakeApi, NAMESPACE, STABLE, object, pod, pool};
@@ -9,10 +9,10 @@ use crate::support::process::eventually;
 use serde_json::json;
 use std::collections::BTreeSet;
 
-/// Pods are never asked for metrics here: nobody answers at their addresses.
+/// Pods are not scraped in these tests, because no server listens at their addresses.
 pub(crate) const NO_METRICS: &str = "--engine=none";
 
-/// A picker for the pool `vllm`, ready.
+/// A ready picker for the pool `vllm`.
 async fn started(api: &FakeApi) -> AttacheProcess {
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-name", "vllm", NO_METRICS]).await;
     picker.until_ready().await;
@@ -20,7 +20,7 @@ async fn started(api: &FakeApi) -> AttacheProcess {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_come_and_go() {
+async fn endpoints_follow_the_pods_of_the_pool() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     api.pod(pod("a", "vllm", "10.0.0.1"));
@@ -42,7 +42,7 @@ async fn pods_come_and_go() {
     api.pod(ending);
     until_known(&picker, &["c"]).await;
     assert_eq!(pick(&connection, "m").await.destination(), "10.0.0.3:8000");
-    // A label that changes takes a pod out as a deletion does.
+    // A changed label removes a pod, as a deletion does.
     api.pod(pod("c", "other", "10.0.0.3"));
     until_known(&picker, &[]).await;
     assert!(picker.metric("attache_kube_events_total").await >= 5.0);
@@ -50,7 +50,7 @@ async fn pods_come_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reused_address_inherits_nothing() {
+async fn new_pod_at_a_reused_address_is_a_new_endpoint() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     let with_uid = |uid: &str, engine: &str| {
@@ -110,7 +110,7 @@ async fn ranks_follow_the_pool_and_the_annotation() {
     until_known(&picker, &[]).await;
     api.pod(pod("c", "other", "10.0.0.3"));
     until_known(&picker, &["c"]).await;
-    // A pool that says nonsense is told of, and changes nothing.
+    // An invalid pool is counted and changes nothing.
     let mut odd = pool("vllm", "other", &[9000]);
     odd["spec"]["targetPorts"] = json!([]);
     api.apply(STABLE, "inferencepools", odd);
@@ -119,14 +119,14 @@ async fn ranks_follow_the_pool_and_the_annotation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_old_group_and_selectors_serve_too() {
+async fn experimental_group_and_label_selectors_are_served() {
     let api = FakeApi::start().await;
     api.install(EXPERIMENTAL, "inferencepools");
     let spec = json!({"selector": {"app": "vllm"}, "targetPortNumber": 8080, "extensionRef": {"name": "epp"}});
     api.apply(EXPERIMENTAL, "inferencepools", object("vllm", 0, spec));
     api.pod(pod("a", "vllm", "10.0.0.1"));
     api.pod(pod("b", "sglang", "10.0.0.2"));
-    // As old manifests write it: one dash, camel case, an encoder and a metric that tells the engine.
+    // The spelling of old manifests: one dash, camel case, an encoder flag.
     let old = ["-poolName", "vllm", "-poolNamespace", NAMESPACE, "--pool-group", "inference.networking.x-k8s.io"];
     let more = ["--zap-encoder", "json", "-v=4", "--enable-pprof", NO_METRICS];
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &[&old[..], &more[..]].concat()).await;
@@ -177,7 +177,7 @@ async fn one_process_serves_many_pools_and_follows_a_reload() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_that_is_refused_changes_no_endpoint() {
+async fn rejected_reload_changes_no_endpoint() {
     let api = FakeApi::start().await;
     for (n, app) in ["small", "large"].iter().enumerate() {
         api.apply(STABLE, "inferencepools", pool(app, app, &[8000]));
@@ -200,16 +200,16 @@ async fn a_reload_that_is_refused_changes_no_endpoint() {
     until_known(&picker, &["small", "small-2"]).await;
 }
 
-/// What the API server has to do for five pools of one namespace: one list and one watch of each kind, and of the pods
-/// one for each selector.
+/// Load on the API server of five pools in one namespace: one list and one watch of each kind, and for pods one of each
+/// selector.
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_of_a_namespace_share_what_is_followed() {
+async fn pools_of_a_namespace_share_lists_and_watches() {
     let api = FakeApi::start().await;
     for kind in ["inferenceobjectives", "inferencemodelrewrites", "inferencemodels"] {
         api.install(EXPERIMENTAL, kind);
     }
     let mut text = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n".to_owned();
-    // The last two are two pools of the same pods, at other ports.
+    // The last two pools have the same pods and different ports.
     for (n, app) in ["a", "b", "c", "d", "d"].iter().enumerate() {
         let name = format!("pool-{n}");
         api.apply(STABLE, "inferencepools", pool(&name, app, &[8000 + n as u16]));
@@ -225,20 +225,22 @@ async fn pools_of_a_namespace_share_what_is_followed() {
     }
     let kinds = ["inferencepools", "inferenceobjectives", "inferencemodelrewrites", "inferencemodels"];
     for verb in ["list", "watch"] {
-        eventually("a watch of the pods of each selector", || async { (api.asked(verb, "/pods") >= 4).then_some(()) })
-            .await;
-        assert_eq!(api.asked(verb, "/pods"), 4, "{verb}: one for each selector");
+        eventually("a watch of the pods of each selector", || async {
+            (api.request_count(verb, "/pods") >= 4).then_some(())
+        })
+        .await;
+        assert_eq!(api.request_count(verb, "/pods"), 4, "{verb}: one for each selector");
         for kind in kinds {
-            // The two that llm-d defines too are looked for there as well.
+            // The two kinds that llm-d also defines are looked up in its group too.
             let most = if verb == "list" && kind.len() > 15 { 2 } else { 1 };
-            assert!(api.asked(verb, kind) <= most, "{verb} {kind}: {}", api.asked(verb, kind));
+            assert!(api.request_count(verb, kind) <= most, "{verb} {kind}: {}", api.request_count(verb, kind));
         }
     }
-    // All of them see a change, and what one of them had missed before it came.
+    // All pools see a change, also a pool that joined a watch later.
     api.pod(pod("d2", "d", "10.0.0.200"));
     eventually("the pod in both pools", || async {
         (known(&picker).await.contains("d2") && picker.endpoints().await.len() == 7).then_some(())
     })
     .await;
-    assert_eq!(api.asked("list", "/pods"), 4);
+    assert_eq!(api.request_count("list", "/pods"), 4);
 }

@@ -1,5 +1,5 @@
-//! Discovery through Kubernetes: the picker's own binary against an API server over real HTTP. Requests arrive as Envoy
-//! sends them.
+//! Discovery through Kubernetes: the picker's binary with a fake API server over real HTTP. The test sends ext-proc
+//! requests as Envoy does.
 
 use crate::api::picks;
 

@@ -1,5 +1,5 @@
-//! Which models there are, where InferencePools come and go: each gateway is told its own pool's, by what the servers
-//! say and what objects name.
+//! The list of models where InferencePools are discovered. Each gateway gets the models of its own pool, from servers
+//! and from objects.
 
 use super::pools::{called, labelled};
 use crate::api::{EXPERIMENTAL, FakeApi, STABLE, object, pod};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const CONFIGURATION: &str = "apiVersion: attache.dev/v1\nkind: Attache\nexchange: {models: pool}\n\
                              pools: [{name: found, kubernetes: {poolSelector: tier=gold}}]\n";
 
-/// A pool of one simulated server.
+/// Applies a pool with one simulated server.
 async fn serve(api: &FakeApi, name: &str, model: &str) -> SimProcess {
     let sim = SimProcess::start(1, &["--model", model]).await;
     let mut pool = labelled(name, "gold");
@@ -23,8 +23,7 @@ async fn serve(api: &FakeApi, name: &str, model: &str) -> SimProcess {
     sim
 }
 
-/// The status, and the ids that are listed; 0 where a server is left to answer, since nothing is known yet of what the
-/// pool serves.
+/// Status and listed ids. The status is 0 where a server has to respond, because the pool's models are not known yet.
 async fn listed(connection: &Connection) -> (i32, Vec<String>) {
     let mut stream = connection.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(&[(":path", b"/v1/models"), (":method", b"GET")], true)).expect("sending headers");

@@ -1,5 +1,5 @@
-//! InferencePools that a selector finds: each is a pool, by the template or by its own configuration, for as long as it
-//! is there.
+//! InferencePools that a selector finds. Each is served, by the template or by its own configuration, while the object
+//! exists.
 
 use super::members::NO_METRICS;
 use super::picks::{Picked, pick};
@@ -10,13 +10,13 @@ use crate::support::grpc::{Connection, PROCESS, request_body, request_headers};
 use crate::support::process::eventually;
 use serde_json::{Value, json};
 
-/// A pool of the tier `gold` with one pod, reached by the Service `<name>-epp`.
+/// Applies a pool of the tier `gold` with one pod, which gateways reach by the Service `<name>-epp`.
 fn serve(api: &FakeApi, name: &str, ip: &str) {
     api.pod(pod(name, name, ip));
     api.apply(STABLE, "inferencepools", labelled(name, "gold"));
 }
 
-/// A pool of this tier, reached by the Service `<name>-epp`.
+/// A pool of this tier, which gateways reach by the Service `<name>-epp`.
 pub(crate) fn labelled(name: &str, tier: &str) -> Value {
     let mut pool = pool(name, name, &[8000]);
     pool["metadata"]["labels"] = json!({"tier": tier});
@@ -28,7 +28,7 @@ fn config_map(name: &str, pool: &str, text: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"attache.dev/pool": pool}}, "data": {"attache.yaml": text}})
 }
 
-/// A pool's own configuration, in which requests for `alias` become requests for `model`.
+/// A pool's own configuration that rewrites the model `alias` to `model`.
 fn own(model: &str) -> String {
     format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools: [{{name: any, strategy: random, \
@@ -46,7 +46,7 @@ async fn cluster() -> FakeApi {
     api
 }
 
-/// A connection of a gateway that calls the picker by this name.
+/// A gateway's connection to the picker under this authority.
 pub(crate) async fn called(picker: &AttacheProcess, authority: &str) -> Connection {
     Connection::open(picker.grpc).await.expect("a connection").called(authority)
 }
@@ -69,17 +69,17 @@ async fn until_pools(picker: &AttacheProcess, want: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
+async fn pools_follow_inference_pools_and_are_chosen_by_service() {
     let api = cluster().await;
     let picker = started(&api, &[]).await;
     assert_eq!(pools(&picker).await, ["large", "small"], "all that are there, as soon as it is ready");
-    // As Envoy AI Gateway calls, as a Service is called in full, and by the name alone.
+    // The authority of Envoy AI Gateway, the full name of a Service, and its short name.
     let small = called(&picker, &format!("small-epp.{NAMESPACE}.svc:9002")).await;
     let large = called(&picker, &format!("large-epp.{NAMESPACE}.svc.cluster.local:9002")).await;
     assert_eq!(pick(&small, "m").await.destination(), "10.0.0.1:8000");
     assert_eq!(pick(&large, "m").await.destination(), "10.0.0.2:8000");
     assert_eq!(pick(&called(&picker, "large-epp").await, "m").await.destination(), "10.0.0.2:8000");
-    // One whose labels are not asked for, one that is not there yet, and a name that is nobody's.
+    // A pool that the selector does not match, a pool that does not exist yet, and a Service of no pool.
     let huge = called(&picker, &format!("huge-epp.{NAMESPACE}.svc:9002")).await;
     for stranger in [&huge, &called(&picker, "other-epp").await, &called(&picker, "small-epp.elsewhere").await] {
         let Picked::Refused(404, body) = pick(stranger, "m").await else { panic!("somebody has answered") };
@@ -94,7 +94,7 @@ async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
             .then_some(())
     })
     .await;
-    // Its body says nothing of the Service, so that whoever wants to know more of it names the pool.
+    // The body of `/explain` does not name the Service, so the caller must name the pool.
     let body = bytes::Bytes::from_static(br#"{"model":"m","prompt":"hello"}"#);
     let explained = async |more: &str| {
         let path = format!("/explain?path=/v1/completions{more}");
@@ -108,10 +108,10 @@ async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
     }
     let told = explained("&pool=small").await.json();
     assert_eq!((&told["pool"], &told["picks"][0]), (&json!("small"), &json!("10.0.0.1:8000")), "{told}");
-    // A request under way ends well although its pool goes.
+    // A request in flight completes although its pool is deleted.
     let mut stream = large.stream(PROCESS, &[]).await.expect("a stream");
     stream.send(&request_headers(&[(":path", b"/v1/completions"), (":method", b"POST")], false)).expect("headers");
-    // Whoever is asked afterwards on the same connection is asked after it.
+    // Later requests on the same connection are processed after it.
     assert_eq!(pick(&large, "m").await.destination(), "10.0.0.2:8000");
     api.delete(STABLE, "inferencepools", "large");
     until_pools(&picker, &["huge", "small"]).await;
@@ -126,7 +126,7 @@ async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
     let answer = stream.answer().await.expect("an answer").expect("a message");
     assert!(format!("{answer:?}").contains("10.0.0.2:8000"), "{answer:?}");
 
-    // A label that changes takes a pool out, and another Service takes it from one gateway to the next.
+    // A changed label removes a pool. A changed Service moves it to another gateway.
     api.apply(STABLE, "inferencepools", labelled("small", "iron"));
     until_pools(&picker, &["huge"]).await;
     let mut moved = labelled("huge", "gold");
@@ -138,14 +138,18 @@ async fn pools_come_and_go_with_their_objects_and_answer_by_their_services() {
     })
     .await;
     assert!(matches!(pick(&huge, "m").await, Picked::Refused(404, _)));
-    assert_eq!((api.asked("list", "inferencepools"), api.asked("watch", "inferencepools")), (1, 1), "shared by all");
+    assert_eq!(
+        (api.request_count("list", "inferencepools"), api.request_count("watch", "inferencepools")),
+        (1, 1),
+        "shared by all"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_goes_by_its_own_configuration_and_follows_it() {
+async fn pool_config_map_is_applied_and_reloaded() {
     let api = cluster().await;
     api.apply("v1", "configmaps", config_map("of-small", "small", &own("first")));
-    // Nobody's, and another pool's.
+    // ConfigMaps of no pool and of another pool.
     api.apply("v1", "configmaps", json!({"metadata": {"name": "stranger"}, "data": {"a": "b"}}));
     api.apply("v1", "configmaps", config_map("of-nobody", "nobody", "nonsense"));
     let picker = started(&api, &["--strategy", "least-request"]).await;
@@ -160,7 +164,7 @@ async fn a_pool_goes_by_its_own_configuration_and_follows_it() {
     };
     api.apply("v1", "configmaps", config_map("of-small", "small", &own("second")));
     until_model("second").await;
-    // One with a mistake changes nothing, and names the mistake.
+    // An invalid ConfigMap changes nothing, and the log names the mistake.
     api.apply("v1", "configmaps", config_map("of-small", "small", &own("third").replace("strategy", "strateggy")));
     eventually("the mistake in the log", || async {
         picker.process.stderr().contains("unknown field `strateggy`").then_some(())
@@ -171,7 +175,7 @@ async fn a_pool_goes_by_its_own_configuration_and_follows_it() {
         let text = own("third").replace("strategy: random", odd);
         api.apply("v1", "configmaps", config_map("of-small", "small", &text));
     }
-    // An EndpointPickerConfig will do as well; what speaks of the process is told to have no effect.
+    // An EndpointPickerConfig works as well. Process-wide settings have no effect, which a warning says.
     let gie = "apiVersion: inference.networking.x-k8s.io/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n\
                schedulingProfiles: [{name: default, plugins: [{pluginRef: queue-scorer}]}]\n";
     api.apply("v1", "configmaps", config_map("of-small", "small", gie));
@@ -180,13 +184,13 @@ async fn a_pool_goes_by_its_own_configuration_and_follows_it() {
     api.apply("v1", "configmaps", config_map("of-small", "small", &text));
     until_model("fourth").await;
     assert!(picker.process.stderr().contains("`server` has no effect"), "{}", picker.process.stderr());
-    // Without its own it is what the others are.
+    // Without a ConfigMap the pool follows the template.
     api.delete("v1", "configmaps", "of-small");
     until_model("alias").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_has_templates_beside_its_pools_and_is_reloaded_with_both() {
+async fn file_may_mix_pools_and_templates_and_reloads_both() {
     let api = cluster().await;
     // Rights on ConfigMaps are missing: pools are served by the template.
     api.forbid("list", "configmaps", true);
@@ -214,15 +218,15 @@ async fn a_file_has_templates_beside_its_pools_and_is_reloaded_with_both() {
 
     std::fs::write(&file, text("tier=gold", "second")).expect("writing the configuration");
     eventually("the other model", || async { (pick(&small, "alias").await.model() == "second").then_some(()) }).await;
-    // Another selector: those that it finds are there when the others go.
+    // After a change of the selector, the newly found pools are served.
     std::fs::write(&file, text("tier in (gold,iron)", "second")).expect("writing the configuration");
     until_pools(&picker, &["named", "large", "other", "small"]).await;
-    // That they have none of their own is told once, with what is missing.
+    // The missing right is logged once.
     let rule = "resources: [configmaps], verbs: [get, list, watch]";
     let log = picker.process.stderr();
     let told: Vec<&str> = log.lines().filter(|line| line.contains(rule)).collect();
     assert!(told.len() == 1 && told[0].contains("\"level\":\"WARN\""), "{log}");
-    // A pool of the name that the file gives to another is not served, and told of.
+    // A found pool with the name of a configured pool is not served, which the log says.
     serve(&api, "named", "10.0.0.4");
     let told = &format!("the InferencePool `named` in namespace `{NAMESPACE}` is not served");
     eventually("the name that is taken", || async { picker.process.stderr().contains(told).then_some(()) }).await;
@@ -230,7 +234,7 @@ async fn a_file_has_templates_beside_its_pools_and_is_reloaded_with_both() {
     assert_eq!(pools(&picker).await, ["named", "large", "other", "small"]);
 }
 
-/// A configuration of a pool of pods by their label, and of all InferencePools with another.
+/// A configuration with one pool by pod labels and one template for all InferencePools with a label.
 fn named_and_found() -> String {
     "apiVersion: attache.dev/v1\nkind: Attache\npools:\n\
      - {name: named, match: {service: named-epp}, kubernetes: {selector: app=other, targetPorts: [8000], engine: none}}\n\
@@ -239,7 +243,7 @@ fn named_and_found() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_profile_that_vanishes_keeps_no_pool_away() {
+async fn deleted_profile_file_does_not_block_new_pools() {
     let api = cluster().await;
     let directory = crate::support::process::scratch("kube-profile");
     let profile = directory.path().join("a100.json");
@@ -257,7 +261,7 @@ async fn a_profile_that_vanishes_keeps_no_pool_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_that_is_refused_ends_no_search() {
+async fn rejected_reload_keeps_the_pool_searches() {
     let api = cluster().await;
     let mut distant = labelled("distant", "gold");
     distant["metadata"]["namespace"] = json!("elsewhere");
@@ -271,7 +275,7 @@ async fn a_reload_that_is_refused_ends_no_search() {
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-file", &file.display().to_string()]).await;
     picker.until_ready().await;
     until_pools(&picker, &["inference/large", "inference/small", "elsewhere/distant"]).await;
-    // Whoever would search there anew would find nothing.
+    // A new search in this namespace would find nothing.
     api.forbid_in("elsewhere", "list", "inferencepools", true);
     let named =
         "- {name: named, strategy: {name: slo, parameters: {profiles: [/nowhere.json]}}, endpoints: ['127.0.0.1:1']}\n";
@@ -280,11 +284,11 @@ async fn a_reload_that_is_refused_ends_no_search() {
     eventually("the reload to be refused", || async { refused() }).await;
     serve(&api, "huge", "10.0.0.3");
     until_pools(&picker, &["inference/huge", "inference/large", "inference/small", "elsewhere/distant"]).await;
-    assert_eq!(api.asked("list", "inferencepools"), 2, "one for each namespace");
+    assert_eq!(api.request_count("list", "inferencepools"), 2, "one for each namespace");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_search_that_is_forbidden_takes_only_what_it_would_find() {
+async fn forbidden_pool_search_affects_only_its_own_pools() {
     let api = cluster().await;
     api.forbid("list", "inferencepools", true);
     let picker = AttacheProcess::in_cluster(&api.kubeconfig(), &["--config-text", &named_and_found()]).await;
@@ -295,15 +299,16 @@ async fn a_search_that_is_forbidden_takes_only_what_it_would_find() {
         "refuses `list` on `inferencepools` (group `inference.networking.k8s.io`) in namespace `{NAMESPACE}`; the service account's Role \
          there needs `{{apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}}`"
     );
-    let asked = api.asked("list", "inferencepools");
-    eventually("two more tries", || async { (api.asked("list", "inferencepools") > asked + 1).then_some(()) }).await;
+    let asked = api.request_count("list", "inferencepools");
+    eventually("two more tries", || async { (api.request_count("list", "inferencepools") > asked + 1).then_some(()) })
+        .await;
     let log = picker.process.stderr();
     assert_eq!(log.lines().filter(|line| line.contains(&told)).count(), 1, "{log}");
     api.forbid("list", "inferencepools", false);
     until_pools(&picker, &["named", "large", "small"]).await;
     assert!(picker.is_ready().await, "what comes later keeps nobody waiting");
 
-    // Who has nothing else to serve is not ready, as without rights to the one pool of its name.
+    // A picker without another pool is not ready, as without rights to its only pool.
     api.forbid("list", "inferencepools", true);
     let alone = AttacheProcess::in_cluster(&api.kubeconfig(), &["--pool-selector", "tier=gold", NO_METRICS]).await;
     let refused = || alone.process.stderr().contains(&told).then_some(());
@@ -315,7 +320,7 @@ async fn a_search_that_is_forbidden_takes_only_what_it_would_find() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_gives_a_picker_something_to_serve_whose_search_is_forbidden() {
+async fn reload_adds_a_pool_while_the_search_is_forbidden() {
     let api = cluster().await;
     api.forbid("list", "inferencepools", true);
     let whole = named_and_found();
@@ -334,7 +339,7 @@ async fn a_reload_gives_a_picker_something_to_serve_whose_search_is_forbidden() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pool_that_can_not_be_read_stops_no_other() {
+async fn invalid_pool_does_not_affect_others() {
     let api = cluster().await;
     let mut broken = labelled("small", "gold");
     broken["spec"]["selector"] = json!({});
@@ -353,7 +358,7 @@ async fn a_pool_that_can_not_be_read_stops_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_of_one_name_in_two_namespaces_are_two() {
+async fn same_pool_name_in_two_namespaces_makes_two_pools() {
     let api = cluster().await;
     for (n, namespace) in ["team-a", "team-b"].iter().enumerate() {
         for (m, name) in ["small", "large"].iter().enumerate() {
@@ -384,7 +389,7 @@ async fn pools_of_one_name_in_two_namespaces_are_two() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_behind_two_ports_of_one_service_are_told_apart() {
+async fn pools_behind_two_ports_of_one_service_are_distinguished() {
     let api = cluster().await;
     for (name, port) in [("small", 9002), ("large", 9012)] {
         let mut pool = labelled(name, "gold");
@@ -399,9 +404,9 @@ async fn pools_behind_two_ports_of_one_service_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_config_map_of_several_keys_says_which_one_it_is() {
+async fn config_map_with_several_keys_needs_an_annotation() {
     let api = cluster().await;
-    // As GIE's chart writes it: its default beside the file that is used.
+    // As in GIE's chart: the default file beside the file that is used.
     let two = |key: Option<&str>| {
         let mut map = config_map("of-small", "small", &own("chosen"));
         map["data"]["default-plugins.yaml"] = json!("of another picker");
@@ -427,9 +432,9 @@ async fn a_config_map_of_several_keys_says_which_one_it_is() {
     }
 }
 
-/// Envoy in the picker's own pod, as GIE's and llm-d's standalone charts have it, calls it `localhost:9002`.
+/// Envoy in the picker's pod, as in GIE's and llm-d's standalone charts, calls it `localhost:9002`.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_beside_the_picker_reaches_the_only_pool_by_localhost() {
+async fn sidecar_gateway_reaches_the_only_pool_by_localhost() {
     let api = FakeApi::start().await;
     api.install("v1", "configmaps");
     serve(&api, "small", "10.0.0.1");

@@ -1,4 +1,4 @@
-//! What a picker of a cluster records comes out again.
+//! Recordings of a picker with Kubernetes discovery replay exactly.
 
 use super::members::NO_METRICS;
 use super::picks::{pick, until_known};
@@ -9,7 +9,7 @@ use crate::support::process::scratch;
 use attache::replay::record::replay_file;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn decisions_among_pods_that_come_and_go_come_out_again() {
+async fn recorded_decisions_replay_exactly_while_pods_change() {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
     api.pod(pod("a", "vllm", "10.0.0.1"));

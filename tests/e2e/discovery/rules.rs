@@ -1,4 +1,4 @@
-//! Objects that speak of models: rewrites, InferenceModels, objectives.
+//! Objects about models: InferenceModelRewrites, InferenceModels, InferenceObjectives.
 
 use super::members::NO_METRICS;
 use super::picks::{Picked, pick, pick_with, until_known};
@@ -33,7 +33,7 @@ fn rewrite(name: &str, second: u8, model: Option<&str>, targets: &[(&str, u32)])
     object(name, second, json!({"poolRef": {"name": "vllm"}, "rules": rules}))
 }
 
-async fn until_asked_for(connection: &Connection, model: &str, target: &str) {
+async fn until_rewritten(connection: &Connection, model: &str, target: &str) {
     eventually(&format!("{model} to become {target}"), || async {
         (pick(connection, model).await.model() == target).then_some(())
     })
@@ -41,7 +41,7 @@ async fn until_asked_for(connection: &Connection, model: &str, target: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rewrites_hold_from_the_first_request_and_change_without_a_reload() {
+async fn rewrites_apply_from_the_first_request_and_follow_changes() {
     let api = cluster().await;
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 5, Some("gpt"), &[("llama", 1)]));
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("any", 1, None, &[("base", 1)]));
@@ -56,8 +56,8 @@ async fn rewrites_hold_from_the_first_request_and_change_without_a_reload() {
     assert_eq!(pick(&connection, "other").await.model(), "base");
 
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("older", 2, Some("gpt"), &[("older", 1)]));
-    until_asked_for(&connection, "gpt", "older").await;
-    // llm-d's kind hides GIE's, and what can't be read changes nothing.
+    until_rewritten(&connection, "gpt", "older").await;
+    // llm-d's kind takes precedence over GIE's, and an invalid object changes nothing.
     api.install(LLM_D, "inferencemodelrewrites");
     let mut odd = rewrite("older", 2, Some("gpt"), &[("never", 1)]);
     odd["spec"]["poolRef"] = json!({});
@@ -65,10 +65,10 @@ async fn rewrites_hold_from_the_first_request_and_change_without_a_reload() {
     picker.until_metric("attache_kube_unreadable_objects_total", 1.0).await;
     assert_eq!(pick(&connection, "gpt").await.model(), "older");
     api.delete(EXPERIMENTAL, "inferencemodelrewrites", "older");
-    until_asked_for(&connection, "gpt", "llama").await;
+    until_rewritten(&connection, "gpt", "llama").await;
 }
 
-/// A configuration file that says where the metrics of a pool's pods are.
+/// Writes a configuration file with `more` in the pool's Kubernetes section.
 fn at(directory: &std::path::Path, more: &str) -> String {
     let file = directory.join("attache.yaml");
     let pool = format!("{{name: a, kubernetes: {{pool: vllm, engine: none{more}}}}}");
@@ -77,10 +77,10 @@ fn at(directory: &std::path::Path, more: &str) -> String {
     file.display().to_string()
 }
 
-/// A reload that concerns the pool follows everything anew. What was known of a kind of rules holds until it has been
-/// listed again.
+/// A reload that changes the pool restarts all its watches. The known rules stay in effect until they have been listed
+/// again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_takes_no_rule_away_though_rules_cannot_be_listed() {
+async fn reload_keeps_rules_while_they_cannot_be_listed() {
     let api = cluster().await;
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("llama", 1)]));
     let directory = scratch("kube-rules");
@@ -88,21 +88,21 @@ async fn a_reload_takes_no_rule_away_though_rules_cannot_be_listed() {
     picker.until_ready().await;
     let connection = Connection::open(picker.grpc).await.expect("a connection");
     assert_eq!(pick(&connection, "gpt").await.model(), "llama");
-    let listed = || api.asked("list", "inferencemodelrewrites");
+    let listed = || api.request_count("list", "inferencemodelrewrites");
     api.fail(Outage::Of("inferencemodelrewrites", 503));
     let before = listed();
     at(directory.path(), ", metrics: {port: 9999}");
     eventually("lists in vain", || async { (listed() > before + 2).then_some(()) }).await;
-    // Pods are followed all the same.
+    // Pods are still watched.
     api.pod(pod("b", "vllm", "10.0.0.2"));
     until_known(&picker, &["a", "b"]).await;
     assert_eq!(pick(&connection, "gpt").await.model(), "llama", "what was known of rewrites");
     api.fail(Outage::None);
     api.delete(EXPERIMENTAL, "inferencemodelrewrites", "exact");
-    until_asked_for(&connection, "gpt", "gpt").await;
-    // Of another namespace's rules nothing is known, and nothing will be.
+    until_rewritten(&connection, "gpt", "gpt").await;
+    // No rules of the other namespace are known, and they can't be listed.
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("qwen", 1)]));
-    until_asked_for(&connection, "gpt", "qwen").await;
+    until_rewritten(&connection, "gpt", "qwen").await;
     for plural in ["inferenceobjectives", "inferencemodelrewrites", "inferencemodels"] {
         api.forbid_in("elsewhere", "list", plural, true);
     }
@@ -117,14 +117,14 @@ async fn a_reload_takes_no_rule_away_though_rules_cannot_be_listed() {
     assert_eq!(pick(&connection, "gpt").await.model(), "gpt", "with the endpoints of the other namespace go its rules");
 }
 
-/// As an API server answers that has just started, or an aggregated one whose backend is away.
+/// The 404 of an API server that has just started, or of an aggregated one whose backend is down.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_finds_no_such_kind_takes_no_rule_away() {
+async fn watch_that_gets_404_keeps_the_rules() {
     let api = cluster().await;
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("llama", 1)]));
     let (_picker, connection) = started(&api, &[]).await;
     assert_eq!(pick(&connection, "gpt").await.model(), "llama");
-    let listed = || api.asked("list", "inferencemodelrewrites");
+    let listed = || api.request_count("list", "inferencemodelrewrites");
     let before = listed();
     api.fail(Outage::Watches("inferencemodelrewrites", 404));
     eventually("a list after the watch", || async { (listed() > before + 1).then_some(()) }).await;
@@ -133,17 +133,17 @@ async fn a_watch_that_finds_no_such_kind_takes_no_rule_away() {
     }
     api.fail(Outage::None);
     api.apply(EXPERIMENTAL, "inferencemodelrewrites", rewrite("exact", 1, Some("gpt"), &[("qwen", 1)]));
-    until_asked_for(&connection, "gpt", "qwen").await;
-    // A kind that is really taken away takes its rules along.
+    until_rewritten(&connection, "gpt", "qwen").await;
+    // A kind that is really uninstalled removes its rules.
     api.uninstall(EXPERIMENTAL, "inferencemodelrewrites");
-    until_asked_for(&connection, "gpt", "gpt").await;
+    until_rewritten(&connection, "gpt", "gpt").await;
 }
 
-/// The examples of the proposal, as it prints them.
+/// The examples of the proposal, unchanged.
 const PROPOSAL: &str = include_str!("../../data/kubernetes/proposal.yaml");
 
-/// Puts the proposal's examples there. The group that it gives them, `inference.x-k8s.io`, has never had a definition:
-/// they are under the one that the kinds were released with. Nothing else of them is changed.
+/// Applies the proposal's examples. Their group `inference.x-k8s.io` has never had a definition, so the released group
+/// replaces it. Nothing else is changed.
 fn apply_proposal(api: &FakeApi) {
     let documents: Vec<Value> = serde_saphyr::from_multiple(PROPOSAL).expect("the proposal's YAML");
     assert_eq!(documents.len(), 3);
@@ -157,7 +157,7 @@ fn apply_proposal(api: &FakeApi) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proposals_examples_route_by_name_and_half_and_half() {
+async fn proposal_examples_route_by_name_and_split_by_weight() {
     let api = FakeApi::start().await;
     apply_proposal(&api);
     api.pod(pod("a", "llm-server", "10.0.0.1"));
@@ -183,7 +183,7 @@ async fn the_proposals_examples_route_by_name_and_half_and_half() {
     assert!(body.contains("no valid target model"), "{body}");
     let Picked::Refused(404, body) = pick(&connection, "nobody-s").await else { panic!("an unknown model is served") };
     assert!(body.contains("known models: npc-bot, sql-code-assist"), "{body}");
-    // Without any InferenceModel nobody says which models there are.
+    // Without any InferenceModel the picker accepts every model.
     for name in ["sql-code-assist", "npc-bot", "soon"] {
         api.delete(EXPERIMENTAL, "inferencemodels", name);
     }
@@ -194,7 +194,7 @@ async fn the_proposals_examples_route_by_name_and_half_and_half() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objectives_give_priorities() {
+async fn inference_objectives_set_request_priorities() {
     let api = cluster().await;
     let spec = |priority: i32| json!({"poolRef": {"name": "vllm"}, "priority": priority});
     api.apply(EXPERIMENTAL, "inferenceobjectives", object("batch", 1, spec(-5)));
@@ -214,7 +214,7 @@ async fn objectives_give_priorities() {
     let events = picker.metric("attache_kube_events_total").await;
     api.apply(EXPERIMENTAL, "inferenceobjectives", object("batch", 1, spec(7)));
     picker.until_metric("attache_kube_events_total", events + 1.0).await;
-    // Told at the latest with the next endpoints, which are told after it.
+    // The picker applies the objective before these endpoints.
     api.pod(pod("b", "vllm", "10.0.0.2"));
     until_known(&picker, &["a", "b"]).await;
     ask(b"batch").await;
@@ -238,20 +238,20 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn objectives_that_nobody_may_name_are_told_of_once() {
+async fn positive_objectives_without_effect_are_logged_once() {
     let api = cluster().await;
     let objective = |name: &str, second| object(name, second, json!({"poolRef": {"name": "vllm"}, "priority": 5}));
-    let told = |picker: &AttacheProcess| {
+    let warnings = |picker: &AttacheProcess| {
         picker.process.stderr().matches("InferenceObjectives with a priority above 0 have no effect").count()
     };
     let (trusting, _) = started(&api, &["--trust-client-headers"]).await;
     let (picker, _) = started(&api, &[]).await;
-    assert_eq!(told(&picker), 0, "there are none");
+    assert_eq!(warnings(&picker), 0, "there are none");
     api.apply(EXPERIMENTAL, "inferenceobjectives", objective("first", 1));
-    eventually("the warning", || async { (told(&picker) == 1).then_some(()) }).await;
+    eventually("the warning", || async { (warnings(&picker) == 1).then_some(()) }).await;
     let events = picker.metric("attache_kube_events_total").await;
     api.apply(EXPERIMENTAL, "inferenceobjectives", objective("second", 2));
     picker.until_metric("attache_kube_events_total", events + 1.0).await;
     trusting.until_metric("attache_kube_events_total", events + 1.0).await;
-    assert_eq!((told(&picker), told(&trusting)), (1, 0));
+    assert_eq!((warnings(&picker), warnings(&trusting)), (1, 0));
 }

@@ -1,4 +1,4 @@
-//! What InferenceModels are told in their status, and by whom.
+//! Conditions in the status of InferenceModels, and the replica that writes them.
 
 use super::members::NO_METRICS;
 use crate::api::{EXPERIMENTAL, FakeApi, STABLE, object, pod, pool};
@@ -16,14 +16,14 @@ fn cluster(api: &FakeApi) {
     api.install(EXPERIMENTAL, MODELS);
 }
 
-fn claim(api: &FakeApi, name: &str, second: u8, model: &str) {
-    let mut claim = object(name, second, json!({"poolRef": {"name": "vllm"}, "modelName": model}));
-    claim["metadata"]["generation"] = json!(1);
-    // What objects of this kind are born with.
+fn apply_model(api: &FakeApi, name: &str, second: u8, model: &str) {
+    let mut model_object = object(name, second, json!({"poolRef": {"name": "vllm"}, "modelName": model}));
+    model_object["metadata"]["generation"] = json!(1);
+    // The default status of new objects of this kind.
     let pending = json!({"type": "Other", "status": "Unknown", "reason": "Pending", "message": "Waiting for controller",
                          "lastTransitionTime": "1970-01-01T00:00:00Z"});
-    claim["status"] = json!({"conditions": [pending]});
-    api.apply(EXPERIMENTAL, MODELS, claim);
+    model_object["status"] = json!({"conditions": [pending]});
+    api.apply(EXPERIMENTAL, MODELS, model_object);
 }
 
 /// The condition of this type, `Null` where the object has none.
@@ -33,32 +33,32 @@ fn condition(api: &FakeApi, name: &str, kind: &str) -> Value {
     conditions.into_iter().find(|condition| condition["type"] == kind).unwrap_or_default()
 }
 
-async fn until_told(api: &FakeApi, name: &str, status: &str, reason: &str) -> Value {
-    eventually(&format!("{name} to be told {status} {reason}"), || async {
-        let told = condition(api, name, "Accepted");
-        (told["status"] == status && told["reason"] == reason).then_some(told)
+async fn until_accepted_is(api: &FakeApi, name: &str, status: &str, reason: &str) -> Value {
+    eventually(&format!("{name} to be {status} {reason}"), || async {
+        let found = condition(api, name, "Accepted");
+        (found["status"] == status && found["reason"] == reason).then_some(found)
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_leads_tells_models_whether_they_have_their_names() {
+async fn leader_writes_model_name_conflicts_to_the_status() {
     let api = FakeApi::start().await;
     cluster(&api);
-    claim(&api, "old", 1, "llama");
-    claim(&api, "young", 2, "llama");
-    claim(&api, "other", 3, "qwen");
+    apply_model(&api, "old", 1, "llama");
+    apply_model(&api, "young", 2, "llama");
+    apply_model(&api, "other", 3, "qwen");
     let mut first = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
-    let told = until_told(&api, "young", "False", "ModelNameInUse").await;
-    assert_eq!(told["message"], "the model name `llama` is the older InferenceModel `old`'s");
-    assert_eq!(told["observedGeneration"], 1);
-    let since = until_told(&api, "old", "True", "Accepted").await["lastTransitionTime"].clone();
+    let found = until_accepted_is(&api, "young", "False", "ModelNameInUse").await;
+    assert_eq!(found["message"], "the model name `llama` is the older InferenceModel `old`'s");
+    assert_eq!(found["observedGeneration"], 1);
+    let since = until_accepted_is(&api, "old", "True", "Accepted").await["lastTransitionTime"].clone();
     assert!(since.as_str().is_some_and(|time| time.ends_with('Z') && time.len() == 20), "{since}");
-    until_told(&api, "other", "True", "Accepted").await;
+    until_accepted_is(&api, "other", "True", "Accepted").await;
     assert_eq!(condition(&api, "old", "Other")["reason"], "Pending", "what others say stays");
     first.until_metric("attache_kube_status_writes_total", 3.0).await;
 
-    // A second replica follows and writes nothing.
+    // A second replica watches and writes nothing.
     let second = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
     eventually("the second to lack nothing but the lease", || async {
         let page = client::get(second.metrics, "/ready").await.ok()?;
@@ -66,62 +66,62 @@ async fn whoever_leads_tells_models_whether_they_have_their_names() {
         (text.contains("leadership (the Lease)") && !text.contains("discovered")).then_some(())
     })
     .await;
-    claim(&api, "third", 9, "qwen");
-    until_told(&api, "third", "False", "ModelNameInUse").await;
+    apply_model(&api, "third", 9, "qwen");
+    until_accepted_is(&api, "third", "False", "ModelNameInUse").await;
     assert_eq!(second.metric("attache_kube_status_writes_total").await, 0.0);
-    assert_eq!(api.asked("patch", MODELS), 4, "what an object says already is not written again");
+    assert_eq!(api.request_count("patch", MODELS), 4, "what an object says already is not written again");
 
-    // The next leader goes on: a name that is free is the next oldest's.
+    // The next leader continues: a free name belongs to the next oldest object.
     first.process.signal("TERM");
     first.process.wait().await;
     api.delete(EXPERIMENTAL, MODELS, "old");
     second.until_ready().await;
-    until_told(&api, "young", "True", "Accepted").await;
+    until_accepted_is(&api, "young", "True", "Accepted").await;
     assert_eq!(condition(&api, "other", "Accepted")["status"], "True");
     second.until_metric("attache_kube_status_writes_total", 1.0).await;
-    assert_eq!(api.asked("patch", MODELS), 5, "what the leader before it wrote stands");
+    assert_eq!(api.request_count("patch", MODELS), 5, "what the leader before it wrote stands");
 }
 
-/// Who holds the lease writes; who routes is another question.
+/// Only the lease holder writes the status. All replicas route.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_replica_routes_and_one_of_them_tells_models_whether_they_have_their_names() {
+async fn all_replicas_route_and_one_writes_the_model_status() {
     let api = FakeApi::start().await;
     cluster(&api);
-    claim(&api, "old", 1, "llama");
-    claim(&api, "young", 2, "llama");
+    apply_model(&api, "old", 1, "llama");
+    apply_model(&api, "young", 2, "llama");
     let arguments = ["--pool-name", "vllm", "--model-status", "--drain-min-delay=0s", NO_METRICS];
     let mut first = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
     first.until_ready().await;
-    until_told(&api, "young", "False", "ModelNameInUse").await;
-    until_told(&api, "old", "True", "Accepted").await;
+    until_accepted_is(&api, "young", "False", "ModelNameInUse").await;
+    until_accepted_is(&api, "old", "True", "Accepted").await;
     let second = AttacheProcess::in_cluster(&api.kubeconfig(), &arguments).await;
     second.until_ready().await;
     assert!(first.is_ready().await, "both of them");
-    claim(&api, "third", 3, "llama");
-    until_told(&api, "third", "False", "ModelNameInUse").await;
+    apply_model(&api, "third", 3, "llama");
+    until_accepted_is(&api, "third", "False", "ModelNameInUse").await;
     assert_eq!(second.metric("attache_kube_status_writes_total").await, 0.0);
     first.process.signal("TERM");
     first.process.wait().await;
     api.delete(EXPERIMENTAL, MODELS, "old");
-    until_told(&api, "young", "True", "Accepted").await;
+    until_accepted_is(&api, "young", "True", "Accepted").await;
     assert!(second.metric("attache_kube_status_writes_total").await >= 1.0, "the lease was given back");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_refused_keeps_no_other_waiting_and_what_is_taken_back_is_said_again() {
+async fn denied_status_writes_block_no_others_and_are_retried() {
     let api = FakeApi::start().await;
     cluster(&api);
-    claim(&api, "old", 1, "llama");
-    claim(&api, "young", 2, "llama");
-    claim(&api, "other", 3, "qwen");
+    apply_model(&api, "old", 1, "llama");
+    apply_model(&api, "young", 2, "llama");
+    apply_model(&api, "other", 3, "qwen");
     api.deny(MODELS, "old", true);
     let leader = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
-    until_told(&api, "young", "False", "ModelNameInUse").await;
-    until_told(&api, "other", "True", "Accepted").await;
+    until_accepted_is(&api, "young", "False", "ModelNameInUse").await;
+    until_accepted_is(&api, "other", "True", "Accepted").await;
     assert_eq!(condition(&api, "old", "Accepted"), Value::Null);
-    // A second one is another trouble, and told as such.
+    // A second denied object is a separate failure, logged separately.
     api.deny(MODELS, "third", true);
-    claim(&api, "third", 4, "third");
+    apply_model(&api, "third", 4, "third");
     eventually("both to have been tried twice", || async {
         (leader.metric("attache_kube_status_failures_total").await >= 4.0).then_some(())
     })
@@ -129,25 +129,25 @@ async fn one_that_is_refused_keeps_no_other_waiting_and_what_is_taken_back_is_sa
     let log = leader.process.stderr();
     for name in ["old", "third"] {
         let of = format!("\"name\":\"{name}\"");
-        let told = log.lines().filter(|line| line.contains(&of) && line.contains("denied the request"));
-        assert_eq!(told.count(), 1, "{name}: {log}");
+        let found = log.lines().filter(|line| line.contains(&of) && line.contains("denied the request"));
+        assert_eq!(found.count(), 1, "{name}: {log}");
     }
     api.deny(MODELS, "old", false);
-    until_told(&api, "old", "True", "Accepted").await;
+    until_accepted_is(&api, "old", "True", "Accepted").await;
 
-    // Somebody takes back what was said, perhaps before the watch has told of it.
+    // Another client removes the condition, perhaps before the watch has reported it.
     for _ in 0..3 {
-        claim(&api, "other", 3, "qwen");
+        apply_model(&api, "other", 3, "qwen");
         assert_eq!(condition(&api, "other", "Accepted"), Value::Null);
-        until_told(&api, "other", "True", "Accepted").await;
+        until_accepted_is(&api, "other", "True", "Accepted").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_it_is_told_once_and_tried_again_and_with_false_nothing_is_written() {
+async fn missing_status_right_is_logged_once_and_retried() {
     let api = FakeApi::start().await;
     cluster(&api);
-    claim(&api, "old", 1, "llama");
+    apply_model(&api, "old", 1, "llama");
     api.forbid("patch", MODELS, true);
     let silent = ["--pool-name", "vllm", "--model-status=false", NO_METRICS];
     let alone = AttacheProcess::in_cluster(&api.kubeconfig(), &silent).await;
@@ -155,7 +155,7 @@ async fn without_the_right_it_is_told_once_and_tried_again_and_with_false_nothin
     let leader = AttacheProcess::in_cluster(&api.kubeconfig(), ELECTION).await;
     leader.until_ready().await;
     let tried = async |times: usize| {
-        let enough = async || (api.asked("patch", MODELS) >= times).then_some(());
+        let enough = async || (api.request_count("patch", MODELS) >= times).then_some(());
         eventually("another try", enough).await;
     };
     tried(2).await;
@@ -163,7 +163,7 @@ async fn without_the_right_it_is_told_once_and_tried_again_and_with_false_nothin
     assert_eq!(log.lines().filter(|line| line.contains("`patch` on `inferencemodels/status` is needed")).count(), 1);
     assert!(leader.metric("attache_kube_status_failures_total").await >= 1.0);
     api.forbid("patch", MODELS, false);
-    until_told(&api, "old", "True", "Accepted").await;
+    until_accepted_is(&api, "old", "True", "Accepted").await;
     assert_eq!(alone.metric("attache_kube_status_writes_total").await, 0.0, "it is not to write");
     assert_eq!(alone.metric("attache_kube_status_failures_total").await, 0.0);
 }

@@ -1,4 +1,4 @@
-//! Objects together: what one names, another is, and nothing may do more than it needs.
+//! Consistency of the rendered objects: references have targets, and rights are minimal.
 
 use super::render::{POOL, Rendered, STANDALONE, all, helm, list, text};
 use crate::support::process::repository;
@@ -9,7 +9,7 @@ use attache::health::{LIVENESS, READINESS};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Whether everything that a selector asks for is among the labels.
+/// Whether the labels have everything that a selector requires.
 fn selects(selector: &Value, labels: &Value) -> bool {
     let selector = selector.as_object().filter(|selector| !selector.is_empty());
     selector.is_some_and(|selector| selector.iter().all(|(key, value)| labels.get(key) == Some(value)))
@@ -19,7 +19,7 @@ fn pod(rendered: &Rendered) -> &Value {
     &rendered.one("Deployment")["spec"]["template"]
 }
 
-/// The picker's own Service.
+/// The picker's Service.
 fn service(rendered: &Rendered) -> &Value {
     rendered.named("Service", &rendered.one("Deployment")["metadata"]["name"])
 }
@@ -29,8 +29,8 @@ fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
     list(&spec["containers"]).iter().chain(list(&spec["initContainers"]))
 }
 
-/// The port of the pod that others name so, or by its number. Kubernetes before 1.32 looks for names in `containers`
-/// alone, not among sidecars.
+/// The container port with this name or number. Kubernetes before 1.32 looks up names only in `containers`, not in
+/// sidecars.
 fn port(rendered: &Rendered, called: &Value) -> i64 {
     let mut named = list(&pod(rendered)["spec"]["containers"]).iter().flat_map(|container| list(&container["ports"]));
     let mut all = containers(rendered).flat_map(|container| list(&container["ports"]));
@@ -43,13 +43,13 @@ fn port(rendered: &Rendered, called: &Value) -> i64 {
 }
 
 #[test]
-fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
+fn selectors_match_the_picker_pods_by_stable_labels() {
     for rendered in all() {
         let (name, labels) = (&rendered.name, &pod(rendered)["metadata"]["labels"]);
         let deployment = rendered.one("Deployment");
         let selector = &deployment["spec"]["selector"]["matchLabels"];
         assert!(selects(selector, labels), "{name}: the Deployment does not find its pods");
-        // A Deployment's selector can't be changed, so a version in it would stop every upgrade.
+        // A Deployment's selector is immutable, so a version in it would block every upgrade.
         assert!(!selector.to_string().contains("version"), "{name}: {selector}");
         assert_eq!(&service(rendered)["spec"]["selector"], selector, "{name}");
         assert_eq!(&rendered.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"], selector, "{name}");
@@ -62,7 +62,7 @@ fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
         for autoscaler in rendered.of("HorizontalPodAutoscaler") {
             let target = &autoscaler["spec"]["scaleTargetRef"];
             assert_eq!(target["name"], deployment["metadata"]["name"], "{name}");
-            // Else each `apply` would undo what the autoscaler has done.
+            // Otherwise each `apply` would undo the autoscaler's change.
             assert!(deployment["spec"].get("replicas").is_none(), "{name}: both say how many replicas");
         }
         for monitor in rendered.of("ServiceMonitor") {
@@ -75,7 +75,7 @@ fn selectors_find_the_pickers_pods_and_only_by_labels_that_never_change() {
 }
 
 #[test]
-fn ports_lead_from_the_pool_to_the_picker() {
+fn ports_match_from_the_pool_to_the_picker() {
     for rendered in all() {
         let name = &rendered.name;
         let service = service(rendered);
@@ -90,7 +90,7 @@ fn ports_lead_from_the_pool_to_the_picker() {
             if rendered.of("Service").count() > 1 {
                 assert!(named.contains(&port(rendered, &json!("grpc"))), "{name}: Services that lead nowhere");
             }
-            let bound = configured(rendered, "tcp://0.0.0.0:5557");
+            let bound = configuration_contains(rendered, "tcp://0.0.0.0:5557");
             assert!(!bound || named.contains(&5557), "{name}: publishers of KV events are kept out");
         }
         let flag = |flag: &str, default: i64| {
@@ -108,13 +108,13 @@ fn ports_lead_from_the_pool_to_the_picker() {
             assert_eq!(reference["name"], service["metadata"]["name"], "{name}");
             let number = reference["port"]["number"].as_i64().or(reference["portNumber"].as_i64());
             assert_eq!(number, Some(grpc), "{name}");
-            // By a flag or by the configuration, by its name or by its labels.
+            // The pool is selected by a flag or the configuration, by its name or its labels.
             let (args, called) = (rendered.picker()["args"].to_string(), text(&pool["metadata"]["name"]));
-            let configured = |what: &str| rendered.of("ConfigMap").any(|map| map.to_string().contains(what));
-            let by_name =
-                configured(&format!("{{pool: {called}}}")) || args.contains(&format!("--pool-name={called}\""));
-            let by_label =
-                configured("{poolSelector: serving=attache}") && pool["metadata"]["labels"]["serving"] == "attache";
+            let config_map_contains = |what: &str| rendered.of("ConfigMap").any(|map| map.to_string().contains(what));
+            let by_name = config_map_contains(&format!("{{pool: {called}}}"))
+                || args.contains(&format!("--pool-name={called}\""));
+            let by_label = config_map_contains("{poolSelector: serving=attache}")
+                && pool["metadata"]["labels"]["serving"] == "attache";
             assert!(by_name != by_label, "{name}: {args}");
             assert_eq!(pool["metadata"]["namespace"], rendered.one("Deployment")["metadata"]["namespace"], "{name}");
         }
@@ -122,7 +122,7 @@ fn ports_lead_from_the_pool_to_the_picker() {
             let at = &service["metadata"];
             let host = format!("{}.{}.svc.cluster.local", text(&at["name"]), text(&at["namespace"]));
             assert_eq!(rule["spec"]["host"], host, "{name}");
-            // Else the TLS server name is `outbound|9002||…`, which is no DNS name.
+            // Otherwise the TLS server name is `outbound|9002||…`, which is no DNS name.
             assert_eq!(rule["spec"]["trafficPolicy"]["tls"]["sni"], host, "{name}");
         }
         for route in rendered.of("HTTPRoute") {
@@ -144,7 +144,7 @@ fn ports_lead_from_the_pool_to_the_picker() {
 }
 
 #[test]
-fn probes_ask_for_services_that_the_picker_has() {
+fn probes_name_health_services_of_the_picker() {
     for rendered in all() {
         let picker = rendered.picker();
         let health = port(rendered, &json!("grpc-health"));
@@ -154,7 +154,7 @@ fn probes_ask_for_services_that_the_picker_has() {
         assert_eq!([liveness["port"].as_i64(), readiness["port"].as_i64()], [Some(health); 2], "{}", rendered.name);
         let grace = pod(rendered)["spec"]["terminationGracePeriodSeconds"].as_u64().expect("a number");
         assert!(grace > DEFAULT_DRAIN_DEADLINE.as_secs(), "{}: killed after {grace} s, while draining", rendered.name);
-        // The image has no shell that a hook could call, and draining needs none.
+        // The image has no shell for a hook, and draining needs none.
         assert!(picker.get("lifecycle").is_none(), "{}", rendered.name);
         for sidecar in list(&pod(rendered)["spec"]["initContainers"]) {
             assert_eq!(
@@ -167,7 +167,7 @@ fn probes_ask_for_services_that_the_picker_has() {
 }
 
 #[test]
-fn what_pods_mount_and_accounts_may_do_exists() {
+fn mounts_secrets_and_role_bindings_refer_to_existing_objects() {
     for rendered in all() {
         let name = &rendered.name;
         let spec = &pod(rendered)["spec"];
@@ -199,8 +199,8 @@ fn what_pods_mount_and_accounts_may_do_exists() {
                 rendered.named(role, &bound["roleRef"]["name"]);
                 for subject in list(&bound["subjects"]) {
                     let account = rendered.named("ServiceAccount", &subject["name"]);
-                    // Without one a RoleBinding means its own namespace; of a ClusterRoleBinding the API server refuses
-                    // that.
+                    // Without a namespace, a RoleBinding's subject is in the binding's namespace. The API server
+                    // rejects such a ClusterRoleBinding.
                     let (named, own) = (&subject["namespace"], &account["metadata"]["namespace"]);
                     if binding == "RoleBinding" {
                         assert_eq!(named, own, "{name}");
@@ -213,35 +213,35 @@ fn what_pods_mount_and_accounts_may_do_exists() {
     }
 }
 
-/// What a picker watches, by group and resource, as its own source names it.
+/// Group and resource of these kinds, as the picker's source names them.
 fn watched(kinds: &[ObjectKind]) -> BTreeSet<(&'static str, &'static str)> {
     kinds.iter().map(|kind| (kind.naming().group, kind.naming().plural)).collect()
 }
 
-/// Whether the picker looks for InferencePools by their labels.
-fn searches(rendered: &Rendered) -> bool {
+/// Whether the picker selects InferencePools by their labels.
+fn has_pool_selector(rendered: &Rendered) -> bool {
     let by_flag = rendered.picker()["args"].to_string().contains("--pool-selector=");
-    by_flag || configured(rendered, "poolSelector")
+    by_flag || configuration_contains(rendered, "poolSelector")
 }
 
-/// What the configurations say.
-fn configured(rendered: &Rendered, what: &str) -> bool {
+/// Whether a mounted configuration contains this text.
+fn configuration_contains(rendered: &Rendered, what: &str) -> bool {
     rendered.of("ConfigMap").any(|map| map["data"].to_string().contains(what))
 }
 
-/// Whether a flag switches something on, or a field of the configuration.
-fn switched(rendered: &Rendered, flag: &str, field: &str) -> bool {
+/// Whether a flag or a field of the configuration enables something.
+fn is_enabled(rendered: &Rendered, flag: &str, field: &str) -> bool {
     let arguments = rendered.picker()["args"].to_string();
     let by_flag = [format!("\"{flag}\""), format!("\"{flag}=true\"")].iter().any(|on| arguments.contains(on));
-    by_flag || configured(rendered, &format!("{field}: true"))
+    by_flag || configuration_contains(rendered, &format!("{field}: true"))
 }
 
-fn elects(rendered: &Rendered) -> bool {
-    switched(rendered, "--ha-enable-leader-election", "leaderElection")
+fn has_leader_election(rendered: &Rendered) -> bool {
+    is_enabled(rendered, "--ha-enable-leader-election", "leaderElection")
 }
 
 #[test]
-fn roles_grant_what_the_picker_needs_and_nothing_else() {
+fn roles_grant_exactly_what_the_picker_needs() {
     let (mut search, mut reviews) = (0, 0);
     let read = ["get", "list", "watch"].map(Value::from).to_vec();
     for rendered in all() {
@@ -254,19 +254,22 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
         }
         let mut needs = watched(&ObjectKind::OF_RULES);
         needs.extend(watched(&[ObjectKind::Pod]));
-        if searches(rendered) {
+        if has_pool_selector(rendered) {
             search += 1;
             needs.extend(watched(&[ObjectKind::ConfigMap]));
         }
-        if searches(rendered) || rendered.of("InferencePool").count() > 0 || configured(rendered, "{pool: ") {
+        if has_pool_selector(rendered)
+            || rendered.of("InferencePool").count() > 0
+            || configuration_contains(rendered, "{pool: ")
+        {
             needs.extend(watched(&[ObjectKind::Pool(PoolGroup::Stable), ObjectKind::Pool(PoolGroup::Experimental)]));
         }
         assert_eq!(watches, needs, "{}", rendered.name);
         let mut asked = BTreeSet::from([(ObjectKind::Model.naming().group, "inferencemodels/status")]);
-        if elects(rendered) || switched(rendered, "--model-status", "modelStatus") {
+        if has_leader_election(rendered) || is_enabled(rendered, "--model-status", "modelStatus") {
             asked.insert(("coordination.k8s.io", "leases"));
         }
-        if switched(rendered, "--metrics-endpoint-auth", "metricsAuth") {
+        if is_enabled(rendered, "--metrics-endpoint-auth", "metricsAuth") {
             reviews += 1;
             asked.insert(("authentication.k8s.io", "tokenreviews"));
             asked.insert(("authorization.k8s.io", "subjectaccessreviews"));
@@ -278,12 +281,12 @@ fn roles_grant_what_the_picker_needs_and_nothing_else() {
 }
 
 #[test]
-fn pickers_that_are_never_ready_stop_neither_a_rollout_nor_a_drain() {
+fn unready_standby_pickers_block_neither_rollout_nor_drain() {
     let mut elect = 0;
     for rendered in all() {
         let rollout = &rendered.one("Deployment")["spec"]["strategy"]["rollingUpdate"];
         let budget = &rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"];
-        if elects(rendered) {
+        if has_leader_election(rendered) {
             assert_eq!((&rollout["maxUnavailable"], budget), (&json!("100%"), &json!("100%")), "{}", rendered.name);
             elect += 1;
         } else {
@@ -294,12 +297,12 @@ fn pickers_that_are_never_ready_stop_neither_a_rollout_nor_a_drain() {
 }
 
 #[test]
-fn pods_are_locked_down() {
+fn pods_have_a_restricted_security_context() {
     for rendered in all() {
         let security = &pod(rendered)["spec"]["securityContext"];
         assert_eq!(security["runAsNonRoot"], true, "{}", rendered.name);
         assert_eq!(security["seccompProfile"]["type"], "RuntimeDefault", "{}", rendered.name);
-        // What a cluster's Services happen to be called must not be read as the picker's variables.
+        // Environment variables of Services must not be read as the picker's settings.
         assert_eq!(pod(rendered)["spec"]["enableServiceLinks"], false, "{}", rendered.name);
         for container in containers(rendered) {
             let inner = &container["securityContext"];
@@ -319,7 +322,7 @@ fn pods_are_locked_down() {
 }
 
 #[test]
-fn the_image_is_what_the_manifests_take_it_for() {
+fn image_matches_user_ports_and_entrypoint_of_the_manifests() {
     let dockerfile = std::fs::read_to_string(repository().join("Dockerfile")).expect("the Dockerfile");
     let line = |word: &str| {
         let mut lines = dockerfile.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
@@ -331,7 +334,7 @@ fn the_image_is_what_the_manifests_take_it_for() {
         assert_eq!(line("USER"), format!("{}:{}", security["runAsUser"], security["runAsGroup"]), "{}", rendered.name);
         let ports = list(&rendered.picker()["ports"]).iter().filter_map(|port| port["containerPort"].as_i64());
         assert_eq!(ports.collect::<BTreeSet<_>>(), exposed, "{}", rendered.name);
-        // `args` take the place of CMD behind the entry point.
+        // `args` replace CMD after the entry point.
         assert!(rendered.picker().get("command").is_none(), "{}", rendered.name);
         assert_eq!(list(&rendered.picker()["args"])[0], "run", "{}", rendered.name);
     }
@@ -339,7 +342,7 @@ fn the_image_is_what_the_manifests_take_it_for() {
     assert_eq!(line("CMD"), r#"["run"]"#);
 }
 
-/// The number of peers that the rule of this port allows; 0 stands for every address. `None` when no rule has the port.
+/// The number of peers that the rule of this port allows. 0 means every address, and `None` means no rule.
 fn peers(policy: &Value, port: &Value) -> Option<usize> {
     let rules = list(&policy["spec"]["ingress"]).iter();
     let mut rules = rules.filter(|rule| list(&rule["ports"]).iter().any(|entry| entry["port"] == *port));
@@ -349,7 +352,7 @@ fn peers(policy: &Value, port: &Value) -> Option<usize> {
 }
 
 #[test]
-fn chart_network_policy_lets_only_gateways_reach_the_ext_proc_port() {
+fn chart_network_policy_allows_only_gateways_to_ext_proc_port() {
     for (chart, least) in [("inferencepool", POOL), ("standalone", STANDALONE)] {
         let rendered = helm(chart, least);
         let policy = rendered.one("NetworkPolicy");
@@ -364,7 +367,7 @@ fn chart_network_policy_lets_only_gateways_reach_the_ext_proc_port() {
     }
     let beside = "inferenceExtension: {endpointsServer: {endpointSelector: app=llm}, poolServices: [a-epp]}\n";
     assert_eq!(peers(helm("standalone", beside).one("NetworkPolicy"), &json!("grpc")), Some(2));
-    // GKE's load balancer comes from outside of the cluster, from addresses that the chart can't know.
+    // GKE's load balancer connects from addresses outside of the cluster that the chart can't know.
     let gke = |more: &str| {
         helm(
             "inferencepool",
@@ -405,7 +408,7 @@ fn picker_with_mtls_reads_the_certificates_that_are_mounted() {
 }
 
 #[test]
-fn the_base_fits_into_any_namespace() {
+fn base_sets_no_namespace() {
     let base = super::render::kustomize(&super::render::examples().join("base"));
     for object in &base.objects {
         let bound = list(&object["subjects"]).iter().map(|subject| &subject["namespace"]);

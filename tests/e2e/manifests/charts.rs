@@ -1,5 +1,5 @@
-//! The charts as their users meet them: every value does something, what can't be meant is refused with a reason, and
-//! GIE's values are understood.
+//! The Helm charts: every value has an effect, invalid values are rejected with a reason, and GIE's values are
+//! understood.
 
 use super::picker::{configuration, refused};
 use super::render::{MTLS, POOL, STANDALONE, examples, helm, lint, list, template, text};
@@ -18,7 +18,7 @@ fn values(chart: &str) -> Value {
     serde_saphyr::from_str(&read(chart, "values.yaml")).expect("values")
 }
 
-/// The paths of all values that are not mappings with content, `a.b.c`.
+/// The paths of all leaf values, `a.b.c`.
 fn leaves(path: &str, value: &Value, all: &mut BTreeSet<String>) {
     match value.as_object().filter(|fields| !fields.is_empty()) {
         Some(fields) => fields.iter().for_each(|(key, value)| {
@@ -30,7 +30,7 @@ fn leaves(path: &str, value: &Value, all: &mut BTreeSet<String>) {
     }
 }
 
-/// The paths that templates name behind `.Values.`.
+/// The paths that templates use after `.Values.`.
 fn used(chart: &str) -> BTreeSet<String> {
     let templates = std::fs::read_dir(examples().join("helm").join(chart).join("templates")).expect("templates");
     let text: String =
@@ -42,7 +42,7 @@ fn used(chart: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_value_is_used_and_everything_that_is_used_is_a_value() {
+fn every_value_is_used_and_every_used_value_is_declared() {
     let inside = |inner: &str, outer: &str| {
         inner == outer || inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('.'))
     };
@@ -62,19 +62,18 @@ fn every_value_is_used_and_everything_that_is_used_is_a_value() {
     }
 }
 
-/// How the schema describes values of GIE's and llm-d's charts that are taken: they are not among the chart's own
-/// values.
+/// How the schema describes accepted values of GIE's and llm-d's charts, which are not declared in this chart.
 const FOREIGN: [&str; 2] = ["No effect: ", "In place of "];
 
-fn says(schema: &Value) -> &str {
+fn description_of(schema: &Value) -> &str {
     schema["description"].as_str().unwrap_or_default()
 }
 
-/// The paths of all values that a schema says have no effect.
+/// The paths of all values that a schema describes as without effect.
 fn ineffective(path: &str, schema: &Value, all: &mut Vec<String>) {
     for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        if says(schema).starts_with(FOREIGN[0]) {
+        if description_of(schema).starts_with(FOREIGN[0]) {
             all.push(path);
         } else {
             ineffective(&path, schema, all);
@@ -82,11 +81,11 @@ fn ineffective(path: &str, schema: &Value, all: &mut Vec<String>) {
     }
 }
 
-/// What of the schema allows exactly the keys of the values.
+/// Checks that the schema allows exactly the keys of the values.
 fn same_keys(path: &str, schema: &Value, value: &Value) {
     let (Some(properties), Some(fields)) = (schema["properties"].as_object(), value.as_object()) else { return };
     assert_eq!(schema["additionalProperties"], false, "{path}");
-    let foreign = |key: &str| FOREIGN.iter().any(|word| says(&properties[key]).starts_with(word));
+    let foreign = |key: &str| FOREIGN.iter().any(|word| description_of(&properties[key]).starts_with(word));
     let allowed: BTreeSet<_> = properties.keys().filter(|key| *key != "global" && !foreign(key)).collect();
     assert_eq!(allowed, fields.keys().collect(), "{path}");
     for (key, value) in fields {
@@ -95,7 +94,7 @@ fn same_keys(path: &str, schema: &Value, value: &Value) {
 }
 
 #[test]
-fn the_schemas_describe_the_values() {
+fn schemas_allow_exactly_the_declared_values() {
     for chart in CHARTS {
         let schema: Value = serde_json::from_str(&read(chart, "values.schema.json")).expect("a schema");
         same_keys(chart, &schema, &values(chart));
@@ -103,7 +102,7 @@ fn the_schemas_describe_the_values() {
 }
 
 #[test]
-fn both_charts_have_the_same_picker() {
+fn both_charts_share_the_picker_templates() {
     for file in ["templates/_picker.tpl", "templates/_compatibility.tpl", "templates/NOTES.txt"] {
         assert_eq!(read("inferencepool", file), read("standalone", file), "{file}");
     }
@@ -115,21 +114,20 @@ fn both_charts_have_the_same_picker() {
 }
 
 #[test]
-fn helm_finds_nothing_wrong() {
+fn helm_lint_passes() {
     for (chart, values) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
         let output = lint(chart, values);
         assert!(output.status.success(), "{chart}: {}", String::from_utf8_lossy(&output.stdout));
     }
 }
 
-/// A configuration that has pools searched for, and one that only speaks of it. The first has in its name what
-/// elsewhere begins a comment.
+/// A configuration with a pool selector, and one that has it only in a comment. The first has a `#` inside a name.
 const SEARCHING: &str = r#"pluginsCustomConfig: {
   a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: 'a # b', kubernetes: {poolSelector: a=b}}]",
   b.yaml: "apiVersion: attache.dev/v1\nkind: Attache\n# poolSelector: a=b\npools: [{name: b}]"}"#;
 
 #[test]
-fn what_a_configuration_says_that_is_not_used_gives_no_right() {
+fn unused_configurations_grant_no_rights() {
     for (chart, least, file) in [
         ("inferencepool", format!("{POOL}inferenceExtension: {{"), "b.yaml"),
         ("inferencepool", format!("{POOL}inferenceExtension: {{"), "default-plugins.yaml"),
@@ -144,7 +142,7 @@ fn what_a_configuration_says_that_is_not_used_gives_no_right() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_with_a_reason() {
+fn invalid_values_are_rejected_with_a_reason() {
     let pool =
         "  apiVersion: inference.networking.x-k8s.io/v1alpha2\n  targetPorts: [{number: 8000}, {number: 8001}]\n";
     let cases = [
@@ -219,9 +217,9 @@ fn what_cannot_be_meant_is_refused_with_a_reason() {
     }
 }
 
-/// A flag outranks the file, so that a default of the chart would take the place of what a configuration says.
+/// A flag outranks the file, so a chart's default would override the configuration.
 #[test]
-fn what_nobody_has_set_is_left_to_the_configuration() {
+fn unset_values_add_no_flags() {
     for (chart, least) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
         let rendered = helm(chart, least);
         let arguments = rendered.picker()["args"].to_string();
@@ -237,7 +235,7 @@ fn what_nobody_has_set_is_left_to_the_configuration() {
 }
 
 #[test]
-fn a_picker_of_many_pools_has_a_service_for_each() {
+fn picker_of_many_pools_has_a_service_for_each() {
     let many = "inferenceExtension: {poolSelector: 'serving=attache,tier in (a)', poolServices: [llama-epp, qwen-epp]}\n\
                 provider: {name: istio}\n";
     let rendered = helm("inferencepool", many);
@@ -263,11 +261,11 @@ fn a_picker_of_many_pools_has_a_service_for_each() {
     }
 }
 
-/// A values file as somebody has it for GIE's chart.
+/// A values file for GIE's chart.
 const GIE: &str = include_str!("../../data/kubernetes/gie-values.yaml");
 
 #[test]
-fn values_for_gies_chart_mean_the_same() {
+fn values_of_the_gie_chart_have_the_same_effect() {
     let rendered = helm("inferencepool", GIE);
     let picker = rendered.picker();
     assert_eq!(picker["image"], "registry.example.com/attache:0.1.0");
@@ -316,7 +314,7 @@ fn destination_rule_keeps_its_own_policy_and_gets_a_server_name() {
     assert_eq!(rule(connections)["tls"], simple);
 }
 
-/// What a chart says of values without effect, in comments of the objects.
+/// The values that the chart reports as without effect, in comments of its objects.
 fn comments(chart: &str, values: &str) -> Vec<String> {
     let output = template(chart, values);
     assert!(output.status.success(), "{chart}: {}", String::from_utf8_lossy(&output.stderr));
@@ -327,7 +325,7 @@ fn comments(chart: &str, values: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_value_that_is_taken_without_effect_is_named() {
+fn every_value_without_effect_is_named() {
     for (chart, least) in CHARTS.into_iter().zip([POOL, STANDALONE]) {
         let schema: Value = serde_json::from_str(&read(chart, "values.schema.json")).expect("a schema");
         let mut all = Vec::new();
@@ -351,8 +349,8 @@ fn every_value_that_is_taken_without_effect_is_named() {
     }
 }
 
-/// All objects can be applied, and the picker takes its arguments.
-fn sound(rendered: &super::render::Rendered) -> Vec<String> {
+/// Checks that all objects are valid and the picker accepts its arguments, and returns these.
+fn checked_arguments(rendered: &super::render::Rendered) -> Vec<String> {
     for object in &rendered.objects {
         shape::check(object).unwrap_or_else(|problem| panic!("{}: {problem}", object["kind"]));
     }
@@ -361,10 +359,10 @@ fn sound(rendered: &super::render::Rendered) -> Vec<String> {
 }
 
 #[test]
-fn gies_own_values_are_mapped_or_named() {
+fn gie_v1_5_values_are_mapped_or_named() {
     const VALUES: &str = include_str!("../../data/kubernetes/gie-v1.5-values.yaml");
     let rendered = helm("inferencepool", VALUES);
-    let arguments = sound(&rendered);
+    let arguments = checked_arguments(&rendered);
     for expected in ["--engine=trtllm-serve", "--metrics-endpoint-auth=true"] {
         assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
     }
@@ -394,10 +392,10 @@ fn gies_own_values_are_mapped_or_named() {
 }
 
 #[test]
-fn gies_standalone_values_are_mapped_or_named() {
+fn gie_v1_5_standalone_values_are_mapped_or_named() {
     const VALUES: &str = include_str!("../../data/kubernetes/gie-v1.5-standalone-values.yaml");
     let rendered = helm("standalone", VALUES);
-    let arguments = sound(&rendered);
+    let arguments = checked_arguments(&rendered);
     for expected in ["--endpoint-selector=app=vllm-qwen3-32b", "--endpoint-target-ports=8000", "--engine=vllm"] {
         assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
     }
@@ -407,22 +405,22 @@ fn gies_standalone_values_are_mapped_or_named() {
     for path in ["inferenceExtension.sidecar.configMap", "inferenceExtension.latencyPredictor", "provider"] {
         assert!(named.iter().any(|name| name == path), "{path}: {named:?}");
     }
-    // With an InferencePool, its labels and ports are those of the model servers.
+    // With an InferencePool in the values, its labels and ports are used for the model servers.
     let pool = "inferencePool: {modelServers: {matchLabels: {app: llm, tier: a}}, targetPorts: [{number: 8000}, {number: 8001}]}\n";
-    let arguments = sound(&helm("standalone", pool));
+    let arguments = checked_arguments(&helm("standalone", pool));
     for expected in ["--endpoint-selector=app=llm,tier=a", "--endpoint-target-ports=8000,8001"] {
         assert!(arguments.iter().any(|argument| argument == expected), "{expected}: {arguments:?}");
     }
 }
 
 #[test]
-fn llm_ds_values_are_mapped_or_named() {
+fn llm_d_values_are_mapped_or_named() {
     const VALUES: &str = include_str!("../../data/kubernetes/llm-d-values.yaml");
     for (chart, source) in
         [("inferencepool", "--pool-name=llm"), ("standalone", "--endpoint-selector=llm-d.ai/guide=optimized-baseline")]
     {
         let rendered = helm(chart, VALUES);
-        let arguments = sound(&rendered);
+        let arguments = checked_arguments(&rendered);
         for expected in [
             source,
             "--config-file=/config/guide-plugins.yaml",

@@ -1,5 +1,5 @@
-//! Whole installations at work: the picker's binary with a container's arguments and its mounted configuration, an API
-//! server over real HTTP that has the rendered InferencePool, and for the standalone chart its Envoy.
+//! Installations that run: the picker's binary with a container's arguments and configuration, a fake API server with
+//! the rendered InferencePool, and the standalone chart's Envoy.
 
 use super::render::{POOL, Rendered, STANDALONE, all, examples, helm, kustomize, list, text};
 use crate::api::{FakeApi, NAMESPACE, STABLE, pod, pool};
@@ -13,7 +13,7 @@ use crate::support::pki::{Authority, Secret};
 use crate::support::process::scratch;
 use serde_json::{Value, json};
 
-/// Starts the picker of an installation as its pod would, but for the ports and the place of its configuration.
+/// Starts the picker as in its pod, with other ports and another directory for its configuration.
 async fn start(rendered: &Rendered, api: &FakeApi, tls: Option<&Secret>) -> AttacheProcess {
     let directory = scratch("mounted");
     let maps = rendered.of("ConfigMap").flat_map(|map| map["data"].as_object().into_iter().flatten());
@@ -28,7 +28,7 @@ async fn start(rendered: &Rendered, api: &FakeApi, tls: Option<&Secret>) -> Atta
         let mounted = format!("={}", tls.path().display());
         arguments.iter_mut().for_each(|argument| *argument = argument.replace("=/tls", &mounted));
     }
-    // Where its Envoy comes along, as that speaks to it.
+    // Uses TLS if the installation's Envoy does.
     if rendered.of("ConfigMap").any(|map| map["data"]["envoy.yaml"].is_string()) {
         let plain = rendered.picker()["args"].to_string().contains("--secure-serving=false");
         arguments.push(format!("--secure-serving={}", !plain));
@@ -39,20 +39,20 @@ async fn start(rendered: &Rendered, api: &FakeApi, tls: Option<&Secret>) -> Atta
     picker
 }
 
-/// An object in the namespace in which the picker runs here.
+/// The object, moved to the namespace of this test's picker.
 fn here(object: &Value) -> Value {
     let mut object = object.clone();
     object["metadata"]["namespace"] = json!(NAMESPACE);
     object
 }
 
-/// What the page `/endpoints` says of an address.
+/// Whether the page `/endpoints` lists this address.
 async fn knows(picker: &AttacheProcess, address: &str) -> bool {
     picker.endpoints().await.iter().any(|endpoint| endpoint.to_string().contains(&format!("\"{address}\"")))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_installation_finds_its_pods() {
+async fn every_installation_discovers_its_pods() {
     let old = "inferencePool:\n  apiVersion: inference.networking.x-k8s.io/v1alpha2\n  modelServers: {matchLabels: {app: llm}}\n";
     let installations = [
         kustomize(&examples().join("base")),
@@ -78,13 +78,13 @@ async fn every_installation_finds_its_pods() {
         assert!(knows(&picker, "127.0.0.1:8000").await, "{}", rendered.name);
         assert!(!knows(&picker, "127.0.0.2:8000").await, "{}", rendered.name);
         if rendered.of("InferencePool").count() == 0 {
-            assert_eq!(api.asked("list", "inferencepools"), 0, "{}: no CRD is needed", rendered.name);
+            assert_eq!(api.request_count("list", "inferencepools"), 0, "{}: no CRD is needed", rendered.name);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_installation_for_many_pools_finds_them_and_what_is_said_of_each() {
+async fn many_pool_installation_discovers_pools_and_their_config_maps() {
     let charted = helm("inferencepool", "inferenceExtension: {poolSelector: serving=attache}\n");
     let kustomized = all().iter().find(|rendered| rendered.name == "base with many-pools");
     for rendered in [kustomized.expect("the component"), &charted] {
@@ -122,26 +122,26 @@ pub(crate) fn bootstrap(rendered: &Rendered) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_standalone_chart_carries_requests() {
-    carries_requests("", false).await;
+async fn standalone_chart_serves_requests() {
+    assert_serves_requests("", false).await;
 }
 
-/// Beside gateways, which speak TLS to the picker.
+/// The picker also serves gateways, which use TLS.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_standalone_chart_with_services_for_gateways_carries_requests() {
-    carries_requests(", poolServices: [others-epp]", true).await;
-    carries_requests(", poolServices: [others-epp], flags: {secure-serving: false}", false).await;
+async fn standalone_chart_with_gateway_services_serves_requests() {
+    assert_serves_requests(", poolServices: [others-epp]", true).await;
+    assert_serves_requests(", poolServices: [others-epp], flags: {secure-serving: false}", false).await;
 }
 
-/// With certificates, which Envoy and the picker have from the same secret.
+/// Envoy and the picker read their certificates from the same secret.
 #[tokio::test(flavor = "multi_thread")]
 async fn standalone_chart_with_mtls_serves_and_refuses_other_clients() {
     let names = "mtls: {enabled: true, clientNames: [gateway.example.com], certManager: {issuerRef: {name: ca}}}";
-    carries_requests(&format!(", {names}"), true).await;
-    carries_requests(&format!(", poolServices: [others-epp], {names}"), true).await;
+    assert_serves_requests(&format!(", {names}"), true).await;
+    assert_serves_requests(&format!(", poolServices: [others-epp], {names}"), true).await;
 }
 
-async fn carries_requests(more: &str, tls: bool) {
+async fn assert_serves_requests(more: &str, tls: bool) {
     let echo = Echo::start().await;
     let servers = format!("endpointSelector: app=llm, targetPorts: [{}], modelServerType: none", echo.address.port());
     let rendered = helm("standalone", &format!("inferenceExtension: {{endpointsServer: {{{servers}}}{more}}}\n"));
@@ -166,7 +166,7 @@ async fn carries_requests(more: &str, tls: bool) {
     for (from, to) in [(8081, 0), (19000, 0), (19001, 0), (9002, picker.grpc.port()), (9003, picker.health.port())] {
         let from = format!("port_value: {from}}}");
         assert!(bootstrap.contains(&from), "the bootstrap has no `{from}`");
-        // The admin port comes twice: its cluster, of port 0 then, is never asked here.
+        // The admin port occurs twice: its cluster, which then has port 0, gets no requests here.
         bootstrap = bootstrap.replace(&from, &format!("port_value: {to}}}"));
     }
     let envoy = EnvoyProcess::start(&bootstrap).await;
@@ -192,7 +192,7 @@ async fn carries_requests(more: &str, tls: bool) {
             stream.answer().await
         };
         assert!(stream.await.is_err(), "a stream without certificate");
-        // The client may see the end before the picker has counted it.
+        // The client may see the end before the picker counts it.
         picker.until_metric("attache_tls_handshake_failures_total", 1.0).await;
     }
 }

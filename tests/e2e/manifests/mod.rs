@@ -1,5 +1,5 @@
-//! What is in examples/kubernetes, without a cluster: kustomize and helm render it. The result must be valid, agree
-//! with itself, and be accepted by the picker's own binary and the real Envoy.
+//! The manifests in examples/kubernetes, without a cluster: kustomize and helm render them. The result must be valid
+//! and consistent, and the picker's binary and the real Envoy must accept it.
 
 mod agree;
 mod charts;

@@ -1,5 +1,5 @@
-//! The gateways' examples, and what the pages tell people to write: what they show before and after must be YAML of the
-//! kind it claims to be, and what is to be written afterwards must be taken by those who read it.
+//! The gateway examples and the migration pages. YAML before and after a migration must be valid, and the picker must
+//! accept the result.
 
 use super::picker::{attache, configuration, refused};
 use super::render::{Rendered, documents, examples, helm, kustomize, list, text};
@@ -15,7 +15,7 @@ fn pages() -> Vec<(PathBuf, String)> {
     pages.map(|page| (page.clone(), std::fs::read_to_string(&page).expect("a page"))).collect()
 }
 
-/// The blocks of a page in one language.
+/// The code blocks of a page in one language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let start = format!("\n```{language}\n");
     let blocks =
@@ -23,7 +23,7 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
     blocks.collect()
 }
 
-/// One side of a difference: its own lines and those that both have.
+/// One side of a diff: its own lines and the common lines.
 fn side(diff: &str, own: char) -> String {
     let lines = diff.lines().filter_map(|line| match line.chars().next() {
         Some(' ') => Some(&line[1..]),
@@ -34,7 +34,7 @@ fn side(diff: &str, own: char) -> String {
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Everything under a key, wherever it is.
+/// All values under a key, at any depth.
 fn every<'a>(key: &str, value: &'a Value, found: &mut Vec<&'a Value>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, inner)| {
@@ -46,8 +46,8 @@ fn every<'a>(key: &str, value: &'a Value, found: &mut Vec<&'a Value>) {
     }
 }
 
-/// What is to be written, before those who will read it.
-fn is_taken(name: &str, yaml: &str) {
+/// Checks that the picker, Kubernetes and the chart accept this YAML.
+fn assert_accepted(name: &str, yaml: &str) {
     for document in documents(name, yaml) {
         let mut arguments = Vec::new();
         every("args", &document, &mut arguments);
@@ -70,7 +70,7 @@ fn is_taken(name: &str, yaml: &str) {
 }
 
 #[test]
-fn what_pages_show_is_taken() {
+fn configurations_on_pages_are_accepted() {
     let (mut differences, mut whole) = (0, 0);
     for (page, text) in pages() {
         for (i, block) in blocks(&text, "diff").iter().enumerate() {
@@ -82,11 +82,11 @@ fn what_pages_show_is_taken() {
                     shape::check(&document).unwrap_or_else(|problem| panic!("{name}, before: {problem}"));
                 }
             }
-            is_taken(&name, &after);
+            assert_accepted(&name, &after);
             differences += 1;
         }
         for (i, block) in blocks(&text, "yaml").iter().enumerate() {
-            is_taken(&format!("{}, block {i}", page.display()), block);
+            assert_accepted(&format!("{}, block {i}", page.display()), block);
             whole += 1;
         }
     }
@@ -94,7 +94,7 @@ fn what_pages_show_is_taken() {
 }
 
 #[test]
-fn pages_link_to_what_there_is() {
+fn links_of_pages_have_a_target() {
     let mut links = 0;
     for (page, text) in pages() {
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
@@ -108,8 +108,8 @@ fn pages_link_to_what_there_is() {
     assert!(links > 10);
 }
 
-/// Flags of others that pages name in order to say what takes their place.
-const OTHERS: &[&str] = &[
+/// Flags of other programs that pages name as replaced.
+const FLAGS_OF_OTHER_PROGRAMS: &[&str] = &[
     "--branch",
     "--condition",
     "--docker",
@@ -128,7 +128,7 @@ const OTHERS: &[&str] = &[
 ];
 
 #[test]
-fn flags_that_pages_name_are_understood() {
+fn flags_on_pages_exist() {
     let mut seen = BTreeSet::new();
     for (_, text) in pages() {
         let words =
@@ -136,7 +136,7 @@ fn flags_that_pages_name_are_understood() {
         seen.extend(words.filter(|word| word.len() > 3 && !word.ends_with('-')).map(str::to_owned));
     }
     assert!(seen.len() > 20, "{seen:?}");
-    for flag in seen.iter().filter(|flag| !OTHERS.contains(&flag.as_str())) {
+    for flag in seen.iter().filter(|flag| !FLAGS_OF_OTHER_PROGRAMS.contains(&flag.as_str())) {
         let values = ["true", "1", "name", "json", "10s", "/path", "http", "vllm", "8000"];
         let taken = values.iter().any(|value| attache(&["run", &format!("{flag}={value}"), "--help"]).status.success());
         assert!(taken, "{flag} is no flag");
@@ -150,7 +150,7 @@ fn gateway(file: &str) -> Rendered {
 }
 
 #[test]
-fn gateways_and_routes_fit_together_and_to_the_base() {
+fn gateway_examples_match_their_routes_and_the_base() {
     let base = kustomize(&examples().join("base"));
     let routes = ["httproute.yaml", "httproute-canary.yaml"];
     let mut gateways = Vec::new();
@@ -173,7 +173,7 @@ fn gateways_and_routes_fit_together_and_to_the_base() {
         }
         let mut backends = list(&spec["rules"]).iter().flat_map(|rule| list(&rule["backendRefs"]));
         assert!(backends.any(|backend| backend["name"] == *pool), "{}", route.name);
-        // Gateways cut at 15 s otherwise.
+        // Otherwise gateways end requests after 15 s.
         assert!(list(&spec["rules"]).iter().all(|rule| rule["timeouts"]["request"] == "0s"), "{}", route.name);
     }
     for example in &gateways {

@@ -1,4 +1,4 @@
-//! What is rendered, before those who will read it: the picker's own binary and the real Envoy.
+//! The rendered manifests, checked by the picker's binary and the real Envoy.
 
 use super::live::bootstrap;
 use super::render::{STANDALONE, all, documents, helm, list, text};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs the picker's binary as if nothing were set on this machine.
+/// Runs the picker's binary without its variables of this machine.
 pub(crate) fn attache(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     for (name, _) in
@@ -19,7 +19,7 @@ pub(crate) fn attache(arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("running attache")
 }
 
-/// What the binary says against the arguments of a container: every flag is read before the help is shown.
+/// The error of the binary for a container's arguments, if any. All flags are parsed before the help is printed.
 pub(crate) fn refused(arguments: &[Value]) -> Option<String> {
     let mut arguments: Vec<&str> = arguments.iter().map(text).collect();
     arguments.push("--help");
@@ -27,7 +27,7 @@ pub(crate) fn refused(arguments: &[Value]) -> Option<String> {
     (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Checks a configuration: no mistakes, and no warnings but the one that endpoints are to come from elsewhere.
+/// Checks a configuration: no errors, and no warning except W302 (no endpoints).
 pub(crate) fn configuration(name: &str, config: &str) {
     let directory = scratch("configuration");
     let file = directory.path().join("config.yaml");
@@ -41,7 +41,7 @@ pub(crate) fn configuration(name: &str, config: &str) {
 }
 
 #[test]
-fn every_argument_is_one_of_the_pickers() {
+fn picker_accepts_every_rendered_argument() {
     for rendered in all() {
         let arguments = list(&rendered.picker()["args"]);
         assert!(arguments.len() >= 3, "{}: {arguments:?}", rendered.name);
@@ -52,7 +52,7 @@ fn every_argument_is_one_of_the_pickers() {
 }
 
 #[test]
-fn the_configuration_that_is_named_is_mounted_and_good() {
+fn named_configuration_is_mounted_and_valid() {
     for rendered in all() {
         let name = &rendered.name;
         let arguments = list(&rendered.picker()["args"]).iter().map(text);
@@ -69,7 +69,7 @@ fn the_configuration_that_is_named_is_mounted_and_good() {
 }
 
 #[test]
-fn envoy_takes_the_standalone_charts_bootstrap() {
+fn envoy_accepts_the_bootstrap_of_the_standalone_chart() {
     let more = "inferenceExtension:\n  endpointsServer: {endpointSelector: app=llm}\n  extProcPort: 9102\n  \
                 sidecar: {port: 80, connectTimeout: 0.5s, streamIdleTimeout: 60s}\n";
     for values in [STANDALONE, more] {
@@ -90,7 +90,7 @@ fn envoy_takes_the_standalone_charts_bootstrap() {
 }
 
 #[test]
-fn the_standalone_chart_has_the_settings_of_the_shipped_bootstrap() {
+fn standalone_chart_has_the_settings_of_the_shipped_bootstrap() {
     let shipped = std::fs::read_to_string(repository().join("envoy/original-dst.yaml")).expect("the bootstrap");
     let (chart, shipped) =
         (documents("chart", &bootstrap(&helm("standalone", STANDALONE))), documents("shipped", &shipped));
@@ -108,7 +108,7 @@ fn the_standalone_chart_has_the_settings_of_the_shipped_bootstrap() {
 }
 
 #[test]
-fn configurations_beside_kustomizations_are_those_that_are_mounted() {
+fn configurations_beside_kustomizations_are_mounted() {
     let examples = repository().join("examples/kubernetes");
     for directory in ["base", "overlays/production"] {
         let file = examples.join(directory).join("attache.yaml");

@@ -1,4 +1,4 @@
-//! The shipped manifests as a cluster would get them: by `kubectl kustomize` and `helm template`.
+//! The shipped manifests as a cluster would get them, from `kubectl kustomize` and `helm template`.
 
 use crate::support::process::{repository, scratch};
 use serde_json::Value;
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// What one installation consists of.
+/// The objects of one installation.
 pub(crate) struct Rendered {
-    /// How it was made, for messages.
+    /// How it was rendered, for messages.
     pub(crate) name: String,
     pub(crate) objects: Vec<Value>,
 }
@@ -42,7 +42,7 @@ impl Rendered {
     }
 }
 
-/// The items of a list; none where there is none.
+/// The items of a list, or none if the value is no list.
 pub(crate) fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
@@ -56,18 +56,18 @@ pub(crate) fn examples() -> PathBuf {
     repository().join("examples/kubernetes")
 }
 
-/// Where tests/install-kubernetes-tools.sh puts helm and kubectl. Missing ones fail the test: skipping would hide it.
+/// A tool from tests/install-kubernetes-tools.sh. A missing tool fails the test, so that it is not skipped silently.
 fn tool(name: &str) -> Command {
     let tools = std::env::var_os("ATTACHE_TOOLS").map_or_else(|| repository().join("target/tools"), PathBuf::from);
     let path = tools.join("kubernetes").join(name);
     assert!(path.exists(), "no {}: run `tests/install-kubernetes-tools.sh {}`", path.display(), tools.display());
     let mut command = Command::new(path);
-    // No cluster and no settings of this machine.
+    // Uses no cluster and no settings of this machine.
     command.env("KUBECONFIG", "/dev/null").env_remove("HELM_NAMESPACE");
     command
 }
 
-/// All documents of a YAML text, but empty ones.
+/// All non-empty documents of a YAML text.
 pub(crate) fn documents(name: &str, yaml: &str) -> Vec<Value> {
     let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap_or_else(|error| panic!("{name}: {error}"));
     all.into_iter().filter(|document| !document.is_null()).collect()
@@ -101,7 +101,7 @@ pub(crate) fn helm(chart: &str, values: &str) -> Rendered {
     Rendered { name, objects }
 }
 
-/// `helm lint --strict`: what helm itself finds wrong with a chart.
+/// `helm lint --strict` of a chart.
 pub(crate) fn lint(chart: &str, values: &str) -> Output {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), values).expect("writing values");
@@ -109,15 +109,15 @@ pub(crate) fn lint(chart: &str, values: &str) -> Output {
     tool("helm").args(["lint", "--strict"]).arg(chart).arg("--values").arg(file.path()).output().expect("running helm")
 }
 
-/// What the chart `inferencepool` must be told.
+/// The required values of the chart `inferencepool`.
 pub(crate) const POOL: &str = "inferencePool: {modelServers: {matchLabels: {app: llm}}}\n";
-/// What the chart `standalone` must be told.
+/// The required values of the chart `standalone`.
 pub(crate) const STANDALONE: &str = "inferenceExtension: {endpointsServer: {endpointSelector: app=llm}}\n";
 
-/// Every InferencePool with a label in place of one.
+/// All InferencePools with a label instead of one pool.
 const MANY_POOLS: &str = "poolSelector: serving=attache";
 
-/// Switches on everything that is off by default and that both charts have.
+/// Enables everything that is off by default and that both charts have.
 const EVERYTHING: &str = "
   replicas: 3
   image: {registry: r.example.com/x, repository: picker, tag: v1, pullPolicy: Always}
@@ -147,7 +147,7 @@ const EVERYTHING: &str = "
   tracing: {enabled: true}
 ";
 
-/// What a configuration switches on that flags could.
+/// A configuration that enables features that also have flags.
 const BY_FILE: &str = "inferenceExtension:
   poolServices: [others-epp]
   extraContainerPorts: [{name: zmq, containerPort: 5557}]
@@ -164,12 +164,12 @@ const BY_FILE: &str = "inferenceExtension:
       - {name: a, kubernetes: {pool: llm}, prefixCache: {tokenizer: remote, kvEvents: {bind: 'tcp://0.0.0.0:5557'}}}
 ";
 
-/// Certificates of clients, by cert-manager, and for the gateway by a secret in its namespace.
+/// Client certificates from cert-manager. The gateway has its own in a secret in its namespace.
 pub(crate) const MTLS: &str = "inferenceExtension:\n  mtls: {enabled: true, clientNames: ['spiffe://cluster.local/ns/gateways/*'], \
                                certManager: {issuerRef: {name: ca}}}\n";
 pub(crate) const MTLS_ISTIO: &str = "istio: {destinationRule: {credentialName: gateway-to-picker}}\n";
 
-/// Every way to install that the tests look at, rendered once.
+/// Every installation that the tests check, rendered once.
 pub(crate) fn all() -> &'static [Rendered] {
     static ALL: OnceLock<Vec<Rendered>> = OnceLock::new();
     ALL.get_or_init(render_all)
@@ -213,11 +213,11 @@ fn render_all() -> Vec<Rendered> {
     all
 }
 
-/// The base with each component alone.
+/// The base with each component by itself.
 fn components() -> Vec<Rendered> {
     let scratch = scratch("kustomize");
     let directory = scratch.path();
-    // kustomize takes no absolute paths.
+    // kustomize accepts no absolute paths.
     let up = "../".repeat(directory.canonicalize().expect("a path").components().count() - 1);
     let root = examples().canonicalize().expect("a path").display().to_string();
     let components = std::fs::read_dir(examples().join("components")).expect("components");

@@ -1,5 +1,5 @@
-//! Each object by itself: Kubernetes' own kinds by their types in `k8s-openapi`, with unknown fields refused; the
-//! others by the schemas in tests/data/kubernetes.
+//! The shape of each object: Kubernetes' own kinds by their types in `k8s-openapi`, without unknown fields, and other
+//! kinds by the schemas in tests/data/kubernetes.
 
 use super::render::{Rendered, all, documents, list, text};
 use attache::discovery::kube::objects::{FromObject, InferenceModel, InferencePool, Meta, Object, Objective, Rewrite};
@@ -12,7 +12,7 @@ const SCHEMAS: &str = include_str!("../../data/kubernetes/schemas.yaml");
 const POOLS: &str = include_str!("../../data/kubernetes/inferencepools.yaml");
 const EXPERIMENTAL: &str = include_str!("../../data/kubernetes/experimental.yaml");
 
-/// What is wrong with an object, or nothing.
+/// The problem of an object, if any.
 pub(crate) fn check(object: &Value) -> Result<(), String> {
     metadata(&object["metadata"])?;
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
@@ -31,7 +31,7 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
 
 fn metadata(metadata: &Value) -> Result<(), String> {
     let mut name = metadata["name"].clone();
-    // Roles and their bindings may be called what they like, within the path of a URL.
+    // Names of Roles and their bindings may have any characters of a URL path.
     name = name.as_str().map_or(name.clone(), |name| Value::from(name.replace(':', "-")));
     by_schema("metadata.name", &name, &serde_json::json!({"type": "string", "maxLength": 253, "pattern": "name"}))?;
     let labels = serde_json::json!({
@@ -40,7 +40,7 @@ fn metadata(metadata: &Value) -> Result<(), String> {
     if metadata["labels"].is_null() { Ok(()) } else { by_schema("metadata.labels", &metadata["labels"], &labels) }
 }
 
-/// Checks a kind that the API server itself brings.
+/// Checks a kind that is built into the API server.
 fn core(version: &str, kind: &str, object: &Value) -> Option<Result<(), String>> {
     use k8s_openapi::api::{apps, autoscaling, core, networking, policy, rbac};
     Some(match (version, kind) {
@@ -60,27 +60,29 @@ fn core(version: &str, kind: &str, object: &Value) -> Option<Result<(), String>>
     })
 }
 
-/// Reads the object as its type and writes it again: whatever is lost on the way was no field of it.
+/// Reads the object as its type and writes it again: lost fields are unknown ones.
 fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), String> {
     let read: T = serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
     let again = serde_json::to_value(read).map_err(|error| error.to_string())?;
-    kept("", object, &again)
+    check_nothing_lost("", object, &again)
 }
 
-fn kept(path: &str, given: &Value, read: &Value) -> Result<(), String> {
+fn check_nothing_lost(path: &str, given: &Value, read: &Value) -> Result<(), String> {
     match (given, read) {
         (Value::Object(given), Value::Object(read)) => given.iter().try_for_each(|(key, value)| {
             let path = format!("{path}.{key}");
             match read.get(key) {
-                Some(read) => kept(&path, value, read),
-                // What says nothing may be left out.
+                Some(read) => check_nothing_lost(&path, value, read),
+                // Empty objects may be left out.
                 None if value.as_object().is_some_and(serde_json::Map::is_empty) => Ok(()),
                 None => Err(format!("{path} is unknown")),
             }
         }),
-        (Value::Array(given), Value::Array(read)) if given.len() == read.len() => {
-            given.iter().zip(read).enumerate().try_for_each(|(i, (g, r))| kept(&format!("{path}[{i}]"), g, r))
-        }
+        (Value::Array(given), Value::Array(read)) if given.len() == read.len() => given
+            .iter()
+            .zip(read)
+            .enumerate()
+            .try_for_each(|(i, (g, r))| check_nothing_lost(&format!("{path}[{i}]"), g, r)),
         (given, read) if given == read => Ok(()),
         (given, read) => Err(format!("{path} is {given} and is read as {read}")),
     }
@@ -91,7 +93,7 @@ fn schema(version: &str, kind: &str) -> Option<Value> {
     all.find(|schema| schema["apiVersion"] == version && schema["kind"] == kind).map(|schema| schema["spec"].clone())
 }
 
-/// Checks a value by the part of OpenAPI that CRDs are made of.
+/// Checks a value by the subset of OpenAPI that CRDs use.
 pub(crate) fn by_schema(path: &str, value: &Value, schema: &Value) -> Result<(), String> {
     let right = match text(&schema["type"]) {
         "object" => value.is_object(),
@@ -178,7 +180,7 @@ fn string(path: &str, word: &str, schema: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn everything_that_is_rendered_is_valid() {
+fn every_rendered_object_is_valid() {
     for Rendered { name, objects } in all() {
         assert!(objects.len() >= 7, "{name}: only {} objects", objects.len());
         let mut seen = BTreeSet::new();
@@ -190,7 +192,7 @@ fn everything_that_is_rendered_is_valid() {
     }
 }
 
-/// Objects, each with what is wrong with it, if anything is.
+/// Objects, each with its problem, if any.
 fn cases() -> Vec<(Value, Option<String>)> {
     let read = |text: &str, version: &str| -> Vec<(Value, Option<String>)> {
         let cases: Vec<Value> = serde_saphyr::from_str(text).expect("cases");
@@ -207,7 +209,7 @@ fn cases() -> Vec<(Value, Option<String>)> {
 }
 
 #[test]
-fn what_is_wrong_with_an_object_is_found() {
+fn checks_find_the_problem_of_each_invalid_object() {
     let mut kinds = BTreeSet::new();
     for (object, problem) in cases() {
         kinds.insert((object["apiVersion"].to_string(), object["kind"].to_string(), problem.is_some()));
@@ -221,10 +223,9 @@ fn what_is_wrong_with_an_object_is_found() {
     assert_eq!(kinds.len(), 2 * 5, "of five kinds good ones and bad ones");
 }
 
-/// What the definitions allow the picker takes. What they refuse never comes from an API server, and the picker may be
-/// more generous.
+/// The picker accepts all objects that the CRDs allow. The API server rejects others, so the picker may accept more.
 #[test]
-fn what_the_definitions_allow_the_picker_reads() {
+fn picker_reads_every_object_that_the_crds_allow() {
     let good: Vec<Value> =
         cases().into_iter().filter(|(_, problem)| problem.is_none()).map(|(object, _)| object).collect();
     assert!(good.len() > 12);
@@ -243,7 +244,7 @@ fn what_the_definitions_allow_the_picker_reads() {
 }
 
 #[test]
-fn a_misspelt_field_of_a_known_kind_is_found() {
+fn checks_find_misspelt_fields_of_known_kinds() {
     let service = |spec: Value| serde_json::json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": spec});
     let good = serde_json::json!({"ports": [{"port": 9002, "targetPort": "grpc"}]});
     assert_eq!(check(&service(good)), Ok(()));

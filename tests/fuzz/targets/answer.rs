@@ -1,5 +1,5 @@
-//! The text of an answer: the first byte says how it is cut into chunks, the second which API and format it is read as.
-//! Cutting changes nothing, and nothing is longer than allowed.
+//! The text of a response: the first byte says how it is split into chunks, the second selects API and format. The
+//! split changes nothing, and no text exceeds its limit.
 #![no_main]
 
 use attache::protocol::{AnswerFormat, AnswerText, Api};

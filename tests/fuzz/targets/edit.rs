@@ -1,6 +1,6 @@
-//! Edits of JSON and the bodies of split requests: the first byte says where the rest is cut into a client's body and a
-//! prefill server's answer. What serde takes for an object is edited as its map is, and whatever the answer holds, what
-//! is made of a body is an object.
+//! Edits of JSON, and the bodies of split requests. The first byte says where the input is split into a client's body
+//! and a prefill worker's response. Edits equal those of serde's map, and for any response the edited body is an
+//! object.
 #![no_main]
 
 use attache::disagg::{CONNECTORS, Leg, LegApi};

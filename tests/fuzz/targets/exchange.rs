@@ -1,5 +1,5 @@
-//! Any order of any messages in any mode: no panic, one outcome, nothing booked or held at the end, nothing said after
-//! a refusal.
+//! Any messages in any order and mode: no panic, one outcome, no request or byte held at the end, and no message after
+//! a rejection.
 
 #![no_main]
 
@@ -91,7 +91,7 @@ fn world(rename: bool) -> World {
     World { processor: Arc::new(Processor::new(picker, &telemetry, Tracing::default())), endpoint }
 }
 
-/// Takes `count` bytes off the front.
+/// Takes `count` bytes from the front.
 fn take<'a>(data: &mut &'a [u8], count: usize) -> &'a [u8] {
     let (head, tail) = data.split_at(count.min(data.len()));
     *data = tail;

@@ -1,4 +1,4 @@
-//! Any bytes as a metrics page: the scanner ends, counts what it drops, and what comes out is in range.
+//! Any bytes as a metrics page: the scanner ends, counts skipped lines, and its values are in range.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! KV-event batches from anywhere: no panic, and whatever a batch says can be put into an index, looked up and taken
-//! out again.
+//! Any bytes as a KV-event batch: no panic, and the events of a batch can be stored in an index, looked up and removed
+//! again.
 #![no_main]
 
 use attache::prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};

@@ -1,12 +1,12 @@
-//! Request bodies: the first byte chooses the API, the rest is the body. Nothing panics, what is accepted is JSON, the
-//! model stands where its span says and can be replaced there, and a refusal does not repeat the client's text.
+//! Request bodies: the first byte selects the API, the rest is the body. Nothing panics, and an accepted body is JSON.
+//! The model is at its span and can be replaced there. A rejection does not repeat the client's text.
 #![no_main]
 
 use attache::limits::Limits;
 use attache::protocol::{Api, BodyFormat, parse, replace_model};
 use libfuzzer_sys::fuzz_target;
 
-/// No run of this many bytes of the body may come back in a message.
+/// No sequence of this many bytes of the body may appear in a message.
 const LEAK: usize = 32;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,5 +1,5 @@
-//! Any body of any API: its keys are the same however far they are asked for at a time, and the answer's keys go on
-//! from them.
+//! Any body of any API: its keys do not depend on how many are requested at a time, and the response's keys continue
+//! them.
 #![no_main]
 
 use attache::limits::Limits;

@@ -1,5 +1,5 @@
-//! Answers: the first byte says how they are cut into chunks. Cutting changes neither what the renamer sends nor what
-//! the scanner finds, and an answer without the model's name comes out as it went in.
+//! Responses: the first byte says how they are split into chunks. The split changes neither the renamer's output nor
+//! the scanner's results. A response without the model's name is unchanged.
 #![no_main]
 
 use attache::protocol::usage::Watch;

@@ -1,6 +1,6 @@
-//! Token counts of responses. The first byte chooses the API and the format, the second how the response is cut.
-//! Cutting changes nothing that is read, and of a JSON document the counts are those that a strict parser finds at the
-//! place of the API, as one document and as an event.
+//! Token counts of responses. The first byte selects the API and the format, the second says how the response is split.
+//! The split changes no result. For a JSON document, the counts equal those of a strict parser, as one document and as
+//! an event.
 #![no_main]
 
 use attache::protocol::usage::Watch;

@@ -1,4 +1,4 @@
-//! What pages show to be copied works: configurations load, commands parse, flags exist.
+//! Examples on pages work: configurations load, commands parse, flags exist.
 
 use super::markdown::{Block, blocks, commands, page, pages, words};
 use attache::cli::Cli;
@@ -7,7 +7,7 @@ use clap::Parser;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// A whole file of a fragment that shows a few keys.
+/// Completes a fragment with a few keys to a whole file.
 fn whole(block: &str) -> Option<String> {
     const SECTIONS: [&str; 6] = ["server:", "telemetry:", "exchange:", "limits:", "redis:", "pools:"];
     let ours = block.contains("kind: Attache") || block.contains("kind: EndpointPickerConfig");
@@ -47,7 +47,7 @@ fn every_configuration_on_a_page_loads() {
             };
             match load(&sources) {
                 Ok((_, warnings)) => assert!(picker || warnings.is_empty(), "{}: {warnings:?}\n{text}", page.path),
-                // Such a file names no endpoints: flags do.
+                // Such a file has no endpoints, which flags give.
                 Err(errors) => assert!(
                     picker && format!("{errors:?}").contains("NothingToServe"),
                     "{}: {errors:?}\n{text}",

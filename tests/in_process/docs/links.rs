@@ -1,10 +1,10 @@
-//! Links lead to files and headings that exist, and tests that pages name exist.
+//! Links have existing files and headings as targets, and tests that pages name exist.
 
 use super::markdown::{blocks, page, pages, prose, root, rows};
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-/// The targets of all links of a text outside of code.
+/// The targets of all links of a text, without code.
 fn links(text: &str) -> Vec<String> {
     let prose = prose(text);
     let targets = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
@@ -47,7 +47,7 @@ fn every_link_and_anchor_has_a_target() {
             let directory = Path::new(&page.path).parent().expect("a directory");
             let target = if path.is_empty() { PathBuf::from(&page.path) } else { normal(&directory.join(path)) };
             let exists = root().join(&target).exists();
-            // The site has files only.
+            // The site contains only files, no folders.
             let is_page = !page.path.starts_with("docs/") || root().join(&target).is_file();
             let found = anchor.is_empty()
                 || std::fs::read_to_string(root().join(&target)).is_ok_and(|text| anchors(&text).contains(anchor));
@@ -61,7 +61,7 @@ fn every_link_and_anchor_has_a_target() {
 }
 
 #[test]
-fn every_test_that_shows_a_guarantee_exists() {
+fn every_test_linked_from_a_guarantee_exists() {
     let mut tables = 0;
     for page in pages() {
         for head in ["| guarantee | tests |", "| a client can't |", "| a pod can't |"] {
@@ -95,7 +95,7 @@ fn fences_have_a_language_and_an_end() {
     for page in pages() {
         let fences = page.text.lines().filter(|line| line.trim_start().starts_with("```")).count();
         assert_eq!(fences % 2, 0, "{} has a fence without an end", page.path);
-        // `attache replay --markdown` writes that one.
+        // `attache replay --markdown` writes this page.
         for block in blocks(&page.text).into_iter().filter(|_| page.path != "benches/policies.md") {
             assert!(!block.language.is_empty(), "{} has a block without a language:\n{}", page.path, block.text);
         }

@@ -1,4 +1,4 @@
-//! The Markdown files of the repository, and parts of them.
+//! The Markdown files of the repository and their parts.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub(crate) struct Page {
     pub(crate) text: String,
 }
 
-/// All Markdown files, by path. Files of other tools' output are left out.
+/// All Markdown files, by path, without output of other tools.
 pub(crate) fn pages() -> Vec<Page> {
     let mut found = Vec::new();
     let directories = ["docs", "examples", "benches", "tests", ".github"].map(|name| root().join(name));
@@ -84,7 +84,7 @@ pub(crate) fn blocks(text: &str) -> Vec<Block> {
     found
 }
 
-/// Commands of `console` blocks, lines that go on after a backslash joined.
+/// Commands of `console` blocks. Lines that end in a backslash are joined.
 pub(crate) fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for block in blocks(text).into_iter().filter(|block| block.language == "console") {
@@ -124,7 +124,7 @@ pub(crate) fn prose(text: &str) -> String {
     outside.map(|line| format!("{line}\n")).collect()
 }
 
-/// The rows of the table whose head begins with `head`, cell by cell.
+/// The rows of the table whose header starts with `head`, cell by cell.
 pub(crate) fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
     let Some(start) = text.find(head) else { return Vec::new() };
     let lines = text[start..].lines().skip(2).take_while(|line| line.starts_with('|'));

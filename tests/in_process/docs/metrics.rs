@@ -1,4 +1,4 @@
-//! The page of metrics is the page that a running picker serves.
+//! The metrics page matches the metrics of a running picker.
 
 use super::markdown::{page, rows};
 use super::reference::{code, compare, table};
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 const PAGE: &str = "docs/reference/metrics.md";
 
-/// A picker that is ended with the test.
+/// A picker that is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -59,7 +59,7 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-/// `text` with the words of its links alone.
+/// `text` with links replaced by their words.
 fn without_links(text: &str) -> String {
     let mut words = String::new();
     let mut rest = text;
@@ -73,7 +73,7 @@ fn without_links(text: &str) -> String {
 }
 
 #[test]
-fn metrics_page_is_what_a_picker_serves() {
+fn metrics_page_matches_the_metrics_of_a_running_picker() {
     let served = metrics();
     let mut rows_of_program = Vec::new();
     for line in served.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
@@ -84,7 +84,7 @@ fn metrics_page_is_what_a_picker_serves() {
     rows_of_program.sort();
     compare(PAGE, "metrics", &table(PAGE, &["metric", "type", "unit", "labels", "meaning"], 2, rows_of_program));
 
-    // The page says of each metric what its HELP line says; it may add where more is said.
+    // The page has the HELP text of each metric, and may add a link.
     let helps: BTreeMap<&str, &str> =
         served.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' ')).collect();
     for row in rows(&page(PAGE), "| metric |") {
@@ -98,7 +98,7 @@ fn metrics_page_is_what_a_picker_serves() {
         );
     }
 
-    // Each sample has the labels that the page says.
+    // Each sample has the labels that the page lists.
     let text = page(PAGE);
     let table = rows(&text, "| metric |");
     let labels = |cell: &str| cell.split(", ").map(|l| l.trim_matches('`').to_owned()).filter(|l| l != "–").collect();
@@ -110,7 +110,7 @@ fn metrics_page_is_what_a_picker_serves() {
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
         let of = ["_bucket", "_count", "_sum"].iter().find_map(|suffix| said.get_key_value(name.strip_suffix(suffix)?));
         let (_, said) = said.get_key_value(name).or(of).unwrap_or_else(|| panic!("{name} is not on the page"));
-        // No value of a label here holds these two characters.
+        // No label value here contains these two characters.
         let labels = labels.split("=\"").filter_map(|part| part.rsplit(['"', ',']).next());
         let labels: BTreeSet<String> =
             labels.filter(|label| !matches!(*label, "le" | "}" | "")).map(str::to_owned).collect();

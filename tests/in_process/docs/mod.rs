@@ -1,5 +1,5 @@
-//! The documentation is checked against the program: generated reference pages, links, configuration files, commands,
-//! length of sentences, and the site itself.
+//! Checks of the documentation against the program: generated reference pages, links, configuration files, commands,
+//! sentence lengths, and the site.
 //!
 //! `ATTACHE_UPDATE_DOCS=1 cargo test --test in_process docs` rewrites the generated parts of `docs/reference`.
 

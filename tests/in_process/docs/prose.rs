@@ -1,16 +1,16 @@
-//! Pages are short, and so are their sentences and lines.
+//! Pages, sentences and lines are short.
 
 use super::markdown::{pages, prose};
 
-/// Words of a sentence, on average over all pages.
+/// Maximum mean number of words in a sentence, over all pages.
 const MEAN_WORDS: f64 = 18.0;
-/// A sentence with more words is long.
+/// A sentence with more words counts as long.
 const LONG_WORDS: usize = 25;
-/// Share of sentences that may be long.
+/// Maximum share of long sentences.
 const LONG_SHARE: f64 = 0.03;
-/// Bytes of a page.
+/// Maximum size of a page, bytes.
 const PAGE_BYTES: usize = 12 * 1024;
-/// Columns of a line that is neither part of a table nor has a link.
+/// Maximum columns of a line that is not part of a table and has no link.
 const COLUMNS: usize = 120;
 
 /// Pages that a program writes.
@@ -41,7 +41,7 @@ fn sentences(text: &str) -> Vec<String> {
     out
 }
 
-/// Paragraphs and list items: each ends a sentence.
+/// Paragraphs and list items. Each ends a sentence.
 fn paragraphs(text: &str) -> Vec<String> {
     let mut out = vec![String::new()];
     for line in text.lines() {
@@ -60,7 +60,7 @@ fn paragraphs(text: &str) -> Vec<String> {
     out
 }
 
-/// A line without the targets of links, and with a word in place of each piece of code.
+/// A line without link targets, and with one word instead of each code span.
 fn plain(line: &str) -> String {
     let code: String = line.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "x" }).collect();
     let mut out = String::new();

@@ -1,7 +1,7 @@
-//! Pages under `docs/reference`: their generated parts are what the program says.
+//! Pages under `docs/reference`: their generated parts match the program.
 //!
-//! A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. Some tables have columns that are
-//! written by hand: those stay when the others are rewritten, and a row without them fails the test.
+//! A generated part is between `<!-- begin NAME -->` and `<!-- end NAME -->`. Some tables have columns written by hand.
+//! These are kept when the others are rewritten, and a row without them fails the test.
 
 use super::markdown::{page, root, rows};
 use attache::config::diagnostic::{Code, Severity};
@@ -13,7 +13,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// Compares the part `name` of a page with what it should be, or rewrites it with `ATTACHE_UPDATE_DOCS=1`.
+/// Compares the part `name` of a page with `wanted`, or rewrites it with `ATTACHE_UPDATE_DOCS=1`.
 pub(crate) fn compare(path: &str, name: &str, wanted: &str) {
     let text = page(path);
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
@@ -29,7 +29,7 @@ pub(crate) fn compare(path: &str, name: &str, wanted: &str) {
     assert!(found == wanted, "{path}: {name} is not what the program says; {hint}; first difference: {different:#?}");
 }
 
-/// A table. The last `by_hand` cells of each row are those that the page has for the row's key, its first cell.
+/// A table. The last `by_hand` cells of each row are taken from the page's row with the same first cell.
 pub(crate) fn table(path: &str, head: &[&str], by_hand: usize, program: Vec<Vec<String>>) -> String {
     let line = format!("| {} |", head.join(" | "));
     let old: BTreeMap<String, Vec<String>> =
@@ -50,7 +50,7 @@ pub(crate) fn code(text: &str) -> String {
     format!("`{text}`")
 }
 
-/// The parameters that a part takes, as it lists them when it is given one that it does not have.
+/// The parameters of a plugin, from its error for an unknown one.
 fn parameters<T>(built: Result<T, impl std::fmt::Display>) -> String {
     let Some(error) = built.err().map(|error| error.to_string()) else { return "any".into() };
     match error.split_once("allowed: ") {
@@ -108,7 +108,7 @@ fn plugin_tables_list_the_registries() {
 }
 
 #[test]
-fn rejection_reasons_are_those_of_the_program() {
+fn rejections_page_lists_the_reasons_of_the_program() {
     const PAGE: &str = "docs/reference/rejections.md";
     let cause = |fault| match fault {
         Fault::Client => "request",
@@ -128,7 +128,7 @@ fn rejection_reasons_are_those_of_the_program() {
 }
 
 #[test]
-fn diagnostic_codes_are_those_of_the_program() {
+fn diagnostics_page_lists_the_codes_of_the_program() {
     const PAGE: &str = "docs/reference/diagnostics.md";
     let row = |code: &Code| {
         let severity = if code.severity() == Severity::Error { "error" } else { "warning" };
@@ -138,7 +138,7 @@ fn diagnostic_codes_are_those_of_the_program() {
     compare(PAGE, "codes", &table(PAGE, &head, 2, Code::ALL.iter().map(row).collect()));
 }
 
-/// What the program prints with these arguments, whatever this machine exports.
+/// The program's output for these arguments, without environment variables of this machine.
 fn printed(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     for (name, _) in std::env::vars_os() {
@@ -151,7 +151,7 @@ fn printed(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn command_line_pages_are_the_help() {
+fn command_line_pages_match_the_help() {
     for (verb, page) in [
         ("run", "docs/reference/command-line.md"),
         ("check", "docs/reference/command-line.md"),
@@ -233,7 +233,7 @@ fn configuration_page_lists_every_key() {
     assert!(read > 150, "{read}");
 }
 
-/// How many keys a file of the schema reads. Fails if the configuration files lack one.
+/// The number of keys that a schema file reads. Fails if the configuration files lack one.
 fn known(schema: &str, files: &str) -> usize {
     let starts = [".get(\"", ".required(\"", "section(&mut f, \""];
     let called = starts.iter().flat_map(|start| schema.split(start).skip(1)).filter_map(|rest| rest.split('"').next());
@@ -250,7 +250,7 @@ fn known(schema: &str, files: &str) -> usize {
     keys.len()
 }
 
-/// Quoted names that begin with one of `starts` in the sources under a directory, tests left out.
+/// Quoted names with one of the prefixes `starts` in the sources under a directory, without tests.
 fn quoted(directory: &str, starts: &[&str], found: &mut Vec<String>) {
     for entry in std::fs::read_dir(root().join(directory)).expect("a directory") {
         let path = entry.expect("an entry").path();

@@ -1,4 +1,4 @@
-//! The site builds: no page, link or anchor is missing, and search has its index.
+//! The site builds: no page, link or anchor is missing, and the search index exists.
 
 use super::markdown::root;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn site_builds_offline_in_strict_mode() {
     let output = Command::new(root().join("docs/build.sh"))
         .arg(&site)
         .env("ATTACHE_TOOLS", &tools)
-        // No request can leave the machine.
+        // Requests to other machines fail.
         .envs(["http_proxy", "https_proxy", "all_proxy"].map(|name| (name, "http://127.0.0.1:9")))
         .output()
         .expect("docs/build.sh");

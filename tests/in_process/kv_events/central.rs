@@ -1,4 +1,4 @@
-//! Engines that connect to one socket.
+//! Engines that connect to one central socket of the picker.
 
 use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,14 +8,14 @@ async fn central(bounds: MemoryLimits) -> Subscription {
     within(bounds, Connections::new(ConnectionLimits::of(64))).await
 }
 
-/// The central socket within the limits of `connections`.
+/// The central socket with the limits of `connections`.
 async fn within(bounds: MemoryLimits, connections: Arc<Connections>) -> Subscription {
     let socket = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
     let source = Source::Central { socket, connections, require_sender_address: true };
     Subscription { source, topic: "kv@".into(), bounds, ..subscription() }
 }
 
-/// ZMTP 3.1, as libzmq speaks it.
+/// The ZMTP 3.1 handshake of libzmq.
 fn handshake() -> Vec<u8> {
     let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01NULL".to_vec();
     bytes.resize(64, 0);
@@ -23,7 +23,7 @@ fn handshake() -> Vec<u8> {
     bytes
 }
 
-/// A frame for the endpoint `pod` that stores this block.
+/// An event frame of the endpoint `pod` that stores this block.
 fn frame_of(pod: SocketAddr, hash: u64) -> Vec<u8> {
     let batch = Any::Array(vec![Any::from(0.0), Any::Array(vec![stored(None, &[hash])]), Any::from(0)]);
     let mut payload = Vec::new();
@@ -42,14 +42,14 @@ async fn stranger(from: [u8; 4], to: SocketAddr, bytes: &[u8]) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
     let mut stream = socket.connect(to).await.unwrap();
-    // The picker may close it meanwhile.
+    // The picker may have closed the connection.
     let _ = stream.write_all(bytes).await;
     stream
 }
 
 /// Waits until the picker has closed the connection.
 async fn until_closed(stream: &mut TcpStream) {
-    // A reset closes it, too.
+    // A reset also counts as closed.
     let _ = in_time("the end of a connection", stream.read_to_end(&mut Vec::new())).await;
 }
 
@@ -64,7 +64,7 @@ fn with_replay(mut spec: EndpointSpec, publisher: &Publisher) -> EndpointSpec {
 }
 
 #[tokio::test]
-async fn two_engines_on_one_host_are_told_apart_by_their_topics() {
+async fn engines_on_one_host_are_distinguished_by_topic() {
     let rig = Rig::start(central(MemoryLimits::default()).await).await;
     let ((first, first_spec), (second, second_spec)) = (at(8000), at(8001));
     rig.pool(vec![(0, first_spec), (1, second_spec)]);
@@ -85,7 +85,7 @@ async fn two_engines_on_one_host_are_told_apart_by_their_topics() {
 }
 
 #[tokio::test]
-async fn frames_of_strangers_are_counted_and_those_of_newcomers_replayed() {
+async fn unknown_pods_are_counted_and_replayed_once_known() {
     let rig = Rig::start(central(MemoryLimits::default()).await).await;
     let (pod, spec) = at(8000);
     let mut publisher = Publisher::connect(rig.central.unwrap(), pod, Some(Form::Three)).await;
@@ -100,7 +100,7 @@ async fn frames_of_strangers_are_counted_and_those_of_newcomers_replayed() {
 }
 
 #[tokio::test]
-async fn a_flood_through_a_tiny_queue_is_fetched_again() {
+async fn events_beyond_a_tiny_queue_are_replayed() {
     let rig = Rig::start(central(MemoryLimits { queue_frames: 1, ..MemoryLimits::default() }).await).await;
     let (pod, spec) = at(8000);
     let mut publisher = Publisher::connect(rig.central.unwrap(), pod, Some(Form::Two)).await;
@@ -120,7 +120,7 @@ async fn a_flood_through_a_tiny_queue_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn full_socket_newcomer_of_a_publishing_peer_is_refused() {
+async fn full_socket_rejects_a_second_connection_of_a_publisher() {
     let connections = Connections::new(ConnectionLimits::of(1));
     let rig = Rig::start(within(MemoryLimits::default(), connections.clone()).await).await;
     let (pod, spec) = at(8000);
@@ -138,7 +138,7 @@ async fn full_socket_newcomer_of_a_publishing_peer_is_refused() {
 }
 
 #[tokio::test]
-async fn full_socket_strangers_are_evicted_and_publishers_stay() {
+async fn full_socket_evicts_unknown_peers_and_keeps_publishers() {
     let connections = Connections::new(ConnectionLimits::of(4));
     let rig = Rig::start(within(MemoryLimits::default(), connections.clone()).await).await;
     let ((first, first_spec), (second, second_spec)) = (at(8000), at(8001));
@@ -163,7 +163,7 @@ async fn full_socket_strangers_are_evicted_and_publishers_stay() {
 }
 
 #[tokio::test]
-async fn the_place_of_an_engine_that_hangs_is_given_to_another() {
+async fn hanging_engine_frees_its_connection_slot() {
     let timing = Timing { heartbeat: Duration::from_millis(50), ..quick() };
     let connections = Connections::new(ConnectionLimits::of(1));
     let rig = Rig::start(Subscription { timing, ..within(MemoryLimits::default(), connections).await }).await;
@@ -172,11 +172,11 @@ async fn the_place_of_an_engine_that_hangs_is_given_to_another() {
     until("it is known", || rig.trust(0).is_some()).await;
     let hanging = stranger([127, 0, 0, 1], rig.central.unwrap(), &[handshake(), frame_of(pod, 1)].concat()).await;
     rig.holds(0, [1]).await;
-    let mut heard = [0];
+    let mut received = [0];
     let next = async {
         loop {
             let mut next = TcpStream::connect(rig.central.unwrap()).await.unwrap();
-            if next.read(&mut heard).await.unwrap_or(0) > 0 {
+            if next.read(&mut received).await.unwrap_or(0) > 0 {
                 return;
             }
         }
@@ -186,7 +186,7 @@ async fn the_place_of_an_engine_that_hangs_is_given_to_another() {
 }
 
 #[tokio::test]
-async fn events_from_another_address_than_the_endpoints_are_dropped() {
+async fn events_from_another_address_are_dropped() {
     let rig = Rig::start(central(MemoryLimits::default()).await).await;
     let (pod, spec) = at(8000);
     rig.pool(vec![(0, spec)]);
@@ -203,7 +203,7 @@ async fn events_from_another_address_than_the_endpoints_are_dropped() {
 }
 
 #[tokio::test]
-async fn events_from_another_address_without_the_requirement_are_believed() {
+async fn events_from_another_address_are_accepted_if_configured() {
     let mut subscription = central(MemoryLimits::default()).await;
     if let Source::Central { require_sender_address, .. } = &mut subscription.source {
         *require_sender_address = false;
@@ -219,7 +219,7 @@ async fn events_from_another_address_without_the_requirement_are_believed() {
 }
 
 #[tokio::test]
-async fn unfinished_frames_of_strangers_stay_within_the_budget_and_publishers_go_on() {
+async fn unfinished_frames_stay_within_the_memory_budget() {
     const BUDGET: usize = 4 << 20;
     let limits = ConnectionLimits { held_bytes: BUDGET, ..ConnectionLimits::of(64) };
     let connections = Connections::new(limits);
@@ -229,7 +229,7 @@ async fn unfinished_frames_of_strangers_stay_within_the_budget_and_publishers_go
     until("it is known", || rig.trust(0).is_some()).await;
     let mut publisher = Publisher::connect(rig.central.unwrap(), pod, None).await;
     publisher.subscribed().await;
-    // One long frame, and messages of many frames of which the last is missing.
+    // One long frame, and messages whose last frame is missing.
     let mut long = vec![2, 0, 0, 0, 0, 0, 0xf0, 0, 0];
     long.resize(3 << 20, 0);
     let part = [&[3, 0, 0, 0, 0, 0, 0x10, 0, 0][..], &vec![0; 1 << 20]].concat();
@@ -247,7 +247,7 @@ async fn unfinished_frames_of_strangers_stay_within_the_budget_and_publishers_go
 }
 
 #[tokio::test]
-async fn a_frame_that_does_not_finish_in_time_ends_its_connection() {
+async fn frame_timeout_ends_only_its_connection() {
     let timing = Timing { frame: Duration::from_millis(100), ..quick() };
     let connections = Connections::new(ConnectionLimits::of(64));
     let rig = Rig::start(Subscription { timing, ..within(MemoryLimits::default(), connections.clone()).await }).await;
@@ -266,7 +266,7 @@ async fn a_frame_that_does_not_finish_in_time_ends_its_connection() {
     publisher.subscribed().await;
     publisher.publish(vec![stored(None, &[1])]).await;
     rig.holds(0, [1]).await;
-    // Silence between two messages is none within one.
+    // The timeout applies within a frame, not between messages.
     tokio::time::sleep(timing.frame * 3).await;
     publisher.publish(vec![stored(Some(1), &[2])]).await;
     rig.holds(0, [1, 2]).await;

@@ -1,11 +1,10 @@
-//! Connections that end without a word, and processes that take the place of another unseen.
+//! Connections that hang without an error, and restarts of engines that no event shows.
 
 use super::*;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-/// Passes connections on to `to`, and from each that was made before `hang` is told nothing comes any more, though it
-/// stays.
+/// Forwards connections to `to`. After a signal of `hang`, existing connections stay open and forward nothing.
 async fn relay(to: SocketAddr, hang: watch::Receiver<u32>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -26,7 +25,7 @@ async fn relay(to: SocketAddr, hang: watch::Receiver<u32>) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_connection_that_hangs_is_replaced() {
+async fn hanging_connection_is_replaced() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     let hang = watch::Sender::new(0);
     publisher.events = relay(publisher.events, hang.subscribe()).await;
@@ -46,7 +45,7 @@ async fn a_connection_that_hangs_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_connection_that_brings_later_what_a_check_has_brought_is_kept() {
+async fn connection_that_delivers_late_is_kept() {
     let mut publisher = Publisher::bind(Some(Form::Three)).await;
     let timing = Timing { check_after: Duration::from_millis(20), replay_idle: PATIENCE, ..quick() };
     let rig = Rig::following(Subscription { timing, ..subscription() }, &mut publisher).await;
@@ -56,14 +55,14 @@ async fn a_connection_that_brings_later_what_a_check_has_brought_is_kept() {
     rig.holds(0, [1, 2]).await;
     publisher.send(seq, payload).await;
     until("the same again", || rig.count(Count::Duplicates) > 0).await;
-    // Silence is looked into as before.
+    // Checks after silence continue.
     let checks = rig.count(Count::Replays);
     until("another check", || rig.count(Count::Replays) > checks).await;
     assert_eq!((rig.count(Count::Connections), rig.trust(0)), (1, Some(Trust::Exact)));
 }
 
 #[tokio::test]
-async fn a_restart_that_frames_do_not_show_is_told_by_the_page_of_metrics() {
+async fn restart_is_detected_by_process_start_time_in_metrics() {
     let mut publisher = Publisher::bind(None).await;
     let rig = Rig::following(subscription(), &mut publisher).await;
     let page = |start: f64| EndpointMetrics { process_start: Some(start), ..EndpointMetrics::default() };
@@ -81,7 +80,7 @@ async fn a_restart_that_frames_do_not_show_is_told_by_the_page_of_metrics() {
     publisher.subscribed().await;
     publisher.publish(vec![stored(None, &[7])]).await;
     rig.holds(0, [1, 2, 7]).await;
-    // The page comes later than the frame. That its process has started after all that was heard is enough.
+    // The scrape is later than the event. Its process start time is after all received events, which is sufficient.
     rig.pool_of(vec![(0, pod(&publisher))], page(now + 60.0));
     rig.holds(0, []).await;
     publisher.publish(vec![stored(None, &[8])]).await;
@@ -90,8 +89,8 @@ async fn a_restart_that_frames_do_not_show_is_told_by_the_page_of_metrics() {
     assert_eq!(rig.count(Count::Restarts), 1);
 }
 
-/// Shakes hands with who subscribes to what the test writes itself.
-async fn shaken(listener: TcpListener) -> TcpStream {
+/// Completes the handshake with the subscriber, so that the test can write frames itself.
+async fn accept_handshake(listener: TcpListener) -> TcpStream {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut bytes = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
     bytes.resize(64, 0);
@@ -100,7 +99,7 @@ async fn shaken(listener: TcpListener) -> TcpStream {
     stream
 }
 
-async fn is_learned_anew_though_behind() {
+async fn replay_is_requested_during_a_flood() {
     let publisher = Publisher::bind(Some(Form::Three)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut spec = pod(&publisher);
@@ -109,11 +108,11 @@ async fn is_learned_anew_though_behind() {
     let timing = Timing { retry_after: Duration::ZERO, replay_idle: PATIENCE, replay_total: PATIENCE, ..quick() };
     let rig = Rig::start(Subscription { bounds, timing, ..subscription() }).await;
     rig.pool(vec![(0, spec)]);
-    let stream = in_time("a subscriber", shaken(listener)).await;
+    let stream = in_time("a subscriber", accept_handshake(listener)).await;
     rig.trusts(0, Trust::Exact).await;
     publisher.ring.lock().form = Form::Silent;
     stream.writable().await.unwrap();
-    // The first is none, and the others are there before it is read.
+    // The first frame is invalid, and the others are available before it is read.
     let mut bytes = Vec::new();
     for seq in 0..2_000u64 {
         bytes.extend_from_slice(b"\x01\x00\x01\x08");
@@ -126,8 +125,8 @@ async fn is_learned_anew_though_behind() {
 }
 
 #[test]
-fn who_is_always_behind_is_learned_anew_too() {
-    // Timers are looked at whenever the reader's turn ends.
+fn slow_reader_still_requests_a_replay() {
+    // The runtime checks timers whenever the reader yields.
     let runtime = tokio::runtime::Builder::new_current_thread().event_interval(1).enable_all().build().unwrap();
-    runtime.block_on(is_learned_anew_though_behind());
+    runtime.block_on(replay_is_requested_during_a_flood());
 }

@@ -1,4 +1,4 @@
-//! What a reload does to pools whose engines connect to one socket.
+//! Configuration reloads of pools whose engines connect to one central socket.
 
 use super::*;
 use attache::app::feeds::Feeds;
@@ -7,7 +7,7 @@ use attache::health::Readiness;
 
 const POD: &str = "127.0.0.1:8000";
 
-/// The settings of a file with the pools: `a` with a socket at `bind` and blocks of so many tokens, and `more`.
+/// Settings with the pool `a`, with a socket at `bind` and this block size, and the pools in `more`.
 fn pools(bind: SocketAddr, block_size: u32, more: &str) -> Settings {
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: a\n  endpoints: [{{address: \"{POD}\", engine: none}}]\n  \
@@ -17,7 +17,7 @@ fn pools(bind: SocketAddr, block_size: u32, more: &str) -> Settings {
     load(&Sources { registry: attache::plugins::registry(), text, ..Sources::default() }).expect("good settings").0
 }
 
-/// An address that nobody listens at.
+/// A free address.
 async fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }
@@ -27,7 +27,7 @@ fn feeds() -> (Feeds, DropGuard) {
     (Feeds::new(Clock::start(), 1, None, Connections::new(ConnectionLimits::of(64)), stop.clone()), stop.drop_guard())
 }
 
-/// Blocks that pool `a` knows of its engine, by their hashes.
+/// Hashes of the blocks that pool `a` knows of its engine.
 fn held(feeds: &Feeds) -> BTreeSet<u64> {
     let cache = feeds.pool("a").unwrap().prefix();
     let residents = cache.residents().load();
@@ -35,7 +35,7 @@ fn held(feeds: &Feeds) -> BTreeSet<u64> {
     caches.flat_map(|c| cache.index().held(c.holder, Tier::Gpu)).map(|h| h.0).collect()
 }
 
-/// An event that stores a block of so many tokens.
+/// An event that stores a block of `tokens` tokens.
 fn block(hash: u64, tokens: u64) -> Any {
     let tokens: Vec<u64> = (0..tokens).collect();
     Any::Array(vec![
@@ -49,8 +49,8 @@ fn block(hash: u64, tokens: u64) -> Any {
     ])
 }
 
-/// An engine that publishes a block until pool `a` knows it.
-async fn until_heard(feeds: &Feeds, bind: SocketAddr, hash: u64, tokens: u64) {
+/// Publishes a block until pool `a` knows it.
+async fn until_block_is_known(feeds: &Feeds, bind: SocketAddr, hash: u64, tokens: u64) {
     let mut publisher = Publisher::connect(bind, POD.parse().unwrap(), None).await;
     publisher.subscribed().await;
     in_time("the block", async {
@@ -63,33 +63,33 @@ async fn until_heard(feeds: &Feeds, bind: SocketAddr, hash: u64, tokens: u64) {
 }
 
 #[tokio::test]
-async fn other_blocks_begin_anew_at_the_same_socket() {
+async fn changed_block_size_clears_the_index_and_keeps_the_socket() {
     let (bind, readiness) = (free().await, Readiness::default());
     let (mut feeds, _stop) = feeds();
     feeds.apply(&pools(bind, 16, ""), &readiness).await.unwrap();
-    until_heard(&feeds, bind, 1, 16).await;
+    until_block_is_known(&feeds, bind, 1, 16).await;
     for (round, block_size) in [(2, 32), (3, 16), (4, 32)] {
         feeds.apply(&pools(bind, block_size, ""), &readiness).await.unwrap();
         assert_eq!(held(&feeds), BTreeSet::new(), "what was known of other blocks is gone");
-        until_heard(&feeds, bind, round, u64::from(block_size)).await;
+        until_block_is_known(&feeds, bind, round, u64::from(block_size)).await;
     }
     let elsewhere = free().await;
     feeds.apply(&pools(elsewhere, 32, ""), &readiness).await.unwrap();
-    until_heard(&feeds, elsewhere, 5, 32).await;
+    until_block_is_known(&feeds, elsewhere, 5, 32).await;
     until("the old socket is closed", || std::net::TcpListener::bind(bind).is_ok()).await;
 }
 
 #[tokio::test]
-async fn a_refused_reload_changes_no_pool() {
+async fn rejected_reload_changes_no_pool() {
     let (bind, readiness) = (free().await, Readiness::default());
     let (mut feeds, _stop) = feeds();
     let b = "- {name: b, match: {models: [b]}, endpoints: [\"127.0.0.1:1\"]}\n";
     let before = pools(bind, 16, b);
     feeds.apply(&before, &readiness).await.unwrap();
     until("pool b is known", || feeds.pool("b").unwrap().store.load().endpoints.len() == 1).await;
-    until_heard(&feeds, bind, 1, 16).await;
+    until_block_is_known(&feeds, bind, 1, 16).await;
 
-    // The new pool's socket is taken: `b` is not to go, and `a` not to change.
+    // The new pool's socket is in use, so `b` must not be removed and `a` not changed.
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = taken.local_addr().unwrap();
     let c = format!(
@@ -101,7 +101,7 @@ async fn a_refused_reload_changes_no_pool() {
     feeds.keep(&before.pools);
     assert!(feeds.pool("c").is_none(), "a pool that came to nothing is gone");
     assert_eq!(held(&feeds), [1].into(), "`a` is as it was");
-    until_heard(&feeds, bind, 2, 16).await;
+    until_block_is_known(&feeds, bind, 2, 16).await;
     let shown = feeds.pool("b").unwrap().store.load().generation;
     let moved = b.replace("127.0.0.1:1", "127.0.0.1:3");
     feeds.apply(&pools(bind, 16, &moved), &readiness).await.unwrap();
@@ -112,5 +112,5 @@ async fn a_refused_reload_changes_no_pool() {
     feeds.apply(&after, &readiness).await.unwrap();
     feeds.keep(&after.pools);
     assert!(feeds.pool("b").is_none() && feeds.pool("c").is_some());
-    until_heard(&feeds, bind, 3, 32).await;
+    until_block_is_known(&feeds, bind, 3, 32).await;
 }

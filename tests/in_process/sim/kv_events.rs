@@ -1,4 +1,4 @@
-//! KV events over real ZMQ sockets: the stream, replay, gaps, restarts, and the page table that follows from them.
+//! KV events over real ZMQ sockets: the stream, replay, gaps, restarts, and the resulting page table.
 
 use super::*;
 use attache::clock::Clock;
@@ -15,13 +15,13 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use zeromq::{DealerSocket, ReqSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-/// What must not come has had this long to come.
+/// Time in which no message must arrive.
 const SILENCE: Duration = Duration::from_millis(300);
-/// Who has not heard anything for so long was not subscribed yet.
+/// Without a message in this time, the subscription has not reached the server yet.
 const KNOCK: Duration = Duration::from_millis(100);
 const END: u64 = u64::MAX;
 
-fn telling(endpoints: u16, change: impl FnOnce(&mut ServerConfig, &mut KvEventsConfig)) -> SimHandle {
+fn publishing_fleet(endpoints: u16, change: impl FnOnce(&mut ServerConfig, &mut KvEventsConfig)) -> SimHandle {
     fleet(endpoints, |server| {
         let mut kv_events = KvEventsConfig { replay_port: Some(0), ..KvEventsConfig::default() };
         change(server, &mut kv_events);
@@ -29,11 +29,11 @@ fn telling(endpoints: u16, change: impl FnOnce(&mut ServerConfig, &mut KvEventsC
     })
 }
 
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("{what} never came"))
 }
 
-/// A hash as text, whatever its form.
+/// A hash as text, for any form.
 fn name(hash: &Msg) -> String {
     match hash {
         Msg::Binary(bytes) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -41,7 +41,7 @@ fn name(hash: &Msg) -> String {
     }
 }
 
-/// The message's events, each a map; arrays get the names of their fields.
+/// The events of a message as maps. Array events get the names of their fields.
 fn events(payload: &[u8]) -> Vec<BTreeMap<String, Msg>> {
     const STORED: [&str; 12] = [
         "type",
@@ -76,7 +76,7 @@ fn number(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame.try_into().expect("eight bytes"))
 }
 
-/// What a subscriber knows of one server.
+/// A subscriber's view of one server.
 #[derive(Debug, Default)]
 struct Known {
     blocks: BTreeMap<String, usize>,
@@ -136,15 +136,15 @@ impl Feed {
         (Self { socket }, endpoint)
     }
 
-    /// Topic, sequence, payload.
+    /// The next message: topic, sequence, payload.
     async fn next(&mut self) -> (String, u64, Bytes) {
-        let message = soon("a message", self.socket.recv()).await.expect("a message");
+        let message = in_time("a message", self.socket.recv()).await.expect("a message");
         let [topic, sequence, payload] = message.into_vec().try_into().expect("three frames");
         (String::from_utf8(topic.to_vec()).expect("UTF-8"), number(&sequence), payload)
     }
 
-    /// Makes the server speak until the subscription has reached it; the first message that came.
-    async fn knock(&mut self, client: &Client) -> (String, u64, Bytes) {
+    /// Sends requests until the subscription has reached the server. Returns the first message.
+    async fn until_subscribed(&mut self, client: &Client) -> (String, u64, Bytes) {
         let knocking = async {
             for knock in 0.. {
                 client.post("/v1/completions", completion(&tokens(1_000_000 + knock, 16), 1)).await;
@@ -154,15 +154,15 @@ impl Feed {
             }
             unreachable!("the knocks never end")
         };
-        soon("a subscription", knocking).await
+        in_time("a subscription", knocking).await
     }
 
-    /// Reads on until all that the server has told is known.
+    /// Reads messages until all published events are applied.
     async fn catch_up(&mut self, client: &Client, known: &mut Known) -> Value {
         let table = client.get("/sim/kv_blocks").await.json();
         while known.next < table["next_sequence"].as_u64().unwrap() {
             let (_, sequence, payload) = self.next().await;
-            // What a replay has told already.
+            // Messages from an earlier replay are skipped.
             if sequence >= known.next {
                 known.apply(sequence, &payload);
             }
@@ -171,7 +171,7 @@ impl Feed {
     }
 }
 
-/// Asks for a replay; sequence and payload of every batch, and the topics if they are told.
+/// Requests a replay. Returns sequence and payload of every batch, and checks the topics.
 async fn replay(source: &KvEventSource, start: u64, format: ReplayFormat) -> Vec<(u64, Bytes)> {
     let mut socket = DealerSocket::new();
     socket.connect(source.replay_endpoint.as_deref().expect("a replay socket")).await.expect("a replay socket");
@@ -179,7 +179,7 @@ async fn replay(source: &KvEventSource, start: u64, format: ReplayFormat) -> Vec
     socket.send(ZmqMessage::try_from(request).unwrap()).await.unwrap();
     let mut batches = Vec::new();
     loop {
-        let frames = soon("a replay", socket.recv()).await.unwrap().into_vec();
+        let frames = in_time("a replay", socket.recv()).await.unwrap().into_vec();
         let (topic, sequence, payload) = match (format, frames.as_slice()) {
             (ReplayFormat::Topic, [empty, topic, sequence, payload]) if empty.is_empty() => {
                 (Some(topic), sequence, payload)
@@ -196,7 +196,7 @@ async fn replay(source: &KvEventSource, start: u64, format: ReplayFormat) -> Vec
     }
 }
 
-/// `n` tokens that only `prompt` has.
+/// `n` tokens that are unique to `prompt`.
 fn tokens(prompt: u32, n: u32) -> Vec<u32> {
     (0..n).map(|i| prompt * 1_000 + i).collect()
 }
@@ -205,17 +205,17 @@ fn completion(prompt: &[u32], max_tokens: u32) -> Value {
     json!({"model": "sim-8b", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true})
 }
 
-fn told(table: &Value) -> BTreeMap<String, usize> {
+fn page_table_blocks(table: &Value) -> BTreeMap<String, usize> {
     let name = |hash: &Value| hash.as_str().map_or_else(|| hash.to_string(), str::to_owned);
     let blocks = table["blocks"].as_array().expect("blocks");
     blocks.iter().map(|block| (name(&block["hash"]), block["copies"].as_u64().unwrap() as usize)).collect()
 }
 
-/// Subscribes and takes in all that was told before.
+/// Subscribes and applies all earlier events.
 async fn join(client: &Client, source: &KvEventSource) -> (Feed, Known) {
     let mut feed = Feed::connect(&source.endpoint).await;
     let mut known = Known::default();
-    let (topic, first, payload) = feed.knock(client).await;
+    let (topic, first, payload) = feed.until_subscribed(client).await;
     assert_eq!(topic, source.topic);
     for (sequence, payload) in replay(source, 0, ReplayFormat::Topic).await {
         if sequence < first {
@@ -231,8 +231,8 @@ async fn set_faults(client: &Client, faults: Value) {
 }
 
 #[tokio::test]
-async fn sources_are_told_as_by_a_real_server() {
-    let fleet = telling(2, |server, kv_events| {
+async fn event_sources_are_reported_as_by_vllm() {
+    let fleet = publishing_fleet(2, |server, kv_events| {
         server.models = vec!["tiny".into()];
         kv_events.buffer_steps = 1_000;
         kv_events.algorithm = HashAlgorithm::Sha256Cbor;
@@ -257,7 +257,7 @@ async fn sources_are_told_as_by_a_real_server() {
 }
 
 #[test]
-fn what_can_not_be_published_is_refused_at_the_start() {
+fn start_fails_if_events_cannot_be_published() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _guard = runtime.enter();
     let start = |outlet| {
@@ -275,7 +275,8 @@ fn what_can_not_be_published_is_refused_at_the_start() {
     assert!(error.contains("65535"), "{error}");
 }
 
-/// Prompts that share heads, from several clients at once, in a cache that can't hold them: evictions and preemptions.
+/// Prompts with shared prefixes from concurrent clients, in a cache that is too small: causes evictions and
+/// preemptions.
 async fn storm(client: &Client) {
     for round in 0..4 {
         let requests = (0..24).map(|i: u32| {
@@ -290,12 +291,12 @@ async fn storm(client: &Client) {
 }
 
 #[tokio::test]
-async fn the_page_table_at_rest_is_what_the_messages_have_told() {
+async fn events_add_up_to_the_page_table() {
     for (encoding, hash) in [(EventEncoding::Map, HashForm::Int), (EventEncoding::Array, HashForm::Bytes)] {
-        let fleet = telling(1, |server, kv_events| {
+        let fleet = publishing_fleet(1, |server, kv_events| {
             server.engine.num_blocks = 64;
             server.engine.max_num_seqs = 12;
-            // So slow that those of a round meet, also on a busy machine.
+            // Slow enough for the requests of a round to overlap, also on a busy machine.
             server.engine.latency.speed = 10.0;
             (kv_events.encoding, kv_events.hash) = (encoding, hash);
         });
@@ -303,25 +304,25 @@ async fn the_page_table_at_rest_is_what_the_messages_have_told() {
         let (mut feed, mut known) = join(&client, &fleet.kv_event_sources()[0]).await;
         storm(&client).await;
         let table = feed.catch_up(&client, &mut known).await;
-        assert_eq!(known.blocks, told(&table));
+        assert_eq!(known.blocks, page_table_blocks(&table));
         assert!(known.blocks.len() > 40 && known.removals > 100, "{known:?}");
         let page = client.get("/metrics").await.text;
         let preemptions = page.lines().find(|line| line.starts_with("vllm:num_preemptions_total")).unwrap();
         assert!(!preemptions.ends_with(" 0.0"), "{preemptions}");
 
-        // Emptied: told with the next request, not before.
+        // The reset is published with the next request, not before.
         assert_eq!(client.post("/reset_prefix_cache", json!({})).await.json(), json!({"success": true}));
         let table = client.get("/sim/kv_blocks").await.json();
-        assert_eq!((told(&table).len(), table["next_sequence"].as_u64().unwrap()), (0, known.next));
+        assert_eq!((page_table_blocks(&table).len(), table["next_sequence"].as_u64().unwrap()), (0, known.next));
         client.post("/v1/completions", completion(&tokens(1, 40), 1)).await;
         let table = feed.catch_up(&client, &mut known).await;
-        assert_eq!((known.blocks.len(), &known.blocks), (2, &told(&table)));
+        assert_eq!((known.blocks.len(), &known.blocks), (2, &page_table_blocks(&table)));
     }
 }
 
 #[tokio::test]
-async fn events_say_what_a_real_servers_say() {
-    let fleet = telling(1, |server, kv_events| {
+async fn events_have_the_fields_and_hashes_of_vllm() {
+    let fleet = publishing_fleet(1, |server, kv_events| {
         server.loras = vec!["chat".into(), "sql".into()];
         kv_events.seed = "0".into();
     });
@@ -352,9 +353,9 @@ async fn events_say_what_a_real_servers_say() {
 }
 
 #[tokio::test]
-async fn batches_are_repeated_in_both_formats_as_far_as_they_are_kept() {
+async fn replay_returns_buffered_batches_in_both_formats() {
     for format in [ReplayFormat::Topic, ReplayFormat::Legacy] {
-        let fleet = telling(1, |_, kv_events| {
+        let fleet = publishing_fleet(1, |_, kv_events| {
             kv_events.replay_format = format;
             kv_events.buffer_steps = 5;
         });
@@ -363,7 +364,7 @@ async fn batches_are_repeated_in_both_formats_as_far_as_they_are_kept() {
         for prompt in 0..8 {
             client.post("/v1/completions", completion(&tokens(prompt, 20), 1)).await;
         }
-        // The publisher works beside the engine.
+        // The publisher runs asynchronously to the engine.
         let all = async {
             loop {
                 let batches = replay(source, 0, format).await;
@@ -372,24 +373,24 @@ async fn batches_are_repeated_in_both_formats_as_far_as_they_are_kept() {
                 }
             }
         };
-        let kept = soon("all batches", all).await;
+        let kept = in_time("all batches", all).await;
         assert_eq!(kept.iter().map(|(sequence, _)| *sequence).collect::<Vec<_>>(), [3, 4, 5, 6, 7]);
         assert_eq!(events(&kept[0].1)[0]["token_ids"].as_array().unwrap()[0], Msg::from(3_000));
         assert_eq!(replay(source, 6, format).await, kept[3..]);
         assert_eq!(replay(source, 100, format).await, []);
 
-        // A REQ socket adds the empty frame itself; it takes one message of the answer.
+        // A REQ socket adds the empty frame itself, and takes one message of the response.
         let mut socket = ReqSocket::new();
         socket.connect(source.replay_endpoint.as_deref().unwrap()).await.unwrap();
         socket.send(ZmqMessage::from(7_u64.to_be_bytes().to_vec())).await.unwrap();
-        let frames = soon("an answer", socket.recv()).await.unwrap().into_vec();
+        let frames = in_time("an answer", socket.recv()).await.unwrap().into_vec();
         assert_eq!(number(&frames[frames.len() - 2]), 7);
     }
 }
 
 #[tokio::test]
-async fn lost_messages_leave_a_gap_that_a_replay_fills() {
-    let fleet = telling(1, |_, _| {});
+async fn replay_fills_the_gap_of_lost_messages() {
+    let fleet = publishing_fleet(1, |_, _| {});
     let (client, source) = (Client::new(&fleet, 0), &fleet.kv_event_sources()[0]);
     let (mut feed, mut known) = join(&client, source).await;
     feed.catch_up(&client, &mut known).await;
@@ -405,13 +406,13 @@ async fn lost_messages_leave_a_gap_that_a_replay_fills() {
         known.apply(*sequence, payload);
     }
     known.apply(sequence, &payload);
-    assert_eq!(known.blocks, told(&client.get("/sim/kv_blocks").await.json()));
+    assert_eq!(known.blocks, page_table_blocks(&client.get("/sim/kv_blocks").await.json()));
     assert_eq!(client.get("/sim/faults").await.json()["kv_events"]["drop_next"], 0);
 }
 
 #[tokio::test]
-async fn a_paused_publisher_sends_all_when_it_goes_on() {
-    let fleet = telling(1, |_, _| {});
+async fn paused_publisher_sends_all_events_when_resumed() {
+    let fleet = publishing_fleet(1, |_, _| {});
     let (client, source) = (Client::new(&fleet, 0), &fleet.kv_event_sources()[0]);
     let (mut feed, mut known) = join(&client, source).await;
     feed.catch_up(&client, &mut known).await;
@@ -424,7 +425,7 @@ async fn a_paused_publisher_sends_all_when_it_goes_on() {
     assert!(tokio::time::timeout(SILENCE, unanswered).await.is_err(), "a replay while it is disabled");
     set_faults(&client, json!({})).await;
     let table = feed.catch_up(&client, &mut known).await;
-    assert_eq!(known.blocks, told(&table));
+    assert_eq!(known.blocks, page_table_blocks(&table));
 
     set_faults(&client, json!({"kv_events": {"delay_ms": 200}})).await;
     let before = tokio::time::Instant::now();
@@ -434,55 +435,55 @@ async fn a_paused_publisher_sends_all_when_it_goes_on() {
 }
 
 #[tokio::test]
-async fn a_restarted_server_counts_from_zero_on_the_same_ports_with_an_empty_cache() {
-    let fleet = telling(1, |_, _| {});
+async fn restarted_server_has_an_empty_cache_and_sequence_zero() {
+    let fleet = publishing_fleet(1, |_, _| {});
     let (client, source) = (Client::new(&fleet, 0), &fleet.kv_event_sources()[0]);
     let (mut feed, mut known) = join(&client, source).await;
     client.post("/v1/completions", completion(&tokens(1, 100), 1)).await;
     feed.catch_up(&client, &mut known).await;
     assert!(known.next >= 2 && known.blocks.len() >= 7);
-    // What a paused publisher has not sent dies with its process.
+    // Unsent events of a paused publisher are lost with its process.
     set_faults(&client, json!({"kv_events": {"pause": true}})).await;
     client.post("/v1/completions", completion(&tokens(2, 100), 1)).await;
     assert_eq!(client.post("/sim/restart", json!({})).await.status, StatusCode::OK);
     set_faults(&client, json!({})).await;
     let table = client.get("/sim/kv_blocks").await.json();
-    assert_eq!((told(&table).len(), &table["next_sequence"]), (0, &json!(0)));
+    assert_eq!((page_table_blocks(&table).len(), &table["next_sequence"]), (0, &json!(0)));
     assert_eq!(replay(source, 0, ReplayFormat::Topic).await, []);
 
-    // The subscriber's socket finds the new publisher by itself.
+    // The subscriber's socket reconnects by itself.
     let mut known = Known::default();
-    let (_, first, payload) = feed.knock(&client).await;
+    let (_, first, payload) = feed.until_subscribed(&client).await;
     for (sequence, payload) in replay(source, 0, ReplayFormat::Topic).await.into_iter().filter(|(s, _)| *s < first) {
         known.apply(sequence, &payload);
     }
     known.apply(first, &payload);
     client.post("/v1/completions", completion(&tokens(1, 100), 1)).await;
     let table = feed.catch_up(&client, &mut known).await;
-    assert_eq!(known.blocks, told(&table));
+    assert_eq!(known.blocks, page_table_blocks(&table));
 }
 
 #[tokio::test]
-async fn a_restart_ends_the_requests_under_way() {
-    let fleet = telling(1, |server, _| server.engine.latency = slow());
+async fn restart_aborts_requests_in_flight() {
+    let fleet = publishing_fleet(1, |server, _| server.engine.latency = slow());
     let (client, other) = (Client::new(&fleet, 0), Client::new(&fleet, 0));
     let asking = tokio::spawn(async move { other.post("/v1/completions", completion(&tokens(1, 20), 5)).await });
     client.until("the request", |stats| stats["active_requests"] == 1).await;
     client.post("/sim/restart", json!({})).await;
-    let answer = soon("the end of the request", asking).await.unwrap();
+    let answer = in_time("the end of the request", asking).await.unwrap();
     assert_eq!(answer.json()["choices"][0]["finish_reason"], "abort");
     client.until("an empty server", |stats| stats["active_requests"] == 0 && stats["total_requests"] == 0).await;
 }
 
 #[tokio::test]
-async fn all_servers_reach_one_subscriber_and_find_it_again() {
+async fn all_servers_connect_and_reconnect_to_one_subscriber() {
     let (mut feed, address) = Feed::bind("tcp://127.0.0.1:0").await;
-    let fleet = telling(2, |_, kv_events| kv_events.outlet = Outlet::Connect { address: address.clone() });
+    let fleet = publishing_fleet(2, |_, kv_events| kv_events.outlet = Outlet::Connect { address: address.clone() });
     let clients = [Client::new(&fleet, 0), Client::new(&fleet, 1)];
     for (client, source) in clients.iter().zip(fleet.kv_event_sources()) {
         assert_eq!(source.endpoint, address);
         loop {
-            let (topic, ..) = feed.knock(client).await;
+            let (topic, ..) = feed.until_subscribed(client).await;
             if topic == source.topic {
                 break;
             }
@@ -492,7 +493,7 @@ async fn all_servers_reach_one_subscriber_and_find_it_again() {
     let (mut feed, _) = Feed::bind(&address).await;
     for (client, source) in clients.iter().zip(fleet.kv_event_sources()) {
         loop {
-            let (topic, ..) = feed.knock(client).await;
+            let (topic, ..) = feed.until_subscribed(client).await;
             if topic == source.topic {
                 break;
             }
@@ -501,9 +502,9 @@ async fn all_servers_reach_one_subscriber_and_find_it_again() {
 }
 
 #[tokio::test]
-async fn what_is_offloaded_is_known_to_lie_on_both_tiers() {
+async fn offloaded_blocks_are_indexed_on_both_tiers() {
     for encoding in [EventEncoding::Map, EventEncoding::Array] {
-        let fleet = telling(1, |server, kv_events| {
+        let fleet = publishing_fleet(1, |server, kv_events| {
             server.engine.num_blocks = 16;
             (kv_events.encoding, kv_events.offload_blocks) = (encoding, 24);
         });
@@ -529,7 +530,7 @@ async fn what_is_offloaded_is_known_to_lie_on_both_tiers() {
         for prompt in 0..3 {
             client.post("/v1/completions", completion(&tokens(prompt, 160), 1)).await;
         }
-        let on_gpu = u32::try_from(told(&client.get("/sim/kv_blocks").await.json()).len()).unwrap();
+        let on_gpu = u32::try_from(page_table_blocks(&client.get("/sim/kv_blocks").await.json()).len()).unwrap();
         let known = async {
             loop {
                 let cache = residents.load().get(&EndpointId(0)).and_then(|resident| resident.caches.first().cloned());
@@ -542,7 +543,7 @@ async fn what_is_offloaded_is_known_to_lie_on_both_tiers() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        let blocks = soon("what lies where", known).await;
+        let blocks = in_time("what lies where", known).await;
         assert!(blocks.gpu < 17 && blocks.cpu > blocks.gpu, "{blocks:?}");
     }
 }

@@ -1,9 +1,9 @@
-//! Prefill and decode on different servers, leg by leg over real HTTP.
+//! Prefill and decode requests of the simulated servers, over real HTTP.
 
 use super::*;
 use attache::sim::pd::{Connector, ExpiryClock, LoadFailure, PdConfig, ServerRole};
 
-/// A prefill server (0) and a decode server (1).
+/// A prefill worker (0) and a decode worker (1).
 fn pair(pd: PdConfig) -> SimHandle {
     roles(&[ServerRole::Prefill, ServerRole::Decode], pd)
 }
@@ -15,7 +15,7 @@ fn roles(roles: &[ServerRole], pd: PdConfig) -> SimHandle {
     serve(&SimConfig { endpoints, port: 0, roles: roles.to_vec(), server, ..SimConfig::default() }).expect("ports")
 }
 
-/// `n` tokens that only prompt `seed` has.
+/// `n` tokens that are unique to `seed`.
 fn prompt(seed: u32, n: u32) -> Vec<u32> {
     (0..n).map(|i| seed * 10_000 + i).collect()
 }
@@ -58,7 +58,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn replies_of_prefills_have_the_fields_of_a_real_server() {
+async fn prefill_responses_have_the_fields_of_vllm() {
     let recorded: BTreeMap<String, Value> =
         serde_json::from_str(include_str!("../../data/sim/pd/replies.json")).unwrap();
     let fleet = pair(PdConfig::default());
@@ -93,7 +93,7 @@ async fn replies_of_prefills_have_the_fields_of_a_real_server() {
             let blocks = |params: &Value| params["remote_block_ids"][0].as_array().unwrap().len();
             assert_eq!(blocks(ours), blocks(theirs), "{name}");
         }
-        // What the request is called begins as in the recording.
+        // The request id has the same shape as in the recording.
         let shape = |params: &Value| {
             let id = params["remote_request_id"].as_str().unwrap();
             id.chars().map(|c| if c.is_ascii_hexdigit() { 'h' } else { c }).collect::<String>()
@@ -115,7 +115,7 @@ async fn replies_of_prefills_have_the_fields_of_a_real_server() {
 }
 
 #[tokio::test]
-async fn a_decode_leg_gets_what_was_prefilled_and_frees_it() {
+async fn decode_fetches_prefilled_blocks_and_frees_them() {
     let fleet = pair(PdConfig::default());
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -131,7 +131,7 @@ async fn a_decode_leg_gets_what_was_prefilled_and_frees_it() {
     assert_eq!(p.pd().await["pinned"], json!({"requests": 0, "blocks": 0}));
     let page = d.pd().await;
     assert_eq!((&page["transfers"], &page["received_tokens"], &page["abandoned"]), (&json!(1), &json!(200), &json!(0)));
-    // Again: both have it in their caches now.
+    // The second time, both servers have cached the prompt.
     let said = params(&p, prefill(&tokens)).await;
     assert_eq!(said["remote_prefill_cached_tokens"], 192);
     let again = d.post("/v1/completions", decode(&tokens, &said)).await.json();
@@ -148,7 +148,7 @@ async fn a_decode_leg_gets_what_was_prefilled_and_frees_it() {
 }
 
 #[tokio::test]
-async fn every_api_takes_a_decode_leg_whole_and_as_a_stream() {
+async fn every_api_accepts_decode_requests_with_and_without_stream() {
     let fleet = pair(PdConfig::default());
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let text = "import os ".repeat(60);
@@ -177,7 +177,7 @@ async fn every_api_takes_a_decode_leg_whole_and_as_a_stream() {
 }
 
 #[tokio::test]
-async fn a_leg_that_is_wrong_in_anything_fails_as_in_vllm() {
+async fn decode_with_wrong_parameters_fails_as_in_vllm() {
     let fleet = roles(&[ServerRole::Prefill, ServerRole::Decode, ServerRole::Prefill], PdConfig::default());
     let (p, d, other) = (Client::new(&fleet, 0), Client::new(&fleet, 1), Client::new(&fleet, 2));
     let tokens = prompt(1, 200);
@@ -213,7 +213,7 @@ async fn a_leg_that_is_wrong_in_anything_fails_as_in_vllm() {
 }
 
 #[tokio::test]
-async fn a_leg_that_lacks_a_field_is_computed_locally() {
+async fn decode_with_a_missing_field_is_computed_locally() {
     let fleet = pair(PdConfig::default());
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -227,7 +227,7 @@ async fn a_leg_that_lacks_a_field_is_computed_locally() {
 }
 
 #[tokio::test]
-async fn a_decode_leg_without_params_is_a_whole_request() {
+async fn decode_without_parameters_is_a_whole_request() {
     let fleet = pair(PdConfig::default());
     let recorded: Value = serde_json::from_str(include_str!("../../data/sim/pd/replies.json")).unwrap();
     let expected = &recorded["10_decode_no_params"];
@@ -247,7 +247,7 @@ async fn a_decode_leg_without_params_is_a_whole_request() {
 }
 
 #[tokio::test]
-async fn by_policy_a_prompt_that_cannot_be_fetched_is_computed() {
+async fn recompute_policy_computes_blocks_that_cannot_be_fetched() {
     let fleet = pair(PdConfig { load_failure: LoadFailure::Recompute, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -257,7 +257,7 @@ async fn by_policy_a_prompt_that_cannot_be_fetched_is_computed() {
 }
 
 #[tokio::test]
-async fn a_streaming_prefill_tells_nothing_and_its_blocks_stay_for_the_lease() {
+async fn streaming_prefill_returns_no_parameters_and_keeps_its_lease() {
     let fleet = pair(PdConfig { lease: Duration::from_millis(300), ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let answer = p.post("/v1/completions", with(prefill(&prompt(1, 200)), "stream", json!(true))).await;
@@ -273,11 +273,11 @@ async fn a_streaming_prefill_tells_nothing_and_its_blocks_stay_for_the_lease() {
 }
 
 #[tokio::test]
-async fn heartbeats_hold_the_lease_of_a_decode_that_waits_and_its_end_frees_the_blocks() {
+async fn heartbeats_extend_the_lease_and_disconnect_frees_the_blocks() {
     let pd = PdConfig { lease: Duration::from_millis(200), ..PdConfig::default() };
     let mut server = ServerConfig { pd, ..ServerConfig::default() };
     server.engine.latency.speed = 100.0;
-    // A transfer that takes until the test is over.
+    // The transfer lasts longer than the test.
     server.engine.latency.transfer_setup = Duration::from_secs(60_000);
     let config = SimConfig { endpoints: 2, port: 0, server, ..SimConfig::default() };
     let fleet = serve(&config).unwrap();
@@ -293,7 +293,7 @@ async fn heartbeats_hold_the_lease_of_a_decode_that_waits_and_its_end_frees_the_
     let http = d.http.clone();
     let leg = tokio::spawn(async move { http.request(request).await.map(|_| ()) });
     d.until_pd("the leg has come", |page| page["decodes"] == 1).await;
-    // Others whose leases run out meanwhile show that time has passed.
+    // Expiring leases of other requests show that time has passed.
     for seed in 2..5 {
         params(&p, prefill(&prompt(seed, 50))).await;
         p.until_pd("a lease ends", |page| page["leases_expired"] == seed - 1).await;
@@ -306,7 +306,7 @@ async fn heartbeats_hold_the_lease_of_a_decode_that_waits_and_its_end_frees_the_
 }
 
 #[tokio::test]
-async fn prefills_fail_in_every_way_that_was_asked_for() {
+async fn prefill_faults_behave_as_configured() {
     let fleet = pair(PdConfig::default());
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -337,7 +337,7 @@ async fn prefills_fail_in_every_way_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn a_restart_loses_what_was_kept() {
+async fn restart_loses_pinned_blocks() {
     let fleet = pair(PdConfig::default());
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -348,7 +348,7 @@ async fn a_restart_loses_what_was_kept() {
 }
 
 #[tokio::test]
-async fn a_conversation_goes_back_to_the_prefill_server() {
+async fn next_turn_prefill_fetches_blocks_from_the_decode_server() {
     let kept = |expiry_clock| pair(PdConfig { bidirectional: true, expiry_clock, ..PdConfig::default() });
     let fleet = kept(ExpiryClock::Monotonic);
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
@@ -380,7 +380,7 @@ async fn a_conversation_goes_back_to_the_prefill_server() {
         assert_eq!(d.pd().await["pinned"]["requests"], 0);
         assert_eq!(p.pd().await["pulls"], seed);
         assert_eq!(d.post("/v1/completions", decode(&second, &next)).await.status, 200);
-        // That decode has kept its blocks as well.
+        // This decode has also kept its blocks.
         d.post("/sim/restart", json!({})).await;
     }
     let fleet = kept(ExpiryClock::Unix);
@@ -389,7 +389,7 @@ async fn a_conversation_goes_back_to_the_prefill_server() {
 }
 
 #[tokio::test]
-async fn a_prefill_that_brings_another_conversation_is_caught() {
+async fn prefill_with_blocks_of_another_conversation_fails() {
     let fleet = pair(PdConfig { bidirectional: true, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -405,7 +405,7 @@ async fn a_prefill_that_brings_another_conversation_is_caught() {
 }
 
 #[tokio::test]
-async fn without_a_connector_parameters_are_ignored() {
+async fn transfer_parameters_without_a_connector_are_ignored() {
     let fleet = pair(PdConfig { connector: Connector::None, ..PdConfig::default() });
     let p = Client::new(&fleet, 0);
     assert_eq!(params(&p, prefill(&prompt(1, 200))).await, Value::Null);
@@ -419,7 +419,7 @@ fn bootstrap(prompt: &[u32], max_tokens: u32, room: u64) -> Value {
 }
 
 #[tokio::test]
-async fn sglang_legs_wait_for_each_other() {
+async fn sglang_prefill_and_decode_wait_for_each_other() {
     let fleet = pair(PdConfig { connector: Connector::Sglang, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -435,7 +435,7 @@ async fn sglang_legs_wait_for_each_other() {
     assert_eq!(d.pd().await["transfers"], 1);
     assert_eq!(d.post("/v1/completions", completion(&tokens, 6)).await.status, 400, "no room");
 
-    // A prefill that fails leaves the other leg waiting, until somebody ends it.
+    // After a failed prefill the decode request waits until it is aborted.
     p.post("/sim/faults", json!({"fail_next": {"count": 1, "status": 500}})).await;
     let mut decoding = Box::pin(d.post("/v1/completions", bootstrap(&tokens, 6, 8)));
     tokio::select! {
@@ -449,7 +449,7 @@ async fn sglang_legs_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn an_sglang_leg_without_its_other_half_gives_up() {
+async fn sglang_request_without_its_counterpart_times_out() {
     let bootstrap_timeout = Duration::from_millis(100);
     let fleet = pair(PdConfig { connector: Connector::Sglang, bootstrap_timeout, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
@@ -461,7 +461,7 @@ async fn an_sglang_leg_without_its_other_half_gives_up() {
 }
 
 #[tokio::test]
-async fn trtllm_legs_pass_on_their_ids() {
+async fn trtllm_decode_uses_the_parameters_of_the_context_request() {
     let fleet = pair(PdConfig { connector: Connector::Trtllm, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -478,7 +478,7 @@ async fn trtllm_legs_pass_on_their_ids() {
 }
 
 #[tokio::test]
-async fn what_one_server_stored_the_other_loads() {
+async fn shared_storage_blocks_are_loaded_by_the_other_server() {
     let fleet = pair(PdConfig { connector: Connector::SharedStorage, ..PdConfig::default() });
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
     let tokens = prompt(1, 200);
@@ -489,11 +489,12 @@ async fn what_one_server_stored_the_other_loads() {
     assert_eq!(d.pd().await["received_tokens"], 192, "another salt");
 }
 
-/// The answer of a decode leg whose prefill server begins anew while it reads, and the page of the decode server.
-async fn lost(load_failure: LoadFailure) -> (Answer, Value) {
+/// The response of a decode request whose prefill worker restarts during the transfer, and `/sim/pd` of the decode
+/// worker.
+async fn decode_with_prefill_restart(load_failure: LoadFailure) -> (Answer, Value) {
     let mut server = ServerConfig { pd: PdConfig { load_failure, ..PdConfig::default() }, ..ServerConfig::default() };
     server.engine.latency.speed = 100.0;
-    // 3 s, so that the other side begins anew long before the transfer is over.
+    // 3 s, so that the prefill worker restarts long before the transfer ends.
     server.engine.latency.transfer_setup = Duration::from_secs(300);
     let fleet = serve(&SimConfig { endpoints: 2, port: 0, server, ..SimConfig::default() }).unwrap();
     let (p, d) = (Client::new(&fleet, 0), Client::new(&fleet, 1));
@@ -508,8 +509,11 @@ async fn lost(load_failure: LoadFailure) -> (Answer, Value) {
 }
 
 #[tokio::test]
-async fn blocks_that_are_lost_on_their_way_fail_the_request_or_are_computed() {
-    let (failed, computed) = tokio::join!(lost(LoadFailure::Fail), lost(LoadFailure::Recompute));
+async fn blocks_lost_during_transfer_fail_or_are_recomputed() {
+    let (failed, computed) = tokio::join!(
+        decode_with_prefill_restart(LoadFailure::Fail),
+        decode_with_prefill_restart(LoadFailure::Recompute)
+    );
     for ((answer, page), (status, recomputes)) in [(failed, (500, 0)), (computed, (200, 1))] {
         assert_eq!(answer.status, status, "{}", answer.text);
         let counts = (&page["failed_loads"]["lost"], &page["transfers"], &page["local_recomputes"]);

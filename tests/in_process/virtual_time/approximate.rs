@@ -1,5 +1,4 @@
-//! Approximate mode against engines, in virtual time: what the picker thinks a server has cached, and what the server
-//! then reports.
+//! Approximate prefix mode in virtual time: the picker's estimate of cached tokens compared with the engine's report.
 
 use super::play::{BLOCK, ENGINES, NUM_BLOCKS, OneByOne, Pool, SCRAPE, SEED, Sums, conversations, request, text};
 use attache::clock::Timestamp;
@@ -8,16 +7,16 @@ use attache::report::served::Served;
 use attache::sim::content::mix;
 use attache::workload::synthetic;
 
-/// Twice as fast as it was recorded: requests wait 2 to 3 s in the mean and none is preempted. At 2.5 the engines run
-/// out of blocks.
+/// Twice the recorded speed: requests wait 2 to 3 s on average and none is preempted. At 2.5, the engines run out of
+/// blocks.
 const SPEED: f64 = 2.0;
-/// Looks up what is cached where, and does not care.
+/// Estimates cached prefixes and picks at random.
 const AT_RANDOM: &str = r#"pipeline={"scorers":[{"type":"prefix-cache-scorer"}],"picker":{"type":"random-picker"}}"#;
 /// All requests of the trace.
 const ALL: u64 = 2_000;
 
 #[test]
-fn on_the_conversation_trace_the_estimate_is_what_engines_report_and_routing_by_it_pays() {
+fn cache_estimates_match_engines_and_double_the_hit_ratio() {
     let pool = Pool::of_sizes(&[NUM_BLOCKS; ENGINES]);
     let played = pool.play("pipeline", &mut *conversations(SPEED, ALL));
     let total = Sums::of(&played.served);
@@ -35,13 +34,13 @@ fn on_the_conversation_trace_the_estimate_is_what_engines_report_and_routing_by_
 }
 
 #[test]
-fn a_turn_finds_the_answer_of_the_turn_before() {
+fn next_turn_hits_the_blocks_of_the_last_response() {
     let one = "multi-turn:clients=1,conversations=1,turns=5,requests=5,dynamic=901,input=99,output=333,think=0.1";
     let mut conversation = synthetic::build(one, SEED).expect("a workload");
     let played = Pool::of_sizes(&[NUM_BLOCKS; 3]).play("pipeline", &mut *conversation);
     assert_eq!(played.served.len(), 5);
     for (turn, served) in played.served.iter().enumerate() {
-        // Full blocks of the last turn's prompt and answer; of an answer the last token is said and not computed.
+        // Full blocks of the last turn's prompt and response. The last token of a response is not computed.
         let expected = if turn == 0 { 0 } else { (served.prompt_tokens - 99 - 1) / 16 * 16 };
         assert_eq!(served.prompt_tokens, 1_000 + turn as u32 * (333 + 99));
         assert_eq!(served.cached_tokens, expected, "turn {turn}");
@@ -50,8 +49,8 @@ fn a_turn_finds_the_answer_of_the_turn_before() {
 }
 
 #[test]
-fn a_new_process_is_thought_to_hold_nothing() {
-    // 50 documents, all of which fit, twice; between the two rounds the process is a new one.
+fn restarted_engine_is_estimated_as_empty() {
+    // 50 documents that all fit into the cache, requested twice. The process restarts between the two rounds.
     let documents = |round: u64| (0..50).map(move |i| (round * 50 + i, text(i as u32, 1_000)));
     let ask = |(number, document)| request(number, Timestamp(0), &[document], 4);
     let requests: Vec<_> = documents(0).chain(documents(1)).map(ask).collect();
@@ -59,7 +58,7 @@ fn a_new_process_is_thought_to_hold_nothing() {
     let before = pool.play("pipeline", &mut OneByOne::new(requests.clone()));
     let again = Sums::of(&before.served[50..]);
     assert!(again.foretold > 49_000 && again.reported > 49_000, "as long as it is the old one: {again:?}");
-    // As the last answer of the first round has come; a page tells of it before the next request.
+    // The restart follows the last response of the first round. A scrape detects it before the next request.
     let last = &before.served[49];
     pool.changes = vec![TimedChange { at: last.at.after(last.total), change: FleetChange::Restart(0) }];
     let after = Sums::of(&pool.play("pipeline", &mut OneByOne::new(requests)).served[50..]);
@@ -67,24 +66,24 @@ fn a_new_process_is_thought_to_hold_nothing() {
 }
 
 #[test]
-fn a_new_process_serves_again_as_foretold() {
+fn estimates_stay_accurate_after_a_restart() {
     let mut workload = conversations(SPEED, 401);
     let at = std::iter::from_fn(|| workload.next().expect("the trace")).last().expect("requests").at;
     let mut pool = Pool::of_sizes(&[NUM_BLOCKS; 3]);
     pool.changes = vec![TimedChange { at, change: FleetChange::Restart(1) }];
     let played = pool.play("pipeline", &mut *conversations(SPEED, 800));
-    // Until a page tells of the new process, it is thought to hold what the old one held.
+    // Until a scrape detects the new process, the estimate is that of the old process.
     let told = |s: &&Served| s.endpoint == Some(1) && s.at > at.after(SCRAPE);
     let since = Sums::of(played.served.iter().filter(told));
     assert!(since.requests > 50 && since.reported > 0, "it serves again: {since:?}");
-    // After a restart the estimate may be cautious, but it does not expect what is not there.
+    // After a restart the estimate may be too low, but not too high.
     assert!((-0.3..=0.1).contains(&since.error()), "{:.4}: {since:?}", since.error());
 }
 
 #[test]
-fn an_engine_with_half_the_room_it_tells_of_is_found_out() {
+fn overstated_cache_size_is_detected() {
     let pool = Pool { reported_blocks: Some(4_000), ..Pool::of_sizes(&[2_000]) };
-    // 64 documents of 50 blocks: room for all in what it tells, for 40 of them in what it has. A few are asked for
+    // 64 documents of 50 blocks: the reported size fits all, and the real size 40. A few documents are requested
     // often.
     let ask = |i: u64| {
         let random = mix(i / 500 * 1_000 + i % 500);

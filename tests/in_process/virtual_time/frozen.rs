@@ -1,12 +1,11 @@
-//! Decisions that a change of structure must keep: eight configurations, and what each decides.
+//! Decisions that a refactoring must keep, for eight configurations.
 //!
-//! Six play in virtual time, by `attache replay`. Two are recordings of `attache run --record` from Kubernetes and with
-//! AIBrix's headers; they are decided again, with the configuration in their first line. `frozen/NAME.txt` has each
-//! result.
+//! Six run in virtual time, by `attache replay`. Two are recordings of `attache run --record`, from Kubernetes and with
+//! AIBrix's headers. They are replayed with the configuration in their first line. `frozen/NAME.txt` has each result.
 //!
-//! `ATTACHE_BLESS=1 cargo test --test in_process frozen` writes the results anew. That is legitimate when a change is
-//! meant to alter decisions: another default, cost function, scorer, queue or cache rule, or another simulated engine.
-//! A change that only moves or renames code must not alter them. Recordings are inputs and stay as they are.
+//! `ATTACHE_BLESS=1 cargo test --test in_process frozen` rewrites the results. Use it only when a change is meant to
+//! alter decisions: another default, cost function, scorer, queue or cache rule, or simulated engine. A change that
+//! only moves or renames code must not alter them. Recordings are inputs and stay unchanged.
 
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -43,13 +42,13 @@ fn attache(arguments: &[&str]) -> String {
     command.current_dir(env!("CARGO_MANIFEST_DIR")).arg("replay").args(arguments);
     let output = command.output().expect("a replay");
     let error = String::from_utf8_lossy(&output.stderr);
-    // 2: decisions of a recording differ, which the compared text counts.
+    // Exit code 2: decisions of a recording differ, which the compared text counts.
     assert!(matches!(output.status.code(), Some(0 | 2)), "attache replay {arguments:?}: {error}");
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Plays `workload` to `profile` by `frozen/NAME.yaml` and compares what it comes to.
-fn plays(name: &str, workload: [&str; 2], more: &[&str]) {
+/// Replays `workload` with `frozen/NAME.yaml` and compares the result.
+fn compare_played(name: &str, workload: [&str; 2], more: &[&str]) {
     let files = tempfile::tempdir().expect("a directory");
     let figures = files.path().join("figures.json").display().to_string();
     let config = folder().join(name).with_extension("yaml").display().to_string();
@@ -58,11 +57,11 @@ fn plays(name: &str, workload: [&str; 2], more: &[&str]) {
     let figures: Value = serde_json::from_slice(&std::fs::read(&figures).expect("figures")).expect("JSON");
     let runs = figures["runs"].as_array().expect("runs");
     assert_eq!(runs.len(), 1, "the configuration alone is played");
-    compare(name, &shown(&runs[0]));
+    compare(name, &run_summary(&runs[0]));
 }
 
-/// The hash of all decisions, and figures that show where they went when it changes.
-fn shown(run: &Value) -> String {
+/// The hash of all decisions, and values that help to explain a difference.
+fn run_summary(run: &Value) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: &Value| writeln!(out, "{name} {value}").expect("text");
     for name in ["policy", "decisions", "requests", "tokens", "hit_rate", "preemptions", "duration_seconds"] {
@@ -82,7 +81,7 @@ fn shown(run: &Value) -> String {
     out
 }
 
-/// Requests of four tenants, two of which send most, in three priorities; a document of each tenant begins its prompts.
+/// Requests of four tenants in three priorities. Two tenants send most, and each prompt starts with a shared document.
 fn tenants(file: &Path) {
     let mut text = "{\"format\":\"attache.trace.v1\"}\n".to_owned();
     for i in 0..600_u64 {
@@ -102,37 +101,37 @@ fn tenants(file: &Path) {
     std::fs::write(file, text).expect("a trace");
 }
 
-/// Decides a recording again, with the configuration that it was made with.
-fn decides_again(name: &str) {
+/// Replays a recording with the configuration that it was made with.
+fn compare_replayed(name: &str) {
     let recording = folder().join(name).with_extension("jsonl").display().to_string();
     compare(name, &attache(&["--from-record", &recording]));
 }
 
-/// The beginning of a recorded trace, faster than it was: about as much as eight servers take.
+/// The start of a recorded trace, sped up to about the capacity of eight servers.
 const CHAT: [&str; 2] = ["--trace", "tests/data/conversation-2000.jsonl"];
 const FAST: [&str; 4] = ["--requests", "500", "--speed", "6"];
 
 #[test]
 fn frozen_default() {
-    plays("default", CHAT, &[&FAST[..], &["--change", "20s restart 1"]].concat());
+    compare_played("default", CHAT, &[&FAST[..], &["--change", "20s restart 1"]].concat());
 }
 
 #[test]
 fn frozen_pipeline() {
-    plays("pipeline", CHAT, &FAST);
+    compare_played("pipeline", CHAT, &FAST);
 }
 
 #[test]
 fn frozen_kv_events() {
     let servers = "8b-h100*6,8b-h100@0.5*2";
-    plays("kv-events", CHAT, &[&FAST[..], &["--kv-events", "10ms,0.02", "--profile", servers]].concat());
+    compare_played("kv-events", CHAT, &[&FAST[..], &["--kv-events", "10ms,0.02", "--profile", servers]].concat());
 }
 
 #[test]
 fn frozen_disaggregation() {
     let workload = ["--workload", "long-short:share=0.2,long=20000"];
     let servers = "8b-h100:prefill*2,8b-h100:decode*3,8b-h100:both";
-    plays("disaggregation", workload, &["--profile", servers, "--requests", "400"]);
+    compare_played("disaggregation", workload, &["--profile", servers, "--requests", "400"]);
 }
 
 #[test]
@@ -140,7 +139,7 @@ fn frozen_flow_control() {
     let files = tempfile::tempdir().expect("a directory");
     let trace = files.path().join("tenants.jsonl");
     tenants(&trace);
-    plays("flow-control", ["--trace", &trace.display().to_string()], &["--endpoints", "2"]);
+    compare_played("flow-control", ["--trace", &trace.display().to_string()], &["--endpoints", "2"]);
 }
 
 #[test]
@@ -148,15 +147,15 @@ fn frozen_tenants() {
     let files = tempfile::tempdir().expect("a directory");
     let trace = files.path().join("tenants.jsonl");
     tenants(&trace);
-    plays("tenants", ["--trace", &trace.display().to_string()], &["--endpoints", "4"]);
+    compare_played("tenants", ["--trace", &trace.display().to_string()], &["--endpoints", "4"]);
 }
 
 #[test]
 fn frozen_kubernetes() {
-    decides_again("kubernetes");
+    compare_replayed("kubernetes");
 }
 
 #[test]
 fn frozen_aibrix() {
-    decides_again("aibrix");
+    compare_replayed("aibrix");
 }

@@ -1,9 +1,9 @@
-//! One pool of simulated engines, what is asked of it, and what came of it. Nothing but the requests and the seed
-//! decides, so equal runs are equal.
+//! Runs of one pool of simulated engines in virtual time. Results depend only on the requests and the seed, so equal
+//! runs are equal.
 //!
-//! `data/conversation-2000.jsonl` is the beginning of the conversation trace published with Mooncake (FAST'25,
-//! `kvcache-ai/Mooncake`, Apache-2.0): one request a line, `hash_ids` name the prompt's 512-token blocks, and an id
-//! implies all before it.
+//! `data/conversation-2000.jsonl` is the start of the conversation trace published with Mooncake (FAST'25,
+//! `kvcache-ai/Mooncake`, Apache-2.0). Each line is a request, and `hash_ids` name the prompt's 512-token blocks. An id
+//! implies all blocks before it.
 
 use attache::clock::Timestamp;
 use attache::pool::Endpoint;
@@ -27,26 +27,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) const BLOCK: u32 = 16;
-/// The cache of an 8B model on an 80 GB card.
+/// Cache blocks of an 8B model on an 80 GB GPU.
 pub(crate) const NUM_BLOCKS: u32 = 27_000;
 pub(crate) const ENGINES: usize = 8;
-/// How often metrics pages are read.
+/// Scrape interval.
 pub(crate) const SCRAPE: Duration = Duration::from_millis(100);
 pub(crate) const SEED: u64 = 11;
 
-/// The first requests of the trace, `speed` times as fast as it was recorded.
+/// The first requests of the trace, sped up by `speed`.
 pub(crate) fn conversations(speed: f64, requests: u64) -> Box<dyn Workload> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/conversation-2000.jsonl");
     let trace = trace::open(&path, &trace::Options::default()).expect("the trace");
     Box::new(Limited::new(Box::new(Scaled::new(trace, speed).expect("a speed")), Some(requests), None))
 }
 
-/// Text that stands nowhere else, neither in the trace.
+/// Text that occurs nowhere else, also not in the trace.
 pub(crate) fn text(seed: u32, length: u32) -> Piece {
     Piece::new(1 << 40 | u64::from(seed), length)
 }
 
-/// A request for an answer that no prompt quotes.
+/// A request whose response no prompt repeats.
 pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32) -> Request {
     let part = |piece: &Piece| PromptPart { role: Speaker::User, piece: *piece };
     Request {
@@ -61,7 +61,7 @@ pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32)
     }
 }
 
-/// Requests that come when they come.
+/// An open workload: requests arrive at their own times.
 pub(crate) struct Open(std::vec::IntoIter<Request>);
 
 impl Open {
@@ -76,7 +76,7 @@ impl Workload for Open {
     }
 }
 
-/// Each comes a page of metrics after the answer to the one before it: nothing else is going on.
+/// Sends each request one scrape interval after the response to the previous one, so only one is in flight.
 pub(crate) struct OneByOne {
     requests: std::vec::IntoIter<Request>,
     begun: bool,
@@ -103,17 +103,17 @@ impl Workload for OneByOne {
 pub(crate) struct Pool {
     pub(crate) engines: Vec<EngineConfig>,
     pub(crate) changes: Vec<TimedChange>,
-    /// What the engines' pages say of their size.
+    /// The number of blocks that the engines' metrics report.
     pub(crate) reported_blocks: Option<u32>,
 }
 
-/// What came of a run.
+/// Results of a run.
 pub(crate) struct Played {
     /// Every request, by its number.
     pub(crate) served: Vec<Served>,
-    /// What the picker knows in the end.
+    /// The picker's endpoints after the run.
     pub(crate) endpoints: Vec<Arc<Endpoint>>,
-    /// Blocks that it took for pushed out.
+    /// Blocks that the picker estimated as evicted.
     pub(crate) evictions: u64,
 }
 
@@ -129,10 +129,10 @@ impl Observer for Seen {
 }
 
 impl Pool {
-    /// Engines of these sizes, all equally fast.
+    /// Engines of these cache sizes and equal speed.
     pub(crate) fn of_sizes(sizes: &[u32]) -> Self {
-        // Compute adds to the read of the weights instead of being hidden by it: how fast such an engine computes
-        // prompts can be learned exactly.
+        // Compute time adds to the weight-read time instead of overlapping it, so the prefill speed can be learned
+        // exactly.
         let latency = LatencyModel {
             step_base: DEFAULT_STEP_BASE + DEFAULT_WEIGHT_READ,
             weight_read: Duration::ZERO,
@@ -147,14 +147,14 @@ impl Pool {
         Self { engines: sizes.iter().map(engine).collect(), changes: Vec::new(), reported_blocks: None }
     }
 
-    /// Engines of these speeds, all equally large.
+    /// Engines of these speeds and equal cache size.
     pub(crate) fn of_speeds(speeds: &[f64]) -> Self {
         let mut pool = Self::of_sizes(&vec![NUM_BLOCKS; speeds.len()]);
         pool.engines.iter_mut().zip(speeds).for_each(|(engine, speed)| engine.latency.speed = *speed);
         pool
     }
 
-    /// Plays `workload` to it. A policy is a name, or `name={…}` with parameters.
+    /// Runs `workload` on the pool. A policy is a name, or `name={…}` with parameters.
     pub(crate) fn play(&self, policy: &str, workload: &mut dyn Workload) -> Played {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let parameters: Value = serde_json::from_str(parameters).expect("JSON");
@@ -194,7 +194,7 @@ impl Pool {
     }
 }
 
-/// What was thought to be cached and what was, tokens.
+/// Estimated and reported cached tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sums {
     pub(crate) requests: u64,
@@ -204,7 +204,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Over those that were answered.
+    /// Sums over completed requests.
     pub(crate) fn of<'a>(served: impl IntoIterator<Item = &'a Served>) -> Self {
         let mut sums = Self::default();
         for served in served.into_iter().filter(|s| s.ending == Ending::Answered) {

@@ -1,15 +1,15 @@
-//! What the default strategy buys over others, in virtual time: simulated engines, the real picker in front of them,
-//! metrics that are 100 ms old. Deterministic, so the bounds leave room for later changes only.
+//! The default strategy compared with others, in virtual time: simulated engines, the real picker, and metrics that are
+//! 100 ms old. Runs are deterministic, so the bounds only allow for later changes.
 
 use super::play::{ENGINES, Open, Played, Pool, SCRAPE, conversations, request, text};
 use attache::clock::Timestamp;
 use attache::report::served::{Ending, Served};
 use std::collections::BTreeMap;
 
-/// Requests of the trace that are played: enough for caches to fill and speeds to be learned.
+/// Requests of the trace in a run: enough to fill caches and learn speeds.
 const REQUESTS: u64 = 1_200;
 
-/// Plays the trace, `pace` times as fast as it was recorded, to engines of these speeds.
+/// Runs the trace, sped up by `pace`, on engines of these speeds.
 fn play(strategy: &str, pace: f64, speeds: &[f64]) -> Played {
     Pool::of_speeds(speeds).play(strategy, &mut *conversations(pace, REQUESTS))
 }
@@ -18,14 +18,14 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The value that `part` of them don't exceed.
+/// The quantile `part` of the values.
 fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[((sorted.len() - 1) as f64 * part) as usize]
 }
 
-/// Seconds to the first token; seconds between two tokens, in the mean of each answer.
+/// Time to first token, and mean time between tokens of each response, seconds.
 fn latencies(served: &[Served]) -> (Vec<f64>, Vec<f64>) {
     let first = |s: &Served| s.first_token.expect("an answer").as_secs_f64();
     let per_token = |s: &Served| (s.total.as_secs_f64() - first(s)) / f64::from(s.generated_tokens - 1);
@@ -33,8 +33,8 @@ fn latencies(served: &[Served]) -> (Vec<f64>, Vec<f64>) {
     (served.iter().map(first).collect(), several.map(per_token).collect())
 }
 
-/// The predicted strategy's mean and 90th percentile of the time to the first token, and mean time between tokens, each
-/// as a part of every other strategy's.
+/// Mean and 90th percentile of the time to first token and mean time between tokens of the default strategy, each
+/// relative to the other strategy.
 fn against(others: &[&str], pace: f64, speeds: &[f64]) -> BTreeMap<String, [f64; 3]> {
     let figures = |played: &Played| {
         assert!(played.served.len() as u64 == REQUESTS && played.served.iter().all(|s| s.ending == Ending::Answered));
@@ -50,7 +50,7 @@ fn against(others: &[&str], pace: f64, speeds: &[f64]) -> BTreeMap<String, [f64;
 }
 
 #[test]
-fn on_equal_servers_first_tokens_come_in_well_under_the_time_of_the_others() {
+fn default_strategy_lowers_ttft_on_equal_servers() {
     let parts = against(&["least-request", "prefix-cache", "pipeline"], 2.0, &[1.0; 8]);
     for (name, [mean, p90, per_token]) in &parts {
         assert!(*mean < 0.7 && *p90 < 0.7 && *per_token < 1.05, "of {name}: {mean:.2} {p90:.2} {per_token:.2}");
@@ -58,7 +58,7 @@ fn on_equal_servers_first_tokens_come_in_well_under_the_time_of_the_others() {
 }
 
 #[test]
-fn on_servers_of_unequal_speed_nobody_calibrates_anything() {
+fn default_strategy_lowers_ttft_on_unequal_servers_without_tuning() {
     let parts = against(&["least-request", "prefix-cache"], 1.7, &[1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 2.0, 0.25]);
     for (name, [mean, p90, per_token]) in &parts {
         assert!(*mean < 0.65 && *p90 < 0.65 && *per_token < 1.05, "of {name}: {mean:.2} {p90:.2} {per_token:.2}");
@@ -66,7 +66,7 @@ fn on_servers_of_unequal_speed_nobody_calibrates_anything() {
 }
 
 #[test]
-fn a_burst_spreads_before_any_page_tells_of_it() {
+fn burst_is_spread_before_metrics_are_scraped() {
     let at = Timestamp(0).after(SCRAPE / 2);
     let burst = (0..3 * ENGINES as u32).map(|i| request(i.into(), at, &[text(i, 2_000)], 50)).collect();
     let played = Pool::of_speeds(&[1.0; ENGINES]).play("predicted-latency", &mut Open::new(burst));
@@ -76,8 +76,8 @@ fn a_burst_spreads_before_any_page_tells_of_it() {
 }
 
 #[test]
-fn predictions_come_true() {
-    // How much a run shows of servers that get few requests is chance: four loads tell.
+fn learned_speeds_predict_the_time_to_first_token() {
+    // Servers with few requests give noisy results, so four loads are averaged.
     let loads = [1.5, 1.6, 1.7, 1.8];
     let shown = loads.map(|load| {
         let played = play("predicted-latency", load, &[1.0, 1.0, 0.5, 2.0, 1.0, 1.0, 0.5, 0.25]);
@@ -89,8 +89,8 @@ fn predictions_come_true() {
         assert!(speeds[3] > 1.2 * usual && usual > 1.3 * speeds[7], "{load}: {speeds:.0?}");
         [speeds[3] / usual, usual / half, half / speeds[7]]
     });
-    // 25,000 tokens a second at speed 1, less what attention costs where it was taken for tokens. Differences are
-    // believed in part only.
+    // 25,000 tokens a second at speed 1, minus attention cost that is counted as tokens. Differences between servers
+    // are learned only in part.
     let [fast, half, slow] = std::array::from_fn(|i| mean(&shown.map(|ratios| ratios[i])));
     assert!(fast > 1.4 && half > 1.05 && slow > 1.5, "{shown:.2?}");
 }

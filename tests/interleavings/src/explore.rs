@@ -1,4 +1,4 @@
-//! A story beside look-ups, in many orders.
+//! Runs a story's writes concurrently with look-ups, in many orders.
 
 use crate::memory::{self, Orders};
 use crate::pauses::Pauses;
@@ -8,14 +8,14 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner};
 use std::sync::Arc;
 
-/// Orders drawn at random, by each of the two schedulers.
+/// Number of random orders of each of the two schedulers.
 const DRAWN: usize = 2_000;
-/// How often a thread is made to wait for the others, in an order that PCT draws.
+/// Number of forced thread switches in an order of the PCT scheduler.
 const PCT_DEPTH: usize = 4;
 
-/// Plays a story in every order in which one look-up waits once, and in many where two threads look everything up again
-/// and again. Panics, and shuttle prints how it came to that, at an answer that was true at no step of the writer from
-/// the look-up's begin to its end.
+/// Runs a story in every order in which one look-up waits once, and in many orders with two threads that repeat all
+/// look-ups. Panics at an answer that was true at no step between the start and the end of the look-up, and shuttle
+/// prints the schedule.
 pub fn explore(story: Story) {
     let truth = Arc::new(story.truth());
     let story = Arc::new(story);
@@ -27,7 +27,7 @@ pub fn explore(story: Story) {
     run(PctScheduler::new_from_seed(2, PCT_DEPTH, DRAWN), &story, &truth, readers);
 }
 
-/// How many look, how often each, beginning with which prompt.
+/// Number of reader threads, look-ups of each, and the first prompt.
 #[derive(Clone, Copy)]
 struct Readers {
     first: usize,
@@ -61,7 +61,7 @@ fn play(story: &Arc<Story>, truth: &Arc<Truth>, readers: Readers) {
             })
         })
         .collect();
-    story.writes.iter().for_each(|write| write.tell(&index, &mut holders));
+    story.writes.iter().for_each(|write| write.apply(&index, &mut holders));
     threads.into_iter().for_each(|thread| thread.join().expect("a failed look-up ends the run"));
     assert_eq!(memory::steps(), truth.steps(), "the writer does the same, whoever looks");
     memory::unwatch();

@@ -1,9 +1,8 @@
-//! The prefix index upon atomics that shuttle schedules.
+//! The prefix index on atomics that shuttle schedules.
 //!
-//! A package of its own, because it builds the index's very files anew: here `atomics` is [`memory`], which lets a
-//! scheduler choose who goes on before each access and, where it is asked to, gives readers values as old as the orders
-//! of the accesses allow. [`story`] says what a writer does and what was true at each of its steps; [`explore`] plays
-//! that beside look-ups.
+//! This is a separate package because it compiles the index's files again, with [`memory`] as `atomics`. A scheduler
+//! chooses the next thread before each access. On request, readers get values as old as the memory orders allow.
+//! [`story`] defines the writes and what is true at each step. [`explore`] runs them concurrently with look-ups.
 
 pub mod explore;
 #[path = "../../../src/prefix/index/mod.rs"]

@@ -1,15 +1,13 @@
-//! Atomics and a mutex as the index uses them, with a scheduling point before each access that another thread could
-//! notice.
+//! Atomics and a mutex for the index, with a scheduling point before each access that another thread could notice.
 //!
-//! Values lie in the standard library's atomics, so that all sizes are those of production; shuttle is asked who goes
-//! on before a reader loads and before the writer stores. Nothing happens outside of [`watch`]: what is there before
-//! the threads are is made without a detour.
+//! Values are in the standard library's atomics, so sizes are those of production. Shuttle chooses the next thread
+//! before a reader loads and before the writer stores. Outside of [`watch`], accesses are plain: they set up the state
+//! before the threads start.
 //!
-//! Shuttle itself takes every access for `SeqCst`. With [`Orders::Weak`] a load may also return an older value, within
-//! what C++11's rules allow where one thread alone stores. Its stores have one order, so a reader's knowledge is a
-//! number: all stores up to it are visible. An acquiring load of a releasing store raises it; a relaxed load of what a
-//! release fence stands before raises it with the reader's next acquire fence. Of each word a reader never sees what is
-//! older than what it has seen of it.
+//! Shuttle itself treats every access as `SeqCst`. With [`Orders::Weak`], a load may also return an older value, within
+//! C++11's rules for a single storing thread. Stores have one order, so a reader's knowledge is a number: all stores up
+//! to it are visible. An acquire load of a release store raises it. A relaxed load of a store after a release fence
+//! raises it at the reader's next acquire fence. A reader never sees an older value of a word than it has already seen.
 
 pub use std::sync::atomic::Ordering;
 
@@ -23,19 +21,19 @@ use shuttle::current::TaskId;
 use shuttle::rand::RngCore;
 use shuttle::sync::MutexGuard;
 
-/// Stores that the writer has made since [`watch`].
+/// Number of stores of the writer since [`watch`].
 pub type Step = usize;
 
-/// How old what a reader sees may be.
+/// How old the values that a reader sees may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Orders {
-    /// Always the newest.
+    /// Always the newest value.
     Strong,
-    /// As old as the accesses' orders allow.
+    /// As old as the memory orders of the accesses allow.
     Weak,
 }
 
-/// A store: which one, what it wrote, and up to which store a reader of it is told of.
+/// A store: its number, its value, and the store up to which it synchronizes an acquiring reader.
 #[derive(Clone, Copy)]
 struct Stored {
     step: Step,
@@ -43,14 +41,14 @@ struct Stored {
     releases: Step,
 }
 
-/// What a reader knows.
+/// A reader's view of memory.
 #[derive(Default)]
 struct View {
-    /// All stores up to this one.
+    /// All stores up to this one are visible.
     known: Step,
-    /// Up to here with the next acquire fence.
+    /// All stores up to this one become visible with the next acquire fence.
     pending: Step,
-    /// The store that it last saw of a word.
+    /// The last store of each word that the reader saw.
     seen: HashMap<usize, Step>,
 }
 
@@ -61,59 +59,59 @@ struct Memory {
     steps: Step,
     /// The last store before the writer's last release fence.
     fenced: Step,
-    /// By address: the value before the first store, and all that were stored.
+    /// By address: the value before the first store, and all stored values.
     words: HashMap<usize, Vec<Stored>>,
     views: HashMap<TaskId, View>,
-    onlooker: Option<Rc<dyn Fn()>>,
+    observer: Option<Rc<dyn Fn()>>,
 }
 
-/// Whether accesses count.
+/// Which accesses are scheduled and recorded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Nobody is there yet.
+    /// None: no other thread exists yet.
     Off,
-    /// Each does.
+    /// All.
     Watched,
-    /// Not those of the onlooker, whose turn it is.
-    Looking,
+    /// Not those of the observer, which runs now.
+    Observing,
 }
 
 thread_local! {
-    // All threads of an execution are continuations on one thread of the system.
+    // All threads of an execution are continuations on one OS thread.
     static MODE: Cell<Mode> = const { Cell::new(Mode::Off) };
     static MEMORY: RefCell<Option<Memory>> = const { RefCell::new(None) };
     static POINT: shuttle::sync::atomic::AtomicBool = const { shuttle::sync::atomic::AtomicBool::new(false) };
 }
 
-/// From here to [`unwatch`] every access counts. The calling thread is the one that stores.
+/// Records every access until [`unwatch`]. The calling thread is the only one that stores.
 pub fn watch(orders: Orders) {
     let random = shuttle::rand::thread_rng().next_u64() | 1;
     let (words, views) = (HashMap::new(), HashMap::new());
     let writer = shuttle::current::me();
-    MEMORY.set(Some(Memory { writer, orders, random, steps: 0, fenced: 0, words, views, onlooker: None }));
+    MEMORY.set(Some(Memory { writer, orders, random, steps: 0, fenced: 0, words, views, observer: None }));
     MODE.set(Mode::Watched);
 }
 
-/// Like [`watch`], alone: `onlooker` is called now and after each store. What it loads does not count; where it would
-/// have to wait for the writer's lock, it unwinds.
-pub fn watch_each_step(onlooker: Rc<dyn Fn()>) {
+/// Like [`watch`], for a single thread: calls `observer` now and after each store. Its loads are not recorded. It
+/// unwinds where it would wait for the writer's lock.
+pub fn watch_each_step(observer: Rc<dyn Fn()>) {
     watch(Orders::Strong);
-    with(|memory| memory.onlooker = Some(onlooker.clone()));
-    look_on(&onlooker);
+    with(|memory| memory.observer = Some(observer.clone()));
+    run_observer(&observer);
 }
 
-/// The end of [`watch`].
+/// Ends [`watch`].
 pub fn unwatch() {
     MODE.set(Mode::Off);
     MEMORY.set(None);
 }
 
-/// Stores so far.
+/// Number of stores so far.
 pub fn steps() -> Step {
     with(|memory| memory.steps).unwrap_or(0)
 }
 
-/// The calling reader learns of all stores so far, as by a message from the writer. Returns how many these are.
+/// Makes all stores so far visible to the calling reader, as a message from the writer would. Returns their number.
 pub fn catch_up() -> Step {
     let me = shuttle::current::me();
     with(|memory| {
@@ -128,12 +126,12 @@ fn with<T>(act: impl FnOnce(&mut Memory) -> T) -> Option<T> {
     MEMORY.with_borrow_mut(|memory| memory.as_mut().map(act))
 }
 
-/// Another thread may go on here.
+/// A scheduling point: another thread may run here.
 fn point() {
     POINT.with(|point| point.load(SeqCst));
 }
 
-/// The calling thread, if it is one whose loads count.
+/// The calling thread, if it is a reader whose loads are recorded.
 fn reader() -> Option<TaskId> {
     if MODE.get() != Mode::Watched {
         return None;
@@ -142,9 +140,9 @@ fn reader() -> Option<TaskId> {
     Some(shuttle::current::me()).filter(|me| *me != writer)
 }
 
-fn look_on(onlooker: &Rc<dyn Fn()>) {
-    MODE.set(Mode::Looking);
-    onlooker();
+fn run_observer(observer: &Rc<dyn Fn()>) {
+    MODE.set(Mode::Observing);
+    observer();
     MODE.set(Mode::Watched);
 }
 
@@ -196,16 +194,16 @@ fn store(address: usize, order: Ordering, old: u64, value: u64, write: impl FnOn
     assert_eq!(reader(), None, "one thread alone stores");
     point();
     write();
-    let onlooker = with(|memory| {
+    let observer = with(|memory| {
         memory.store(address, old, value, order);
-        memory.onlooker.clone()
+        memory.observer.clone()
     });
-    if let Some(onlooker) = onlooker.flatten() {
-        look_on(&onlooker);
+    if let Some(observer) = observer.flatten() {
+        run_observer(&observer);
     }
 }
 
-/// As the standard library's.
+/// Like the standard library's `fence`.
 pub fn fence(order: Ordering) {
     if MODE.get() != Mode::Watched {
         return;
@@ -221,15 +219,15 @@ pub fn fence(order: Ordering) {
     });
 }
 
-/// As production's. Nobody waits for it: it is asked for when an index is made.
+/// Like production's. It needs no scheduling point, because it is used only when an index is created.
 pub fn unique() -> u64 {
     static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     LAST.fetch_add(1, Relaxed) + 1
 }
 
-/// As the standard library's, and others go first.
+/// Like the standard library's, and lets other threads run.
 pub fn spin_loop() {
-    if MODE.get() != Mode::Looking {
+    if MODE.get() != Mode::Observing {
         shuttle::hint::spin_loop();
     }
 }
@@ -243,7 +241,7 @@ macro_rules! atomic {
         pub struct $name(std::sync::atomic::$name);
 
         impl $name {
-            /// One with this value.
+            /// An atomic with this value.
             pub const fn new(value: $value) -> Self {
                 Self(std::sync::atomic::$name::new(value))
             }
@@ -274,7 +272,7 @@ atomic!(
 );
 
 impl AtomicU32 {
-    /// Raises its value to `value` at least; returns what it was.
+    /// Raises its value to at least `value`, and returns the old one.
     pub fn fetch_max(&self, value: u32, order: Ordering) -> u32 {
         let old = self.0.load(Relaxed);
         self.store(old.max(value), order);
@@ -282,19 +280,19 @@ impl AtomicU32 {
     }
 }
 
-/// As parking_lot's, upon shuttle's.
+/// A mutex with parking_lot's interface on shuttle's mutex.
 #[derive(Debug)]
 pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// One that nobody holds.
+    /// An unlocked mutex.
     pub fn new(value: T) -> Self {
         Self(shuttle::sync::Mutex::new(value))
     }
 
-    /// Waits for the lock. Whoever has it knows all that was stored under it.
+    /// Waits for the lock. Its holder sees all stores made under it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        if MODE.get() == Mode::Looking {
+        if MODE.get() == Mode::Observing {
             std::panic::resume_unwind(Box::new("the writer holds the lock"));
         }
         let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);

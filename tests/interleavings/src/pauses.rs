@@ -1,15 +1,15 @@
-//! Every order in which one reader waits once.
+//! A scheduler for every order in which one reader waits once.
 
 use shuttle::current::TaskId;
 use shuttle::scheduler::{Schedule, Scheduler, Task};
 
-/// Lets the reader take `at` steps, then the writer `length` steps, then the reader all of its steps, then the writer
-/// the rest: for each `at` and each `length` that there are. For one reader, which the writer has made.
+/// Runs `at` steps of the reader, `length` steps of the writer, all other steps of the reader, then the rest of the
+/// writer: for all possible `at` and `length`. Supports one reader, which the writer has created.
 #[derive(Debug, Default)]
 pub struct Pauses {
     at: usize,
     length: usize,
-    /// Steps that the reader and the writer took before the reader's wait was over.
+    /// Steps of the reader and the writer before the end of the reader's wait.
     read: usize,
     written: usize,
 }
@@ -17,11 +17,11 @@ pub struct Pauses {
 impl Scheduler for Pauses {
     fn new_execution(&mut self) -> Option<Schedule> {
         if self.read < self.at {
-            // The reader had ended before it was to wait.
+            // The reader ended before its wait.
             return None;
         }
         if self.written < self.length {
-            // The writer had ended while the reader waited.
+            // The writer ended during the reader's wait.
             (self.at, self.length) = (self.at + 1, 0);
         }
         self.length += 1;
@@ -44,7 +44,7 @@ impl Scheduler for Pauses {
     }
 
     fn next_u64(&mut self) -> u64 {
-        // All accesses are strong: nothing depends on it.
+        // All accesses are strong, so no result depends on this number.
         0
     }
 }

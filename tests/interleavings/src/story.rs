@@ -1,4 +1,4 @@
-//! What a writer does, and what the index may say at each step of it.
+//! The writes of a story, and what the index may return at each of their steps.
 
 use attache_types::clock::Timestamp;
 use crate::memory::{self, Step};
@@ -15,51 +15,50 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A write. Holders are numbered as they are added.
 #[derive(Clone, Debug)]
 pub enum Write {
-    /// A holder comes.
+    /// Adds a holder.
     Add,
-    /// A holder goes for good.
+    /// Removes a holder.
     RemoveHolder(usize),
-    /// An engine has dropped all.
+    /// An engine has cleared its cache.
     Clear(usize),
-    /// An engine has stored blocks behind the first `behind` blocks of a prompt, and names them as it chains them.
+    /// An engine has stored blocks after the first `behind` blocks of a prompt. Their hashes are chained.
     Store { holder: usize, tier: Tier, prompt: Vec<BlockKey>, behind: usize },
-    /// An engine has dropped the blocks of a prompt from `from` on, the last one first.
+    /// An engine has evicted the blocks of a prompt from `from` on, the last one first.
     Remove { holder: usize, tier: Tier, prompt: Vec<BlockKey>, from: usize },
-    /// A prompt was routed to a holder; what `evicts` was believed to hold has to go for it.
+    /// A prompt was routed to a holder. The index evicts the blocks of `evicts` for it.
     Record { holder: usize, prompt: Vec<BlockKey>, evicts: Option<usize> },
 }
 
-/// An index, what happens to it before anybody looks, what happens beside look-ups, and the prompts that are looked up.
+/// An index, the writes before the look-ups, the writes concurrent with them, and the prompts to look up.
 #[derive(Clone, Debug)]
 pub struct Story {
-    /// Of the index.
+    /// Memory budget of the index.
     pub budget_bytes: usize,
-    /// Of the index's hash tables.
+    /// Seed of the index's hash tables.
     pub seed: u64,
-    /// The scene.
+    /// Writes before the look-ups.
     pub before: Vec<Write>,
-    /// What one thread does to it.
+    /// Writes of the writer thread.
     pub writes: Vec<Write>,
-    /// What others look up meanwhile.
+    /// Prompts that the readers look up.
     pub prompts: Vec<Vec<BlockKey>>,
 }
 
-/// Who has how many blocks of a prompt: in GPU memory, with host memory, anywhere. By holder.
+/// Blocks of a prompt by holder: in GPU memory, including host memory, on any tier.
 pub type Answer = Vec<(HolderId, [u32; 3])>;
 
-/// What was true of each prompt after each step of the writer; `None` where the writer was amid a change of what the
-/// prompt leads to.
+/// The true answer for each prompt after each step of the writer. `None` during a change of the path to the prompt.
 #[derive(Debug)]
 pub struct Truth {
     moments: Vec<Vec<Option<Answer>>>,
 }
 
-/// The keys of a prompt of `blocks` blocks, a letter for each.
+/// The keys of a prompt with one block for each letter of `blocks`.
 pub fn prompt(blocks: &str) -> Vec<BlockKey> {
     blocks.bytes().map(|letter| BlockKey(xxh3_64_with_seed(&[letter], 7))).collect()
 }
 
-/// Names as an engine chains them.
+/// Blocks with chained hashes, as an engine makes them.
 fn named(keys: &[BlockKey]) -> Vec<StoredBlock> {
     let mut parent = 0;
     let name = |key: &BlockKey| {
@@ -79,8 +78,8 @@ pub fn look_up(index: &PrefixIndex, prompt: &[BlockKey], matches: &mut Matches) 
 }
 
 impl Write {
-    /// Does it. `holders` are those that were added.
-    pub fn tell(&self, index: &PrefixIndex, holders: &mut Vec<HolderId>) {
+    /// Applies the write to the index. `holders` are the added holders.
+    pub fn apply(&self, index: &PrefixIndex, holders: &mut Vec<HolderId>) {
         match self {
             Self::Add => holders.push(index.add_holder()),
             Self::RemoveHolder(holder) => index.remove_holder(holders[*holder]),
@@ -97,7 +96,7 @@ impl Write {
         }
     }
 
-    fn tell_model(&self, model: &mut Model, holders: usize) {
+    fn apply_to_model(&self, model: &mut Model, holders: usize) {
         match self {
             Self::Add => model.add(holders),
             Self::RemoveHolder(holder) | Self::Clear(holder) => model.clear(*holder),
@@ -125,7 +124,7 @@ fn split(prompt: &[BlockKey], behind: usize) -> (Option<EngineHash>, Vec<StoredB
     (blocks.last().map(|b| b.hash), rest)
 }
 
-/// Runs `act` once where shuttle's primitives work, with nobody beside it.
+/// Runs `act` once under shuttle, in a single thread.
 pub fn alone<T: Send + 'static>(act: impl Fn() -> T + Send + Sync + 'static) -> T {
     let result = Arc::new(Mutex::new(None));
     let out = result.clone();
@@ -135,17 +134,16 @@ pub fn alone<T: Send + 'static>(act: impl Fn() -> T + Send + Sync + 'static) -> 
 }
 
 impl Story {
-    /// The index as it is when the look-ups begin, and its holders.
+    /// The index before the look-ups, and its holders.
     pub fn begin(&self) -> (Arc<PrefixIndex>, Vec<HolderId>) {
         let (tenant_share, half_life) = (1.0, Duration::from_secs(60));
         let config = IndexConfig { budget_bytes: self.budget_bytes, tenant_share, half_life, seed: self.seed };
         let (index, mut holders) = (PrefixIndex::new(config), Vec::new());
-        self.before.iter().for_each(|write| write.tell(&index, &mut holders));
+        self.before.iter().for_each(|write| write.apply(&index, &mut holders));
         (Arc::new(index), holders)
     }
 
-    /// Tells the story to nobody but an onlooker, who looks everything up after each step; and compares with the naive
-    /// model.
+    /// Runs the writes with an observer that looks up all prompts after each step, and compares with the naive model.
     pub fn truth(&self) -> Truth {
         let story = self.clone();
         alone(move || story.truth_here())
@@ -155,13 +153,13 @@ impl Story {
         let (index, mut holders) = self.begin();
         let mut model = Model::default();
         let mut count = 0;
-        let mut tell_model = |write: &Write, model: &mut Model| {
-            write.tell_model(model, count);
+        let mut apply_to_model = |write: &Write, model: &mut Model| {
+            write.apply_to_model(model, count);
             count += usize::from(matches!(write, Write::Add));
         };
-        self.before.iter().for_each(|write| tell_model(write, &mut model));
+        self.before.iter().for_each(|write| apply_to_model(write, &mut model));
         let moments = Rc::new(Mutex::new(Vec::<Vec<Option<Answer>>>::new()));
-        let onlooker = {
+        let observer = {
             let (index, moments, prompts) = (index.clone(), moments.clone(), self.prompts.clone());
             move || {
                 let look = |prompt: &Vec<BlockKey>| {
@@ -170,12 +168,12 @@ impl Story {
                 moments.lock().unwrap().push(prompts.iter().map(look).collect());
             }
         };
-        memory::watch_each_step(Rc::new(onlooker));
+        memory::watch_each_step(Rc::new(observer));
         let mut settled = 0;
         self.assert_agrees(&model, &holders, &moments.lock().unwrap(), settled);
         for write in &self.writes {
-            write.tell(&index, &mut holders);
-            tell_model(write, &mut model);
+            write.apply(&index, &mut holders);
+            apply_to_model(write, &mut model);
             self.assert_agrees(&model, &holders, &moments.lock().unwrap(), settled);
             settled = memory::steps();
         }
@@ -184,7 +182,8 @@ impl Story {
         Truth { moments }
     }
 
-    /// Now is what the model says, and what was true since the last write lies between then and now.
+    /// Checks that the current answer equals the model's, and that all answers since the last write are between the old
+    /// and the new one.
     fn assert_agrees(&self, model: &Model, holders: &[HolderId], moments: &[Vec<Option<Answer>>], last: Step) {
         for (number, prompt) in self.prompts.iter().enumerate() {
             let depths = holders.iter().enumerate().map(|(h, id)| (*id, model.depth(h, prompt)));
@@ -214,7 +213,7 @@ fn depth(answer: &Answer, holder: HolderId) -> [u32; 3] {
 }
 
 impl Truth {
-    /// How many steps the writer takes.
+    /// Number of steps of the writer.
     pub fn steps(&self) -> Step {
         self.moments.len() - 1
     }

@@ -1,4 +1,4 @@
-//! The memory that readers see is as weak as C++11's for one writer, and no weaker.
+//! Readers see memory exactly as weak as C++11 allows for one writer.
 
 use attache_interleavings::memory::{self, AtomicU64, Ordering, Orders, fence};
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use Ordering::{Acquire, Relaxed, Release};
 
-/// What a reader may find in (flag, content) when the writer writes the content and then the flag, both of them twice.
+/// The values of (flag, content) that a reader may see when the writer stores the content and then the flag, twice.
 fn messages(orders: Orders, store: Ordering, load: Ordering, has_fences: bool) -> BTreeSet<(u64, u64)> {
     let found = Arc::new(Mutex::new(BTreeSet::new()));
     let out = found.clone();
@@ -39,13 +39,13 @@ fn messages(orders: Orders, store: Ordering, load: Ordering, has_fences: bool) -
     found.clone()
 }
 
-/// All that there is to find where the content is at least as new as the flag.
+/// All pairs in which the content is at least as new as the flag.
 fn in_order() -> BTreeSet<(u64, u64)> {
     [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)].into()
 }
 
 #[test]
-fn relaxed_messages_come_without_their_content() {
+fn relaxed_flag_may_be_seen_before_its_content() {
     let late = [(1, 0), (2, 0), (2, 1)].into();
     assert_eq!(messages(Orders::Weak, Relaxed, Relaxed, false), &in_order() | &late);
     assert_eq!(messages(Orders::Weak, Release, Relaxed, false), &in_order() | &late);
@@ -53,12 +53,12 @@ fn relaxed_messages_come_without_their_content() {
 }
 
 #[test]
-fn released_and_acquired_ones_do_not() {
+fn release_acquire_flag_is_seen_after_its_content() {
     assert_eq!(messages(Orders::Weak, Release, Acquire, false), in_order());
     assert_eq!(messages(Orders::Weak, Relaxed, Relaxed, true), in_order());
 }
 
 #[test]
-fn strong_orders_are_the_writers() {
+fn strong_mode_keeps_the_order_of_the_writer() {
     assert_eq!(messages(Orders::Strong, Relaxed, Relaxed, false), in_order());
 }

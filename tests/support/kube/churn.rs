@@ -1,4 +1,4 @@
-//! Pods that are created and deleted fast, with requests to the picker meanwhile.
+//! Pods that are created and deleted at a high rate, with concurrent requests to the picker.
 
 use super::picks::pick;
 use super::{FakeApi, STABLE, pod, pool};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Changes of pods a second.
+/// Pod changes per second.
 pub(crate) const CHANGES_PER_SECOND: u32 = 200;
 
 /// The address of the pod with this number, which is used only once.
@@ -18,7 +18,7 @@ pub(crate) fn address(n: usize) -> String {
     format!("10.{}.{}.{}", 1 + n / 62_500, n / 250 % 250, n % 250 + 1)
 }
 
-/// An API server with the pool `vllm` of so many pods, `pod-0` and on.
+/// An API server with the pool `vllm` of this many pods, `pod-0` and on.
 pub(crate) async fn cluster(pods: usize) -> FakeApi {
     let api = FakeApi::start().await;
     api.apply(STABLE, "inferencepools", pool("vllm", "vllm", &[8000]));
@@ -28,7 +28,7 @@ pub(crate) async fn cluster(pods: usize) -> FakeApi {
     api
 }
 
-/// Half of the changes end a pod, the other half make one; each address is used once.
+/// Half of the changes delete a pod, the other half create one. Each address is used once.
 pub(crate) struct Churn {
     api: FakeApi,
     alive: Vec<usize>,
@@ -69,11 +69,11 @@ impl Churn {
     }
 
     /// Sends requests to the picker at `grpc` until `deadline`, in a task of its own.
-    pub(crate) fn ask(&self, grpc: SocketAddr, deadline: Instant) -> tokio::task::JoinHandle<Asked> {
+    pub(crate) fn ask(&self, grpc: SocketAddr, deadline: Instant) -> tokio::task::JoinHandle<ChurnResult> {
         let ended = self.ended.clone();
         tokio::spawn(async move {
             let connection = Connection::open(grpc).await.expect("a connection");
-            let mut result = Asked { picks: 0, late: Vec::new() };
+            let mut result = ChurnResult { picks: 0, late: Vec::new() };
             while Instant::now() < deadline {
                 let asked = Instant::now();
                 let picked = pick(&connection, "m").await;
@@ -94,14 +94,14 @@ impl Churn {
 }
 
 /// Results of the requests.
-pub(crate) struct Asked {
+pub(crate) struct ChurnResult {
     /// Number of picks.
     pub(crate) picks: u64,
     /// Picks of deleted pods: time of the request, and how long after the deletion.
     pub(crate) late: Vec<(Instant, Duration)>,
 }
 
-impl Asked {
+impl ChurnResult {
     /// The latest of them.
     pub(crate) fn worst(&self) -> Duration {
         self.late.iter().map(|(_, by)| *by).max().unwrap_or_default()

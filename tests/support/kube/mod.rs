@@ -1,5 +1,5 @@
-//! A Kubernetes API server over real HTTP, as far as a picker uses one: paged lists, watches with bookmarks,
-//! expired resource versions, rights, outages.
+//! A fake Kubernetes API server over real HTTP with what a picker uses: paged lists, watches with bookmarks, expired
+//! resource versions, rights, outages.
 
 pub(crate) mod churn;
 mod objects;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// The namespace of everything that names no other.
+/// The namespace of objects that name none.
 pub(crate) const NAMESPACE: &str = "inference";
 /// The stable API group of `InferencePool`.
 pub(crate) const STABLE: &str = "inference.networking.k8s.io/v1";
@@ -53,7 +53,7 @@ pub(super) struct Step {
     after: Option<Value>,
 }
 
-/// What the server holds.
+/// State of the server.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     version: u64,
@@ -65,7 +65,7 @@ pub(super) struct Store {
     oldest: u64,
     /// Users by bearer token.
     accounts: BTreeMap<String, String>,
-    /// Users, verbs and pages outside of the API that they may see.
+    /// Users, and the verbs and non-resource pages that they are allowed.
     grants: BTreeSet<(String, String, String)>,
     /// Verbs and resources that are refused, in this namespace or in all.
     forbidden: BTreeSet<(&'static str, Option<String>, String)>,
@@ -77,7 +77,7 @@ pub(super) struct Store {
     asked: Vec<(&'static str, String)>,
 }
 
-/// The server. It ends with the test.
+/// The server, which ends with the test.
 #[derive(Clone)]
 pub(crate) struct FakeApi {
     address: SocketAddr,
@@ -131,17 +131,16 @@ impl FakeApi {
         self.cut();
     }
 
-    /// Creates or changes an object in the namespace that it names, else in [`NAMESPACE`]; it keeps its UID or
-    /// gets one of its own.
+    /// Creates or changes an object in its namespace, or in [`NAMESPACE`]. It keeps its UID or gets a new one.
     pub(crate) fn apply(&self, group: &str, plural: &str, object: Value) {
         self.store.lock().apply(&format!("{group}/{plural}"), object);
-        self.tell();
+        self.notify_watches();
     }
 
     /// Deletes an object.
     pub(crate) fn delete(&self, group: &str, plural: &str, name: &str) {
         self.store.lock().delete(&format!("{group}/{plural}"), name);
-        self.tell();
+        self.notify_watches();
     }
 
     /// Creates or changes a pod.
@@ -205,7 +204,7 @@ impl FakeApi {
         self.store.lock().delay = delay;
     }
 
-    /// Expires all resource versions so far: watches that continue from them get the status for that.
+    /// Expires all current resource versions: watches that continue from them get status 410.
     pub(crate) fn forget(&self) {
         let mut store = self.store.lock();
         store.version += 1;
@@ -215,12 +214,12 @@ impl FakeApi {
         self.cut();
     }
 
-    /// How often this was requested.
-    pub(crate) fn asked(&self, verb: &str, plural: &str) -> usize {
+    /// Number of requests with this verb for this resource.
+    pub(crate) fn request_count(&self, verb: &str, plural: &str) -> usize {
         self.store.lock().asked.iter().filter(|(v, resource)| *v == verb && resource.ends_with(plural)).count()
     }
 
-    fn tell(&self) {
+    fn notify_watches(&self) {
         let version = self.store.lock().version;
         self.changed.send_replace(version);
     }

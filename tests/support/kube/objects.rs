@@ -31,7 +31,7 @@ pub(crate) fn pool(name: &str, app: &str, ports: &[u16]) -> Value {
     })
 }
 
-/// Any object, made at this second of a day.
+/// Any object, created at this second of a day.
 pub(crate) fn object(name: &str, second: u8, spec: Value) -> Value {
     let created = format!("2026-01-01T00:00:{second:02}Z");
     json!({"metadata": {"name": name, "creationTimestamp": created}, "spec": spec})

@@ -45,19 +45,19 @@ pub(crate) async fn pick(connection: &Connection, model: &str) -> Picked {
 
 /// One pick for `model`, by a request with more headers.
 pub(crate) async fn pick_with(connection: &Connection, model: &str, headers: &[(&str, &[u8])]) -> Picked {
-    asked(connection, model, headers, None).await
+    pick_with_metadata(connection, model, headers, None).await
 }
 
-/// One pick among this endpoint alone, with a gateway's subset hint.
+/// One pick with a gateway's subset hint that names only this endpoint.
 #[allow(dead_code, reason = "used by `benches/kubernetes.rs`")]
 pub(crate) async fn pick_only(connection: &Connection, model: &str, endpoint: &str) -> Picked {
     let value = PbValue { kind: Some(Kind::StringValue(endpoint.to_owned())) };
     let fields = [("x-gateway-destination-endpoint-subset".to_owned(), value)].into();
     let filter_metadata = [("envoy.lb.subset_hint".to_owned(), Struct { fields })].into();
-    asked(connection, model, &[], Some(Metadata { filter_metadata, ..Metadata::default() })).await
+    pick_with_metadata(connection, model, &[], Some(Metadata { filter_metadata, ..Metadata::default() })).await
 }
 
-async fn asked(
+async fn pick_with_metadata(
     connection: &Connection,
     model: &str,
     headers: &[(&str, &[u8])],
@@ -133,7 +133,7 @@ pub(crate) async fn known(picker: &AttacheProcess) -> BTreeSet<String> {
     picker.endpoints().await.into_iter().map(text).collect()
 }
 
-/// Waits until it knows these.
+/// Waits until the picker knows exactly these endpoints.
 pub(crate) async fn until_known(picker: &AttacheProcess, names: &[&str]) {
     let want: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
     eventually(&format!("the endpoints {want:?}"), || async { (known(picker).await == want).then_some(()) }).await;

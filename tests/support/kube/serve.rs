@@ -1,4 +1,4 @@
-//! The HTTP side of the API server: which path is which request, and how responses are sent.
+//! The HTTP side of the fake API server: maps paths to requests, and sends responses.
 
 use super::{FakeApi, NAMESPACE, Outage, Step, key};
 use axum::Router;
@@ -20,13 +20,13 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) async fn serve(listener: TcpListener, api: FakeApi) {
     let router = Router::new().fallback(answer).with_state(api);
-    // Like Go's servers: an event is sent when it happens.
+    // Like Go's servers, it sends an event when it happens.
     let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("no delay"));
     let _ = axum::serve(listener, router).await;
 }
 
 /// The resource that a request names.
-struct Question {
+struct ResourceRequest {
     /// `v1/pods`, `llm-d.ai/v1alpha2/inferenceobjectives`
     resource: String,
     /// `None` for resources without a namespace.
@@ -35,7 +35,7 @@ struct Question {
     query: BTreeMap<String, String>,
 }
 
-impl Question {
+impl ResourceRequest {
     fn of(uri: &http::Uri) -> Option<Self> {
         let words: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
         let (group, rest) = match words.as_slice() {
@@ -103,7 +103,7 @@ fn percent_decoded(text: &str) -> String {
 }
 
 async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
-    let Some(question) = Question::of(request.uri()) else { return status(404, "no such path") };
+    let Some(question) = ResourceRequest::of(request.uri()) else { return status(404, "no such path") };
     let method = request.method().clone();
     let verb = match (&method, question.name.is_some(), question.is_watch()) {
         (&Method::GET, false, false) => "list",
@@ -161,7 +161,7 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
 }
 
 /// Server-side apply of conditions, which are identified by their types. The rest of the object stays.
-fn apply_status(api: &FakeApi, question: &Question, body: &[u8]) -> Response {
+fn apply_status(api: &FakeApi, question: &ResourceRequest, body: &[u8]) -> Response {
     if question.query.get("fieldManager").is_none_or(String::is_empty) {
         return status(400, "fieldManager is required for apply patch");
     }
@@ -179,11 +179,11 @@ fn apply_status(api: &FakeApi, question: &Question, body: &[u8]) -> Response {
     object["status"]["conditions"] = json!(conditions);
     let kept = store.apply(&question.resource, object);
     drop(store);
-    api.tell();
+    api.notify_watches();
     good(&kept)
 }
 
-/// Reviews, which are answered and never stored.
+/// Reviews, which get a response and are not stored.
 #[derive(Clone, Copy)]
 enum Review {
     Token,
@@ -245,7 +245,7 @@ fn broken() -> Response {
     Response::new(Body::from_stream(stream::iter(pieces)))
 }
 
-fn list(api: &FakeApi, question: &Question) -> Response {
+fn list(api: &FakeApi, question: &ResourceRequest) -> Response {
     let store = api.store.lock();
     let objects = &store.resources[&question.resource];
     // A further page follows a name, in the version of the first page.
@@ -268,13 +268,13 @@ fn list(api: &FakeApi, question: &Question) -> Response {
     good(&json!({"kind": "List", "apiVersion": "v1", "metadata": meta, "items": items}))
 }
 
-fn get(api: &FakeApi, question: &Question) -> Response {
+fn get(api: &FakeApi, question: &ResourceRequest) -> Response {
     let store = api.store.lock();
     store.resources[&question.resource].get(&question.key()).map_or_else(|| status(404, "not found"), good)
 }
 
 /// Creates and replaces, with the resource version as an optimistic lock.
-fn write(api: &FakeApi, question: &Question, verb: &str, body: &[u8]) -> Response {
+fn write(api: &FakeApi, question: &ResourceRequest, verb: &str, body: &[u8]) -> Response {
     let Ok(mut object) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
     let mut store = api.store.lock();
     let namespace = question.namespace.as_deref().unwrap_or(NAMESPACE);
@@ -295,14 +295,14 @@ fn write(api: &FakeApi, question: &Question, verb: &str, body: &[u8]) -> Respons
     }
     let kept = store.apply(&question.resource, object);
     drop(store);
-    api.tell();
+    api.notify_watches();
     good(&kept)
 }
 
 /// An open watch.
 struct Watching {
     api: FakeApi,
-    question: Question,
+    question: ResourceRequest,
     version: u64,
     changed: watch::Receiver<u64>,
     age: watch::Receiver<u64>,
@@ -311,7 +311,7 @@ struct Watching {
     over: bool,
 }
 
-fn watch(api: FakeApi, question: Question) -> Response {
+fn watch(api: FakeApi, question: ResourceRequest) -> Response {
     let version = question.number("resourceVersion").unwrap_or(0);
     if version < api.store.lock().oldest {
         return status(410, "too old resource version");
@@ -382,7 +382,7 @@ impl Watching {
         for step in store.history.iter().skip(from) {
             self.version = step.version;
             if step.resource == self.question.resource
-                && let Some(event) = told(step, &self.question)
+                && let Some(event) = event_for(step, &self.question)
             {
                 self.ready.push_back(event);
             }
@@ -391,7 +391,7 @@ impl Watching {
 }
 
 /// The form of a step for a client that selects some objects only.
-fn told(step: &Step, question: &Question) -> Option<Value> {
+fn event_for(step: &Step, question: &ResourceRequest) -> Option<Value> {
     let wanted = |object: &&Value| question.wants(object);
     let before = step.before.as_ref().filter(wanted);
     let after = step.after.as_ref().filter(wanted);

@@ -1,4 +1,4 @@
-//! A picker with AIBrix's environment, and requests to it without a gateway in between.
+//! A picker with AIBrix's environment variables. The test sends requests to it directly, without a gateway.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::grpc::{Connection, PROCESS, Stream, message, request_body, request_headers};
@@ -14,7 +14,7 @@ use std::process::Command;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// A model server that answers everything with a page of metrics.
+/// A model server that responds to every request with a metrics page.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     task: tokio::task::JoinHandle<()>,
@@ -26,7 +26,7 @@ impl Drop for Server {
     }
 }
 
-/// What an idle vLLM reports.
+/// Metrics of an idle vLLM.
 pub(super) const IDLE: &str = "vllm:num_requests_running{model_name=\"m\"} 0\nvllm:num_requests_waiting{model_name=\"m\"} 0\n\
                     vllm:kv_cache_usage_perc{model_name=\"m\"} 0\n";
 
@@ -54,7 +54,7 @@ impl Server {
     }
 }
 
-/// A picker before some servers, and AIBrix's environment.
+/// A picker with its model servers and AIBrix's environment variables.
 pub(super) struct Pool {
     pub(super) servers: Vec<Server>,
     pub(super) picker: AttacheProcess,
@@ -62,13 +62,13 @@ pub(super) struct Pool {
 }
 
 /// One request, in flight until it is dropped.
-pub(super) struct Asked {
+pub(super) struct PendingRequest {
     stream: Stream,
-    /// The position of the server that was picked, or why the request was refused.
+    /// Index of the picked server, or the rejection.
     pub(super) answer: Result<usize, Refusal>,
 }
 
-/// Headers of the response that the client gets.
+/// Status and headers of a rejection, as the client gets them.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: i32,
@@ -84,8 +84,8 @@ fn set(common: Option<CommonResponse>) -> BTreeMap<String, String> {
     common.and_then(|c| c.header_mutation).map(|m| read(&m.set_headers)).unwrap_or_default()
 }
 
-impl Asked {
-    /// The headers that the picker adds to the response, once the server answers 200.
+impl PendingRequest {
+    /// The headers that the picker adds to the response after the server responds with 200.
     pub(super) async fn response_headers(&mut self) -> BTreeMap<String, String> {
         let status = HeaderValue { key: ":status".into(), raw_value: b"200".into(), ..HeaderValue::default() };
         let headers = Some(HeaderMap { headers: vec![status] });
@@ -99,7 +99,7 @@ impl Asked {
         }
     }
 
-    /// The server answers, and the request ends well.
+    /// Completes the request with a 200 response of the server.
     pub(super) async fn finish(mut self) {
         self.response_headers().await;
         let body = HttpBody { body: b"{}".into(), end_of_stream: true, ..HttpBody::default() };
@@ -110,12 +110,12 @@ impl Asked {
 }
 
 impl Pool {
-    /// A pool of idle servers; `more` lines stand in its section, and `variables` in the picker's environment.
+    /// A pool of idle servers. `more` is added to the pool's section, and `variables` to the picker's environment.
     pub(super) async fn with(count: usize, more: &str, variables: &[(&str, &str)]) -> Self {
         Self::reporting(&vec![IDLE; count], more, variables).await
     }
 
-    /// The same of servers that report these pages.
+    /// Like `with`, with servers that report these metrics pages.
     pub(super) async fn reporting(pages: &[&str], more: &str, variables: &[(&str, &str)]) -> Self {
         let mut servers = Vec::new();
         for page in pages {
@@ -130,7 +130,7 @@ impl Pool {
         let picker = AttacheProcess::configured_with(&text, variables).await;
         let connection = Connection::open(picker.grpc).await.expect("a connection");
         let pool = Self { servers, picker, connection };
-        // Every endpoint's page has come: what is decided from here on is decided by them.
+        // Every endpoint has been scraped, so decisions use these metrics from here on.
         eventually("the first scrapes", || async {
             let endpoints = pool.picker.endpoints().await;
             (endpoints.len() == pages.len() && endpoints.iter().all(|e| e["metrics"].is_object())).then_some(())
@@ -139,8 +139,8 @@ impl Pool {
         pool
     }
 
-    /// A request with this prompt and these headers.
-    pub(super) async fn ask(&self, prompt: &str, headers: &[(&str, &str)]) -> Asked {
+    /// Sends a request with this prompt and these headers.
+    pub(super) async fn ask(&self, prompt: &str, headers: &[(&str, &str)]) -> PendingRequest {
         let body = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": prompt}]}).to_string();
         let mut all: Vec<(&str, &[u8])> = vec![(":path", b"/v1/chat/completions"), (":method", b"POST")];
         all.extend(headers.iter().map(|(name, value)| (*name, value.as_bytes())));
@@ -149,24 +149,24 @@ impl Pool {
         stream.send(&request_body(body.as_bytes(), true)).expect("sending the body");
         loop {
             let answer = stream.answer().await.expect("an answer").expect("a message").response;
-            let told = match answer {
+            let headers_set = match answer {
                 Some(Response::ImmediateResponse(refusal)) => {
-                    return Asked { stream, answer: Err(Refusal::of(&refusal)) };
+                    return PendingRequest { stream, answer: Err(Refusal::of(&refusal)) };
                 }
                 Some(Response::RequestHeaders(headers)) => set(headers.response),
                 Some(Response::RequestBody(body)) => set(body.response),
                 other => panic!("not an answer to a request: {other:?}"),
             };
-            if let Some(destination) = told.get("x-gateway-destination-endpoint") {
+            if let Some(destination) = headers_set.get("x-gateway-destination-endpoint") {
                 let first = destination.split(',').next().unwrap_or_default();
                 let at = self.servers.iter().position(|server| server.address.to_string() == first);
                 let at = at.unwrap_or_else(|| panic!("{destination} is not one of the servers"));
-                return Asked { stream, answer: Ok(at) };
+                return PendingRequest { stream, answer: Ok(at) };
             }
         }
     }
 
-    /// The server (from 1) that such a request goes to; it has ended when this returns.
+    /// Number of the picked server (from 1). The request has ended when this returns.
     pub(super) async fn pick(&self, prompt: &str, headers: &[(&str, &str)]) -> usize {
         let asked = self.ask(prompt, headers).await;
         let picked = asked.answer.as_ref().unwrap_or_else(|refusal| panic!("{headers:?}: {refusal:?}"));
@@ -175,7 +175,7 @@ impl Pool {
         picked
     }
 
-    /// The servers (from 1) that so many requests, one after the other, go to.
+    /// Numbers of the servers (from 1) that are picked for `times` requests, one after another.
     pub(super) async fn picks(&self, times: usize, prompt: &str, headers: &[(&str, &str)]) -> BTreeSet<usize> {
         let mut picks = BTreeSet::new();
         for _ in 0..times {
@@ -184,7 +184,7 @@ impl Pool {
         picks
     }
 
-    /// The refusal of such a request.
+    /// Sends a request that must be rejected, and returns the rejection.
     pub(super) async fn refusal(&self, headers: &[(&str, &str)]) -> Refusal {
         self.ask("hello", headers).await.answer.expect_err("a refusal")
     }
@@ -197,12 +197,12 @@ impl Refusal {
     }
 }
 
-/// What a picker with this pool says at its start.
+/// Standard error of a picker with this pool after its start.
 pub(super) async fn started(more: &str, variables: &[(&str, &str)]) -> String {
     Pool::with(1, more, variables).await.picker.process.stderr()
 }
 
-/// What a picker says that does not start with these variables.
+/// Standard error of a picker that must fail to start with these variables.
 pub(super) async fn refused(more: &str, variables: &[(&str, &str)]) -> String {
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n{more}  endpoints: [{{address: \"127.0.0.1:1\"}}]\n"

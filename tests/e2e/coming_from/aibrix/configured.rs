@@ -1,4 +1,4 @@
-//! Configurations under AIBrix's environment.
+//! Configurations that are loaded with AIBrix's environment variables.
 
 use crate::support::process::scratch;
 use attache::config::aibrix_env::AibrixEnv;
@@ -10,7 +10,7 @@ use std::process::Command;
 /// The variables of an environment.
 pub(super) type Variables<'a> = &'a [(&'a str, &'a str)];
 
-/// A pool of two servers, without a strategy.
+/// A pool of two servers without a strategy.
 pub(super) const PLAIN: &str =
     "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {name: a, endpoints: ['127.0.0.1:8000', '127.0.0.1:8001']}\n";
 /// A pool of a prefill and a decode server by AIBrix's labels.
@@ -18,7 +18,7 @@ pub(super) const PAIR: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools:
                                - {address: '127.0.0.1:8000', labels: {role-name: prefill}}\n  \
                                - {address: '127.0.0.1:8001', labels: {role-name: decode}}\n";
 
-/// What comes of a configuration under these variables.
+/// Loads a configuration with these variables: settings and warnings, or errors.
 pub(super) fn read(text: &str, variables: Variables<'_>) -> Result<(Settings, Vec<Diagnostic>), Vec<Diagnostic>> {
     let set = || variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let overrides =
@@ -27,7 +27,7 @@ pub(super) fn read(text: &str, variables: Variables<'_>) -> Result<(Settings, Ve
     load(&Sources { registry: attache::plugins::registry(), text, overrides, ..Sources::default() })
 }
 
-/// The first pool of `/config_dump` under these variables, none of which may be refused or without effect.
+/// The first pool of `/config_dump` with these variables. Each of them must be accepted and have an effect.
 pub(super) fn pool(text: &str, variables: Variables<'_>) -> Value {
     let (settings, warnings) = read(text, variables).unwrap_or_else(|errors| panic!("{variables:?}: {errors:?}"));
     let void: Vec<_> = warnings.iter().filter(|d| variables.iter().any(|(name, _)| d.path == *name)).collect();
@@ -36,13 +36,13 @@ pub(super) fn pool(text: &str, variables: Variables<'_>) -> Value {
     settings.to_json()["pools"][0].clone()
 }
 
-/// The value at `pointer` of the first pool under these variables.
+/// The value at `pointer` of the first pool with these variables.
 pub(super) fn value(text: &str, variables: Variables<'_>, pointer: &str) -> Value {
     let pool = pool(text, variables);
     pool.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {pool}")).clone()
 }
 
-/// What `attache check` says of a configuration in a process with these variables, and whether the file is good.
+/// Runs `attache check` with these variables: whether the file is valid, and standard error.
 pub(super) fn check(text: &str, variables: Variables<'_>) -> (bool, String) {
     let directory = scratch("check");
     let file = directory.path().join("attache.yaml");
@@ -52,10 +52,10 @@ pub(super) fn check(text: &str, variables: Variables<'_>) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Checks that a variable is warned of as one without effect, with these words.
+/// Checks that `attache check` warns that the variable has no effect, with these words.
 pub(super) fn assert_void(variable: &str, words: &str) {
     let (good, said) = check(PLAIN, &[(variable, "1")]);
     assert!(good, "{said}");
-    let told = said.contains(variable) && said.contains("has no effect") && said.contains(words);
-    assert!(told, "{variable}: `{words}` is not in: {said}");
+    let is_void = said.contains(variable) && said.contains("has no effect") && said.contains(words);
+    assert!(is_void, "{variable}: `{words}` is not in: {said}");
 }

@@ -1,4 +1,4 @@
-//! AIBrix's labels and annotations of pods, and its records of users.
+//! AIBrix's pod labels and annotations, and its user records.
 
 use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::rows;
@@ -10,7 +10,7 @@ use attache::ids::EndpointId;
 use attache::pool::{Endpoint, EndpointSpec, Engine, MetricsSource};
 use serde_json::{Value, json};
 
-/// The endpoints that a pod with these labels and annotations makes; `ready` is the status of its condition.
+/// The endpoints of a pod with these labels and annotations. `ready` is the status of its `Ready` condition.
 fn endpoints(labels: &[(&str, &str)], annotations: &[(&str, &str)], ready: &str, deleted: bool) -> Vec<EndpointSpec> {
     let meta = Meta {
         name: "pod-1".into(),
@@ -129,7 +129,7 @@ rows! { ROWS;
                 request.headers_mut().insert("user", http::HeaderValue::from_static(user));
                 client::send(to, Http::H1, request).await.expect("an answer")
             };
-            // A minute may end between two of them.
+            // A minute may end between two of the requests.
             let replies = [ask("acme").await, ask("acme").await, ask("acme").await];
             assert_eq!(replies[0].status, 200);
             let refused = replies.iter().find(|reply| reply.status == 429).expect("a refusal");

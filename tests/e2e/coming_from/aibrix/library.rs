@@ -1,4 +1,4 @@
-//! What AIBrix's environment makes of a configuration, and what a strategy decides, without starting a picker.
+//! Settings from AIBrix's environment variables, and decisions of a strategy, without starting a picker.
 
 use attache::clock::Timestamp;
 use attache::config::aibrix_env::AibrixEnv;
@@ -17,7 +17,7 @@ use std::time::Duration;
 const NOW: Timestamp = Timestamp(5_000_000_000);
 const STALE_AFTER: Duration = Duration::from_secs(2);
 
-/// The settings of a pool with these lines and these variables, or what is wrong; and all warnings.
+/// The settings of a pool with these lines and variables and the warnings, or the errors.
 pub(super) fn settings(more: &str, variables: &[(&str, &str)]) -> Result<(Settings, Vec<String>), Vec<String>> {
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n{more}  endpoints: [{{address: \"127.0.0.1:1\"}}]\n"
@@ -32,20 +32,20 @@ pub(super) fn settings(more: &str, variables: &[(&str, &str)]) -> Result<(Settin
     }
 }
 
-/// The strategy of the pool and its parameters, where the environment says all about them.
+/// The strategy and parameters of a pool that only the environment configures.
 pub(super) fn strategy(variables: &[(&str, &str)]) -> (String, Value) {
     let (settings, _) = settings("", variables).unwrap_or_else(|errors| panic!("{variables:?}: {errors:?}"));
     let pool = settings.pools.into_iter().next().expect("the pool");
     (pool.strategy, pool.strategy_parameters)
 }
 
-/// The parameter of `algorithm` that a variable sets, and its value.
+/// Checks that a variable sets this parameter of `algorithm` to this value.
 pub(super) fn sets(algorithm: &str, variable: (&str, &str), parameter: &str, value: impl Into<Value>) {
     let (name, parameters) = strategy(&[("ROUTING_ALGORITHM", algorithm), variable]);
     assert_eq!((name.as_str(), parameters.get(parameter)), (algorithm, Some(&value.into())), "{variable:?}");
 }
 
-/// The endpoints (from 1) that win over many draws, by these pages; `None` is an endpoint without one.
+/// The endpoints (from 1) that are picked over 100 draws with these metrics. `None` is an endpoint without metrics.
 pub(super) fn winners(algorithm: &str, parameters: &Value, pages: &[Option<EndpointMetrics>]) -> BTreeSet<u32> {
     let state = |(id, page): (u32, &Option<EndpointMetrics>)| {
         let address = ([127, 0, 0, 1], 8_000 + id as u16).into();

@@ -1,4 +1,4 @@
-//! AIBrix's `pd`: prefill and decode on different servers.
+//! AIBrix's `pd` strategy: prefill and decode on different servers.
 
 use super::configured::{PAIR, PLAIN, Variables, check, read, value};
 use crate::coming_from::Here::{Differs, Same, Warns};
@@ -26,7 +26,7 @@ struct Stack {
 }
 
 impl Stack {
-    /// `labels` are the prefill server's, in front of its role; `of_pool` stands in the pool.
+    /// `labels` are added to the prefill worker's labels, and `of_pool` to the pool.
     async fn start(sim: &[&str], labels: &str, of_pool: &str, variables: Variables<'_>) -> Self {
         let sim = SimProcess::with_roles("prefill=1,decode=1", 2, &[&["--speed", "20"], sim].concat()).await;
         let [prefill, decode] = [sim.servers[0], sim.servers[1]];
@@ -55,7 +55,7 @@ impl Stack {
         client::send(to, Http::H1, request).await.expect("an answer")
     }
 
-    /// The request was answered, and its prompt computed by the prefill server.
+    /// The request was served, and the prefill worker computed its prompt.
     fn assert_split(&self, reply: &Reply) {
         assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
         assert_eq!((reply.header(COURSE), reply.header(PREFILL)), ("split", &*self.sim.servers[0].to_string()));
@@ -75,7 +75,7 @@ fn roles(labels: &[(&str, &str)]) -> Roles {
     Roles::of_labels(&labels)
 }
 
-/// What `pd` has as its parameter by the variable.
+/// The parameter of `pd` that a variable sets.
 fn parameter(variable: &str, given: &str, name: &str) -> Value {
     value(PAIR, &[PD, (variable, given)], &format!("/strategy/parameters/{name}"))
 }

@@ -1,4 +1,4 @@
-//! AIBrix's settings that are not a strategy's own.
+//! AIBrix's settings that do not belong to a strategy.
 
 use super::configured::{PLAIN, assert_void, check, pool, read, value};
 use crate::coming_from::Here::{Differs, Same, Warns};
@@ -8,7 +8,7 @@ use crate::support::client;
 use attache::config::aibrix_env::AibrixEnv;
 use serde_json::json;
 
-/// The environment of AIBrix's own manifest of its gateway, as far as it concerns routing.
+/// The variables of AIBrix's gateway manifest that concern routing.
 const MANIFEST: [(&str, &str); 9] = [
     ("ROUTING_ALGORITHM", "prefix-cache"),
     ("AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE", "character"),
@@ -21,7 +21,7 @@ const MANIFEST: [(&str, &str); 9] = [
     ("REDIS_HOST", "aibrix-redis-master"),
 ];
 
-/// The strategy `name` has this parameter by the variable.
+/// Checks that a variable sets this parameter of the strategy `name`.
 fn assert_parameter(name: &str, variable: &str, given: &str, parameter: &str, expected: &serde_json::Value) {
     let text = PLAIN.replace("name: a,", &format!("name: a, strategy: {name},"));
     let got = value(&text, &[(variable, given)], &format!("/strategy/parameters/{parameter}"));
@@ -41,8 +41,8 @@ rows! { ROWS;
             (&json!(32), &json!(200_000))
         );
         let log = picker.process.stderr();
-        for told in ["AIBRIX_PREFILL_REQUEST_TIMEOUT", "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS"] {
-            assert!(log.contains(&format!("warning[W307]: `{told}` has no effect")), "{told}: {log}");
+        for variable_name in ["AIBRIX_PREFILL_REQUEST_TIMEOUT", "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS"] {
+            assert!(log.contains(&format!("warning[W307]: `{variable_name}` has no effect")), "{variable_name}: {log}");
         }
     }
     unknown_variables: "any other variable that begins with `AIBRIX_`",
@@ -294,7 +294,7 @@ rows! { ROWS;
         let locked = PLAIN.replace("name: a,", "name: a, strategy: random,");
         let (settings, _) = read(&locked, &[("REDIS_HOST", "redis.local")]).expect("good");
         assert!(settings.redis.is_none(), "no request can come to a strategy that reads it");
-        // A Redis of the file is there for what names it.
+        // A Redis in the file is used only by the settings that name it.
         let text = PLAIN
             .replace("kind: Attache\n", "kind: Attache\nredis: {url: 'redis://redis.local'}\n")
             .replace("name: a,", "name: a, strategy: slo,");

@@ -1,4 +1,4 @@
-//! AIBrix's tokenizers, its pool of remote ones, and the metrics of both.
+//! AIBrix's tokenizers, its remote tokenizer pool, and their metrics.
 
 use super::configured::{PLAIN, Variables, check, value};
 use crate::coming_from::Here::{Differs, Same};
@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// AIBrix's variable that asks servers for tokens.
+/// AIBrix's variable that enables the remote tokenizer.
 const REMOTE: (&str, &str) = ("AIBRIX_USE_REMOTE_TOKENIZER", "true");
 
-/// What the tokenizer `remote` has at `key` by these variables.
+/// The setting `key` of the tokenizer `remote` with these variables.
 fn remote(variables: Variables<'_>, key: &str) -> Value {
     value(PLAIN, &[&[REMOTE], variables].concat(), &format!("/prefixCache/tokenizer/{key}"))
 }
@@ -35,8 +35,12 @@ fn serving(servers: &[SocketAddr]) -> String {
     )
 }
 
-/// Sends a long prompt twice to a picker with these variables, and returns the picker.
-async fn twice(servers: &[SocketAddr], model: &str, variables: Variables<'_>) -> (AttacheProcess, EnvoyProcess) {
+/// Sends a long prompt twice through a picker with these variables. Returns the picker and Envoy.
+async fn send_prompt_twice(
+    servers: &[SocketAddr],
+    model: &str,
+    variables: Variables<'_>,
+) -> (AttacheProcess, EnvoyProcess) {
     let picker = AttacheProcess::configured_with(&serving(servers), variables).await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
     let content = "The quick brown fox jumps over the lazy dog. ".repeat(40);
@@ -159,8 +163,8 @@ rows! { ROWS;
         let text = PLAIN.replace("name: a,", "name: a, prefixCache: {tokenizer: remote},");
         assert_eq!(value(&text, &[], "/prefixCache/tokenizer/fallback"), "none");
         let servers = [Echo::start().await, Echo::start().await];
-        // Echo servers have no tokens to tell.
-        let (picker, _envoy) = twice(&servers.each_ref().map(|server| server.address), "m", &[REMOTE]).await;
+        // Echo servers have no tokenizer.
+        let (picker, _envoy) = send_prompt_twice(&servers.each_ref().map(|server| server.address), "m", &[REMOTE]).await;
         assert!(
             picker.metric("attache_prefix_matched_tokens_total").await > 100.0,
             "the second request finds the first"
@@ -174,7 +178,7 @@ rows! { ROWS;
             exact: "rename the series in dashboards",
         } => {
         let sim = SimProcess::start(1, &["--speed", "20"]).await;
-        let (picker, _envoy) = twice(&sim.servers, "sim-8b", &[REMOTE]).await;
+        let (picker, _envoy) = send_prompt_twice(&sim.servers, "sim-8b", &[REMOTE]).await;
         let labels = "{pool=\"a\",model=\"sim-8b\"}";
         assert_eq!(picker.metric(&format!("attache_tokenizer_creations_total{labels}")).await, 1.0);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What AstrAI's documentation promises and every simulated server does.
+//! Behaviour that AstrAI documents and every simulated server has.
 
 use super::super::{Here, rows};
 use super::*;
@@ -34,7 +34,7 @@ rows! { ROWS;
         assert!(text.ends_with("\n\ndata: [DONE]\n\n"), "{text}");
     }
 
-    messages_are_answered:
+    anthropic_messages_get_a_response:
     "`POST /v1/messages`", "Anthropic's API, with `system`", Here::Same => {
         let (_sim, to) = server(&[]).await;
         let reply = post(to, "/v1/messages", hello(json!({"model": "astrai", "system": "You are helpful."}))).await;
@@ -59,7 +59,7 @@ rows! { ROWS;
         assert!(String::from_utf8_lossy(&reply.body).starts_with("event: message_start\ndata: "));
     }
 
-    stop_sequences_end_an_answer:
+    stop_sequences_end_the_response:
     "`stop_sequences`", "the answer ends before the text, with the reason `stop_sequence`", Here::Same => {
         let (_sim, to) = server(&[]).await;
         let whole = post(to, "/v1/messages", hello(json!({"max_tokens": 8}))).await.json();
@@ -70,14 +70,14 @@ rows! { ROWS;
         assert_eq!((&cut["content"][0]["text"], &cut["stop_reason"]), (&json!(text[..before]), &json!("stop_sequence")));
     }
 
-    an_answer_without_max_tokens_ends_by_itself:
+    response_without_max_tokens_ends_by_itself:
     "no `max_tokens`", "`None`: the model decides", Here::Same => {
         let (_sim, to) = server(&["--output-tokens", "7"]).await;
         let body = chat(to, json!({"max_tokens": null})).await.json();
         assert_eq!((&body["usage"]["completion_tokens"], &body["choices"][0]["finish_reason"]), (&json!(7), &json!("stop")));
     }
 
-    a_server_with_a_model_is_well:
+    health_reports_a_loaded_model:
     "`GET /health`", r#"`{"status":"ok","model_loaded":true}`"#, Here::Same => {
         let (_sim, to) = server(&[]).await;
         let reply = client::get(to, "/health").await.expect("an answer");
@@ -114,7 +114,7 @@ rows! { ROWS;
         assert_eq!(chat(to, json!({})).await.status, 503);
     }
 
-    the_scheduler_is_vllms:
+    scheduler_is_that_of_vllm:
     "the scheduler: cleanup, refill, prefill by groups, decode of the largest group", "a loop of four phases", Here::Differs {
         default: "`attache sim` schedules as vLLM does, with every `--quirks`",
         exact: "not offered: measure timing with a real AstrAI",

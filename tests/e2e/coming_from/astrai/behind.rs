@@ -14,21 +14,21 @@ fn pool(servers: &[SocketAddr], engine: &str, more: &str) -> String {
     format!("apiVersion: attache.dev/v1\nkind: Attache\npools: [{pool}]\n")
 }
 
-/// The metrics that the picker has of each server, by the address of the server.
+/// The scraped metrics of each server, by its address.
 async fn loads(picker: &AttacheProcess) -> Vec<(String, Value)> {
     let text = |value: &Value| value.as_str().expect("an address").to_owned();
     picker.endpoints().await.iter().map(|e| (text(&e["address"]), e["metrics"].clone())).collect()
 }
 
 rows! { ROWS;
-    the_first_curl_of_the_documentation_works_through_the_picker:
+    request_without_model_needs_astrai_or_a_default_model:
     "no `model`", "optional", Here::Differs {
         default: "the same where all servers of the pool are `engine: astrai`; of the only pool with one known model it is that model; \
                   else 400, since the other engines' APIs ask for it",
         exact: "`defaultModel` of the pool",
     } => {
         let (sim, to) = actual().await;
-        // Of each configuration: the status, and the model that answers.
+        // Each configuration with the expected status.
         for (text, status) in [
             (pool(&sim.servers, "astrai", "scrape: {interval: 50ms}"), 200),
             (pool(&sim.servers, "vllm", "defaultModel: astrai"), 200),
@@ -89,7 +89,7 @@ rows! { ROWS;
         }
     }
 
-    the_engine_has_a_name_for_labels_and_flags:
+    engine_flag_accepts_astrai:
     "the engine's name", "AstrAI", Here::Differs {
         default: "`engine: astrai`, `--engine=astrai`, and the value `astrai` of a pod's engine labels",
         exact: "the same names",

@@ -1,13 +1,12 @@
-//! What AstrAI refuses. By default `attache sim` refuses what vLLM refuses.
+//! Requests that AstrAI rejects. By default `attache sim` rejects what vLLM rejects.
 
 use super::super::{Here, rows};
 use super::*;
 
-/// The other product's behaviour is that of its documentation.
+/// How to get the behaviour of AstrAI's documentation.
 const EXACT: &str = "`attache sim --quirks astrai-documented`";
 
-/// Statuses and messages of a field with values that are out of range or of the wrong type, and those of the default
-/// server.
+/// Checks status and message for each value of a field. A default server accepts the `lenient` values.
 async fn refusals(field: &str, cases: &[(Value, u16)], lenient: &[Value]) {
     let (_sim, to) = documented().await;
     for (value, status) in cases {
@@ -29,7 +28,7 @@ rows! { ROWS;
         refusals("temperature", &cases, &[json!(0), json!(1)]).await;
     }
 
-    top_p_is_a_share:
+    top_p_is_between_0_and_1:
     "`top_p`", "0 to 1; else 400, or 422 for another type",
     Here::Differs { default: "not read", exact: EXACT } => {
         refusals("top_p", &[(json!(1.1), 400), (json!(-0.1), 400), (json!([1]), 422), (json!(0.9), 200)], &[json!(1.1)]).await;
@@ -52,7 +51,7 @@ rows! { ROWS;
         assert_eq!(error(&chat(to, json!({"max_tokens": 0})).await).0, 400);
     }
 
-    messages_have_a_content:
+    messages_require_content:
     "a message without `content`", "400: the field is required",
     Here::Differs { default: "accepted, as by vLLM: a message of the assistant may be a tool call", exact: EXACT } => {
         let without = json!({"messages": [{"role": "user"}]});
@@ -65,7 +64,7 @@ rows! { ROWS;
         assert_eq!(chat(to, without).await.status, 200);
     }
 
-    stream_is_a_switch:
+    stream_is_a_boolean:
     "`stream`", "a boolean; else 422", Here::Same => {
         let (_sim, to) = server(&[]).await;
         assert_eq!(chat(to, json!({"stream": "yes"})).await.status, 422);
@@ -73,28 +72,28 @@ rows! { ROWS;
         assert_eq!(chat(to, json!({"stream": "yes"})).await.status, 422);
     }
 
-    tools_are_called_where_the_choice_asks_for_it:
+    tool_choice_makes_the_model_call_the_tool:
     "`tools` and `tool_choice` (Anthropic: `any`, `tool`)", "a tool call, with the reason `tool_calls` or `tool_use`", Here::Same => {
         let (_sim, to) = server(&[]).await;
         let tools = json!([{"type": "function", "function": {"name": "first"}}, {"type": "function", "function": {"name": "second"}}]);
         let named = json!({"type": "function", "function": {"name": "second"}});
-        let asked = |choice: &Value, stream: bool| json!({"tools": tools, "tool_choice": choice, "max_tokens": 9, "stream": stream});
-        // By itself: an answer that is cut ends with `length`.
+        let tool_request = |choice: &Value, stream: bool| json!({"tools": tools, "tool_choice": choice, "max_tokens": 9, "stream": stream});
+        // This server ends responses by itself: a response that `max_tokens` cuts ends with `length`.
         let (_short, short) = server(&["--output-tokens", "4"]).await;
         for (choice, name) in [(json!("required"), "first"), (named.clone(), "second")] {
-            let choices = chat(short, asked(&choice, false)).await.json()["choices"][0].clone();
+            let choices = chat(short, tool_request(&choice, false)).await.json()["choices"][0].clone();
             let call = &choices["message"]["tool_calls"][0]["function"];
             assert_eq!((&choices["finish_reason"], &call["name"]), (&json!("tool_calls"), &json!(name)));
             let arguments = call["arguments"].as_str().expect("arguments").to_owned();
             assert!(serde_json::from_str::<Value>(&arguments).is_ok_and(|a| a["text"].is_string()), "{arguments}");
-            let deltas = events(&chat(short, asked(&choice, true)).await);
+            let deltas = events(&chat(short, tool_request(&choice, true)).await);
             let calls = deltas.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0].as_object());
             let streamed: String = calls.filter_map(|call| call["function"]["arguments"].as_str()).collect();
             assert_eq!(streamed, arguments, "the same in a stream");
         }
         let absent = json!({"type": "function", "function": {"name": "third"}});
-        assert_eq!(chat(to, asked(&absent, false)).await.status, 400);
-        let auto = chat(to, asked(&json!("auto"), false)).await.json();
+        assert_eq!(chat(to, tool_request(&absent, false)).await.status, 400);
+        let auto = chat(to, tool_request(&json!("auto"), false)).await.json();
         assert!(auto["choices"][0]["message"]["content"].is_string(), "{auto}");
 
         let tools = json!([{"name": "first", "input_schema": {}}]);

@@ -1,4 +1,4 @@
-//! AstrAI's HTTP API: as `attache sim` speaks it, and as a model server behind Attaché.
+//! AstrAI's HTTP API: as `attache sim` implements it, and as a model server behind Attaché.
 
 mod api;
 mod behind;
@@ -22,12 +22,12 @@ async fn server(flags: &[&str]) -> (SimProcess, SocketAddr) {
     (sim, address)
 }
 
-/// A server that is as AstrAI's documentation says.
+/// A server that behaves as AstrAI's documentation says.
 async fn documented() -> (SimProcess, SocketAddr) {
     server(&["--quirks", "astrai-documented"]).await
 }
 
-/// A server that is as AstrAI's code is.
+/// A server that behaves as AstrAI's code does.
 async fn actual() -> (SimProcess, SocketAddr) {
     server(&["--quirks", "astrai"]).await
 }
@@ -40,7 +40,7 @@ async fn chat(to: SocketAddr, more: Value) -> Reply {
     post(to, "/v1/chat/completions", hello(more)).await
 }
 
-/// The example of AstrAI's documentation, which names no model, with more fields.
+/// The request of AstrAI's documentation, which has no `model`, with more fields.
 fn hello(more: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4});
     for (name, value) in more.as_object().expect("fields") {
@@ -49,14 +49,14 @@ fn hello(more: Value) -> Value {
     body
 }
 
-/// The data of a stream's events, without the end mark.
+/// The data of a stream's events, without `[DONE]`.
 fn events(reply: &Reply) -> Vec<Value> {
     let text = String::from_utf8_lossy(&reply.body);
     let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
     data.map(|data| serde_json::from_str(data).expect("JSON")).collect()
 }
 
-/// Status, and message of the error.
+/// Status and error message of a response.
 fn error(reply: &Reply) -> (u16, String) {
     (reply.status.as_u16(), reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned())
 }

@@ -1,13 +1,13 @@
-//! Where AstrAI's code differs from its documentation. By default `attache sim` is as the documentation says.
+//! Where AstrAI's code differs from its documentation. By default `attache sim` follows the documentation.
 
 use super::super::{Here, rows};
 use super::*;
 
-/// The other product's behaviour is that of its code.
+/// How to get the behaviour of AstrAI's code.
 const EXACT: &str = "`attache sim --quirks astrai`";
 
 rows! { ROWS;
-    what_is_invalid_is_a_422_with_a_list:
+    invalid_request_gets_422_with_a_list:
     "a request that is not valid", "422, `{\"detail\": […]}`",
     Here::Differs { default: "400 or 422, `{\"error\": {…}}`, as documented", exact: EXACT } => {
         let (_sim, to) = actual().await;
@@ -19,7 +19,7 @@ rows! { ROWS;
         }
     }
 
-    the_first_chunk_is_the_role_alone:
+    first_chunk_has_only_the_role:
     "the first chunk of a stream", "`delta` is `{\"role\": \"assistant\"}`",
     Here::Differs { default: "`content: \"\"` beside it, as from vLLM", exact: "`--quirks astrai`, `--quirks astrai-documented`" } => {
         for (sim, role_only) in [(actual().await, true), (documented().await, true), (server(&[]).await, false)] {
@@ -28,7 +28,7 @@ rows! { ROWS;
         }
     }
 
-    every_answer_has_stopped:
+    finish_reason_is_always_stop:
     "`finish_reason` of an answer that `max_tokens` has cut", "`stop`",
     Here::Differs { default: "`length`", exact: EXACT } => {
         let reason = async |to| chat(to, json!({})).await.json()["choices"][0]["finish_reason"].clone();
@@ -39,7 +39,7 @@ rows! { ROWS;
         assert!(chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"] == "stop"), "{chunks:?}");
     }
 
-    the_stop_text_stays:
+    stop_text_is_part_of_the_response:
     "`stop` of a chat completion that is no stream", "the text is part of the answer",
     Here::Differs { default: "the answer ends before it", exact: EXACT } => {
         let text = async |to, more| chat(to, more).await.json()["choices"][0]["message"]["content"].as_str().unwrap_or("").to_owned();
@@ -48,12 +48,12 @@ rows! { ROWS;
         let whole = text(to, json!({"max_tokens": 8})).await;
         let stop = whole.get(9..13).expect("ASCII").to_owned();
         let end = whole.find(&stop).expect("the text");
-        let asked = || json!({"max_tokens": 8, "stop": stop});
-        assert_eq!(text(to, asked()).await, whole[..end + 4]);
-        assert_eq!(text(default, asked()).await, whole[..end]);
+        let stop_request = || json!({"max_tokens": 8, "stop": stop});
+        assert_eq!(text(to, stop_request()).await, whole[..end + 4]);
+        assert_eq!(text(default, stop_request()).await, whole[..end]);
     }
 
-    events_are_not_separated_and_the_usage_is_bare:
+    events_lack_blank_lines_and_usage_is_its_own_event:
     "streams", "events end with one newline; the usage is an event of its own; `created` is 0; `[DONE]` after `message_stop`",
     Here::Differs { default: "as documented", exact: EXACT } => {
         let (_sim, to) = actual().await;

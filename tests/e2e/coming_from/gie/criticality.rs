@@ -1,10 +1,10 @@
-//! `spec.criticality`: which requests are rejected, which are dispatched first, and how models share a pool.
+//! `spec.criticality`: shedding, dispatch order, and fair sharing of a pool between models.
 
 use super::super::{Here, rows};
 use super::*;
 use std::time::Duration;
 
-/// Queues before a pool that takes one request at a time, and serves each band in the order of arrival.
+/// Flow control for a pool that takes one request at a time and dispatches each band in order of arrival.
 const ONE_AT_A_TIME: &str = "flowControl: {enabled: true, defaultBand: {ordering: {name: fcfs}}, \
                              detector: {name: concurrency-detector, parameters: {maxConcurrency: 1}}}";
 
@@ -12,27 +12,27 @@ fn of(criticality: &str) -> Value {
     json!({"criticality": criticality})
 }
 
-/// The models of these requests in the order in which the picker dispatches them, one after another.
-async fn turns(streams: Vec<(&'static str, Stream)>) -> Vec<&'static str> {
-    let (told, mut turns) = tokio::sync::mpsc::unbounded_channel();
+/// The models of these requests in the order in which the picker dispatches them.
+async fn dispatch_order(streams: Vec<(&'static str, Stream)>) -> Vec<&'static str> {
+    let (dispatched, mut models) = tokio::sync::mpsc::unbounded_channel();
     for (model, mut stream) in streams {
-        let told = told.clone();
+        let dispatched = dispatched.clone();
         tokio::spawn(async move {
             outcome(&mut stream).await.destination();
-            // The end of its stream frees its capacity.
-            let _ = told.send(model);
+            // The end of the stream frees its capacity.
+            let _ = dispatched.send(model);
         });
     }
-    drop(told);
+    drop(dispatched);
     let mut order = Vec::new();
-    while let Some(model) = turns.recv().await {
+    while let Some(model) = models.recv().await {
         order.push(model);
     }
     order
 }
 
-/// Sends requests for these models one after another, each when the one before it waits.
-async fn waiting(
+/// Sends one request for each model. Each is queued before the next is sent.
+async fn queued_requests(
     picker: &AttacheProcess,
     connection: &Connection,
     models: &[&'static str],
@@ -46,7 +46,7 @@ async fn waiting(
 }
 
 rows! { ROWS;
-    sheddable_requests_are_refused_first:
+    sheddable_requests_are_rejected_first:
     "`criticality: Sheddable`", "shed before all others in constrained situations", Here::Same => {
         let models = [("batch", 1, of("Sheddable")), ("chat", 2, of("Standard"))];
         let api = cluster(&models).await;
@@ -83,7 +83,7 @@ rows! { ROWS;
         drop(picker);
     }
 
-    critical_requests_go_first:
+    critical_requests_leave_the_queue_first:
     "`criticality: Critical` with queues", "shed last: Standard requests wait or are shed before it", Here::Differs {
         default: "no queues, so nobody waits",
         exact: "`flowControl: {enabled: true}`: of the requests that wait the most critical go first",
@@ -92,9 +92,9 @@ rows! { ROWS;
         let api = cluster(&models).await;
         let (picker, connection) = configured(&api, ONE_AT_A_TIME).await;
         let open = unanswered(&connection, "chat", 1).await;
-        let streams = waiting(&picker, &connection, &["batch", "chat", "urgent"]).await;
+        let streams = queued_requests(&picker, &connection, &["batch", "chat", "urgent"]).await;
         drop(open);
-        assert_eq!(turns(streams).await, ["urgent", "chat", "batch"]);
+        assert_eq!(dispatch_order(streams).await, ["urgent", "chat", "batch"]);
     }
 
     a_model_without_criticality_is_standard:
@@ -105,12 +105,12 @@ rows! { ROWS;
         let api = cluster(&[("plain", 1, json!({})), ("urgent", 2, of("Critical")), ("chat", 3, of("Standard"))]).await;
         let (picker, connection) = configured(&api, ONE_AT_A_TIME).await;
         let open = unanswered(&connection, "chat", 1).await;
-        let streams = waiting(&picker, &connection, &["plain", "urgent"]).await;
+        let streams = queued_requests(&picker, &connection, &["plain", "urgent"]).await;
         drop(open);
-        assert_eq!(turns(streams).await, ["urgent", "plain"]);
+        assert_eq!(dispatch_order(streams).await, ["urgent", "plain"]);
     }
 
-    models_of_one_criticality_share_the_throughput_of_tokens:
+    models_of_equal_criticality_share_token_throughput:
     "InferenceModels of equal criticality", "fairly share resources over throughput of tokens", Here::Differs {
         default: "no queues, so nothing is shared",
         exact: "`flowControl: {enabled: true}`: each InferenceModel is a flow, and `vtc-fair` shares tokens between flows. \
@@ -121,15 +121,15 @@ rows! { ROWS;
         let fair = ONE_AT_A_TIME.replace("ordering:", "fairness: {name: vtc-fair}, ordering:");
         let (picker, connection) = configured(&api, &fair).await;
         let open = unanswered(&connection, "busy", 1).await;
-        let streams = waiting(&picker, &connection, &["busy", "busy", "busy", "quiet"]).await;
+        let streams = queued_requests(&picker, &connection, &["busy", "busy", "busy", "quiet"]).await;
         drop(open);
-        let order = turns(streams).await;
+        let order = dispatch_order(streams).await;
         let at = order.iter().position(|model| *model == "quiet").expect("a turn");
         assert!(at <= 1, "{order:?}");
         tokio::time::timeout(Duration::from_secs(10), picker.until_metric("attache_queued_requests", 0.0)).await.expect("empty queues");
     }
 
-    an_objective_that_strangers_name_raises_nothing:
+    positive_objective_warns_without_trusted_client_headers:
     "a priority above 0 of an InferenceObjective, by the header `x-gateway-inference-objective` of a request",
     "GIE's later API: the request goes before others",
     Here::Warns { instead: "`--trust-client-headers`, where the gateway keeps strangers from setting the header. A priority below 0 always counts" } => {
@@ -143,7 +143,7 @@ rows! { ROWS;
         assert!(line.contains("--trust-client-headers"), "{line}");
     }
 
-    an_unknown_criticality_is_told_of:
+    unknown_criticality_is_logged_and_not_served:
     "another `criticality`", "not allowed by the CRD", Here::Same => {
         let (_api, picker, connection) = world(&[("m", 1, json!({})), ("odd", 2, of("Urgent"))]).await;
         assert_eq!(refused(pick(&connection, "odd").await).0, 404);

@@ -17,7 +17,7 @@ pub(super) const TOPICS: &[(&str, &[Row])] =
     &[("pools", pools::ROWS), ("models", models::ROWS), ("criticality", criticality::ROWS), ("status", status::ROWS)];
 
 const MODELS: &str = "inferencemodels";
-/// The group of the proposal's pool, as it was released.
+/// The released API group of the proposal's pool.
 const GROUP: &str = "inference.networking.x-k8s.io";
 /// Flags of a picker for the proposal's pool. Its servers have no metrics.
 const FLAGS: [&str; 5] = ["--pool-name", "vllm", "--pool-group", GROUP, "--engine=none"];
@@ -30,8 +30,8 @@ fn proposed_pool(name: &str) -> Value {
     })
 }
 
-/// A cluster with the pool `vllm`, one pod of it, and these InferenceModels: each a name, the second of its creation,
-/// and its spec without `poolRef`.
+/// A cluster with the pool `vllm`, one pod, and these InferenceModels. Each is a name, the second of its creation, and
+/// its spec without `poolRef`.
 async fn cluster(models: &[(&str, u8, Value)]) -> FakeApi {
     let api = FakeApi::start().await;
     api.install(EXPERIMENTAL, "inferencepools");
@@ -44,7 +44,7 @@ async fn cluster(models: &[(&str, u8, Value)]) -> FakeApi {
     api
 }
 
-/// Makes an InferenceModel of the pool `vllm`.
+/// Applies an InferenceModel of the pool `vllm`.
 fn apply_model(api: &FakeApi, name: &str, second: u8, mut spec: Value) {
     if spec["poolRef"].is_null() {
         spec["poolRef"] = json!({"name": "vllm"});
@@ -59,7 +59,7 @@ async fn started(api: &FakeApi, flags: &[&str]) -> (AttacheProcess, Connection) 
     (picker, connection)
 }
 
-/// A picker for the pool `vllm` with this in its section of a configuration file.
+/// A picker for the pool `vllm` that is configured by a file with `more` in the pool's section.
 async fn configured(api: &FakeApi, more: &str) -> (AttacheProcess, Connection) {
     let source = format!("kubernetes: {{pool: vllm, group: {GROUP}, engine: none}}");
     let text = format!(
@@ -75,7 +75,7 @@ async fn world(models: &[(&str, u8, Value)]) -> (FakeApi, AttacheProcess, Connec
     (api, picker, connection)
 }
 
-/// Status and message of a refusal.
+/// Status and message of a rejection.
 fn refused(picked: Picked) -> (i32, String) {
     let Picked::Refused(status, body) = picked else { panic!("{picked:?} is no refusal") };
     let body: Value = serde_json::from_str(&body).expect("an error as JSON");
@@ -88,11 +88,11 @@ async fn until_logged(picker: &AttacheProcess, text: &str) -> String {
     eventually(&format!("`{text}` in the log"), line).await
 }
 
-/// `count` requests for `model` to which no server has answered yet.
+/// Sends `count` requests for `model` that get no response yet.
 async fn unanswered(connection: &Connection, model: &str, count: usize) -> Vec<Stream> {
     let mut streams = Vec::new();
     for _ in 0..count {
-        // Of a streamed response it is known when its first token comes.
+        // The first token of a streamed response is visible to the picker.
         let body = json!({"model": model, "prompt": "hello", "stream": true}).to_string();
         let mut stream = sent_body(connection, &body, &[], None).await;
         outcome(&mut stream).await.destination();
@@ -101,7 +101,7 @@ async fn unanswered(connection: &Connection, model: &str, count: usize) -> Vec<S
     streams
 }
 
-/// The model that servers are asked for in place of `model`.
+/// The model name that the server gets for a request for `model`.
 async fn target(connection: &Connection, model: &str) -> String {
     pick(connection, model).await.model().to_owned()
 }

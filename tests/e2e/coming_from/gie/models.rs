@@ -36,20 +36,20 @@ rows! { ROWS;
         }
     }
 
-    without_targets_servers_are_asked_for_the_same_name:
+    model_name_is_the_target_by_default:
     "no `spec.targetModels`", "the target is the `modelName`", Here::Same => {
         let (_api, _picker, connection) = world(&[("m", 1, json!({"modelName": "llama", "targetModels": []}))]).await;
         assert_eq!(target(&connection, "llama").await, "llama");
     }
 
-    a_model_that_no_object_names_is_rejected:
+    model_without_an_object_is_rejected:
     "a model that no InferenceModel of the pool names", "the request is rejected", Here::Same => {
         let (_api, _picker, connection) = world(&[("m", 1, json!({}))]).await;
         let (status, message) = refused(pick(&connection, "n").await);
         assert_eq!((status, &*message), (404, "the model `n` does not exist; known models: m"));
     }
 
-    the_oldest_object_has_the_name:
+    oldest_object_owns_the_model_name:
     "two InferenceModels of one `modelName`", "the one with the oldest creation timestamp is retained", Here::Same => {
         let to = |target: &str| json!({"modelName": "m", "targetModels": [{"name": target}]});
         let (api, picker, connection) = world(&[("a", 9, to("young")), ("b", 2, to("old"))]).await;
@@ -59,7 +59,7 @@ rows! { ROWS;
         eventually("the next oldest", || async { (target(&connection, "m").await == "young").then_some(()) }).await;
     }
 
-    a_reserved_name_has_an_error_of_its_own:
+    reserved_name_has_its_own_error:
     "a name reserved by target models of weight 0", "an error says that no valid target model is found", Here::Same => {
         let reserved = json!({"targetModels": [{"name": "soon-v1", "weight": 0}]});
         let (_api, _picker, connection) = world(&[("soon", 1, reserved)]).await;
@@ -68,7 +68,7 @@ rows! { ROWS;
         assert!(message.contains("no valid target model is found"), "{message}");
     }
 
-    a_name_is_of_one_pool:
+    model_names_are_unique_per_pool:
     "`spec.poolRef.name`", "names are unique in a pool; other pools may use them again", Here::Same => {
         let to = |pool: &str, target: &str| {
             json!({"modelName": "m", "poolRef": {"name": pool}, "targetModels": [{"name": target}]})
@@ -77,7 +77,7 @@ rows! { ROWS;
         assert_eq!(target(&connection, "m").await, "ours");
     }
 
-    a_pool_of_another_group_is_another_pool:
+    object_for_another_api_group_has_no_effect:
     "`spec.poolRef.group`", "the API group of the pool; in GIE v1 an object for another group has no effect", Here::Same => {
         let to = |group: &str, target: &str| {
             json!({"modelName": "m", "poolRef": {"name": "vllm", "group": group}, "targetModels": [{"name": target}]})
@@ -89,7 +89,7 @@ rows! { ROWS;
         assert!(line.contains("\"object\":\"a\"") && line.contains("inference.networking.k8s.io"), "{line}");
     }
 
-    only_inference_pools_have_models:
+    pool_ref_kind_must_be_inference_pool:
     "`spec.poolRef.kind`", "`InferencePool`", Here::Same => {
         let service = json!({"modelName": "n", "poolRef": {"name": "vllm", "kind": "Service"}});
         let kind = json!({"modelName": "m", "poolRef": {"name": "vllm", "kind": "InferencePool"}});

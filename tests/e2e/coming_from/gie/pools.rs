@@ -20,7 +20,7 @@ rows! { ROWS;
         assert_eq!(known(&picker).await.len(), 2);
     }
 
-    the_target_port_is_the_pods_port:
+    target_port_number_is_the_port_of_pods:
     "`spec.targetPortNumber`, `targetNumber` in the example", "the port of the model servers", Here::Same => {
         for field in ["targetPortNumber", "targetNumber"] {
             let api = cluster(&[]).await;
@@ -32,7 +32,7 @@ rows! { ROWS;
         }
     }
 
-    what_the_gateway_reads_of_a_pool_changes_nothing:
+    extension_ref_has_no_effect_on_the_picker:
     "`spec.extensionRef` with `group`, `kind`, `name`, `portNumber` and `failureMode`",
     "read by the gateway: where the picker is, and what happens while it does not answer", Here::Same => {
         let api = cluster(&[]).await;
@@ -44,13 +44,13 @@ rows! { ROWS;
         assert_eq!(pick(&connection, "m").await.destination(), "10.0.0.1:8080");
     }
 
-    conditions_of_pools_are_left_to_the_gateway:
+    picker_writes_no_pool_conditions:
     "`status.parentRef` and the conditions `Accepted` and `ResolvedRefs` of a pool",
     "written by the gateway", Here::Same => {
         let (api, picker, connection) = world(&[("m", 1, json!({}))]).await;
         pick(&connection, "m").await.destination();
         picker.until_metric("attache_kube_status_writes_total", 1.0).await;
-        assert_eq!(api.asked("patch", "inferencepools") + api.asked("update", "inferencepools"), 0);
+        assert_eq!(api.request_count("patch", "inferencepools") + api.request_count("update", "inferencepools"), 0);
     }
 
     new_pools_need_no_new_picker:
@@ -74,7 +74,7 @@ rows! { ROWS;
         .await;
     }
 
-    a_pool_without_models_takes_every_model_unless_it_is_told_otherwise:
+    pool_without_models_accepts_all_unless_configured:
     "a pool without InferenceModels", "at least one InferenceModel is needed before a pool accepts traffic", Here::Differs {
         default: "all models are accepted, as GIE does since InferenceModels are optional",
         exact: "`rejectUnknownModels: true` of the pool: a model that no object names gets a 404",

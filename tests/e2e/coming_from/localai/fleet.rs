@@ -1,4 +1,4 @@
-//! A strategy over a pool whose requests are said by the test, without a picker.
+//! A strategy with requests in flight that the test sets, without a picker.
 
 use attache::clock::Timestamp;
 use attache::ids::EndpointId;
@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const STALE_AFTER: Duration = Duration::from_secs(2);
-/// When requests come that say nothing else, seconds.
+/// Default time of requests, seconds.
 const NOW: u64 = 5;
 
 pub(in crate::coming_from) struct Fleet {
     pub(in crate::coming_from) strategy: Box<dyn Strategy>,
     pub(in crate::coming_from) policy: ModelPolicy,
-    /// Endpoints that may serve requests; all when it is empty.
+    /// Endpoints that may serve requests. Empty means all.
     pub(in crate::coming_from) candidates: Vec<u32>,
 }
 
-/// What is decided.
+/// The decision for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::coming_from) struct Picked {
     pub(in crate::coming_from) endpoint: u32,
@@ -36,7 +36,7 @@ pub(in crate::coming_from) fn chat(text: &str) -> Value {
     serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text}]})
 }
 
-/// A prompt without messages.
+/// A request with a prompt instead of messages.
 pub(in crate::coming_from) fn completion(model: &str, prompt: &str) -> Value {
     serde_json::json!({"model": model, "prompt": prompt})
 }
@@ -48,7 +48,7 @@ impl Fleet {
         Self { strategy, policy: ModelPolicy::default(), candidates: Vec::new() }
     }
 
-    /// Runs `then` with the request `body` before endpoints that have these requests, at so many seconds.
+    /// Runs `then` with the request `body` and endpoints that have these requests in flight, at `at` seconds.
     fn with<T>(
         &self,
         body: &Value,
@@ -78,7 +78,7 @@ impl Fleet {
         then(&cx, &candidates)
     }
 
-    /// Where the request goes; nothing is remembered of it.
+    /// The decision for the request. The strategy does not record it.
     pub(in crate::coming_from) fn ask(&self, body: &Value, requests: &[u32]) -> Picked {
         self.ask_at(body, requests, NOW)
     }
@@ -92,7 +92,7 @@ impl Fleet {
         })
     }
 
-    /// The request went to the endpoint of this number.
+    /// Records that the request was sent to this endpoint.
     pub(in crate::coming_from) fn sent(&self, body: &Value, to: u32) {
         let _ = self.sent_at(body, to, NOW);
     }
@@ -102,12 +102,12 @@ impl Fleet {
         self.with(body, &requests, at, |cx, _| self.strategy.picked(cx, &cx.snapshot.endpoints[to as usize].endpoint))
     }
 
-    /// What the strategy notes of the request, which is sent to the endpoint of this number.
+    /// The hash chain that the strategy records for the request, which is sent to this endpoint.
     pub(in crate::coming_from) fn trail(&self, body: &Value, to: u32) -> Option<Digest> {
         self.sent_at(body, to, NOW)
     }
 
-    /// The request was sent to `from`, and Envoy had it served by `to`.
+    /// Records that the request was sent to `from` and served by `to` after Envoy's fallback.
     pub(in crate::coming_from) fn moved(&self, body: &Value, from: u32, to: u32) {
         let trail = self.trail(body, from).expect("a trail");
         let model = body["model"].as_str().unwrap_or_default();

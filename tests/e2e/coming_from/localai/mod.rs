@@ -1,4 +1,4 @@
-//! LocalAI's prefix-cache routing of the distributed mode.
+//! LocalAI's prefix-cache routing in distributed mode.
 
 mod api;
 pub(super) mod fleet;

@@ -1,4 +1,4 @@
-//! A running picker before servers whose metrics the test writes, and requests to it without a gateway in between.
+//! A picker with servers whose metrics the test sets. Requests are sent to the picker directly, without a gateway.
 
 use crate::support::attache::AttacheProcess;
 use crate::support::body::Payload;
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 
-/// What an idle vLLM reports that was started at this second.
+/// Metrics of an idle vLLM that started at this second.
 fn page(started: u32) -> String {
     format!(
         "vllm:num_requests_running{{model_name=\"m\"}} 0\nvllm:num_requests_waiting{{model_name=\"m\"}} 0\n\
@@ -72,14 +72,14 @@ pub(in crate::coming_from) struct Pool {
 }
 
 /// One request, in flight until it is dropped.
-pub(in crate::coming_from) struct Asked {
+pub(in crate::coming_from) struct PendingRequest {
     stream: Stream,
-    /// The number of the server that was picked.
+    /// Index of the picked server.
     pub(in crate::coming_from) server: usize,
 }
 
-impl Asked {
-    /// The server answers, and the request ends well.
+impl PendingRequest {
+    /// Completes the request with a 200 response of the server.
     pub(in crate::coming_from) async fn finish(mut self) -> usize {
         let status = HeaderValue { key: ":status".into(), raw_value: b"200".into(), ..HeaderValue::default() };
         let headers = Some(HeaderMap { headers: vec![status] });
@@ -103,8 +103,8 @@ fn text(top: &str, more: &str, servers: &[SocketAddr]) -> String {
 }
 
 impl Pool {
-    /// A pool of idle servers; `more` lines stand in its section, `top` at the top of the file, `variables` in the
-    /// picker's environment.
+    /// A pool of idle servers. `more` is added to the pool's section, `top` to the top of the file, and `variables` to
+    /// the picker's environment.
     pub(in crate::coming_from) async fn with(count: usize, top: &str, more: &str, variables: &[(&str, &str)]) -> Self {
         let mut servers = Vec::new();
         for _ in 0..count {
@@ -121,7 +121,7 @@ impl Pool {
     }
 
     /// A request to `/v1/chat/completions`, in flight.
-    pub(in crate::coming_from) async fn ask(&self, body: &Value) -> Asked {
+    pub(in crate::coming_from) async fn ask(&self, body: &Value) -> PendingRequest {
         let headers: [(&str, &[u8]); 2] = [(":path", b"/v1/chat/completions"), (":method", b"POST")];
         let mut stream = self.connection.stream(PROCESS, &[]).await.expect("a stream");
         stream.send(&request_headers(&headers, false)).expect("sending headers");
@@ -139,17 +139,17 @@ impl Pool {
                 let destination = String::from_utf8_lossy(&header.raw_value).into_owned();
                 let first = destination.split(',').next().unwrap_or_default();
                 let server = self.servers.iter().position(|server| server.address.to_string() == first);
-                return Asked { stream, server: server.expect("one of the servers") };
+                return PendingRequest { stream, server: server.expect("one of the servers") };
             }
         }
     }
 
-    /// The number of the server that the request goes to; it has ended when this returns.
+    /// Index of the picked server. The request has ended when this returns.
     pub(in crate::coming_from) async fn pick(&self, body: &Value) -> usize {
         self.ask(body).await.finish().await
     }
 
-    /// The model server starts again: its next page is of another process.
+    /// Restarts the model server: the next metrics page has a new start time.
     pub(in crate::coming_from) async fn restart(&self, server: usize) {
         *self.servers[server].page.lock().expect("the page") = page(9_000);
         eventually("the restart to be seen", || async {
@@ -169,7 +169,7 @@ impl Pool {
     }
 }
 
-/// What `attache check` says of a file with these lines and variables, and whether it is good.
+/// Runs `attache check` on a file with these lines and variables: whether it is valid, and the output.
 pub(in crate::coming_from) async fn check(top: &str, more: &str, variables: &[(&str, &str)]) -> (bool, String) {
     let directory = scratch("check");
     let file = directory.path().join("attache.yaml");
@@ -181,7 +181,7 @@ pub(in crate::coming_from) async fn check(top: &str, more: &str, variables: &[(&
     (status.success(), process.stdout() + &process.stderr())
 }
 
-/// The strategy and its parameters that a running picker has, with these flags and variables and nothing in a file.
+/// The strategy and parameters of a running picker with these flags and variables and no file.
 pub(in crate::coming_from) async fn in_force(flags: &[&str], variables: &[(&str, &str)]) -> (String, Value) {
     let arguments: Vec<String> = ["--endpoint", "127.0.0.1:1"].iter().chain(flags).map(|&a| a.to_owned()).collect();
     let picker = AttacheProcess::with_variables(&arguments, variables).await;

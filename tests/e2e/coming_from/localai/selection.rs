@@ -1,4 +1,4 @@
-//! Which replica a prompt goes to.
+//! The replica that is picked for a prompt.
 
 use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::localai::fleet::{Fleet, chat, completion};
@@ -7,7 +7,7 @@ use crate::coming_from::rows;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// `prefix-affinity` with one block a byte, so that a test can say how long a match is.
+/// `prefix-affinity` with one-byte blocks, so that a test can set the length of a match.
 fn by_bytes(compat: bool) -> Fleet {
     Fleet::of("prefix-affinity", &json!({"windowBytes": 1, "compat": compat}).to_string())
 }
@@ -80,7 +80,7 @@ rows! { ROWS;
             let pool = Pool::with(3, "", more, &[]).await;
             let idle = pool.ask(&chat("a")).await;
             let mut used = BTreeSet::from([idle.server]);
-            // One stays busy: the two idle ones take turns, however often.
+            // One server stays busy: the two idle servers alternate.
             let mut turns = Vec::new();
             for _ in 0..4 {
                 turns.push(pool.pick(&chat("a")).await);
@@ -90,7 +90,7 @@ rows! { ROWS;
             used.extend(turns);
             assert_eq!(used.len(), 3);
         }
-    floor_leaves_no_trace: "`round_robin` and the memory of prompts", "requests are not remembered",
+    floor_requests_are_not_remembered: "`round_robin` and the memory of prompts", "requests are not remembered",
         Same => {
             let fleet = Fleet::of("prefix-affinity", r#"{"routePolicy": "round_robin"}"#);
             assert_eq!(fleet.trail(&chat("abcd"), 0), None);
@@ -140,7 +140,7 @@ rows! { ROWS;
             let prompt = chat(&"a hot prompt ".repeat(60));
             let home = pool.pick(&prompt).await;
             let mut running = Vec::new();
-            while running.last().is_none_or(|asked: &super::running::Asked| asked.server == home) {
+            while running.last().is_none_or(|pending: &super::running::PendingRequest| pending.server == home) {
                 assert!(running.len() < 6, "a hot prompt moves");
                 running.push(pool.ask(&prompt).await);
             }

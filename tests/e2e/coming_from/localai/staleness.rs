@@ -1,4 +1,4 @@
-//! When what was remembered of a replica is dropped.
+//! When entries of a replica are dropped.
 
 use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::localai::fleet::{Fleet, chat, completion};
@@ -67,7 +67,7 @@ rows! { ROWS;
             fleet.moved(&chat("abcd"), 0, 1);
             let next = fleet.ask(&chat("abcd"), &[0, 0]);
             assert_eq!((next.endpoint, next.reason), (1, "was sent the longest prefix"));
-            // What another request was sent there stays.
+            // Entries of other requests at that endpoint stay.
             fleet.sent(&chat("wxyz"), 0);
             fleet.moved(&chat("wxyz"), 0, 1);
             let both = [[0, 1], [1, 0]].map(|requests| fleet.ask(&chat("wxyz"), &requests).endpoint);

@@ -1,7 +1,7 @@
-//! The routing algorithms, and what each falls back to.
+//! AIBrix's routing algorithms and their fallbacks.
 
 use crate::coming_from::Here::{Differs, Same};
-use crate::coming_from::aibrix::ask::{Asked, IDLE, Pool, refused};
+use crate::coming_from::aibrix::ask::{IDLE, PendingRequest, Pool, refused};
 use crate::coming_from::aibrix::library::{settings, strategy, winners};
 use crate::coming_from::rows;
 use crate::shipped::by_header;
@@ -24,11 +24,11 @@ fn page() -> EndpointMetrics {
     EndpointMetrics::default()
 }
 
-fn picked(asked: &Asked) -> usize {
+fn picked(asked: &PendingRequest) -> usize {
     asked.answer.as_ref().unwrap_or_else(|refusal| panic!("{refusal:?}")) + 1
 }
 
-/// The users whose requests a server completes, in order, where it takes one at a time: six of `heavy` come first, then
+/// Users in the order in which a server with one slot completes their requests. Six requests of `heavy` arrive before
 /// two of `light`.
 async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     let sim = SimProcess::start(1, &["--model", "m", "--max-num-seqs", "1", "--step-base", "200ms"]).await;
@@ -43,8 +43,8 @@ async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
     let mut first = None;
     for (number, user) in [["heavy"; 7].as_slice(), &["light"; 2]].concat().into_iter().enumerate() {
-        // The first one is at the server until all others wait, in the order in which they come; then its client
-        // leaves.
+        // The first request occupies the server until all others are queued in order of arrival. Then its client
+        // disconnects.
         let tokens = if number == 0 { 1_000 } else { 1 };
         let messages = [json!({"role": "user", "content": format!("{number}")})];
         let body = json!({"model": "m", "max_tokens": tokens, "messages": messages});
@@ -70,8 +70,8 @@ async fn served_under_load(strategy: &str) -> Vec<&'static str> {
     order
 }
 
-/// Requests in flight on the server at `at` (from 1).
-async fn hold(pool: &Pool, at: usize, prompt: &str, count: usize) -> Vec<Asked> {
+/// Sends `count` requests to the server `at` (from 1) and keeps them in flight.
+async fn hold(pool: &Pool, at: usize, prompt: &str, count: usize) -> Vec<PendingRequest> {
     let filter = format!("pod=p{at}");
     let mut held = Vec::new();
     for _ in 0..count {
@@ -81,15 +81,15 @@ async fn hold(pool: &Pool, at: usize, prompt: &str, count: usize) -> Vec<Asked> 
     held
 }
 
-/// All of them end well.
-async fn finish(held: Vec<Asked>) {
+/// Completes all of them.
+async fn finish(held: Vec<PendingRequest>) {
     for asked in held {
         asked.finish().await;
     }
 }
 
-/// The number of the first equal request that leaves the server of the one before it, when none of them ends.
-async fn leaves_at(pool: &Pool, at_most: usize) -> usize {
+/// Number of the first identical request that is sent to another server while all requests stay in flight.
+async fn first_diverted_request(pool: &Pool, at_most: usize) -> usize {
     let prompt = "a long prompt ".repeat(40);
     let mut held = vec![pool.ask(&prompt, &[]).await];
     for number in 2..=at_most {
@@ -101,7 +101,7 @@ async fn leaves_at(pool: &Pool, at_most: usize) -> usize {
     panic!("all {at_most} requests stay");
 }
 
-/// With this strategy and two servers that report no figure, whether the one that has requests is picked as well.
+/// With two servers that report no value for the strategy: whether the busy one is picked as well.
 async fn draws_at_random(strategy: &str, variables: &[(&str, &str)]) -> bool {
     let set = [&[("ROUTING_ALGORITHM", strategy)], variables].concat();
     let pool = Pool::with(2, "", &set).await;
@@ -280,12 +280,12 @@ rows! { ROWS;
         } => {
             let running = IDLE.replacen("} 0", "} 40", 1);
             let exact = [("ROUTING_ALGORITHM", "prefix-cache"), COMPAT];
-            // All report much that this picker did not send: it does not count.
+            // Servers report requests of other senders, which `compat` does not count.
             let pool = Pool::reporting(&[&running, IDLE], "", &exact).await;
-            assert_eq!(leaves_at(&pool, 20).await, 18, "17 requests differ by more than 16");
+            assert_eq!(first_diverted_request(&pool, 20).await, 18, "17 requests differ by more than 16");
             let small = [&exact[..], &[("AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT", "3")]].concat();
             let pool = Pool::reporting(&[&running, IDLE], "", &small).await;
-            assert_eq!(leaves_at(&pool, 20).await, 5, "4 requests differ by more than 3");
+            assert_eq!(first_diverted_request(&pool, 20).await, 5, "4 requests differ by more than 3");
         }
     prefix_cache_hotspot: "`prefix-cache` with a busy holder",
         "a holder above mean + factor × deviation is passed over",

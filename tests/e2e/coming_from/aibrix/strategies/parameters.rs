@@ -1,11 +1,11 @@
-//! The environment variables that are parameters of strategies.
+//! Environment variables that set parameters of strategies.
 
 use crate::coming_from::Here::{Differs, Same};
 use crate::coming_from::aibrix::library::{sets, settings};
 use crate::coming_from::rows;
 use serde_json::json;
 
-/// What is wrong with these variables.
+/// The errors that these variables cause.
 fn errors(variables: &[(&str, &str)]) -> Vec<String> {
     settings("", variables).expect_err("an error")
 }

@@ -1,4 +1,4 @@
-//! Which strategy routes a request, and to which servers it may go.
+//! The strategy that routes a request, and the endpoints that it may use.
 
 use crate::coming_from::Here::{Differs, Same, Warns};
 use crate::coming_from::aibrix::ask::{Pool, refused, started};
@@ -7,7 +7,7 @@ use crate::coming_from::rows;
 use attache::pool::EndpointMetrics;
 use serde_json::{Value, json};
 
-/// Whether a request with these headers is routed by `session-affinity`, which returns the session to the client.
+/// Whether `session-affinity` routes a request with these headers: it returns a session id to the client.
 async fn is_sticky(pool: &Pool, headers: &[(&str, &str)]) -> bool {
     let mut asked = pool.ask("hello", headers).await;
     assert!(asked.answer.is_ok(), "{headers:?}: {:?}", asked.answer);
