@@ -20,7 +20,8 @@ for tool in cargo python3; do
 done
 
 echo "building attache (a few minutes the first time)"
-cargo build --release --locked --bin attache
+# Only what the demonstration uses: Kubernetes, Redis and OpenTelemetry clients would double the first build.
+cargo build --release --locked --bin attache --no-default-features --features simulator
 envoy=${ATTACHE_ENVOY:-$(tests/install-envoy.sh "${ATTACHE_TOOLS:-$PWD/target/tools}")}
 
 exec python3 examples/quickstart/demo.py \
