@@ -486,3 +486,19 @@ async fn full_port_new_requests_take_the_place_of_idle_connections() {
     assert!(connections.closed(crate::connections::Closed::Evicted) >= 14 - 8);
     assert_eq!(idle[0].read(&mut [0; 1]).await.unwrap_or(0), 0, "the oldest is closed");
 }
+
+#[test]
+fn headers_of_an_explained_request_are_in_the_query() {
+    let query = |header: &str| vec![("pool".to_owned(), "p".to_owned()), ("header".to_owned(), header.to_owned())];
+    let mut own = HeaderMap::new();
+    own.insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+    let asked = explain_request(query(" X-Tenant :acme"), &own, Bytes::new()).unwrap();
+    let expected = [("x-tenant", "acme"), ("content-type", "application/json")];
+    assert_eq!(asked.headers, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    assert_eq!((asked.pool.as_deref(), asked.path.as_str()), (Some("p"), DEFAULT_EXPLAINED_PATH));
+    let asked = explain_request(query("content-type: text/plain"), &own, Bytes::new()).unwrap();
+    assert_eq!(asked.headers, [("content-type".to_owned(), "text/plain".to_owned())]);
+    for wrong in ["x-tenant", ": acme", ""] {
+        assert!(explain_request(query(wrong), &own, Bytes::new()).unwrap_err().contains("allowed is `name: value`"));
+    }
+}

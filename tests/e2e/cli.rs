@@ -317,7 +317,8 @@ fn explain(tokenizer: &str, body: &str, more: &[&str]) -> Output {
     let (config, request) = (directory.path().join("attache.yaml"), directory.path().join("request.json"));
     let text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- {{name: default, strategy: pipeline, \
-         endpoints: [\"127.0.0.1:1\"], prefixCache: {{tokenizer: {tokenizer}}}}}\n"
+         requestStrategy: {{allow: [random]}}, endpoints: [\"127.0.0.1:1\"], \
+         prefixCache: {{tokenizer: {tokenizer}}}}}\n"
     );
     std::fs::write(&config, text).unwrap();
     std::fs::write(&request, body).unwrap();
@@ -344,6 +345,8 @@ fn explain_shows_blocks_scores_and_the_reason() {
     ] {
         assert!(out(&explained).contains(word), "{word}: {}", out(&explained));
     }
+    let output = explain("characters", CHAT, &["--header", "Routing-Strategy: random"]);
+    assert!(out(&output).contains("goes to    127.0.0.1:1 (random: "), "headers count: {}", out(&output));
     let models = root("tests/data/chat_vectors");
     let tokenizer = format!("{{type: huggingface, directory: {}}}", models.display());
     let explained = explain(&tokenizer, CHAT, &["--json"]);
