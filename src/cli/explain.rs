@@ -18,6 +18,9 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+#[cfg(feature = "simulator")]
+mod recorded;
+
 const EXAMPLES: &str = "\
 Examples:
   attache explain request.json                                  # by the picker on this machine
@@ -26,8 +29,10 @@ Examples:
   curl -s … | attache explain - --path /v1/messages
   attache explain request.json --config-file attache.yaml       # without a running picker
   attache explain request.json --json | jq '.endpoints'
+  attache explain --from-record run.jsonl --request 17          # a decision of `attache run --record run.jsonl`
+  attache explain --from-record run.jsonl --request 17 --strategy least-request
 
-Exit codes: 0 when the request can be routed, 1 when it would be rejected.";
+Exit codes: 0 when the request can be routed, 1 when it would be rejected, 64 when a flag or file can't be used.";
 
 /// A request that the picker would reject.
 const EXIT_REFUSED: u8 = 1;
@@ -43,7 +48,12 @@ const SHOWN_BLOCKS: usize = 12;
 pub(super) struct ExplainArgs {
     /// Body of the request, a JSON file; `-` reads standard input
     #[arg(value_name = "FILE")]
-    body: PathBuf,
+    #[cfg_attr(feature = "simulator", arg(required_unless_present = "from_record"))]
+    #[cfg_attr(not(feature = "simulator"), arg(required = true))]
+    body: Option<PathBuf>,
+    #[cfg(feature = "simulator")]
+    #[command(flatten)]
+    recorded: recorded::RecordedArgs,
     /// Path that the request would have
     #[arg(long, default_value = DEFAULT_EXPLAINED_PATH)]
     path: String,
@@ -68,7 +78,11 @@ pub(super) struct ExplainArgs {
 }
 
 pub(super) fn run(args: &ExplainArgs) -> ExitCode {
-    let body = match read(&args.body) {
+    #[cfg(feature = "simulator")]
+    if let Some(file) = &args.recorded.from_record {
+        return recorded::run(file, &args.recorded, args.json);
+    }
+    let body = match args.body.as_ref().context("a file with the body of the request is missing").and_then(read) {
         Ok(body) => body,
         Err(error) => return fail(EXIT_USAGE, &error),
     };
@@ -161,9 +175,9 @@ async fn ask(args: &ExplainArgs, body: Vec<u8>) -> anyhow::Result<Result<Value, 
     Ok(Err(text))
 }
 
-/// A column for each part of the strategy.
-fn why(e: &Value, out: &mut String) {
-    let parts = e["parts"].as_array().map(Vec::as_slice).unwrap_or_default();
+/// The table of scores under `title`: a column for each part of the strategy, a row for each of `addresses`.
+fn scores<'a>(parts: &Value, title: &str, addresses: impl Iterator<Item = &'a str>, out: &mut String) {
+    let parts = parts.as_array().map(Vec::as_slice).unwrap_or_default();
     if parts.is_empty() {
         return;
     }
@@ -175,12 +189,11 @@ fn why(e: &Value, out: &mut String) {
         }
     };
     let heads: Vec<String> = parts.iter().map(head).collect();
-    let _ = write!(out, "\n{:<24}", "WHY");
+    let _ = write!(out, "\n{title:<24}");
     for head in &heads {
         let _ = write!(out, "  {head:>width$}", width = head.chars().count().max(8));
     }
-    let endpoints = e["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
-    for address in endpoints.iter().filter_map(|h| h["address"].as_str()) {
+    for address in addresses {
         let _ = write!(out, "\n{address:<24}");
         for (part, head) in parts.iter().zip(&heads) {
             let figure = part["endpoints"][address].as_f64().map_or_else(|| "–".to_owned(), |f| format!("{f:.3}"));
@@ -289,7 +302,8 @@ fn show(e: &Value, all_blocks: bool) -> String {
         line("encode", encode.join(", "));
     }
     endpoints(e, blocks.len(), &mut out);
-    why(e, &mut out);
+    let addresses = e["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
+    scores(&e["parts"], "WHY", addresses.iter().filter_map(|h| h["address"].as_str()), &mut out);
     show_blocks(&blocks, all_blocks, &mut out);
     out
 }

@@ -10,12 +10,11 @@ use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
 use super::tenant::Tenant;
 use super::warming::Warming;
 use crate::event::Unobserved;
-use crate::explained::parts;
 use attache_pool::{Endpoint, EndpointState, ledger};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, Found};
 use attache_prefix::key::{BlockKey, BlockKeys};
 use attache_protocol::{Api, Request};
-use attache_scheduling::Router;
+use attache_scheduling::{Decision, Router};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
@@ -265,7 +264,7 @@ impl<'a> Explained<'a> {
             strategy: deciding.chosen.choice.name.to_string(),
             profile: deciding.chosen.profile.as_ref().map(ToString::to_string),
             priority: deciding.facts.priority,
-            parts: decision.map_or_else(|| serde_json::json!([]), parts),
+            parts: decision.map_or_else(|| serde_json::json!([]), Decision::parts_json),
             warning,
         })
     }

@@ -1,7 +1,6 @@
 //! A log line that explains a decision by the score of each part of the algorithm for each endpoint.
 
 use attache_scheduling::Decision;
-use serde_json::{Value, json};
 
 /// A decision with its explanation.
 #[derive(Debug)]
@@ -30,19 +29,8 @@ impl Explained<'_> {
             picks = picks.join(","),
             prefill = self.decision.split.as_ref().and_then(|s| s.prefill.first()).map(|e| &*e.authority),
             reason = self.decision.reason,
-            parts = %parts(self.decision),
+            parts = %self.decision.parts_json(),
             "decision"
         );
     }
-}
-
-/// Scores by part and endpoint, as JSON: `[{"part", "weight", "endpoints": {"ip:port": score}}]`; null for a missing
-/// score.
-#[must_use]
-pub fn parts(decision: &Decision) -> Value {
-    let part = |part: &attache_scheduling::decision::PartFigures| {
-        let figures = part.figures.iter().map(|(e, figure)| (e.authority.to_string(), json!(figure)));
-        json!({"part": part.name, "weight": part.weight, "endpoints": figures.collect::<serde_json::Map<_, _>>()})
-    };
-    decision.parts.iter().flatten().map(part).collect()
 }

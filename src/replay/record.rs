@@ -16,6 +16,7 @@
 //! Called by `cli::replay` and tests.
 
 mod decision;
+pub mod explain;
 mod player;
 
 use attache_config::{self as config, ConfigText, Settings, Sources};

@@ -6,6 +6,7 @@ use super::split::Split;
 use ahash::AHashMap;
 use attache_pool::Endpoint;
 use attache_types::ids::EndpointId;
+use serde_json::{Map, Value, json};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -203,6 +204,17 @@ impl Decision {
     #[must_use]
     pub fn computing(&self) -> Option<&Arc<Endpoint>> {
         self.split.as_ref().map_or(&self.picks, |split| &split.prefill).first()
+    }
+
+    /// Scores by part and endpoint: `[{"part", "weight", "endpoints": {"ip:port": score}}]`, null for a missing score.
+    /// Empty if the decision was not explained.
+    #[must_use]
+    pub fn parts_json(&self) -> Value {
+        let part = |part: &PartFigures| {
+            let figures = part.figures.iter().map(|(e, figure)| (e.authority.to_string(), json!(figure)));
+            json!({"part": part.name, "weight": part.weight, "endpoints": figures.collect::<Map<_, _>>()})
+        };
+        self.parts.iter().flatten().map(part).collect()
     }
 
     /// Weighted sum of each endpoint, if the decision was explained. Endpoints without any figure are omitted.

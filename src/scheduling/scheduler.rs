@@ -182,6 +182,31 @@ impl Scheduler {
         Ok(decision)
     }
 
+    /// Why an endpoint is no candidate for a request of a strategy that wants `roles`; `None` if it is one.
+    #[must_use]
+    pub fn exclusion(
+        &self,
+        cx: &PickContext<'_>,
+        subset: Option<&Subset>,
+        roles: Roles,
+        state: &EndpointState,
+    ) -> Option<&'static str> {
+        let spec = &state.endpoint.spec;
+        if state.is_draining() {
+            Some("draining")
+        } else if !state.serves(roles) {
+            Some("has another role")
+        } else if subset.is_some_and(|subset| !subset.allows(spec.address)) {
+            Some("not in the gateway's subset")
+        } else if cx.filter.is_some_and(|filter| !filter.matches(&spec.labels)) {
+            Some("its labels do not match the request's selector")
+        } else if state.live().health.availability(cx.now, &self.health) == Availability::Ejected {
+            Some("ejected")
+        } else {
+            None
+        }
+    }
+
     /// The candidates of a strategy that needs `roles`.
     #[must_use]
     pub fn eligible<'a>(&self, cx: &PickContext<'a>, subset: Option<&Subset>, roles: Roles) -> Vec<Candidate<'a>> {

@@ -373,3 +373,25 @@ fn explain_reports_why_it_fails() {
     assert_eq!(code(&explained), 70);
     assert!(err(&explained).contains("no picker responds at http://127.0.0.1:1"), "{}", err(&explained));
 }
+
+#[test]
+fn recorded_request_is_explained_with_what_another_strategy_would_do() {
+    let recording = root("tests/in_process/virtual_time/frozen/aibrix.jsonl");
+    let file = recording.to_str().unwrap();
+    let output = attache(&["explain", "--from-record", file, "--request", "40", "--strategy", "predicted-latency"]);
+    assert_eq!(code(&output), 0, "{}", err(&output));
+    for line in ["request    40, line ", "recorded   the same (", "instead    ", "\nWHY predicted-latency "] {
+        assert!(out(&output).contains(line), "{line}: {}", out(&output));
+    }
+    let output = attache(&["explain", "--from-record", file, "--json"]);
+    let last: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
+    assert_eq!(last["recorded"], last["choice"]["picks"]);
+    for (more, message) in [
+        (["--request", "400000"], "has no decision about request 400000"),
+        (["--strategy", "nope"], "`--strategy nope`: no strategy is called `nope`"),
+    ] {
+        let output = attache(&[&["explain", "--from-record", file][..], &more].concat());
+        assert_eq!(code(&output), 64);
+        assert!(err(&output).contains(message), "{}", err(&output));
+    }
+}

@@ -3,6 +3,7 @@
 mod architecture;
 mod config;
 mod docs;
+mod explain;
 mod feeds;
 mod kv_events;
 #[cfg(feature = "hf-tokenizers")]

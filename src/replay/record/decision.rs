@@ -6,6 +6,7 @@ use attache_prefix::cache::{Found, PrefixCache};
 use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::Prompt;
 use attache_record::{Decided, Looked};
+use attache_scheduling::choice::Chosen;
 use attache_scheduling::digest::{Digest, Digests};
 use attache_scheduling::plugin::{HeaderSource, Headers};
 use attache_scheduling::scheduler::{self, Explain, Subset};
@@ -62,15 +63,28 @@ impl PlayedDecision {
     }
 }
 
-/// Decides in the order of steps of the live picker, and books the first pick. If `other`, another configuration than
-/// the recorded one decides, and `missing` receives the inputs that it needs and the recording lacks.
-pub(super) fn decide(
+/// A recorded request whose strategy is chosen.
+pub(super) struct Prepared<'a> {
+    pub(super) chosen: &'a Chosen<'a>,
+    /// The input of the strategy.
+    pub(super) cx: PickContext<'a>,
+    /// The lookup of the prompt, also if the strategy does not read it; `None` if no lookup was recorded.
+    pub(super) found: Option<&'a Found>,
+    pub(super) prompt: &'a Prompt<'a>,
+}
+
+/// Takes the steps of the live picker up to the strategy, and then those of `rest`. `missing` receives the inputs that
+/// the configuration needs and the recording lacks.
+///
+/// # Errors
+/// The rejection of the request.
+pub(super) fn prepare<R>(
     pool: &LivePool,
     state: &PoolState,
     d: &Decided,
-    other: bool,
     missing: &mut BTreeSet<String>,
-) -> PlayedDecision {
+    rest: impl FnOnce(&Prepared<'_>) -> R,
+) -> Result<R, RequestError> {
     let headers = RecordedHeaders { known: &d.headers, missed: RefCell::default() };
     let digests = Digests::replayed(d.digests.clone());
     let prompt = prompt(d.prompt.as_ref());
@@ -85,11 +99,8 @@ pub(super) fn decide(
         waited: d.waited,
         digests: Some(&digests),
     };
-    let chosen = match pool.scheduler.choices.choose(&facts) {
-        Ok(chosen) => chosen,
-        Err(error) => return PlayedDecision::rejected(error.reason.code().to_owned()),
-    };
-    let (strategy, reads) = (&chosen.choice.strategy, chosen.choice.strategy.reads());
+    let chosen = pool.scheduler.choices.choose(&facts)?;
+    let reads = chosen.choice.strategy.reads();
     // Every prompt is looked up, because the summary reports cached tokens. Only strategies that read the cache see the
     // result.
     let lookup = |l: &Looked| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys);
@@ -102,33 +113,32 @@ pub(super) fn decide(
         policy: d.policy,
         ..PickContext::new(&state.snapshot, d.at, pool.stale_after)
     };
-    let decided = picks(pool, state, d, strategy, &cx);
-    if other {
-        missing.extend(headers.missed.take().iter().map(|name| format!("the header `{name}` of some requests")));
-        if reads.prefix && d.readable && d.prompt.is_none() {
-            missing.insert("the keys of some prompts".to_owned());
-        }
-        if digests.missed() {
-            missing.insert(format!("what `{}` makes of a prompt's text", chosen.choice.name));
-        }
+    let result = rest(&Prepared { chosen: &chosen, cx, found: found.as_ref(), prompt: &prompt });
+    missing.extend(headers.missed.take().iter().map(|name| format!("the header `{name}` of some requests")));
+    if reads.prefix && d.readable && d.prompt.is_none() {
+        missing.insert("the keys of some prompts".to_owned());
     }
-    match decided {
-        Ok((picks, reason, trail)) => {
-            let trail = trail.map(|trail| (strategy.clone(), d.model.to_string(), trail));
-            let found = found.as_ref();
-            book(
-                pool,
-                state,
-                d,
-                &**strategy,
-                &cx,
-                found,
-                &prompt,
-                PlayedDecision { picks, trail, ..PlayedDecision::rejected(reason) },
-            )
-        }
-        Err(error) => PlayedDecision::rejected(error.reason.code().to_owned()),
+    if digests.missed() {
+        missing.insert(format!("what `{}` makes of a prompt's text", chosen.choice.name));
     }
+    Ok(result)
+}
+
+/// Makes the decision again and books its first pick, as the live picker did.
+pub(super) fn decide(
+    pool: &LivePool,
+    state: &PoolState,
+    d: &Decided,
+    missing: &mut BTreeSet<String>,
+) -> PlayedDecision {
+    let played = prepare(pool, state, d, missing, |prepared| {
+        let strategy = &prepared.chosen.choice.strategy;
+        let (picks, reason, trail) = picks(pool, state, d, strategy, &prepared.cx)?;
+        let trail = trail.map(|trail| (strategy.clone(), d.model.to_string(), trail));
+        Ok(book(pool, state, d, prepared, PlayedDecision { picks, trail, ..PlayedDecision::rejected(reason) }))
+    });
+    let rejected = |error: RequestError| PlayedDecision::rejected(error.reason.code().to_owned());
+    played.unwrap_or_else(Err).unwrap_or_else(rejected)
 }
 
 /// A prompt with the recorded sizes and no text, which is not recorded.
@@ -157,26 +167,27 @@ fn picks(
     }
     let least_loaded = scheduler::least_loaded();
     let strategy = if d.readable { &**strategy } else { &*least_loaded };
-    let subset = d.subset.as_ref().map(|entries| {
-        let mut subset = Subset::default();
-        entries.iter().for_each(|entry| _ = subset.add(entry));
-        subset
-    });
+    let subset = subset(d);
     let mut rng = PickRng::seed_from_u64(d.rng);
     let decision = pool.scheduler.decide(strategy, cx, subset.as_ref(), Explain::No, &mut rng)?;
     Ok((decision.picks.to_vec(), decision.reason.to_owned(), decision.trail))
 }
 
+/// The gateway's subset hint.
+pub(super) fn subset(d: &Decided) -> Option<Subset> {
+    d.subset.as_ref().map(|entries| {
+        let mut subset = Subset::default();
+        entries.iter().for_each(|entry| _ = subset.add(entry));
+        subset
+    })
+}
+
 /// Books a decision on its first pick, as the live picker does. A decision without picks stays as it is.
-#[expect(clippy::too_many_arguments, reason = "all inputs of a decision")]
 fn book(
     pool: &LivePool,
     state: &PoolState,
     d: &Decided,
-    strategy: &dyn Strategy,
-    cx: &PickContext<'_>,
-    found: Option<&Found>,
-    prompt: &Prompt<'_>,
+    Prepared { chosen, cx, found, prompt }: &Prepared<'_>,
     decision: PlayedDecision,
 ) -> PlayedDecision {
     let Some(first) = decision.picks.first() else { return PlayedDecision::rejected(decision.reason) };
@@ -192,7 +203,7 @@ fn book(
         understood: d.readable,
         streams: d.streams,
         arrives: false,
-        share: strategy.share(cx, first),
+        share: chosen.choice.strategy.share(cx, first),
         prefix_update: found.zip(looked).map(|(found, looked)| prefix_update(pool, first, found, looked)),
     };
     let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);

@@ -277,18 +277,26 @@ impl<'a> RecordingPlayer<'a> {
         Ok(())
     }
 
-    fn decide(&mut self, d: &Decided, line: u64) -> Result<(), RecordError> {
+    /// The pool of a decision with its state.
+    pub(super) fn deciding(&self, d: &Decided, line: u64) -> Result<(&LivePool, &PoolState), RecordError> {
         let unknown = || wrong(line, format!("there is no pool `{}` in the configuration number {}", d.pool, d.live));
         let pool = self.lives.get(&d.live).and_then(|live| live.pools.get(&d.pool)).ok_or_else(unknown)?;
-        let state = self.pools.get(&pool.number).ok_or_else(unknown)?;
+        Ok((pool, self.pools.get(&pool.number).ok_or_else(unknown)?))
+    }
+
+    fn decide(&mut self, d: &Decided, line: u64) -> Result<(), RecordError> {
+        let (pool, state) = self.deciding(d, line)?;
         let mut missing = BTreeSet::new();
-        let played = decide(pool, state, d, self.other.is_some(), &mut missing);
+        let played = decide(pool, state, d, &mut missing);
         let authority =
             |id: &EndpointId| state.known.get(id).map_or_else(|| id.to_string(), |e| e.authority.to_string());
         let recorded: Vec<String> = d.picks.iter().map(authority).collect();
         let replayed: Vec<String> = played.picks.iter().map(|e| e.authority.to_string()).collect();
         let summary = &mut self.summary;
-        summary.missing.append(&mut missing);
+        // The recorded configuration read what it needs, so that only another one can lack an input.
+        if self.other.is_some() {
+            summary.missing.append(&mut missing);
+        }
         summary.prompt_tokens += u64::from(played.prompt_tokens);
         summary.matched_recorded += u64::from(d.matched);
         summary.matched_replayed += u64::from(played.matched);

@@ -194,3 +194,45 @@ fn recorded_wait_is_an_input_of_the_decision() {
         assert!(summary.is_exact(), "after {waited} ms: {summary}");
     }
 }
+
+#[test]
+fn recorded_decision_is_explained_in_its_state() {
+    let mut lines = begin();
+    lines.extend([decide(0, 0), decide(1, 1), decide(2, 0)]);
+    // The replay of the first two leaves one request on each endpoint; the first ends.
+    lines.insert(5, Line::End(Ended { r: 0, complete: true, ..Ended::default() }));
+    let text = text("least-request", &lines);
+    let other = registry().build("random", &serde_json::Value::Null).unwrap();
+    let explain = |request, other| explain::explain_in(text.as_bytes(), request, other, &registry()).unwrap();
+    let explained = explain(2, Some(("random", &*other))).unwrap();
+    assert_eq!((explained.request, explained.line, &*explained.strategy), (2, 8, "least-request"));
+    let requests: Vec<u32> = explained.endpoints.iter().map(|endpoint| endpoint.requests).collect();
+    let free = requests.iter().position(|requests| *requests == 0).unwrap();
+    assert_eq!(requests.iter().sum::<u32>(), 1);
+    let address = |i: usize| format!("127.0.0.1:800{i}");
+    assert_eq!(explained.choice.picks, [address(free)]);
+    assert_eq!(explained.recorded, [address(0)]);
+    assert_eq!(explained.other.unwrap().choice.picks.len(), 1);
+    assert!(explained.endpoints.iter().all(|endpoint| endpoint.excluded.is_none()));
+    assert!(explain(3, None).is_none());
+}
+
+#[test]
+fn excluded_endpoints_are_explained() {
+    let mut lines = begin();
+    lines.push(decide(0, 0));
+    let failure = |at| Line::Health {
+        r: 0,
+        at: Timestamp(at),
+        id: EndpointId(0),
+        outcome: Outcome::ConnectFailure,
+        api: Default::default(),
+        client: Default::default(),
+    };
+    lines.extend([failure(2_000), failure(2_001)]);
+    lines.push(decide(2_005, 1));
+    let text = text("least-request", &lines);
+    let explained = explain::explain_in(text.as_bytes(), 2_005, None, &registry()).unwrap().unwrap();
+    assert_eq!(explained.endpoints[0].excluded, Some("ejected"));
+    assert_eq!((&*explained.choice.picks[0], &*explained.recorded[0]), ("127.0.0.1:8001", "127.0.0.1:8001"));
+}
