@@ -180,11 +180,11 @@ fn router(state: AdminState) -> Router {
     let pages = Router::new()
         .route("/", get(page))
         .route("/endpoints", get(endpoints))
-        .route("/decisions", get(|State(s): State<AdminState>| async move { json(&(s.decisions)()) }))
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level))
         .merge(policies::pages())
-        .route_layer(keys(&[]));
+        .route_layer(keys(&[]))
+        .merge(Router::new().route("/decisions", get(decisions)).route_layer(keys(&["request_id"])));
     let metrics = Router::new().route("/metrics", get(metrics));
     let (metrics, guarded) = match &state.guard {
         Some(guard) => {
@@ -245,6 +245,20 @@ async fn endpoints(State(state): State<AdminState>) -> Response {
         "missing": state.readiness.missing(),
         "pools": pools,
     }))
+}
+
+#[derive(serde::Deserialize)]
+struct DecisionsQuery {
+    request_id: Option<String>,
+}
+
+/// The recent decisions, or those about the requests with one `x-request-id`.
+async fn decisions(State(state): State<AdminState>, Query(query): Query<DecisionsQuery>) -> Response {
+    let mut decisions = (state.decisions)();
+    if let (Some(id), Some(list)) = (query.request_id, decisions.as_array_mut()) {
+        list.retain(|decision| decision["request_id"] == id);
+    }
+    json(&decisions)
 }
 
 async fn log_level(State(state): State<AdminState>) -> String {

@@ -193,6 +193,7 @@ async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() 
         let (status, text) = ask(&state, LOCAL, (method, &target), &[], endless()).await;
         let allowed = match target.split('?').next().unwrap() {
             "/explain" => "`path`, `pool`, `header`",
+            "/decisions" => "`request_id`",
             "/kv_blocks" => "`endpoint`",
             "/log-level" if method == "PUT" => "`filter`",
             _ => "none",
@@ -501,4 +502,18 @@ fn headers_of_an_explained_request_are_in_the_query() {
     for wrong in ["x-tenant", ": acme", ""] {
         assert!(explain_request(query(wrong), &own, Bytes::new()).unwrap_err().contains("allowed is `name: value`"));
     }
+}
+
+#[tokio::test]
+async fn decisions_are_found_by_request_id() {
+    let (state, _) = state();
+    let found = async |target: &str| {
+        let (status, text) = ask(&state, LOCAL, ("GET", target), &[], endless()).await;
+        assert_eq!(status, 200, "{target}");
+        serde_json::from_str::<serde_json::Value>(&text).unwrap().as_array().unwrap().clone()
+    };
+    let all = found("/decisions").await;
+    let id = all[0]["request_id"].as_str().unwrap();
+    assert_eq!(found(&format!("/decisions?request_id={id}")).await, all);
+    assert!(found("/decisions?request_id=none").await.is_empty());
 }
