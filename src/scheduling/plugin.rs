@@ -159,8 +159,8 @@ pub struct PickContext<'a> {
     pub generates: bool,
     /// Whether encode servers may encode the request's images and sounds.
     pub encodable: bool,
-    /// Whether this is a preview: nothing of it may be recorded.
-    pub preview: bool,
+    /// Whether this is a dry run: nothing of it may be recorded.
+    pub dry_run: bool,
 }
 
 impl<'a> PickContext<'a> {
@@ -169,7 +169,7 @@ impl<'a> PickContext<'a> {
     pub fn new(snapshot: &'a PoolSnapshot, now: Timestamp, stale_after: Duration) -> Self {
         let (request, policy, objective) = (RequestFacts::default(), ModelPolicy::default(), Objective::default());
         let (filter, prefix) = (None, None);
-        let (splittable, generates, encodable, preview) = (false, false, false, false);
+        let (splittable, generates, encodable, dry_run) = (false, false, false, false);
         Self {
             now,
             request,
@@ -182,7 +182,7 @@ impl<'a> PickContext<'a> {
             splittable,
             generates,
             encodable,
-            preview,
+            dry_run,
         }
     }
 }
@@ -235,7 +235,7 @@ pub trait Strategy: Send + Sync + Debug {
     /// Puts the best candidates first into `ranking`, as many as `ranking` wants, and sets the reason. `candidates`
     /// is never empty; its order has no meaning.
     /// Must not change what a later decision sees, except a cursor that must advance at once, and never in a
-    /// [`PickContext::preview`].
+    /// [`PickContext::dry_run`].
     ///
     /// Default: the best score first, ties at random; then endpoints without a score, by [`Strategy::fallback`].
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
@@ -288,7 +288,7 @@ pub trait Strategy: Send + Sync + Debug {
     }
 
     /// Records that the request is sent to `endpoint`. Returns the digest that [`Strategy::moved`] needs, if any. Not
-    /// called for previews.
+    /// called for dry runs.
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
         None
     }

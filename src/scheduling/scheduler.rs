@@ -11,7 +11,7 @@
 //!    no candidate any more, and step 2 follows again.
 //! 5. The strategy stores what it remembers of the decision ([`Strategy::picked`]).
 //!
-//! Called by `picker` and `replay`. [`Scheduler::preview`] explains a decision without changing state. Pure.
+//! Called by `picker` and `replay`. [`Scheduler::dry_run`] explains a decision without changing state. Pure.
 
 use super::candidates::Candidate;
 use super::choice::Choices;
@@ -147,7 +147,7 @@ impl Scheduler {
         subset: Option<&Subset>,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
-        let cx = &PickContext { preview: true, objective: self.objective, ..*cx };
+        let cx = &PickContext { dry_run: true, objective: self.objective, ..*cx };
         self.rank(strategy, cx, subset, Explain::Yes, rng)
     }
 
@@ -265,7 +265,7 @@ impl Scheduler {
                 decision.encode.first().filter(|_| decision.encode_probe),
                 decision.split.as_ref().filter(|split| split.probe).and_then(|split| split.prefill.first()),
             ];
-            if !cx.preview {
+            if !cx.dry_run {
                 unprobed.into_iter().flatten().for_each(|endpoint| endpoint.health.probe_lost());
             }
             field.exclude(first.id);
@@ -457,9 +457,9 @@ impl Scheduler {
         probed.is_some()
     }
 
-    /// Whether this request is the probe of an endpoint that is half open. A preview would be, and takes no probe.
+    /// Whether this request is the probe of an endpoint that is half open. A dry run would be, and takes no probe.
     fn claim_probe(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> bool {
-        cx.preview || endpoint.health.claim_probe(cx.now, &self.health)
+        cx.dry_run || endpoint.health.claim_probe(cx.now, &self.health)
     }
 
     /// The endpoints with all of `roles` that may serve the request. Calls `ejected` for those that are ejected.

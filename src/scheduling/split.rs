@@ -253,7 +253,7 @@ pub fn is_split(cx: &PickContext<'_>, field: &PairCandidates<'_, '_>, pair: &Pai
             let near = prefill.place.nearness(decode.place);
             let transfer = prices.transfer(cost::lacked(cx, decoder), near);
             let split = cost::prefill(cx, partner, &prices) + transfer + cost::decode(cx, decoder, &prices);
-            decode.speed.pool().transfer().decides(whole, split, near, cx.now, cx.preview)
+            decode.speed.pool().transfer().decides(whole, split, near, cx.now, cx.dry_run)
         }
     }
 }

@@ -244,7 +244,7 @@ impl Strategy for PredictedLatency {
             pair.parts = ranking.into_parts();
         }
         if field.policy.decider == Decider::Predicted {
-            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, near, cx.now, cx.preview));
+            pair.split = Some(decoder.speed.pool().transfer().decides(whole, cost, near, cx.now, cx.dry_run));
         }
         Some(pair)
     }

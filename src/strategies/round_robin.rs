@@ -34,8 +34,8 @@ impl Strategy for RoundRobin {
             let turn = candidates.iter().min_by_key(|c| ahead(c, next))?;
             Some(u64::from(turn.state.endpoint.id.0) + 1)
         };
-        // A preview does not advance the cursor.
-        let advance = |next: u64| if cx.preview { None } else { advance(next) };
+        // A dry run does not advance the cursor.
+        let advance = |next: u64| if cx.dry_run { None } else { advance(next) };
         let next = self.next.fetch_update(Relaxed, Relaxed, advance).unwrap_or_else(|unchanged| unchanged);
         ranking.push_lowest(candidates.iter().map(|c| (ahead(c, next), &c.state.endpoint)));
     }

@@ -167,13 +167,13 @@ impl TransferSpeed {
     }
 
     /// Whether to split a request that costs `whole` seconds on one server and `split` seconds on two, which are as
-    /// `near` as given. A `preview` changes no state.
-    pub fn decides(&self, whole: f64, split: f64, near: Option<Nearness>, now: Timestamp, preview: bool) -> bool {
+    /// `near` as given. A `dry_run` changes no state.
+    pub fn decides(&self, whole: f64, split: f64, near: Option<Nearness>, now: Timestamp, dry_run: bool) -> bool {
         let Some(link) = self.link(near) else { return false };
         let margin = f64::from(f32::from_bits(link.uncertainty.load(Relaxed))) * link.believed(now);
         let gain = whole - split;
         let splits = if link.splits.load(Relaxed) { gain > -margin } else { gain > margin };
-        if !preview {
+        if !dry_run {
             link.splits.store(splits, Relaxed);
         }
         splits
@@ -285,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn preview_changes_nothing() {
+    fn dry_run_changes_nothing() {
         let speed = TransferSpeed::default();
         for i in 0..200 {
             speed.observe(1_000, None, if i % 2 == 0 { 0.010 } else { 0.050 }, NOW);
         }
         assert!(speed.decides(0.100, 0.080, None, NOW, true));
-        assert!(!speed.decides(0.100, 0.101, None, NOW, false), "as if there had been no preview");
+        assert!(!speed.decides(0.100, 0.101, None, NOW, false), "as if there had been no dry run");
     }
 
     #[test]
