@@ -120,7 +120,8 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     let without_ends: String = text.lines().filter(|l| !l.starts_with("{\"end\"")).flat_map(|l| [l, "\n"]).collect();
     let mangled = replay(without_ends.as_bytes(), None, &registry()).expect("a replay");
     assert!(!mangled.is_exact(), "{mangled}");
-    assert!(summary.decisions >= 150 * strategies.len() as u64, "{summary}");
+    // A conversation ends with its first failed request, so not all turns take place.
+    assert!(summary.decisions >= 100 * strategies.len() as u64, "{summary}");
     summary
 }
 
