@@ -207,21 +207,22 @@ fn scores<'a>(parts: &Value, title: &str, addresses: impl Iterator<Item = &'a st
 fn endpoints(e: &Value, blocks: usize, out: &mut String) {
     let _ = writeln!(
         out,
-        "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
+        "\n{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}  EXCLUDED",
         "ENDPOINT", "HOLDS", "TOKENS", "PENDING", "REQUESTS", "KNOWN BY"
     );
     for h in list(&e["endpoints"]) {
         let of = format!("{} of {}", h["blocks"], blocks);
-        let _ = writeln!(
-            out,
-            "{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}",
+        let line = format!(
+            "{:<24} {:>14} {:>8} {:>8} {:>9}  {:<8}  {}",
             text(&h["address"]),
             of,
             h["tokens"].to_string(),
             h["on_its_way_blocks"].to_string(),
             h["requests"].to_string(),
-            text(&h["source"])
+            text(&h["source"]),
+            text(&h["excluded"])
         );
+        let _ = writeln!(out, "{}", line.trim_end());
     }
 }
 

@@ -10,11 +10,11 @@ use super::prefix::{PoolPrefix, PromptRef, Read, Reading, Shown};
 use super::tenant::Tenant;
 use super::warming::Warming;
 use crate::event::Unobserved;
-use attache_pool::{Endpoint, EndpointState, ledger};
+use attache_pool::{Endpoint, EndpointState, PoolSnapshot, ledger};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, Found};
 use attache_prefix::key::{BlockKey, BlockKeys};
 use attache_protocol::{Api, Request};
-use attache_scheduling::{Decision, Router};
+use attache_scheduling::{Decision, PickContext, Router};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
@@ -97,6 +97,9 @@ pub struct Holding {
     pub on_its_way_blocks: u32,
     /// Requests in flight on the endpoint.
     pub requests: u32,
+    /// Why the endpoint is no candidate; missing if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<&'static str>,
 }
 
 /// A request to explain.
@@ -256,7 +259,7 @@ impl<'a> Explained<'a> {
             counted: prompt.counted,
             left_out_bytes: prompt.left_out_bytes,
             blocks: prompt.blocks,
-            endpoints: snapshot.endpoints.iter().map(|state| holding(state, prompt.found.as_ref())).collect(),
+            endpoints: self.endpoints(&snapshot, prompt.found.as_ref()),
             picks: decision.map(|d| addresses(&d.picks)).unwrap_or_default(),
             prefill: split.map(|s| addresses(&s.prefill)).unwrap_or_default(),
             encode: decision.map(|d| addresses(&d.encode)).unwrap_or_default(),
@@ -267,6 +270,24 @@ impl<'a> Explained<'a> {
             parts: decision.map_or_else(|| serde_json::json!([]), Decision::parts_json),
             warning,
         })
+    }
+
+    /// All endpoints of the pool, with the cached part of the prompt.
+    fn endpoints(&self, snapshot: &PoolSnapshot, found: Option<&Found>) -> Vec<Holding> {
+        let (deciding, q) = (self.deciding, self.q);
+        let (chosen, pool) = (deciding.chosen, deciding.pool());
+        let cx = PickContext {
+            request: deciding.facts,
+            filter: chosen.filter.as_ref(),
+            generates: q.api.generates(),
+            ..PickContext::new(snapshot, q.now, pool.stale_after)
+        };
+        let roles = chosen.choice.strategy.roles(&cx);
+        let endpoint = |state| {
+            let excluded = pool.scheduler.exclusion(&cx, q.subset, roles, state);
+            Holding { excluded, ..holding(state, found) }
+        };
+        snapshot.endpoints.iter().map(endpoint).collect()
     }
 
     /// The prompt with all its keys and tokens, if a KV cache can hold it; otherwise why it is not shown.
@@ -332,6 +353,7 @@ fn holding(state: &EndpointState, found: Option<&Found>) -> Holding {
         tokens: found.map_or(0, |found| found.tokens(held.any)),
         on_its_way_blocks: if with_claims.any > held.any { with_claims.any } else { 0 },
         requests: ledger::requests(&state.endpoint, state.metrics()),
+        excluded: None,
     }
 }
 

@@ -160,7 +160,8 @@ fn ejected_endpoint_is_not_probed_by_an_explanation() {
         endpoint.health.record(attache_pool::health::Outcome::Failure, Timestamp(1), &policy);
     }
     let explanation = explained(&world, PATH, &[], &chat("hello")).unwrap();
-    assert_eq!(explanation.picks.len(), 1);
+    let ejected = endpoint.health.availability(NOW, &policy) == Availability::Ejected;
+    assert_eq!((explanation.picks.len(), explanation.endpoints[0].excluded), (1, ejected.then_some("ejected")));
     let plan = decided(&world, PATH, &[], &chat("hello")).unwrap();
     assert_eq!(endpoint.health.availability(NOW, &policy) == Availability::HalfOpen, !plan.decision.probe);
 }
