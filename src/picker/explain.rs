@@ -198,7 +198,7 @@ fn attempt(
 ) -> Result<Result<Explanation, Warming>, RequestError> {
     let scope = Scope { picker, config, observer: &Unobserved, dry_run: true };
     let entered = decide::enter(scope, pool, q, None, &mut picker.peek_rng(), |deciding, rng| {
-        Ok(Explained { deciding, q }.explain(rng))
+        Ok(Explainer { deciding, q }.explain(rng))
     });
     match entered {
         Ok(entered) => Ok(entered.outcome),
@@ -208,7 +208,7 @@ fn attempt(
 }
 
 /// A request whose pool and strategy are known.
-struct Explained<'a> {
+struct Explainer<'a> {
     deciding: &'a Deciding<'a>,
     q: &'a RequestView<'a>,
 }
@@ -220,7 +220,7 @@ struct ShownPrompt<'a> {
     reading: Reading<'a>,
 }
 
-impl<'a> Explained<'a> {
+impl<'a> Explainer<'a> {
     fn explain(&self, rng: &mut PickRng) -> Result<Explanation, Warming> {
         let (deciding, q) = (self.deciding, self.q);
         let (shown, warning) = self.show()?;

@@ -412,7 +412,7 @@ async fn user_records_in_redis_set_tenant_limits() {
         picker.until_metric("attache_redis_connected", 0.0).await;
     }
     assert_eq!(status_and_reason(to_open, "acme").await.0, 429, "what was read last counts");
-    assert_eq!(status_and_reason(to_open, "newcomer").await.0, 200, "of whom nothing was read goes on");
+    assert_eq!(status_and_reason(to_open, "newcomer").await.0, 200, "a tenant whose record was never read is served");
     assert_eq!(status_and_reason(to_open, "newcomer").await.0, 200, "uncounted");
     assert_eq!(open.metric("attache_limit_store_failures_total").await, 2.0);
     assert!(open.metric("attache_user_records_total").await > 5.0);

@@ -161,8 +161,8 @@ struct RecordedRequest<'a> {
     line: u64,
 }
 
-/// What the steps up to the strategy, and the strategies, make of a recorded request.
-struct Explained {
+/// The results of the decision steps for a recorded request.
+struct StepResults {
     strategy: String,
     profile: Option<String>,
     prompt_tokens: u32,
@@ -176,8 +176,8 @@ impl RecordedRequest<'_> {
         let (d, mut missing) = (self.d, BTreeSet::new());
         let prepared = |prepared: &Prepared<'_>| self.explain_prepared(prepared, other);
         let explained = prepare(self.pool, self.state, d, &mut missing, prepared);
-        let Explained { strategy, profile, prompt_tokens, endpoints, choice, other } =
-            explained.unwrap_or_else(|error| Explained {
+        let StepResults { strategy, profile, prompt_tokens, endpoints, choice, other } =
+            explained.unwrap_or_else(|error| StepResults {
                 strategy: d.strategy.to_string(),
                 profile: None,
                 prompt_tokens: d.estimated,
@@ -205,7 +205,7 @@ impl RecordedRequest<'_> {
         }
     }
 
-    fn explain_prepared(&self, prepared: &Prepared<'_>, other: Option<(&str, &dyn Strategy)>) -> Explained {
+    fn explain_prepared(&self, prepared: &Prepared<'_>, other: Option<(&str, &dyn Strategy)>) -> StepResults {
         let (chosen, cx) = (prepared.chosen, &prepared.cx);
         let least_loaded = scheduler::least_loaded();
         let strategy = if self.d.readable { &*chosen.choice.strategy } else { &*least_loaded };
@@ -213,7 +213,7 @@ impl RecordedRequest<'_> {
             let prefix = prepared.found.filter(|_| strategy.reads().prefix);
             OtherChoice { strategy: name.to_owned(), choice: self.choose(strategy, &PickContext { prefix, ..*cx }) }
         });
-        Explained {
+        StepResults {
             strategy: chosen.choice.name.to_string(),
             profile: chosen.profile.as_ref().map(ToString::to_string),
             prompt_tokens: cx.request.prompt_tokens,

@@ -99,7 +99,7 @@ async fn api_server_outage_keeps_endpoints_and_is_logged_once() {
     until_known(&picker, &["pod-0000", "pod-0002"]).await;
     // The failure of the pod watch is logged at most once per outage.
     let times_logged = log_lines_with(&picker, "watch of `pods` failed");
-    assert!((1..=3).contains(&times_logged), "told {times_logged} times");
+    assert!((1..=3).contains(&times_logged), "logged {times_logged} times");
 }
 
 /// The failed watch of the old selector can no longer report that it recovered.

@@ -39,7 +39,11 @@ async fn metrics_and_admin_pages_require_authorization() {
     }
     assert_eq!(api.request_count("create", "tokenreviews"), 0, "without a token there is nothing to ask");
     assert_eq!(get_page(&picker, "/metrics", Some("made-up")).await.status, 401);
-    assert_eq!(api.request_count("create", "subjectaccessreviews"), 0, "nobody to ask about");
+    assert_eq!(
+        api.request_count("create", "subjectaccessreviews"),
+        0,
+        "an unknown token has no user whose access could be reviewed"
+    );
 
     let page = get_page(&picker, "/metrics", Some("scraper")).await;
     assert_eq!(page.status, 200);
@@ -66,7 +70,7 @@ async fn metrics_and_admin_pages_require_authorization() {
     assert_eq!(get_page(&picker, "/metrics", Some("scraper")).await.status, 200);
     let failure_lines = |log: String| log.lines().filter(|line| line.contains("token review failed")).count();
     assert_eq!(get_page(&picker, "/metrics", Some("a-third")).await.status, 500);
-    assert_eq!(failure_lines(picker.process.stderr()), 1, "told once");
+    assert_eq!(failure_lines(picker.process.stderr()), 1, "logged once");
     api.forbid("create", "tokenreviews", false);
     assert_eq!(
         get_page(&picker, "/metrics", Some("another")).await.status,

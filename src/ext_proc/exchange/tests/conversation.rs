@@ -1,6 +1,6 @@
 //! Turns of one conversation whose decode workers keep blocks: which of them the next prefill leg may fetch.
 
-use super::splitting::{ROLES, direct, good, reply, told};
+use super::splitting::{ROLES, direct, give_leg_result, good, reply};
 use super::*;
 use attache_disagg::{Failure, Mode};
 use attache_picker::split::{DISAGGREGATION_HEADER, LegCall, LegResult};
@@ -105,7 +105,7 @@ fn answer_of(tokens: &[u32]) -> Json {
 /// One turn of token ids with a response of 9 tokens. Returns the transfer parameters of its prefill leg.
 fn turn(world: &World, prompt: &[u32]) -> (Vec<u32>, Option<String>) {
     let (mut exchange, ask) = asked(world, "/v1/completions", &completion(prompt));
-    told(&mut exchange, 0, good(), 10);
+    give_leg_result(&mut exchange, 0, good(), 10);
     let answer = ids(90_000, 9);
     let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": 9});
     let prefill_outcome = answered(&mut exchange, &answer_of(&answer), &usage, &params(prompt.len() + 8));
@@ -160,11 +160,11 @@ fn kept_blocks_pass_to_next_attempt_only_if_worker_was_not_reached() {
         let (history, _) = turn(&world, &ids(100, 100));
         let (mut exchange, first) = asked(&world, "/v1/completions", &completion(&go_on(&history)));
         assert!(carried(&first).is_some());
-        told(&mut exchange, 0, failure.clone(), 10);
+        give_leg_result(&mut exchange, 0, failure.clone(), 10);
         let second = exchange.leg_calls().remove(0);
         assert_ne!(second.url, first.url);
         assert_eq!(carried(&second).is_some(), again, "{failure:?}");
-        told(&mut exchange, 1, good(), 20);
+        give_leg_result(&mut exchange, 1, good(), 20);
         drop(exchange);
         world.assert_books_closed(3);
     }
@@ -189,14 +189,14 @@ fn unreliable_token_counts_are_not_recorded_as_kept() {
     ] {
         let world = keeping();
         let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&prompt));
-        told(&mut exchange, 0, good(), 10);
+        give_leg_result(&mut exchange, 0, good(), 10);
         answered(&mut exchange, choice, usage, &params);
         assert_eq!(kept(&world), 0, "{what}");
     }
     // After a disconnect, the client's next turn can't contain the response.
     let world = keeping();
     let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&prompt));
-    told(&mut exchange, 0, good(), 10);
+    give_leg_result(&mut exchange, 0, good(), 10);
     let pairs = [(":status", "200"), ("content-type", "application/json")];
     send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
     drop(exchange);
@@ -233,7 +233,7 @@ fn only_paired_prefill_workers_fetch_and_none_from_itself() {
         for number in 0..60 {
             let first = ids(number * 1_000, 100);
             let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&first));
-            let keeper = of(&told(&mut exchange, 0, good(), 10).set[DESTINATION]);
+            let keeper = of(&give_leg_result(&mut exchange, 0, good(), 10).set[DESTINATION]);
             let answer = ids(90_000, 9);
             answered(&mut exchange, &answer_of(&answer), &json!({"prompt_tokens": 100}), &params(108));
             let history: Vec<u32> = first.into_iter().chain(answer).collect();
@@ -252,7 +252,7 @@ fn connectors_without_carry_fetch_nothing() {
     let world = world(None, "shfs");
     for _ in 0..2 {
         let (mut exchange, _) = asked(&world, "/v1/completions", &completion(&ids(100, 100)));
-        told(&mut exchange, 0, good(), 10);
+        give_leg_result(&mut exchange, 0, good(), 10);
         answered(&mut exchange, &answer_of(&ids(90_000, 9)), &json!({}), &params(108));
     }
     let config = world.processor.picker.config();
@@ -308,7 +308,7 @@ mod chat {
 
     fn turn(world: &World, messages: &[(&str, &str)], choice: &Json, kept: usize) -> Option<String> {
         let (mut exchange, ask) = asked(world, CHAT, &sent(messages));
-        told(&mut exchange, 0, good(), 10);
+        give_leg_result(&mut exchange, 0, good(), 10);
         answered(&mut exchange, choice, &json!({"prompt_tokens": rendered(messages)}), &params(kept));
         carried(&ask)
     }
@@ -393,7 +393,7 @@ mod chat {
                 let world = keeping();
                 let (mut exchange, ask) = asked(&world, path, &first);
                 assert_eq!(carried(&ask), None);
-                told(&mut exchange, 0, good(), 10);
+                give_leg_result(&mut exchange, 0, good(), 10);
                 assert_eq!(passes(&mut exchange, &answer(finish, kept)), "split", "{path}");
                 let (_, ask) = asked(&world, path, &second);
                 assert_eq!(carried(&ask), found.then(|| params(kept)), "{path} {finish} {kept} of {both}");
@@ -414,7 +414,7 @@ mod chat {
             {"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "http://a/b.png"}},
         ]}]});
         let (mut exchange, _) = asked(&world, CHAT, &image);
-        told(&mut exchange, 0, good(), 10);
+        give_leg_result(&mut exchange, 0, good(), 10);
         let choice = json!({"index": 0, "finish_reason": "length", "token_ids": [1, 2]});
         answered(&mut exchange, &choice, &json!({}), &params(10));
         assert_eq!(kept(&world), 0);

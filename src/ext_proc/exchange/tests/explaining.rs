@@ -62,7 +62,7 @@ fn decided(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) -> 
 }
 
 /// What a dry run could change: bookings, probes, ejections, speculative entries, the random sequence.
-fn state_of(world: &World) -> impl PartialEq + std::fmt::Debug {
+fn state_of(world: &World) -> String {
     let policy = HealthPolicy::default();
     let picker = &world.processor.picker;
     let endpoint = |state: &EndpointState| {
@@ -73,7 +73,7 @@ fn state_of(world: &World) -> impl PartialEq + std::fmt::Debug {
     let config = picker.config();
     let claims = config.pools()[0].prefix.as_ref().map(|prefix| prefix.cache.claims().is_empty());
     let endpoints: Vec<_> = world.snapshot.load().endpoints.iter().map(endpoint).collect();
-    (endpoints, claims, picker.peek_rng(), world.book.busy(), picker.buffered.bytes())
+    format!("{:?}", (endpoints, claims, picker.peek_rng(), world.book.busy(), picker.buffered.bytes()))
 }
 
 fn authorities(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
@@ -82,9 +82,9 @@ fn authorities(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
 
 /// Asserts that an explanation equals the live decision, twice, and that it changes nothing.
 fn assert_dry_run_is_the_decision(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) {
-    let before = format!("{:?}", state_of(world));
+    let before = state_of(world);
     let explanation = explained(world, path, headers, body);
-    assert_eq!(format!("{:?}", state_of(world)), before, "an explanation changed the state");
+    assert_eq!(state_of(world), before, "an explanation changed the state");
     let again = explained(world, path, headers, body);
     let live = decided(world, path, headers, body);
     match (&explanation, live) {
@@ -150,20 +150,35 @@ fn rejected_request_is_explained_with_the_reason() {
     assert_eq!(explained(&world, PATH, &[], b"{").unwrap_err().reason, Reason::InvalidJson);
 }
 
-#[test]
-fn ejected_endpoint_is_not_probed_by_an_explanation() {
-    let world = Setup { servers: vec![(0, 0.1, &[])], ..Setup::default() }.build();
-    let endpoint = world.snapshot.load().endpoints[0].endpoint.clone();
-    let runtime = world.processor.picker.config();
-    let policy = runtime.pools()[0].pool.scheduler.health().clone();
-    while endpoint.health.availability(NOW, &policy) == Availability::Open {
-        endpoint.health.record(attache_pool::health::Outcome::Failure, Timestamp(1), &policy);
+/// A pool of `count` servers, of which the first has failed at `at` until it was ejected, and the pool's policy.
+fn with_failed_server(count: usize, at: Timestamp) -> (World, Arc<Endpoint>, HealthPolicy) {
+    let world = Setup { servers: vec![(0, 0.1, &[]); count], ..Setup::default() }.build();
+    let failed = world.snapshot.load().endpoints[0].endpoint.clone();
+    let policy = world.processor.picker.config().pools()[0].pool.scheduler.health().clone();
+    while failed.health.availability(at, &policy) == Availability::Open {
+        failed.health.record(attache_pool::health::Outcome::Failure, at, &policy);
     }
+    (world, failed, policy)
+}
+
+#[test]
+fn explanation_takes_no_probe() {
+    let (world, failed, policy) = with_failed_server(1, Timestamp(0));
+    assert_eq!(failed.health.availability(NOW, &policy), Availability::HalfOpen, "its ejection is over");
     let explanation = explained(&world, PATH, &[], &chat("hello")).unwrap();
-    let ejected = endpoint.health.availability(NOW, &policy) == Availability::Ejected;
-    assert_eq!((explanation.picks.len(), explanation.endpoints[0].excluded), (1, ejected.then_some("ejected")));
-    let plan = decided(&world, PATH, &[], &chat("hello")).unwrap();
-    assert_eq!(endpoint.health.availability(NOW, &policy) == Availability::HalfOpen, !plan.decision.probe);
+    assert_eq!((explanation.picks.len(), explanation.endpoints[0].excluded), (1, None));
+    assert_eq!(failed.health.availability(NOW, &policy), Availability::HalfOpen, "the probe is still to be sent");
+    assert!(decided(&world, PATH, &[], &chat("hello")).unwrap().decision.probe, "the live request is the probe");
+}
+
+#[test]
+fn ejected_endpoint_is_excluded() {
+    let (world, failed, policy) = with_failed_server(2, NOW);
+    assert_eq!(failed.health.availability(NOW, &policy), Availability::Ejected);
+    assert_dry_run_is_the_decision(&world, PATH, &[], &chat("hello"));
+    let explanation = explained(&world, PATH, &[], &chat("hello")).unwrap();
+    let excluded: Vec<_> = explanation.endpoints.iter().map(|holding| holding.excluded).collect();
+    assert_eq!((excluded, &*explanation.picks[0]), (vec![Some("ejected"), None], "192.168.1.2:8000"));
 }
 
 /// The names of all strategies but `pipeline`, which needs parameters.

@@ -2,7 +2,7 @@
 //! answered.
 
 use super::queueing::{One, flow, world};
-use super::splitting::{asked, direct, good, splitting, told};
+use super::splitting::{asked, direct, give_leg_result, good, splitting};
 use super::*;
 use attache_disagg::Mode;
 use attache_flow::Settings;
@@ -76,7 +76,7 @@ fn half_closed_stream_waits_for_prefill() {
     let (mut exchange, out, asks) = asked(&world, &[]);
     assert!(out.is_empty() && asks.len() == 1);
     assert!(exchange.half_closed(NOW));
-    let answered = told(&mut exchange, 0, good(), 40);
+    let answered = give_leg_result(&mut exchange, 0, good(), 40);
     assert_eq!(answered.ended, 1);
     assert!(!exchange.half_closed(NOW));
     assert_eq!(ends(&world), ["unwatched"]);

@@ -1,7 +1,7 @@
 //! Request headers for model servers: the rank with most cached blocks, the endpoint to fetch blocks from, and
 //! encoders.
 
-use super::splitting::{ROLES, direct, good, told};
+use super::splitting::{ROLES, direct, give_leg_result, good};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::head::ENCODERS;
@@ -186,7 +186,7 @@ fn split_workers_get_their_own_rank_and_sidecars_none() {
     assert!(out.set.is_empty() && asks.len() == 1);
     let told_rank = asks[0].headers.iter().find(|(name, _)| *name == RANK_HEADER);
     assert_eq!(told_rank.map(|(_, rank)| &**rank), Some("2"));
-    let out = told(&mut exchange, 0, good(), 10);
+    let out = give_leg_result(&mut exchange, 0, good(), 10);
     assert_eq!(rank(&out), Some("2"));
     let snapshot = world.snapshot.load_full();
     let ranks = |id: usize| snapshot.endpoints[id].endpoint.ranks.under_way();

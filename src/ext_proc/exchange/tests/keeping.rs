@@ -1,6 +1,6 @@
 //! Blocks that a prefill worker keeps when the decode worker does not fetch them: when they may be released.
 
-use super::splitting::{among, asked, direct, good, splitting, told};
+use super::splitting::{among, asked, direct, give_leg_result, good, splitting};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::event::Degraded;
@@ -16,7 +16,7 @@ const REFUSED: (&str, &str) = ("response.code_details", "upstream_reset{connecti
 /// A request whose prefill has ended, and its decode worker.
 fn computed(world: &World) -> (Exchange, String) {
     let (mut exchange, ..) = asked(world, &[("x-request-id", "r-1")]);
-    let all = told(&mut exchange, 0, good(), 40);
+    let all = give_leg_result(&mut exchange, 0, good(), 40);
     (exchange, all.set[DESTINATION].clone())
 }
 
@@ -149,7 +149,7 @@ fn decode_worker_is_not_blamed_for_lost_blocks() {
         let policy = HealthPolicy::default();
         for _ in 0..2 * policy.consecutive_failures {
             let (mut exchange, ..) = asked(&world, &[]);
-            told(&mut exchange, 0, good(), 40);
+            give_leg_result(&mut exchange, 0, good(), 40);
             for prefill in [0, 1].into_iter().filter(|_| gone) {
                 for _ in 0..2 {
                     health(prefill).health.record(Health::ConnectFailure, NOW, &policy);

@@ -1,7 +1,7 @@
 //! Capacity that is freed before a response begins or ends, or without any event: queued requests are dequeued at once.
 
 use super::queueing::{One, flow, setup};
-use super::splitting::{direct, good, reply, told};
+use super::splitting::{direct, give_leg_result, good, reply};
 use super::*;
 use attache_flow::Settings;
 use attache_flow::registry::{DETECTORS, find};
@@ -39,11 +39,11 @@ fn finished_prefill_frees_capacity() {
         let mut second = comes(&world, 9);
         second.wakes(NOW);
         assert!(second.exchange.leg_calls().is_empty() && !second.goes(), "{connector}: the prefill server is busy");
-        told(&mut first.exchange, 0, answer.clone(), 0);
+        give_leg_result(&mut first.exchange, 0, answer.clone(), 0);
         second.wakes(NOW);
         assert_eq!(second.exchange.leg_calls().len(), 1, "{connector}: it is not, though no answer has begun");
         first.ends();
-        told(&mut second.exchange, 0, answer, 0);
+        give_leg_result(&mut second.exchange, 0, answer, 0);
         second.ends();
         world.assert_books_closed(2);
     }

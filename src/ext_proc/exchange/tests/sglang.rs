@@ -1,6 +1,6 @@
 //! SGLang: both workers get a request at once, and decode workers serve no whole requests.
 
-use super::splitting::{ROLES, among, answer, asked, direct, reply, setup, splitting, told};
+use super::splitting::{ROLES, among, answer, asked, direct, give_leg_result, reply, setup, splitting};
 use super::*;
 use attache_disagg::{Failure, Mode};
 use attache_picker::split::{DISAGGREGATION_HEADER, LegProgress, LegResult};
@@ -22,7 +22,7 @@ fn sglang_workers_start_at_once_and_failed_prefill_aborts_decode() {
     assert!(asks[0].url.contains(decode["bootstrap_host"].as_str().unwrap()));
     assert_eq!(decode["bootstrap_port"], 8998);
     // The prefill fails while the decode worker waits for it.
-    let refused = told(&mut exchange, 0, reply(500, "{}"), 5);
+    let refused = give_leg_result(&mut exchange, 0, reply(500, "{}"), 5);
     assert_eq!(refused.refused.unwrap().0, 503);
     let aborts = exchange.leg_calls();
     assert_eq!(aborts.len(), 1, "no other server is asked: the decode server waits for this one");
@@ -40,7 +40,7 @@ fn sglang_workers_start_at_once_and_failed_prefill_aborts_decode() {
         send(&mut exchange, request(Message::ResponseHeaders(headers(&pairs, false))));
         let some = if begun { &b"data: {}\n\n"[..] } else { b"" };
         send(&mut exchange, request(Message::ResponseBody(body(some, false))));
-        assert!(told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9).kinds.is_empty());
+        assert!(give_leg_result(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9).kinds.is_empty());
         assert_eq!(exchange.leg_calls().len(), usize::from(!begun), "begun: {begun}");
         assert_eq!(exchange.deadline().is_some(), !begun, "an answer that has not begun is not waited for without end");
         let end = send(&mut exchange, request(Message::ResponseBody(body(b"data: [DONE]\n\n", true))));
@@ -54,11 +54,11 @@ fn sglang_workers_start_at_once_and_failed_prefill_aborts_decode() {
         let world = splitting(sglang(), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
         if early {
-            told(&mut exchange, 0, reply(200, "{}"), 5);
+            give_leg_result(&mut exchange, 0, reply(200, "{}"), 5);
         }
         assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "split");
         if !early {
-            told(&mut exchange, 0, reply(200, "{}"), 9);
+            give_leg_result(&mut exchange, 0, reply(200, "{}"), 9);
         }
         assert!(exchange.deadline().is_none());
         drop(exchange);
@@ -87,7 +87,7 @@ fn abort_goes_to_the_worker_that_responds_after_retries() {
         let named = Answered::of(&out).set[DESTINATION].clone();
         let other = if named == "192.168.1.3:8000" { "192.168.1.4:8000" } else { "192.168.1.3:8000" };
         answers(&mut exchange, other);
-        told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9);
+        give_leg_result(&mut exchange, 0, LegResult::Failed(Failure::Broken), 9);
         let abort = exchange.leg_calls().remove(0);
         assert_eq!(abort.url, format!("http://{other}/abort_request"));
         let due = exchange.deadline().unwrap();
@@ -154,7 +154,7 @@ fn prefill_worker_is_not_blamed_for_busy_decode_worker() {
                 let due = exchange.deadline().unwrap();
                 exchange.on(Event::Deadline, due, &mut Actions::new()).unwrap();
             } else {
-                told(&mut exchange, 0, reply(200, "{}"), 5);
+                give_leg_result(&mut exchange, 0, reply(200, "{}"), 5);
                 answer(&mut exchange);
             }
         }

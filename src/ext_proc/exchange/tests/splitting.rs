@@ -76,9 +76,10 @@ const SENT: &str = concat!(
     r#""kv_transfer_params":{"remote_host":"10.6.6.6"}}"#
 );
 
-pub(super) fn told(exchange: &mut Exchange, attempt: usize, told: LegResult, after: u64) -> Answered {
+/// The result of a prefill call arrives `after` so many milliseconds; returns the replies to the gateway.
+pub(super) fn give_leg_result(exchange: &mut Exchange, attempt: usize, result: LegResult, after: u64) -> Answered {
     let mut out = Actions::new();
-    exchange.on(Event::LegResult(attempt, told), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
+    exchange.on(Event::LegResult(attempt, result), NOW.after(Duration::from_millis(after)), &mut out).unwrap();
     Answered::of(&Vec::from(out))
 }
 
@@ -123,7 +124,7 @@ fn prefill_runs_first_and_decode_gets_its_result() {
     let booked: Vec<u32> = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.in_flight()).collect();
     assert_eq!((booked[0] + booked[1], booked[2] + booked[3]), (1, 1), "both servers have it on their books");
 
-    let all = told(&mut exchange, 0, good(), 40);
+    let all = give_leg_result(&mut exchange, 0, good(), 40);
     assert!(["192.168.1.3:8000", "192.168.1.4:8000"].contains(&&*all.set[DESTINATION]), "{all:?}");
     assert_eq!(all.text(), SENT.replace(r#"{"remote_host":"10.6.6.6"}"#, PARAMS), "all else is as the client wrote it");
     assert_eq!(all.ended, 1);
@@ -160,7 +161,7 @@ fn prefill_calls_use_the_api_path_despite_gateway_rewrites() {
             let ask = exchange.leg_calls().remove(0);
             assert_eq!(ask.url.split(":8000").nth(1), Some(expected), "{name} {path}");
             if name == "sglang" {
-                told(&mut exchange, 0, reply(500, ""), 5);
+                give_leg_result(&mut exchange, 0, reply(500, ""), 5);
                 assert!(exchange.leg_calls()[0].url.ends_with(&format!(":8000{prefix}/abort_request")));
             }
         }
@@ -172,7 +173,7 @@ fn request_without_id_gets_one_for_both_workers() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, _, asks) = asked(&world, &[]);
     let id = asks[0].headers.iter().find(|(name, _)| *name == "x-request-id").unwrap().1.clone();
-    let all = told(&mut exchange, 0, good(), 40);
+    let all = give_leg_result(&mut exchange, 0, good(), 40);
     assert_eq!(all.set["x-request-id"], id);
 }
 
@@ -195,14 +196,14 @@ fn failed_prefill_is_retried_on_another_worker_then_local() {
         // The other prefill worker succeeds.
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, _, first) = asked(&world, &[]);
-        assert!(told(&mut exchange, 0, failure.clone(), 5).kinds.is_empty(), "{code}");
+        assert!(give_leg_result(&mut exchange, 0, failure.clone(), 5).kinds.is_empty(), "{code}");
         let second = exchange.leg_calls();
         assert_eq!(second.len(), 1, "{code}");
         assert_ne!(first[0].url, second[0].url);
         assert!(!exchange.awaits(0) && exchange.awaits(1));
         // The result of the first attempt arrives too late.
-        assert!(told(&mut exchange, 0, good(), 6).kinds.is_empty());
-        assert!(told(&mut exchange, 1, good(), 50).text().contains("new_in_2027"), "{code}");
+        assert!(give_leg_result(&mut exchange, 0, good(), 6).kinds.is_empty());
+        assert!(give_leg_result(&mut exchange, 1, good(), 50).text().contains("new_in_2027"), "{code}");
         let seen = answer(&mut exchange);
         assert_eq!(seen.set[DISAGGREGATION_HEADER], "split");
         drop(exchange);
@@ -211,8 +212,8 @@ fn failed_prefill_is_retried_on_another_worker_then_local() {
         // No prefill worker succeeds.
         let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
-        told(&mut exchange, 0, failure.clone(), 5);
-        let home = told(&mut exchange, 1, failure, 9);
+        give_leg_result(&mut exchange, 0, failure.clone(), 5);
+        let home = give_leg_result(&mut exchange, 1, failure, 9);
         let clean = SENT.replace(r#","kv_transfer_params":{"remote_host":"10.6.6.6"}"#, "");
         assert_eq!(home.text(), clean, "{code}");
         let waits: u64 = world.snapshot.load().endpoints.iter().map(|s| s.endpoint.ledger.prefill_tokens()).sum();
@@ -227,7 +228,7 @@ fn failed_prefill_is_retried_on_another_worker_then_local() {
 fn client_error_of_prefill_is_left_to_the_decode_worker() {
     let world = splitting(Mode::Direct(direct("nixl")), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
-    let all = told(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
+    let all = give_leg_result(&mut exchange, 0, reply(400, r#"{"error":{"message":"no"}}"#), 5);
     assert!(all.set.contains_key(DESTINATION) && exchange.leg_calls().is_empty());
     assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
 }
@@ -237,7 +238,7 @@ fn client_error_is_no_prefill_failure_with_any_fallback() {
     let mode = |name| Mode::Direct(Direct { fallback: Fallback::Fail, ..direct(name) });
     let world = splitting(mode("nixl"), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
-    assert!(told(&mut exchange, 0, reply(400, "{}"), 5).set.contains_key(DESTINATION));
+    assert!(give_leg_result(&mut exchange, 0, reply(400, "{}"), 5).set.contains_key(DESTINATION));
     assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_declined");
     drop(exchange);
     world.assert_books_closed(1);
@@ -246,7 +247,7 @@ fn client_error_is_no_prefill_failure_with_any_fallback() {
     for (name, ended) in [("trtllm", ended), ("nixl", r#"{"choices":[{"finish_reason":"stop"}]}"#)] {
         let world = splitting(mode(name), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
-        assert!(told(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION), "{name}");
+        assert!(give_leg_result(&mut exchange, 0, reply(200, ended), 5).set.contains_key(DESTINATION), "{name}");
         assert!(exchange.leg_calls().is_empty(), "{name}: no other server is asked");
         assert_eq!(answer(&mut exchange).set[DISAGGREGATION_HEADER], "local; reason=prefill_ended", "{name}");
     }
@@ -255,7 +256,7 @@ fn client_error_is_no_prefill_failure_with_any_fallback() {
     for (status, expected) in [(400, (400, "prefill_declined")), (429, (503, "prefill_failed"))] {
         let world = splitting(mode("sglang"), Decider::Always);
         let (mut exchange, ..) = asked(&world, &[]);
-        let all = told(&mut exchange, 0, reply(status, "{}"), 5);
+        let all = give_leg_result(&mut exchange, 0, reply(status, "{}"), 5);
         let refused = all.refused.as_ref().unwrap().0;
         assert_eq!((refused, all.set["x-attache-reason"].as_str()), expected, "{status}");
     }
@@ -359,9 +360,9 @@ fn prefill_booking_follows_the_attempt() {
         booked.filter(|state| ask.url.contains(&*state.endpoint.authority)).count() == 1
     };
     assert!(is_booked(&first[0]) && !is_booked(&second[0]), "both are asked, the first to come will do");
-    told(&mut exchange, 0, LegResult::Failed(Failure::Broken), 2_050);
+    give_leg_result(&mut exchange, 0, LegResult::Failed(Failure::Broken), 2_050);
     assert!(!is_booked(&first[0]) && is_booked(&second[0]), "one is left");
-    assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
+    assert!(give_leg_result(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
     drop(exchange);
     world.assert_books_closed(1);
 }
@@ -374,7 +375,7 @@ fn panic_abandons_the_prefill() {
     exchange.fail(NOW, &mut out).unwrap();
     assert_eq!(Answered::of(&Vec::from(out)).refused.unwrap().0, 500);
     assert_eq!((exchange.deadline(), exchange.awaits(0)), (None, false));
-    assert!(told(&mut exchange, 0, good(), 40).kinds.is_empty(), "nothing follows a refusal");
+    assert!(give_leg_result(&mut exchange, 0, good(), 40).kinds.is_empty(), "nothing follows a refusal");
     world.assert_books_closed_but_open_stream();
     drop(exchange);
     world.assert_books_closed(1);
@@ -401,7 +402,7 @@ fn hanging_prefill_is_hedged_or_ends_at_its_deadline() {
     let mut out = Actions::new();
     exchange.on(Event::Deadline, NOW.after(Duration::from_secs(2)), &mut out).unwrap();
     assert!(out.is_empty() && exchange.leg_calls().len() == 1 && exchange.awaits(0) && exchange.awaits(1));
-    assert!(told(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
+    assert!(give_leg_result(&mut exchange, 1, good(), 2_100).set.contains_key(DESTINATION));
     assert!(!exchange.awaits(0) && !exchange.awaits(1));
     answer(&mut exchange);
     drop(exchange);
@@ -434,7 +435,7 @@ fn hanging_worker_is_ejected_but_not_a_late_started_one() {
             due(&mut exchange);
         }
         hung += first as u32;
-        assert!(told(&mut exchange, first, good(), 2_100).set.contains_key(DESTINATION));
+        assert!(give_leg_result(&mut exchange, first, good(), 2_100).set.contains_key(DESTINATION));
     }
     assert_eq!(open(&world), [Availability::Ejected, Availability::Open]);
     // Both hang, and the second attempt began one second before the end.
@@ -462,8 +463,8 @@ fn failed_prefill_is_rejected_without_fallback() {
     let mode = Direct { fallback: Fallback::Fail, ..direct("nixl") };
     let world = splitting(Mode::Direct(mode), Decider::Always);
     let (mut exchange, ..) = asked(&world, &[]);
-    told(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
-    let all = told(&mut exchange, 1, LegResult::Failed(Failure::Refused), 6);
+    give_leg_result(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
+    let all = give_leg_result(&mut exchange, 1, LegResult::Failed(Failure::Refused), 6);
     let (status, text) = all.refused.clone().unwrap();
     assert_eq!((status, all.set["x-attache-reason"].as_str()), (503, "prefill_failed"));
     assert!(text.contains("prefill_refused"), "{text}");

@@ -1,6 +1,6 @@
 //! Requests whose decode worker is removed, drained or ejected during the prefill.
 
-use super::splitting::{ROLES, among, answer, asked, direct, good, reply, told};
+use super::splitting::{ROLES, among, answer, asked, direct, give_leg_result, good, reply};
 use super::*;
 use attache_disagg::{Direct, Failure, Fallback, Mode};
 use attache_picker::split::{DISAGGREGATION_HEADER, LegResult};
@@ -57,8 +57,11 @@ fn another_decode_worker_replaces_a_lost_one() {
             let [named] = booked(&world)[..] else { panic!("one is to answer") };
             let gone = world.snapshot.load().endpoints[named].endpoint.clone();
             befalls(&world, named, fate);
-            let all =
-                if computed { told(&mut exchange, 0, good(), 40) } else { told(&mut exchange, 0, reply(400, ""), 40) };
+            let all = if computed {
+                give_leg_result(&mut exchange, 0, good(), 40)
+            } else {
+                give_leg_result(&mut exchange, 0, reply(400, ""), 40)
+            };
             let other = if named == 2 { "192.168.1.4:8000" } else { "192.168.1.3:8000" };
             assert_eq!(all.set[DESTINATION], other, "{fate:?} {computed}");
             assert_eq!(all.text().contains("new_in_2027"), computed);
@@ -78,7 +81,7 @@ fn last_decode_worker_serves_unless_removed() {
         let (mut exchange, ..) = asked(&world, &[]);
         let named = world.snapshot.load().endpoints[1].endpoint.clone();
         befalls(&world, 1, fate);
-        let all = told(&mut exchange, 0, good(), 40);
+        let all = give_leg_result(&mut exchange, 0, good(), 40);
         assert_eq!(all.set.contains_key(DESTINATION), answers, "{fate:?}");
         if let Some((status, text)) = &all.refused {
             assert_eq!((*status, all.set["x-attache-reason"].as_str()), (503, "no_ready_endpoint"));
@@ -104,7 +107,7 @@ fn unpaired_decode_worker_does_not_replace_a_lost_one() {
         let (mut exchange, ..) = asked(&world, &[]);
         let kept = world.snapshot.load_full();
         befalls(&world, 1, Fate::Removed);
-        assert_eq!(told(&mut exchange, 0, prompt, 40).set.contains_key(DESTINATION), answers);
+        assert_eq!(give_leg_result(&mut exchange, 0, prompt, 40).set.contains_key(DESTINATION), answers);
         world.snapshot.publish(PoolSnapshot::new(9, true, kept.endpoints.to_vec()));
     }
 }
@@ -122,7 +125,7 @@ fn next_request_probes_decode_worker_if_first_was_not_sent() {
     for _ in 0..60 {
         let (mut exchange, ..) = asked(&world, &[]);
         probes += half_open.ledger.in_flight();
-        told(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
+        give_leg_result(&mut exchange, 0, LegResult::Failed(Failure::Refused), 5);
         // The prefill worker must not be ejected for it.
         let prefill = world.snapshot.load().endpoints[0].endpoint.clone();
         prefill.health.record(Health::Success, NOW, &HealthPolicy::default());

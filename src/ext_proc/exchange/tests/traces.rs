@@ -2,7 +2,7 @@
 
 use super::splitting::{asked, direct, splitting};
 #[cfg(feature = "otlp")]
-use super::splitting::{good, told};
+use super::splitting::{give_leg_result, good};
 use super::*;
 use attache_disagg::Mode;
 use attache_picker::split::LegCall;
@@ -27,7 +27,7 @@ fn both_workers_join_the_request_span() {
     let (mut exchange, _, asks) = asked(&world, &[("traceparent", TRACE)]);
     let prefill = traceparent(&asks[0]).unwrap();
     assert!(prefill.starts_with(&TRACE[..36]) && prefill != TRACE, "{prefill}");
-    assert_eq!(told(&mut exchange, 0, good(), 10).set["traceparent"], prefill);
+    assert_eq!(give_leg_result(&mut exchange, 0, good(), 10).set["traceparent"], prefill);
 }
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
