@@ -67,7 +67,7 @@ step() {
 # CPU seconds, of the user and of the system, of a step and its processes.
 seconds() {
   local TIMEFORMAT='%U %S' log=$edit/$1.log
-  { time (step "$1" "$2" timed) >"$log" 2>&1; } 2>&1 | awk '{ printf "%.1f", $1 + $2 }'
+  { time { (step "$1" "$2" timed) >"$log" 2>&1; }; } 2>&1 | awk '{ printf "%.1f", $1 + $2 }'
   [ "${PIPESTATUS[0]}" = 0 ] || { cat "$log" >&2; exit 1; }
 }
 
