@@ -89,6 +89,8 @@ pub struct PoolFeeds {
     endpoints: watch::Sender<Vec<EndpointSpec>>,
     scrape: watch::Sender<ScrapeSettings>,
     prefix: Arc<ArcSwap<PrefixCache>>,
+    /// Number of `prefix`: how many others it has replaced.
+    cache_number: u32,
     prefix_settings: PrefixSettings,
     kv_events: Option<KvEvents>,
     kv_connections: Arc<Connections>,
@@ -209,7 +211,8 @@ impl Feeds {
         for pool in settings {
             made.push(match self.pools.get(&pool.name) {
                 Some(feeds) if feeds.prefix_settings != pool.prefix => {
-                    Some(feeds.make(pool, Arc::new(cache(&pool.prefix, self.seed)), self.seed).await?)
+                    let cache = Arc::new(cache(&pool.prefix, self.seed));
+                    Some(feeds.make(pool, cache, feeds.cache_number + 1, self.seed).await?)
                 }
                 _ => None,
             });
@@ -323,6 +326,7 @@ impl PoolFeeds {
             endpoints,
             scrape,
             prefix,
+            cache_number: 0,
             prefix_settings: settings.prefix.clone(),
             kv_events: None,
             kv_connections,
@@ -340,7 +344,7 @@ impl PoolFeeds {
             feeds.resolve(name.clone(), seed);
         }
         feeds.list(settings.file.as_ref());
-        let made = feeds.make(settings, feeds.prefix(), seed).await?;
+        let made = feeds.make(settings, feeds.prefix(), 0, seed).await?;
         feeds.take_up(made);
         Ok(feeds)
     }
@@ -413,8 +417,15 @@ impl PoolFeeds {
         self.published.clone()
     }
 
-    /// Creates everything that these prefix settings need besides `cache`, without any change to the pool.
-    async fn make(&self, settings: &PoolSettings, cache: Arc<PrefixCache>, seed: u64) -> anyhow::Result<Made> {
+    /// Creates everything that these prefix settings need besides `cache`, which gets this number, without any change to
+    /// the pool.
+    async fn make(
+        &self,
+        settings: &PoolSettings,
+        cache: Arc<PrefixCache>,
+        cache_number: u32,
+        seed: u64,
+    ) -> anyhow::Result<Made> {
         let prefix = &settings.prefix;
         let bind = prefix.kv_events.as_ref().and_then(|events| events.bind.as_deref());
         let socket = match bind {
@@ -429,6 +440,7 @@ impl PoolFeeds {
                 residents: cache.residents().clone(),
                 keys: cache.space(),
                 block_size: cache.block_size().clone(),
+                tape: self.tape.of_kv_events(cache_number),
             };
             let subscription = subscription(events, socket.as_ref(), &self.kv_connections);
             let feed = Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed);
@@ -520,8 +532,9 @@ impl PoolFeeds {
         if let Some(made) = made {
             self.prefix_settings = settings.prefix.clone();
             // Block size or keys have changed, so known entries are worthless.
+            self.cache_number += 1;
             self.tape.change(|tell| {
-                tell(PoolChange::Cache(&cache_config(&settings.prefix, seed)));
+                tell(PoolChange::Cache(&cache_config(&settings.prefix, seed), self.cache_number));
                 made.cache.reconcile(&self.store.load());
                 self.prefix.store(made.cache.clone());
             });

@@ -1,13 +1,15 @@
 //! Applies batches of KV events of one holder to the index.
 
+use super::feed::Destination;
 use super::orphans::Orphans;
 use super::size::{OwnSize, PoolSize};
 use super::stats::{Count, KvEventStats};
 use attache_prefix::index::{HolderId, PrefixIndex, StoredBlock, Tier};
-use attache_prefix::key::{EngineHash, KeySpace};
+use attache_prefix::key::EngineHash;
 use attache_prefix::residents::Residents;
 use attache_prefix::trust::Doubt;
 use attache_prefix::wire::{Copied, Decoder, Refusal, Removed, Sink, Stored};
+use attache_record::{KvChange, KvTape};
 use std::sync::Arc;
 
 /// Effect of a batch on what is known about the holder.
@@ -32,6 +34,7 @@ struct Book {
     residents: Arc<Residents>,
     index: Arc<PrefixIndex>,
     holder: HolderId,
+    tape: KvTape,
     orphans: Orphans,
     stats: Arc<KvEventStats>,
     size: OwnSize,
@@ -45,19 +48,15 @@ struct Book {
 }
 
 impl Applier {
-    pub(super) fn new(
-        index: Arc<PrefixIndex>,
-        holder: HolderId,
-        keys: KeySpace,
-        max_orphan_blocks: usize,
-        size: OwnSize,
-        residents: Arc<Residents>,
-        stats: Arc<KvEventStats>,
-    ) -> Self {
+    /// Applies the events of the cache of `size` to `to`.
+    pub(super) fn new(to: &Destination, max_orphan_blocks: usize, size: OwnSize, stats: Arc<KvEventStats>) -> Self {
+        let Destination { index, residents, tape, .. } = to.clone();
+        let holder = size.cache();
         let book = Book {
             residents,
             index,
             holder,
+            tape,
             orphans: Orphans::new(max_orphan_blocks),
             stats,
             size,
@@ -66,7 +65,7 @@ impl Applier {
             stored: 0,
             outcome: BatchEffect::default(),
         };
-        Self { decoder: Decoder::new(keys), book }
+        Self { decoder: Decoder::new(to.keys), book }
     }
 
     /// Applies one batch.
@@ -127,13 +126,20 @@ impl Applier {
 
 impl Drop for Applier {
     fn drop(&mut self) {
-        self.book.index.remove_holder(self.book.holder);
+        let Book { index, holder, tape, .. } = &self.book;
+        tape.change(|report| {
+            index.remove_holder(*holder);
+            report(KvChange::Gone { cache: holder.0 });
+        });
     }
 }
 
 impl Book {
     fn clear(&mut self) {
-        self.index.clear(self.holder);
+        self.tape.change(|report| {
+            self.index.clear(self.holder);
+            report(KvChange::Cleared { cache: self.holder.0 });
+        });
         self.stats.add(Count::OrphansDropped, self.orphans.clear());
         self.held = 0;
         self.stored = 0;
@@ -145,7 +151,15 @@ impl Book {
 
     /// Stores blocks behind `parent`, or queues them until it arrives. Returns whether they are in the index.
     fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock]) -> bool {
-        match (self.index.store(self.holder, tier, parent, blocks), parent) {
+        let stored = self.tape.change(|report| {
+            let stored = self.index.store(self.holder, tier, parent, blocks);
+            if stored.is_ok() && self.tape.is_on() {
+                let (cache, blocks) = (self.holder.0, blocks.to_vec());
+                report(KvChange::Stored { cache, tier, parent, blocks });
+            }
+            stored
+        });
+        match (stored, parent) {
             (Ok(()), _) => {
                 self.count(blocks.len());
                 true
@@ -161,8 +175,16 @@ impl Book {
     }
 
     /// Stores blocks on another tier too, up to the first that the holder has on no tier. Returns how many.
-    fn copy(&mut self, tier: Tier, hashes: impl IntoIterator<Item = EngineHash>) -> usize {
-        let known = self.index.copy(self.holder, tier, hashes);
+    fn copy(&mut self, tier: Tier, hashes: impl IntoIterator<Item = EngineHash, IntoIter: Clone>) -> usize {
+        let hashes = hashes.into_iter();
+        let known = self.tape.change(|report| {
+            let known = self.index.copy(self.holder, tier, hashes.clone());
+            if known > 0 && self.tape.is_on() {
+                let (cache, hashes) = (self.holder.0, hashes.take(known).collect());
+                report(KvChange::Copied { cache, tier, hashes });
+            }
+            known
+        });
         self.count(known);
         known
     }
@@ -252,7 +274,13 @@ impl Sink for Book {
         if self.is_partial(event.group) {
             return;
         }
-        self.index.remove(self.holder, event.tier, event.hashes);
+        self.tape.change(|report| {
+            self.index.remove(self.holder, event.tier, event.hashes);
+            if self.tape.is_on() {
+                let (cache, tier, hashes) = (self.holder.0, event.tier, event.hashes.to_vec());
+                report(KvChange::Removed { cache, tier, hashes });
+            }
+        });
         let n = event.hashes.len() as u64;
         self.held = self.held.saturating_sub(n);
         self.stats.add(Count::BlocksRemoved, n);

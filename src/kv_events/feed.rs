@@ -14,6 +14,7 @@ use attache_prefix::index::PrefixIndex;
 use attache_prefix::key::KeySpace;
 use attache_prefix::residents::{Cache, Resident, ResidentTable, Residents};
 use attache_prefix::trust::TrustCell;
+use attache_record::{KvChange, KvTape};
 use attache_types::clock::Clock;
 use attache_types::ids::EndpointId;
 use attache_types::rng;
@@ -53,20 +54,20 @@ pub struct Destination {
     pub keys: KeySpace,
     /// Number of tokens in a block. Events with other block sizes are not used.
     pub block_size: Arc<BlockSize>,
+    /// The recording of the pool's KV events.
+    pub tape: KvTape,
 }
 
 /// Reads the KV events of one pool into its index.
 #[derive(Debug)]
 pub struct Feed {
-    index: Arc<PrefixIndex>,
-    keys: KeySpace,
+    to: Destination,
     published: watch::Receiver<Published>,
     subscription: Subscription,
     shared: Shared,
     seed: u64,
     topic: Arc<str>,
     size: Arc<PoolSize>,
-    residents: Arc<Residents>,
     inboxes: Arc<Inboxes>,
     membership: Option<u64>,
     followed: AHashMap<EndpointId, Followed>,
@@ -92,19 +93,17 @@ impl Feed {
             bounds: subscription.bounds,
             timing: subscription.timing,
             clock,
+            tape: to.tape.clone(),
             events: None,
         };
-        let Destination { index, residents, keys, block_size } = to;
         Self {
-            index,
-            keys,
             published,
             topic: subscription.topic.as_str().into(),
             subscription,
             shared,
             seed,
-            size: Arc::new(PoolSize::new(block_size)),
-            residents,
+            size: Arc::new(PoolSize::new(to.block_size.clone(), to.tape.clone())),
+            to,
             inboxes: Arc::default(),
             membership: None,
             followed: AHashMap::new(),
@@ -159,7 +158,17 @@ impl Feed {
         while let Some(Ok(())) = shutdown.run_until_cancelled(self.published.changed()).await {
             self.follow(&stop);
         }
-        self.residents.publish(ResidentTable::default());
+        self.publish(ResidentTable::default());
+    }
+
+    /// Publishes the KV caches of the endpoints.
+    fn publish(&self, table: ResidentTable) {
+        self.shared.tape.change(|report| {
+            let caches = |resident: &Resident| resident.caches.iter().map(|cache| cache.holder.0).collect();
+            let all = table.iter().map(|(endpoint, resident)| (endpoint, caches(resident))).collect();
+            self.to.residents.publish(table);
+            report(KvChange::Caches(all));
+        });
     }
 
     /// Starts and stops lanes according to the current snapshot.
@@ -203,7 +212,7 @@ impl Feed {
             self.followed.insert(endpoint.id, followed);
         }
         before.into_values().for_each(|gone| gone.stop.cancel());
-        self.residents.publish(self.followed.iter().map(|(id, f)| (*id, f.resident.clone())).collect());
+        self.publish(self.followed.iter().map(|(id, f)| (*id, f.resident.clone())).collect());
         let inboxes = self
             .followed
             .values()
@@ -246,18 +255,15 @@ impl Feed {
                 }
             };
             let trust: Arc<TrustCell> = Arc::default();
-            let holder = self.index.add_holder();
+            let holder = self.to.index.add_holder();
             followed.resident.caches.push(Cache { holder, trust: trust.clone() });
             let applier = Applier::new(
-                self.index.clone(),
-                holder,
-                self.keys,
+                &self.to,
                 self.shared.bounds.orphan_blocks,
                 OwnSize::new(self.size.clone(), endpoint.id, holder),
-                self.residents.clone(),
                 self.shared.stats.clone(),
             );
-            let identity = Identity { endpoint: endpoint.id, name: endpoint.spec.name.clone(), rank, ranks };
+            let identity = Identity { endpoint: endpoint.id, name: endpoint.spec.name.clone(), rank, holder, ranks };
             self.lanes += 1;
             let rng = rng::for_request(self.seed, self.lanes);
             let lane = Lane::new(

@@ -7,8 +7,10 @@ use super::stats::{Count, KvEventStats};
 use super::subscription::{MemoryLimits, Timing};
 use super::zmtp::{Connection, Message, Role, ZmtpError};
 use attache_pool::{PoolEvent, SnapshotStore};
+use attache_prefix::index::HolderId;
 use attache_prefix::trust::{Doubt, Trust, TrustCell};
 use attache_prefix::wire;
+use attache_record::{KvChange, KvTape};
 use attache_serving::connections::ConnectionMemory;
 use attache_types::clock::{Clock, Timestamp};
 use attache_types::ids::EndpointId;
@@ -33,6 +35,8 @@ pub(super) struct Identity {
     pub(super) endpoint: EndpointId,
     pub(super) name: Arc<str>,
     pub(super) rank: u16,
+    /// Its cache in the prefix index.
+    pub(super) holder: HolderId,
     /// Number of ranks of the endpoint, which share its capacity.
     pub(super) ranks: u16,
 }
@@ -46,6 +50,8 @@ pub(super) struct Shared {
     pub(super) bounds: MemoryLimits,
     pub(super) timing: Timing,
     pub(super) clock: Clock,
+    /// The recording of the pool's KV events.
+    pub(super) tape: KvTape,
     /// Channel to the pool's writer, for caches that engines have cleared.
     pub(super) events: Option<mpsc::Sender<PoolEvent>>,
 }
@@ -417,7 +423,13 @@ impl Lane {
         if now.is_certain() {
             self.retries = 0;
         }
-        let before = self.trust.set(now);
+        let before = self.shared.tape.change(|report| {
+            let before = self.trust.set(now);
+            if before != now {
+                report(KvChange::Trust { cache: self.identity.holder.0, trust: now });
+            }
+            before
+        });
         if before == now {
             return;
         }

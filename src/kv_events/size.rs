@@ -2,6 +2,7 @@
 
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::index::HolderId;
+use attache_record::{KvChange, KvTape};
 use attache_types::ids::EndpointId;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -10,13 +11,14 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct PoolSize {
     size: Arc<BlockSize>,
+    tape: KvTape,
     changes: watch::Sender<u32>,
 }
 
 impl PoolSize {
-    pub(super) fn new(size: Arc<BlockSize>) -> Self {
+    pub(super) fn new(size: Arc<BlockSize>, tape: KvTape) -> Self {
         let changes = watch::Sender::new(size.get());
-        Self { size, changes }
+        Self { size, tape, changes }
     }
 
     /// Returns the number of tokens in a block.
@@ -36,11 +38,19 @@ impl PoolSize {
 
     /// As [`BlockSize::pages`], with notification of the lanes.
     pub(super) fn pages(&self, endpoints: impl Iterator<Item = (EndpointId, Option<u32>)> + Clone) {
-        self.size.pages(endpoints);
-        self.publish();
+        self.change(|size| size.pages(endpoints));
     }
 
-    fn publish(&self) {
+    /// Changes what is known of the sizes, and notifies the lanes.
+    fn change(&self, change: impl FnOnce(&BlockSize)) {
+        self.tape.change(|report| {
+            let before = self.size.get();
+            change(&self.size);
+            let now = self.size.get();
+            if now != before {
+                report(KvChange::BlockSize(now));
+            }
+        });
         self.changes.send_if_modified(|reported| {
             let tokens = self.size.get();
             let before = std::mem::replace(reported, tokens);
@@ -67,6 +77,11 @@ impl OwnSize {
         Self { pool, endpoint, cache, reported: None }
     }
 
+    /// The cache in the prefix index.
+    pub(super) fn cache(&self) -> HolderId {
+        self.cache
+    }
+
     /// The block size of the pool.
     pub(super) fn pool(&self) -> &PoolSize {
         &self.pool
@@ -82,8 +97,7 @@ impl OwnSize {
     pub(super) fn report(&mut self, tokens: u32) -> bool {
         if self.reported.is_none() {
             self.reported = Some(tokens);
-            self.pool.size.report(self.endpoint, self.cache, tokens);
-            self.pool.publish();
+            self.pool.change(|size| size.report(self.endpoint, self.cache, tokens));
         }
         self.reported == Some(tokens) && self.fits() == Some(true)
     }
@@ -96,8 +110,7 @@ impl OwnSize {
     /// Forgets the size after a restart of the engine, which may have another one now.
     pub(super) fn forget(&mut self) {
         if self.reported.take().is_some() {
-            self.pool.size.forget(self.endpoint, self.cache);
-            self.pool.publish();
+            self.pool.change(|size| size.forget(self.endpoint, self.cache));
         }
     }
 }

@@ -16,6 +16,7 @@ use attache_prefix::carried::{Carry, KeptTurn};
 use attache_protocol::answer::AnswerFormat;
 use attache_protocol::transfer::Finish;
 use attache_protocol::{Api, TransferScanner};
+use attache_record::Kept;
 use attache_scheduling::Pool;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
@@ -107,6 +108,12 @@ impl Conversation {
     #[must_use]
     pub fn has_carry(&self, by: EndpointId) -> bool {
         self.carry.as_ref().is_some_and(|(_, servers)| servers.contains(&by))
+    }
+
+    /// The blocks of the previous turn, in the form of a recording.
+    pub(super) fn kept(&self) -> Option<Kept> {
+        let (carry, by) = self.carry.as_ref()?;
+        Some(Kept { tokens: carry.tokens, keeper: carry.endpoint, by: by.to_vec() })
     }
 
     /// Takes the blocks of the previous turn for the prefill worker `by`. They can be fetched only once, so no other

@@ -22,15 +22,13 @@ use crate::event::SplitOutcome;
 use attache_disagg::{LegApi, Mode};
 use attache_pool::Roles;
 use attache_pool::health::ClientSlot;
-use attache_pool::ledger::Ticket;
-use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::{Api, Request};
 use attache_record::Booked;
 use attache_scheduling::choice::{Chosen, DEFAULT_STRATEGY_HEADER};
 use attache_scheduling::router::RouteFacts;
 use attache_scheduling::scheduler::Subset;
 use attache_scheduling::split::Decider;
-use attache_scheduling::{Booking, Decision, Pool, RequestFacts, Strategy};
+use attache_scheduling::{Decision, Pool, RequestFacts, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
@@ -127,12 +125,10 @@ pub struct Plan {
     pub target: Arc<str>,
     /// Estimated prompt tokens in the cache of the first pick, requests in flight included.
     pub matched_tokens: u32,
-    /// The booking on the first pick.
+    /// The booking on the first pick, and on encode workers.
     pub booked: Option<Booked>,
     /// The booking on the prefill worker, when the decision splits the request.
-    pub prefill: Option<Box<Booking>>,
-    /// Bookings on encode workers for images and audio, until the response begins.
-    pub encoding: Vec<Ticket>,
+    pub prefill: Option<Box<Booked>>,
     /// A prefill and a decode worker may share the request.
     pub splittable: bool,
     /// How the prefill on another worker went, once that is known.
@@ -191,19 +187,6 @@ impl Plan {
         let unseen = announced.map_or(0, |a| a.saturating_sub(self.seen as u64));
         Some(new + unseen)
     }
-}
-
-/// What the prefix cache records about a prompt.
-#[derive(Debug)]
-pub struct PendingUpdate {
-    /// The source of the keys, and the cache to update.
-    pub prefix: Arc<PoolPrefix>,
-    /// The update for the endpoint of the response.
-    pub prefix_update: PrefixUpdate,
-    /// The update for the prefill worker.
-    pub prefill: Option<PrefixUpdate>,
-    /// The end of the key chain, which the response extends.
-    pub tail: Option<Tail>,
 }
 
 /// Outcome of one call of [`decide`].

@@ -35,6 +35,8 @@ pub mod head;
 pub mod hints;
 mod lookup;
 pub mod picker;
+pub mod placement;
+pub mod prefilling;
 pub mod prefix;
 mod preset;
 mod priority;

@@ -2,14 +2,14 @@
 //! of the index after it.
 
 use super::active::ActiveConfig;
-use super::decide::{PendingUpdate, RequestView};
-use super::prefix::{PoolPrefix, PromptKeys, PromptRef, Read, Reading, Shown};
+use super::decide::RequestView;
+use super::prefix::{PoolPrefix, PromptKeys, PromptRef, Read, Reading, Shown, Tail};
 use super::warming::Warming;
 use crate::event::{Degraded, Event, Limit, Observer};
+use crate::placement::{CacheUpdates, LookedUp, PromptBlocks};
 use attache_pool::PoolSnapshot;
 use attache_prefix::cache::Found;
-use attache_prefix::key::{BlockKey, BlockKeys};
-use attache_prefix::learning::PrefixUpdate;
+use attache_prefix::key::BlockKeys;
 use attache_protocol::Request;
 use attache_record as record;
 use attache_scheduling::Decision;
@@ -162,45 +162,36 @@ impl<'p> PromptLookup<'p> {
             media_tokens: prompt.media_tokens,
             count: prompt.count,
             tenant: self.prefix.tenant(q.head).map(record::headers::hash),
+            ..record::Looked::default()
         }
     }
 
-    /// The estimated cached tokens on the first pick, and the update of the index for this decision. An endpoint
-    /// without KV events gets all blocks of the prompt, an endpoint with KV events only the blocks that were looked
-    /// up.
-    pub(super) fn learn(self, decision: &Decision, q: &RequestView<'_>) -> (u32, PendingUpdate) {
-        let tenant = self.prefix.tenant(q.head).map(str::to_owned);
+    /// What follows from this decision.
+    pub(super) fn updates(self, decision: &Decision, q: &RequestView<'_>) -> PendingUpdates {
         let Self { prefix, request, keys, found, .. } = self;
-        let prompt = &request.prompt;
-        let first = decision.picks.first().map(|e| e.id);
-        let prefill = decision.split.as_ref().and_then(|split| split.prefill.first()).map(|e| e.id);
-        let prompt_tokens = found.prompt_tokens(prompt);
-        let held = |id| if request.skips_cache { 0 } else { found.tokens(found.depth(id).any).min(prompt_tokens) };
-        let matched = first.map_or(0, held);
-        // The cached part saves work on the endpoint that prefills the prompt.
-        prefix.cache.decided(prompt_tokens, prefill.map_or(matched, held));
-        let whole = first.into_iter().chain(prefill).any(|id| !found.is_exact(id)) && !keys.is_cold();
-        let (keys, complete, tail) = if whole { keys.finish() } else { (keys.made(), true, None) };
-        let only_text = prompt.media_tokens == 0 && prompt.token_ids == 0 && prompt.count == 1;
-        let base = PrefixUpdate {
-            tenant,
-            // A prompt that is too long to encode completely says nothing about the text of its end.
-            text_bytes: if only_text && complete { prompt.text_bytes } else { 0 },
-            tells_cached: !request.skips_cache && complete,
-            ..PrefixUpdate::default()
+        let looked = LookedUp {
+            cache: &prefix.cache,
+            found: &found,
+            prompt: &request.prompt,
+            skips_cache: request.skips_cache,
+            tenant: prefix.tenant(q.head).map(str::to_owned),
         };
-        let of = |id, keys: Vec<BlockKey>| {
-            let whole = whole && !found.is_exact(id);
-            let PrefixUpdate { tenant, text_bytes, tells_cached, .. } = base.clone();
-            PrefixUpdate { tenant, text_bytes, tells_cached, ..found.prefix_update(id, keys, whole) }
-        };
-        let prefill = prefill.map(|id| of(id, keys.clone()));
-        let prefix_update = first.map_or(base.clone(), |id| of(id, keys));
-        // The response's count of cached tokens is that of the prefill worker.
-        let prefix_update =
-            PrefixUpdate { tells_cached: prefix_update.tells_cached && prefill.is_none(), ..prefix_update };
-        (matched, PendingUpdate { prefix: prefix.clone(), prefix_update, prefill, tail })
+        let all = !keys.is_cold() && looked.needs_all_blocks(decision);
+        let (keys, complete, tail) = if all { keys.finish() } else { (keys.made(), true, None) };
+        let updates = looked.updates(decision, PromptBlocks { keys, all, complete });
+        PendingUpdates { updates, cut: !complete, tail: tail.map(|tail| (prefix.clone(), tail)) }
     }
+}
+
+/// What a decision changes in the prefix cache, now and with the response.
+#[derive(Debug, Default)]
+pub(super) struct PendingUpdates {
+    /// The updates for the chosen servers; `None` without a lookup.
+    pub(super) updates: Option<CacheUpdates>,
+    /// The prompt was too long to be encoded completely.
+    pub(super) cut: bool,
+    /// The end of the key chain, which the response extends.
+    pub(super) tail: Option<(Arc<PoolPrefix>, Tail)>,
 }
 
 /// Runs `look` and catches a panic in a tokenizer or in the index. The request continues without the result.

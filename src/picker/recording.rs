@@ -3,10 +3,10 @@
 use super::decide::RequestView;
 use super::picker::Picker;
 use attache_record::headers::Noted;
-use attache_record::{self as record, Booked, Recorder, Turn, booked};
+use attache_record::{self as record, Recorder, RequestTape, Turn, booked};
+use attache_scheduling::Decision;
 use attache_scheduling::digest::Digests;
 use attache_scheduling::plugin::Headers;
-use attache_scheduling::{Booking, Decision};
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
@@ -71,24 +71,27 @@ impl<'t> DecisionDraft<'t> {
         self.turn.write(&record::Line::Decide(Box::new(self.line)));
     }
 
-    /// Writes the line of a decided request, and books it.
-    pub(super) fn booked(
+    /// Writes the line of a decided request, and books it with `book`. The recording of the request follows.
+    pub(super) fn booked<T>(
         mut self,
         notes: Option<&RequestReads<'_>>,
         decision: &Decision,
         matched: u32,
-        book: impl FnOnce() -> Booking,
-    ) -> Booked {
+        book: impl FnOnce() -> T,
+    ) -> (T, RequestTape) {
         self.note(notes);
         let Self { recorder, mut turn, line, .. } = self;
         let r = line.r;
+        let prefill = decision.split.as_ref().map(|split| booked::ids(&split.prefill));
         turn.write(&record::Line::Decide(Box::new(record::Decided {
             picks: booked::ids(&decision.picks),
+            prefill: prefill.unwrap_or_default(),
+            encode: booked::ids(&decision.encode),
             reason: decision.reason.to_owned(),
             matched,
             probe: decision.probe,
             ..line
         })));
-        Booked::new(book(), Some((recorder, r)))
+        (book(), RequestTape::new(recorder, r))
     }
 }

@@ -313,7 +313,6 @@ impl Routed {
         if let Some(prefill) = &mut self.plan.prefill {
             prefill.first_byte(good, false, now);
         }
-        self.plan.encoding.clear();
         self.plan.runtime.observer.event(RequestEvent::FirstByte(now.since(self.opened)));
         if let Some(span) = &mut self.span {
             span.first_byte(now);
@@ -414,15 +413,15 @@ impl Routed {
             _ => false,
         };
         if self.probes {
-            self.booking.probe_lost(&self.picked);
+            self.booking.tape().probe_lost(&self.picked);
         }
         if let Some(encoder) = self.plan.decision.encode.first().filter(|_| self.probes_encoder) {
-            self.booking.probe_lost(encoder);
+            self.booking.tape().probe_lost(encoder);
         }
         self.booking.end(complete, usage, extend, now);
-        if let Some(prefill) = self.plan.prefill.take() {
+        if let Some(mut prefill) = self.plan.prefill.take() {
             if self.probes_prefill {
-                self.booking.probe_lost(prefill.endpoint());
+                self.booking.tape().probe_lost(prefill.endpoint());
             }
             prefill.end(complete, &Usage { completion_tokens: None, ..*usage }, |_| false, now);
         }

@@ -10,6 +10,7 @@ use super::decide::Plan;
 use super::head::Head;
 use super::hints::RANK_HEADER;
 use super::picker::Picker;
+use super::prefilling::Prefilling;
 use crate::event::Event;
 use attache_disagg::attempts::Attempt;
 use attache_disagg::{Direct, Failure, Fallback, Leg, LegApi, Next};
@@ -17,7 +18,7 @@ use attache_pool::Endpoint;
 use attache_pool::health::{Availability, ClientSlot, Observation, Outcome as Health, Verdict};
 use attache_pool::ranks::RankBooking;
 use attache_protocol::{Api, Usage};
-use attache_scheduling::prefilling::Prefilling;
+use attache_record::RequestTape;
 use attache_scheduling::{Dispatch, Pool};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
@@ -367,7 +368,8 @@ impl PrefillLeg {
             self.count_late(None, now, picker);
         }
         let (pool, decode) = (&self.pool, &self.decode);
-        let judge = HealthReporter { pool, kind: self.facts.kind, now, picker };
+        let tape = &self.prefilling.tape().clone();
+        let judge = HealthReporter { tape, pool, kind: self.facts.kind, now, picker };
         let next = match self.direct.is_together() {
             false => self.prefilling.late(now, |server, outcome| _ = judge.record(server, outcome)),
             // Each worker waits for the other, and none reports which of the two is stuck. Both count as failed: the
@@ -375,7 +377,7 @@ impl PrefillLeg {
             // prefill worker is not blamed.
             true => self.prefilling.late(now, |server, outcome| {
                 if decode.health.availability(now, pool.scheduler.health()) == Availability::Ejected {
-                    server.health.probe_lost();
+                    judge.tape.probe_lost(server);
                 } else if !judge.record(decode, outcome) {
                     judge.record(server, outcome);
                 }
@@ -405,7 +407,8 @@ impl PrefillLeg {
                         usage.cached_tokens = None;
                     }
                     self.count_late(Some(attempt), now, picker);
-                    let judge = HealthReporter { pool: &self.pool, kind: self.facts.kind, now, picker };
+                    let tape = &self.prefilling.tape().clone();
+                    let judge = HealthReporter { tape, pool: &self.pool, kind: self.facts.kind, now, picker };
                     self.prefilling.computed(attempt, &usage, now, |server, outcome| _ = judge.record(server, outcome));
                     picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
@@ -425,7 +428,8 @@ impl PrefillLeg {
         picker.observer.event(Event::PrefillLeg(Err(failure)));
         // A failed attempt pins no blocks.
         self.releases.get_mut(attempt).and_then(Option::take);
-        let judge = HealthReporter { pool: &self.pool, kind: self.facts.kind, now, picker };
+        let tape = &self.prefilling.tape().clone();
+        let judge = HealthReporter { tape, pool: &self.pool, kind: self.facts.kind, now, picker };
         let next = self.prefilling.failed(attempt, failure, now, |server, outcome| _ = judge.record(server, outcome));
         // The kept blocks pass to the next attempt only if this one never reached its worker. Otherwise it may have
         // fetched them already.
@@ -489,6 +493,7 @@ impl PrefillLeg {
 /// Records outcomes of one prefill leg in the health of endpoints.
 #[derive(Clone, Copy)]
 struct HealthReporter<'a> {
+    tape: &'a RequestTape,
     pool: &'a Pool,
     kind: (Api, ClientSlot),
     now: Timestamp,
@@ -498,10 +503,9 @@ struct HealthReporter<'a> {
 impl HealthReporter<'_> {
     /// Records `outcome`; true if it ejects the endpoint.
     fn record(self, server: &Endpoint, outcome: Health) -> bool {
-        let Self { pool, kind: (api, client), now, picker } = self;
-        let policy = pool.scheduler.health();
-        let may_eject = || pool.store.load().may_eject(server, now, policy);
-        let verdict = server.health.observe(Observation { outcome, api, client }, now, policy, may_eject);
+        let Self { tape, pool, kind: (api, client), now, picker } = self;
+        let observation = Observation { outcome, api, client };
+        let verdict = tape.judge(server, observation, now, pool.scheduler.health(), &pool.store);
         picker.observer.event(Event::Health(verdict));
         if verdict == Verdict::Ejected {
             tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "prefill worker ejected");

@@ -108,6 +108,11 @@ impl BlockSize {
         self.elect(&mut known);
     }
 
+    /// Sets the size, for the replay of a recorded change.
+    pub fn replay(&self, tokens: u32) {
+        self.tokens.store(tokens, Relaxed);
+    }
+
     fn elect(&self, known: &mut AHashMap<EndpointId, ReportedSizes>) {
         known.retain(|_, reported| *reported != ReportedSizes::default());
         if self.is_given {

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// How a decision may use the index's entries for a holder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Trust {
     /// No event was received yet.
     #[default]
@@ -21,7 +22,8 @@ pub enum Trust {
 }
 
 /// The reason for which a holder is not trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Doubt {
     /// The connection is broken, or it is new and no message has shown yet what was missed.
     Interrupted,

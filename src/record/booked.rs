@@ -1,10 +1,12 @@
-//! A request's booking that records its changes, each under one lock together with the change.
+//! Bookings that record their changes, each under one lock together with the change.
 //!
-//! Created by the decision and kept until the response has ended. Without a recording, it is only a [`Booking`].
+//! Created by the decision and kept until the response has ended. Without a recording, a [`Booked`] is only a
+//! [`Booking`].
 
-use super::line::{Ended, Line};
+use super::line::{Ended, Leg, Line};
 use super::tape::{Recorder, Turn};
 use attache_pool::health::{HealthPolicy, Observation, Verdict};
+use attache_pool::ledger::Ticket;
 use attache_pool::{Endpoint, PoolSnapshot, SnapshotStore};
 use attache_prefix::key::BlockKey;
 use attache_protocol::Usage;
@@ -14,49 +16,24 @@ use attache_types::ids::EndpointId;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The booking of one routed request, with its recording if there is one.
-#[derive(Debug)]
-pub struct Booked {
-    /// The booking; `None` when it has ended.
-    booking: Option<Booking>,
-    endpoint: Arc<Endpoint>,
-    /// The recording, and the request's number in it.
-    tape: Option<(Arc<Recorder>, u64)>,
-}
+/// The recording of one request, or of none when nothing is recorded.
+#[derive(Clone, Debug, Default)]
+pub struct RequestTape(Option<(Arc<Recorder>, u64)>);
 
-impl Booked {
-    /// Wraps a booking that was made under the lock of its decision, for the request with this number.
+impl RequestTape {
+    /// The recording of the request with this number.
     #[must_use]
-    pub fn new(booking: Booking, tape: Option<(Arc<Recorder>, u64)>) -> Self {
-        Self { endpoint: booking.endpoint().clone(), booking: Some(booking), tape }
+    pub fn new(recorder: Arc<Recorder>, request: u64) -> Self {
+        Self(Some((recorder, request)))
     }
 
-    /// Returns the endpoint of the booking.
-    #[must_use]
-    pub fn endpoint(&self) -> &Arc<Endpoint> {
-        &self.endpoint
-    }
-
-    /// As [`Booking::learns_answer`].
-    #[must_use]
-    pub fn learns_answer(&self) -> bool {
-        self.booking.as_ref().is_some_and(Booking::learns_answer)
-    }
-
-    /// As [`Booking::move_to`].
-    pub fn move_to(&mut self, endpoint: &Arc<Endpoint>, now: Timestamp) {
-        let _turn = turn(self.tape.as_ref(), |r| Line::Moved { r, at: now, to: endpoint.id });
-        if let Some(booking) = &mut self.booking {
-            booking.move_to(endpoint, now);
-        }
-        self.endpoint = endpoint.clone();
-    }
-
-    /// As [`Booking::dispatch`]. Split requests are not recorded.
-    pub fn dispatch(&mut self, how: Dispatch<'_>, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
-        if let Some(booking) = &mut self.booking {
-            booking.dispatch(how, snapshot, stale_after, now);
-        }
+    /// Takes the recording's lock and writes the line that `line` makes of the request's number. Keep the result until
+    /// the change is made.
+    fn turn(&self, line: impl FnOnce(u64) -> Line) -> Option<Turn<'_>> {
+        let (recorder, r) = self.0.as_ref()?;
+        let mut turn = recorder.turn()?;
+        turn.write(&line(*r));
+        Some(turn)
     }
 
     /// Records the request's outcome for the health of `endpoint`, an endpoint of `pool`.
@@ -69,22 +46,102 @@ impl Booked {
         pool: &SnapshotStore,
     ) -> Verdict {
         let Observation { outcome, api, client } = observation;
-        let _turn = turn(self.tape.as_ref(), |r| Line::Health { r, at: now, id: endpoint.id, outcome, api, client });
+        let _turn = self.turn(|r| Line::Health { r, at: now, id: endpoint.id, outcome, api, client });
         endpoint.health.observe(observation, now, policy, || pool.load().may_eject(endpoint, now, policy))
     }
 
     /// Records that the request was a probe of `endpoint` and ended without a result.
     pub fn probe_lost(&self, endpoint: &Endpoint) {
-        let _turn = turn(self.tape.as_ref(), |r| Line::ProbeLost { r, id: endpoint.id });
+        let _turn = self.turn(|r| Line::ProbeLost { r, id: endpoint.id });
         endpoint.health.probe_lost();
     }
+}
 
-    /// As [`Booking::first_byte`].
+/// The booking of one leg of a routed request, with its recording if there is one.
+#[derive(Debug)]
+pub struct Booked {
+    /// The booking; `None` when it has ended.
+    booking: Option<Booking>,
+    /// Bookings on encode servers for images and audio, until the response begins.
+    encoding: Vec<Ticket>,
+    leg: Leg,
+    endpoint: Arc<Endpoint>,
+    tape: RequestTape,
+}
+
+impl Booked {
+    /// Wraps the booking on the server of the response, and those on encode servers. They were made under the lock of
+    /// their decision.
+    #[must_use]
+    pub fn new(booking: Booking, encoding: Vec<Ticket>, tape: RequestTape) -> Self {
+        Self::of(Leg::Response, booking, encoding, tape)
+    }
+
+    /// As [`Booked::new`], for the booking on the prefill server.
+    #[must_use]
+    pub fn prefill(booking: Booking, tape: RequestTape) -> Self {
+        Self::of(Leg::Prefill, booking, Vec::new(), tape)
+    }
+
+    fn of(leg: Leg, booking: Booking, encoding: Vec<Ticket>, tape: RequestTape) -> Self {
+        Self { endpoint: booking.endpoint().clone(), booking: Some(booking), encoding, leg, tape }
+    }
+
+    /// The recording of its request.
+    #[must_use]
+    pub fn tape(&self) -> &RequestTape {
+        &self.tape
+    }
+
+    /// Returns the endpoint of the booking.
+    #[must_use]
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    /// As [`Booking::expected`].
+    #[must_use]
+    pub fn expected(&self) -> f64 {
+        self.booking.as_ref().map_or(0.0, Booking::expected)
+    }
+
+    /// As [`Booking::learns_answer`].
+    #[must_use]
+    pub fn learns_answer(&self) -> bool {
+        self.booking.as_ref().is_some_and(Booking::learns_answer)
+    }
+
+    /// As [`Booking::move_to`]; `also` is part of the same change.
+    pub fn move_to(&mut self, endpoint: &Arc<Endpoint>, now: Timestamp, also: impl FnOnce()) {
+        let leg = self.leg;
+        let _turn = self.tape.turn(|r| Line::Moved { r, at: now, to: endpoint.id, leg });
+        if let Some(booking) = &mut self.booking {
+            booking.move_to(endpoint, now);
+        }
+        also();
+        self.endpoint = endpoint.clone();
+    }
+
+    /// As [`Booking::dispatch`].
+    pub fn dispatch(&mut self, how: Dispatch<'_>, snapshot: &PoolSnapshot, stale_after: Duration, now: Timestamp) {
+        let (from, seconds) = match how {
+            Dispatch::Arrives(from, seconds) => (Some(from.id), seconds),
+            Dispatch::Whole => (None, 0.0),
+        };
+        let _turn = self.tape.turn(|r| Line::Dispatch { r, at: now, from, seconds });
+        if let Some(booking) = &mut self.booking {
+            booking.dispatch(how, snapshot, stale_after, now);
+        }
+    }
+
+    /// As [`Booking::first_byte`]. Releases the encode servers.
     pub fn first_byte(&mut self, good: bool, tells: bool, now: Timestamp) {
-        let _turn = turn(self.tape.as_ref(), |r| Line::First { r, at: now, good, tells });
+        let leg = self.leg;
+        let _turn = self.tape.turn(|r| Line::First { r, at: now, good, tells, leg });
         if let Some(booking) = &mut self.booking {
             booking.first_byte(good, tells, now);
         }
+        self.encoding.clear();
     }
 
     /// As [`Booking::end`].
@@ -96,7 +153,8 @@ impl Booked {
         now: Timestamp,
     ) {
         let Some(booking) = self.booking.take() else { return };
-        let Some((recorder, r)) = &self.tape else { return booking.end(complete, usage, extend, now) };
+        let encoding = std::mem::take(&mut self.encoding);
+        let Some((recorder, r)) = &self.tape.0 else { return booking.end(complete, usage, extend, now) };
         let Some(mut turn) = recorder.turn() else { return booking.end(complete, usage, extend, now) };
         let mut added = None;
         let noted = |keys: &mut Vec<BlockKey>| {
@@ -106,6 +164,7 @@ impl Booked {
             extended
         };
         booking.end(complete, usage, noted, now);
+        drop(encoding);
         turn.write(&Line::End(Ended {
             r: *r,
             at: now,
@@ -114,6 +173,7 @@ impl Booked {
             completion_tokens: usage.completion_tokens,
             cached_tokens: usage.cached_tokens,
             keys: added,
+            leg: self.leg,
         }));
     }
 }
@@ -122,23 +182,17 @@ impl Booked {
 impl Drop for Booked {
     fn drop(&mut self) {
         if let Some(booking) = self.booking.take() {
-            let turn = turn(self.tape.as_ref(), |r| Line::Drop { r });
+            let leg = self.leg;
+            let turn = self.tape.turn(|r| Line::Drop { r, leg });
             drop(booking);
+            self.encoding.clear();
             drop(turn);
         }
     }
 }
 
-/// Takes the recording's lock and writes the line that `line` makes of the request's number.
-fn turn(tape: Option<&(Arc<Recorder>, u64)>, line: impl FnOnce(u64) -> Line) -> Option<Turn<'_>> {
-    let (recorder, r) = tape?;
-    let mut turn = recorder.turn()?;
-    turn.write(&line(*r));
-    Some(turn)
-}
-
-/// Returns the numbers of a decision's endpoints.
+/// Returns the numbers of endpoints.
 #[must_use]
-pub fn ids<'a>(picks: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Vec<EndpointId> {
-    picks.into_iter().map(|endpoint| endpoint.id).collect()
+pub fn ids<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Vec<EndpointId> {
+    endpoints.into_iter().map(|endpoint| endpoint.id).collect()
 }

@@ -7,11 +7,12 @@
 //! | [`tape`] | the file: one order of all changes, a writer thread, failures that never affect requests |
 //! | [`booked`] | a request's booking, which records its changes |
 //! | [`headers`] | the headers that a decision reads |
+//! | [`kv`] | changes of what engines cache |
 //!
 //! Without `--record`, it costs one check of an `Option`.
 //!
 //! **Owns** the recording format, the file and its order.
-//! **Called by** `picker` at each decision, by `discovery::publish` for each snapshot, and by `app`; `replay` and
+//! **Called by** `picker` at each decision, by `discovery::publish` for each snapshot, by `kv_events`, and by `app`; `replay` and
 //! `workload` read recordings.
 //! **Must not** delay a request, or contain prompt text. A full disk ends the recording, and requests are still
 //! served.
@@ -20,9 +21,11 @@
 
 pub mod booked;
 pub mod headers;
+pub mod kv;
 pub mod line;
 pub mod tape;
 
-pub use booked::Booked;
-pub use line::{Decided, Ended, FORMAT, Header, Line, Looked};
-pub use tape::{DEFAULT_MAX_BYTES, PoolTape, RecordSettings, Recorder, Turn};
+pub use booked::{Booked, RequestTape};
+pub use kv::KvChange;
+pub use line::{Decided, Ended, FORMAT, Header, Kept, Leg, Line, Looked};
+pub use tape::{DEFAULT_MAX_BYTES, KvTape, PoolTape, RecordSettings, Recorder, Turn};

@@ -6,9 +6,10 @@
 //! the order in which they took effect; times are nanoseconds since an origin of the process.
 //!
 //! It contains no text of a prompt or response: prompts are recorded as block keys (seeded hashes) and lengths, tenants
-//! and credentials as hashes. Model names, endpoints, settings and the values of other headers that the routing
-//! algorithm has read are recorded unchanged.
+//! and credentials as hashes. Model names, endpoints, settings, request ids and the values of other headers that the
+//! routing algorithm has read are recorded unchanged.
 
+use super::kv::KvChange;
 use attache_pool::health::{ClientSlot, Outcome};
 use attache_pool::writer::SourceId;
 use attache_pool::{EndpointMetrics, EndpointSpec};
@@ -49,8 +50,13 @@ pub struct Header {
 pub enum Line {
     /// A pool was created without endpoints.
     Pool { pool: u32, name: Arc<str>, cache: CacheConfig },
-    /// The prefix cache was cleared; keys from before do not match new ones.
-    Cache { pool: u32, cache: CacheConfig },
+    /// The prefix cache was replaced by an empty one; keys from before do not match new ones. The first has number 0.
+    Cache {
+        pool: u32,
+        cache: CacheConfig,
+        #[serde(skip_serializing_if = "is_default", default)]
+        number: u32,
+    },
     /// A source of discovery reported its endpoints.
     Endpoints { pool: u32, source: SourceId, endpoints: Vec<EndpointSpec> },
     /// A source was removed.
@@ -63,14 +69,37 @@ pub enum Line {
     Restart { pool: u32, id: EndpointId },
     /// A server has cleared its cache.
     Cleared { pool: u32, id: EndpointId },
+    /// KV events of a model server changed the prefix cache with this number.
+    Kv {
+        pool: u32,
+        #[serde(skip_serializing_if = "is_default", default)]
+        number: u32,
+        change: KvChange,
+    },
     /// Decisions see all earlier events of the pool from now on.
     Publish { pool: u32 },
     /// A configuration took effect for streams that open from now on.
     Live { live: u32, settings: Value },
     /// A decision with its booking.
     Decide(Box<Decided>),
-    /// Envoy served the request from another endpoint.
-    Moved { r: u64, at: Timestamp, to: EndpointId },
+    /// A leg of the request moved to another endpoint: Envoy served the response from it, or the planned one has gone.
+    Moved {
+        r: u64,
+        at: Timestamp,
+        to: EndpointId,
+        #[serde(skip_serializing_if = "is_default", default)]
+        leg: Leg,
+    },
+    /// The request was sent, whose prompt was to be computed on another server: `from`, which needed this many more
+    /// seconds. Without `from`, its own server computes the prompt.
+    Dispatch {
+        r: u64,
+        at: Timestamp,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        from: Option<EndpointId>,
+        #[serde(skip_serializing_if = "is_default", default)]
+        seconds: f64,
+    },
     /// The outcome of a request for an endpoint's health. Older recordings lack API and client, because error responses
     /// were not counted by them; a 5xx is a `failure` there.
     Health {
@@ -86,11 +115,33 @@ pub enum Line {
     /// A probe of this endpoint ended without a result.
     ProbeLost { r: u64, id: EndpointId },
     /// The first byte of the response; `good` and `tells` as in [`attache_scheduling::Booking::first_byte`].
-    First { r: u64, at: Timestamp, good: bool, tells: bool },
+    First {
+        r: u64,
+        at: Timestamp,
+        good: bool,
+        tells: bool,
+        #[serde(skip_serializing_if = "is_default", default)]
+        leg: Leg,
+    },
     /// The end of the response.
     End(Ended),
-    /// The request was dropped without an end.
-    Drop { r: u64 },
+    /// A leg of the request was dropped without an end.
+    Drop {
+        r: u64,
+        #[serde(skip_serializing_if = "is_default", default)]
+        leg: Leg,
+    },
+}
+
+/// The part of a request that a line is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Leg {
+    /// The server of the response.
+    #[default]
+    Response,
+    /// The server that computes the prompt of a split request.
+    Prefill,
 }
 
 /// All inputs of a decision, and its result.
@@ -99,6 +150,9 @@ pub enum Line {
 pub struct Decided {
     /// Number of the request, in the order of decisions.
     pub r: u64,
+    /// The request's `x-request-id`; empty if it has none.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub id: String,
     /// Time of the decision in nanoseconds.
     pub at: Timestamp,
     /// Number of the configuration that the stream began with.
@@ -134,6 +188,16 @@ pub struct Decided {
     /// The prompt as it was looked up; missing without a lookup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<Looked>,
+    /// A prefill and a decode server could share the request.
+    #[serde(skip_serializing_if = "is_default", default)]
+    pub splittable: bool,
+    /// The request generates tokens. Missing in old recordings of pools that do not split requests, where it has no
+    /// effect.
+    #[serde(skip_serializing_if = "is_default", default)]
+    pub generates: bool,
+    /// Encode servers could get its images and audio.
+    #[serde(skip_serializing_if = "is_default", default)]
+    pub encodable: bool,
     /// Whether the first token of the response will be observed.
     pub streams: bool,
     /// Name of the strategy that decided, for people.
@@ -146,6 +210,12 @@ pub struct Decided {
     pub preset: bool,
     /// The endpoints, best first; empty when the request was rejected.
     pub picks: Vec<EndpointId>,
+    /// The prefill servers of a split request, best first.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub prefill: Vec<EndpointId>,
+    /// The encode servers of its images and audio.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub encode: Vec<EndpointId>,
     /// The reason for which the first endpoint was chosen, or the reason of the rejection.
     pub reason: String,
     /// Tokens of the prompt that the first endpoint was expected to have cached.
@@ -184,6 +254,24 @@ pub struct Looked {
     /// The tenant as a hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
+    /// The text of the prompt was too long to be encoded completely.
+    #[serde(skip_serializing_if = "is_default", default)]
+    pub cut: bool,
+    /// What a decode server keeps of the conversation's previous turn.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub carried: Option<Kept>,
+}
+
+/// The first tokens of a prompt, which a decode server keeps of the conversation's previous turn.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    /// Number of tokens.
+    pub tokens: u32,
+    /// The decode server.
+    pub keeper: EndpointId,
+    /// The prefill servers that can fetch them.
+    pub by: Vec<EndpointId>,
 }
 
 /// The end of a response.
@@ -208,6 +296,9 @@ pub struct Ended {
     /// The keys that the response added to the prompt's; missing if unknown.
     #[serde(with = "maybe_keys", skip_serializing_if = "Option::is_none", default)]
     pub keys: Option<Vec<BlockKey>>,
+    /// The leg that has ended.
+    #[serde(skip_serializing_if = "is_default", default)]
+    pub leg: Leg,
 }
 
 impl Ended {
@@ -226,47 +317,53 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-fn encode(keys: &[BlockKey]) -> String {
-    let bytes: Vec<u8> = keys.iter().flat_map(|key| key.0.to_le_bytes()).collect();
+/// Base64 of numbers of 64 bits, little-endian.
+pub(super) fn encode(numbers: impl Iterator<Item = u64>) -> String {
+    let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
     STANDARD_NO_PAD.encode(bytes)
 }
 
-fn decode(text: &str) -> Result<Vec<BlockKey>, String> {
-    let bytes = STANDARD_NO_PAD.decode(text).map_err(|e| format!("`keys` is not base64: {e}"))?;
-    let (keys, rest) = bytes.as_chunks::<8>();
+pub(super) fn decode(text: &str) -> Result<Vec<u64>, String> {
+    let bytes = STANDARD_NO_PAD.decode(text).map_err(|e| format!("it is not base64: {e}"))?;
+    let (numbers, rest) = bytes.as_chunks::<8>();
     if !rest.is_empty() {
-        return Err(format!("`keys` has {} bytes; a multiple of 8 is allowed", bytes.len()));
+        return Err(format!("it has {} bytes; a multiple of 8 is allowed", bytes.len()));
     }
-    Ok(keys.iter().map(|key| BlockKey(u64::from_le_bytes(*key))).collect())
+    Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
+}
+
+fn keys_of(text: &str) -> Result<Vec<BlockKey>, String> {
+    let numbers = decode(text).map_err(|error| format!("`keys`: {error}"))?;
+    Ok(numbers.into_iter().map(BlockKey).collect())
 }
 
 mod keys {
-    use super::{BlockKey, Deserialize, Deserializer, Error, Serializer, decode, encode};
+    use super::{BlockKey, Deserialize, Deserializer, Error, Serializer, encode, keys_of};
     use std::borrow::Cow;
 
     pub(super) fn serialize<S: Serializer>(keys: &[BlockKey], to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&encode(keys))
+        to.serialize_str(&encode(keys.iter().map(|key| key.0)))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<BlockKey>, D::Error> {
-        decode(&Cow::<'_, str>::deserialize(from)?).map_err(D::Error::custom)
+        keys_of(&Cow::<'_, str>::deserialize(from)?).map_err(D::Error::custom)
     }
 }
 
 mod maybe_keys {
-    use super::{BlockKey, Deserialize, Deserializer, Error, Serializer, decode, encode};
+    use super::{BlockKey, Deserialize, Deserializer, Error, Serializer, encode, keys_of};
     use std::borrow::Cow;
 
     pub(super) fn serialize<S: Serializer>(keys: &Option<Vec<BlockKey>>, to: S) -> Result<S::Ok, S::Error> {
         match keys {
-            Some(keys) => to.serialize_str(&encode(keys)),
+            Some(keys) => to.serialize_str(&encode(keys.iter().map(|key| key.0))),
             None => to.serialize_none(),
         }
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<BlockKey>>, D::Error> {
         let text = Option::<Cow<'_, str>>::deserialize(from)?;
-        text.map(|text| decode(&text)).transpose().map_err(D::Error::custom)
+        text.map(|text| keys_of(&text)).transpose().map_err(D::Error::custom)
     }
 }
 

@@ -6,6 +6,7 @@
 //! disk is full, or the disk is too slow), the recording ends with one log line and the gauge
 //! `attache_recording`; requests are still served.
 
+use super::kv::KvChange;
 use super::line::{FORMAT, Header, Line};
 use attache_pool::PoolEvent;
 use attache_prefix::cache::CacheConfig;
@@ -252,21 +253,51 @@ impl PoolTape {
         Self(begun)
     }
 
+    /// The recording of KV events that change the pool's prefix cache with this number.
+    #[must_use]
+    pub fn of_kv_events(&self, cache: u32) -> KvTape {
+        KvTape { tape: self.clone(), cache }
+    }
+
     /// Runs `change` under the lock, and records the events that it reports.
     pub fn change<T>(&self, change: impl FnOnce(&mut dyn FnMut(PoolChange<'_>)) -> T) -> T {
-        let Some((pool, mut turn)) = self.0.as_ref().and_then(|(recorder, pool)| Some((*pool, recorder.turn()?)))
-        else {
-            return change(&mut |_| {});
-        };
+        let Some((pool, mut turn)) = self.turn() else { return change(&mut |_| {}) };
         change(&mut |change| turn.write(&change.line(pool)))
+    }
+
+    /// The pool's number and the lock of the recording; `None` if nothing is recorded.
+    fn turn(&self) -> Option<(u32, Turn<'_>)> {
+        let (recorder, pool) = self.0.as_ref()?;
+        Some((*pool, recorder.turn()?))
+    }
+}
+
+/// The recording of what KV events change in one prefix cache of a pool, or of nothing.
+#[derive(Clone, Debug, Default)]
+pub struct KvTape {
+    tape: PoolTape,
+    cache: u32,
+}
+
+impl KvTape {
+    /// Whether a recording is made.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.tape.0.is_some()
+    }
+
+    /// As [`PoolTape::change`].
+    pub fn change<T>(&self, change: impl FnOnce(&mut dyn FnMut(KvChange)) -> T) -> T {
+        let Some((pool, mut turn)) = self.tape.turn() else { return change(&mut |_| {}) };
+        change(&mut |change| turn.write(&Line::Kv { pool, number: self.cache, change }))
     }
 }
 
 /// A change of a pool.
 #[derive(Debug)]
 pub enum PoolChange<'a> {
-    /// The prefix cache was cleared.
-    Cache(&'a CacheConfig),
+    /// The prefix cache was replaced by an empty one with this number.
+    Cache(&'a CacheConfig, u32),
     /// The pool's writer applied this event.
     Event(&'a PoolEvent),
     /// The pool's writer published its state.
@@ -276,7 +307,7 @@ pub enum PoolChange<'a> {
 impl PoolChange<'_> {
     fn line(self, pool: u32) -> Line {
         match self {
-            PoolChange::Cache(cache) => Line::Cache { pool, cache: cache.clone() },
+            PoolChange::Cache(cache, number) => Line::Cache { pool, cache: cache.clone(), number },
             PoolChange::Publish => Line::Publish { pool },
             PoolChange::Event(event) => match event {
                 PoolEvent::Endpoints { source, endpoints } => Line::Endpoints {

@@ -7,21 +7,22 @@
 use super::legs::{Patience, PrefillLegs};
 use super::queues::PoolQueues;
 use attache_flow::Passage;
+use attache_picker::placement::{BookingRequest, Bookings, LookedUp, PromptBlocks};
+use attache_picker::prefilling::Prefilling;
 use attache_pool::health::Outcome;
 use attache_pool::writer::SourceId;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter};
 use attache_prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
 use attache_prefix::key::BlockKey;
-use attache_prefix::learning;
 use attache_protocol::{Piece, Prompt, Usage};
+use attache_record::{Booked, RequestTape};
 use attache_scheduling::plugin::{Headers, ResponseHeaders};
-use attache_scheduling::prefilling::Prefilling;
 use attache_scheduling::scheduler::Explain;
-use attache_scheduling::{Booking, Chosen, Decision, Order, PickContext, RequestFacts, Scheduler, Strategy, losses};
+use attache_scheduling::{Chosen, Decision, PickContext, RequestFacts, Scheduler, Strategy, losses};
 use attache_sim::content::{Contents, mix};
 use attache_sim::tokenizer::answer_text;
 use attache_types::clock::Timestamp;
-use attache_types::error::RequestError;
+use attache_types::error::{Reason, RequestError};
 use attache_types::ids::EndpointId;
 use attache_types::rng;
 use attache_workload::{Request, Speaker, client_headers};
@@ -54,13 +55,10 @@ pub struct FrontConfig {
     pub seed: u64,
 }
 
-/// The prefix update that a decision causes, and the cache that receives it.
-type CacheUpdate = Option<(Arc<PrefixCache>, learning::PrefixUpdate)>;
-
 /// A request that was sent to a server.
 #[derive(Debug)]
 pub(super) struct Sent {
-    pub(super) booking: Booking,
+    pub(super) booking: Booked,
     /// Prompt tokens that its server is expected to have cached.
     pub(super) foretold: u32,
     /// The prefill on another server; `None` if its own server computes the prompt.
@@ -77,10 +75,8 @@ pub(super) struct Sent {
 /// A decision, with everything that its booking needs.
 struct Placement {
     decision: Decision,
-    /// First pick of the decision.
-    picked: Arc<Endpoint>,
     strategy: Arc<dyn Strategy>,
-    /// As [`Order::share`].
+    /// As [`BookingRequest::share`].
     share: f64,
     found: Option<Found>,
     keys: Vec<BlockKey>,
@@ -180,74 +176,41 @@ impl Front {
             ..PickContext::new(&self.snapshot, now, self.config.stale_after)
         };
         let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
-        let no_pick =
-            || RequestError::new(attache_types::error::Reason::NoReadyEndpoint, "the strategy chose no endpoint");
-        let picked = decision.picks.first().cloned().ok_or_else(no_pick)?;
+        let picked = decision.picks.first().ok_or_else(no_pick)?;
         let mut echo = ResponseHeaders::new();
-        choice.strategy.response_headers(&picked, &mut echo);
-        let share = choice.strategy.share(&cx, &picked);
+        choice.strategy.response_headers(picked, &mut echo);
+        let share = choice.strategy.share(&cx, picked);
         let strategy = choice.strategy;
-        let placement = Placement { decision, picked, strategy, share, found, keys, contents, echo };
-        Ok(self.book(request, base, placement, now))
+        self.book(request, base, Placement { decision, strategy, share, found, keys, contents, echo }, now)
     }
 
     /// Books a decision on its server, and on the prefill server if the request is split.
-    fn book(&self, request: &Request, base: &str, placement: Placement, now: Timestamp) -> Sent {
-        let Placement { mut decision, picked, strategy, share, found, keys, contents, echo } = placement;
-        let (cached, [prefix_update, prefill_update]) = self.prefix_updates(request, &decision, found, keys);
-        let foretold = |update: &CacheUpdate| update.as_ref().map_or(0, |(_, update)| update.foretold);
-        let (foretold, prefill_foretold) = (foretold(&prefix_update), foretold(&prefill_update));
-        let arrives = decision.split.is_some();
-        let book = |endpoint: Arc<Endpoint>, cached_tokens, arrives, share, prefix_update| {
-            let order = Order {
-                model: model(request, base),
-                prompt_tokens: request.prompt_tokens(),
-                cached_tokens,
-                understood: true,
-                streams: true,
-                arrives,
-                share,
-                prefix_update,
-            };
-            Booking::new(endpoint, &self.snapshot, self.config.stale_after, order, now)
-        };
-        let booking = book(picked, cached, arrives, share, prefix_update);
+    fn book(&self, request: &Request, base: &str, placement: Placement, now: Timestamp) -> Result<Sent, RequestError> {
+        let Placement { mut decision, strategy, share, found, keys, contents, echo } = placement;
+        let prompt_tokens = request.prompt_tokens();
+        // The prompt has a length and no text.
+        let prompt = Prompt { token_ids: prompt_tokens.into(), count: 1, ..Prompt::default() };
+        let updates = found.and_then(|found| {
+            let tenant = tenant(request, &self.config);
+            let looked = LookedUp { cache: &self.cache, found: &found, prompt: &prompt, skips_cache: false, tenant };
+            let all = looked.needs_all_blocks(&decision);
+            looked.updates(&decision, PromptBlocks { keys, all, complete: true })
+        });
+        let foretold = updates.as_ref().map_or(0, |updates| updates.first.foretold);
+        let prefill_foretold = updates.as_ref().and_then(|u| u.prefill.as_ref()).map_or(0, |update| update.foretold);
+        let model = model(request, base);
+        let booking = BookingRequest { model, prompt_tokens, understood: true, streams: true, share, updates };
+        let Bookings { first, prefill, encoding } =
+            Bookings::of(&decision, booking, &self.snapshot, self.config.stale_after, now).ok_or_else(no_pick)?;
         let probe = decision.probe;
-        let legs = decision.split.take().and_then(|split| {
-            let first = split.prefill.first()?.clone();
-            let booking = Some(Box::new(book(first, split.prefill_cached, false, 0.0, prefill_update)));
+        let legs = decision.split.take().map(|split| {
+            let booking = prefill.map(|booking| Box::new(Booked::prefill(booking, RequestTape::default())));
             let bounds = self.config.patience.bounds;
             let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
-            Some(PrefillLegs { prefilling, foretold: prefill_foretold, decision, strategy })
+            PrefillLegs { prefilling, foretold: prefill_foretold, decision, strategy }
         });
-        Sent { booking, foretold, legs, passage: None, contents, echo, probe }
-    }
-
-    /// Updates of the prefix cache for the prompt's `keys`: for the first pick, and for the prefill server. The number
-    /// is the prompt tokens that the first pick is expected to have cached.
-    fn prefix_updates(
-        &self,
-        request: &Request,
-        decision: &Decision,
-        found: Option<Found>,
-        keys: Vec<BlockKey>,
-    ) -> (u32, [CacheUpdate; 2]) {
-        let (Some(found), Some(picked)) = (found, decision.picks.first()) else { return (0, [None, None]) };
-        let prompt_tokens = request.prompt_tokens();
-        let held = |id| found.tokens(found.depth(id).any).min(prompt_tokens);
-        let prefill = decision.split.as_ref().and_then(|split| split.prefill.first());
-        let matched = held(picked.id);
-        // The server that computes the prompt uses its cached blocks.
-        self.cache.decided(prompt_tokens, prefill.map_or(matched, |p| held(p.id)));
-        let of = |id, keys, tells_cached| {
-            let whole = !found.is_exact(id);
-            let update = found.prefix_update(id, keys, whole);
-            let tenant = tenant(request, &self.config);
-            Some((self.cache.clone(), learning::PrefixUpdate { tenant, tells_cached, ..update }))
-        };
-        let second = prefill.and_then(|p| of(p.id, keys.clone(), true));
-        // A response reports the cached tokens of the server that computed its prompt.
-        (matched, [of(picked.id, keys, prefill.is_none()), second])
+        let booking = Booked::new(first, encoding, RequestTape::default());
+        Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe })
     }
 
     /// Records the first byte of the response: status 200 if `good`, otherwise an error of the server.
@@ -274,7 +237,7 @@ impl Front {
 
     /// Records the complete end of the response.
     pub(super) fn ended(&mut self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
-        let Sent { booking, passage, mut contents, echo, .. } = sent;
+        let Sent { mut booking, passage, mut contents, echo, .. } = sent;
         if let Some(session) = request.session.filter(|_| !echo.is_empty()) {
             self.echoes.insert(session, echo);
         }
@@ -295,7 +258,7 @@ impl Front {
     }
 
     /// Records a failure: the server was unreachable, or the connection broke before the end of the response.
-    pub(super) fn lost(&mut self, sent: Sent, unreachable: bool, now: Timestamp) {
+    pub(super) fn lost(&mut self, mut sent: Sent, unreachable: bool, now: Timestamp) {
         let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
         let endpoint: &Arc<Endpoint> = sent.booking.endpoint();
         self.judge(endpoint, outcome, now);
@@ -305,6 +268,10 @@ impl Front {
         sent.booking.end(false, &Usage::default(), |_| false, now);
         self.gave_back(sent.passage, &Usage::default(), now);
     }
+}
+
+fn no_pick() -> RequestError {
+    RequestError::new(Reason::NoReadyEndpoint, "the strategy chose no endpoint")
 }
 
 /// The model that a request names: its adapter, or `base`.

@@ -6,9 +6,9 @@
 use super::front::{Front, Sent, facts};
 use attache_disagg::attempts::{Attempt, AttemptLimits};
 use attache_disagg::{Failure, Fallback, Next};
+use attache_picker::prefilling::Prefilling;
 use attache_pool::Endpoint;
 use attache_protocol::Usage;
-use attache_scheduling::prefilling::Prefilling;
 use attache_scheduling::{Decision, Dispatch, PickContext, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
@@ -123,12 +123,14 @@ impl Front {
             rng::for_request(seed, *sequence - 1)
         };
         let PrefillLegs { decision, strategy, .. } = legs;
-        if let Some(server) = self.config.scheduler.renew(decision, &cx, None, prefill, rng)? {
+        let unprobed = |server: &Endpoint| server.health.probe_lost();
+        if let Some(server) = self.config.scheduler.renew(decision, &cx, None, prefill, unprobed, rng)? {
             let first = sent.booking.endpoint().id;
-            sent.booking.move_to(&server, now);
-            if let Some(trail) = &decision.trail {
-                strategy.moved(facts.model, trail, first, server.id, now);
-            }
+            sent.booking.move_to(&server, now, || {
+                if let Some(trail) = &decision.trail {
+                    strategy.moved(facts.model, trail, first, server.id, now);
+                }
+            });
         }
         sent.probe = decision.probe;
         let how = prefill.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0));

@@ -17,6 +17,7 @@
 
 mod decision;
 pub mod explain;
+mod kv;
 mod player;
 
 use attache_config::{self as config, ConfigText, Settings, Sources};

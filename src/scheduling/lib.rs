@@ -23,7 +23,6 @@ pub mod losses;
 pub mod objective;
 pub mod plugin;
 pub mod policy;
-pub mod prefilling;
 pub mod registry;
 pub mod router;
 pub mod scheduler;

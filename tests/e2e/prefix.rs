@@ -17,9 +17,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use tokio::task::JoinSet;
 
-const SIM: &[&str] = &["--model", "sim-8b", "--kv-events-port", "0", "--kv-events-replay-port", "0"];
+pub(crate) const SIM: &[&str] = &["--model", "sim-8b", "--kv-events-port", "0", "--kv-events-replay-port", "0"];
 
-const BY_PREFIX: &str = "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}, {type: queue-scorer}]}}";
+pub(crate) const BY_PREFIX: &str =
+    "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}, {type: queue-scorer}]}}";
 
 /// Load is ignored.
 const BY_PREFIX_ALONE: &str = "{name: pipeline, parameters: {scorers: [{type: prefix-cache-scorer}]}}";
@@ -41,7 +42,7 @@ fn port(source: &Value) -> u16 {
 }
 
 /// A configuration of a pool of `servers` whose KV events are read.
-async fn config(strategy: &str, tokenizer: &str, servers: &[SocketAddr]) -> String {
+pub(crate) async fn config(strategy: &str, tokenizer: &str, servers: &[SocketAddr]) -> String {
     let mut text = format!(
         "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  strategy: {strategy}\n  \
          prefixCache: {{tokenizer: {tokenizer}, kvEvents: {{}}}}\n  endpoints:\n"
@@ -63,7 +64,7 @@ fn prompt(i: u32) -> Vec<u32> {
 }
 
 /// Sends these requests, ten at a time. Returns how often each server served each prefix.
-async fn load(to: SocketAddr, requests: std::ops::Range<u32>) -> BTreeMap<(u32, String), u32> {
+pub(crate) async fn load(to: SocketAddr, requests: std::ops::Range<u32>) -> BTreeMap<(u32, String), u32> {
     let mut served = BTreeMap::new();
     let mut open = JoinSet::new();
     for i in requests {
@@ -102,7 +103,7 @@ async fn assert_equal(picker: &AttacheProcess, servers: &[SocketAddr], when: &st
 }
 
 /// Waits until the index of all servers is exact. Until then the picker learns from routed requests.
-async fn until_exact(picker: &AttacheProcess, servers: &[SocketAddr]) {
+pub(crate) async fn until_exact(picker: &AttacheProcess, servers: &[SocketAddr]) {
     for server in servers {
         eventually("an exact index", async || {
             let known = get(picker.metrics, &format!("/kv_blocks?endpoint={server}")).await;

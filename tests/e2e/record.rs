@@ -1,10 +1,12 @@
 //! A live run through real Envoy is recorded, and all its decisions replay exactly.
 
+use crate::prefix;
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{Process, scratch};
+use crate::support::sidecar::Sidecar;
 use crate::support::sim::SimProcess;
 use attache::plugins::registry;
 use attache::replay::record::{Summary, replay, replay_file};
@@ -43,7 +45,7 @@ async fn converse(to: SocketAddr, client_number: u32, turns: usize) -> usize {
         let payload = crate::support::body::Payload::sized(Bytes::from(body.to_string()));
         let mut request = client::request("POST", to, client::Http::H1, "/v1/chat/completions", payload);
         let headers = request.headers_mut();
-        headers.insert("authorization", format!("Bearer {CREDENTIAL}").parse().expect("a value"));
+        headers.insert("authorization", format!("Bearer {CREDENTIAL}-{}", client_number % 3).parse().expect("a value"));
         headers.insert("x-session-id", client_number.to_string().parse().expect("a value"));
         let reply = client::send(to, client::Http::H1, request).await.expect("an answer");
         if reply.status != 200 {
@@ -86,7 +88,7 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
         std::fs::write(&file, configuration(round, strategy, &sim.servers) + more).expect("a file");
     };
     write(0, strategies[0]);
-    let mut picker =
+    let picker =
         AttacheProcess::with_file(&file, &["--record", &record.display().to_string(), "--drain-min-delay", "100ms"])
             .await;
     let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
@@ -106,6 +108,15 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
         assert!(waited > 20.0, "{waited} requests waited for their turn");
     }
     assert!(picker.metric("attache_recorded_bytes_total").await > 10_000.0);
+    let summary = replayed(picker, envoy, record, "end").await;
+    // A conversation ends with its first failed request, so not all turns take place.
+    assert!(summary.decisions >= 100 * strategies.len() as u64, "{summary}");
+    summary
+}
+
+/// Ends a recorded run without requests in flight, and replays it with its own configuration. Without the lines of
+/// `needed`, its decisions differ.
+async fn replayed(mut picker: AttacheProcess, envoy: EnvoyProcess, record: &Path, needed: &str) -> Summary {
     drop(envoy);
     picker.process.signal("TERM");
     assert!(picker.process.wait().await.success());
@@ -117,11 +128,10 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
     assert_eq!(summary.cut, None);
     assert!(summary.is_exact(), "{summary}");
     // The comparison detects missing lines.
-    let without_ends: String = text.lines().filter(|l| !l.starts_with("{\"end\"")).flat_map(|l| [l, "\n"]).collect();
-    let mangled = replay(without_ends.as_bytes(), None, &registry()).expect("a replay");
+    let needed = format!("{{\"{needed}\"");
+    let without: String = text.lines().filter(|line| !line.starts_with(&needed)).flat_map(|l| [l, "\n"]).collect();
+    let mangled = replay(without.as_bytes(), None, &registry()).expect("a replay");
     assert!(!mangled.is_exact(), "{mangled}");
-    // A conversation ends with its first failed request, so not all turns take place.
-    assert!(summary.decisions >= 100 * strategies.len() as u64, "{summary}");
     summary
 }
 
@@ -176,6 +186,82 @@ async fn queued_decisions_replay_exactly() {
     let waits = |line: &str| Some(serde_json::from_str::<Value>(line).ok()?["decide"]["waited"]["nanos"].as_u64()? > 0);
     let waited = text.lines().filter(|line| waits(line).unwrap_or_default()).count();
     assert!(waited > 20, "{waited} decisions say that they waited");
+}
+
+/// Two prefill and two decode servers; the requests are split as `disaggregation` says.
+fn split_configuration(disaggregation: &str, servers: &[SocketAddr]) -> String {
+    let roles = ["prefill", "prefill", "decode", "decode"];
+    let endpoints = servers.iter().zip(roles);
+    let endpoints: String =
+        endpoints.map(|(address, role)| format!("  - {{address: \"{address}\", role: {role}}}\n")).collect();
+    format!(
+        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  \
+         disaggregation: {{{disaggregation}}}\n  health: {{consecutiveFailures: 2, ejection: 100ms}}\n  \
+         prefixCache: {{tenantHeader: authorization}}\n  endpoints:\n{endpoints}"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn split_decisions_replay_exactly() {
+    for (disaggregation, sidecars) in [
+        ("decider: always, prefillTimeout: 2s, hedgeAfter: 30ms", false),
+        ("decider: {type: prefix-based, nonCachedTokens: 400}", false),
+        ("mode: header, decider: always", true),
+    ] {
+        let sim = SimProcess::with_roles("prefill=2,decode=2", 4, &["--model", "sim-8b"]).await;
+        let (mut addresses, mut before) = (sim.servers.clone(), Vec::new());
+        for decode in addresses[2..].iter_mut().filter(|_| sidecars) {
+            let sidecar = Sidecar::start(*decode).await;
+            *decode = sidecar.address;
+            before.push(sidecar);
+        }
+        let files = scratch("recording");
+        let (file, record) = (files.path().join("attache.yaml"), files.path().join("run.jsonl"));
+        std::fs::write(&file, split_configuration(disaggregation, &addresses)).expect("a file");
+        let arguments = ["--record", &record.display().to_string(), "--drain-min-delay", "100ms"];
+        let picker = AttacheProcess::with_file(&file, &arguments).await;
+        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+        let to = envoy.listener("inference");
+        // A prefill server fails now and then.
+        let answered = traffic(to, sim.servers[0], 0..40).await;
+        assert!(answered > 20, "{answered} turns were answered");
+        picker.assert_settled().await;
+        let summary = replayed(picker, envoy, &record, "end").await;
+        assert!(summary.decisions >= 100, "{disaggregation}: {summary}");
+        let text = std::fs::read_to_string(&record).expect("a recording");
+        for line in ["\"prefill\":[", "{\"dispatch\":", "\"leg\":\"prefill\"", "\"outcome\":\"error_response\""] {
+            assert!(text.contains(line), "{disaggregation}: there is no `{line}`");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decisions_by_kv_events_replay_exactly() {
+    // Few blocks, so that the engines evict some.
+    let sim = SimProcess::start(3, &[prefix::SIM, &["--blocks", "256"]].concat()).await;
+    let files = scratch("recording");
+    let (file, record) = (files.path().join("attache.yaml"), files.path().join("run.jsonl"));
+    let config = prefix::config(prefix::BY_PREFIX, "tiktoken", &sim.servers).await;
+    std::fs::write(&file, &config).expect("a file");
+    let arguments = ["--record", &record.display().to_string(), "--drain-min-delay", "100ms"];
+    let picker = AttacheProcess::with_file(&file, &arguments).await;
+    let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
+    let to = envoy.listener("inference");
+    prefix::load(to, 0..60).await;
+    prefix::until_exact(&picker, &sim.servers).await;
+    prefix::load(to, 60..200).await;
+    // Another cache replaces the first: it has another size limit.
+    std::fs::write(&file, config.replace("kvEvents: {}", "maxBytes: 67108864, kvEvents: {}")).expect("a file");
+    picker.until_metric("attache_config_reloads_total", 1.0).await;
+    prefix::until_exact(&picker, &sim.servers).await;
+    prefix::load(to, 200..300).await;
+    picker.assert_settled().await;
+    let summary = replayed(picker, envoy, &record, "kv").await;
+    assert_eq!(summary.decisions, 300, "{summary}");
+    let text = std::fs::read_to_string(&record).expect("a recording");
+    for line in ["{\"stored\":", "{\"removed\":", "\"trust\":\"exact\"", "{\"caches\":", "\"number\":1"] {
+        assert!(text.contains(line), "there is no `{line}`");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

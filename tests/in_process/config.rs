@@ -422,13 +422,25 @@ fn client_flags_override_the_file_and_need_tls() {
 
 #[test]
 fn settings_dump_loads_to_the_same_settings() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/configs/full.yaml");
-    let (settings, _) = load(&sources("full.yaml", &std::fs::read(file).unwrap())).unwrap();
-    let dump = settings.to_json();
-    let text = dump.to_string();
-    let (again, _) = load_text(&text).unwrap_or_else(|d| panic!("{}", render_text(&d, Some(("dump", &text)), false)));
-    assert_eq!(again.to_json(), dump);
-    assert_eq!(settings.restart_needed(&again), Vec::<&str>::new());
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/configs");
+    let mut texts: Vec<(String, Vec<u8>)> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .map(|path| (path.display().to_string(), std::fs::read(path).unwrap()))
+        .collect();
+    assert!(texts.len() > 3, "{} examples", texts.len());
+    let with = |pool: &str| (pool.to_owned(), MINIMAL.replace("name: a,", &format!("name: a, {pool},")).into_bytes());
+    texts.extend(["disaggregation: {}", "flowControl: {enabled: true}", "prefixCache: {kvEvents: {}}"].map(with));
+    for (name, text) in texts {
+        let (settings, _) = load(&sources(&name, &text)).unwrap_or_else(|d| panic!("{name}: {d:?}"));
+        let dump = settings.to_json();
+        let text = dump.to_string();
+        let (again, _) =
+            load_text(&text).unwrap_or_else(|d| panic!("{name}: {}", render_text(&d, Some(("dump", &text)), false)));
+        assert_eq!(again.to_json(), dump, "{name}");
+        assert_eq!(settings.restart_needed(&again), Vec::<&str>::new(), "{name}");
+    }
 }
 
 const TEMPLATE: &str = "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: found\n  strategy: round-robin\n  \

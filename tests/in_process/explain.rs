@@ -22,7 +22,7 @@ fn different(name: &str) -> (u64, u64) {
         if decided.preset {
             continue;
         }
-        let explanation = explain(&file, Some(decided.r), None, &registry).unwrap().unwrap();
+        let explanation = explain(&file, Some(&decided.r.to_string()), None, &registry).unwrap().unwrap();
         assert_eq!((explanation.request, explanation.line), (decided.r, number));
         let first = explanation.choice.picks.first();
         let listed =

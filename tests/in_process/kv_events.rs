@@ -11,6 +11,7 @@ use attache::kv_events::{
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex, Tier};
+use attache::record::KvTape;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rmpv::Value as Any;
@@ -281,6 +282,7 @@ impl Rig {
                 residents: residents.clone(),
                 keys: KeySpace::new(1),
                 block_size: block_size.clone(),
+                tape: KvTape::default(),
             },
             store.clone(),
             published.subscribe(),

@@ -11,7 +11,7 @@ use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
 use attache::ids::EndpointId;
 use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
-use attache::record::{Decided, Ended, FORMAT, Header, Line};
+use attache::record::{Decided, Ended, FORMAT, Header, Leg, Line};
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
 use attache::replay::queues::PoolQueues;
@@ -886,7 +886,7 @@ fn recorded(served: &[Served]) -> String {
         };
         lines.push((s.at, Line::Decide(Box::new(decided))));
         let at = s.at.after(first);
-        lines.push((at, Line::First { r: s.number, at, good: true, tells: true }));
+        lines.push((at, Line::First { r: s.number, at, good: true, tells: true, leg: Leg::Response }));
         let at = s.at.after(s.total);
         let ended = Ended {
             r: s.number,
@@ -896,6 +896,7 @@ fn recorded(served: &[Served]) -> String {
             completion_tokens: Some(s.generated_tokens.into()),
             cached_tokens: Some(s.cached_tokens.into()),
             keys: None,
+            leg: Leg::Response,
         };
         lines.push((at, Line::End(ended)));
     }

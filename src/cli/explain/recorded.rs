@@ -17,9 +17,9 @@ pub(super) struct RecordedArgs {
     /// Explain a decision of this recording (`attache run --record`)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["body", "headers", "pool", "admin", "config_file"])]
     pub(super) from_record: Option<PathBuf>,
-    /// Number of the request in the recording [default: the last one]
-    #[arg(long, value_name = "N", requires = "from_record")]
-    request: Option<u64>,
+    /// The request: its number in the recording, or its `x-request-id` [default: the last one]
+    #[arg(long, value_name = "ID", requires = "from_record")]
+    request: Option<String>,
     /// Show what this strategy would have chosen, too
     #[arg(long, value_name = "NAME", requires = "from_record")]
     strategy: Option<String>,
@@ -46,8 +46,8 @@ fn load(file: &Path, args: &RecordedArgs) -> anyhow::Result<RecordedExplanation>
     let build = |name: &String| registry.build(name, &Value::Null).with_context(|| format!("`--strategy {name}`"));
     let other: Option<Box<dyn Strategy>> = args.strategy.as_ref().map(build).transpose()?;
     let other = args.strategy.as_deref().zip(other.as_deref());
-    let found = explain(file, args.request, other, &registry).with_context(|| file.display().to_string())?;
-    found.with_context(|| match args.request {
+    let found = explain(file, args.request.as_deref(), other, &registry).with_context(|| file.display().to_string())?;
+    found.with_context(|| match &args.request {
         Some(request) => format!("{} has no decision about request {request}", file.display()),
         None => format!("{} has no decision", file.display()),
     })
@@ -60,6 +60,9 @@ fn show(e: &RecordedExplanation) -> String {
         let _ = writeln!(out, "{key:<10} {value}");
     };
     line("request", format!("{}, line {} of the recording", e.request, e.line));
+    if !e.request_id.is_empty() {
+        line("id", e.request_id.clone());
+    }
     line("pool", e.pool.clone());
     line("model", e.model.clone());
     line("prompt", format!("{} tokens{}", e.prompt_tokens, if e.understood { "" } else { ", not parsed" }));
@@ -76,7 +79,9 @@ fn show(e: &RecordedExplanation) -> String {
     if let Some(runner_up) = &e.choice.runner_up {
         line("then", runner_up.clone());
     }
-    let recorded = if e.recorded == e.choice.picks { "the same".to_owned() } else { e.recorded.join(", ") };
+    let recorded = [&e.recorded, &e.recorded_prefill, &e.recorded_encode];
+    let is_same = recorded == [&e.choice.picks, &e.choice.prefill, &e.choice.encode];
+    let recorded = if is_same { "the same".to_owned() } else { servers(recorded) };
     line("recorded", format!("{recorded} ({})", e.recorded_reason));
     if let Some(other) = &e.other {
         line("instead", of(&other.choice, &other.strategy));
@@ -93,8 +98,19 @@ fn show(e: &RecordedExplanation) -> String {
 }
 
 fn of(choice: &StrategyChoice, strategy: &str) -> String {
-    let picks = if choice.picks.is_empty() { "no endpoint".to_owned() } else { choice.picks.join(", ") };
-    format!("{picks} ({strategy}: {})", choice.reason)
+    let servers = servers([&choice.picks, &choice.prefill, &choice.encode]);
+    format!("{servers} ({strategy}: {})", choice.reason)
+}
+
+/// The servers of a decision for the response, the prefill and the encoding.
+fn servers([picks, prefill, encode]: [&Vec<String>; 3]) -> String {
+    let mut text = if picks.is_empty() { "no endpoint".to_owned() } else { picks.join(", ") };
+    for (role, servers) in [("prefill", prefill), ("encoding", encode)] {
+        if !servers.is_empty() {
+            let _ = write!(text, "; {role} on {}", servers.join(", "));
+        }
+    }
+    text
 }
 
 fn endpoints(e: &RecordedExplanation, out: &mut String) {

@@ -250,7 +250,7 @@ fn disaggregation(d: &Disaggregation) -> Value {
             "hedgeAfter": direct.bounds.hedge_after.map(show_duration),
             "fallback": direct.fallback,
             "scheme": direct.scheme,
-            "pathPrefix": &*direct.path_prefix,
+            "pathPrefix": Some(&*direct.path_prefix).filter(|prefix| !prefix.is_empty()),
             "insecureSkipVerify": direct.insecure_skip_verify,
             "bootstrapPort": direct.bootstrap_port,
             "decoderBlocksTtl": show_duration(direct.decoder_blocks_ttl),

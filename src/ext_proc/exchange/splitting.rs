@@ -230,15 +230,17 @@ impl Exchange {
         let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
         let (subset, rng) = (self.subset.as_ref(), || self.processor.picker.next_rng());
         let first = plan.decision.picks.first().map(|first| first.id);
-        let successor = pool.scheduler.renew(&mut plan.decision, &cx, subset, prefill, rng)?;
-        if let (Some(server), Some(first)) = (&successor, first) {
-            plan.noted_elsewhere(first, server.id, now);
-        }
-        if let Some((server, booked)) = successor.zip(plan.booked.as_mut()) {
-            booked.move_to(&server, now);
+        let mut booked = plan.booked.take();
+        let tape = booked.as_ref().map(|booked| booked.tape().clone()).unwrap_or_default();
+        let unprobed = |server: &Endpoint| tape.probe_lost(server);
+        let successor = pool.scheduler.renew(&mut plan.decision, &cx, subset, prefill, unprobed, rng);
+        if let (Ok(Some(server)), Some(first), Some(booked)) = (&successor, first, &mut booked) {
+            booked.move_to(server, now, || plan.noted_elsewhere(first, server.id, now));
             // The rank belongs to the previous worker.
             plan.hints.rank = None;
         }
+        plan.booked = booked;
+        successor?;
         Ok(())
     }
 
@@ -284,8 +286,9 @@ fn count_refused(plan: &Plan) {
 }
 
 fn lose_probe(plan: &Plan) {
-    if let Some(first) = plan.decision.picks.first().filter(|_| plan.decision.probe) {
-        first.health.probe_lost();
+    let first = plan.decision.picks.first().filter(|_| plan.decision.probe);
+    if let (Some(first), Some(booked)) = (first, &plan.booked) {
+        booked.tape().probe_lost(first);
     }
 }
 

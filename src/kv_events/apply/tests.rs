@@ -3,7 +3,7 @@
 use super::*;
 use attache_prefix::block_size::BlockSize;
 use attache_prefix::index::{IndexConfig, Matches};
-use attache_prefix::key::{BlockKey, Root};
+use attache_prefix::key::{BlockKey, KeySpace, Root};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use rmpv::Value as Any;
@@ -33,16 +33,22 @@ fn index() -> Arc<PrefixIndex> {
 
 impl Rig {
     fn new() -> Self {
-        Self::beside(index(), Arc::new(PoolSize::new(Arc::new(BlockSize::of_engines(16)))))
+        Self::beside(index(), Arc::new(PoolSize::new(Arc::new(BlockSize::of_engines(16)), KvTape::default())))
     }
 
     /// An endpoint besides the first one, with the same index.
     fn beside(index: Arc<PrefixIndex>, size: Arc<PoolSize>) -> Self {
         let stats: Arc<KvEventStats> = Arc::default();
         let holder = index.add_holder();
-        let keys = KeySpace::new(KEYS);
         let own = OwnSize::new(size.clone(), EndpointId(holder.0), holder);
-        let applier = Applier::new(index.clone(), holder, keys, 64, own, Arc::default(), stats.clone());
+        let to = Destination {
+            index: index.clone(),
+            residents: Arc::default(),
+            keys: KeySpace::new(KEYS),
+            block_size: Arc::new(BlockSize::of_engines(16)),
+            tape: KvTape::default(),
+        };
+        let applier = Applier::new(&to, 64, own, stats.clone());
         Self { index, applier, stats, size }
     }
 

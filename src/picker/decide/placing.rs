@@ -1,13 +1,14 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten, Scope};
-use super::{AdmittedRequest, PendingUpdate, Plan, PoolRuntime, Step, encodable, splittable};
+use super::{AdmittedRequest, Plan, PoolRuntime, Step, encodable, splittable};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
 use crate::explained::Explained;
 use crate::hints::{Hints, RANK_HEADER};
-use crate::lookup::{self, Prepared, PromptLookup};
+use crate::lookup::{self, PendingUpdates, Prepared, PromptLookup};
+use crate::placement::{self, BookingRequest, CacheUpdates};
 use crate::prefix::{PoolPrefix, Tail};
 use crate::preset::preset;
 use crate::quotas::Permits;
@@ -16,10 +17,9 @@ use crate::warming::Warming;
 use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
 use attache_pool::health::ClientSlot;
-use attache_pool::ledger::Ticket;
-use attache_record::{Booked, Decided};
+use attache_record::{Booked, Decided, Kept, Looked, RequestTape};
 use attache_scheduling::scheduler::Explain;
-use attache_scheduling::{Booking, Decision, Order, PickContext, RequestFacts, Strategy};
+use attache_scheduling::{Decision, PickContext, RequestFacts, Strategy};
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
@@ -92,11 +92,10 @@ pub(crate) struct Scheduled {
 }
 
 /// The bookings of a request, and the key chain that its response extends.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Bookings {
     booked: Option<Booked>,
-    prefill: Option<Box<Booking>>,
-    encoding: Vec<Ticket>,
+    prefill: Option<Box<Booked>>,
     tail: Option<(Arc<PoolPrefix>, Tail)>,
 }
 
@@ -131,9 +130,13 @@ impl Deciding<'_> {
         let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
         // The length that belongs to the matched tokens, also when the strategy decided by another estimate.
         let prompt_tokens = lookup.as_ref().map_or(prompt_tokens, PromptLookup::prompt_tokens);
-        let (matched_tokens, pending_update) = lookup.map(|l| l.learn(&scheduled.decision, self.q)).unzip();
-        let matched_tokens = matched_tokens.unwrap_or(0);
-        let bookings = self.book(&scheduled, &snapshot, (prompt_tokens, matched_tokens), pending_update, draft, notes);
+        let pending = lookup.map(|lookup| lookup.updates(&scheduled.decision, self.q));
+        let PendingUpdates { updates, cut, tail } = pending.unwrap_or_default();
+        if let Some(draft) = &mut draft {
+            draft.set_request(|line| line.prompt.iter_mut().for_each(|prompt| prompt.cut = cut));
+        }
+        let matched_tokens = updates.as_ref().map_or(0, |updates| updates.cached_tokens);
+        let bookings = Bookings { tail, ..self.book(&scheduled, &snapshot, prompt_tokens, updates, draft, notes) };
         admission.sheds.inspect(|queues| queues.passed());
         let split = scheduled.decision.split.as_ref();
         Ok(Placed::Booked(Placement {
@@ -165,11 +168,12 @@ impl Deciding<'_> {
         rng: &mut PickRng,
     ) -> Result<Proposal<'p>, Unproposed> {
         let mut lookup = self.look_up(prepared, snapshot).map_err(Unproposed::Warm)?;
-        if let Some(draft) = &mut draft {
-            self.record(draft, lookup.as_mut());
-        }
         let splittable = self.may_split(snapshot);
         let conversation = self.converse(lookup.as_mut().filter(|_| splittable), snapshot);
+        if let Some(draft) = &mut draft {
+            let kept = conversation.as_ref().and_then(|conversation| conversation.kept());
+            self.record(draft, lookup.as_mut(), kept, splittable);
+        }
         let cx = self.context(lookup.as_ref(), snapshot, splittable);
         let rng = draft.map_or(rng, |draft| &mut draft.rng);
         let scheduled = self.schedule(&cx, explain, rng).map_err(Unproposed::Refused)?;
@@ -230,11 +234,18 @@ impl Deciding<'_> {
     }
 
     /// Records the request before it is scheduled.
-    fn record(&self, draft: &mut DecisionDraft<'_>, lookup: Option<&mut PromptLookup<'_>>) {
+    fn record(
+        &self,
+        draft: &mut DecisionDraft<'_>,
+        lookup: Option<&mut PromptLookup<'_>>,
+        carried: Option<Kept>,
+        splittable: bool,
+    ) {
         let (q, facts) = (self.q, &self.facts);
-        let prompt = lookup.map(|l| l.recorded(q));
+        let prompt = lookup.map(|l| Looked { carried, ..l.recorded(q) });
         draft.set_request(|line| {
             *line = Decided {
+                id: q.head.request_id(),
                 at: q.now,
                 live: self.scope.config.number,
                 pool: self.pool().name.clone(),
@@ -247,6 +258,9 @@ impl Deciding<'_> {
                 subset: q.subset.map(|s| s.entries().collect()),
                 policy: self.scope.picker.policies.of(facts.model),
                 prompt,
+                splittable,
+                generates: q.api.generates(),
+                encodable: encodable(self.pool(), q.head.path()),
                 streams: self.streams(),
                 strategy: self.chosen.choice.name.clone(),
                 ..std::mem::take(line)
@@ -384,44 +398,32 @@ impl Deciding<'_> {
         &self,
         scheduled: &Scheduled,
         snapshot: &PoolSnapshot,
-        (prompt_tokens, cached_tokens): (u32, u32),
-        pending_update: Option<PendingUpdate>,
+        prompt_tokens: u32,
+        updates: Option<CacheUpdates>,
         draft: Option<DecisionDraft<'_>>,
         notes: Option<&RequestReads<'_>>,
     ) -> Bookings {
         let Scheduled { decision, is_preset, share } = scheduled;
-        let (stale_after, now) = (self.pool().stale_after, self.q.now);
-        let (mut prefix_update, mut prefill_update, mut tail) = (None, None, None);
-        if let Some(pending_update) = pending_update {
-            let cache = &pending_update.prefix.cache;
-            prefix_update = Some((cache.clone(), pending_update.prefix_update));
-            prefill_update = pending_update.prefill.map(|prefix_update| (cache.clone(), prefix_update));
-            tail = pending_update.tail.map(|tail| (pending_update.prefix, tail));
-        }
-        let (model, understood, streams) = (self.facts.model, self.request.is_some(), self.streams());
-        let booked = decision.picks.first().map(|picked| {
-            let (arrives, share) = (decision.split.is_some(), *share);
-            let order =
-                Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, prefix_update };
-            let book = || Booking::new(picked.clone(), snapshot, stale_after, order, now);
-            match draft {
-                Some(mut draft) => {
-                    draft.set_request(|line| line.preset = *is_preset);
-                    draft.booked(notes, decision, cached_tokens, book)
-                }
-                None => Booked::new(book(), None),
+        let matched = updates.as_ref().map_or(0, |updates| updates.cached_tokens);
+        let request = BookingRequest {
+            model: self.facts.model,
+            prompt_tokens,
+            understood: self.request.is_some(),
+            streams: self.streams(),
+            share: *share,
+            updates,
+        };
+        let book = || placement::Bookings::of(decision, request, snapshot, self.pool().stale_after, self.q.now);
+        let (made, tape) = match draft {
+            Some(mut draft) => {
+                draft.set_request(|line| line.preset = *is_preset);
+                draft.booked(notes, decision, matched, book)
             }
-        });
-        let prefill = decision.split.as_ref().and_then(|split| {
-            let (endpoint, cached_tokens) = (split.prefill.first()?.clone(), split.prefill_cached);
-            // Its answer is one token long: its first is its end.
-            let (streams, arrives, share, prefix_update) = (true, false, 0.0, prefill_update);
-            let order =
-                Order { model, prompt_tokens, cached_tokens, understood, streams, arrives, share, prefix_update };
-            Some(Box::new(Booking::new(endpoint, snapshot, stale_after, order, now)))
-        });
-        let encoding = decision.encode.iter().map(|encoder| Ticket::book(encoder.clone(), 0)).collect();
-        Bookings { booked, prefill, encoding, tail }
+            None => (book(), RequestTape::default()),
+        };
+        let Some(placement::Bookings { first, prefill, encoding }) = made else { return Bookings::default() };
+        let prefill = prefill.map(|booking| Box::new(Booked::prefill(booking, tape.clone())));
+        Bookings { booked: Some(Booked::new(first, encoding, tape)), prefill, tail: None }
     }
 }
 
@@ -438,7 +440,7 @@ impl Placed {
             Placed::Booked(placement) => placement,
         };
         let Placement { scheduled, known, bookings, .. } = placement;
-        let Bookings { booked, prefill, encoding, tail } = bookings;
+        let Bookings { booked, prefill, tail } = bookings;
         let Known { runtime, client, understood, choices, ceiling, seen } = known;
         Step::Decided(Box::new(Plan {
             decision: scheduled.decision,
@@ -454,7 +456,6 @@ impl Placed {
             matched_tokens: placement.matched_tokens,
             booked,
             prefill,
-            encoding,
             splittable: placement.splittable,
             prefill_outcome: None,
             request_id: None,

@@ -21,8 +21,8 @@ impl Routed {
             let failed_everywhere = head.origin == Origin::Server && head.status >= 500;
             let outcome = if failed_everywhere { Outcome::ErrorResponse } else { Outcome::ConnectFailure };
             self.record(&self.picked.clone(), outcome, now, picker);
-            self.booking.move_to(&state.endpoint, now);
-            self.plan.noted_elsewhere(self.picked.id, state.endpoint.id, now);
+            let (plan, picked, to) = (&self.plan, self.picked.id, &state.endpoint);
+            self.booking.move_to(to, now, || plan.noted_elsewhere(picked, to.id, now));
             // The rank belongs to the endpoint that was tried first.
             self.plan.hints.rank = None;
         }
@@ -86,7 +86,7 @@ impl Routed {
     pub(super) fn record(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp, picker: &Picker) -> bool {
         let pool = &self.plan.runtime.pool;
         let observation = Observation { outcome, api: self.api, client: self.plan.client };
-        let verdict = self.booking.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
+        let verdict = self.booking.tape().judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
         picker.observer.event(Event::Health(verdict));
         if verdict == Verdict::Ejected {
             tracing::warn!(pool = %pool.name, endpoint = %endpoint.authority, ?outcome, "endpoint ejected");

@@ -19,7 +19,8 @@ impl HolderId {
 pub struct TenantId(pub u32);
 
 /// The memory that holds a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Tier {
     /// The accelerator's own memory.
     Gpu,

@@ -5,7 +5,7 @@
 //! `cli::replay`; reads a file.
 
 use crate::record::{Lines, RecordError};
-use attache_record::{Decided, Ended, Line};
+use attache_record::{Decided, Ended, Leg, Line};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::collections::{BTreeMap, HashMap};
@@ -110,15 +110,15 @@ impl Listener<'_> {
                 }
             }
             Line::Decide(decided) => self.decided(&decided),
-            Line::Moved { r, at, to } => self.moved(r, at, to),
-            Line::First { r, at, good, .. } => {
+            Line::Moved { r, at, to, leg: Leg::Response } => self.moved(r, at, to),
+            Line::First { r, at, good, leg: Leg::Response, .. } => {
                 self.now = at;
                 if let Some(open) = self.open.get_mut(&r) {
                     open.first = Some(at).filter(|_| good && open.streams);
                 }
             }
-            Line::End(ended) => self.ended(&ended),
-            Line::Drop { r } => {
+            Line::End(ended) if ended.leg == Leg::Response => self.ended(&ended),
+            Line::Drop { r, leg: Leg::Response } => {
                 if let Some(open) = self.open.remove(&r) {
                     self.load.unmeasured.push(open.unmeasured(self.now));
                 }
@@ -166,7 +166,8 @@ impl Listener<'_> {
         self.now = d.at;
         let Some(pick) = d.picks.first().filter(|_| self.pool.is_none_or(|pool| *d.pool == *pool)) else { return };
         let server = self.server(&d.pool, pick.0);
-        let (streams, prompt_tokens, matched) = (d.streams, d.estimated, d.matched);
+        // The first token of a split request also says how long another server took.
+        let (streams, prompt_tokens, matched) = (d.streams && d.prefill.is_empty(), d.estimated, d.matched);
         self.open.insert(d.r, OpenRequest { server, decided: d.at, first: None, streams, prompt_tokens, matched });
     }
 

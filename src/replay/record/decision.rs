@@ -1,17 +1,18 @@
 //! Makes one recorded decision again, and books it. Called by [`super::player`]. Pure.
 
 use super::player::{LivePool, PoolState};
+use attache_picker::placement::{BookingRequest, Bookings, LookedUp, PromptBlocks};
 use attache_pool::Endpoint;
-use attache_prefix::cache::{Found, PrefixCache};
-use attache_prefix::learning::PrefixUpdate;
+use attache_pool::place::Place;
+use attache_prefix::cache::Found;
 use attache_protocol::Prompt;
 use attache_record::{Decided, Looked};
 use attache_scheduling::choice::Chosen;
 use attache_scheduling::digest::{Digest, Digests};
 use attache_scheduling::plugin::{HeaderSource, Headers};
 use attache_scheduling::scheduler::{self, Explain, Subset};
-use attache_scheduling::{Booking, Order, PickContext, RequestFacts, Strategy};
-use attache_types::error::RequestError;
+use attache_scheduling::{Decision, PickContext, Ranking, RequestFacts, Strategy};
+use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 use rand::SeedableRng;
 use std::cell::RefCell;
@@ -20,9 +21,6 @@ use std::sync::Arc;
 
 /// What a strategy recorded about a request, with the strategy and the model.
 pub(super) type Trail = (Arc<dyn Strategy>, String, Box<Digest>);
-
-/// Endpoints in order of preference, the reason, and what the strategy recorded.
-type Picks = (Vec<Arc<Endpoint>>, String, Option<Box<Digest>>);
 
 /// The headers of a recorded request: those that the recorded strategy read.
 #[derive(Debug)]
@@ -45,21 +43,26 @@ impl HeaderSource for RecordedHeaders<'_> {
 }
 
 /// Outcome of one replayed decision.
+#[derive(Default)]
 pub(super) struct PlayedDecision {
     /// Endpoints in order of preference; empty when the request was rejected.
     pub(super) picks: Vec<Arc<Endpoint>>,
+    /// The prefill servers of a split request, best first.
+    pub(super) prefill: Vec<Arc<Endpoint>>,
+    /// The encode servers of its images and audio.
+    pub(super) encode: Vec<Arc<Endpoint>>,
     pub(super) reason: String,
     /// Prompt tokens that the first pick is expected to have cached.
     pub(super) matched: u32,
     /// Tokens of the prompt; 0 if it was not looked up.
     pub(super) prompt_tokens: u32,
-    pub(super) booking: Option<Booking>,
+    pub(super) bookings: Option<Bookings>,
     pub(super) trail: Option<Trail>,
 }
 
 impl PlayedDecision {
     fn rejected(reason: String) -> Self {
-        Self { picks: Vec::new(), reason, matched: 0, prompt_tokens: 0, booking: None, trail: None }
+        Self { reason, ..Self::default() }
     }
 }
 
@@ -103,7 +106,14 @@ pub(super) fn prepare<R>(
     let reads = chosen.choice.strategy.reads();
     // Every prompt is looked up, because the summary reports cached tokens. Only strategies that read the cache see the
     // result.
-    let lookup = |l: &Looked| pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys);
+    let lookup = |l: &Looked| {
+        let mut found = pool.cache.lookup(&mut &l.keys[..], d.at).of_own_keys(l.own_keys);
+        if let Some(kept) = &l.carried {
+            let place = state.known.get(&kept.keeper).map_or_else(Place::default, |keeper| keeper.place);
+            found.carry(kept.tokens, place, kept.by.clone().into());
+        }
+        found
+    };
     let found: Option<Found> = d.prompt.as_ref().map(lookup);
     let prompt_tokens = found.as_ref().filter(|_| reads.prefix).map_or(d.estimated, |f| f.prompt_tokens(&prompt));
     let cx = PickContext {
@@ -111,6 +121,9 @@ pub(super) fn prepare<R>(
         filter: chosen.filter.as_ref(),
         prefix: found.as_ref().filter(|_| reads.prefix),
         policy: d.policy,
+        splittable: d.splittable,
+        generates: d.generates,
+        encodable: d.encodable,
         ..PickContext::new(&state.snapshot, d.at, pool.stale_after)
     };
     let result = rest(&Prepared { chosen: &chosen, cx, found: found.as_ref(), prompt: &prompt });
@@ -124,7 +137,7 @@ pub(super) fn prepare<R>(
     Ok(result)
 }
 
-/// Makes the decision again and books its first pick, as the live picker did.
+/// Makes the decision again and books it, as the live picker did.
 pub(super) fn decide(
     pool: &LivePool,
     state: &PoolState,
@@ -132,10 +145,8 @@ pub(super) fn decide(
     missing: &mut BTreeSet<String>,
 ) -> PlayedDecision {
     let played = prepare(pool, state, d, missing, |prepared| {
-        let strategy = &prepared.chosen.choice.strategy;
-        let (picks, reason, trail) = picks(pool, state, d, strategy, &prepared.cx)?;
-        let trail = trail.map(|trail| (strategy.clone(), d.model.to_string(), trail));
-        Ok(book(pool, state, d, prepared, PlayedDecision { picks, trail, ..PlayedDecision::rejected(reason) }))
+        let decision = choose(pool, state, d, prepared)?;
+        Ok(book(pool, state, d, prepared, decision))
     });
     let rejected = |error: RequestError| PlayedDecision::rejected(error.reason.code().to_owned());
     played.unwrap_or_else(Err).unwrap_or_else(rejected)
@@ -153,24 +164,24 @@ fn prompt(looked: Option<&Looked>) -> Prompt<'static> {
     }
 }
 
-/// The picks of the strategy. Preset picks, which no strategy decided, are those of the recording.
-fn picks(
+/// The decision of the strategy. Preset picks, which no strategy chose, are those of the recording.
+fn choose(
     pool: &LivePool,
     state: &PoolState,
     d: &Decided,
-    strategy: &Arc<dyn Strategy>,
-    cx: &PickContext<'_>,
-) -> Result<Picks, RequestError> {
+    Prepared { chosen, cx, .. }: &Prepared<'_>,
+) -> Result<Decision, RequestError> {
     if d.preset {
-        let picks = d.picks.iter().filter_map(|id| state.known.get(id).cloned()).collect();
-        return Ok((picks, d.reason.clone(), None));
+        let mut ranking = Ranking::new(d.picks.len());
+        d.picks.iter().filter_map(|id| state.known.get(id)).for_each(|endpoint| ranking.push(endpoint));
+        let gone = || RequestError::new(Reason::NoReadyEndpoint, "the recorded endpoint is not in the recording");
+        return ranking.decide().ok_or_else(gone);
     }
     let least_loaded = scheduler::least_loaded();
-    let strategy = if d.readable { &**strategy } else { &*least_loaded };
+    let strategy = if d.readable { &*chosen.choice.strategy } else { &*least_loaded };
     let subset = subset(d);
     let mut rng = PickRng::seed_from_u64(d.rng);
-    let decision = pool.scheduler.decide(strategy, cx, subset.as_ref(), Explain::No, &mut rng)?;
-    Ok((decision.picks.to_vec(), decision.reason.to_owned(), decision.trail))
+    pool.scheduler.decide(strategy, cx, subset.as_ref(), Explain::No, &mut rng)
 }
 
 /// The gateway's subset hint.
@@ -182,49 +193,44 @@ pub(super) fn subset(d: &Decided) -> Option<Subset> {
     })
 }
 
-/// Books a decision on its first pick, as the live picker does. A decision without picks stays as it is.
+/// Books a decision on its servers, as the live picker does.
 fn book(
     pool: &LivePool,
     state: &PoolState,
     d: &Decided,
     Prepared { chosen, cx, found, prompt }: &Prepared<'_>,
-    decision: PlayedDecision,
+    decision: Decision,
 ) -> PlayedDecision {
-    let Some(first) = decision.picks.first() else { return PlayedDecision::rejected(decision.reason) };
-    let looked = d.prompt.as_ref();
-    let uses_cache = looked.is_some_and(|l| !l.skips_cache);
-    let held = found.filter(|_| uses_cache).map_or(0, |f| f.tokens(f.depth(first.id).any));
-    let prompt_tokens = found.map_or(d.estimated, |f| f.prompt_tokens(prompt));
-    let matched = held.min(prompt_tokens);
-    let order = Order {
+    let strategy = &chosen.choice.strategy;
+    let reason = if d.preset { d.reason.clone() } else { decision.reason.to_owned() };
+    let Some(first) = decision.picks.first() else { return PlayedDecision::rejected(reason) };
+    let looked = found.zip(d.prompt.as_ref()).map(|(found, looked)| {
+        let (skips_cache, tenant) = (looked.skips_cache, looked.tenant.clone());
+        (LookedUp { cache: &pool.cache, found, prompt, skips_cache, tenant }, looked)
+    });
+    let prompt_tokens = looked.as_ref().map(|(looked, _)| looked.prompt_tokens());
+    let updates = looked.and_then(|(up, looked)| {
+        let all = !looked.cold && up.needs_all_blocks(&decision);
+        up.updates(&decision, PromptBlocks { keys: looked.keys.clone(), all, complete: !looked.cut })
+    });
+    let matched = updates.as_ref().map_or(0, |updates| updates.cached_tokens);
+    let request = BookingRequest {
         model: &d.model,
-        prompt_tokens,
-        cached_tokens: matched,
+        prompt_tokens: prompt_tokens.unwrap_or(d.estimated),
         understood: d.readable,
         streams: d.streams,
-        arrives: false,
-        share: chosen.choice.strategy.share(cx, first),
-        prefix_update: found.zip(looked).map(|(found, looked)| prefix_update(pool, first, found, looked)),
+        share: strategy.share(cx, first),
+        updates,
     };
-    let booking = Booking::new(first.clone(), &state.snapshot, pool.stale_after, order, d.at);
-    let prompt_tokens = if looked.is_some() { prompt_tokens } else { 0 };
-    PlayedDecision { matched, prompt_tokens, booking: Some(booking), ..decision }
-}
-
-/// The update of the prefix cache that follows from a decision for `endpoint`.
-fn prefix_update(
-    pool: &LivePool,
-    endpoint: &Endpoint,
-    found: &Found,
-    looked: &Looked,
-) -> (Arc<PrefixCache>, PrefixUpdate) {
-    let whole = !found.is_exact(endpoint.id) && !looked.cold;
-    let only_text = looked.media_tokens == 0 && looked.token_ids == 0 && looked.count == 1;
-    let update = PrefixUpdate {
-        tenant: looked.tenant.clone(),
-        text_bytes: if only_text { looked.text_bytes } else { 0 },
-        tells_cached: !looked.skips_cache,
-        ..found.prefix_update(endpoint.id, looked.keys.clone(), whole)
-    };
-    (pool.cache.clone(), update)
+    let bookings = Bookings::of(&decision, request, &state.snapshot, pool.stale_after, d.at);
+    PlayedDecision {
+        picks: decision.picks.to_vec(),
+        prefill: decision.split.map(|split| split.prefill.to_vec()).unwrap_or_default(),
+        encode: decision.encode,
+        reason,
+        matched,
+        prompt_tokens: prompt_tokens.unwrap_or(0),
+        bookings,
+        trail: decision.trail.map(|trail| (strategy.clone(), d.model.to_string(), trail)),
+    }
 }

@@ -4,10 +4,11 @@
 use super::decision::{Prepared, prepare, subset};
 use super::player::{LivePool, PoolState, RecordingPlayer};
 use super::{Lines, RecordError, open};
-use attache_pool::{EndpointState, ledger};
+use attache_pool::{Endpoint, EndpointState, ledger};
 use attache_record::{Decided, Line};
 use attache_scheduling::{Decision, PickContext, Registry, Strategy, scheduler};
 use attache_types::error::RequestError;
+use attache_types::ids::EndpointId;
 use attache_types::rng::PickRng;
 use rand::SeedableRng;
 use serde::Serialize;
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::BufRead;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The explanation of a recorded decision.
 #[derive(Debug, Serialize)]
@@ -23,6 +25,9 @@ pub struct RecordedExplanation {
     pub line: u64,
     /// The request's number in the recording.
     pub request: u64,
+    /// The request's `x-request-id`; missing if it has none.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub request_id: String,
     /// Name of the pool.
     pub pool: String,
     /// Model name sent to the model server; empty if unknown.
@@ -46,6 +51,12 @@ pub struct RecordedExplanation {
     pub choice: StrategyChoice,
     /// The endpoints (`ip:port`) that the live picker chose, best first; empty if it rejected the request.
     pub recorded: Vec<String>,
+    /// The prefill servers that the live picker chose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub recorded_prefill: Vec<String>,
+    /// The encode servers that the live picker chose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub recorded_encode: Vec<String>,
     /// Reason of the recorded decision.
     pub recorded_reason: String,
     /// What another strategy would choose in the same state.
@@ -73,10 +84,16 @@ pub struct RecordedEndpoint {
 }
 
 /// The choice of a strategy.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct StrategyChoice {
     /// The endpoints (`ip:port`), best first; empty if the request is rejected.
     pub picks: Vec<String>,
+    /// The servers that prefill the prompt of a split request, best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefill: Vec<String>,
+    /// The servers that encode its images and audio.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub encode: Vec<String>,
     /// The candidate whose score is closest to that of the choice, if the strategy gives scores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runner_up: Option<String>,
@@ -96,7 +113,8 @@ pub struct OtherChoice {
     pub choice: StrategyChoice,
 }
 
-/// Explains the decision about `request`, by its number in the recording at `path`; the last decision if it is `None`.
+/// Explains the decision about `request` in the recording at `path`, by its number or its `x-request-id`; the last
+/// decision if it is `None`.
 /// `other` is the name of a strategy that decides as well, and the strategy. Returns `None` if the recording has no such
 /// request.
 ///
@@ -104,21 +122,17 @@ pub struct OtherChoice {
 /// If the file can't be read or a line is invalid.
 pub fn explain(
     path: &Path,
-    request: Option<u64>,
+    request: Option<&str>,
     other: Option<(&str, &dyn Strategy)>,
     registry: &Registry,
 ) -> Result<Option<RecordedExplanation>, RecordError> {
-    let request = match request {
-        Some(request) => Some(request),
-        None => last(path)?,
-    };
-    match request {
+    match find(path, request)? {
         Some(request) => explain_in(open(path)?, request, other, registry),
         None => Ok(None),
     }
 }
 
-/// As [`explain`], for a request of the recording in `source`.
+/// As [`explain`], for the request with this number of the recording in `source`.
 ///
 /// # Errors
 /// As [`explain`].
@@ -142,11 +156,14 @@ pub fn explain_in(
     Ok(None)
 }
 
-/// The number of the last request that was decided.
-fn last(path: &Path) -> Result<Option<u64>, RecordError> {
+/// The number of the last decided request with this number or `x-request-id`; of the last one if it is `None`.
+fn find(path: &Path, request: Option<&str>) -> Result<Option<u64>, RecordError> {
+    let number = request.and_then(|request| request.parse::<u64>().ok());
     let (mut lines, mut last) = (Lines::open(open(path)?)?, None);
     while let Some((line, _)) = lines.line()? {
-        if let Line::Decide(decided) = line {
+        let Line::Decide(decided) = line else { continue };
+        let is_meant = number.map_or_else(|| request.is_none_or(|id| decided.id == id), |number| decided.r == number);
+        if is_meant {
             last = Some(decided.r);
         }
     }
@@ -188,6 +205,7 @@ impl RecordedRequest<'_> {
         RecordedExplanation {
             line: self.line,
             request: d.r,
+            request_id: d.id.clone(),
             pool: d.pool.to_string(),
             model: d.model.to_string(),
             understood: d.readable,
@@ -198,7 +216,9 @@ impl RecordedRequest<'_> {
             prompt_tokens,
             endpoints,
             choice,
-            recorded: self.recorded(),
+            recorded: self.authorities(&d.picks),
+            recorded_prefill: self.authorities(&d.prefill),
+            recorded_encode: self.authorities(&d.encode),
             recorded_reason: d.reason.clone(),
             other,
             missing,
@@ -223,14 +243,15 @@ impl RecordedRequest<'_> {
         }
     }
 
-    fn recorded(&self) -> Vec<String> {
-        let address = |id| self.state.known.get(id).map_or_else(|| format!("{id}"), |e| e.authority.to_string());
-        self.d.picks.iter().map(address).collect()
+    /// `ip:port` of recorded endpoints.
+    fn authorities(&self, ids: &[EndpointId]) -> Vec<String> {
+        ids.iter().map(|id| self.state.authority(*id)).collect()
     }
 
     /// The endpoint that no strategy chose: a stored response or a test header named it.
     fn preset(&self) -> StrategyChoice {
-        StrategyChoice { picks: self.recorded(), runner_up: None, reason: self.d.reason.clone(), parts: json!([]) }
+        let picks = self.authorities(&self.d.picks);
+        StrategyChoice { picks, reason: self.d.reason.clone(), parts: json!([]), ..StrategyChoice::default() }
     }
 
     /// The choice of `strategy`, with the random numbers of the recorded decision.
@@ -263,8 +284,12 @@ impl RecordedRequest<'_> {
 
 impl StrategyChoice {
     fn of(decision: &Decision) -> Self {
+        let authorities =
+            |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect();
         Self {
-            picks: decision.picks.iter().map(|endpoint| endpoint.authority.to_string()).collect(),
+            picks: authorities(&decision.picks),
+            prefill: decision.split.as_ref().map(|split| authorities(&split.prefill)).unwrap_or_default(),
+            encode: authorities(&decision.encode),
             runner_up: runner_up(decision),
             reason: decision.reason.to_owned(),
             parts: decision.parts_json(),
@@ -273,7 +298,7 @@ impl StrategyChoice {
 
     fn rejected(error: &RequestError) -> Self {
         let reason = format!("{}: {}", error.reason.code(), error.message);
-        Self { picks: Vec::new(), runner_up: None, reason, parts: json!([]) }
+        Self { reason, parts: json!([]), ..Self::default() }
     }
 }
 

@@ -1,14 +1,17 @@
 //! The picker of a recording: applies one line after the other, and compares its decisions with the recorded ones.
 
-use super::decision::{PlayedDecision, Trail, decide};
+use super::decision::{Trail, decide};
+use super::kv::EngineCaches;
 use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
 use attache_config::Settings;
 use attache_config::settings::PoolSettings;
+use attache_picker::placement::Bookings;
 use attache_pool::health::Observation;
+use attache_pool::ledger::Ticket;
 use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
 use attache_prefix::cache::{CacheConfig, PrefixCache};
-use attache_record::{Decided, Ended, Header, Line};
-use attache_scheduling::{Booking, Registry, Scheduler};
+use attache_record::{Decided, Ended, Header, Leg, Line};
+use attache_scheduling::{Booking, Dispatch, Registry, Scheduler};
 use attache_scrape::slo_profiles;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
@@ -23,8 +26,17 @@ pub(super) struct PoolState {
     writer: PoolWriter,
     pub(super) snapshot: Arc<PoolSnapshot>,
     cache: Arc<PrefixCache>,
+    /// What KV events change, by the number of the prefix cache: requests of an earlier configuration use earlier caches.
+    engines: BTreeMap<u32, EngineCaches>,
     /// All endpoints that the pool ever had, by id.
     pub(super) known: BTreeMap<EndpointId, Arc<Endpoint>>,
+}
+
+impl PoolState {
+    /// `ip:port` of an endpoint; its number if the recording lacks it.
+    pub(super) fn authority(&self, id: EndpointId) -> String {
+        self.known.get(&id).map_or_else(|| id.to_string(), |endpoint| endpoint.authority.to_string())
+    }
 }
 
 /// A pool in one configuration: what a reload replaces.
@@ -50,11 +62,68 @@ struct OpenRequest {
     /// Number of the configuration that decided it.
     live: u32,
     pool: Arc<str>,
-    /// `None` if the replay rejected it.
-    booking: Option<Booking>,
+    response: OpenLeg,
+    prefill: OpenLeg,
+    /// Bookings on encode servers, until the response begins.
+    encoding: Vec<Ticket>,
     trail: Option<Trail>,
-    /// The endpoint that served it according to the recording.
-    recorded: EndpointId,
+}
+
+/// The booking of one leg of a request.
+#[derive(Debug, Default)]
+struct OpenLeg {
+    /// `None` if the replay booked no such leg, or it has ended.
+    booking: Option<Booking>,
+    /// The endpoint that serves it according to the recording; `None` if there is no such leg, or it has ended.
+    recorded: Option<EndpointId>,
+}
+
+impl OpenRequest {
+    /// Books a decision for the recorded request `d`.
+    fn new(d: &Decided, bookings: Option<Bookings>, trail: Option<Trail>) -> Self {
+        let (mut first, mut prefill, mut encoding) = (None, None, Vec::new());
+        if let Some(bookings) = bookings {
+            (first, prefill, encoding) = (Some(bookings.first), bookings.prefill, bookings.encoding);
+        }
+        // The recording does not say when a prefill ends that only the replay has.
+        let prefill = prefill.filter(|_| !d.prefill.is_empty());
+        Self {
+            live: d.live,
+            pool: d.pool.clone(),
+            response: OpenLeg { booking: first, recorded: d.picks.first().copied() },
+            prefill: OpenLeg { booking: prefill, recorded: d.prefill.first().copied() },
+            encoding,
+            trail,
+        }
+    }
+
+    fn leg(&mut self, leg: Leg) -> &mut OpenLeg {
+        match leg {
+            Leg::Response => &mut self.response,
+            Leg::Prefill => &mut self.prefill,
+        }
+    }
+
+    /// A leg moved to the endpoint `to`.
+    fn moved(&mut self, at: Timestamp, to: &Arc<Endpoint>, leg: Leg) {
+        let moving = self.leg(leg);
+        let Some(from) = moving.recorded.replace(to.id) else { return };
+        let there = |booking: &&mut Booking| booking.endpoint().id == from;
+        let Some(booking) = moving.booking.as_mut().filter(there) else { return };
+        booking.move_to(to, at);
+        if let (Leg::Response, Some((strategy, model, trail))) = (leg, &self.trail) {
+            strategy.moved(model, trail, from, to.id, at);
+        }
+    }
+
+    fn first_byte(&mut self, at: Timestamp, good: bool, is_first_token: bool, leg: Leg) {
+        if let Some(booking) = &mut self.leg(leg).booking {
+            booking.first_byte(good, is_first_token, at);
+        }
+        if leg == Leg::Response {
+            self.encoding.clear();
+        }
+    }
 }
 
 /// State of a replay.
@@ -98,11 +167,18 @@ impl<'a> RecordingPlayer<'a> {
     pub(super) fn apply(&mut self, line: Line, number: u64) -> Result<(), RecordError> {
         match line {
             Line::Pool { pool, name, cache } => self.begin_pool(pool, name, &cache, number),
-            Line::Cache { pool, cache } => {
+            Line::Cache { pool, cache, number: cache_number } => {
                 let cache = Arc::new(PrefixCache::new(&self.cache_config(pool, cache)));
                 let state = self.pool(pool, number)?;
                 cache.reconcile(&state.snapshot);
+                state.engines.insert(cache_number, EngineCaches::of(cache.clone()));
                 state.cache = cache;
+                Ok(())
+            }
+            Line::Kv { pool, number: cache_number, change } => {
+                let state = self.pool(pool, number)?;
+                let unknown = || wrong(number, format!("`number` is {cache_number}, which has not begun"));
+                state.engines.get_mut(&cache_number).ok_or_else(unknown)?.apply(change);
                 Ok(())
             }
             Line::Endpoints { pool, source, endpoints } => {
@@ -119,8 +195,15 @@ impl<'a> RecordingPlayer<'a> {
                 self.begin_live(live, settings(&shown, self.registry, number)?, number)
             }
             Line::Decide(decided) => self.decide(&decided, number),
-            Line::Moved { r, at, to } => {
-                self.moved(r, at, to);
+            Line::Moved { r, at, to, leg } => {
+                let endpoint = self.endpoint(r, to);
+                if let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) {
+                    open.moved(at, &endpoint, leg);
+                }
+                Ok(())
+            }
+            Line::Dispatch { r, at, from, seconds } => {
+                self.dispatch(r, at, from, seconds);
                 Ok(())
             }
             Line::Health { r, at, id, outcome, api, client } => {
@@ -133,9 +216,9 @@ impl<'a> RecordingPlayer<'a> {
                 }
                 Ok(())
             }
-            Line::First { r, at, good, tells } => {
-                if let Some(booking) = self.open.get_mut(&r).and_then(|open| open.booking.as_mut()) {
-                    booking.first_byte(good, tells, at);
+            Line::First { r, at, good, tells, leg } => {
+                if let Some(open) = self.open.get_mut(&r) {
+                    open.first_byte(at, good, tells, leg);
                 }
                 Ok(())
             }
@@ -143,25 +226,37 @@ impl<'a> RecordingPlayer<'a> {
                 self.end(&ended);
                 Ok(())
             }
-            Line::Drop { r } => {
-                self.open.remove(&r);
+            Line::Drop { r, leg } => {
+                drop(self.take(r, leg));
                 Ok(())
             }
         }
     }
 
-    /// Applies that Envoy sent a request to another endpoint than the first pick.
-    fn moved(&mut self, r: u64, at: Timestamp, to: EndpointId) {
-        let endpoint = self.endpoint(r, to);
-        let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) else { return };
-        let there = |b: &&mut Booking| b.endpoint().id == open.recorded;
-        if let Some(booking) = open.booking.as_mut().filter(there) {
-            booking.move_to(&endpoint, at);
-            if let Some((strategy, model, trail)) = &open.trail {
-                strategy.moved(model, trail, open.recorded, to, at);
-            }
+    /// A request was sent, whose prompt was to be computed on another server.
+    fn dispatch(&mut self, r: u64, at: Timestamp, from: Option<EndpointId>, seconds: f64) {
+        let from = from.and_then(|id| self.endpoint(r, id));
+        let how = from.as_ref().map_or(Dispatch::Whole, |from| Dispatch::Arrives(from, seconds));
+        let Some(mut open) = self.open.remove(&r) else { return };
+        let state = self.lives.get(&open.live).and_then(|live| live.pools.get(&open.pool));
+        let state = state.and_then(|pool| Some((pool.stale_after, self.pools.get(&pool.number)?)));
+        if let (Some(booking), Some((stale_after, state))) = (&mut open.response.booking, state) {
+            booking.dispatch(how, &state.snapshot, stale_after, at);
         }
-        open.recorded = to;
+        self.open.insert(r, open);
+    }
+
+    /// Takes the booking of a leg that has ended. The request ends with its last leg.
+    fn take(&mut self, r: u64, leg: Leg) -> Option<Booking> {
+        let open = self.open.get_mut(&r)?;
+        let OpenLeg { booking, .. } = std::mem::take(open.leg(leg));
+        if leg == Leg::Response {
+            open.encoding.clear();
+        }
+        if open.response.recorded.is_none() && open.prefill.recorded.is_none() {
+            self.open.remove(&r);
+        }
+        booking
     }
 
     fn observe_health(&self, r: u64, at: Timestamp, id: EndpointId, observation: Observation) {
@@ -216,11 +311,14 @@ impl<'a> RecordingPlayer<'a> {
             writer: PoolWriter::new(Vec::new()),
             snapshot: Arc::default(),
             cache: Arc::new(PrefixCache::new(cache)),
+            engines: BTreeMap::new(),
             known: BTreeMap::new(),
         };
         self.pools.insert(pool, state);
         let config = self.cache_config(pool, cache.clone());
-        self.pool(pool, line)?.cache = Arc::new(PrefixCache::new(&config));
+        let (cache, state) = (Arc::new(PrefixCache::new(&config)), self.pool(pool, line)?);
+        state.engines.insert(0, EngineCaches::of(cache.clone()));
+        state.cache = cache;
         self.named.insert(name.clone(), pool);
         // The recording names the pools of the first configuration after it, and those of a reload before it.
         if let (1, Some(first)) = (self.lives.len(), self.lives.get(&0))
@@ -288,10 +386,10 @@ impl<'a> RecordingPlayer<'a> {
         let (pool, state) = self.deciding(d, line)?;
         let mut missing = BTreeSet::new();
         let played = decide(pool, state, d, &mut missing);
-        let authority =
-            |id: &EndpointId| state.known.get(id).map_or_else(|| id.to_string(), |e| e.authority.to_string());
-        let recorded: Vec<String> = d.picks.iter().map(authority).collect();
-        let replayed: Vec<String> = played.picks.iter().map(|e| e.authority.to_string()).collect();
+        let recorded =
+            servers([&d.picks, &d.prefill, &d.encode].map(|ids| ids.iter().map(|id| state.authority(*id)).collect()));
+        let played_servers = [&played.picks, &played.prefill, &played.encode];
+        let replayed = servers(played_servers.map(|all| all.iter().map(|e| e.authority.to_string()).collect()));
         let summary = &mut self.summary;
         // The recorded configuration read what it needs, so that only another one can lack an input.
         if self.other.is_some() {
@@ -323,16 +421,14 @@ impl<'a> RecordingPlayer<'a> {
             }
         }
         // A recorded rejection has no end, so a booking would never be released.
-        if let Some(recorded) = d.picks.first() {
-            let PlayedDecision { booking, trail, .. } = played;
-            let open = OpenRequest { live: d.live, pool: d.pool.clone(), booking, trail, recorded: *recorded };
-            self.open.insert(d.r, open);
+        if !d.picks.is_empty() {
+            self.open.insert(d.r, OpenRequest::new(d, played.bookings, played.trail));
         }
         Ok(())
     }
 
     fn end(&mut self, ended: &Ended) {
-        let Some(booking) = self.open.remove(&ended.r).and_then(|open| open.booking) else { return };
+        let Some(booking) = self.take(ended.r, ended.leg) else { return };
         let extend = |keys: &mut Vec<_>| match &ended.keys {
             Some(added) => {
                 keys.extend(added);
@@ -342,4 +438,10 @@ impl<'a> RecordingPlayer<'a> {
         };
         booking.end(ended.complete, &ended.usage(), extend, ended.at);
     }
+}
+
+/// The servers of a decision for people: those of the response, then `prefill=` and `encode=` with theirs.
+fn servers([picks, prefill, encode]: [Vec<String>; 3]) -> Vec<String> {
+    let of = |role: &'static str, names: Vec<String>| names.into_iter().map(move |name| format!("{role}={name}"));
+    picks.into_iter().chain(of("prefill", prefill)).chain(of("encode", encode)).collect()
 }

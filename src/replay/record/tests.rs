@@ -6,7 +6,10 @@ use attache_pool::EndpointSpec;
 use attache_pool::health::Outcome;
 use attache_pool::writer::SourceId;
 use attache_prefix::cache::{BlockUnit, CacheConfig};
-use attache_record::{Decided, Ended};
+use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::key::{BlockKey, EngineHash};
+use attache_prefix::trust::Trust;
+use attache_record::{Decided, Ended, KvChange, Leg, Looked};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use serde_json::json;
@@ -79,9 +82,13 @@ fn bookings_ends_moves_and_failures_change_later_decisions() {
         lines.extend([decide(0, first), decide(1, 1 - first)]);
         lines.push(Line::End(Ended { r: 0, complete: true, ..Ended::default() }));
         lines.push(decide(2, first));
-        lines.push(Line::Moved { r: 2, at: Timestamp(2_000), to: EndpointId(1 - first) });
+        lines.push(Line::Moved { r: 2, at: Timestamp(2_000), to: EndpointId(1 - first), leg: Leg::Response });
         lines.push(decide(3, first));
-        lines.extend([decide(4, first), Line::Drop { r: 3 }, Line::Drop { r: 4 }]);
+        lines.extend([
+            decide(4, first),
+            Line::Drop { r: 3, leg: Leg::Response },
+            Line::Drop { r: 4, leg: Leg::Response },
+        ]);
         let failure = |r| Line::Health {
             r,
             at: Timestamp(3_000),
@@ -235,4 +242,124 @@ fn excluded_endpoints_are_explained() {
     let explained = explain::explain_in(text.as_bytes(), 2_005, None, &registry()).unwrap().unwrap();
     assert_eq!(explained.endpoints[0].excluded, Some("ejected"));
     assert_eq!((&*explained.choice.picks[0], &*explained.recorded[0]), ("127.0.0.1:8001", "127.0.0.1:8001"));
+}
+
+/// A pool of two prefill servers and one decode server.
+fn split_header() -> String {
+    let settings = json!({
+        "apiVersion": "attache.dev/v1",
+        "kind": "Attache",
+        "pools": [{
+            "name": "p",
+            "strategy": {"name": "least-request"},
+            "disaggregation": {"decider": "always"},
+            "endpoints": [
+                {"address": "127.0.0.1:8000", "role": "decode"},
+                {"address": "127.0.0.1:8001", "role": "prefill"},
+                {"address": "127.0.0.1:8002", "role": "prefill"},
+            ],
+        }],
+    });
+    let header = Header { format: FORMAT.to_owned(), version: "0".to_owned(), seed: 7, settings };
+    serde_json::to_string(&header).unwrap()
+}
+
+fn split_lines(lines: &[Line]) -> String {
+    let endpoint = |port: u16, role: &str| {
+        let mut spec = EndpointSpec::at(([127, 0, 0, 1], port).into());
+        spec.labels.insert(attache_pool::role::ROLE_LABEL.into(), role.into());
+        spec
+    };
+    let endpoints = vec![endpoint(8000, "decode"), endpoint(8001, "prefill"), endpoint(8002, "prefill")];
+    let begin = [
+        Line::Pool { pool: 0, name: "p".into(), cache: cache() },
+        Line::Endpoints { pool: 0, source: SourceId(0), endpoints },
+        Line::Publish { pool: 0 },
+    ];
+    let lines = begin.iter().chain(lines).map(|line| serde_json::to_string(line).unwrap() + "\n");
+    split_header() + "\n" + &lines.collect::<String>()
+}
+
+/// A split request; the prefill server 1 is the first choice, if `first`.
+fn split(r: u64, first: bool) -> Line {
+    let Line::Decide(decided) = decide(r, 0) else { unreachable!() };
+    let prefill = if first { vec![EndpointId(1), EndpointId(2)] } else { vec![EndpointId(2), EndpointId(1)] };
+    Line::Decide(Box::new(Decided { splittable: true, generates: true, prefill, ..*decided }))
+}
+
+#[test]
+fn prefill_leg_counts_until_its_own_end() {
+    let ended = |r, leg| Line::End(Ended { r, complete: true, leg, ..Ended::default() });
+    // Whichever prefill server gets the first request, the others follow from the bookings.
+    for first in [true, false] {
+        let lines = [
+            split(0, first),
+            Line::Dispatch { r: 0, at: Timestamp(1_500), from: Some(EndpointId(1)), seconds: 0.5 },
+            ended(0, Leg::Response),
+            // A prefill server still works for request 0, so the other one is idle.
+            split(1, !first),
+            ended(0, Leg::Prefill),
+            split(2, first),
+            Line::Drop { r: 1, leg: Leg::Prefill },
+            Line::Drop { r: 2, leg: Leg::Prefill },
+            Line::Moved { r: 2, at: Timestamp(1_600), to: EndpointId(0), leg: Leg::Response },
+        ];
+        let summary = play(&split_lines(&lines)).unwrap();
+        if summary.differences.iter().any(|difference| difference.request == 0) {
+            continue;
+        }
+        assert!(summary.is_exact() && summary.decisions == 3, "{summary}");
+        return;
+    }
+    unreachable!("one of the two is the first choice");
+}
+
+#[test]
+fn explanation_finds_a_request_by_its_id_and_shows_its_prefill_servers() {
+    let named = |r, id: &str| {
+        let Line::Decide(decided) = split(r, true) else { unreachable!() };
+        Line::Decide(Box::new(Decided { id: id.to_owned(), ..*decided }))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    std::fs::write(&path, split_lines(&[named(0, "a"), named(1, "b"), named(2, "a")])).unwrap();
+    let explain = |request: Option<&str>| explain::explain(&path, request, None, &registry()).unwrap();
+    let found = |request: Option<&str>| explain(request).map(|explained| explained.request);
+    assert_eq!(
+        [found(Some("b")), found(Some("a")), found(Some("0")), found(None)],
+        [Some(1), Some(2), Some(0), Some(2)]
+    );
+    assert_eq!(found(Some("c")), None);
+    let explained = explain(Some("b")).unwrap();
+    assert_eq!((&*explained.request_id, &*explained.recorded_prefill[0]), ("b", "127.0.0.1:8001"));
+    assert_eq!((explained.choice.picks.len(), explained.choice.prefill.len()), (1, 2));
+}
+
+#[test]
+fn kv_events_change_the_cache_that_they_belong_to() {
+    let keys: Vec<BlockKey> = (1..=4).map(BlockKey).collect();
+    let decide_by_prefix = |r, live, pick| {
+        let Line::Decide(decided) = decide(r, pick) else { unreachable!() };
+        let prompt = Some(Looked { keys: keys.clone(), token_ids: 64, count: 1, ..Looked::default() });
+        Line::Decide(Box::new(Decided { live, prompt, ..*decided }))
+    };
+    let kv = |number, change| Line::Kv { pool: 0, number, change };
+    let stored = |number, cache| {
+        let blocks = keys.iter().map(|key| StoredBlock { hash: EngineHash(key.0), key: *key }).collect();
+        kv(number, KvChange::Stored { cache, tier: Tier::Gpu, parent: None, blocks })
+    };
+    let exact = |number, cache| kv(number, KvChange::Trust { cache, trust: Trust::Exact });
+    let caches = |number| kv(number, KvChange::Caches(vec![(EndpointId(0), vec![5]), (EndpointId(1), vec![6])]));
+    let dropped = |r| Line::Drop { r, leg: Leg::Response };
+    let header: Header = serde_json::from_str(&header("prefix-cache")).unwrap();
+    let mut lines = begin();
+    lines.extend([caches(0), exact(0, 5), exact(0, 6), stored(0, 6), decide_by_prefix(0, 0, 1), dropped(0)]);
+    lines.push(Line::Cache { pool: 0, cache: cache(), number: 1 });
+    lines.push(Line::Live { live: 1, settings: header.settings });
+    lines.extend([caches(1), exact(1, 5), exact(1, 6), stored(1, 5), decide_by_prefix(1, 1, 0), dropped(1)]);
+    // A stream that began before decides by the first cache, whose events end later.
+    lines.extend([decide_by_prefix(2, 0, 1), dropped(2), kv(0, KvChange::Cleared { cache: 6 }), stored(0, 5)]);
+    lines.extend([decide_by_prefix(3, 0, 0), dropped(3), decide_by_prefix(4, 1, 0)]);
+    let summary = play(&text("prefix-cache", &lines)).unwrap();
+    assert!(summary.is_exact() && summary.decisions == 5, "{summary}");
 }

@@ -16,7 +16,8 @@ impl Scheduler {
     /// Replaces the picks of `decision` if the first one must not get the request any more. That is so if it left the
     /// pool, is draining, or was ejected since. Returns the new first pick.
     /// It is the next pick that can serve, else the endpoint with the fewest requests among those that can continue
-    /// from `prefill`'s result. If there is none, the first pick stays as long as it is in the pool.
+    /// from `prefill`'s result. If there is none, the first pick stays as long as it is in the pool. `unprobed` gets a
+    /// server that this request was to probe and does not.
     ///
     /// # Errors
     /// 503 `no_ready_endpoint` if it left the pool too; errors of the request's filters.
@@ -26,6 +27,7 @@ impl Scheduler {
         cx: &PickContext<'_>,
         subset: Option<&Subset>,
         prefill: Option<&Endpoint>,
+        unprobed: impl FnOnce(&Endpoint),
         rng: impl FnOnce() -> PickRng,
     ) -> Result<Option<Arc<Endpoint>>, RequestError> {
         if self.is_up_to_date(decision, cx) {
@@ -34,7 +36,7 @@ impl Scheduler {
         let filter = self.choices.choose(&cx.request)?.filter;
         let cx = PickContext { filter: filter.as_ref(), ..*cx };
         let before = decision.picks.first().map(|first| first.id);
-        self.succeed(decision, &cx, subset, prefill, &mut rng())?;
+        self.succeed(decision, &cx, subset, prefill, unprobed, &mut rng())?;
         Ok(decision.picks.first().filter(|first| Some(first.id) != before).cloned())
     }
 
@@ -55,6 +57,7 @@ impl Scheduler {
         cx: &PickContext<'_>,
         subset: Option<&Subset>,
         prefill: Option<&Endpoint>,
+        unprobed: impl FnOnce(&Endpoint),
         rng: &mut PickRng,
     ) -> Result<(), RequestError> {
         let goes_on = |endpoint: &Endpoint| match (prefill, &self.split) {
@@ -78,7 +81,7 @@ impl Scheduler {
             return if state_of(cx.snapshot, first).is_some() { Ok(()) } else { Err(gone()) };
         }
         if decision.probe {
-            first.health.probe_lost();
+            unprobed(first);
             decision.probe = false;
         }
         decision.picks = picks;

@@ -8,6 +8,7 @@ use attache::kv_events::{Destination, Feed as PickersFeed, Residents, Subscripti
 use attache::pool::{Endpoint, EndpointSpec, EndpointState, PoolSnapshot, Published, SnapshotStore};
 use attache::prefix::block_size::BlockSize;
 use attache::prefix::{IndexConfig, KeySpace, PrefixIndex};
+use attache::record::KvTape;
 use attache::sim::kv_events::{EventEncoding, HashForm, KvEventSource, KvEventsConfig, Outlet, ReplayFormat};
 use attache::sim::vllm_hash::HashAlgorithm;
 use rmpv::Value as Msg;
@@ -521,7 +522,8 @@ async fn offloaded_blocks_are_indexed_on_both_tiers() {
         store.publish(PoolSnapshot::new(1, true, vec![state]));
         let published = tokio::sync::watch::Sender::new(Published { generation: 1, membership: 1 });
         let block_size = Arc::new(BlockSize::of_engines(16));
-        let to = Destination { index: index.clone(), residents: residents.clone(), keys: KeySpace::new(1), block_size };
+        let (index_of_feed, keys, tape) = (index.clone(), KeySpace::new(1), KvTape::default());
+        let to = Destination { index: index_of_feed, residents: residents.clone(), keys, block_size, tape };
         let feed = PickersFeed::new(to, store, published.subscribe(), Subscription::default(), Clock::start(), 1);
         let stop = CancellationToken::new();
         let _stop = stop.clone().drop_guard();

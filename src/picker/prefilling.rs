@@ -1,14 +1,14 @@
 //! The prefill of a split request on another server, from the decision to its end. Keeps the servers that are tried
 //! and the booking, and reports outcomes for the servers' health.
 //!
-//! `ext_proc` and `replay` keep one per split request and report every event to it, so both settle the same things in
-//! the same order. Pure.
+//! [`crate::split`] and `replay` keep one per split request and report every event to it, so both settle the same
+//! things in the same order. Pure.
 
-use crate::Booking;
 use attache_disagg::attempts::{Attempt, AttemptLimits, Attempts, Failure, Next};
 use attache_pool::health::Outcome;
 use attache_pool::{Endpoint, Picks};
 use attache_protocol::Usage;
+use attache_record::{Booked, RequestTape};
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
@@ -16,8 +16,10 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Prefilling {
     /// Booking on the server that is tried; `None` once it is settled.
-    booking: Option<Box<Booking>>,
+    booking: Option<Box<Booked>>,
     attempts: Attempts,
+    /// The recording of the request.
+    tape: RequestTape,
     /// Whether the first attempt is its server's probe and has no outcome yet.
     probes: bool,
 }
@@ -28,12 +30,13 @@ impl Prefilling {
     #[must_use]
     pub fn begin(
         servers: Picks,
-        booking: Option<Box<Booking>>,
+        booking: Option<Box<Booked>>,
         probes: bool,
         bounds: AttemptLimits,
         now: Timestamp,
     ) -> Self {
-        Self { booking, attempts: Attempts::begin(servers, bounds, now), probes }
+        let tape = booking.as_ref().map(|booking| booking.tape().clone()).unwrap_or_default();
+        Self { booking, attempts: Attempts::begin(servers, bounds, now), tape, probes }
     }
 
     /// The server of an attempt.
@@ -58,6 +61,12 @@ impl Prefilling {
     #[must_use]
     pub fn expected(&self) -> f64 {
         self.booking.as_ref().map_or(0.0, |booking| booking.expected())
+    }
+
+    /// The recording of the request.
+    #[must_use]
+    pub fn tape(&self) -> &RequestTape {
+        &self.tape
     }
 
     /// When Attaché stops waiting for any attempt.
@@ -86,7 +95,7 @@ impl Prefilling {
         judge(&server, Outcome::Success);
         if let Some(mut booking) = self.booking.take() {
             if booking.endpoint().id != server.id {
-                booking.move_to(&server, now);
+                booking.move_to(&server, now, || {});
             }
             // A second attempt started later than the booking, so its time says nothing about the server's speed.
             booking.first_byte(true, attempt == 0, now);
@@ -149,7 +158,7 @@ impl Prefilling {
         if let (Some(server), Some(booking)) = (first, &mut self.booking)
             && booking.endpoint().id != server.id
         {
-            booking.move_to(&server, now);
+            booking.move_to(&server, now, || {});
         }
         next
     }
@@ -164,7 +173,7 @@ impl Prefilling {
 impl Drop for Prefilling {
     fn drop(&mut self) {
         if let Some(first) = self.attempts.server(0).filter(|_| self.probes) {
-            first.health.probe_lost();
+            self.tape.probe_lost(first);
         }
     }
 }
