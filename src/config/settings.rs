@@ -19,10 +19,10 @@ use std::time::Duration;
 mod kubernetes;
 pub mod tenants;
 pub use attache_discovery::settings::{DnsSource, FileSource, KubernetesSource, PodsOf, PoolGroup, PoolSearch};
-pub use attache_picker::settings::{
+pub use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};
+pub use attache_request::settings::{
     ExchangeSettings, ExplainSettings, ModelsAnswer, OnUnparseable, ReportUsage, TenantRule, TenantSource, UsageCount,
 };
-pub use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};
 pub use attache_scrape::ScrapeSettings;
 pub use attache_serving::tls::{ClientAuthSettings, ClientName};
 pub use kubernetes::PoolTemplate;

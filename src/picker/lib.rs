@@ -10,10 +10,9 @@
 //! ([`queues`]), calls to prefill workers ([`split::LegCall`]).
 //!
 //! **Owns** the active configuration ([`active`]), the queues of pools, the quotas of tenants and models ([`quotas`]),
-//! and the lookup of prompts ([`prefix`]). It defines the events by which requests are counted ([`event`]).
+//! and the lookup of prompts ([`prefix`]). It reports events ([`event`]) and counts nothing.
 //! **Called by** `ext_proc` for each request, by `app`, which composes the [`Picker`], and by `app` and `cli` for
-//! explanations ([`explain`]). `telemetry` implements the observers, `ext_proc` does the work that takes time, `config`
-//! uses the settings.
+//! explanations ([`explain`]). `replay` makes the same bookings ([`placement`]). `ext_proc` does the work that takes time.
 //! **Must not** do I/O, wait, read a clock, name a runtime, Envoy's messages or a metric, or serialize a body that did
 //! not change.
 //!
@@ -28,7 +27,6 @@ mod ceiling;
 pub mod conversation;
 pub mod deadline;
 pub mod decide;
-pub mod event;
 pub mod explain;
 pub mod explained;
 pub mod head;
@@ -45,11 +43,11 @@ pub mod quotas;
 mod reading;
 mod recording;
 pub mod response;
-pub mod settings;
 pub mod split;
 pub mod tenant;
 pub mod warming;
 
 pub use active::{ActiveConfig, PoolRuntime};
+pub use attache_request::{event, settings};
 pub use picker::Picker;
 pub use reading::UNREAD_PROMPT_TOKENS;

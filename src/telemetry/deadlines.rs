@@ -1,6 +1,6 @@
 //! Metrics of requests with a deadline for their first token or for all tokens.
 
-use attache_picker::event::DeadlineOutcome;
+use attache_request::event::DeadlineOutcome;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -1,6 +1,6 @@
 //! The most recent decisions, for operators who ask where a request went and why.
 
-use attache_picker::event::DecisionRecord;
+use attache_request::event::DecisionRecord;
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

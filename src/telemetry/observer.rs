@@ -6,11 +6,11 @@ use super::metrics::{LEG_OK, Metrics, PoolMetrics};
 use super::queues::QueueMetrics;
 use super::trace::RequestSpan;
 use attache_disagg::Failure;
-use attache_picker::event::{
+use attache_quota::Subject;
+use attache_request::event::{
     DecisionRecord, Event, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver, RequestEvent,
     RequestTrace,
 };
-use attache_quota::Subject;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use super::deadlines::DeadlineMetrics;
 use attache_flow::SharedCapacity;
-use attache_picker::event::QueueOutcome;
+use attache_request::event::QueueOutcome;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;

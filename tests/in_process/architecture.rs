@@ -23,6 +23,7 @@ const PURE: &[&str] = &[
     "prompt",
     "protocol",
     "quota",
+    "request",
     "scheduling",
     "strategies",
 ];

@@ -121,7 +121,7 @@ pub trait Observer: fmt::Debug + Send + Sync {
 
 /// Takes no notice of events: the observer of a dry run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unobserved;
+pub struct Unobserved;
 
 impl Observer for Unobserved {
     fn event(&self, _: Event) {}
