@@ -17,6 +17,7 @@ mod modes;
 mod order;
 mod prefix;
 mod queueing;
+mod recording;
 mod rest;
 mod room;
 mod sglang;
@@ -44,6 +45,7 @@ use attache_picker::settings::{ExchangeSettings, ExplainSettings, ModelsAnswer, 
 use attache_picker::warming::{Job, Warming};
 use attache_pool::health::HealthPolicy;
 use attache_pool::role::ROLE_LABEL;
+use attache_pool::speed::PoolSpeed;
 use attache_pool::{
     Endpoint, EndpointMetrics, EndpointSpec, EndpointState, LoraState, ModelList, PoolSnapshot, SnapshotStore,
 };
@@ -51,6 +53,7 @@ use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
 use attache_prompt::characters::Characters;
 use attache_quota::TenantSettings;
 use attache_quota::{Book, Subject};
+use attache_record::Recorder;
 use attache_scheduling::router::{Destination, ModelRewrites, PoolMatch, RewriteTarget};
 use attache_scheduling::{Choices, Pool, Registry, Scheduler, SplitPolicy};
 use attache_telemetry::Telemetry;
@@ -103,6 +106,7 @@ struct Setup {
     stale_after: Duration,
     tenants: Option<TenantSettings>,
     isolate_tenants: bool,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Default for Setup {
@@ -131,6 +135,7 @@ impl Default for Setup {
             stale_after: Duration::from_secs(2),
             tenants: None,
             isolate_tenants: false,
+            recorder: None,
         }
     }
 }
@@ -138,7 +143,8 @@ impl Default for Setup {
 impl Setup {
     fn build(self) -> World {
         let role = |i: u32| self.roles.get(i as usize).copied();
-        let endpoints = self.servers.iter().zip(0u32..).map(|(server, i)| state(i, *server, role(i))).collect();
+        let speed = Arc::default();
+        let endpoints = self.servers.iter().zip(0u32..).map(|(server, i)| state(i, *server, role(i), &speed)).collect();
         let store = Arc::new(SnapshotStore::default());
         store.publish(PoolSnapshot::new(1, true, endpoints));
         let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
@@ -163,13 +169,7 @@ impl Setup {
             deadline_admission: self.deadline_admission,
         };
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
-        let cache = Arc::new(PrefixCache::new(&CacheConfig {
-            unit: BlockUnit::Bytes(64),
-            max_bytes: 16 << 20,
-            tenant_share: 1.0,
-            claim_life: Duration::from_secs(30),
-            seed: 7,
-        }));
+        let cache = Arc::new(PrefixCache::new(&cache_config()));
         cache.reconcile(&store.load());
         let tokenizer = self.tokenizer.unwrap_or_else(|| Tokenizer::Characters(Characters::new(cache.space())));
         let clock = attache_types::clock::Clock::start();
@@ -206,9 +206,19 @@ impl Setup {
             .into_iter()
             .collect();
         let config = ActiveConfig::new(vec![Arc::new(runtime)], self.limits, self.exchange).with_quotas(quotas);
-        let picker = Picker::new(config, telemetry.clone(), 7);
+        let picker = Picker::new(config, telemetry.clone(), 7).recorded(self.recorder);
         let processor = Arc::new(Processor::new(picker, &telemetry, Tracing::default()));
         World { processor, snapshot: store, book, timer }
+    }
+}
+
+fn cache_config() -> CacheConfig {
+    CacheConfig {
+        unit: BlockUnit::Bytes(64),
+        max_bytes: 16 << 20,
+        tenant_share: 1.0,
+        claim_life: Duration::from_secs(30),
+        seed: 7,
     }
 }
 
@@ -220,7 +230,7 @@ fn compute(warming: Warming) {
     }
 }
 
-fn state(i: u32, (waiting, kv_usage, loras): Server, role: Option<&str>) -> EndpointState {
+fn state(i: u32, (waiting, kv_usage, loras): Server, role: Option<&str>, speed: &Arc<PoolSpeed>) -> EndpointState {
     let address = ([192, 168, 1, u8::try_from(i + 1).unwrap()], 8000).into();
     let running = loras.iter().map(|l| Arc::from(*l)).collect();
     let metrics = EndpointMetrics {
@@ -232,7 +242,7 @@ fn state(i: u32, (waiting, kv_usage, loras): Server, role: Option<&str>) -> Endp
     };
     let labels = role.iter().map(|role| (ROLE_LABEL.into(), (*role).into())).collect();
     let spec = EndpointSpec { labels, ..EndpointSpec::at(address) };
-    EndpointState::new(Arc::new(Endpoint::new(EndpointId(i), spec)), Some(Arc::new(metrics)))
+    EndpointState::new(Arc::new(Endpoint::in_pool(EndpointId(i), spec, speed)), Some(Arc::new(metrics)))
 }
 
 impl World {

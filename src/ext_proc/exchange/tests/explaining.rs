@@ -9,10 +9,15 @@ use attache_prefix::key::BlockKey;
 use attache_scheduling::Decider;
 use proptest::prelude::*;
 
-const PATH: &str = "/v1/chat/completions";
+pub(super) const PATH: &str = "/v1/chat/completions";
 
 /// Explains a request at the world's time.
-fn explained(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Explanation, RequestError> {
+pub(super) fn explained(
+    world: &World,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<Explanation, RequestError> {
     let picker = &world.processor.picker;
     let headers: Vec<_> = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let query = ExplainQuery { pool: None, path, headers: &headers, body, now: NOW };
@@ -21,7 +26,12 @@ fn explained(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) -
 }
 
 /// Decides and books the same request live.
-fn decided(world: &World, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Box<Plan>, RequestError> {
+pub(super) fn decided(
+    world: &World,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Result<Box<Plan>, RequestError> {
     let header = |(name, value): &(&str, &str)| attache_picker::head::Header {
         name: (*name).to_owned(),
         value: value.as_bytes().to_vec(),
@@ -76,7 +86,7 @@ fn state_of(world: &World) -> String {
     format!("{:?}", (endpoints, claims, picker.peek_rng(), world.book.busy(), picker.buffered.bytes()))
 }
 
-fn authorities(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
+pub(super) fn authorities(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
     endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect()
 }
 
@@ -107,7 +117,7 @@ fn assert_dry_run_is_the_decision(world: &World, path: &str, headers: &[(&str, &
     }
 }
 
-fn chat(text: &str) -> Vec<u8> {
+pub(super) fn chat(text: &str) -> Vec<u8> {
     serde_json::json!({"model": "m", "messages": [{"role": "user", "content": text}]}).to_string().into_bytes()
 }
 
@@ -182,14 +192,14 @@ fn ejected_endpoint_is_excluded() {
 }
 
 /// The names of all strategies but `pipeline`, which needs parameters.
-fn strategies() -> Vec<&'static str> {
+pub(super) fn strategies() -> Vec<&'static str> {
     let registry = Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]);
     let names = registry.strategies().iter().map(|descriptor| descriptor.name);
     names.filter(|name| registry.build(name, &serde_json::Value::Null).is_ok()).collect()
 }
 
 /// Servers of the fixture with random load.
-fn servers() -> impl Strategy<Value = Vec<Server>> {
+pub(super) fn servers() -> impl Strategy<Value = Vec<Server>> {
     let server = (0..6u32, 0.0..1.0f32, prop::bool::ANY);
     prop::collection::vec(
         server.prop_map(|(waiting, kv, lora)| (waiting, kv, if lora { &["m"][..] } else { &[] })),

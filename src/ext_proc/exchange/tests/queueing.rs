@@ -418,7 +418,7 @@ async fn stale_metrics_do_not_block_the_queue() {
     let flow = PoolFlow { detector, ..flow(Settings::default()) };
     let world = Setup { servers: vec![(0, 1.0, &[])], stale_after: Duration::from_secs(1), ..setup(flow) }.build();
     let (clock, _follower) = room::follow(&world).await;
-    let old = state(0, (0, 1.0, &[]), None);
+    let old = state(0, (0, 1.0, &[]), None, &Arc::default());
     let metrics = EndpointMetrics { scraped_at: clock.now(), ..old.metrics().unwrap().clone() };
     world.snapshot.publish(PoolSnapshot::new(2, true, vec![EndpointState::new(old.endpoint, Some(Arc::new(metrics)))]));
     let mut exchange = room::at(&world, 1, clock.now());
