@@ -171,23 +171,13 @@ impl Quotas {
             // Model servers treat a limit of 0 as no limit.
             _ => of(facts.max_tokens.filter(|tokens| *tokens > 0).unwrap_or(usual)),
         };
-        let limits = *self.settings.limits(&name);
-        if q.api == Api::Other && self.settings.unknown_paths == UnknownPaths::Reject && self.limits_tokens(&limits) {
+        let claim = self.settings.claim(self.subject, name, facts.prompt_tokens.into(), asked);
+        let rejects_unknown = self.settings.unknown_paths == UnknownPaths::Reject;
+        if q.api == Api::Other && rejects_unknown && self.limits_tokens(&claim.limits) {
             let message = "the path belongs to no API whose tokens can be counted, and tokens are limited";
             return Err(RequestError::new(Reason::UnknownPath, message));
         }
-        Ok(Some(Claim {
-            limits,
-            is_named: self.settings.overrides.contains_key(&*name),
-            name,
-            prompt: facts.prompt_tokens.into(),
-            answer: match self.subject {
-                Subject::Tenant => asked,
-                // One request with a high `max_tokens` must not use up the quota that all tenants of a model share.
-                // Tokens beyond the usual length are charged when the response has ended.
-                Subject::Model => asked.min(usual.into()),
-            },
-        }))
+        Ok(Some(claim))
     }
 
     /// Whether tokens are limited, or may be limited by a record of the tenant.

@@ -13,7 +13,7 @@
 //! time is an argument.
 //!
 //! **Owns** limits, their settings and windows, reservations in them, and AIBrix's user records.
-//! **Called by** `picker::quotas` and by the Redis store.
+//! **Called by** `picker::quotas`, by `replay` and by the Redis store.
 //! **Must not** do I/O, or name a tenant in a metric.
 //!
 //! Read first: `lib.rs`, `book.rs`, `account.rs`.

@@ -1,8 +1,9 @@
 //! What the configuration says of limits: who may have what, where it is counted, what becomes of requests that can't
 //! be counted.
 
-use super::Limits;
+use super::{Claim, Limits, Subject};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Rate limits of tenants or of models.
@@ -30,6 +31,24 @@ impl TenantSettings {
     #[must_use]
     pub fn limits(&self, tenant: &str) -> &Limits {
         self.overrides.get(tenant).unwrap_or(&self.default)
+    }
+
+    /// The claim of a request of the tenant or model `name`: its prompt has `prompt` tokens, and its response at most
+    /// `answer`.
+    #[must_use]
+    pub fn claim(&self, subject: Subject, name: Arc<str>, prompt: u64, answer: u64) -> Claim {
+        Claim {
+            limits: *self.limits(&name),
+            is_named: self.overrides.contains_key(&*name),
+            name,
+            prompt,
+            answer: match subject {
+                Subject::Tenant => answer,
+                // One request with a high `max_tokens` must not use up the quota that all tenants of a model share.
+                // Tokens beyond the usual length are charged when the response has ended.
+                Subject::Model => answer.min(self.answer_tokens.into()),
+            },
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::legs::{Patience, PrefillLegs};
 use super::queues::PoolQueues;
+use super::quotas::{QuotaSettings, RunQuotas};
 use attache_flow::Passage;
 use attache_picker::placement::{BookingRequest, Bookings, LookedUp, PromptBlocks};
 use attache_picker::prefilling::Prefilling;
@@ -51,6 +52,8 @@ pub struct FrontConfig {
     pub claim_life: Duration,
     /// The queues of flow control, if it is on.
     pub queues: Option<PoolQueues>,
+    /// The limits of tenants and models.
+    pub quotas: QuotaSettings,
     /// Seed of all random numbers.
     pub seed: u64,
 }
@@ -92,6 +95,7 @@ const SOURCE: SourceId = SourceId(0);
 pub(super) struct Front {
     pub(super) config: FrontConfig,
     pub(super) queues: Option<PoolQueues>,
+    pub(super) quotas: RunQuotas,
     writer: PoolWriter,
     pub(super) snapshot: PoolSnapshot,
     pub(super) cache: Arc<PrefixCache>,
@@ -106,6 +110,7 @@ pub(super) struct Front {
 impl Front {
     pub(super) fn new(mut config: FrontConfig) -> Self {
         let queues = config.queues.take();
+        let quotas = RunQuotas::new(std::mem::take(&mut config.quotas));
         let cache = Arc::new(PrefixCache::new(&CacheConfig {
             unit: BlockUnit::Tokens(config.block_size),
             max_bytes: config.max_index_bytes,
@@ -115,7 +120,7 @@ impl Front {
         }));
         let (writer, snapshot) = (PoolWriter::new(vec![SOURCE]), PoolSnapshot::default());
         let (echoes, models) = (HashMap::new(), BTreeSet::new());
-        Self { config, queues, writer, snapshot, cache, sequence: 0, echoes, models }
+        Self { config, queues, quotas, writer, snapshot, cache, sequence: 0, echoes, models }
     }
 
     /// Sets the endpoints, as discovery does.
@@ -275,7 +280,7 @@ fn no_pick() -> RequestError {
 }
 
 /// The model that a request names: its adapter, or `base`.
-fn model<'r>(request: &'r Request, base: &'r str) -> &'r str {
+pub(super) fn model<'r>(request: &'r Request, base: &'r str) -> &'r str {
     request.adapter.as_deref().unwrap_or(base)
 }
 

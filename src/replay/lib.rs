@@ -8,6 +8,7 @@
 //! | [`world`] | virtual time: servers, the picker, delays of its signals | yes |
 //! | `front` | the picker without Envoy | yes |
 //! | [`queues`] | queues in front of the pool | yes |
+//! | [`quotas`] | limits of tenants and models | yes |
 //! | [`legs`] | prefill legs, as the picker sees them | yes |
 //! | `queue` | future events, in order of time | yes |
 //! | `page` | metrics that a simulated server exports | yes |
@@ -15,7 +16,7 @@
 //! | [`fit`] | engine constants, estimated from a recording | no |
 //!
 //! **Called by** `cli::replay` and by tests.
-//! **Must not** decide by rules of its own: scheduler, strategies, caches and queues are those of production.
+//! **Must not** decide by rules of its own: scheduler, strategies, caches, queues and quotas are those of production.
 //!
 //! Read first: `world.rs`, `front.rs`, `record.rs`.
 
@@ -25,6 +26,7 @@ pub mod legs;
 mod page;
 mod queue;
 pub mod queues;
+pub mod quotas;
 pub mod record;
 pub mod world;
 

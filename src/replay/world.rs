@@ -336,6 +336,7 @@ impl<'w> World<'w> {
 
     /// Reports a request that has ended and schedules its follow-up request.
     fn close(&mut self, served: &Served, at: Timestamp) {
+        self.front.quotas.settle(served, at);
         self.freed(at);
         self.outcome.ended = self.outcome.ended.max(at);
         self.observer.served(served);

@@ -9,12 +9,15 @@ use attache::flow::PoolFlow;
 use attache::flow::ordering::least_work::DEFAULT_MAX_DELAY;
 use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
 use attache::ids::EndpointId;
+use attache::plugins::registry;
 use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
+use attache::quota::{Limits, Subject, TenantSettings};
 use attache::record::{Decided, Ended, FORMAT, Header, Leg, Line};
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
 use attache::replay::queues::PoolQueues;
+use attache::replay::quotas::QuotaSettings;
 use attache::replay::world::{
     FleetChange, KvEventSettings, RunOutcome, SignalSettings, TimedChange, World, WorldConfig, spec, with_role,
 };
@@ -119,6 +122,7 @@ struct Plan {
     roles: Vec<&'static str>,
     decider: Decider,
     flow: Option<PoolFlow>,
+    quotas: QuotaSettings,
     objective: Objective,
     seed: u64,
 }
@@ -135,7 +139,8 @@ impl Plan {
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
         let (changes, roles) = (Vec::new(), Vec::new());
         let (decider, objective) = (Decider::Predicted, Objective::default());
-        Self { engines, signals, changes, roles, decider, flow: None, objective, seed: 3 }
+        let quotas = QuotaSettings::default();
+        Self { engines, signals, changes, roles, decider, flow: None, quotas, objective, seed: 3 }
     }
 
     /// A pool of `prefill` prefill workers and `decode` decode workers.
@@ -178,6 +183,7 @@ impl Plan {
             tenant_header: None,
             claim_life: Duration::from_secs(30),
             queues: self.flow.clone().map(|flow| PoolQueues::new(flow, self.seed).unwrap()),
+            quotas: self.quotas.clone(),
             seed: self.seed,
         };
         let role = |i| self.roles.get(i).map(|role: &&str| Arc::from(*role));
@@ -222,6 +228,34 @@ fn equal_seeds_give_equal_decisions() {
         let (c, _) = Plan { seed: 4, ..Plan::of("8b-h100", 4) }.play(policy, conversations(2.0, 600));
         assert!(policy != "random" || a.decisions != c.decisions);
     }
+}
+
+#[test]
+fn requests_beyond_the_limits_are_rejected_and_all_others_served() {
+    let limits = |limits: Limits| {
+        let text = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {models: {}}\n\
+                    pools: [{name: a, endpoints: ['127.0.0.1:8000']}]\n";
+        let text = attache::config::ConfigText { name: "limits".into(), bytes: text.into() };
+        let sources = attache::config::Sources { registry: registry(), text: Some(text), ..Default::default() };
+        let settings = attache::config::load(&sources).unwrap().0.models.unwrap();
+        let settings = TenantSettings { default: limits, ..settings };
+        QuotaSettings { limits: vec![(Subject::Model, settings)], has_tenants: false }
+    };
+    let plan = |quotas| Plan { quotas, ..Plan::of("8b-h100", 4) };
+    let play = |plan: Plan| plan.play("predicted-latency", synthetic_workload("unique:qps=10,seconds=30")).1;
+    let unlimited = play(plan(QuotaSettings::default()));
+    let all = unlimited.served.len();
+    assert!(all > 250 && unlimited.count(Ending::Answered) == all, "{all} requests");
+    // Half a minute of ten requests a second.
+    let minute = play(plan(limits(Limits { requests_per_minute: Some(100), ..Limits::default() })));
+    assert_eq!((minute.count(Ending::Answered), minute.count(Ending::Refused)), (100, all - 100));
+    assert!(minute.served.iter().all(|served| (served.number < 100) == (served.ending == Ending::Answered)));
+    // The reservations of requests that have ended are free again.
+    let concurrent = play(plan(limits(Limits { concurrency: Some(1_000), ..Limits::default() })));
+    assert_eq!(concurrent.served, unlimited.served);
+    let few = play(plan(limits(Limits { concurrency: Some(2), ..Limits::default() })));
+    let (served, refused) = (few.count(Ending::Answered), few.count(Ending::Refused));
+    assert!(served > 10 && refused > 10, "{served} served, {refused} rejected");
 }
 
 #[test]

@@ -15,8 +15,10 @@ use crate::config::settings::PoolSettings;
 use crate::config::units::{parse_duration, show_duration};
 use crate::config::{Overrides, Settings};
 use crate::pool::Roles;
+use crate::quota::Subject;
 use crate::replay::front::FrontConfig;
 use crate::replay::queues::PoolQueues;
+use crate::replay::quotas::QuotaSettings;
 use crate::replay::world::{FleetChange, KvEventSettings, SignalSettings, TimedChange, World, WorldConfig, spec};
 use crate::report::Observer;
 use crate::report::assertion::Assertion;
@@ -107,13 +109,14 @@ struct ReplayJob<'p> {
     servers: &'p [SimulatedServer],
     changes: &'p [TimedChange],
     policy: &'p Policy,
+    quotas: &'p QuotaSettings,
 }
 
 /// Plays everything and shows the report; returns whether all assertions hold.
 fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
-    let (base, config_text) = configuration(args)?;
+    let PlayedConfig { pool: base, quotas, text: config_text } = configuration(args)?;
     let fleets = fleets(args, &base).map_err(ReplayFailure::usage)?;
-    let policies = plan::policies(&base, &args.compare, |file| pool_of(file, None).map(|(pool, _)| pool))
+    let policies = plan::policies(&base, &args.compare, |file| played_config(file, None).map(|config| config.pool))
         .and_then(|policies| plan::split_by(policies, &args.disaggregation, plan::may_split(&fleets)))
         .map_err(ReplayFailure::usage)?;
     for policy in &policies {
@@ -136,7 +139,8 @@ fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
         for fleet in &fleets {
             for speed in &args.speed {
                 for policy in &policies {
-                    jobs.push(ReplayJob { source, speed: *speed, servers: fleet, changes: &changes, policy });
+                    let (servers, changes, quotas) = (fleet.as_slice(), changes.as_slice(), &quotas);
+                    jobs.push(ReplayJob { source, speed: *speed, servers, changes, policy, quotas });
                 }
             }
         }
@@ -156,33 +160,47 @@ fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
     show(args, &report, &assertions).map_err(|e| ReplayFailure(EXIT_INTERNAL, e))
 }
 
-/// The configured pool that is played, and the file's text.
-fn configuration(args: &ReplayArgs) -> Result<(PoolSettings, String), ReplayFailure> {
+/// The part of a configuration that is played.
+struct PlayedConfig {
+    pool: PoolSettings,
+    quotas: QuotaSettings,
+    /// The text of the file.
+    text: String,
+}
+
+fn configuration(args: &ReplayArgs) -> Result<PlayedConfig, ReplayFailure> {
     match &args.config_file {
-        Some(file) => pool_of(file, args.pool.as_deref()).map_err(|e| ReplayFailure(EXIT_CONFIG, e)),
+        Some(file) => played_config(file, args.pool.as_deref()).map_err(|e| ReplayFailure(EXIT_CONFIG, e)),
         None => {
             // The defaults of a pool that is not configured.
             let overrides = Overrides { endpoints: vec!["127.0.0.1:8000".to_owned()], ..Overrides::default() };
             let settings = ReloadSource::new(None, None, overrides).read().settings;
             let pool = settings.and_then(|s| s.pools.into_iter().next());
             let pool = pool.map(|pool| PoolSettings { endpoints: Vec::new(), ..pool });
-            Ok((
-                pool.context("the default configuration has no pool").map_err(|e| ReplayFailure(EXIT_INTERNAL, e))?,
-                String::new(),
-            ))
+            let pool = pool.context("the default configuration has no pool");
+            let pool = pool.map_err(|e| ReplayFailure(EXIT_INTERNAL, e))?;
+            Ok(PlayedConfig { pool, quotas: QuotaSettings::default(), text: String::new() })
         }
     }
 }
 
-fn pool_of(file: &Path, name: Option<&str>) -> anyhow::Result<(PoolSettings, String)> {
+fn played_config(file: &Path, name: Option<&str>) -> anyhow::Result<PlayedConfig> {
     let reading = ReloadSource::of_file_alone(file.to_owned()).read();
     eprint!("{}", reading.render(colour()));
     let text = reading.text.as_ref().map(|t| t.text().to_owned()).unwrap_or_default();
     let settings: Settings = reading.settings.with_context(|| format!("{} can't be used", file.display()))?;
+    let quotas = quotas(&settings);
     let known: Vec<String> = settings.pools.iter().map(|p| p.name.to_string()).collect();
     let pool = settings.pools.into_iter().find(|p| name.is_none_or(|name| *p.name == *name));
     let pool = pool.with_context(|| format!("no such pool in {}; its pools: {}", file.display(), known.join(", ")))?;
-    Ok((pool, text))
+    Ok(PlayedConfig { pool, quotas, text })
+}
+
+/// The limits that a replay checks. It counts in memory and reads no records of single tenants from Redis.
+fn quotas(settings: &Settings) -> QuotaSettings {
+    let limits = [(Subject::Tenant, &settings.tenants), (Subject::Model, &settings.models)];
+    let limits = limits.into_iter().filter_map(|(subject, limits)| Some((subject, limits.clone()?)));
+    QuotaSettings { limits: limits.collect(), has_tenants: settings.exchange.tenant.is_some() }
 }
 
 /// Warns of strategies that read Redis, which is not available in a replay.
@@ -416,6 +434,7 @@ fn front(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings) -> Re
         claim_life: pool.prefix.claim_life,
         queues: (pool.flow.clone().map(|flow| PoolQueues::new(flow, args.seed)).transpose())
             .map_err(|e| unusable(e.into()))?,
+        quotas: job.quotas.clone(),
         seed: args.seed,
     })
 }

@@ -1,6 +1,7 @@
 //! Requests in the queues of flow control, before their decision. Called by [`super::World`]; pure.
 
 use super::World;
+use crate::front::model;
 use crate::queue::SimEvent;
 use crate::queues::{self, EnqueueResult};
 use attache_flow::Left;
@@ -14,8 +15,12 @@ impl World<'_> {
     pub(super) fn arrive(&mut self, request: Request) {
         let now = request.at;
         self.outcome.requests += 1;
+        let base = self.base();
+        if !self.front.quotas.reserve(&request, model(&request, &base), now) {
+            return self.end_early(&request, None, Ending::Refused, now);
+        }
         let mut left = Vec::new();
-        let asked = self.front.ask(&request, &self.base(), &mut left);
+        let asked = self.front.ask(&request, &base, &mut left);
         // They were there before it.
         self.leave(left, now);
         match asked {

@@ -11,6 +11,7 @@ use attache::pool::health::HealthPolicy;
 use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
+use attache::replay::quotas::QuotaSettings;
 use attache::replay::world::{SignalSettings, TimedChange, World, WorldConfig, spec};
 use attache::report::Observer;
 use attache::report::served::{Ending, Sample, Served};
@@ -170,6 +171,7 @@ impl Pool {
                 tenant_header: None,
                 claim_life: DEFAULT_CLAIM_LIFE,
                 queues: None,
+                quotas: QuotaSettings::default(),
                 seed: SEED,
             },
             servers: self.engines.iter().cloned().enumerate().map(|(i, engine)| (spec(i), engine)).collect(),

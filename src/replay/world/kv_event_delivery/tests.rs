@@ -3,6 +3,7 @@
 use super::*;
 use crate::front::FrontConfig;
 use crate::legs::Patience;
+use crate::quotas::QuotaSettings;
 use crate::registry;
 use crate::world::{FleetChange, KvEventSettings, Observer, SignalSettings, TimedChange, WorldConfig, spec};
 use attache_pool::health::HealthPolicy;
@@ -40,6 +41,7 @@ fn world<'w>(workload: &'w mut Nothing, observer: &'w mut Nothing) -> World<'w> 
         tenant_header: None,
         claim_life: Duration::from_secs(30),
         queues: None,
+        quotas: QuotaSettings::default(),
         seed: 1,
     };
     let signals = SignalSettings {
