@@ -208,6 +208,14 @@ pub enum Step {
 /// understand ─▶ route ─▶ rewrite ─▶ choose ─▶ ask quotas ─▶ read ─▶ admit ─▶ look up ─▶ schedule ─▶ book
 /// ```
 ///
+/// `rng` is the generator of this request. Each call draws in this order, and a dry run draws the same:
+///
+/// 1. The target of a weighted model rewrite.
+/// 2. Whether the decision is logged, if `exchange.explain.logRatio` is above 0.
+/// 3. If decisions are recorded: a seed, from which the further numbers come. The recording has that seed.
+/// 4. The strategy's ranking, the pair of a split request, the encode servers. If another request took the probe of the
+///    chosen server, all three are drawn again.
+///
 /// # Errors
 /// The error response for the client.
 pub fn decide(
