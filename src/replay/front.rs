@@ -18,6 +18,7 @@ use attache_prefix::key::BlockKey;
 use attache_protocol::{Piece, Prompt, Usage};
 use attache_record::{Booked, RequestTape};
 use attache_scheduling::plugin::{Headers, ResponseHeaders};
+use attache_scheduling::policy::PolicyMap;
 use attache_scheduling::scheduler::Explain;
 use attache_scheduling::{Chosen, Decision, PickContext, RequestFacts, Scheduler, Strategy, losses};
 use attache_sim::content::{Contents, mix};
@@ -54,6 +55,8 @@ pub struct FrontConfig {
     pub queues: Option<PoolQueues>,
     /// The limits of tenants and models.
     pub quotas: QuotaSettings,
+    /// Policies of single models, for `prefix-affinity`.
+    pub policies: PolicyMap,
     /// Seed of all random numbers.
     pub seed: u64,
 }
@@ -176,6 +179,7 @@ impl Front {
             request: RequestFacts { prompt: text.as_ref(), ..facts },
             filter: filter.as_ref(),
             prefix: found.as_ref(),
+            policy: self.config.policies.get(model).copied().unwrap_or_default(),
             splittable: self.config.scheduler.split().is_some(),
             generates: true,
             ..PickContext::new(&self.snapshot, now, self.config.stale_after)

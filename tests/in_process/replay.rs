@@ -26,6 +26,7 @@ use attache::report::served::{Ending, QueueOutcome, Queued, Sample, Served};
 use attache::rng::PickRng;
 use attache::scheduling::digest::Digest;
 use attache::scheduling::objective::{Objective, Slo};
+use attache::scheduling::policy::{ModelPolicy, PolicyMap, RoutePolicy};
 use attache::scheduling::{Candidate, Choices, Decider, PickContext, Ranking, Scheduler, SplitPolicy, Strategy};
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
@@ -123,6 +124,7 @@ struct Plan {
     decider: Decider,
     flow: Option<PoolFlow>,
     quotas: QuotaSettings,
+    policies: PolicyMap,
     objective: Objective,
     seed: u64,
 }
@@ -139,8 +141,8 @@ impl Plan {
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
         let (changes, roles) = (Vec::new(), Vec::new());
         let (decider, objective) = (Decider::Predicted, Objective::default());
-        let quotas = QuotaSettings::default();
-        Self { engines, signals, changes, roles, decider, flow: None, quotas, objective, seed: 3 }
+        let (quotas, policies) = (QuotaSettings::default(), PolicyMap::default());
+        Self { engines, signals, changes, roles, decider, flow: None, quotas, policies, objective, seed: 3 }
     }
 
     /// A pool of `prefill` prefill workers and `decode` decode workers.
@@ -184,6 +186,7 @@ impl Plan {
             claim_life: Duration::from_secs(30),
             queues: self.flow.clone().map(|flow| PoolQueues::new(flow, self.seed).unwrap()),
             quotas: self.quotas.clone(),
+            policies: self.policies.clone(),
             seed: self.seed,
         };
         let role = |i| self.roles.get(i).map(|role: &&str| Arc::from(*role));
@@ -256,6 +259,26 @@ fn requests_beyond_the_limits_are_rejected_and_all_others_served() {
     let few = play(plan(limits(Limits { concurrency: Some(2), ..Limits::default() })));
     let (served, refused) = (few.count(Ending::Answered), few.count(Ending::Refused));
     assert!(served > 10 && refused > 10, "{served} served, {refused} rejected");
+}
+
+#[test]
+fn policy_of_a_model_changes_how_it_is_routed() {
+    let plan = Plan::of("8b-h100", 4);
+    let model: Arc<str> = plan.engines[0].model.clone();
+    let spread = |policies: PolicyMap| {
+        let plan = Plan { policies, ..Plan::of("8b-h100", 4) };
+        let seen = plan.play("prefix-affinity", synthetic_workload("hot-prefix:qps=8,seconds=30")).1;
+        let mut counts = [0i64; 4];
+        seen.served.iter().for_each(|served| counts[served.endpoint.unwrap() as usize] += 1);
+        counts.iter().max().unwrap() - counts.iter().min().unwrap()
+    };
+    let policy = ModelPolicy { route_policy: Some(RoutePolicy::RoundRobin), ..ModelPolicy::default() };
+    let of = |name: Arc<str>| PolicyMap::from([(name, policy)]);
+    let by_prefix = spread(PolicyMap::default());
+    assert!(by_prefix > 4, "{by_prefix}");
+    assert_eq!(spread(of("other".into())), by_prefix);
+    let in_turn = spread(of(model));
+    assert!(in_turn < by_prefix / 2, "{in_turn} instead of {by_prefix}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ use crate::report::table::TableStyle;
 use crate::report::tally::{Tally, Targets};
 use crate::report::{Report, RunResult, ServerFacts, html, markdown, svg, table};
 use crate::scheduling::choice::ModelRule;
+use crate::scheduling::policy::PolicyMap;
 use crate::scrape::slo_profiles;
 use crate::sim::engine::EngineConfig;
 use crate::workload::Workload;
@@ -109,12 +110,12 @@ struct ReplayJob<'p> {
     servers: &'p [SimulatedServer],
     changes: &'p [TimedChange],
     policy: &'p Policy,
-    quotas: &'p QuotaSettings,
+    process: &'p ProcessConfig,
 }
 
 /// Plays everything and shows the report; returns whether all assertions hold.
 fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
-    let PlayedConfig { pool: base, quotas, text: config_text } = configuration(args)?;
+    let PlayedConfig { pool: base, process, text: config_text } = configuration(args)?;
     let fleets = fleets(args, &base).map_err(ReplayFailure::usage)?;
     let policies = plan::policies(&base, &args.compare, |file| played_config(file, None).map(|config| config.pool))
         .and_then(|policies| plan::split_by(policies, &args.disaggregation, plan::may_split(&fleets)))
@@ -139,8 +140,8 @@ fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
         for fleet in &fleets {
             for speed in &args.speed {
                 for policy in &policies {
-                    let (servers, changes, quotas) = (fleet.as_slice(), changes.as_slice(), &quotas);
-                    jobs.push(ReplayJob { source, speed: *speed, servers, changes, policy, quotas });
+                    let (servers, changes, process) = (fleet.as_slice(), changes.as_slice(), &process);
+                    jobs.push(ReplayJob { source, speed: *speed, servers, changes, policy, process });
                 }
             }
         }
@@ -163,9 +164,16 @@ fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
 /// The part of a configuration that is played.
 struct PlayedConfig {
     pool: PoolSettings,
-    quotas: QuotaSettings,
+    process: ProcessConfig,
     /// The text of the file.
     text: String,
+}
+
+/// The played settings that belong to no single pool.
+#[derive(Default)]
+struct ProcessConfig {
+    quotas: QuotaSettings,
+    policies: PolicyMap,
 }
 
 fn configuration(args: &ReplayArgs) -> Result<PlayedConfig, ReplayFailure> {
@@ -179,7 +187,7 @@ fn configuration(args: &ReplayArgs) -> Result<PlayedConfig, ReplayFailure> {
             let pool = pool.map(|pool| PoolSettings { endpoints: Vec::new(), ..pool });
             let pool = pool.context("the default configuration has no pool");
             let pool = pool.map_err(|e| ReplayFailure(EXIT_INTERNAL, e))?;
-            Ok(PlayedConfig { pool, quotas: QuotaSettings::default(), text: String::new() })
+            Ok(PlayedConfig { pool, process: ProcessConfig::default(), text: String::new() })
         }
     }
 }
@@ -189,11 +197,11 @@ fn played_config(file: &Path, name: Option<&str>) -> anyhow::Result<PlayedConfig
     eprint!("{}", reading.render(colour()));
     let text = reading.text.as_ref().map(|t| t.text().to_owned()).unwrap_or_default();
     let settings: Settings = reading.settings.with_context(|| format!("{} can't be used", file.display()))?;
-    let quotas = quotas(&settings);
+    let process = ProcessConfig { quotas: quotas(&settings), policies: settings.model_policies };
     let known: Vec<String> = settings.pools.iter().map(|p| p.name.to_string()).collect();
     let pool = settings.pools.into_iter().find(|p| name.is_none_or(|name| *p.name == *name));
     let pool = pool.with_context(|| format!("no such pool in {}; its pools: {}", file.display(), known.join(", ")))?;
-    Ok(PlayedConfig { pool, quotas, text })
+    Ok(PlayedConfig { pool, process, text })
 }
 
 /// The limits that a replay checks. It counts in memory and reads no records of single tenants from Redis.
@@ -434,7 +442,8 @@ fn front(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings) -> Re
         claim_life: pool.prefix.claim_life,
         queues: (pool.flow.clone().map(|flow| PoolQueues::new(flow, args.seed)).transpose())
             .map_err(|e| unusable(e.into()))?,
-        quotas: job.quotas.clone(),
+        quotas: job.process.quotas.clone(),
+        policies: job.process.policies.clone(),
         seed: args.seed,
     })
 }

@@ -172,6 +172,7 @@ impl Pool {
                 claim_life: DEFAULT_CLAIM_LIFE,
                 queues: None,
                 quotas: QuotaSettings::default(),
+                policies: Default::default(),
                 seed: SEED,
             },
             servers: self.engines.iter().cloned().enumerate().map(|(i, engine)| (spec(i), engine)).collect(),

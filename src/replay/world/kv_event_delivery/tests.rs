@@ -42,6 +42,7 @@ fn world<'w>(workload: &'w mut Nothing, observer: &'w mut Nothing) -> World<'w> 
         claim_life: Duration::from_secs(30),
         queues: None,
         quotas: QuotaSettings::default(),
+        policies: Default::default(),
         seed: 1,
     };
     let signals = SignalSettings {
