@@ -417,8 +417,8 @@ impl PoolFeeds {
         self.published.clone()
     }
 
-    /// Creates everything that these prefix settings need besides `cache`, which gets this number, without any change to
-    /// the pool.
+    /// Creates everything that these prefix settings need besides `cache`, which gets this number. The pool does not
+    /// change.
     async fn make(
         &self,
         settings: &PoolSettings,

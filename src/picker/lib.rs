@@ -12,7 +12,8 @@
 //! **Owns** the active configuration ([`active`]), the queues of pools, the quotas of tenants and models ([`quotas`]),
 //! and the lookup of prompts ([`prefix`]). It reports events ([`event`]) and counts nothing.
 //! **Called by** `ext_proc` for each request, by `app`, which composes the [`Picker`], and by `app` and `cli` for
-//! explanations ([`explain`]). `replay` makes the same bookings ([`placement`]). `ext_proc` does the work that takes time.
+//! explanations ([`explain`]). `replay` makes the same bookings ([`placement`]), and `ext_proc` does the work that takes
+//! time.
 //! **Must not** do I/O, wait, read a clock, name a runtime, Envoy's messages or a metric, or serialize a body that did
 //! not change.
 //!

@@ -67,8 +67,8 @@ impl LookedUp<'_> {
         self.found.prompt_tokens(self.prompt)
     }
 
-    /// Whether the update of a chosen server needs the keys of all blocks: Attaché estimates what the server caches. An
-    /// engine that publishes KV events reports it.
+    /// Whether the update of a chosen server needs the keys of all blocks, because Attaché estimates what the server
+    /// caches. An engine that publishes KV events reports it.
     #[must_use]
     pub fn needs_all_blocks(&self, decision: &Decision) -> bool {
         first_pick(decision).into_iter().chain(prefill_server(decision)).any(|id| !self.found.is_exact(id))

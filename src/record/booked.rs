@@ -3,7 +3,7 @@
 //! Created by the decision and kept until the response has ended. Without a recording, a [`Booked`] is only a
 //! [`Booking`].
 
-use super::line::{Ended, Leg, Line};
+use super::line::{Ended, Line, RequestLeg};
 use super::tape::{Recorder, Turn};
 use attache_pool::health::{HealthPolicy, Observation, Verdict};
 use attache_pool::ledger::Ticket;
@@ -64,7 +64,7 @@ pub struct Booked {
     booking: Option<Booking>,
     /// Bookings on encode servers for images and audio, until the response begins.
     encoding: Vec<Ticket>,
-    leg: Leg,
+    leg: RequestLeg,
     endpoint: Arc<Endpoint>,
     tape: RequestTape,
 }
@@ -74,16 +74,16 @@ impl Booked {
     /// their decision.
     #[must_use]
     pub fn new(booking: Booking, encoding: Vec<Ticket>, tape: RequestTape) -> Self {
-        Self::of(Leg::Response, booking, encoding, tape)
+        Self::of(RequestLeg::Response, booking, encoding, tape)
     }
 
     /// As [`Booked::new`], for the booking on the prefill server.
     #[must_use]
     pub fn prefill(booking: Booking, tape: RequestTape) -> Self {
-        Self::of(Leg::Prefill, booking, Vec::new(), tape)
+        Self::of(RequestLeg::Prefill, booking, Vec::new(), tape)
     }
 
-    fn of(leg: Leg, booking: Booking, encoding: Vec<Ticket>, tape: RequestTape) -> Self {
+    fn of(leg: RequestLeg, booking: Booking, encoding: Vec<Ticket>, tape: RequestTape) -> Self {
         Self { endpoint: booking.endpoint().clone(), booking: Some(booking), encoding, leg, tape }
     }
 

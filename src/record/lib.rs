@@ -12,8 +12,8 @@
 //! Without `--record`, it costs one check of an `Option`.
 //!
 //! **Owns** the recording format, the file and its order.
-//! **Called by** `picker` at each decision, by `discovery::publish` for each snapshot, by `kv_events`, and by `app`; `replay` and
-//! `workload` read recordings.
+//! **Called by** `picker` at each decision, by `discovery::publish` for each snapshot, by `kv_events`, and by `app`;
+//! `replay` and `workload` read recordings.
 //! **Must not** delay a request, or contain prompt text. A full disk ends the recording, and requests are still
 //! served.
 //!
@@ -27,5 +27,5 @@ pub mod tape;
 
 pub use booked::{Booked, RequestTape};
 pub use kv::KvChange;
-pub use line::{Decided, Ended, FORMAT, Header, Kept, Leg, Line, Looked};
+pub use line::{Decided, Ended, FORMAT, Header, Kept, Line, Looked, RequestLeg};
 pub use tape::{DEFAULT_MAX_BYTES, KvTape, PoolTape, RecordSettings, Recorder, Turn};

@@ -88,7 +88,7 @@ pub enum Line {
         at: Timestamp,
         to: EndpointId,
         #[serde(skip_serializing_if = "is_default", default)]
-        leg: Leg,
+        leg: RequestLeg,
     },
     /// The request was sent, whose prompt was to be computed on another server: `from`, which needed this many more
     /// seconds. Without `from`, its own server computes the prompt.
@@ -121,7 +121,7 @@ pub enum Line {
         good: bool,
         tells: bool,
         #[serde(skip_serializing_if = "is_default", default)]
-        leg: Leg,
+        leg: RequestLeg,
     },
     /// The end of the response.
     End(Ended),
@@ -129,14 +129,14 @@ pub enum Line {
     Drop {
         r: u64,
         #[serde(skip_serializing_if = "is_default", default)]
-        leg: Leg,
+        leg: RequestLeg,
     },
 }
 
 /// The part of a request that a line is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Leg {
+pub enum RequestLeg {
     /// The server of the response.
     #[default]
     Response,
@@ -298,7 +298,7 @@ pub struct Ended {
     pub keys: Option<Vec<BlockKey>>,
     /// The leg that has ended.
     #[serde(skip_serializing_if = "is_default", default)]
-    pub leg: Leg,
+    pub leg: RequestLeg,
 }
 
 impl Ended {

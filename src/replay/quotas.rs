@@ -1,7 +1,7 @@
 //! Quotas of tenants and models in virtual time.
 //!
-//! The counterpart of `picker::quotas` without a shared store: [`Book`] decides for both, by the same [`Claim`]s. Minutes
-//! and days begin with the run. Called by [`super::world`]; pure.
+//! The counterpart of `picker::quotas` without a shared store: [`Book`] decides for both, by the same [`Claim`]s.
+//! Minutes and days begin with the run. Called by [`super::world`]; pure.
 
 use ahash::AHashMap;
 use attache_quota::{Book, Claim, DEFAULT_MAX_TENANTS, Had, Subject, Taken, TenantSettings, Wall};

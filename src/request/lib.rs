@@ -5,8 +5,8 @@
 //!
 //! **Owns** the settings of requests ([`settings`]), and the events and observers by which requests are counted
 //! ([`event`]).
-//! **Called by** `config`, which makes the settings, by `picker` and `ext_proc`, and by `telemetry`, which implements the
-//! observers.
+//! **Called by** `config`, which makes the settings, by `picker` and `ext_proc`, and by `telemetry`, which implements
+//! the observers.
 //! **Must not** decide or count anything.
 //!
 //! Read first: `event.rs`, `settings.rs`.

@@ -13,7 +13,7 @@ use attache::plugins::registry;
 use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
 use attache::quota::{Limits, Subject, TenantSettings};
-use attache::record::{Decided, Ended, FORMAT, Header, Leg, Line};
+use attache::record::{Decided, Ended, FORMAT, Header, Line, RequestLeg};
 use attache::replay::front::FrontConfig;
 use attache::replay::legs::Patience;
 use attache::replay::queues::PoolQueues;
@@ -943,7 +943,7 @@ fn recorded(served: &[Served]) -> String {
         };
         lines.push((s.at, Line::Decide(Box::new(decided))));
         let at = s.at.after(first);
-        lines.push((at, Line::First { r: s.number, at, good: true, tells: true, leg: Leg::Response }));
+        lines.push((at, Line::First { r: s.number, at, good: true, tells: true, leg: RequestLeg::Response }));
         let at = s.at.after(s.total);
         let ended = Ended {
             r: s.number,
@@ -953,7 +953,7 @@ fn recorded(served: &[Served]) -> String {
             completion_tokens: Some(s.generated_tokens.into()),
             cached_tokens: Some(s.cached_tokens.into()),
             keys: None,
-            leg: Leg::Response,
+            leg: RequestLeg::Response,
         };
         lines.push((at, Line::End(ended)));
     }

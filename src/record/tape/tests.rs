@@ -1,7 +1,7 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that can't go on fails")]
 
 use super::*;
-use crate::{Decided, Ended, Leg, Looked};
+use crate::{Decided, Ended, Looked, RequestLeg};
 use attache_pool::{Counter as Count, EndpointMetrics};
 use attache_prefix::key::BlockKey;
 use attache_types::clock::Timestamp;
@@ -33,7 +33,7 @@ fn lines_have_the_order_of_the_locks_across_threads() {
                     let mut turn = recorder.turn().unwrap();
                     let r = turn.request();
                     order.lock().push(r);
-                    turn.write(&Line::Drop { r, leg: Leg::Response });
+                    turn.write(&Line::Drop { r, leg: RequestLeg::Response });
                 }
             });
         }

@@ -5,7 +5,7 @@
 //! `cli::replay`; reads a file.
 
 use crate::record::{Lines, RecordError};
-use attache_record::{Decided, Ended, Leg, Line};
+use attache_record::{Decided, Ended, Line, RequestLeg};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::collections::{BTreeMap, HashMap};
@@ -110,15 +110,15 @@ impl Listener<'_> {
                 }
             }
             Line::Decide(decided) => self.decided(&decided),
-            Line::Moved { r, at, to, leg: Leg::Response } => self.moved(r, at, to),
-            Line::First { r, at, good, leg: Leg::Response, .. } => {
+            Line::Moved { r, at, to, leg: RequestLeg::Response } => self.moved(r, at, to),
+            Line::First { r, at, good, leg: RequestLeg::Response, .. } => {
                 self.now = at;
                 if let Some(open) = self.open.get_mut(&r) {
                     open.first = Some(at).filter(|_| good && open.streams);
                 }
             }
-            Line::End(ended) if ended.leg == Leg::Response => self.ended(&ended),
-            Line::Drop { r, leg: Leg::Response } => {
+            Line::End(ended) if ended.leg == RequestLeg::Response => self.ended(&ended),
+            Line::Drop { r, leg: RequestLeg::Response } => {
                 if let Some(open) = self.open.remove(&r) {
                     self.load.unmeasured.push(open.unmeasured(self.now));
                 }

@@ -3,7 +3,7 @@
 use super::answers::{MeasuredResponse, UnmeasuredRequest, read_responses};
 use super::*;
 use crate::record::RecordError;
-use attache_record::{Decided, Ended, FORMAT, Header, Leg, Line};
+use attache_record::{Decided, Ended, FORMAT, Header, Line, RequestLeg};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 
@@ -28,7 +28,7 @@ fn decide(r: u64, pool: &str, at: u64, streams: bool) -> Line {
 }
 
 fn first(r: u64, at: u64) -> Line {
-    Line::First { r, at: Timestamp(at), good: true, tells: true, leg: Leg::Response }
+    Line::First { r, at: Timestamp(at), good: true, tells: true, leg: RequestLeg::Response }
 }
 
 fn end(r: u64, at: u64, completion_tokens: Option<u64>) -> Line {
@@ -46,9 +46,9 @@ fn answers_that_tell_enough_are_told_from_those_that_only_kept_a_server_busy() {
         end(1, 30, Some(5)),
         end(0, 31, Some(9)),
         decide(3, "p", 40, true),
-        Line::Drop { r: 3, leg: Leg::Response },
+        Line::Drop { r: 3, leg: RequestLeg::Response },
         decide(4, "p", 50, true),
-        Line::Moved { r: 4, at: Timestamp(55), to: EndpointId(8), leg: Leg::Response },
+        Line::Moved { r: 4, at: Timestamp(55), to: EndpointId(8), leg: RequestLeg::Response },
         first(4, 60),
         end(4, 70, Some(3)),
         decide(5, "p", 80, true),

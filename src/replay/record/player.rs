@@ -10,7 +10,7 @@ use attache_pool::health::Observation;
 use attache_pool::ledger::Ticket;
 use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
 use attache_prefix::cache::{CacheConfig, PrefixCache};
-use attache_record::{Decided, Ended, Header, Leg, Line};
+use attache_record::{Decided, Ended, Header, Line, RequestLeg};
 use attache_scheduling::{Booking, Dispatch, Registry, Scheduler};
 use attache_scrape::slo_profiles;
 use attache_types::clock::Timestamp;
@@ -97,30 +97,30 @@ impl OpenRequest {
         }
     }
 
-    fn leg(&mut self, leg: Leg) -> &mut OpenLeg {
+    fn leg(&mut self, leg: RequestLeg) -> &mut OpenLeg {
         match leg {
-            Leg::Response => &mut self.response,
-            Leg::Prefill => &mut self.prefill,
+            RequestLeg::Response => &mut self.response,
+            RequestLeg::Prefill => &mut self.prefill,
         }
     }
 
     /// A leg moved to the endpoint `to`.
-    fn moved(&mut self, at: Timestamp, to: &Arc<Endpoint>, leg: Leg) {
+    fn moved(&mut self, at: Timestamp, to: &Arc<Endpoint>, leg: RequestLeg) {
         let moving = self.leg(leg);
         let Some(from) = moving.recorded.replace(to.id) else { return };
         let there = |booking: &&mut Booking| booking.endpoint().id == from;
         let Some(booking) = moving.booking.as_mut().filter(there) else { return };
         booking.move_to(to, at);
-        if let (Leg::Response, Some((strategy, model, trail))) = (leg, &self.trail) {
+        if let (RequestLeg::Response, Some((strategy, model, trail))) = (leg, &self.trail) {
             strategy.moved(model, trail, from, to.id, at);
         }
     }
 
-    fn first_byte(&mut self, at: Timestamp, good: bool, is_first_token: bool, leg: Leg) {
+    fn first_byte(&mut self, at: Timestamp, good: bool, is_first_token: bool, leg: RequestLeg) {
         if let Some(booking) = &mut self.leg(leg).booking {
             booking.first_byte(good, is_first_token, at);
         }
-        if leg == Leg::Response {
+        if leg == RequestLeg::Response {
             self.encoding.clear();
         }
     }
@@ -195,41 +195,45 @@ impl<'a> RecordingPlayer<'a> {
                 self.begin_live(live, settings(&shown, self.registry, number)?, number)
             }
             Line::Decide(decided) => self.decide(&decided, number),
+            line @ (Line::Moved { .. }
+            | Line::Dispatch { .. }
+            | Line::Health { .. }
+            | Line::ProbeLost { .. }
+            | Line::First { .. }
+            | Line::End(_)
+            | Line::Drop { .. }) => {
+                self.apply_to_request(line);
+                Ok(())
+            }
+        }
+    }
+
+    /// Applies a line about a request that was decided. Lines about pools have no effect.
+    fn apply_to_request(&mut self, line: Line) {
+        match line {
             Line::Moved { r, at, to, leg } => {
                 let endpoint = self.endpoint(r, to);
                 if let (Some(open), Some(endpoint)) = (self.open.get_mut(&r), endpoint) {
                     open.moved(at, &endpoint, leg);
                 }
-                Ok(())
             }
-            Line::Dispatch { r, at, from, seconds } => {
-                self.dispatch(r, at, from, seconds);
-                Ok(())
-            }
+            Line::Dispatch { r, at, from, seconds } => self.dispatch(r, at, from, seconds),
             Line::Health { r, at, id, outcome, api, client } => {
                 self.observe_health(r, at, id, Observation { outcome, api, client });
-                Ok(())
             }
             Line::ProbeLost { r, id } => {
                 if let Some(endpoint) = self.endpoint(r, id) {
                     endpoint.health.probe_lost();
                 }
-                Ok(())
             }
             Line::First { r, at, good, tells, leg } => {
                 if let Some(open) = self.open.get_mut(&r) {
                     open.first_byte(at, good, tells, leg);
                 }
-                Ok(())
             }
-            Line::End(ended) => {
-                self.end(&ended);
-                Ok(())
-            }
-            Line::Drop { r, leg } => {
-                drop(self.take(r, leg));
-                Ok(())
-            }
+            Line::End(ended) => self.end(&ended),
+            Line::Drop { r, leg } => drop(self.take(r, leg)),
+            _ => {}
         }
     }
 
@@ -247,10 +251,10 @@ impl<'a> RecordingPlayer<'a> {
     }
 
     /// Takes the booking of a leg that has ended. The request ends with its last leg.
-    fn take(&mut self, r: u64, leg: Leg) -> Option<Booking> {
+    fn take(&mut self, r: u64, leg: RequestLeg) -> Option<Booking> {
         let open = self.open.get_mut(&r)?;
         let OpenLeg { booking, .. } = std::mem::take(open.leg(leg));
-        if leg == Leg::Response {
+        if leg == RequestLeg::Response {
             open.encoding.clear();
         }
         if open.response.recorded.is_none() && open.prefill.recorded.is_none() {

@@ -9,7 +9,7 @@ use attache_prefix::cache::{BlockUnit, CacheConfig};
 use attache_prefix::index::{StoredBlock, Tier};
 use attache_prefix::key::{BlockKey, EngineHash};
 use attache_prefix::trust::Trust;
-use attache_record::{Decided, Ended, KvChange, Leg, Looked};
+use attache_record::{Decided, Ended, KvChange, Looked, RequestLeg};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use serde_json::json;
@@ -82,12 +82,12 @@ fn bookings_ends_moves_and_failures_change_later_decisions() {
         lines.extend([decide(0, first), decide(1, 1 - first)]);
         lines.push(Line::End(Ended { r: 0, complete: true, ..Ended::default() }));
         lines.push(decide(2, first));
-        lines.push(Line::Moved { r: 2, at: Timestamp(2_000), to: EndpointId(1 - first), leg: Leg::Response });
+        lines.push(Line::Moved { r: 2, at: Timestamp(2_000), to: EndpointId(1 - first), leg: RequestLeg::Response });
         lines.push(decide(3, first));
         lines.extend([
             decide(4, first),
-            Line::Drop { r: 3, leg: Leg::Response },
-            Line::Drop { r: 4, leg: Leg::Response },
+            Line::Drop { r: 3, leg: RequestLeg::Response },
+            Line::Drop { r: 4, leg: RequestLeg::Response },
         ]);
         let failure = |r| Line::Health {
             r,
@@ -295,14 +295,14 @@ fn prefill_leg_counts_until_its_own_end() {
         let lines = [
             split(0, first),
             Line::Dispatch { r: 0, at: Timestamp(1_500), from: Some(EndpointId(1)), seconds: 0.5 },
-            ended(0, Leg::Response),
+            ended(0, RequestLeg::Response),
             // A prefill server still works for request 0, so the other one is idle.
             split(1, !first),
-            ended(0, Leg::Prefill),
+            ended(0, RequestLeg::Prefill),
             split(2, first),
-            Line::Drop { r: 1, leg: Leg::Prefill },
-            Line::Drop { r: 2, leg: Leg::Prefill },
-            Line::Moved { r: 2, at: Timestamp(1_600), to: EndpointId(0), leg: Leg::Response },
+            Line::Drop { r: 1, leg: RequestLeg::Prefill },
+            Line::Drop { r: 2, leg: RequestLeg::Prefill },
+            Line::Moved { r: 2, at: Timestamp(1_600), to: EndpointId(0), leg: RequestLeg::Response },
         ];
         let summary = play(&split_lines(&lines)).unwrap();
         if summary.differences.iter().any(|difference| difference.request == 0) {
@@ -350,7 +350,7 @@ fn kv_events_change_the_cache_that_they_belong_to() {
     };
     let exact = |number, cache| kv(number, KvChange::Trust { cache, trust: Trust::Exact });
     let caches = |number| kv(number, KvChange::Caches(vec![(EndpointId(0), vec![5]), (EndpointId(1), vec![6])]));
-    let dropped = |r| Line::Drop { r, leg: Leg::Response };
+    let dropped = |r| Line::Drop { r, leg: RequestLeg::Response };
     let header: Header = serde_json::from_str(&header("prefix-cache")).unwrap();
     let mut lines = begin();
     lines.extend([caches(0), exact(0, 5), exact(0, 6), stored(0, 6), decide_by_prefix(0, 0, 1), dropped(0)]);

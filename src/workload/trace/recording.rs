@@ -11,7 +11,7 @@ use super::rows::Rows;
 use crate::names::{TextKind, name, name_of_block};
 use crate::{PromptPart, Request, Speaker, TraceError, Workload};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
-use attache_record::{Decided, FORMAT, Leg, Line};
+use attache_record::{Decided, FORMAT, Line, RequestLeg};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
 use std::collections::{BTreeMap, HashMap};
@@ -70,14 +70,14 @@ impl Recording {
                 let request = self.request(&decided);
                 self.waiting.insert(decided.r, PendingRequest { request, ended: false });
             }
-            Line::End(ended) if ended.leg == Leg::Response => {
+            Line::End(ended) if ended.leg == RequestLeg::Response => {
                 if let Some(waiting) = self.waiting.get_mut(&ended.r) {
                     waiting.ended = true;
                     let tokens = ended.completion_tokens.unwrap_or(1).clamp(1, MAX_TOKENS);
                     waiting.request.answer.tokens = u32::try_from(tokens).unwrap_or(1);
                 }
             }
-            Line::Drop { r, leg: Leg::Response } => {
+            Line::Drop { r, leg: RequestLeg::Response } => {
                 if let Some(waiting) = self.waiting.get_mut(&r) {
                     waiting.ended = true;
                 }
