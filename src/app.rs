@@ -318,7 +318,7 @@ fn pages(
 ) -> AdminState {
     let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
     let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
-    let policies = app.processor.picker.policies.clone();
+    let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
     AdminState {
         registry: Arc::new(registry),
         readiness: app.readiness.clone(),
@@ -329,6 +329,7 @@ fn pages(
             let processor = to_explain.clone();
             Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
         }),
+        explain_recorded: Arc::new(move |id| Box::pin(recording::explain(recorder.clone(), id))),
         max_explained_bytes: Arc::new(move || {
             usize::try_from(to_limit.picker.config().limits.max_body_bytes).unwrap_or(usize::MAX)
         }),

@@ -6,7 +6,7 @@
 //! | `/metrics` | Prometheus text |
 //! | `/live`, `/ready` | 200, or 503 with the names of missing conditions |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
-//! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON |
+//! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON; `GET` with `?request_id=ID`: a recorded decision |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have announced, JSON |
 //! | `/api/nodes/scheduling` | `GET` lists the policies of models, `POST` or `PUT` changes one, JSON |
 //! | `/api/nodes/scheduling/{model}` | `GET` shows the policy of one model, `DELETE` removes it |
@@ -84,6 +84,14 @@ pub type Explain = Arc<
         + Sync,
 >;
 
+/// Explains the recorded decision about the request with this number or `x-request-id`, as JSON; the error is a status
+/// and its text.
+pub type ExplainRecorded = Arc<
+    dyn Fn(String) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, (StatusCode, String)>> + Send>>
+        + Send
+        + Sync,
+>;
+
 /// The data behind the admin pages.
 #[derive(Clone)]
 pub struct AdminState {
@@ -99,6 +107,8 @@ pub struct AdminState {
     pub config: Source<serde_json::Value>,
     /// Explains a request.
     pub explain: Explain,
+    /// Explains a recorded decision.
+    pub explain_recorded: ExplainRecorded,
     /// Largest body of a request to explain, bytes: that of requests to model servers.
     pub max_explained_bytes: Source<usize>,
     /// The policies of single models.
@@ -168,8 +178,9 @@ fn router(state: AdminState) -> Router {
     let keys = |known: query::Keys| from_fn_with_state(known, query::known);
     let explaining = Arc::new(Semaphore::new(MAX_EXPLAINED_AT_ONCE));
     let explain = post(explain)
+        .get(explain_recorded)
         .layer(from_fn_with_state(explaining, body::few))
-        .layer(keys(&["path", "pool", "header"]))
+        .layer(keys(&["path", "pool", "header", "request_id"]))
         .fallback(explain_by_post);
     // Layers run from the last to the first: the cheapest and strictest checks come first.
     let local = Router::new()
@@ -309,6 +320,17 @@ fn explain_request(query: Vec<(String, String)>, headers: &HeaderMap, body: Byte
         asked.headers.push(("content-type".to_owned(), value.to_owned()));
     }
     Ok(asked)
+}
+
+/// Explains the recorded decision about `request_id`.
+async fn explain_recorded(State(state): State<AdminState>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    let Some((_, id)) = query.into_iter().find(|(name, _)| name == "request_id") else {
+        return explain_by_post().await;
+    };
+    match (state.explain_recorded)(id).await {
+        Ok(explanation) => json(&explanation),
+        Err((status, text)) => (status, format!("{text}\n")).into_response(),
+    }
 }
 
 /// The response to methods other than `POST`.

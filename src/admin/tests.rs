@@ -67,6 +67,14 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     };
     let state = AdminState {
         explain: Arc::new(refuse),
+        explain_recorded: Arc::new(|id: String| {
+            Box::pin(async move {
+                match id.as_str() {
+                    "a b" => Ok(serde_json::json!({"request_id": id})),
+                    _ => Err((StatusCode::NOT_FOUND, format!("no request {id}"))),
+                }
+            })
+        }),
         max_explained_bytes: Arc::new(|| 1_000),
         registry: Arc::new(registry),
         readiness: Readiness::default(),
@@ -185,6 +193,17 @@ async fn remote_peer_is_refused_by_every_guarded_page_before_its_body_is_read() 
 }
 
 #[tokio::test]
+async fn recorded_decision_is_explained_by_request_id() {
+    let (state, _) = state();
+    let get = async |target: &str| ask(&state, LOCAL, ("GET", target), &[], Body::empty()).await;
+    let (status, text) = get("/explain?request_id=a%20b").await;
+    assert_eq!((status, text.contains("a b")), (200, true), "{text}");
+    assert_eq!(get("/explain?request_id=c").await, (404, "no request c\n".to_owned()));
+    assert_eq!(get("/explain").await.0, 405);
+    assert_eq!(ask(&state, REMOTE, ("GET", "/explain?request_id=c"), &[], Body::empty()).await.0, 403);
+}
+
+#[tokio::test]
 async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() {
     let (state, _) = state();
     for (method, target) in GUARDED {
@@ -192,7 +211,7 @@ async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() 
         let target = format!("{target}{mark}endpont=1");
         let (status, text) = ask(&state, LOCAL, (method, &target), &[], endless()).await;
         let allowed = match target.split('?').next().unwrap() {
-            "/explain" => "`path`, `pool`, `header`",
+            "/explain" => "`path`, `pool`, `header`, `request_id`",
             "/decisions" => "`request_id`",
             "/kv_blocks" => "`endpoint`",
             "/log-level" if method == "PUT" => "`filter`",

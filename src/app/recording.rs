@@ -1,9 +1,12 @@
-//! The recording of a run, if one is requested.
+//! The recording of a run, if one is requested, and explanations from it.
 
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::record::{RecordSettings, Recorder};
+use axum::http::StatusCode;
 use prometheus_client::registry::Registry;
+use serde_json::Value;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Why decisions by these settings can't be recorded; `None` if they can.
@@ -26,4 +29,37 @@ pub(super) fn recorder(
     let recorder = Recorder::start(record, seed, settings.to_json())?;
     recorder.register(registry);
     Ok(Some(recorder))
+}
+
+/// Explains the recorded decision about the request with this number or `x-request-id`: replays the recording up to it.
+///
+/// # Errors
+/// The status and text of the response: nothing is recorded, there is no such request, or the recording can't be read.
+pub(super) async fn explain(recorder: Option<Arc<Recorder>>, id: String) -> Result<Value, (StatusCode, String)> {
+    let Some(recorder) = recorder else {
+        return Err((
+            StatusCode::NOT_FOUND,
+            "decisions are not recorded; `attache run --record FILE` does that".into(),
+        ));
+    };
+    let explained = tokio::task::spawn_blocking(move || {
+        recorder.flush();
+        explain_in(recorder.path(), &id)
+    });
+    explained.await.unwrap_or_else(|error| Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
+}
+
+#[cfg(feature = "simulator")]
+fn explain_in(recording: &Path, id: &str) -> Result<Value, (StatusCode, String)> {
+    let unreadable = |error: &dyn std::fmt::Display| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    match crate::replay::record::explain::explain(recording, Some(id), None, &crate::plugins::registry()) {
+        Ok(Some(explained)) => serde_json::to_value(explained).map_err(|error| unreadable(&error)),
+        Ok(None) => Err((StatusCode::NOT_FOUND, format!("the recording has no decision about the request `{id}`"))),
+        Err(error) => Err(unreadable(&error)),
+    }
+}
+
+#[cfg(not(feature = "simulator"))]
+fn explain_in(_: &Path, _: &str) -> Result<Value, (StatusCode, String)> {
+    Err((StatusCode::NOT_IMPLEMENTED, "this build has no replay (Cargo feature `simulator`)".into()))
 }

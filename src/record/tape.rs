@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -52,6 +52,8 @@ pub struct Recorder {
 struct TapeState {
     tape: Mutex<Tape>,
     wake: Condvar,
+    /// Signals that lines have reached the file.
+    flushed: Condvar,
     /// Whether the recording still accepts lines.
     on: AtomicBool,
     path: PathBuf,
@@ -67,6 +69,8 @@ struct Tape {
     /// Lines that are not in the file yet.
     waiting: Vec<u8>,
     written: u64,
+    /// Bytes of the lines that are in the file.
+    in_file: u64,
     requests: u64,
     pools: u32,
     lives: u32,
@@ -93,6 +97,7 @@ impl Recorder {
         let shared = Arc::new(TapeState {
             tape: Mutex::default(),
             wake: Condvar::new(),
+            flushed: Condvar::new(),
             on: AtomicBool::new(true),
             path: settings.path.clone(),
             max_bytes: settings.max_bytes,
@@ -127,6 +132,22 @@ impl Recorder {
         let tape = shared.tape.lock();
         // It may have ended while waiting for the lock.
         (shared.on.load(Relaxed) && !tape.closing).then_some(Turn { tape, shared })
+    }
+
+    /// Path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Waits until all lines so far are in the file, or the recording has ended. Blocks for as long as the disk takes.
+    pub fn flush(&self) {
+        let mut tape = self.shared.tape.lock();
+        let wanted = tape.written;
+        while tape.in_file < wanted && self.shared.on.load(Relaxed) {
+            self.shared.wake.notify_one();
+            self.shared.flushed.wait_for(&mut tape, FLUSH_INTERVAL);
+        }
     }
 
     /// Ends the recording because of an event that it cannot represent.
@@ -178,6 +199,8 @@ impl TapeState {
                 self.stop(&error.to_string());
                 return;
             }
+            self.tape.lock().in_file += lines.len() as u64;
+            self.flushed.notify_all();
             lines.clear();
             if closing {
                 self.on.store(false, Relaxed);

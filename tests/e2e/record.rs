@@ -117,6 +117,16 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
 /// Ends a recorded run without requests in flight, and replays it with its own configuration. Without the lines of
 /// `needed`, its decisions differ.
 async fn replayed(mut picker: AttacheProcess, envoy: EnvoyProcess, record: &Path, needed: &str) -> Summary {
+    for (request, status) in [("70", 200), ("no-such-request", 404)] {
+        let page = format!("/explain?request_id={request}");
+        let reply = client::get(picker.metrics, &page).await.expect("an answer");
+        assert_eq!(reply.status, status, "{page}: {}", String::from_utf8_lossy(&reply.body));
+        if status == 200 {
+            let explained = reply.json();
+            assert_eq!(explained["choice"]["picks"], explained["recorded"], "{explained}");
+            assert!(explained["request_id"].as_str().is_some_and(|id| !id.is_empty()), "{explained}");
+        }
+    }
     drop(envoy);
     picker.process.signal("TERM");
     assert!(picker.process.wait().await.success());
