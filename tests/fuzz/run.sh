@@ -16,9 +16,16 @@ command -v cargo-fuzz >/dev/null || cargo install cargo-fuzz --locked --quiet --
 
 export RUSTC_BOOTSTRAP=1
 [ $# -gt 0 ] || set -- $(cargo fuzz list --fuzz-dir .)
-for target; do
-    echo "fuzzing $target for $seconds s"
+cargo fuzz build --fuzz-dir . --sanitizer none
+# A fuzzer uses one core, so there are as many at a time as cores.
+printf '%s\n' "$@" | xargs -n 1 -P "$(getconf _NPROCESSORS_ONLN)" sh -c '
+    seconds=$1 target=$2 log=$(mktemp)
+    trap "rm -f $log" EXIT
     mkdir -p "corpus/$target" "seeds/$target"
     cargo fuzz run --fuzz-dir . --sanitizer none "$target" "corpus/$target" "seeds/$target" -- \
-        -max_total_time="$seconds" -max_len=8192 -timeout=5 -rss_limit_mb=2048 -print_final_stats=1
-done
+        -max_total_time="$seconds" -max_len=8192 -timeout=5 -rss_limit_mb=2048 -print_final_stats=1 >"$log" 2>&1 || {
+        cat "$log" >&2
+        exit 1
+    }
+    echo "fuzzed $target for $seconds s: $(sed -n "s/^stat::number_of_executed_units: *//p" "$log") inputs, no crash"
+' fuzz "$seconds"
