@@ -63,3 +63,29 @@ fn explain_in(recording: &Path, id: &str) -> Result<Value, (StatusCode, String)>
 fn explain_in(_: &Path, _: &str) -> Result<Value, (StatusCode, String)> {
     Err((StatusCode::NOT_IMPLEMENTED, "this build has no replay (Cargo feature `simulator`)".into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, ConfigText, Sources};
+
+    fn settings(text: &[u8]) -> Settings {
+        let text = ConfigText { name: "test".into(), bytes: text.to_vec() };
+        let registry = crate::plugins::registry();
+        config::load(&Sources { registry, text: Some(text), ..Sources::default() }).unwrap().0
+    }
+
+    #[test]
+    fn only_strategies_that_read_redis_cannot_be_recorded() {
+        let slo = settings(include_bytes!("../../examples/configs/slo.yaml"));
+        assert!(unrecordable(&slo).is_some_and(|why| why.contains("profilesFromRedis")));
+        let split = settings(include_bytes!("../../examples/configs/disaggregation.yaml"));
+        assert_eq!(unrecordable(&split), None);
+    }
+
+    #[tokio::test]
+    async fn explanation_of_an_unrecorded_decision_says_how_to_record() {
+        let (status, text) = explain(None, "17".to_owned()).await.unwrap_err();
+        assert_eq!((status, text.contains("--record")), (StatusCode::NOT_FOUND, true), "{text}");
+    }
+}
