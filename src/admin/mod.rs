@@ -6,7 +6,8 @@
 //! | `/metrics` | Prometheus text |
 //! | `/live`, `/ready` | 200, or 503 with the names of missing conditions |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
-//! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON; `GET` with `?request_id=ID`: a recorded decision |
+//! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON |
+//! | `/explain?request_id=ID` | `GET`: a recorded decision, JSON |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have announced, JSON |
 //! | `/api/nodes/scheduling` | `GET` lists the policies of models, `POST` or `PUT` changes one, JSON |
 //! | `/api/nodes/scheduling/{model}` | `GET` shows the policy of one model, `DELETE` removes it |
@@ -44,6 +45,7 @@ use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
+use futures_util::future::BoxFuture;
 use guard::Guard;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -52,7 +54,6 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -78,19 +79,13 @@ pub struct ExplainRequest {
 }
 
 /// Explains a request as JSON; the error is a rejection.
-pub type Explain = Arc<
-    dyn Fn(ExplainRequest) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>>
-        + Send
-        + Sync,
->;
+pub type Explain =
+    Arc<dyn Fn(ExplainRequest) -> BoxFuture<'static, Result<serde_json::Value, RequestError>> + Send + Sync>;
 
 /// Explains the recorded decision about the request with this number or `x-request-id`, as JSON; the error is a status
 /// and its text.
-pub type ExplainRecorded = Arc<
-    dyn Fn(String) -> Pin<Box<dyn Future<Output = Result<serde_json::Value, (StatusCode, String)>> + Send>>
-        + Send
-        + Sync,
->;
+pub type ExplainRecorded =
+    Arc<dyn Fn(String) -> BoxFuture<'static, Result<serde_json::Value, (StatusCode, String)>> + Send + Sync>;
 
 /// The data behind the admin pages.
 #[derive(Clone)]

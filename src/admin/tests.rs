@@ -62,7 +62,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     };
     let decisions = Decisions::new(8);
     decisions.push(record(Timestamp(clock.now().0.saturating_sub(500_000_000))));
-    let refuse = |_: ExplainRequest| -> Pin<Box<dyn Future<Output = Result<serde_json::Value, RequestError>> + Send>> {
+    let refuse = |_: ExplainRequest| -> BoxFuture<'static, Result<serde_json::Value, RequestError>> {
         Box::pin(async { Err(RequestError::new(crate::error::Reason::InvalidJson, "nothing to explain")) })
     };
     let state = AdminState {

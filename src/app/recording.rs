@@ -39,7 +39,7 @@ pub(super) async fn explain(recorder: Option<Arc<Recorder>>, id: String) -> Resu
     let Some(recorder) = recorder else {
         return Err((
             StatusCode::NOT_FOUND,
-            "decisions are not recorded; `attache run --record FILE` does that".into(),
+            "decisions are not recorded; `attache run --record FILE` records them".into(),
         ));
     };
     let explained = tokio::task::spawn_blocking(move || {

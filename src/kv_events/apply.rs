@@ -127,19 +127,14 @@ impl Applier {
 impl Drop for Applier {
     fn drop(&mut self) {
         let Book { index, holder, tape, .. } = &self.book;
-        tape.change(|report| {
-            index.remove_holder(*holder);
-            report(KvChange::Gone { cache: holder.0 });
-        });
+        tape.change(|| index.remove_holder(*holder), |()| Some(KvChange::Gone { cache: holder.0 }));
     }
 }
 
 impl Book {
     fn clear(&mut self) {
-        self.tape.change(|report| {
-            self.index.clear(self.holder);
-            report(KvChange::Cleared { cache: self.holder.0 });
-        });
+        let cache = self.holder.0;
+        self.tape.change(|| self.index.clear(self.holder), |()| Some(KvChange::Cleared { cache }));
         self.stats.add(Count::OrphansDropped, self.orphans.clear());
         self.held = 0;
         self.stored = 0;
@@ -151,14 +146,11 @@ impl Book {
 
     /// Stores blocks behind `parent`, or queues them until it arrives. Returns whether they are in the index.
     fn store(&mut self, parent: Option<EngineHash>, tier: Tier, blocks: &[StoredBlock]) -> bool {
-        let stored = self.tape.change(|report| {
-            let stored = self.index.store(self.holder, tier, parent, blocks);
-            if stored.is_ok() && self.tape.is_on() {
-                let (cache, blocks) = (self.holder.0, blocks.to_vec());
-                report(KvChange::Stored { cache, tier, parent, blocks });
-            }
-            stored
-        });
+        let cache = self.holder.0;
+        let stored = self.tape.change(
+            || self.index.store(self.holder, tier, parent, blocks),
+            |stored| stored.is_ok().then(|| KvChange::Stored { cache, tier, parent, blocks: blocks.to_vec() }),
+        );
         match (stored, parent) {
             (Ok(()), _) => {
                 self.count(blocks.len());
@@ -176,15 +168,13 @@ impl Book {
 
     /// Stores blocks on another tier too, up to the first that the holder has on no tier. Returns how many.
     fn copy(&mut self, tier: Tier, hashes: impl IntoIterator<Item = EngineHash, IntoIter: Clone>) -> usize {
-        let hashes = hashes.into_iter();
-        let known = self.tape.change(|report| {
-            let known = self.index.copy(self.holder, tier, hashes.clone());
-            if known > 0 && self.tape.is_on() {
-                let (cache, hashes) = (self.holder.0, hashes.take(known).collect());
-                report(KvChange::Copied { cache, tier, hashes });
-            }
-            known
-        });
+        let (cache, hashes) = (self.holder.0, hashes.into_iter());
+        let known = self.tape.change(
+            || self.index.copy(self.holder, tier, hashes.clone()),
+            |known| {
+                (*known > 0).then(|| KvChange::Copied { cache, tier, hashes: hashes.clone().take(*known).collect() })
+            },
+        );
         self.count(known);
         known
     }
@@ -274,13 +264,11 @@ impl Sink for Book {
         if self.is_partial(event.group) {
             return;
         }
-        self.tape.change(|report| {
-            self.index.remove(self.holder, event.tier, event.hashes);
-            if self.tape.is_on() {
-                let (cache, tier, hashes) = (self.holder.0, event.tier, event.hashes.to_vec());
-                report(KvChange::Removed { cache, tier, hashes });
-            }
-        });
+        let (cache, tier) = (self.holder.0, event.tier);
+        self.tape.change(
+            || self.index.remove(self.holder, tier, event.hashes),
+            |()| Some(KvChange::Removed { cache, tier, hashes: event.hashes.to_vec() }),
+        );
         let n = event.hashes.len() as u64;
         self.held = self.held.saturating_sub(n);
         self.stats.add(Count::BlocksRemoved, n);

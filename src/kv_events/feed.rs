@@ -163,12 +163,9 @@ impl Feed {
 
     /// Publishes the KV caches of the endpoints.
     fn publish(&self, table: ResidentTable) {
-        self.shared.tape.change(|report| {
-            let caches = |resident: &Resident| resident.caches.iter().map(|cache| cache.holder.0).collect();
-            let all = table.iter().map(|(endpoint, resident)| (endpoint, caches(resident))).collect();
-            self.to.residents.publish(table);
-            report(KvChange::Caches(all));
-        });
+        let caches = |resident: &Resident| resident.caches.iter().map(|cache| cache.holder.0).collect();
+        let all = table.iter().map(|(endpoint, resident)| (endpoint, caches(resident))).collect();
+        self.to.tape.change(|| self.to.residents.publish(table), |()| Some(KvChange::Caches(all)));
     }
 
     /// Starts and stops lanes according to the current snapshot.

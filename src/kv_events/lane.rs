@@ -423,13 +423,11 @@ impl Lane {
         if now.is_certain() {
             self.retries = 0;
         }
-        let before = self.shared.tape.change(|report| {
-            let before = self.trust.set(now);
-            if before != now {
-                report(KvChange::Trust { cache: self.identity.holder.0, trust: now });
-            }
-            before
-        });
+        let cache = self.identity.holder.0;
+        let before = self
+            .shared
+            .tape
+            .change(|| self.trust.set(now), |before| (*before != now).then_some(KvChange::Trust { cache, trust: now }));
         if before == now {
             return;
         }

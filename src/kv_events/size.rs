@@ -43,14 +43,12 @@ impl PoolSize {
 
     /// Changes what is known of the sizes, and notifies the lanes.
     fn change(&self, change: impl FnOnce(&BlockSize)) {
-        self.tape.change(|report| {
+        let changed = || {
             let before = self.size.get();
             change(&self.size);
-            let now = self.size.get();
-            if now != before {
-                report(KvChange::BlockSize(now));
-            }
-        });
+            Some(self.size.get()).filter(|now| *now != before)
+        };
+        self.tape.change(changed, |now| now.map(KvChange::BlockSize));
         self.changes.send_if_modified(|reported| {
             let tokens = self.size.get();
             let before = std::mem::replace(reported, tokens);

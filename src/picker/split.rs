@@ -160,6 +160,8 @@ pub struct PrefillLeg {
     headers: Vec<(&'static str, String)>,
     names_request: bool,
     prefilling: Prefilling,
+    /// The recording of the request.
+    tape: RequestTape,
     began: Timestamp,
     calls: Vec<LegCall>,
     /// The blocks that the decode worker of the previous turn keeps, and the only attempt that may fetch them.
@@ -235,6 +237,7 @@ impl PrefillLeg {
             buffered: buffered.clone(),
             headers,
             names_request,
+            tape: prefilling.tape().clone(),
             prefilling,
             began: now,
             calls: Vec::new(),
@@ -368,8 +371,7 @@ impl PrefillLeg {
             self.count_late(None, now, picker);
         }
         let (pool, decode) = (&self.pool, &self.decode);
-        let tape = &self.prefilling.tape().clone();
-        let judge = HealthReporter { tape, pool, kind: self.facts.kind, now, picker };
+        let judge = HealthReporter { tape: &self.tape, pool, kind: self.facts.kind, now, picker };
         let next = match self.direct.is_together() {
             false => self.prefilling.late(now, |server, outcome| _ = judge.record(server, outcome)),
             // Each worker waits for the other, and none reports which of the two is stuck. Both count as failed: the
@@ -407,8 +409,8 @@ impl PrefillLeg {
                         usage.cached_tokens = None;
                     }
                     self.count_late(Some(attempt), now, picker);
-                    let tape = &self.prefilling.tape().clone();
-                    let judge = HealthReporter { tape, pool: &self.pool, kind: self.facts.kind, now, picker };
+                    let judge =
+                        HealthReporter { tape: &self.tape, pool: &self.pool, kind: self.facts.kind, now, picker };
                     self.prefilling.computed(attempt, &usage, now, |server, outcome| _ = judge.record(server, outcome));
                     picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
@@ -428,8 +430,7 @@ impl PrefillLeg {
         picker.observer.event(Event::PrefillLeg(Err(failure)));
         // A failed attempt pins no blocks.
         self.releases.get_mut(attempt).and_then(Option::take);
-        let tape = &self.prefilling.tape().clone();
-        let judge = HealthReporter { tape, pool: &self.pool, kind: self.facts.kind, now, picker };
+        let judge = HealthReporter { tape: &self.tape, pool: &self.pool, kind: self.facts.kind, now, picker };
         let next = self.prefilling.failed(attempt, failure, now, |server, outcome| _ = judge.record(server, outcome));
         // The kept blocks pass to the next attempt only if this one never reached its worker. Otherwise it may have
         // fetched them already.

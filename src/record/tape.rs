@@ -303,16 +303,17 @@ pub struct KvTape {
 }
 
 impl KvTape {
-    /// Whether a recording is made.
-    #[must_use]
-    pub fn is_on(&self) -> bool {
-        self.tape.0.is_some()
-    }
-
-    /// As [`PoolTape::change`].
-    pub fn change<T>(&self, change: impl FnOnce(&mut dyn FnMut(KvChange)) -> T) -> T {
-        let Some((pool, mut turn)) = self.tape.turn() else { return change(&mut |_| {}) };
-        change(&mut |change| turn.write(&Line::Kv { pool, number: self.cache, change }))
+    /// Runs `change` under the lock, and records what `line` makes of its result. Without a recording, `line` is not
+    /// called.
+    pub fn change<T>(&self, change: impl FnOnce() -> T, line: impl FnOnce(&T) -> Option<KvChange>) -> T {
+        let turn = self.tape.turn();
+        let result = change();
+        if let Some((pool, mut turn)) = turn
+            && let Some(change) = line(&result)
+        {
+            turn.write(&Line::Kv { pool, number: self.cache, change });
+        }
+        result
     }
 }
 

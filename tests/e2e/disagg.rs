@@ -26,7 +26,7 @@ pub(crate) const CLIENTS: usize = 8;
 pub(crate) struct Stack {
     sim: SimProcess,
     pub(crate) picker: AttacheProcess,
-    envoy: EnvoyProcess,
+    pub(crate) envoy: EnvoyProcess,
     _sidecars: Vec<Sidecar>,
 }
 
@@ -39,20 +39,25 @@ fn original_dst(picker: &AttacheProcess) -> String {
 
 impl Stack {
     pub(crate) async fn start(sim: &[&str], disaggregation: &str) -> Self {
-        Self::behind(false, sim, disaggregation, original_dst).await
+        Self::behind(false, sim, disaggregation, original_dst, &[]).await
     }
 
     /// Like `start`, with this Envoy bootstrap.
     pub(crate) async fn with_envoy(bootstrap: Bootstrap, sim: &[&str], disaggregation: &str) -> Self {
-        Self::behind(false, sim, disaggregation, bootstrap).await
+        Self::behind(false, sim, disaggregation, bootstrap, &[]).await
     }
 
     /// Like `start`, with a sidecar in front of each decode worker that sends the prefill call.
     pub(crate) async fn with_sidecars(sim: &[&str]) -> Self {
-        Self::behind(true, sim, "mode: header, decider: always", original_dst).await
+        Self::behind(true, sim, "mode: header, decider: always", original_dst, &[]).await
     }
 
-    async fn behind(sidecars: bool, sim: &[&str], disaggregation: &str, bootstrap: Bootstrap) -> Self {
+    /// Like `start`, with further arguments of the picker, and sidecars if `sidecars`.
+    pub(crate) async fn with_arguments(sidecars: bool, disaggregation: &str, more: &[&str]) -> Self {
+        Self::behind(sidecars, &[], disaggregation, original_dst, more).await
+    }
+
+    async fn behind(sidecars: bool, sim: &[&str], disaggregation: &str, bootstrap: Bootstrap, more: &[&str]) -> Self {
         let sim = SimProcess::with_roles("prefill=2,decode=2", 4, &[&["--speed", "20"], sim].concat()).await;
         let roles = ["prefill", "prefill", "decode", "decode"];
         let (mut addresses, mut before) = (sim.servers.clone(), Vec::new());
@@ -69,7 +74,8 @@ impl Stack {
              disaggregation: {{{disaggregation}}}\n  \
              health: {{ejection: 1s, maxEjection: 1s, slowStart: 0s, errorPeriod: 0s, maxEjectionPercent: 100}}\n  prefixCache: {{tenantHeader: x-tenant}}\n  endpoints:\n{endpoints}"
         );
-        let picker = AttacheProcess::configured(&text).await;
+        let arguments: Vec<String> = ["--config-text", &text].iter().chain(more).map(|&a| a.to_owned()).collect();
+        let picker = AttacheProcess::with_arguments(&arguments).await;
         let envoy = EnvoyProcess::start(&bootstrap(&picker)).await;
         Self { sim, picker, envoy, _sidecars: before }
     }

@@ -1,12 +1,12 @@
 //! A live run through real Envoy is recorded, and all its decisions replay exactly.
 
+use crate::disagg::Stack;
 use crate::prefix;
 use crate::shipped::by_header;
 use crate::support::attache::AttacheProcess;
 use crate::support::client;
 use crate::support::envoy::EnvoyProcess;
 use crate::support::process::{Process, scratch};
-use crate::support::sidecar::Sidecar;
 use crate::support::sim::SimProcess;
 use attache::plugins::registry;
 use attache::replay::record::{Summary, replay, replay_file};
@@ -198,19 +198,6 @@ async fn queued_decisions_replay_exactly() {
     assert!(waited > 20, "{waited} decisions say that they waited");
 }
 
-/// Two prefill and two decode servers; the requests are split as `disaggregation` says.
-fn split_configuration(disaggregation: &str, servers: &[SocketAddr]) -> String {
-    let roles = ["prefill", "prefill", "decode", "decode"];
-    let endpoints = servers.iter().zip(roles);
-    let endpoints: String =
-        endpoints.map(|(address, role)| format!("  - {{address: \"{address}\", role: {role}}}\n")).collect();
-    format!(
-        "apiVersion: attache.dev/v1\nkind: Attache\npools:\n- name: default\n  \
-         disaggregation: {{{disaggregation}}}\n  health: {{consecutiveFailures: 2, ejection: 100ms}}\n  \
-         prefixCache: {{tenantHeader: authorization}}\n  endpoints:\n{endpoints}"
-    )
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn split_decisions_replay_exactly() {
     for (disaggregation, sidecars) in [
@@ -218,24 +205,15 @@ async fn split_decisions_replay_exactly() {
         ("decider: {type: prefix-based, nonCachedTokens: 400}", false),
         ("mode: header, decider: always", true),
     ] {
-        let sim = SimProcess::with_roles("prefill=2,decode=2", 4, &["--model", "sim-8b"]).await;
-        let (mut addresses, mut before) = (sim.servers.clone(), Vec::new());
-        for decode in addresses[2..].iter_mut().filter(|_| sidecars) {
-            let sidecar = Sidecar::start(*decode).await;
-            *decode = sidecar.address;
-            before.push(sidecar);
-        }
         let files = scratch("recording");
-        let (file, record) = (files.path().join("attache.yaml"), files.path().join("run.jsonl"));
-        std::fs::write(&file, split_configuration(disaggregation, &addresses)).expect("a file");
+        let record = files.path().join("run.jsonl");
         let arguments = ["--record", &record.display().to_string(), "--drain-min-delay", "100ms"];
-        let picker = AttacheProcess::with_file(&file, &arguments).await;
-        let envoy = EnvoyProcess::start(&by_header("original-dst.yaml", &picker)).await;
-        let to = envoy.listener("inference");
+        let stack = Stack::with_arguments(sidecars, disaggregation, &arguments).await;
         // A prefill server fails now and then.
-        let answered = traffic(to, sim.servers[0], 0..40).await;
+        let answered = traffic(stack.to(), stack.prefill()[0], 0..40).await;
         assert!(answered > 20, "{answered} turns were answered");
-        picker.assert_settled().await;
+        stack.picker.assert_settled().await;
+        let Stack { picker, envoy, .. } = stack;
         let summary = replayed(picker, envoy, &record, "end").await;
         assert!(summary.decisions >= 100, "{disaggregation}: {summary}");
         let text = std::fs::read_to_string(&record).expect("a recording");

@@ -11,7 +11,7 @@ use attache_scheduling::choice::Chosen;
 use attache_scheduling::digest::{Digest, Digests};
 use attache_scheduling::plugin::{HeaderSource, Headers};
 use attache_scheduling::scheduler::{self, Explain, Subset};
-use attache_scheduling::{Decision, PickContext, Ranking, RequestFacts, Strategy};
+use attache_scheduling::{Decision, Dispatch, PickContext, Ranking, RequestFacts, Strategy};
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
 use rand::SeedableRng;
@@ -222,7 +222,13 @@ fn book(
         share: strategy.share(cx, first),
         updates,
     };
-    let bookings = Bookings::of(&decision, request, &state.snapshot, pool.stale_after, d.at);
+    let mut bookings = Bookings::of(&decision, request, &state.snapshot, pool.stale_after, d.at);
+    // The recording does not say when a prefill ends that only the replay has, so its request counts as a whole one.
+    if let Some(Bookings { first, prefill, .. }) = bookings.as_mut().filter(|_| d.prefill.is_empty())
+        && prefill.take().is_some()
+    {
+        first.dispatch(Dispatch::Whole, &state.snapshot, pool.stale_after, d.at);
+    }
     PlayedDecision {
         picks: decision.picks.to_vec(),
         prefill: decision.split.map(|split| split.prefill.to_vec()).unwrap_or_default(),

@@ -126,8 +126,12 @@ pub fn explain(
     other: Option<(&str, &dyn Strategy)>,
     registry: &Registry,
 ) -> Result<Option<RecordedExplanation>, RecordError> {
-    match find(path, request)? {
-        Some(request) => explain_in(open(path)?, request, other, registry),
+    let number = match request.map(str::parse) {
+        Some(Ok(number)) => Some(number),
+        _ => find(path, request)?,
+    };
+    match number {
+        Some(number) => explain_in(open(path)?, number, other, registry),
         None => Ok(None),
     }
 }
@@ -156,14 +160,13 @@ pub fn explain_in(
     Ok(None)
 }
 
-/// The number of the last decided request with this number or `x-request-id`; of the last one if it is `None`.
-fn find(path: &Path, request: Option<&str>) -> Result<Option<u64>, RecordError> {
-    let number = request.and_then(|request| request.parse::<u64>().ok());
+/// The number of the last decided request with this `x-request-id`; of the last one if it is `None`.
+fn find(path: &Path, id: Option<&str>) -> Result<Option<u64>, RecordError> {
     let (mut lines, mut last) = (Lines::open(open(path)?)?, None);
     while let Some((line, _)) = lines.line()? {
-        let Line::Decide(decided) = line else { continue };
-        let is_meant = number.map_or_else(|| request.is_none_or(|id| decided.id == id), |number| decided.r == number);
-        if is_meant {
+        if let Line::Decide(decided) = line
+            && id.is_none_or(|id| decided.id == id)
+        {
             last = Some(decided.r);
         }
     }

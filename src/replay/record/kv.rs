@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct EngineCaches {
     to: Arc<PrefixCache>,
-    /// By their recorded numbers: what the replay calls them in its own index.
+    /// The caches in the replay's index, by their recorded numbers.
     caches: AHashMap<u32, Cache>,
 }
 

@@ -85,8 +85,6 @@ impl OpenRequest {
         if let Some(bookings) = bookings {
             (first, prefill, encoding) = (Some(bookings.first), bookings.prefill, bookings.encoding);
         }
-        // The recording does not say when a prefill ends that only the replay has.
-        let prefill = prefill.filter(|_| !d.prefill.is_empty());
         Self {
             live: d.live,
             pool: d.pool.clone(),
@@ -106,10 +104,10 @@ impl OpenRequest {
 
     /// A leg moved to the endpoint `to`.
     fn moved(&mut self, at: Timestamp, to: &Arc<Endpoint>, leg: RequestLeg) {
-        let moving = self.leg(leg);
-        let Some(from) = moving.recorded.replace(to.id) else { return };
+        let OpenLeg { booking, recorded: Some(recorded) } = self.leg(leg) else { return };
+        let from = std::mem::replace(recorded, to.id);
         let there = |booking: &&mut Booking| booking.endpoint().id == from;
-        let Some(booking) = moving.booking.as_mut().filter(there) else { return };
+        let Some(booking) = booking.as_mut().filter(there) else { return };
         booking.move_to(to, at);
         if let (RequestLeg::Response, Some((strategy, model, trail))) = (leg, &self.trail) {
             strategy.moved(model, trail, from, to.id, at);
