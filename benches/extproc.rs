@@ -1,7 +1,11 @@
 //! What the picker costs, as ratios in one run: against a no-op ext-proc server, and with Envoy in front.
 //!
-//! `cargo bench --bench extproc -- [--rows direct,decide,prefix,chunk,split,envoy,idle] [--seconds 1] [--rounds 5]` prints a Markdown table. Servers are
-//! processes of their own, so that their CPU time can be told apart; rounds alternate between them, and medians are compared.
+//! ```console
+//! $ cargo bench --bench extproc -- --rows direct,decide,prefix,chunk,split,replicas,envoy,idle --seconds 1 --rounds 5
+//! ```
+//!
+//! It prints a Markdown table. Each server is a process, so that its CPU time is measured alone. Rounds alternate between
+//! the servers, and medians are compared. The command shows the defaults.
 
 #[path = "support/decide.rs"]
 mod decide;
@@ -11,6 +15,8 @@ mod http_load;
 mod load;
 #[path = "support/measure.rs"]
 mod measure;
+#[path = "support/replicas.rs"]
+mod replicas;
 #[path = "support/split.rs"]
 mod split;
 #[allow(dead_code, reason = "shared with the end-to-end tests, which use all of it")]
@@ -38,7 +44,7 @@ const CONNECTIONS: usize = 2;
 const CLIENTS: usize = 32;
 /// Events of a streamed answer in the row per response chunk.
 const CHUNKS: usize = 200;
-/// Conversations that are told again and again in the rows with a prefix cache, each request with a last message of its own.
+/// Number of conversations in the rows with a prefix cache. They repeat, and each request has a new last message.
 const CONVERSATIONS: u64 = 4;
 /// Bytes of a message of these conversations; a document is one message.
 const MESSAGE_BYTES: usize = 1_500;
@@ -65,7 +71,7 @@ fn main() -> Result<(), Error> {
 
 fn options(arguments: &[String]) -> Result<Options, Error> {
     let mut options = Options {
-        rows: ["direct", "decide", "prefix", "chunk", "split", "envoy", "idle"].map(str::to_owned).to_vec(),
+        rows: ["direct", "decide", "prefix", "chunk", "split", "replicas", "envoy", "idle"].map(str::to_owned).to_vec(),
         time: Duration::from_secs(1),
         rounds: 5,
     };
@@ -145,10 +151,19 @@ async fn compare(options: &Options) -> Result<(), Error> {
                 let rows = split::rows(addresses[0], bench.upstreams[0], options.time, options.rounds.min(5)).await?;
                 bench.table.extend(rows);
             }
+            "replicas" => {
+                let exchanges: Vec<_> =
+                    (1..=CONVERSATIONS).map(|seed| Arc::new(turn_of(16_000, MESSAGE_BYTES, seed))).collect();
+                let rows = replicas::rows(&bench.upstreams, &exchanges, options.time, options.rounds).await?;
+                bench.table.extend(rows);
+            }
             "envoy" => through_envoy(&mut bench, options).await?,
             "idle" => idle(&mut bench).await?,
             other => {
-                return Err(format!("unknown row {other:?}: direct, decide, prefix, chunk, split, envoy, idle").into());
+                return Err(format!(
+                    "unknown row {other:?}: direct, decide, prefix, chunk, split, replicas, envoy, idle"
+                )
+                .into());
             }
         }
     }
@@ -238,6 +253,14 @@ async fn decide(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     let scorers: Vec<_> = scorers.iter().map(|name| serde_json::json!({ "type": name })).collect();
     let pipeline = serde_json::json!({ "scorers": scorers });
     for (endpoints, target) in [(100, "≤ 10 %"), (1_000, "≤ 40 %")] {
+        let idle =
+            decide::Pool::idle(endpoints).decide("predicted-latency", &serde_json::Value::Null).as_secs_f64() * 1e6;
+        bench.table.push([
+            format!("one decision, {endpoints} endpoints, idle, `predicted-latency`"),
+            format!("{idle:.2} µs, no-op {:.1} µs a request of 4 KiB", noop.cpu_us),
+            format!("{:.1} % of no-op", idle / noop.cpu_us * 100.0),
+            "–".to_owned(),
+        ]);
         let mut pool = decide::Pool::new(endpoints);
         for claims in ["", ", each with a claim on the prompt's head"] {
             if !claims.is_empty() {
@@ -288,11 +311,7 @@ async fn prefix(bench: &mut Bench, options: &Options) -> Result<(), Error> {
         ("220 KB conversation", 220_000, MESSAGE_BYTES, targets),
         ("220 KB document", 220_000, DOCUMENT_BYTES, targets),
     ] {
-        let answer = [http_load::ANSWER.into()];
-        let exchange = |seed| {
-            Exchange::new(conversation(size, message, seed), &answer, "application/json").with_fresh(PLACEHOLDER)
-        };
-        let exchanges: Vec<_> = (1..=CONVERSATIONS).map(|seed| Arc::new(exchange(seed))).collect();
+        let exchanges: Vec<_> = (1..=CONVERSATIONS).map(|seed| Arc::new(turn_of(size, message, seed))).collect();
         let [noop, plain, characters, tiktoken] =
             in_turn([bench.noop, bench.attache, servers[0], servers[1]], &exchanges, options).await?;
         let rows = [
@@ -318,8 +337,14 @@ async fn prefix(bench: &mut Bench, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// A chat of about `size` bytes in messages of `message` bytes, with [`PLACEHOLDER`] for its last message: words, and in conversations lines,
-/// whose ends are escaped.
+/// A request of a conversation with a new last message, and its response.
+fn turn_of(size: usize, message: usize, seed: u64) -> Exchange {
+    let answer = [http_load::ANSWER.into()];
+    Exchange::new(conversation(size, message, seed), &answer, "application/json").with_fresh(PLACEHOLDER)
+}
+
+/// A chat of about `size` bytes in messages of `message` bytes, with [`PLACEHOLDER`] for its last message. Messages are
+/// words. Those of conversations have lines, whose ends are escaped.
 fn conversation(size: usize, message: usize, seed: u64) -> bytes::Bytes {
     const WORDS: &str = "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which \
         one you were all her she there would their we him been has when who will no more if out so said what up its about into than them \

@@ -12,6 +12,7 @@ mod quotas;
 mod recording;
 mod redis;
 mod routing;
+mod sync;
 mod traces;
 
 use crate::admin::guard::Guard;
@@ -57,6 +58,7 @@ use redis::Redis;
 use routing::Prepared;
 use std::path::PathBuf;
 use std::sync::Arc;
+use sync::Sync;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use traces::Traces;
@@ -111,6 +113,7 @@ struct App {
     dump: Arc<ArcSwap<Settings>>,
     segments: Arc<SegmentCache>,
     redis: Option<Redis>,
+    sync: Option<Sync>,
     clock: Clock,
     /// Subject of the lease, if leader election is enabled.
     leased: Option<Leased>,
@@ -149,6 +152,7 @@ struct Start<'a> {
     metrics: &'a Arc<Metrics>,
     views: &'a Arc<PoolViews>,
     recorder: Option<Arc<Recorder>>,
+    sync: Option<Sync>,
     tracing: Tracing,
     /// Ends leader election.
     leading: CancellationToken,
@@ -163,7 +167,7 @@ impl Start<'_> {
         mut found: FoundPools,
         mut feeds: Feeds,
     ) -> anyhow::Result<(App, Option<Guard>, Option<JoinHandle<()>>)> {
-        let Self { clock, seed, readiness, metrics, views, recorder, tracing, leading } = self;
+        let Self { clock, seed, readiness, metrics, views, recorder, sync, tracing, leading } = self;
         feeds.hold(readiness);
         found.follow(&file.templates, &mut feeds).await?;
         let searching = (!file.templates.is_empty()).then(|| readiness.latch("InferencePools searched for"));
@@ -177,7 +181,12 @@ impl Start<'_> {
         let telemetry = Arc::new(Telemetry { metrics: metrics.clone(), decisions });
         let prepared = Prepared::of(&settings, None, None, metrics)?;
         let (config, redis) = routing::config(&settings, prepared, &feeds, &segments, &telemetry, clock, None)?;
-        let picker = Picker::new(config, telemetry.clone(), seed).recorded(recorder);
+        if let Some(sync) = &sync {
+            sync.set_pools(&config, &feeds);
+            sync.hold(readiness);
+        }
+        let replica = sync.as_ref().map(|sync| sync.replica().clone());
+        let picker = Picker::new(config, telemetry.clone(), seed).recorded(recorder).sharing(replica);
         picker.policies.configure(settings.model_policies.clone());
         let processor = Arc::new(Processor::new(picker, &telemetry, tracing));
         let app = App {
@@ -194,6 +203,7 @@ impl Start<'_> {
             readiness: readiness.clone(),
             segments,
             redis,
+            sync,
             clock,
             leased: leased.filter(|_| leader.is_some()),
         };
@@ -261,7 +271,10 @@ async fn serve(
     let mut instruments = Instruments::register(&file, clock);
     let recorder = recorder(record, &file, seed, &mut instruments.registry)?;
     let kv_connections = instruments.listeners.kv_events.clone();
-    let feeds = Feeds::new(clock, seed, recorder.clone(), kv_connections, stop.child_token());
+    let pressure = instruments.metrics.pressure.shared().clone();
+    let sync = Sync::start(&file, pressure, clock, stop.child_token()).await?;
+    let shared = sync.as_ref().map(|sync| (sync.replica().clone(), sync.cache_seed()));
+    let feeds = Feeds::new(clock, seed, recorder.clone(), kv_connections, stop.child_token()).sharing(shared);
     let found = FoundPools::new(read_pool, stop.child_token());
     instruments.registry.register_collector(Box::new(QueuedBytesCollector(found.queued())));
     let traces = Traces::start(&file.telemetry)?;
@@ -273,6 +286,7 @@ async fn serve(
         metrics: &instruments.metrics,
         views: &instruments.views,
         recorder: recorder.clone(),
+        sync,
         tracing: traces.tracing(clock),
         leading: leading.clone(),
     };
@@ -285,6 +299,7 @@ async fn serve(
     registry.register_collector(Box::new(app.process_collector(&traces)));
 
     let health = Health::new().await;
+    app.sync.iter().for_each(|sync| registry.register_collector(Box::new(sync.collector(clock))));
     let service = Service::new(app.processor.clone(), clock);
     let on_grpc_port = server.health_checking.then(|| health.clone());
     let handshaker = app.certificates.as_ref().map(Certificates::handshaker);
@@ -317,6 +332,7 @@ fn pages(
     clock: Clock,
 ) -> AdminState {
     let (views, decisions, dump) = (app.views.clone(), app.processor.decisions.clone(), app.dump.clone());
+    let (kept, to_keep) = (decisions.clone(), app.processor.clone());
     let (to_explain, to_limit) = (app.processor.clone(), app.processor.clone());
     let (policies, recorder) = (app.processor.picker.policies.clone(), app.processor.picker.recorder.clone());
     AdminState {
@@ -329,11 +345,17 @@ fn pages(
             let processor = to_explain.clone();
             Box::pin(async move { explain(&processor.picker, &asked, clock.now()).await })
         }),
-        explain_recorded: Arc::new(move |id| Box::pin(recording::explain(recorder.clone(), id))),
+        explain_recorded: Arc::new(move |id| {
+            let (decisions, recorder) = (kept.clone(), recorder.clone());
+            let kept = to_keep.picker.config().settings.explain.kept;
+            Box::pin(async move { recording::explain(&decisions, kept, recorder, id).await })
+        }),
         max_explained_bytes: Arc::new(move || {
             usize::try_from(to_limit.picker.config().limits.max_body_bytes).unwrap_or(usize::MAX)
         }),
         policies,
+        pressure: app.processor.metrics.pressure.clone(),
+        replica: app.sync.as_ref().map(|sync| sync.replica().clone()),
         guard,
         hosts: app.settings.server.admin_hosts.clone(),
         refusals,
@@ -492,11 +514,15 @@ impl App {
         if let (Some(recorder), Some(why)) = (&self.processor.picker.recorder, unrecordable(&settings)) {
             recorder.stop(why);
         }
+        if let Some(sync) = &self.sync {
+            sync.set_pools(&config, &self.feeds);
+        }
         self.processor.picker.reload(config, || settings.to_json());
         // Settings that need a restart keep their values, in the dump too.
         self.settings = Settings {
             server: self.settings.server.reloaded(&settings.server),
             telemetry: self.settings.telemetry.clone(),
+            sync: self.settings.sync.clone(),
             ..settings
         };
         if let Some(certificates) = &self.certificates {

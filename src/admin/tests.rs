@@ -82,6 +82,8 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
         decisions: Arc::new(move || decisions.to_json(clock.now())),
         config: Arc::new(|| serde_json::json!({"kind": "Attache"})),
         policies: Arc::default(),
+        pressure: Arc::default(),
+        replica: None,
         guard: None,
         hosts: Arc::new([]),
         refusals: Refusals::default(),
@@ -161,7 +163,7 @@ fn endless() -> axum::body::Body {
 }
 
 /// Every page that is not open to all.
-const GUARDED: [(&str, &str); 13] = [
+const GUARDED: [(&str, &str); 16] = [
     ("GET", "/"),
     ("GET", "/endpoints"),
     ("GET", "/decisions"),
@@ -175,6 +177,9 @@ const GUARDED: [(&str, &str); 13] = [
     ("PUT", "/api/nodes/scheduling"),
     ("GET", "/api/nodes/scheduling/m"),
     ("DELETE", "/api/nodes/scheduling/m"),
+    ("GET", "/api/pressure"),
+    ("GET", "/api/pressure/m"),
+    ("DELETE", "/api/pressure/m?count=1"),
 ];
 
 #[tokio::test]
@@ -204,6 +209,39 @@ async fn recorded_decision_is_explained_by_request_id() {
 }
 
 #[tokio::test]
+async fn pressure_is_shown_and_only_what_was_read_is_consumed() {
+    let (state, _) = state();
+    let divert = |pool: &str, model: &str| state.pressure.pool(pool).divert(model, state.clock.now());
+    for (pool, model) in [("a", "meta/llama"), ("a", "meta/llama"), ("b", "meta/llama"), ("a", "m")] {
+        divert(pool, model);
+    }
+    let send = async |method: &str, target: &str| {
+        let (status, text) = ask(&state, LOCAL, (method, target), &[], Body::empty()).await;
+        (status, serde_json::from_str::<serde_json::Value>(&text).unwrap_or(text.into()))
+    };
+    let all = send("GET", "/api/pressure").await.1;
+    assert_eq!((all["window_seconds"].as_u64(), all["models"].as_array().map(Vec::len)), (Some(60), Some(3)), "{all}");
+    let one = send("GET", "/api/pressure/meta/llama").await.1;
+    assert_eq!((one["count"].as_u64(), one["pools"].as_array().map(Vec::len)), (Some(3), Some(2)), "{one}");
+    assert_eq!(send("GET", "/api/pressure/meta/llama?pool=b").await.1["count"], 1);
+    // Another request is diverted before the replica has started.
+    divert("a", "meta/llama");
+    let left = send("DELETE", "/api/pressure/meta/llama?count=3").await.1;
+    assert_eq!((left["consumed"].as_u64(), left["count"].as_u64()), (Some(3), Some(1)), "{left}");
+    let left = send("DELETE", "/api/pressure/meta/llama?count=9").await.1;
+    assert_eq!((left["consumed"].as_u64(), left["count"].as_u64()), (Some(1), Some(0)), "{left}");
+    assert_eq!(send("GET", "/api/pressure/m").await.1["count"], 1);
+    for (query, got) in [("", "is missing"), ("?count=0", "is `0`"), ("?count=some", "is `some`")] {
+        let (status, text) = send("DELETE", &format!("/api/pressure/m{query}")).await;
+        assert_eq!((status, text.to_string().contains(got)), (400, true), "{text}");
+    }
+    assert_eq!(
+        send("GET", "/api/pressure/unknown").await,
+        (200, serde_json::json!({"window_seconds": 60, "model": "unknown", "count": 0, "pools": []}))
+    );
+}
+
+#[tokio::test]
 async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() {
     let (state, _) = state();
     for (method, target) in GUARDED {
@@ -214,6 +252,7 @@ async fn unknown_query_key_is_refused_with_the_known_keys_on_every_admin_page() 
             "/explain" => "`path`, `pool`, `header`, `request_id`",
             "/decisions" => "`request_id`",
             "/kv_blocks" => "`endpoint`",
+            "/api/pressure/m" => "`pool`, `count`",
             "/log-level" if method == "PUT" => "`filter`",
             _ => "none",
         };
@@ -256,7 +295,7 @@ async fn foreign_host_or_origin_rejected_by_every_guarded_page() {
 }
 
 #[tokio::test]
-async fn remote_caller_with_token_reads_pages_but_changes_nothing() {
+async fn remote_caller_with_token_reads_pages_and_changes_only_pressure() {
     let (mut state, _) = state();
     let verdict = |caller: guard::Caller| match caller.token.as_str() {
         "good" => guard::AccessDecision::Allowed,
@@ -265,7 +304,9 @@ async fn remote_caller_with_token_reads_pages_but_changes_nothing() {
     state.guard = Some(Arc::new(move |caller| Box::pin(async move { verdict(caller) })));
     let good = [("authorization", "Bearer good")];
     for page in GUARDED {
-        let changes = page.0 != "GET" || page.1.starts_with("/kv_blocks");
+        // A controller that starts replicas is usually another pod.
+        let is_allowed = page.0 == "GET" || page.1.starts_with("/api/pressure/");
+        let changes = !is_allowed || page.1.starts_with("/kv_blocks");
         let wanted = if changes { 403 } else { 200 };
         let (status, _) = ask(&state, REMOTE, page, &good, endless()).await;
         assert!(status == wanted || page.1.ends_with("/m") && status == 404, "{page:?}: {status}");

@@ -33,7 +33,8 @@ use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
 use crate::tokenize::RemotePool;
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use deciding::Deciding;
+use attache_sync::Replica;
+use deciding::{Announced, Deciding};
 pub(super) use leased::{Leased, leased};
 pub(super) use prefix::cache;
 use prefix::{cache_config, subscription};
@@ -58,6 +59,10 @@ pub struct Feeds {
     pools: BTreeMap<Arc<str>, PoolFeeds>,
     clock: Clock,
     seed: u64,
+    /// Seed of the prefix caches.
+    cache_seed: u64,
+    /// Announces lost caches to other pickers.
+    replica: Option<Arc<Replica>>,
     recorder: Option<Arc<Recorder>>,
     /// Limits for connections to all central sockets for KV events.
     kv_connections: Arc<Connections>,
@@ -141,7 +146,19 @@ impl Feeds {
         shutdown: CancellationToken,
     ) -> Self {
         let (cluster, presence) = (Cluster::new(clock), Presence::default());
-        Self { pools: BTreeMap::new(), clock, seed, recorder, kv_connections, cluster, presence, shutdown }
+        let (cache_seed, replica) = (seed, None);
+        let pools = BTreeMap::new();
+        Self { pools, clock, seed, cache_seed, replica, recorder, kv_connections, cluster, presence, shutdown }
+    }
+
+    /// The same, if `shared` has a replica and a seed: with prefix caches that have the seed of all pickers of a cluster,
+    /// whose members the replica informs of lost caches.
+    #[must_use]
+    pub fn sharing(self, shared: Option<(Arc<Replica>, u64)>) -> Self {
+        match shared {
+            Some((replica, cache_seed)) => Self { replica: Some(replica), cache_seed, ..self },
+            None => self,
+        }
     }
 
     /// Holds `readiness` back while every pool is an InferencePool that does not exist.
@@ -211,7 +228,7 @@ impl Feeds {
         for pool in settings {
             made.push(match self.pools.get(&pool.name) {
                 Some(feeds) if feeds.prefix_settings != pool.prefix => {
-                    let cache = Arc::new(cache(&pool.prefix, self.seed));
+                    let cache = Arc::new(cache(&pool.prefix, self.cache_seed));
                     Some(feeds.make(pool, cache, feeds.cache_number + 1, self.seed).await?)
                 }
                 _ => None,
@@ -246,9 +263,14 @@ impl Feeds {
         let undo = stop.clone().drop_guard();
         let mut started = Vec::new();
         for pool in settings.iter().filter(|pool| !self.pools.contains_key(&pool.name)) {
-            let tape = PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.seed));
+            let tape =
+                PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.cache_seed));
             let (connections, stop) = (self.kv_connections.clone(), stop.child_token());
-            let feeds = PoolFeeds::start(pool, self.clock, self.seed, tape, connections, stop, readiness).await?;
+            let cache = cache(&pool.prefix, self.cache_seed);
+            let announced = Announced::of(self.replica.as_ref(), &pool.name, self.clock);
+            let feeds =
+                PoolFeeds::start(pool, cache, announced, self.clock, self.seed, tape, connections, stop, readiness)
+                    .await?;
             started.push((pool, feeds));
         }
         undo.disarm();
@@ -286,8 +308,11 @@ async fn release_after(mut first_round: watch::Receiver<bool>, latch: Latch, gon
 }
 
 impl PoolFeeds {
+    #[expect(clippy::too_many_arguments, reason = "called once, with the parts of `Feeds`")]
     async fn start(
         settings: &PoolSettings,
+        cache: PrefixCache,
+        announced: Option<Announced>,
         clock: Clock,
         seed: u64,
         tape: PoolTape,
@@ -307,9 +332,9 @@ impl PoolFeeds {
         let latch = readiness.latch(format!("pool `{}` discovered and scraped once", settings.name));
         tokio::spawn(release_after(scraper.first_round(), latch, shutdown.clone()));
         let writer = PoolWriter::new(sources(settings));
-        let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, seed)));
+        let prefix = Arc::new(ArcSwap::from_pointee(cache));
         let deciding = Deciding::default();
-        let prepare = deciding::prepare(prefix.clone(), deciding.clone());
+        let prepare = deciding::prepare(prefix.clone(), deciding.clone(), announced);
         tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, tape.clone(), shutdown.clone()));
         tokio::spawn(scraper.run(shutdown.clone()));
         tokio::spawn(static_source::run(CONFIGURED, endpoints.subscribe(), events.clone(), shutdown.clone()));
@@ -510,6 +535,12 @@ impl PoolFeeds {
             (_, as_before) => self.listing = as_before,
         }
         Ok(())
+    }
+
+    /// Where changes of the pool are sent.
+    #[cfg(feature = "nats")]
+    pub(super) fn events(&self) -> mpsc::Sender<PoolEvent> {
+        self.events.clone()
     }
 
     /// The client of remote tokenizers, if it is used.

@@ -3,6 +3,7 @@
 use crate::config::Settings;
 use crate::config::settings::PoolSettings;
 use crate::record::{RecordSettings, Recorder};
+use crate::telemetry::decisions::Decisions;
 use axum::http::StatusCode;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -11,6 +12,9 @@ use std::sync::Arc;
 
 /// Why decisions by these settings can't be recorded; `None` if they can.
 pub(super) fn unrecordable(settings: &Settings) -> Option<&'static str> {
+    if settings.sync.is_some() {
+        return Some("`sync` is on, and recordings hold nothing from other pickers");
+    }
     let reads_redis = settings.pools.iter().any(PoolSettings::reads_redis);
     reads_redis.then_some("a strategy has `profilesFromRedis`, and recordings hold nothing from Redis")
 }
@@ -31,16 +35,26 @@ pub(super) fn recorder(
     Ok(Some(recorder))
 }
 
-/// Explains the recorded decision about the request with this number or `x-request-id`: replays the recording up to it.
+/// Explains the decision about the request with this `x-request-id`: with the explanation that `decisions` keeps, among
+/// the `kept` latest ones, else by a replay of the recording up to it. The recording also finds a request by its number.
 ///
 /// # Errors
-/// The status and text of the response: nothing is recorded, there is no such request, or the recording can't be read.
-pub(super) async fn explain(recorder: Option<Arc<Recorder>>, id: String) -> Result<Value, (StatusCode, String)> {
+/// The status and text of the response: neither knows the request, or the recording can't be read.
+pub(super) async fn explain(
+    decisions: &Decisions,
+    kept: usize,
+    recorder: Option<Arc<Recorder>>,
+    id: String,
+) -> Result<Value, (StatusCode, String)> {
+    if let Some(explanation) = decisions.explanation(kept, &id) {
+        return serde_json::from_str(&explanation).map_err(|e| (StatusCode::INTERNAL_SERVER_ERROR, e.to_string()));
+    }
     let Some(recorder) = recorder else {
-        return Err((
-            StatusCode::NOT_FOUND,
-            "decisions are not recorded; `attache run --record FILE` records them".into(),
-        ));
+        let text = format!(
+            "no explanation of the request `{id}` is kept, and decisions are not recorded; `exchange.explain.kept` \
+             keeps the latest explanations, and `attache run --record FILE` records all decisions"
+        );
+        return Err((StatusCode::NOT_FOUND, text));
     };
     let explained = tokio::task::spawn_blocking(move || {
         recorder.flush();
@@ -68,6 +82,7 @@ fn explain_in(_: &Path, _: &str) -> Result<Value, (StatusCode, String)> {
 mod tests {
     use super::*;
     use crate::config::{self, ConfigText, Sources};
+    use crate::picker::event::KeptExplanation;
 
     fn settings(text: &[u8]) -> Settings {
         let text = ConfigText { name: "test".into(), bytes: text.to_vec() };
@@ -84,8 +99,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn explanation_of_an_unrecorded_decision_says_how_to_record() {
-        let (status, text) = explain(None, "17".to_owned()).await.unwrap_err();
-        assert_eq!((status, text.contains("--record")), (StatusCode::NOT_FOUND, true), "{text}");
+    async fn explanation_that_is_neither_kept_nor_recorded_names_both_ways() {
+        let decisions = Decisions::new(0);
+        for i in 0..5 {
+            decisions.keep(2, KeptExplanation { request_id: format!("r{i}"), json: i.to_string() });
+        }
+        let ask = |kept, id: &str| explain(&decisions, kept, None, id.to_owned());
+        assert_eq!(ask(2, "r4").await.unwrap(), 4);
+        assert_eq!(ask(2, "r3").await.unwrap(), 3);
+        assert!(ask(2, "r2").await.is_err() && ask(1, "r4").await.is_ok());
+        // A reload has ended the keeping of explanations.
+        let (status, text) = ask(0, "r4").await.unwrap_err();
+        let names_both = text.contains("--record") && text.contains("exchange.explain.kept");
+        assert_eq!((status, names_both), (StatusCode::NOT_FOUND, true), "{text}");
     }
 }

@@ -39,6 +39,9 @@ Examples:
                         /etc/attache/tls/ca.crt \
       --client-name 'spiffe://cluster.local/ns/gateways/*'
 
+  One of several pickers that share state over NATS:
+    attache run --config-file attache.yaml --sync-nats-url nats://nats:4222
+
   Traces of every tenth request:
     attache run --config-file attache.yaml --otlp-endpoint http://collector:4318 --trace-ratio 0.1
 
@@ -245,6 +248,20 @@ pub struct RunArgs {
     /// Further host names of the admin pages, beside IP addresses and localhost
     #[arg(long, value_name = "NAME", env = "ATTACHE_ADMIN_HOSTS", value_delimiter = ',', help_heading = "Listeners")]
     pub admin_hosts: Vec<String>,
+    /// Share requests in flight and prompts with the other pickers of this NATS server, `nats://host:port`; may be given
+    /// several times, for the servers of one cluster
+    #[arg(
+        long = "sync-nats-url",
+        value_name = "URL",
+        env = "ATTACHE_SYNC_NATS_URL",
+        hide_env_values = true,
+        value_delimiter = ',',
+        help_heading = "Replicas"
+    )]
+    pub sync_nats_urls: Vec<String>,
+    /// Name of this picker on the status pages of the others [default: the host's name]
+    #[arg(long, value_name = "NAME", env = "ATTACHE_SYNC_NAME", help_heading = "Replicas")]
+    pub sync_name: Option<String>,
     /// Answer gRPC health checks on the ext-proc port too [default: true]
     #[arg(
         long, value_name = "BOOL", env = "ATTACHE_HEALTH_CHECKING", num_args = 0..=1, require_equals = true,
@@ -435,6 +452,8 @@ impl RunArgs {
             leader_election: self.ha_enable_leader_election,
             model_status: self.model_status,
             metrics_auth: self.metrics_endpoint_auth,
+            sync_nats_urls: self.sync_nats_urls.iter().filter(|url| !url.is_empty()).cloned().collect(),
+            sync_name: self.sync_name.clone(),
             admin_hosts: self.admin_hosts.iter().filter(|name| !name.is_empty()).cloned().collect(),
             explain_metadata: self.emit_endpoint_scores,
             endpoints_follow: false,

@@ -21,6 +21,8 @@ pub(crate) const DEFAULT_LOG_FILTER: &str = "info";
 pub(crate) const DEFAULT_TRACE_RATIO: f64 = 0.1;
 /// 256 decisions: a screenful for `/decisions`, some 100 KB.
 pub(crate) const DEFAULT_DECISIONS_KEPT: usize = 256;
+/// 4,096: their memory has a limit of its own, so a large pool keeps fewer (`src/telemetry/decisions.rs`).
+pub(crate) const MAX_EXPLANATIONS_KEPT: usize = 4_096;
 /// 100,000: a larger number is assumed to be a mistake.
 pub(crate) const MAX_DECISIONS_KEPT: usize = 100_000;
 /// Needs no tuning on any mix of servers; its first tokens arrive in about half the time of the others

@@ -1,8 +1,8 @@
 //! Settings as JSON for `/config_dump`: the values in effect after flags, environment, file and defaults were merged.
 
 use super::settings::{
-    ExchangeSettings, NameSettings, ServerSettings, Settings, TelemetrySettings, TenantRule, TenantSettings,
-    TenantSource, TlsSettings, UsageCount,
+    ExchangeSettings, NameSettings, ServerSettings, Settings, SyncSettings, TelemetrySettings, TenantRule,
+    TenantSettings, TenantSource, TlsSettings, UsageCount,
 };
 use super::units::show_duration;
 use attache_quota::Limits;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 mod pools;
 
 impl Settings {
-    /// The settings under the keys of the file. Passwords in the URLs of the collector and of Redis are left out.
+    /// The settings under the keys of the file. Passwords in the URLs of the collector, of Redis and of NATS are left out.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let named = self.pools.iter().map(pools::pool);
@@ -29,6 +29,7 @@ impl Settings {
                 "onFailure": r.on_failure,
                 "profileRefresh": show_duration(r.profile_refresh),
             })),
+            "sync": self.sync.as_ref().map(sync),
             "modelPolicies": self.model_policies.iter().map(|(model, p)| json!({
                 "model": model,
                 "routePolicy": p.route_policy,
@@ -39,6 +40,25 @@ impl Settings {
             "pools": named.chain(templates).collect::<Vec<_>>(),
         })
     }
+}
+
+fn sync(s: &SyncSettings) -> Value {
+    let nats = &s.nats;
+    let tls = (nats.ca_file.is_some() || nats.client_certificate.is_some()).then(|| {
+        let (cert, key) = nats.client_certificate.as_ref().map(|(cert, key)| (cert, key)).unzip();
+        json!({"caFile": nats.ca_file, "certFile": cert, "keyFile": key})
+    });
+    json!({
+        "name": s.name,
+        "keyFile": s.key_file,
+        "waitForSnapshot": show_duration(s.wait_for_snapshot),
+        "nats": {
+            "servers": nats.servers.iter().map(|url| without_credentials(url)).collect::<Vec<_>>(),
+            "subjectPrefix": nats.subject_prefix,
+            "credentials": nats.credentials,
+            "tls": tls,
+        },
+    })
 }
 
 fn server(s: &ServerSettings) -> Value {
@@ -109,7 +129,7 @@ fn exchange(e: &ExchangeSettings) -> Value {
                 UsageCount::Total => "total",
             },
         })),
-        "explain": {"metadata": e.explain.metadata, "logRatio": e.explain.log_ratio},
+        "explain": {"metadata": e.explain.metadata, "logRatio": e.explain.log_ratio, "kept": e.explain.kept},
         "objectives": e.objectives,
     })
 }

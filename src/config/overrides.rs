@@ -70,6 +70,10 @@ pub struct Overrides {
     pub model_status: Option<bool>,
     /// `--metrics-endpoint-auth`
     pub metrics_auth: Option<bool>,
+    /// `--sync-nats-url`
+    pub sync_nats_urls: Vec<String>,
+    /// `--sync-name`
+    pub sync_name: Option<String>,
     /// `--admin-hosts`
     pub admin_hosts: Vec<String>,
     /// Whether `--emit-endpoint-scores` asks for scores in the dynamic metadata.

@@ -8,7 +8,7 @@ use super::settings::PoolSettings;
 use super::{ConfigText, KubernetesFlags, Overrides, Settings, Sources, load};
 
 /// Sections that apply to the process as a whole.
-const OF_PROCESS: [&str; 6] = ["server", "telemetry", "exchange", "limits", "redis", "modelPolicies"];
+const OF_PROCESS: [&str; 7] = ["server", "telemetry", "exchange", "limits", "redis", "sync", "modelPolicies"];
 
 /// Reads and checks the configuration of one pool. Flags about pools outrank it, as they outrank the process's own
 /// file. The name of the pool in it is ignored.

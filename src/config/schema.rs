@@ -36,6 +36,8 @@ pub struct File {
     pub limits: LimitsSection,
     /// `redis`
     pub redis: Opt<Redis>,
+    /// `sync`
+    pub sync: Opt<Sync>,
     /// `modelPolicies`
     pub model_policies: Opt<Vec<At<ModelPolicy>>>,
     /// `pools`
@@ -60,6 +62,7 @@ impl File {
             exchange: section(&mut f, "exchange", sink),
             limits: section(&mut f, "limits", sink),
             redis: f.get("redis", sink),
+            sync: f.get("sync", sink),
             model_policies: f.get("modelPolicies", sink),
             pools: f.get("pools", sink),
         };
@@ -121,6 +124,7 @@ mod discovery;
 mod flow;
 mod objective;
 mod selection;
+mod sync;
 mod tenants;
 mod word;
 pub use caches::{Disaggregation, KvEvents, PrefixCache, Tokenizer, Volatile};
@@ -128,6 +132,7 @@ pub use discovery::{Dns, EndpointsFile, Kubernetes};
 pub use flow::{Band, FlowControl};
 pub use objective::{Objective, Slo};
 pub use selection::{ModelPolicy, Profile, RequestStrategy, StrategyRule};
+pub use sync::{Nats, NatsTls, Sync};
 pub use tenants::{Labels, LimitValue, Models, Names, Redis, Tenant, TenantLimits, Tenants, UserRecords};
 pub(crate) use word::{Word, word};
 
@@ -188,6 +193,7 @@ sections! {
     Explain {
         "metadata" => metadata: bool,
         "logRatio" => log_ratio: f64,
+        "kept" => kept: usize,
     }
     /// Token usage of a response, reported to the gateway.
     ReportUsage {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod kubernetes;
+pub mod sync;
 pub mod tenants;
 pub use attache_discovery::settings::{DnsSource, FileSource, KubernetesSource, PodsOf, PoolGroup, PoolSearch};
 pub use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};
@@ -26,6 +27,7 @@ pub use attache_request::settings::{
 pub use attache_scrape::ScrapeSettings;
 pub use attache_serving::tls::{ClientAuthSettings, ClientName};
 pub use kubernetes::PoolTemplate;
+pub use sync::{NatsSettings, SyncSettings};
 pub use tenants::{LabelSettings, NameSettings, RedisSettings};
 
 /// All settings of the process.
@@ -43,6 +45,8 @@ pub struct Settings {
     pub models: Option<TenantSettings>,
     /// The Redis for quotas, tenant records and SLO profiles. Reloaded at run time.
     pub redis: Option<RedisSettings>,
+    /// State that is shared with other pickers. A change needs a restart.
+    pub sync: Option<SyncSettings>,
     /// How `prefix-affinity` routes single models. Reloaded at run time.
     pub model_policies: PolicyMap,
     /// How the ext-proc exchange behaves. Reloaded at run time.
@@ -363,6 +367,7 @@ impl Settings {
             ("server.metricsAuth", a.metrics_auth != b.metrics_auth),
             ("server.adminHosts", a.admin_hosts != b.admin_hosts),
             ("server.seed", a.seed != b.seed),
+            ("sync", self.sync != new.sync),
             ("telemetry.logLevel", t.log_filter != u.log_filter),
             ("telemetry.logFormat", t.log_json != u.log_json),
             ("telemetry.otlpEndpoint", t.otlp_endpoint != u.otlp_endpoint),

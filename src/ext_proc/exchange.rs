@@ -19,6 +19,7 @@ use super::reply::{self, Direction};
 use super::uploads::{Evicted, Progress};
 use attache_disagg::attempts::Attempt;
 use attache_flow::Refusal;
+use attache_picker::InFlight;
 use attache_picker::active::ActiveConfig;
 use attache_picker::body::{Body, too_large};
 use attache_picker::decide::{self, Plan, RequestView, Seen, Step};
@@ -26,7 +27,6 @@ use attache_picker::event::{End, Limit, NameObserver, Outcome};
 use attache_picker::head::Head;
 use attache_picker::queues::DequeueResult;
 use attache_picker::quotas::Allowance;
-use attache_picker::response::Routed;
 use attache_picker::split::LegResult;
 use attache_picker::tenant::Tenant;
 use attache_picker::warming::Warming;
@@ -153,7 +153,7 @@ pub struct Exchange {
     /// The client's connection to Envoy.
     connection: Option<u64>,
     span: Option<Box<RequestSpan>>,
-    routed: Option<Box<Routed>>,
+    in_flight: Option<Box<InFlight>>,
     outcome: Option<Outcome>,
     last_seen: Timestamp,
     waits: TokenWait,
@@ -187,7 +187,7 @@ impl Exchange {
             form_read: 0,
             connection: None,
             span: None,
-            routed: None,
+            in_flight: None,
             outcome: None,
             last_seen: now,
             waits: TokenWait::default(),
@@ -228,13 +228,13 @@ impl Exchange {
     /// Whether the request was routed to an endpoint.
     #[must_use]
     pub fn is_routed(&self) -> bool {
-        self.routed.is_some()
+        self.in_flight.is_some()
     }
 
     /// The observer of the request's model; `None` if the model is unknown.
     #[must_use]
     pub fn model_counts(&self) -> Option<&dyn NameObserver> {
-        self.routed.as_ref()?.model_counts()
+        self.in_flight.as_ref()?.model_counts()
     }
 
     /// How the stream is counted; `None` before that is known.
@@ -365,7 +365,7 @@ impl Exchange {
                 let (response, metadata) = self.destination(&plan);
                 out.push_back(ProcessingResponse { dynamic_metadata: metadata, ..reply::request_headers(response) });
                 let body_comes = !end_of_stream && self.modes().request != BodyMode::None;
-                self.begin_routed(*plan, now);
+                self.begin_in_flight(*plan, now);
                 self.request = if body_comes { RequestSide::Flowing } else { RequestSide::Ended };
                 // The part of the body that arrived while the request was queued.
                 reply::stream_body(self.body.take(), false, out);
@@ -416,7 +416,7 @@ impl Exchange {
             reply::forward(mode, head, body, new_body, complete && close != BodyEnd::Trailers, out);
         }
         let ended = complete || mode == BodyMode::Buffered;
-        self.begin_routed(*plan, now);
+        self.begin_in_flight(*plan, now);
         self.request = if ended { RequestSide::Ended } else { RequestSide::Flowing };
         if close == BodyEnd::Trailers {
             self.pass_trailers(out);

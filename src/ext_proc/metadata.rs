@@ -2,7 +2,7 @@
 //! of a response, tenants.
 
 use attache_picker::head::Header;
-use attache_picker::response::{Origin, ResponseHead};
+use attache_picker::in_flight::{Origin, ResponseHead};
 use attache_pool::Endpoint;
 use attache_scheduling::scheduler::Subset;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, Metadata};

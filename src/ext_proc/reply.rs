@@ -2,7 +2,7 @@
 
 use super::mode::BodyMode;
 use attache_picker::body::{Body, MAX_CHUNK_BYTES};
-use attache_picker::response::HeaderChanges;
+use attache_picker::in_flight::HeaderChanges;
 use attache_protocol::{Dialect, dialect};
 use attache_types::error::{Reason, RequestError};
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;

@@ -8,6 +8,7 @@ use super::pace::DepartureRate;
 use super::settings::{BandSettings, Overflow};
 use super::slab::Slab;
 use ahash::AHashMap;
+use attache_scheduling::digest::name_hash;
 use attache_types::clock::Timestamp;
 use attache_types::rng::PickRng;
 use sha2::{Digest, Sha256};
@@ -45,6 +46,8 @@ fn before(queue: &BTreeSet<QueuePosition>, place: &QueuePosition, counted: usize
 #[derive(Debug)]
 struct FlowQueue {
     name: Arc<str>,
+    /// Of the name, where [`Fairness::counts_service`]; else 0.
+    hash: u64,
     weight: f64,
     queue: BTreeSet<QueuePosition>,
     /// Dispatched requests that have not ended.
@@ -62,6 +65,8 @@ pub(super) struct Band {
     max_bytes: u64,
     flows: Slab<FlowQueue>,
     names: AHashMap<Arc<str>, u32>,
+    /// The flows by the hash of their name.
+    hashes: AHashMap<u64, u32>,
     /// The flows by queue length. The longest loses a request when the band is full.
     lengths: BTreeSet<(usize, u32)>,
     /// Flows with nothing queued or in flight, by the start of that state.
@@ -87,6 +92,7 @@ impl Band {
             max_bytes: settings.max_bytes,
             flows: Slab::default(),
             names: AHashMap::new(),
+            hashes: AHashMap::new(),
             lengths: BTreeSet::new(),
             idle: BTreeSet::new(),
             requests: 0,
@@ -150,9 +156,25 @@ impl Band {
         let (flow, _) = self.flows.next()?;
         let name: Arc<str> = name.into();
         let weight = if &*name == OTHERS { 1.0 } else { weight };
+        let hash = if self.fairness.counts_service() { name_hash(&name) } else { 0 };
+        if hash != 0 {
+            self.hashes.insert(hash, flow);
+        }
         self.names.insert(name.clone(), flow);
-        self.flows.insert(FlowQueue { name, weight, queue: BTreeSet::new(), in_flight: 0, idle_since: None });
+        self.flows.insert(FlowQueue { name, hash, weight, queue: BTreeSet::new(), in_flight: 0, idle_since: None });
         Some(flow)
+    }
+
+    /// Hash of the name of `flow`; `None` if the policy counts no service.
+    pub(super) fn hash(&self, flow: u32) -> Option<u64> {
+        self.flows.get(flow).map(|entry| entry.hash).filter(|hash| *hash != 0)
+    }
+
+    /// Another picker has served a request of the flow whose name has this hash.
+    pub(super) fn served(&mut self, hash: u64, input: u32, output: u32) {
+        if let Some(flow) = self.hashes.get(&hash) {
+            self.fairness.served(*flow, input, output);
+        }
     }
 
     /// Updates the indexes of a flow after a change: queue length, idle since.
@@ -334,6 +356,7 @@ impl Band {
             self.fairness.forget(flow);
             if let Some((_, entry)) = self.flows.remove(flow) {
                 self.names.remove(&entry.name);
+                self.hashes.remove(&entry.hash);
             }
         }
     }

@@ -17,7 +17,7 @@ use super::capacity::QueuedBytes;
 use super::ceiling::{Ceiling, Ceilings};
 use super::drain::Drain;
 use super::fairness::{Meter, QueueHead};
-use super::item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, Verdict};
+use super::item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, SharedFlow, Verdict};
 use super::ordering::Facts;
 use super::running::{PreemptibleRequests, Seat};
 use super::saturation::Gauge;
@@ -333,6 +333,21 @@ impl<T> FlowControl<T> {
         }
         if let Some(band) = self.existing(passage.priority).and_then(|at| self.bands.get_mut(at)) {
             band.ended(passage.flow, &passage.meter, input, now);
+        }
+    }
+
+    /// The flow of a dispatched request, for other pickers; `None` if its policy counts no service.
+    #[must_use]
+    pub fn shared_flow(&self, passage: &Passage) -> Option<SharedFlow> {
+        let hash = self.bands.get(self.existing(passage.priority)?)?.hash(passage.flow)?;
+        Some(SharedFlow { priority: passage.priority, hash })
+    }
+
+    /// Another picker has served a request of `flow`, with these tokens of prompt and response. Flows that are not
+    /// known here have nothing to yield.
+    pub fn served(&mut self, flow: SharedFlow, input: u32, output: u32) {
+        if let Some(band) = self.existing(flow.priority).and_then(|at| self.bands.get_mut(at)) {
+            band.served(flow.hash, input, output);
         }
     }
 

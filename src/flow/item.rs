@@ -112,10 +112,25 @@ impl Passage {
         self.seat
     }
 
+    /// Tokens of the prompt that the flow was charged for.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u32 {
+        self.meter.input
+    }
+
     /// Marks the response as incomplete or not counted, so that no policy learns response lengths from it.
     pub fn cut(&mut self) {
         self.meter.cut = true;
     }
+}
+
+/// A flow as all pickers of a cluster know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedFlow {
+    /// Priority of its band.
+    pub priority: i32,
+    /// Hash of its name.
+    pub hash: u64,
 }
 
 /// Why flow control refused a request.

@@ -39,7 +39,7 @@ mod slab;
 pub use asking::Asking;
 pub use capacity::SharedCapacity;
 pub use control::FlowControl;
-pub use item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, Verdict, Way};
+pub use item::{Arrival, Cause, Handle, Left, Load, Need, Passage, Refusal, SharedFlow, Verdict, Way};
 pub use running::{EvictRunning, Seat};
 pub use saturation::Gauge;
 pub use settings::{BandSettings, Overflow, PoolFlow, Settings};

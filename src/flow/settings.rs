@@ -160,6 +160,14 @@ pub struct PoolFlow {
 }
 
 impl PoolFlow {
+    /// Whether some band charges flows while their responses are generated.
+    #[must_use]
+    pub fn counts_output(&self) -> bool {
+        let Settings { bands, sheddable_band, default_band, .. } = &self.settings;
+        let mut all = bands.values().chain(sheddable_band).chain([default_band]);
+        self.settings.queue && all.any(|band| band.fairness.counts_output())
+    }
+
     /// Creates a ceiling without state.
     ///
     /// # Errors

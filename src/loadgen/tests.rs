@@ -44,7 +44,7 @@ impl Workload for List {
 }
 
 fn request(number: u64, at: Duration) -> Request {
-    let part = |role, name, tokens| PromptPart { role, piece: Piece::new(name, tokens) };
+    let part = |role, name, tokens| PromptPart::text(role, Piece::new(name, tokens));
     Request {
         number,
         at: Timestamp(0).after(at),
@@ -54,6 +54,7 @@ fn request(number: u64, at: Duration) -> Request {
         session: None,
         tenant: None,
         priority: 0,
+        headers: Vec::new(),
     }
 }
 

@@ -129,12 +129,13 @@ mod tests {
         Request {
             number: 0,
             at: Timestamp(0),
-            prompt: prompt.iter().map(|(role, piece)| PromptPart { role: *role, piece: *piece }).collect(),
+            prompt: prompt.iter().map(|(role, piece)| PromptPart::text(*role, *piece)).collect(),
             answer: Piece::new(99, 7),
             adapter: None,
             session: None,
             tenant: None,
             priority: 0,
+            headers: Vec::new(),
         }
     }
 

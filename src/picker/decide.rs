@@ -1,13 +1,14 @@
 //! The decision about one request: parse the body, route it to a pool, choose the endpoints.
 //!
 //! [`decide`] is the order of the steps. Those before the prompt is looked up are in `decide/entering.rs`, the others
-//! in `decide/placing.rs`.
+//! in `decide/placing.rs`. Explanations that are kept are made in `decide/keeping.rs`.
 
 use super::active::{ActiveConfig, PoolRuntime};
 use super::ceiling::Ceiling;
 use super::conversation::Conversation;
 use super::head::Head;
 use super::hints::Hints;
+use super::known::KnownRequest;
 use super::picker::Picker;
 use super::prefix::made::Outcome;
 use super::prefix::{PoolPrefix, Tail};
@@ -32,14 +33,17 @@ use attache_scheduling::{Decision, Pool, RequestFacts, Strategy};
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
+pub use entering::CallFacts;
 use entering::{Admit, PromptSize, headers, rewrite};
 pub(super) use entering::{Deciding, Rewritten, Scope};
+pub use keeping::explain_known;
 use placing::Placed;
 pub(super) use placing::Unproposed;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 mod entering;
+mod keeping;
 mod placing;
 
 /// The part of the request body that the gateway has sent.
@@ -51,19 +55,37 @@ pub enum Seen<'a> {
     Head(&'a [u8]),
     /// The whole body.
     Whole(&'a [u8]),
+    /// None: the request is known without one, from a simulation or a recording.
+    Known(&'a KnownRequest<'a>),
 }
 
 impl<'a> Seen<'a> {
     pub(super) fn bytes(self) -> &'a [u8] {
         match self {
-            Seen::Nothing => &[],
+            Seen::Nothing | Seen::Known(_) => &[],
             Seen::Head(bytes) | Seen::Whole(bytes) => bytes,
         }
     }
 
     /// Length, bytes.
     pub(super) fn len(self) -> u64 {
-        self.bytes().len() as u64
+        match self {
+            Seen::Known(known) => known.bytes,
+            _ => self.bytes().len() as u64,
+        }
+    }
+
+    /// Whether nothing of the body is missing.
+    pub(super) fn is_whole(self) -> bool {
+        matches!(self, Seen::Whole(_) | Seen::Known(_))
+    }
+
+    /// The request, if it is known without a body.
+    pub(super) fn known(self) -> Option<&'a KnownRequest<'a>> {
+        match self {
+            Seen::Known(known) => Some(known),
+            _ => None,
+        }
     }
 }
 
@@ -117,14 +139,20 @@ pub struct Plan {
     pub understood: bool,
     /// Estimated length of the prompt, tokens.
     pub prompt_tokens: u32,
+    /// Limit of the response, tokens; `None` if the request sets none.
+    pub(super) max_tokens: Option<u32>,
+    /// Priority of the request.
+    pub(super) priority: i32,
     /// Requested responses for each prompt.
     pub choices: u32,
     /// The most tokens that the request can cost.
     pub(super) ceiling: Ceiling,
     /// Model name sent to the model server; empty if unknown.
     pub target: Arc<str>,
-    /// Estimated prompt tokens in the cache of the first pick, requests in flight included.
+    /// Estimated prompt tokens in the cache of the server that computes the prompt, requests in flight included.
     pub matched_tokens: u32,
+    /// The same in the cache of the first pick.
+    pub pick_matched_tokens: u32,
     /// The booking on the first pick, and on encode workers.
     pub booked: Option<Booked>,
     /// The booking on the prefill worker, when the decision splits the request.
@@ -225,9 +253,24 @@ pub fn decide(
     allowance: &mut Allowance,
     rng: &mut PickRng,
 ) -> Result<Step, RequestError> {
-    let scope = Scope { picker, config, observer: &*picker.observer, dry_run: false };
     let notes = RequestReads::of(picker, q);
-    let entered = enter(scope, None, q, notes.as_ref(), rng, |deciding, rng| {
+    decide_noting(picker, config, q, notes.as_ref(), allowance, rng)
+}
+
+/// As [`decide`]. The strategy reads headers and digests through `notes`, if there are any.
+///
+/// # Errors
+/// As [`decide`].
+pub fn decide_noting(
+    picker: &Picker,
+    config: &ActiveConfig,
+    q: &RequestView<'_>,
+    notes: Option<&RequestReads<'_>>,
+    allowance: &mut Allowance,
+    rng: &mut PickRng,
+) -> Result<Step, RequestError> {
+    let scope = Scope { picker, config, observer: &*picker.observer, dry_run: false };
+    let entered = enter(scope, None, q, notes, rng, |deciding, rng| {
         if q.head.names_strategy() && deciding.pool().scheduler.choices.report_ignored() {
             report_ignored(deciding.pool(), DEFAULT_STRATEGY_HEADER);
         }
@@ -240,9 +283,7 @@ pub fn decide(
         };
         match deciding.admit(prepared.as_ref())? {
             Admit::Waits(step) => Ok(Progress::Stops(step)),
-            Admit::Goes(admission) => {
-                deciding.place(prepared.as_ref(), admission, notes.as_ref(), rng).map(Progress::Placed)
-            }
+            Admit::Goes(admission) => deciding.place(prepared.as_ref(), admission, notes, rng).map(Progress::Placed),
         }
     })?;
     Ok(match entered.outcome {
@@ -281,8 +322,9 @@ pub(super) fn enter<R>(
     rest: impl FnOnce(&Deciding<'_>, &mut PickRng) -> Result<R, RequestError>,
 ) -> Result<Entered<R>, RequestError> {
     let config = scope.config;
-    let request = understand(scope.observer, config, q)?;
-    let request = request.as_ref();
+    let known = q.body.known();
+    let parsed = if known.is_some() { None } else { understand(scope.observer, config, q)? };
+    let request = known.map_or(parsed.as_ref(), |known| known.request.as_ref());
     let model = request.and_then(|r| r.model.as_ref()).map(|m| &*m.name);
     let runtime = match pool {
         Some(name) => config.named(name, model)?,
@@ -297,10 +339,13 @@ pub(super) fn enter<R>(
         model: &rewritten.target,
         prompt_tokens: size.estimated,
         max_tokens: request.and_then(|r| r.max_tokens),
-        priority: priority(config, &runtime.pool, q.head.objective(), model),
+        priority: match known {
+            Some(known) => known.priority,
+            None => priority(config, &runtime.pool, q.head.objective(), model),
+        },
         headers: headers(q, request, notes),
-        prompt: request.map(|r| &r.prompt),
-        payload: Some(q.body.bytes()),
+        prompt: known.and_then(|known| known.text).or(request.map(|r| &r.prompt)),
+        payload: known.is_none().then(|| q.body.bytes()),
         waited: if q.has_turn { q.now.since(q.opened) } else { Duration::ZERO },
         digests: notes.map(|n| &n.digests),
     };
@@ -339,3 +384,6 @@ pub(super) fn encodable(pool: &Pool, path: &str) -> bool {
     let api = LegApi::from_path(path).filter(|api| *api == LegApi::ChatCompletions);
     matches!(pool.disagg.as_deref(), Some(Mode::Header { .. })) && api.is_some()
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

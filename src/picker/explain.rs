@@ -279,7 +279,7 @@ impl<'a> Explainer<'a> {
         let cx = PickContext {
             request: deciding.facts,
             filter: chosen.filter.as_ref(),
-            generates: q.api.generates(),
+            generates: deciding.call.generates,
             ..PickContext::new(snapshot, q.now, pool.stale_after)
         };
         let roles = chosen.choice.strategy.roles(&cx);

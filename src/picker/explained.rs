@@ -1,6 +1,134 @@
-//! A log line that explains a decision by the score of each part of the algorithm for each endpoint.
+//! Explanations of decisions: as a log line, and in the form that `/explain` and explained recordings share.
 
+use attache_pool::{Endpoint, EndpointState, PoolSnapshot, ledger};
+use attache_prefix::cache::Found;
 use attache_scheduling::Decision;
+use attache_types::error::RequestError;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// The explanation of a decision.
+#[derive(Debug, Serialize)]
+pub struct DecisionExplanation {
+    /// The request's `x-request-id`; missing if it has none.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub request_id: String,
+    /// Name of the pool.
+    pub pool: String,
+    /// Model name sent to the model server; empty if unknown.
+    pub model: String,
+    /// Whether the body was parsed. Other requests go to the endpoint with the fewest requests.
+    pub understood: bool,
+    /// Name of the strategy.
+    pub strategy: String,
+    /// The profile that selected the strategy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Priority of the request.
+    pub priority: i32,
+    /// How long the request was queued, milliseconds.
+    pub waited_ms: f64,
+    /// Length of the prompt by which the strategy decides, tokens.
+    pub prompt_tokens: u32,
+    /// All endpoints of the pool at that time.
+    pub endpoints: Vec<EndpointExplanation>,
+    /// What is chosen.
+    pub choice: StrategyChoice,
+}
+
+/// An endpoint at the time of a decision.
+#[derive(Debug, Serialize)]
+pub struct EndpointExplanation {
+    /// `ip:port`.
+    pub address: String,
+    /// Prompt tokens that it is expected to have cached in GPU memory.
+    pub gpu_tokens: u32,
+    /// Prompt tokens that it is expected to have cached in any tier.
+    pub cached_tokens: u32,
+    /// Requests in flight.
+    pub requests: u32,
+    /// Why it is no candidate; missing if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<&'static str>,
+}
+
+impl EndpointExplanation {
+    /// All endpoints of a pool, for a prompt of `prompt_tokens` tokens with the lookup `found`.
+    #[must_use]
+    pub fn all(
+        snapshot: &PoolSnapshot,
+        found: Option<&Found>,
+        prompt_tokens: u32,
+        excluded: impl Fn(&EndpointState) -> Option<&'static str>,
+    ) -> Vec<Self> {
+        let endpoint = |state: &EndpointState| {
+            let depth = found.map(|found| found.depth(state.id())).unwrap_or_default();
+            let tokens = |blocks| found.map_or(0, |found| found.tokens(blocks).min(prompt_tokens));
+            Self {
+                address: state.endpoint.authority.to_string(),
+                gpu_tokens: tokens(depth.gpu),
+                cached_tokens: tokens(depth.any),
+                requests: ledger::requests(&state.endpoint, state.metrics()),
+                excluded: excluded(state),
+            }
+        };
+        snapshot.endpoints.iter().map(endpoint).collect()
+    }
+}
+
+/// The choice of a strategy.
+#[derive(Debug, Default, Serialize)]
+pub struct StrategyChoice {
+    /// The endpoints (`ip:port`), best first; empty if the request is rejected.
+    pub picks: Vec<String>,
+    /// The servers that prefill the prompt of a split request, best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefill: Vec<String>,
+    /// The servers that encode its images and audio.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub encode: Vec<String>,
+    /// The candidate whose score is closest to that of the choice, if the strategy gives scores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runner_up: Option<String>,
+    /// Why the first endpoint is chosen, or why the request is rejected.
+    pub reason: String,
+    /// Score of each part of the strategy for each endpoint.
+    pub parts: Value,
+}
+
+impl StrategyChoice {
+    /// The choice in `decision`.
+    #[must_use]
+    pub fn of(decision: &Decision) -> Self {
+        let authorities =
+            |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect();
+        Self {
+            picks: authorities(&decision.picks),
+            prefill: decision.split.as_ref().map(|split| authorities(&split.prefill)).unwrap_or_default(),
+            encode: authorities(&decision.encode),
+            runner_up: runner_up(decision),
+            reason: decision.reason.to_owned(),
+            parts: decision.parts_json(),
+        }
+    }
+
+    /// The rejection of a request with this error.
+    #[must_use]
+    pub fn rejected(error: &RequestError) -> Self {
+        let reason = format!("{}: {}", error.reason.code(), error.message);
+        Self { reason, parts: json!([]), ..Self::default() }
+    }
+}
+
+/// The candidate whose score is closest to that of the choice.
+fn runner_up(decision: &Decision) -> Option<String> {
+    let (scores, first) = (decision.scores(), decision.picks.first()?);
+    let (_, best) = scores.iter().find(|(endpoint, _)| endpoint.id == first.id)?;
+    let others = scores.iter().filter(|(endpoint, _)| endpoint.id != first.id);
+    let closest = others.min_by(|(_, a), (_, b)| (a - best).abs().total_cmp(&(b - best).abs()));
+    closest.map(|(endpoint, _)| endpoint.authority.to_string())
+}
 
 /// A decision with its explanation.
 #[derive(Debug)]

@@ -14,6 +14,9 @@ pub const SCORES: &str = "x-gateway-destination-endpoint-scores";
 /// Dynamic metadata key of the endpoint that served the request, as gateways report it.
 pub const DESTINATION_SERVED: &str = "x-gateway-destination-endpoint-served";
 
+/// Header with the flow of a request, which an earlier filter sets.
+pub const FAIRNESS_ID: &str = "x-gateway-inference-fairness-id";
+
 /// Header with the prefill worker, for llm-d's sidecar of the decode worker.
 pub const PREFILLER: &str = "x-prefiller-host-port";
 /// Header with the encode workers for images and audio, for the same sidecar.
@@ -54,7 +57,7 @@ const RESERVED: &[(&str, Reserved)] = &[
     (SCORES, Reserved::Always),
     (DESTINATION_SERVED, Reserved::Always),
     ("x-gateway-destination-endpoint-subset", Reserved::Always),
-    ("x-gateway-inference-fairness-id", Reserved::Always),
+    (FAIRNESS_ID, Reserved::Always),
     ("x-gateway-inference-objective", Reserved::Always),
     ("x-gateway-model-name-rewrite", Reserved::Always),
     (SOURCE_HEADER, Reserved::Always),
@@ -160,7 +163,7 @@ impl Head {
                 }
                 match name {
                     "x-gateway-inference-objective" | "x-llm-d-inference-objective" => &mut self.objective,
-                    "x-gateway-inference-fairness-id" | "x-llm-d-inference-fairness-id" => &mut self.fairness_id,
+                    FAIRNESS_ID | "x-llm-d-inference-fairness-id" => &mut self.fairness_id,
                     "x-gateway-model-name-rewrite" | "x-llm-d-model-name-rewrite" => &mut self.model_rewrite,
                     _ => return,
                 }

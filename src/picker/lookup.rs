@@ -8,6 +8,7 @@ use super::warming::Warming;
 use crate::event::{Degraded, Event, Limit, Observer};
 use crate::placement::{CacheUpdates, LookedUp, PromptBlocks};
 use attache_pool::PoolSnapshot;
+use attache_pool::place::Place;
 use attache_prefix::cache::Found;
 use attache_prefix::key::BlockKeys;
 use attache_protocol::Request;
@@ -32,7 +33,7 @@ pub(super) struct Prepared<'p> {
 pub(super) fn prepare<'p>(
     observer: &dyn Observer,
     prefix: &'p Arc<PoolPrefix>,
-    q: &RequestView<'_>,
+    q: &RequestView<'p>,
     prompt_ref: PromptRef<'_>,
     request: Option<&'p Request<'p>>,
 ) -> Result<Option<Prepared<'p>>, Warming> {
@@ -97,7 +98,12 @@ impl<'p> PromptLookup<'p> {
         }
         let lookup = guarded(observer, || {
             let mut keys = prefix.keys(reading).inline_only();
-            let found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
+            let mut found = prefix.cache.lookup(&mut keys, q.now).of_own_keys(reading.has_own_keys());
+            if let Some(kept) = q.body.known().and_then(|known| known.recorded.as_ref()?.carried) {
+                let keeper = snapshot.endpoints.iter().find(|state| state.id() == kept.keeper);
+                let place = keeper.map_or_else(Place::default, |state| state.endpoint.place);
+                found.carry(kept.tokens, place, kept.by.clone().into());
+            }
             if whole || snapshot.endpoints.iter().any(|state| !found.is_exact(state.endpoint.id)) {
                 keys.upto(usize::MAX);
             }
@@ -174,7 +180,7 @@ impl<'p> PromptLookup<'p> {
             found: &found,
             prompt: &request.prompt,
             skips_cache: request.skips_cache,
-            tenant: prefix.tenant(q.head).map(str::to_owned),
+            tenant: prefix.cache.tenant(prefix.tenant(q.head)),
         };
         let all = !keys.is_cold() && looked.needs_all_blocks(decision);
         let (keys, complete, tail) = if all { keys.finish() } else { (keys.made(), true, None) };

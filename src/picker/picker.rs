@@ -7,6 +7,7 @@ use crate::event::Observer;
 use arc_swap::ArcSwap;
 use attache_record::{Recorder, Turn};
 use attache_scheduling::ModelPolicies;
+use attache_sync::Replica;
 use attache_types::rng::{self, PickRng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,13 +19,15 @@ pub struct Picker {
     /// Receives the events of all requests.
     pub observer: Arc<dyn Observer>,
     /// The endpoint that stores each response of the Responses API.
-    pub responses: ResponseTable,
+    pub responses: Arc<ResponseTable>,
     /// Bytes of buffered request bodies and unfinished messages.
     pub buffered: Arc<Buffered>,
     /// Policies that operators set for single models.
     pub policies: Arc<ModelPolicies>,
     /// Records every decision, when a recording is made.
     pub recorder: Option<Arc<Recorder>>,
+    /// Shares bookings with other pickers, when `sync` is configured.
+    pub replica: Option<Arc<Replica>>,
     seed: u64,
     sequence: AtomicU64,
 }
@@ -36,10 +39,11 @@ impl Picker {
         Self {
             config: ArcSwap::from_pointee(config),
             observer,
-            responses: ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES),
+            responses: Arc::new(ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES, rng::system_seed())),
             buffered: Arc::default(),
             policies: Arc::default(),
             recorder: None,
+            replica: None,
             seed,
             sequence: AtomicU64::new(0),
         }
@@ -49,6 +53,15 @@ impl Picker {
     #[must_use]
     pub fn recorded(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
+    }
+
+    /// The same picker, which also shares its bookings and its stored responses through `replica`.
+    #[must_use]
+    pub fn sharing(self, replica: Option<Arc<Replica>>) -> Self {
+        let Some(replica) = replica else { return self };
+        let responses = Arc::new(ResponseTable::new(DEFAULT_REMEMBERED_RESPONSES, replica.seed()));
+        replica.set_responses(responses.clone());
+        Self { responses, replica: Some(replica), ..self }
     }
 
     /// The lock of the recording, which orders its lines; `None` without a recording.

@@ -1,9 +1,10 @@
 //! What a decision changes for later ones: updates of the prefix cache, and bookings on the chosen servers.
 //!
-//! The picker does it for each live request; `replay` does the same for simulated and for recorded requests. Pure.
+//! Pure.
 
 use attache_pool::PoolSnapshot;
 use attache_pool::ledger::Ticket;
+use attache_prefix::TenantId;
 use attache_prefix::cache::{Found, PrefixCache};
 use attache_prefix::key::BlockKey;
 use attache_prefix::learning::PrefixUpdate;
@@ -16,40 +17,40 @@ use std::time::Duration;
 
 /// A prompt that was looked up.
 #[derive(Debug)]
-pub struct LookedUp<'a> {
+pub(crate) struct LookedUp<'a> {
     /// The cache in which it was looked up.
-    pub cache: &'a Arc<PrefixCache>,
+    pub(crate) cache: &'a Arc<PrefixCache>,
     /// The cached part on each endpoint.
-    pub found: &'a Found,
+    pub(crate) found: &'a Found,
     /// The sizes of the prompt; its text is not read.
-    pub prompt: &'a Prompt<'a>,
+    pub(crate) prompt: &'a Prompt<'a>,
     /// The client asks the model server not to use its cache.
-    pub skips_cache: bool,
-    /// The tenant of the request, if caches separate tenants.
-    pub tenant: Option<String>,
+    pub(crate) skips_cache: bool,
+    /// The tenant of the request, from [`PrefixCache::tenant`].
+    pub(crate) tenant: TenantId,
 }
 
 /// The block keys of a prompt.
 #[derive(Debug, Default)]
-pub struct PromptBlocks {
+pub(crate) struct PromptBlocks {
     /// Keys of the first blocks.
-    pub keys: Vec<BlockKey>,
+    pub(crate) keys: Vec<BlockKey>,
     /// These are the keys of all blocks that can be encoded, not only of those that were looked up.
-    pub all: bool,
+    pub(crate) all: bool,
     /// The text was not too long to be encoded completely.
-    pub complete: bool,
+    pub(crate) complete: bool,
 }
 
 /// The updates of a prefix cache that follow from a decision.
 #[derive(Debug)]
-pub struct CacheUpdates {
-    cache: Arc<PrefixCache>,
+pub(crate) struct CacheUpdates {
+    pub(crate) cache: Arc<PrefixCache>,
     /// Prompt tokens that the first pick is expected to have cached.
-    pub cached_tokens: u32,
+    pub(crate) cached_tokens: u32,
     /// The update for the first pick.
-    pub first: PrefixUpdate,
+    pub(crate) first: PrefixUpdate,
     /// The update for the prefill server.
-    pub prefill: Option<PrefixUpdate>,
+    pub(crate) prefill: Option<PrefixUpdate>,
 }
 
 fn first_pick(decision: &Decision) -> Option<EndpointId> {
@@ -63,14 +64,14 @@ fn prefill_server(decision: &Decision) -> Option<EndpointId> {
 impl LookedUp<'_> {
     /// Length of the prompt, tokens.
     #[must_use]
-    pub fn prompt_tokens(&self) -> u32 {
+    pub(crate) fn prompt_tokens(&self) -> u32 {
         self.found.prompt_tokens(self.prompt)
     }
 
     /// Whether the update of a chosen server needs the keys of all blocks, because Attaché estimates what the server
     /// caches. An engine that publishes KV events reports it.
     #[must_use]
-    pub fn needs_all_blocks(&self, decision: &Decision) -> bool {
+    pub(crate) fn needs_all_blocks(&self, decision: &Decision) -> bool {
         first_pick(decision).into_iter().chain(prefill_server(decision)).any(|id| !self.found.is_exact(id))
     }
 
@@ -82,7 +83,7 @@ impl LookedUp<'_> {
 
     /// The updates for the chosen servers. Counts the decision in the cache's statistics. `None` without a first pick.
     #[must_use]
-    pub fn updates(self, decision: &Decision, blocks: PromptBlocks) -> Option<CacheUpdates> {
+    pub(crate) fn updates(self, decision: &Decision, blocks: PromptBlocks) -> Option<CacheUpdates> {
         let PromptBlocks { keys, all, complete } = blocks;
         let (first, prefill) = (first_pick(decision)?, prefill_server(decision));
         let cached_tokens = self.held(first);
@@ -93,52 +94,52 @@ impl LookedUp<'_> {
         // A prompt that is too long to encode completely says nothing about the text of its end.
         let text_bytes = if only_text && complete { prompt.text_bytes } else { 0 };
         let tells_cached = !skips_cache && complete;
-        let of = |id, keys, tells_cached, tenant| PrefixUpdate {
+        let of = |id, keys, tells_cached| PrefixUpdate {
             tenant,
             text_bytes,
             tells_cached,
             ..found.prefix_update(id, keys, all && !found.is_exact(id))
         };
-        let prefill = prefill.map(|id| of(id, keys.clone(), tells_cached, tenant.clone()));
+        let prefill = prefill.map(|id| of(id, keys.clone(), tells_cached));
         // The response's count of cached tokens is that of the prefill server.
-        let first = of(first, keys, tells_cached && prefill.is_none(), tenant);
+        let first = of(first, keys, tells_cached && prefill.is_none());
         Some(CacheUpdates { cache: cache.clone(), cached_tokens, first, prefill })
     }
 }
 
 /// Facts about a decided request that its bookings need.
 #[derive(Debug)]
-pub struct BookingRequest<'a> {
+pub(crate) struct BookingRequest<'a> {
     /// Name of the model or adapter on the servers.
-    pub model: &'a str,
+    pub(crate) model: &'a str,
     /// Length of the prompt, tokens.
-    pub prompt_tokens: u32,
+    pub(crate) prompt_tokens: u32,
     /// The request was parsed, so its work is known.
-    pub understood: bool,
+    pub(crate) understood: bool,
     /// The time of the first token can be observed.
-    pub streams: bool,
+    pub(crate) streams: bool,
     /// Share of the first pick that the request takes, by its strategy; else 0.
-    pub share: f64,
+    pub(crate) share: f64,
     /// Updates of the prefix cache; `None` without a lookup.
-    pub updates: Option<CacheUpdates>,
+    pub(crate) updates: Option<CacheUpdates>,
 }
 
 /// The bookings of one request on all its servers.
 #[derive(Debug)]
-pub struct Bookings {
+pub(crate) struct Bookings {
     /// On the first pick.
-    pub first: Booking,
+    pub(crate) first: Booking,
     /// On the prefill server, when the request is split.
-    pub prefill: Option<Booking>,
+    pub(crate) prefill: Option<Booking>,
     /// On the encode servers of its images and audio.
-    pub encoding: Vec<Ticket>,
+    pub(crate) encoding: Vec<Ticket>,
 }
 
 impl Bookings {
     /// Books a decision at `now`. `snapshot` has the metrics of its servers; those older than `stale_after` are
     /// ignored. `None` without a first pick.
     #[must_use]
-    pub fn of(
+    pub(crate) fn of(
         decision: &Decision,
         request: BookingRequest<'_>,
         snapshot: &PoolSnapshot,
@@ -220,10 +221,10 @@ mod tests {
 
     /// The updates of a prompt of 5 blocks, of which the endpoint 1 has cached 2.
     fn updates(cache: &Arc<PrefixCache>, decision: &Decision, skips_cache: bool) -> CacheUpdates {
-        cache.record(EndpointId(1), &keys(2), None, NOW);
+        cache.record(EndpointId(1), &keys(2), TenantId(0), NOW);
         let found = cache.lookup(&mut &keys(5)[..], NOW);
         let prompt = Prompt { token_ids: 80, count: 1, ..Prompt::default() };
-        let looked = LookedUp { cache, found: &found, prompt: &prompt, skips_cache, tenant: None };
+        let looked = LookedUp { cache, found: &found, prompt: &prompt, skips_cache, tenant: TenantId(0) };
         assert!(looked.needs_all_blocks(decision));
         looked.updates(decision, PromptBlocks { keys: keys(5), all: true, complete: true }).unwrap()
     }

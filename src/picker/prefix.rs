@@ -7,13 +7,14 @@
 
 use super::decide::RequestView;
 use super::head::Head;
+use super::known::KnownBlocks;
 use super::warming::Warming;
 use crate::event::{Degraded, Limit};
 use attache_prefix::cache::PrefixCache;
-use attache_prefix::key::{BlockKey, BlockKeys, Root};
+use attache_prefix::key::{BlockKey, Root};
 use attache_prompt::Encoder as _;
-use attache_prompt::blocks::{TokenBlocks, TokenKeys, TokenTail};
-use attache_prompt::characters::{CharacterKeys, CharacterTail, Characters};
+use attache_prompt::blocks::{TokenBlocks, TokenTail};
+use attache_prompt::characters::{CharacterTail, Characters};
 #[cfg(feature = "hf-tokenizers")]
 use attache_prompt::huggingface::{HuggingFace, Rendered};
 use attache_prompt::memo::Memo;
@@ -22,10 +23,12 @@ use attache_prompt::remote::{KnownTokens, RemoteTokens, TokenCall};
 use attache_prompt::template::chat::RenderError;
 use attache_protocol::{Api, Piece, Prompt, Request};
 use attache_types::clock::Clock;
+pub use keys::PromptKeys;
 use made::{MadePrompt, Outcome};
 use std::borrow::Cow;
 use std::sync::Arc;
 
+mod keys;
 pub mod made;
 
 /// 16 KiB: most bytes of new text that are encoded on the serving thread, which takes about 0.7 ms. A busy picker loses
@@ -107,15 +110,6 @@ pub struct PoolPrefix {
     pub clock: Clock,
 }
 
-/// The block keys of one prompt, computed on demand.
-#[derive(Debug)]
-pub enum PromptKeys<'p> {
-    /// Of blocks of text.
-    Characters(CharacterKeys<'p>),
-    /// Of blocks of tokens.
-    Tokens(TokenKeys<'p>),
-}
-
 /// The incomplete last block of a prompt, which the response continues.
 #[derive(Debug)]
 pub enum Tail {
@@ -163,11 +157,12 @@ impl Reading<'_> {
             Source::Rendered(..) => true,
             Source::Ids(..) => true,
             Source::Made(_, made) => made.has_engine_tokens,
+            Source::Known(_) => false,
         }
     }
 
     /// Whether its keys are Attaché's own and do not match those of KV events. That holds for conversations without a
-    /// chat template.
+    /// chat template, and for prompts with media.
     #[must_use]
     pub fn has_own_keys(&self) -> bool {
         match &self.source {
@@ -175,6 +170,7 @@ impl Reading<'_> {
             Source::Fields(_, prompt) => !prompt.is_bare(),
             #[cfg(feature = "hf-tokenizers")]
             Source::Rendered(..) => false,
+            Source::Known(blocks) => blocks.own_keys,
             Source::Ids(..) => false,
             Source::Made(_, made) => made.has_own_keys,
         }
@@ -194,6 +190,8 @@ enum Source<'p> {
     Ids(&'p TokenBlocks, Arc<[u32]>),
     /// Keys that background work computed.
     Made(&'p TokenBlocks, Arc<MadePrompt>),
+    /// The blocks of a prompt that is known without its text.
+    Known(KnownBlocks<'p>),
 }
 
 /// The tokenizer of a model whose files Attaché has.
@@ -249,7 +247,7 @@ impl PoolPrefix {
     /// Reads the prompt of `request`. In the last attempt (`q.last`), it returns no background work.
     pub fn read<'p>(
         self: &'p Arc<Self>,
-        q: &RequestView<'_>,
+        q: &RequestView<'p>,
         prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
     ) -> Read<'p> {
@@ -280,7 +278,7 @@ impl PoolPrefix {
 
     fn source<'p>(
         self: &'p Arc<Self>,
-        q: &RequestView<'_>,
+        q: &RequestView<'p>,
         prompt_ref: PromptRef<'_>,
         request: &'p Request<'p>,
         #[cfg_attr(
@@ -289,6 +287,9 @@ impl PoolPrefix {
         )]
         root: u64,
     ) -> Result<Source<'p>, Missing> {
+        if let Some(known) = q.body.known() {
+            return known.keys.blocks(prompt_ref.target).map(Source::Known).ok_or(Missing::Tokenizer);
+        }
         // The parser keeps only the first pieces of a prompt with too many.
         if request.prompt.is_cut {
             return Err(Missing::TooLarge);
@@ -402,6 +403,7 @@ impl PoolPrefix {
             Source::Rendered(blocks, before, text) => PromptKeys::Tokens(blocks.text_behind(before, text, root)),
             Source::Ids(blocks, ids) => PromptKeys::Tokens(blocks.ids(Cow::Borrowed(ids), root)),
             Source::Made(blocks, made) => PromptKeys::Tokens(blocks.made(&made.keys)),
+            Source::Known(blocks) => PromptKeys::Known(*blocks),
         }
     }
 
@@ -415,7 +417,7 @@ impl PoolPrefix {
             Source::Made(_, made) => made.ids.clone().map_or(Shown::Bytes(Vec::new()), Shown::Tokens),
             _ => match self.keys(reading) {
                 PromptKeys::Tokens(keys) => Shown::Tokens(keys.into_ids()),
-                PromptKeys::Characters(_) => Shown::Bytes(Vec::new()),
+                PromptKeys::Characters(_) | PromptKeys::Known(_) => Shown::Bytes(Vec::new()),
             },
         }
     }
@@ -425,6 +427,7 @@ impl PoolPrefix {
         match self.keys(reading) {
             PromptKeys::Characters(keys) => keys.left_out_bytes(),
             PromptKeys::Tokens(keys) => keys.left_out_bytes(),
+            PromptKeys::Known(_) => 0,
         }
     }
 
@@ -527,65 +530,5 @@ fn ids<'p>(piece: &'p Piece<'_>) -> Option<&'p [u32]> {
     match piece {
         Piece::Tokens(ids) => Some(ids),
         _ => None,
-    }
-}
-
-impl PromptKeys<'_> {
-    /// The same keys, limited to what may be computed on the serving thread: at most [`DEFAULT_INLINE_BYTES`] of new
-    /// text are encoded.
-    #[must_use]
-    pub fn inline_only(self) -> Self {
-        match self {
-            Self::Characters(keys) => Self::Characters(keys),
-            Self::Tokens(keys) => Self::Tokens(keys.with_cold_bytes(DEFAULT_INLINE_BYTES)),
-        }
-    }
-
-    /// Whether keys are missing because of the limit of [`PromptKeys::inline_only`].
-    #[must_use]
-    pub fn is_cold(&self) -> bool {
-        match self {
-            Self::Characters(_) => false,
-            Self::Tokens(keys) => keys.is_cold(),
-        }
-    }
-
-    /// Whether keys are missing because the prompt exceeds the limit of encoded text.
-    #[must_use]
-    pub fn is_cut(&self) -> bool {
-        match self {
-            Self::Characters(_) => false,
-            Self::Tokens(keys) => keys.is_cut(),
-        }
-    }
-
-    /// All keys that can be computed, whether they cover the whole prompt, and its incomplete last block.
-    #[must_use]
-    pub fn finish(self) -> (Vec<BlockKey>, bool, Option<Tail>) {
-        match self {
-            Self::Characters(keys) => {
-                let (keys, tail) = keys.finish();
-                (keys, true, tail.map(Tail::Characters))
-            }
-            Self::Tokens(keys) => {
-                let (keys, tail) = keys.finish();
-                (keys, tail.is_ok(), tail.ok().map(Tail::Tokens))
-            }
-        }
-    }
-
-    /// The keys computed so far.
-    #[must_use]
-    pub fn made(mut self) -> Vec<BlockKey> {
-        self.upto(0).to_vec()
-    }
-}
-
-impl BlockKeys for PromptKeys<'_> {
-    fn upto(&mut self, n: usize) -> &[BlockKey] {
-        match self {
-            Self::Characters(keys) => keys.upto(n),
-            Self::Tokens(keys) => keys.upto(n),
-        }
     }
 }

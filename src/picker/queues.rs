@@ -13,14 +13,15 @@ use ahash::AHashMap;
 use attache_flow::Load;
 use attache_flow::saturation::View;
 use attache_flow::{
-    Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, Verdict, Way,
-    asking,
+    Arrival, Asking, Cause, FlowControl, Gauge, Handle, Left, Need, Passage, PoolFlow, Refusal, Seat, SharedFlow,
+    Verdict, Way, asking,
 };
 use attache_pool::health::HealthPolicy;
 use attache_pool::{PoolSnapshot, Roles, SnapshotStore};
 use attache_scheduling::RequestFacts;
 use attache_scheduling::plugin::ParamError;
 use attache_scheduling::split::SplitPolicy;
+use attache_sync::{QueueFlows, ServedFlow};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::rng::PickRng;
@@ -495,4 +496,15 @@ fn with_readiness(pool: &PoolSnapshot, reason: Reason, message: &'static str) ->
         return RequestError::new(reason, message);
     }
     RequestError::new(Reason::NoReadyEndpoint, format!("no endpoint of the pool is ready, and {message}"))
+}
+
+impl QueueFlows for Queues {
+    fn freed(self: Arc<Self>, now: Timestamp) {
+        Queues::freed(&self, now);
+    }
+
+    fn served(&self, served: ServedFlow) {
+        let ServedFlow { priority, flow: hash, prompt_tokens, completion_tokens } = served;
+        self.state.lock().control.served(SharedFlow { priority, hash }, prompt_tokens, completion_tokens);
+    }
 }

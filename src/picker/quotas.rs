@@ -94,8 +94,16 @@ pub struct Quotas {
     store: Store,
     shared: Option<Arc<dyn SharedQuotas>>,
     observer: Arc<dyn Observer>,
-    /// The wall clock, which determines the windows of limits.
-    wall: fn() -> SystemTime,
+    wall: WallClock,
+}
+
+/// The wall clock, which determines the windows of limits. Permits read it when they end, also on drop.
+struct WallClock(Box<dyn Fn() -> SystemTime + Send + Sync>);
+
+impl fmt::Debug for WallClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WallClock({:?})", (self.0)())
+    }
 }
 
 impl Quotas {
@@ -106,9 +114,9 @@ impl Quotas {
         settings: TenantSettings,
         store: Store,
         observer: Arc<dyn Observer>,
-        wall: fn() -> SystemTime,
+        wall: impl Fn() -> SystemTime + Send + Sync + 'static,
     ) -> Self {
-        Self { subject, settings, store, shared: None, observer, wall }
+        Self { subject, settings, store, shared: None, observer, wall: WallClock(Box::new(wall)) }
     }
 
     /// Adds a store outside of the process, which [`Store::Shared`] and records of tenants need.
@@ -139,7 +147,7 @@ impl Quotas {
     /// The current wall-clock time.
     #[must_use]
     pub fn wall(&self) -> Wall {
-        Wall((self.wall)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+        Wall((self.wall.0)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
     }
 
     /// What a request for so many responses (`answers`) must reserve. `None` if its method costs nothing, or if its

@@ -39,7 +39,7 @@ pub(super) fn understand<'a>(
     config: &ActiveConfig,
     q: &RequestView<'a>,
 ) -> Result<Option<Request<'a>>, RequestError> {
-    let (body, whole) = (q.body.bytes(), matches!(q.body, Seen::Whole(_)));
+    let (body, whole) = (q.body.bytes(), q.body.is_whole());
     if matches!(q.body, Seen::Nothing) {
         return Ok(None);
     }
@@ -131,7 +131,7 @@ pub(super) fn distrusted(
         Ok(Cow::Owned(clean)) => Ok(Some(clean)),
         Ok(Cow::Borrowed(_)) => Ok(new_body),
         // The rest of a cut body is unknown, so it can't be checked.
-        Err(_) if !matches!(q.body, Seen::Whole(_)) => Ok(new_body),
+        Err(_) if !q.body.is_whole() => Ok(new_body),
         Err(error) => {
             let message = format!("the pool splits requests, so their bodies must be valid JSON: {error}");
             Err(RequestError::new(Reason::InvalidJson, message))

@@ -6,15 +6,16 @@ use attache_record::headers::Noted;
 use attache_record::{self as record, Recorder, RequestTape, Turn, booked};
 use attache_scheduling::Decision;
 use attache_scheduling::digest::Digests;
-use attache_scheduling::plugin::Headers;
+use attache_scheduling::plugin::{HeaderSource, Headers};
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The headers and prompt digests that a decision reads, noted for the recording.
 #[derive(Debug)]
-pub(super) struct RequestReads<'a> {
+pub struct RequestReads<'a> {
     headers: Noted<'a>,
     pub(super) digests: Digests,
 }
@@ -23,6 +24,24 @@ impl<'a> RequestReads<'a> {
     /// `None` without a recording.
     pub(super) fn of(picker: &Picker, q: &RequestView<'a>) -> Option<Self> {
         picker.recorder.is_some().then(|| Self { headers: Noted::of(q.head), digests: Digests::default() })
+    }
+
+    /// The recorded `headers` and `digests` of a request, which is decided again.
+    #[must_use]
+    pub fn recorded(headers: &'a dyn HeaderSource, digests: Digests) -> Self {
+        Self { headers: Noted::of(headers), digests }
+    }
+
+    /// Names of the headers that were read so far.
+    #[must_use]
+    pub fn header_names(&self) -> Vec<String> {
+        self.headers.asked().into_keys().collect()
+    }
+
+    /// Names of the digests that were read and were not recorded.
+    #[must_use]
+    pub fn missed_digests(&self) -> BTreeSet<String> {
+        self.digests.missed()
     }
 
     pub(super) fn headers(&self) -> Headers<'_> {

@@ -8,6 +8,7 @@ use super::body::{Buffered, Held};
 use super::conversation::Fetch;
 use super::decide::Plan;
 use super::head::Head;
+use super::health::HealthReporter;
 use super::hints::RANK_HEADER;
 use super::picker::Picker;
 use super::prefilling::Prefilling;
@@ -15,12 +16,14 @@ use crate::event::Event;
 use attache_disagg::attempts::Attempt;
 use attache_disagg::{Direct, Failure, Fallback, Leg, LegApi, Next};
 use attache_pool::Endpoint;
-use attache_pool::health::{Availability, ClientSlot, Observation, Outcome as Health, Verdict};
+use attache_pool::health::Availability;
 use attache_pool::ranks::RankBooking;
 use attache_protocol::{Api, Usage};
-use attache_record::RequestTape;
-use attache_scheduling::{Dispatch, Pool};
+use attache_scheduling::plugin::Headers;
+use attache_scheduling::scheduler::Subset;
+use attache_scheduling::{Dispatch, PickContext, RequestFacts};
 use attache_types::clock::Timestamp;
+use attache_types::error::RequestError;
 use attache_types::ids::EndpointId;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -72,8 +75,6 @@ pub enum LegResult {
 #[derive(Clone, Debug)]
 struct LegFacts {
     api: LegApi,
-    /// API and client, by which the health of endpoints counts outcomes.
-    kind: (Api, ClientSlot),
     request_id: Box<str>,
     /// The number by which workers that get the request at once find each other (SGLang: `bootstrap_room`).
     room: u64,
@@ -146,7 +147,6 @@ impl PrefillOutcome {
 /// The prefill leg of one request, with all its attempts.
 #[derive(Debug)]
 pub struct PrefillLeg {
-    pool: Arc<Pool>,
     decode: Arc<Endpoint>,
     direct: Direct,
     facts: LegFacts,
@@ -160,8 +160,7 @@ pub struct PrefillLeg {
     headers: Vec<(&'static str, String)>,
     names_request: bool,
     prefilling: Prefilling,
-    /// The recording of the request.
-    tape: RequestTape,
+    health: HealthReporter,
     began: Timestamp,
     calls: Vec<LegCall>,
     /// The blocks that the decode worker of the previous turn keeps, and the only attempt that may fetch them.
@@ -213,8 +212,7 @@ impl PrefillLeg {
             FORWARDED.iter().filter_map(|name| Some((*name, head.get(name)?.to_owned()))).collect();
         headers.push(("x-request-id", request_id.clone()));
         headers.extend(trace.or_else(|| Some(head.traceparent()?.to_owned())).map(|trace| (TRACEPARENT, trace)));
-        let kind = (Api::from_path(head.path()).0, plan.client);
-        let facts = LegFacts { api, kind, request_id: request_id.into(), room };
+        let facts = LegFacts { api, request_id: request_id.into(), room };
         let direct = &direct.with_connector_of(split.prefill.first()?);
         // A decode worker that already waits for one prefill worker can't be redirected to another.
         let tries = if direct.is_together() { 1 } else { split.prefill.len() };
@@ -226,8 +224,14 @@ impl PrefillLeg {
             direct.connector.prefill_body(&facts.leg(direct, first, &base)).ok()?;
         }
         let carried = plan.conversation.as_mut().and_then(|conversation| conversation.take(first.id, now));
-        let mut leg = Self {
+        let health = HealthReporter {
             pool: plan.runtime.pool.clone(),
+            tape: prefilling.tape().clone(),
+            api: Api::from_path(head.path()).0,
+            client: plan.client,
+            role: "prefill worker",
+        };
+        let mut leg = Self {
             decode,
             direct: direct.clone(),
             facts,
@@ -237,7 +241,7 @@ impl PrefillLeg {
             buffered: buffered.clone(),
             headers,
             names_request,
-            tape: prefilling.tape().clone(),
+            health,
             prefilling,
             began: now,
             calls: Vec::new(),
@@ -370,18 +374,18 @@ impl PrefillLeg {
         if now >= self.prefilling.end() {
             self.count_late(None, now, picker);
         }
-        let (pool, decode) = (&self.pool, &self.decode);
-        let judge = HealthReporter { tape: &self.tape, pool, kind: self.facts.kind, now, picker };
+        let (health, decode) = (&self.health, &self.decode);
+        let record = |server: &Endpoint, outcome| health.record(server, outcome, now, &*picker.observer);
         let next = match self.direct.is_together() {
-            false => self.prefilling.late(now, |server, outcome| _ = judge.record(server, outcome)),
+            false => self.prefilling.late(now, |server, outcome| _ = record(server, outcome)),
             // Each worker waits for the other, and none reports which of the two is stuck. Both count as failed: the
             // stuck one fails with every partner, so it is ejected first. Once the decode worker is ejected, the
             // prefill worker is not blamed.
             true => self.prefilling.late(now, |server, outcome| {
-                if decode.health.availability(now, pool.scheduler.health()) == Availability::Ejected {
-                    judge.tape.probe_lost(server);
-                } else if !judge.record(decode, outcome) {
-                    judge.record(server, outcome);
+                if decode.health.availability(now, health.pool.scheduler.health()) == Availability::Ejected {
+                    health.tape.probe_lost(server);
+                } else if !record(decode, outcome) {
+                    record(server, outcome);
                 }
             }),
         };
@@ -399,6 +403,8 @@ impl PrefillLeg {
         let Some(server) = self.prefilling.server(attempt).filter(|_| self.awaits(attempt)) else {
             return LegProgress::Waiting;
         };
+        let health = &self.health;
+        let record = |server: &Endpoint, outcome| _ = health.record(server, outcome, now, &*picker.observer);
         let failure = match result {
             LegResult::Reply { status: 200..=299, body } => match self.read(server, body) {
                 Ok((decode, mut usage)) => {
@@ -409,9 +415,7 @@ impl PrefillLeg {
                         usage.cached_tokens = None;
                     }
                     self.count_late(Some(attempt), now, picker);
-                    let judge =
-                        HealthReporter { tape: &self.tape, pool: &self.pool, kind: self.facts.kind, now, picker };
-                    self.prefilling.computed(attempt, &usage, now, |server, outcome| _ = judge.record(server, outcome));
+                    self.prefilling.computed(attempt, &usage, now, record);
                     picker.observer.event(Event::PrefillLeg(Ok(())));
                     let took = Some(now.since(self.began));
                     let pinned = self.pinned(attempt, body);
@@ -430,8 +434,7 @@ impl PrefillLeg {
         picker.observer.event(Event::PrefillLeg(Err(failure)));
         // A failed attempt pins no blocks.
         self.releases.get_mut(attempt).and_then(Option::take);
-        let judge = HealthReporter { tape: &self.tape, pool: &self.pool, kind: self.facts.kind, now, picker };
-        let next = self.prefilling.failed(attempt, failure, now, |server, outcome| _ = judge.record(server, outcome));
+        let next = self.prefilling.failed(attempt, failure, now, record);
         // The kept blocks pass to the next attempt only if this one never reached its worker. Otherwise it may have
         // fetched them already.
         if let (Failure::Refused, Next::Send(after)) = (failure, &next)
@@ -491,30 +494,6 @@ impl PrefillLeg {
     }
 }
 
-/// Records outcomes of one prefill leg in the health of endpoints.
-#[derive(Clone, Copy)]
-struct HealthReporter<'a> {
-    tape: &'a RequestTape,
-    pool: &'a Pool,
-    kind: (Api, ClientSlot),
-    now: Timestamp,
-    picker: &'a Picker,
-}
-
-impl HealthReporter<'_> {
-    /// Records `outcome`; true if it ejects the endpoint.
-    fn record(self, server: &Endpoint, outcome: Health) -> bool {
-        let Self { tape, pool, kind: (api, client), now, picker } = self;
-        let observation = Observation { outcome, api, client };
-        let verdict = tape.judge(server, observation, now, pool.scheduler.health(), &pool.store);
-        picker.observer.event(Event::Health(verdict));
-        if verdict == Verdict::Ejected {
-            tracing::warn!(pool = %pool.name, endpoint = %server.authority, ?outcome, "prefill worker ejected");
-        }
-        verdict == Verdict::Ejected
-    }
-}
-
 impl Plan {
     /// The decision to split is final: the booking of the first pick now counts the request as dispatched.
     pub fn dispatch(&mut self, how: Dispatch<'_>, now: Timestamp) {
@@ -522,6 +501,45 @@ impl Plan {
             let snapshot = self.runtime.pool.store.load();
             booked.dispatch(how, &snapshot, self.runtime.pool.stale_after, now);
         }
+    }
+
+    /// Chooses another decode worker if the planned one was removed or ejected during the prefill on `prefill`, and
+    /// moves the booking there. `head` and `subset` are those of the request.
+    ///
+    /// # Errors
+    /// The error response, if no other worker can continue.
+    pub fn replace_target(
+        &mut self,
+        head: &Head,
+        subset: Option<&Subset>,
+        prefill: Option<&Endpoint>,
+        now: Timestamp,
+        picker: &Picker,
+    ) -> Result<(), RequestError> {
+        let (pool, target) = (self.runtime.pool.clone(), self.target.clone());
+        let (snapshot, headers) = (pool.store.load_full(), Headers::of(head));
+        let facts = RequestFacts {
+            model: &target,
+            prompt_tokens: self.prompt_tokens,
+            max_tokens: self.max_tokens,
+            priority: self.priority,
+            headers,
+            ..RequestFacts::default()
+        };
+        let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
+        let first = self.decision.picks.first().map(|first| first.id);
+        let mut booked = self.booked.take();
+        let tape = booked.as_ref().map(|booked| booked.tape().clone()).unwrap_or_default();
+        let unprobed = |server: &Endpoint| tape.probe_lost(server);
+        let rng = || picker.next_rng();
+        let successor = pool.scheduler.renew(&mut self.decision, &cx, subset, prefill, unprobed, rng);
+        if let (Ok(Some(server)), Some(first), Some(booked)) = (&successor, first, &mut booked) {
+            booked.move_to(server, now, || self.noted_elsewhere(first, server.id, now));
+            // The rank belongs to the previous worker.
+            self.hints.rank = None;
+        }
+        self.booked = booked;
+        successor.map(|_| ())
     }
 
     /// Endpoint `to` serves the request instead of the picked `from`. The strategy moves what it recorded of the

@@ -318,6 +318,14 @@ impl EndpointHealth {
         self.eject(away_until, true, now, policy)
     }
 
+    /// Another picker has ejected the endpoint: the next failure here ejects it, unless a success comes first. It stays
+    /// in use, because only the other picker may be unable to reach it.
+    pub fn warn(&self, policy: &HealthPolicy) {
+        let record = &*self.record;
+        record.failures.fetch_max(policy.consecutive_failures.saturating_sub(1), Relaxed);
+        record.connect_failures.fetch_max(policy.consecutive_connect_failures.saturating_sub(1), Relaxed);
+    }
+
     /// Clears the failures, and readmits the endpoint if it is ejected or half open.
     fn succeeded(&self, api: Api, now: Timestamp) {
         self.record.clear_failures();

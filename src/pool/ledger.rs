@@ -92,6 +92,14 @@ impl Ticket {
         Self { endpoint, prompt_tokens, prefilling: true, share: 0 }
     }
 
+    /// Adds a request that is only assumed, and is not counted as sent.
+    #[must_use]
+    pub fn assume(endpoint: Arc<Endpoint>, prompt_tokens: u32) -> Self {
+        let ticket = Self::book(endpoint, prompt_tokens);
+        ticket.endpoint.ledger.routed.fetch_sub(1, Relaxed);
+        ticket
+    }
+
     /// Sets the part of the endpoint that the request uses until it ends. Call it at most once.
     #[must_use]
     pub fn sharing(mut self, share: f64) -> Self {

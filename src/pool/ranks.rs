@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// between decode workers on (`AIBRIX_DECODE_LOAD_IMBALANCE_MIN_SPREAD`).
 pub const MAX_AHEAD: u32 = 16;
 
+/// Highest rank that another picker may name. vLLM has far fewer behind one port.
+const MAX_RANK: usize = 1_023;
+
 type Counts = SmallVec<[u32; 8]>;
 
 /// Our requests in flight on each rank of one endpoint.
@@ -61,6 +64,20 @@ impl RankBooking {
         let least = loads.iter().min().copied().unwrap_or(0);
         let open = loads.iter().enumerate().filter(|(_, load)| **load - least < MAX_AHEAD);
         let (rank, _) = open.max_by_key(|(rank, load)| (of(depths, *rank), std::cmp::Reverse((**load, *rank))))?;
+        *ours.get_mut(rank)? += 1;
+        Some(Self { endpoint: endpoint.live.clone(), rank })
+    }
+
+    /// Books the rank that another picker has chosen, counted from 0. `None` above [`MAX_RANK`].
+    #[must_use]
+    pub fn book(endpoint: &Endpoint, rank: usize) -> Option<Self> {
+        if rank > MAX_RANK {
+            return None;
+        }
+        let mut ours = endpoint.ranks.under_way.lock();
+        if ours.len() <= rank {
+            ours.resize(rank + 1, 0);
+        }
         *ours.get_mut(rank)? += 1;
         Some(Self { endpoint: endpoint.live.clone(), rank })
     }
@@ -116,6 +133,16 @@ mod tests {
         assert!(counts[1] <= counts[0] + MAX_AHEAD && counts[0] > 0, "{counts:?}");
         held.clear();
         assert!(server.ranks.under_way().is_empty(), "no request is in flight");
+    }
+
+    #[test]
+    fn rank_of_another_picker_counts_until_it_is_dropped() {
+        let server = server();
+        let booked = [RankBooking::book(&server, 2), RankBooking::book(&server, 0)];
+        assert_eq!(server.ranks.under_way(), [1, 0, 1]);
+        assert_eq!(RankBooking::choose(&server, &[0; 3], None).map(|booking| booking.rank()), Some(1));
+        drop(booked);
+        assert!(server.ranks.under_way().is_empty() && RankBooking::book(&server, MAX_RANK + 1).is_none());
     }
 
     #[test]

@@ -82,6 +82,10 @@ const UNKNOWN_ERROR: f64 = 0.5;
 const ERROR_RATE: f64 = 0.05;
 /// Weight of one response in the pool's mean ratio and mean response length: means of some 100 responses.
 const CENTRE_RATE: f64 = 0.01;
+/// Largest mean logarithm of ratios that another picker may have: factors of a million.
+const MAX_CENTRE: f64 = 14.0;
+/// Largest mean length of a response that another picker may have, tokens.
+const MAX_RESPONSE: f64 = 1e9;
 /// KV cache usage from which on a server admits no request before another one ends.
 const FULL_CACHE: f32 = 0.95;
 
@@ -112,7 +116,30 @@ struct Shape<const N: usize> {
     centre: f64,
 }
 
+/// What one picker has learned of a pool's speed, for another one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeedExport {
+    /// The fit of the time to the first token.
+    pub first: Vec<f64>,
+    /// The fit of the time per further token.
+    pub next: Vec<f64>,
+    /// Mean logarithms of the endpoints' ratios to the two fits.
+    pub centres: [f64; 2],
+    /// Mean length of a response, tokens; 0 if unknown.
+    pub response_tokens: f64,
+}
+
 impl<const N: usize> Shape<N> {
+    /// Takes over the fit of another picker if it has more observations. False if not.
+    fn replace(&mut self, fit: Fit<N>, centre: f64, published: &Published<N>) -> bool {
+        if fit.count() <= self.fit.count() {
+            return false;
+        }
+        published.set(fit.coefficients());
+        (self.fit, self.centre) = (fit, centre);
+        true
+    }
+
     fn new(prior: [f64; N]) -> Self {
         Self { fit: Fit::new(prior), centre: 0.0 }
     }
@@ -180,6 +207,41 @@ impl PoolSpeed {
         let next = if usual == 0.0 { tokens as f64 } else { usual + (tokens as f64 - usual) * CENTRE_RATE };
         // Of two concurrent responses, one may be lost.
         self.answer_tokens.store((next as f32).to_bits(), Relaxed);
+    }
+
+    /// Returns what was learned of the pool as a whole, for a picker that starts.
+    #[must_use]
+    pub fn export(&self) -> SpeedExport {
+        let (first, next) = (self.first.lock(), self.next.lock());
+        SpeedExport {
+            first: first.fit.values(),
+            next: next.fit.values(),
+            centres: [first.centre, next.centre],
+            response_tokens: self.answer_tokens(),
+        }
+    }
+
+    /// Takes over what another picker has learned, as far as it has more observations. False if a value is not
+    /// possible; then nothing changes.
+    #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens; f32 is precise enough")]
+    pub fn import(&self, other: &SpeedExport) -> bool {
+        let SpeedExport { first, next, centres, response_tokens } = other;
+        let Some((first, next)) = Fit::from_values(first).zip(Fit::from_values(next)) else { return false };
+        if !centres.iter().all(|centre| centre.abs() <= MAX_CENTRE) || !(0.0..=MAX_RESPONSE).contains(response_tokens) {
+            return false;
+        }
+        let [centre_first, centre_next] = *centres;
+        let is_first_newer = self.first.lock().replace(first, centre_first, &self.published.0);
+        let is_next_newer = self.next.lock().replace(next, centre_next, &self.published.1);
+        for (which, centre) in [(0, is_first_newer.then_some(centre_first)), (1, is_next_newer.then_some(centre_next))]
+        {
+            centre.into_iter().for_each(|centre| self.centres.set(which, centre));
+        }
+        self.learned.fetch_or(is_first_newer || is_next_newer, Relaxed);
+        if self.answer_tokens() == 0.0 {
+            self.answer_tokens.store((*response_tokens as f32).to_bits(), Relaxed);
+        }
+        true
     }
 
     /// Returns what all endpoints of the pool have in common in a prediction at `now`.
@@ -279,9 +341,18 @@ impl EndpointSpeed {
         [between(usual_before, before, counts), between(usual_after, after, counts)]
     }
 
+    /// Returns lower bounds of the endpoint's ratios to the pool's fit. They are cheaper than the ratios, since the time
+    /// since the last observation does not count.
+    #[inline]
+    #[must_use]
+    pub fn least_ratios(&self, model: &SpeedModel) -> [f64; 2] {
+        let ([before, after], [usual_before, usual_after]) = (self.slower.get(), model.centres);
+        [before.min(usual_before), after.min(usual_after)].map(f64::from)
+    }
+
     /// Returns the speed of the whole pool.
     #[must_use]
-    pub fn pool(&self) -> &PoolSpeed {
+    pub fn pool(&self) -> &Arc<PoolSpeed> {
         &self.pool
     }
 

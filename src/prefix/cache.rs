@@ -8,6 +8,7 @@
 mod capacity;
 mod found;
 mod settings;
+mod transfer;
 
 pub use found::Found;
 pub(crate) use settings::DEFAULT_HALF_LIFE;
@@ -21,7 +22,7 @@ use super::by_endpoint::ByEndpoint;
 use super::carried::{Carried, DEFAULT_MAX_CARRIED, DEFAULT_MAX_CARRIED_BYTES};
 use super::claims::{Claim, Claims};
 use super::index::{HolderId, IndexConfig, PrefixIndex, TenantId};
-use super::key::{BlockKey, BlockKeys, KeySpace};
+use super::key::{BlockKey, BlockKeys, KeySpace, Root};
 use super::learning::PrefixUpdate;
 use super::residents::{Resident, Residents};
 use ahash::{AHashMap, AHashSet};
@@ -168,6 +169,12 @@ impl PrefixCache {
         self.space
     }
 
+    /// Identifies a tenant by 32 bits of a hash with the cache's seed. Two tenants with the same hash share one share.
+    #[must_use]
+    pub fn tenant(&self, name: Option<&str>) -> TenantId {
+        TenantId(name.map_or(0, |name| self.space.root(&Root { tenant: Some(name), ..Root::default() }) as u32 | 1))
+    }
+
     /// Number of tokens in a block, shared with everything that makes keys and with the KV event subscriptions.
     #[must_use]
     pub fn block_size(&self) -> &Arc<BlockSize> {
@@ -255,8 +262,7 @@ impl PrefixCache {
         let guesses = self.guesses.load();
         let room = guesses.get(&endpoint).and_then(|guess| {
             let held = update.keys.get(..update.held as usize).filter(|held| !held.is_empty());
-            held.into_iter()
-                .for_each(|held| self.index.record(guess.holder, held, tenant_id(update.tenant.as_deref()), now));
+            held.into_iter().for_each(|held| self.index.record(guess.holder, held, update.tenant, now));
             (update.fresh > 0).then(|| {
                 let reserved = guess.capacity.clone().reserve(update.fresh);
                 self.update_capacity(guess);
@@ -274,12 +280,12 @@ impl PrefixCache {
 
     /// Records that `endpoint` has computed these blocks: the prompt's when the response begins, the response's
     /// too when it has ended.
-    pub fn record(&self, endpoint: EndpointId, keys: &[BlockKey], tenant: Option<&str>, now: Timestamp) {
+    pub fn record(&self, endpoint: EndpointId, keys: &[BlockKey], tenant: TenantId, now: Timestamp) {
         let guesses = self.guesses.load();
         if let Some(guess) = guesses.get(&endpoint) {
             // The index first gets back the capacity that was reserved for them.
             self.update_capacity(guess);
-            self.index.record(guess.holder, keys, tenant_id(tenant), now);
+            self.index.record(guess.holder, keys, tenant, now);
         }
     }
 
@@ -438,11 +444,6 @@ fn nominal(unit: BlockUnit) -> f64 {
         BlockUnit::Tokens(n) => f64::from(n),
         BlockUnit::Bytes(n) => f64::from(n) / f64::from(CHARACTERS_PER_TOKEN),
     }
-}
-
-/// Identifies a tenant by 32 bits of a hash. Two tenants with the same hash share one share.
-fn tenant_id(tenant: Option<&str>) -> TenantId {
-    TenantId(tenant.map_or(0, |t| xxhash_rust::xxh3::xxh3_64(t.as_bytes()) as u32 | 1))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! Owned by a `scheduling::Booking`; made from the lookup before the decision. No I/O.
 
 use super::cache::{PrefixCache, PromptInFlight};
+use super::index::TenantId;
 use super::key::BlockKey;
 use attache_protocol::Usage;
 use attache_types::clock::Timestamp;
@@ -19,8 +20,8 @@ pub struct PrefixUpdate {
     pub keys: Vec<BlockKey>,
     /// Whether `keys` holds all keys of the prompt.
     pub whole: bool,
-    /// The tenant of the request.
-    pub tenant: Option<String>,
+    /// The tenant of the request, from [`PrefixCache::tenant`].
+    pub tenant: TenantId,
     /// Blocks of the prompt that the picked endpoint is expected to hold and use, where `keys` is complete.
     pub held: u32,
     /// Blocks of the prompt that the picked endpoint will have to store, where its blocks are estimated.
@@ -55,6 +56,12 @@ impl Learning {
         Self { cache, update, claim, recorded: false, believed }
     }
 
+    /// Prompt tokens that the endpoint is expected to have cached.
+    #[must_use]
+    pub fn foretold(&self) -> u32 {
+        self.update.foretold
+    }
+
     /// Whether all blocks of the prompt are known, so that those of the response can follow.
     #[must_use]
     pub fn is_whole(&self) -> bool {
@@ -84,7 +91,7 @@ impl Learning {
                 self.believed =
                     self.believed.min(self.cache.believed(endpoint, &self.update.keys, self.update.own_keys));
             }
-            self.cache.record(endpoint, &self.update.keys, self.update.tenant.as_deref(), now);
+            self.cache.record(endpoint, &self.update.keys, self.update.tenant, now);
             self.recorded = true;
         }
     }
@@ -107,7 +114,7 @@ impl Learning {
         }
         let before = update.keys.len();
         if *recorded && extend(&mut update.keys) && update.keys.len() > before {
-            cache.record(endpoint, &update.keys, update.tenant.as_deref(), now);
+            cache.record(endpoint, &update.keys, update.tenant, now);
         }
     }
 }

@@ -26,7 +26,7 @@ pub mod trust;
 pub mod wire;
 
 pub use index::{
-    Blocks, Depth, HolderId, IndexConfig, Kept, Match, Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier,
-    UnknownParent,
+    Blocks, Depth, ExportChunk, ExportCursor, ExportHolder, ExportRun, HolderId, ImportError, IndexConfig, Kept, Match,
+    Matches, PrefixIndex, Stats, StoredBlock, TenantId, Tier, UnknownParent,
 };
 pub use key::{BlockKey, BlockKeys, EngineHash, KeySpace, Root};

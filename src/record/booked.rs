@@ -11,6 +11,7 @@ use attache_pool::{Endpoint, PoolSnapshot, SnapshotStore};
 use attache_prefix::key::BlockKey;
 use attache_protocol::Usage;
 use attache_scheduling::{Booking, Dispatch};
+use attache_sync::SharedBooking;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::sync::Arc;
@@ -64,9 +65,13 @@ pub struct Booked {
     booking: Option<Booking>,
     /// Bookings on encode servers for images and audio, until the response begins.
     encoding: Vec<Ticket>,
+    /// The same bookings as other pickers see them.
+    shared_encoding: Vec<SharedBooking>,
     leg: RequestLeg,
     endpoint: Arc<Endpoint>,
     tape: RequestTape,
+    /// The booking as other pickers see it, if there are any.
+    shared: Option<SharedBooking>,
 }
 
 impl Booked {
@@ -84,7 +89,20 @@ impl Booked {
     }
 
     fn of(leg: RequestLeg, booking: Booking, encoding: Vec<Ticket>, tape: RequestTape) -> Self {
-        Self { endpoint: booking.endpoint().clone(), booking: Some(booking), encoding, leg, tape }
+        Self {
+            endpoint: booking.endpoint().clone(),
+            booking: Some(booking),
+            encoding,
+            shared_encoding: Vec::new(),
+            leg,
+            tape,
+            shared: None,
+        }
+    }
+
+    /// Reports all changes to other pickers, too.
+    pub fn share(&mut self, shared: SharedBooking, encoding: Vec<SharedBooking>) {
+        (self.shared, self.shared_encoding) = (Some(shared), encoding);
     }
 
     /// The recording of its request.
@@ -105,6 +123,12 @@ impl Booked {
         self.booking.as_ref().map_or(0.0, Booking::expected)
     }
 
+    /// As [`Booking::foretold`].
+    #[must_use]
+    pub fn foretold(&self) -> u32 {
+        self.booking.as_ref().map_or(0, Booking::foretold)
+    }
+
     /// As [`Booking::learns_answer`].
     #[must_use]
     pub fn learns_answer(&self) -> bool {
@@ -120,6 +144,7 @@ impl Booked {
         }
         also();
         self.endpoint = endpoint.clone();
+        self.shared.iter().for_each(|shared| shared.moved(endpoint, now));
     }
 
     /// As [`Booking::dispatch`].
@@ -129,6 +154,10 @@ impl Booked {
             Dispatch::Whole => (None, 0.0),
         };
         let _turn = self.tape.turn(|r| Line::Dispatch { r, at: now, from, seconds });
+        if let Some(shared) = &self.shared {
+            let from = if let Dispatch::Arrives(from, _) = how { Some(from) } else { None };
+            shared.dispatched(from, seconds, now);
+        }
         if let Some(booking) = &mut self.booking {
             booking.dispatch(how, snapshot, stale_after, now);
         }
@@ -142,6 +171,8 @@ impl Booked {
             booking.first_byte(good, tells, now);
         }
         self.encoding.clear();
+        self.shared_encoding.clear();
+        self.shared.iter().for_each(|shared| shared.first_byte(good, tells, now));
     }
 
     /// As [`Booking::end`].
@@ -153,9 +184,12 @@ impl Booked {
         now: Timestamp,
     ) {
         let Some(booking) = self.booking.take() else { return };
-        let encoding = std::mem::take(&mut self.encoding);
-        let Some((recorder, r)) = &self.tape.0 else { return booking.end(complete, usage, extend, now) };
-        let Some(mut turn) = recorder.turn() else { return booking.end(complete, usage, extend, now) };
+        let (encoding, shared) = (std::mem::take(&mut self.encoding), self.shared.take());
+        self.shared_encoding.clear();
+        let recording = self.tape.0.as_ref().and_then(|(recorder, r)| Some((recorder.turn()?, *r)));
+        if recording.is_none() && shared.is_none() {
+            return booking.end(complete, usage, extend, now);
+        }
         let mut added = None;
         let noted = |keys: &mut Vec<BlockKey>| {
             let before = keys.len();
@@ -165,16 +199,22 @@ impl Booked {
         };
         booking.end(complete, usage, noted, now);
         drop(encoding);
-        turn.write(&Line::End(Ended {
-            r: *r,
-            at: now,
-            complete,
-            prompt_tokens: usage.prompt_tokens,
-            completion_tokens: usage.completion_tokens,
-            cached_tokens: usage.cached_tokens,
-            keys: added,
-            leg: self.leg,
-        }));
+        if let Some(shared) = shared {
+            let keys = added.iter().flatten().map(|key| key.0).collect();
+            shared.ended(complete, usage, keys, now);
+        }
+        if let Some((mut turn, r)) = recording {
+            turn.write(&Line::End(Ended {
+                r,
+                at: now,
+                complete,
+                prompt_tokens: usage.prompt_tokens,
+                completion_tokens: usage.completion_tokens,
+                cached_tokens: usage.cached_tokens,
+                keys: added,
+                leg: self.leg,
+            }));
+        }
     }
 }
 

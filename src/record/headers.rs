@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// Headers whose values are recorded as hashes. An algorithm that uses them to distinguish clients decides the same in
 /// a replay; one that computes with the value does not.
-pub(crate) const CREDENTIALS: &[&str] = &["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
+pub const CREDENTIALS: &[&str] = &["api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"];
 
 /// A header source that notes which headers were read.
 #[derive(Debug)]

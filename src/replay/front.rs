@@ -1,109 +1,148 @@
-//! The picker of one pool without Envoy: what `picker` and `ext_proc` do with a request, for simulated requests.
+//! The picker of one pool without Envoy: `picker` decides and books each simulated request, as it does live.
 //!
-//! Scheduler, strategies, prefix cache, ledger, learned speed and health are those of production, called in the order
-//! in which the exchange calls them. Parsing, tokenizing, rewrites and subset hints are left out: a simulated request
-//! already has its tokens. Called by [`super::world`]; pure.
+//! A simulated request has no body, and its prompt is known as tokens ([`attache_picker::known`]). So nothing is parsed or
+//! tokenized. Everything else is the live path: rewrites, quotas, deadlines, queues, lookup, strategy, booking.
+//! Called by [`super::world`]; pure.
 
 use super::legs::{Patience, PrefillLegs};
-use super::queues::PoolQueues;
-use super::quotas::{QuotaSettings, RunQuotas};
-use attache_flow::Passage;
-use attache_picker::placement::{BookingRequest, Bookings, LookedUp, PromptBlocks};
+pub(super) use arrival::{Arrival, Attempted, Waiting};
+use attache_flow::{PoolFlow, Refusal};
+use attache_picker::decide::{self, Plan, RequestView, Seen, Step};
+use attache_picker::event::Unobserved;
+use attache_picker::head::{FAIRNESS_ID, Head, Header};
 use attache_picker::prefilling::Prefilling;
-use attache_pool::health::Outcome;
+use attache_picker::queues::{AdmittedRequest, QueueSignal, Queues};
+use attache_picker::quotas::{Allowance, Quotas, Store};
+use attache_picker::settings::{ExchangeSettings, ExplainSettings};
+use attache_picker::tenant::Tenant;
+use attache_picker::{ActiveConfig, Picker, PoolRuntime};
+use attache_pool::ranks::RankBooking;
 use attache_pool::writer::SourceId;
 use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, PoolEvent, PoolSnapshot, PoolWriter};
-use attache_prefix::cache::{BlockUnit, CacheConfig, Found, PrefixCache};
-use attache_prefix::key::BlockKey;
-use attache_protocol::{Piece, Prompt, Usage};
-use attache_record::{Booked, RequestTape};
-use attache_scheduling::plugin::{Headers, ResponseHeaders};
-use attache_scheduling::policy::PolicyMap;
-use attache_scheduling::scheduler::Explain;
-use attache_scheduling::{Chosen, Decision, PickContext, RequestFacts, Scheduler, Strategy, losses};
-use attache_sim::content::{Contents, mix};
-use attache_sim::tokenizer::answer_text;
+use attache_prefix::cache::{BlockUnit, PrefixCache};
+use attache_protocol::Api;
+use attache_quota::{Book, DEFAULT_MAX_TENANTS};
+use attache_scheduling::losses;
+use attache_scheduling::plugin::ResponseHeaders;
+use attache_sim::content::Contents;
+use attache_sync::{CacheLossSink, PoolView, Replica};
 use attache_types::clock::Timestamp;
 use attache_types::error::{Reason, RequestError};
 use attache_types::ids::EndpointId;
+use attache_types::limits::Limits;
+use attache_types::params::ParamError;
 use attache_types::rng;
-use attache_workload::{Request, Speaker, client_headers};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use attache_workload::{Request, client_headers};
+pub use config::{FrontConfig, simulated_prefix};
+pub(super) use config::{known_prefix, plain_pool};
+pub(super) use prompt::root;
+use prompt::{PromptBlocks, known, text};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
+use wakes::Wakes;
 
-/// The part of a pool's configuration that a replay uses.
-#[derive(Debug)]
-pub struct FrontConfig {
-    /// The scheduler, with the policy for split requests.
-    pub scheduler: Scheduler,
-    /// Time limits of prefills, and what follows when all attempts fail.
-    pub patience: Patience,
-    /// Age from which on metrics are stale.
-    pub stale_after: Duration,
-    /// Block size of prefix keys, tokens.
-    pub block_size: u32,
-    /// Memory limit of the prefix index, bytes.
-    pub max_index_bytes: u64,
-    /// Minimum fraction of the estimated entries that one tenant keeps when the index is full, 0.01..=1.
-    pub tenant_share: f32,
-    /// The header that names the tenant.
-    pub tenant_header: Option<String>,
-    /// How long a request without a response counts as a cached prefix.
-    pub claim_life: Duration,
-    /// The queues of flow control, if it is on.
-    pub queues: Option<PoolQueues>,
-    /// The limits of tenants and models.
-    pub quotas: QuotaSettings,
-    /// Policies of single models, for `prefix-affinity`.
-    pub policies: PolicyMap,
-    /// Seed of all random numbers.
-    pub seed: u64,
-}
+mod arrival;
+mod config;
+mod outcomes;
+mod prompt;
+mod wakes;
+
+/// A stream of random numbers beside those of all requests.
+const QUEUE_STREAM: u64 = u64::MAX;
+/// Path of all simulated requests.
+const PATH: &str = "/v1/chat/completions";
 
 /// A request that was sent to a server.
 #[derive(Debug)]
 pub(super) struct Sent {
-    pub(super) booking: Booked,
-    /// Prompt tokens that its server is expected to have cached.
+    pub(super) plan: Box<Plan>,
+    pub(super) head: Head,
+    /// Prompt tokens that the server that computes the prompt is expected to have cached.
     pub(super) foretold: u32,
     /// The prefill on another server; `None` if its own server computes the prompt.
     pub(super) legs: Option<PrefillLegs>,
-    /// Its admission by flow control, if there are queues.
-    pub(super) passage: Option<Passage>,
+    /// Becomes ready when the request is preempted.
+    preemption: Option<QueueSignal<Refusal>>,
     contents: Contents,
     /// Headers of the response that the client sends with its next request.
     echo: ResponseHeaders,
-    /// It is the probe of a half-open server.
-    pub(super) probe: bool,
+    /// Tokens of the response so far, if queues count them.
+    output: u32,
 }
 
-/// A decision, with everything that its booking needs.
-struct Placement {
-    decision: Decision,
-    strategy: Arc<dyn Strategy>,
-    /// As [`BookingRequest::share`].
-    share: f64,
-    found: Option<Found>,
-    keys: Vec<BlockKey>,
-    contents: Contents,
-    echo: ResponseHeaders,
+impl Sent {
+    /// A further token of the response was generated.
+    pub(super) fn token(&mut self, now: Timestamp) {
+        self.output += 1;
+        if let Some(admitted) = &mut self.plan.admitted {
+            // The first token is no event of its own here.
+            admitted.answered(self.output + 1, now);
+        }
+    }
+
+    /// The server of the response.
+    pub(super) fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        self.plan.booked.as_ref().map(|booked| booked.endpoint())
+    }
+
+    /// The data-parallel rank of the server of the response, if the picker chooses ranks.
+    pub(super) fn rank(&self) -> Option<usize> {
+        self.plan.hints.rank.as_ref().map(RankBooking::rank)
+    }
+
+    /// The servers that encode the images of the request: those of the decision, else the one that computes the prompt.
+    pub(super) fn encoders(&self) -> Vec<EndpointId> {
+        match self.plan.decision.encode.as_slice() {
+            [] => {
+                let prefill = self.legs.as_ref().and_then(|legs| legs.prefilling.server(0));
+                prefill.or(self.endpoint()).map(|server| server.id).into_iter().collect()
+            }
+            encoders => encoders.iter().map(|server| server.id).collect(),
+        }
+    }
+
+    /// The adapter that the request needs, if `base` is the model of the servers.
+    pub(super) fn adapter(&self, base: &str) -> Option<Arc<str>> {
+        Some(self.plan.target.clone()).filter(|target| **target != *base)
+    }
+
+    /// The request is preempted, if it is ready.
+    pub(super) fn preempted(&mut self, number: u64, wakes: &Arc<Wakes>) -> bool {
+        let signal = self.preemption.as_mut().and_then(|signal| wakes.poll(number, signal));
+        if signal.is_some() {
+            self.preemption = None;
+        }
+        // Its response may have begun since the signal, which protects it if `evictRunning` is `unanswered`.
+        signal.flatten().is_some() && self.plan.admitted.as_ref().is_some_and(AdmittedRequest::is_preemptible)
+    }
 }
 
 /// The only source of endpoints.
 const SOURCE: SourceId = SourceId(0);
 
-/// The picker without Envoy: snapshot, scheduler, caches, queues.
+/// The picker without Envoy.
 #[derive(Debug)]
 pub(super) struct Front {
-    pub(super) config: FrontConfig,
-    pub(super) queues: Option<PoolQueues>,
-    pub(super) quotas: RunQuotas,
+    picker: Picker,
+    active: Arc<ActiveConfig>,
+    runtime: Arc<PoolRuntime>,
+    patience: Patience,
+    /// The signals of queues.
+    pub(super) wakes: Arc<Wakes>,
+    /// The time of the latest event, nanoseconds. Quotas read it.
+    now: Arc<AtomicU64>,
     writer: PoolWriter,
-    pub(super) snapshot: PoolSnapshot,
+    /// The last snapshot.
+    pub(super) snapshot: Arc<PoolSnapshot>,
     pub(super) cache: Arc<PrefixCache>,
-    /// Number of random streams that were used.
-    pub(super) sequence: u64,
+    /// Block size of prefix keys, tokens.
+    block_size: u32,
+    /// Some strategy reads the text of prompts.
+    reads_text: bool,
+    /// Queues charge flows while their responses are generated.
+    pub(super) counts_output: bool,
     /// Response headers of each session, for the next request of that session.
     echoes: HashMap<u64, ResponseHeaders>,
     /// Models and adapters that requests have named.
@@ -111,25 +150,90 @@ pub(super) struct Front {
 }
 
 impl Front {
-    pub(super) fn new(mut config: FrontConfig) -> Self {
-        let queues = config.queues.take();
-        let quotas = RunQuotas::new(std::mem::take(&mut config.quotas));
-        let cache = Arc::new(PrefixCache::new(&CacheConfig {
-            unit: BlockUnit::Tokens(config.block_size),
-            max_bytes: config.max_index_bytes,
-            tenant_share: config.tenant_share,
-            claim_life: config.claim_life,
-            seed: config.seed,
-        }));
-        let (writer, snapshot) = (PoolWriter::new(vec![SOURCE]), PoolSnapshot::default());
+    /// # Errors
+    /// The plugin of `flowControl.ceiling` rejects its parameters.
+    pub(super) fn new(config: FrontConfig, replica: Option<Arc<Replica>>) -> Result<Self, ParamError> {
+        let FrontConfig { pool, prefix, flow, quotas, exchange, policies, patience, seed } = config;
+        let (wakes, now) = (Arc::new(Wakes::default()), Arc::new(AtomicU64::new(0)));
+        let pool = Arc::new(pool);
+        let counts_output = flow.as_ref().is_some_and(PoolFlow::counts_output);
+        let queue = flow.map(|flow| {
+            let (health, split) = (pool.scheduler.health().clone(), pool.scheduler.split().cloned());
+            let (store, rng, timer) = (pool.store.clone(), rng::for_request(seed, QUEUE_STREAM), wakes.timer());
+            Queues::new(flow, store, health, split, pool.stale_after, Box::new(Unobserved), rng, timer)
+        });
+        let queue = queue.transpose()?;
+        let (cache, observer) = (prefix.cache.clone(), Arc::new(Unobserved));
+        let block_size = match cache.unit() {
+            BlockUnit::Tokens(tokens) | BlockUnit::Bytes(tokens) => tokens,
+        };
+        let reads_text = pool.scheduler.choices.all().any(|strategy| strategy.reads().prompt);
+        let runtime = Arc::new(PoolRuntime { pool, observer: observer.clone(), prefix: Some(Arc::new(prefix)), queue });
+        // Explanations of simulated requests are not read.
+        let explain = ExplainSettings::default();
+        let exchange =
+            ExchangeSettings { trust_client_headers: true, session_headers: Vec::new(), explain, ..exchange };
+        let quota = |(subject, settings)| {
+            let (store, now) = (Store::Memory(Arc::new(Book::new(DEFAULT_MAX_TENANTS))), now.clone());
+            // Minutes and days begin with the run.
+            let wall = move || SystemTime::UNIX_EPOCH + Duration::from_nanos(now.load(Relaxed));
+            Arc::new(Quotas::new(subject, settings, store, observer.clone(), wall))
+        };
+        let config = ActiveConfig::new(vec![runtime.clone()], Limits::default(), exchange)
+            .with_quotas(quotas.into_iter().map(quota).collect());
+        let picker = Picker::new(config, observer.clone(), seed).sharing(replica);
+        picker.policies.configure(policies);
+        let active = picker.config();
+        let (writer, snapshot) = (PoolWriter::new(vec![SOURCE]), Arc::default());
         let (echoes, models) = (HashMap::new(), BTreeSet::new());
-        Self { config, queues, quotas, writer, snapshot, cache, sequence: 0, echoes, models }
+        Ok(Self {
+            picker,
+            active,
+            runtime,
+            patience,
+            wakes,
+            now,
+            writer,
+            snapshot,
+            cache,
+            block_size,
+            reads_text,
+            counts_output,
+            echoes,
+            models,
+        })
+    }
+
+    /// The pool as the exchange with other pickers needs it.
+    pub(super) fn shared_view(&self, losses: Arc<dyn CacheLossSink>) -> PoolView {
+        self.runtime.shared_view(losses)
+    }
+
+    /// Sets the time of what follows.
+    pub(super) fn set_time(&self, now: Timestamp) {
+        self.now.store(now.0, Relaxed);
     }
 
     /// Sets the endpoints, as discovery does.
     pub(super) fn discover(&mut self, endpoints: Vec<Arc<EndpointSpec>>) {
         self.writer.apply(PoolEvent::Endpoints { source: SOURCE, endpoints });
         self.publish();
+    }
+
+    /// A change of the pool, which the next snapshot has.
+    pub(super) fn apply(&mut self, event: PoolEvent) {
+        self.writer.apply(event);
+    }
+
+    /// `metrics` of an endpoint, with the requests in flight that this picker counts at the time of the scrape.
+    pub(super) fn seen_at_scrape(&self, spec: &EndpointSpec, metrics: EndpointMetrics) -> EndpointMetrics {
+        let state = self.snapshot.position(spec.address).and_then(|p| self.snapshot.get(p));
+        let endpoint = state.map(|state| &state.endpoint);
+        EndpointMetrics {
+            in_flight_at_scrape: endpoint.map_or(0, |endpoint| endpoint.ledger.in_flight()),
+            ranks_at_scrape: endpoint.map(|endpoint| endpoint.ranks.under_way()).unwrap_or_default(),
+            ..metrics
+        }
     }
 
     /// Records scraped metrics. `restarted`: another process reported the previous ones.
@@ -143,215 +247,130 @@ impl Front {
     /// Publishes recorded events as a snapshot, which later decisions read.
     pub(super) fn publish(&mut self) {
         if let Some(snapshot) = self.writer.snapshot() {
-            losses::drop_lost(&snapshot, &self.cache, Some(&self.config.scheduler.choices));
-            self.snapshot = snapshot;
+            let pool = &self.runtime.pool;
+            if let Some(replica) = &self.picker.replica {
+                replica.announce_losses(&pool.name, &snapshot.lost, Timestamp(self.now.load(Relaxed)));
+            }
+            losses::drop_lost(&snapshot, &self.cache, Some(&pool.scheduler.choices));
+            pool.store.publish(snapshot);
+            self.snapshot = pool.store.load_full();
+        }
+    }
+
+    /// The queues, if flow control is on.
+    pub(super) fn queues(&self) -> Option<&Arc<Queues>> {
+        self.runtime.queue.as_ref()
+    }
+
+    /// A request that arrives now.
+    pub(super) fn arrival(&self, request: Request) -> Arrival {
+        let (head, rng) = (self.head(&request), self.picker.next_rng());
+        Arrival { request, head, rng, allowance: Allowance::default(), admitted: None }
+    }
+
+    /// Notes a model that a request names, or is rewritten to.
+    fn note_model(&mut self, model: &str) {
+        if !self.models.contains(model) {
+            self.models.insert(model.into());
         }
     }
 
     /// The headers of a request: its own, and those of its session's last response.
-    pub(super) fn headers_of(&self, request: &Request) -> BTreeMap<String, String> {
-        let mut headers = client_headers(request, self.config.tenant_header.as_deref());
+    fn head(&self, request: &Request) -> Head {
+        let tenant_header = self.runtime.prefix.as_ref().and_then(|prefix| prefix.tenant_header.as_deref());
+        let mut headers = client_headers(request, tenant_header);
         let echo = request.session.and_then(|session| self.echoes.get(&session));
         headers.extend(echo.into_iter().flatten().map(|(name, value)| (name.to_string(), value.clone())));
-        headers
+        // Tenants share the pool fairly, whether or not the configuration reads their names.
+        headers.extend(request.tenant.as_ref().map(|tenant| (FAIRNESS_ID.to_owned(), tenant.to_string())));
+        let header = |(name, value): (String, String)| Header { name, value: value.into_bytes() };
+        let mut head = Head::read(headers.into_iter().map(header).collect());
+        head.assume_path(PATH);
+        if self.active.settings.tenant.is_some() {
+            head.belongs_to(request.tenant.clone().map_or(Tenant::Missing, Tenant::Named));
+        }
+        head
     }
 
-    /// Decides and books a request. `base` is the model of requests without an adapter.
+    /// Decides and books a request, as far as that is possible without waiting. `base` is the model of requests without
+    /// an adapter.
+    pub(super) fn decide(&mut self, arrival: Arrival, base: &str, now: Timestamp) -> Attempted {
+        let Arrival { request, head, rng, mut allowance, admitted } = arrival;
+        let prompt = PromptBlocks::new(&request, base, self.block_size);
+        let text = self.reads_text.then(|| text(&request));
+        let known = known(&request, base, text.as_ref(), &prompt);
+        let view = RequestView {
+            head: &head,
+            called: "",
+            api: Api::ChatCompletions,
+            response_id: None,
+            subset: None,
+            body: Seen::Known(&known),
+            now,
+            opened: request.at,
+            last: true,
+            made: None,
+            may_wait: true,
+            opens: false,
+            has_turn: admitted.is_some(),
+            may_split: true,
+        };
+        self.note_model(request.adapter.as_deref().unwrap_or(base));
+        let step = decide::decide(&self.picker, &self.active, &view, &mut allowance, &mut rng.clone());
+        let contents = prompt.into_contents();
+        match step {
+            Ok(Step::Decided(mut plan)) => {
+                plan.permits = allowance.take();
+                plan.admitted = admitted.or(plan.admitted.take());
+                self.note_model(&plan.target);
+                self.sent(request, head, plan, contents, now)
+            }
+            Ok(Step::Queue(mut queued)) => {
+                let signal = queued.waiting();
+                Attempted::Waits(Waiting {
+                    arrival: Arrival { request, head, rng, allowance, admitted },
+                    queued,
+                    signal,
+                })
+            }
+            // A simulation has all keys, and no store outside of the process.
+            Ok(Step::Warm(..) | Step::Allow(_)) => Attempted::Refused(request, no_pick()),
+            Err(error) => Attempted::Refused(request, error),
+        }
+    }
+
+    fn sent(&self, request: Request, head: Head, mut plan: Box<Plan>, contents: Contents, now: Timestamp) -> Attempted {
+        let preemption = plan.admitted.as_mut().and_then(|admitted| {
+            admitted.landed();
+            admitted.eviction()
+        });
+        let Some(booked) = &plan.booked else { return Attempted::Refused(request, no_pick()) };
+        let mut echo = ResponseHeaders::new();
+        plan.strategy.response_headers(booked.endpoint(), &mut echo);
+        let foretold = booked.foretold();
+        let booking = plan.prefill.take();
+        let legs = plan.decision.split.take().map(|split| {
+            let foretold = booking.as_ref().map_or(0, |booking| booking.foretold());
+            let prefilling = Prefilling::begin(split.prefill, booking, split.probe, self.patience.bounds, now);
+            PrefillLegs { prefilling, foretold, chosen_rank: plan.hints.prefill_rank.take() }
+        });
+        Attempted::Sent(request, Sent { plan, head, foretold, legs, preemption, contents, echo, output: 0 })
+    }
+
+    /// Chooses another decode server for a request, if its own has left the pool during the prefill on `prefill`.
     ///
     /// # Errors
-    /// The error response that production would send.
-    pub(super) fn send(&mut self, request: &Request, base: &str, now: Timestamp) -> Result<Sent, RequestError> {
-        let rng = &mut rng::for_request(self.config.seed, self.sequence);
-        self.sequence += 1;
-        let headers = self.headers_of(request);
-        let model = model(request, base);
-        if !self.models.contains(model) {
-            self.models.insert(model.into());
-        }
-        let facts = RequestFacts { waited: now.since(request.at), ..facts(request, base, &headers) };
-        let Chosen { choice, filter, .. } = self.config.scheduler.choices.choose(&facts)?;
-        let reads = choice.strategy.reads();
-        let text = reads.prompt.then(|| text(request));
-        let mut contents = Contents::new(self.config.block_size);
-        let keys = if reads.prefix { keys(request, &mut contents) } else { Vec::new() };
-        let found = reads.prefix.then(|| self.cache.lookup(&mut &keys[..], now));
-        let cx = PickContext {
-            request: RequestFacts { prompt: text.as_ref(), ..facts },
-            filter: filter.as_ref(),
-            prefix: found.as_ref(),
-            policy: self.config.policies.get(model).copied().unwrap_or_default(),
-            splittable: self.config.scheduler.split().is_some(),
-            generates: true,
-            ..PickContext::new(&self.snapshot, now, self.config.stale_after)
-        };
-        let decision = self.config.scheduler.decide(&*choice.strategy, &cx, None, Explain::No, rng)?;
-        let picked = decision.picks.first().ok_or_else(no_pick)?;
-        let mut echo = ResponseHeaders::new();
-        choice.strategy.response_headers(picked, &mut echo);
-        let share = choice.strategy.share(&cx, picked);
-        let strategy = choice.strategy;
-        self.book(request, base, Placement { decision, strategy, share, found, keys, contents, echo }, now)
-    }
-
-    /// Books a decision on its server, and on the prefill server if the request is split.
-    fn book(&self, request: &Request, base: &str, placement: Placement, now: Timestamp) -> Result<Sent, RequestError> {
-        let Placement { mut decision, strategy, share, found, keys, contents, echo } = placement;
-        let prompt_tokens = request.prompt_tokens();
-        // The prompt has a length and no text.
-        let prompt = Prompt { token_ids: prompt_tokens.into(), count: 1, ..Prompt::default() };
-        let updates = found.and_then(|found| {
-            let tenant = tenant(request, &self.config);
-            let looked = LookedUp { cache: &self.cache, found: &found, prompt: &prompt, skips_cache: false, tenant };
-            let all = looked.needs_all_blocks(&decision);
-            looked.updates(&decision, PromptBlocks { keys, all, complete: true })
-        });
-        let foretold = updates.as_ref().map_or(0, |updates| updates.first.foretold);
-        let prefill_foretold = updates.as_ref().and_then(|u| u.prefill.as_ref()).map_or(0, |update| update.foretold);
-        let model = model(request, base);
-        let booking = BookingRequest { model, prompt_tokens, understood: true, streams: true, share, updates };
-        let Bookings { first, prefill, encoding } =
-            Bookings::of(&decision, booking, &self.snapshot, self.config.stale_after, now).ok_or_else(no_pick)?;
-        let probe = decision.probe;
-        let legs = decision.split.take().map(|split| {
-            let booking = prefill.map(|booking| Box::new(Booked::prefill(booking, RequestTape::default())));
-            let bounds = self.config.patience.bounds;
-            let prefilling = Prefilling::begin(split.prefill, booking, split.probe, bounds, now);
-            PrefillLegs { prefilling, foretold: prefill_foretold, decision, strategy }
-        });
-        let booking = Booked::new(first, encoding, RequestTape::default());
-        Ok(Sent { booking, foretold, legs, passage: None, contents, echo, probe })
-    }
-
-    /// Records the first byte of the response: status 200 if `good`, otherwise an error of the server.
-    pub(super) fn first_byte(&self, sent: &mut Sent, good: bool, now: Timestamp) {
-        let outcome = if good { Outcome::Success } else { Outcome::Failure };
-        self.judge(sent.booking.endpoint(), outcome, now);
-        sent.booking.first_byte(good, true, now);
-    }
-
-    /// Records the outcome of a request in the health of `endpoint`.
-    pub(super) fn judge(&self, endpoint: &Endpoint, outcome: Outcome, now: Timestamp) {
-        // A simulated request never causes an error response itself.
-        let outcome = if outcome == Outcome::ErrorResponse { Outcome::Failure } else { outcome };
-        endpoint.health.record(outcome, now, self.config.scheduler.health());
-    }
-
-    pub(super) fn patience(&self) -> Patience {
-        self.config.patience
-    }
-
-    pub(super) fn stale_after(&self) -> Duration {
-        self.config.stale_after
-    }
-
-    /// Records the complete end of the response.
-    pub(super) fn ended(&mut self, sent: Sent, request: &Request, usage: &Usage, now: Timestamp) {
-        let Sent { mut booking, passage, mut contents, echo, .. } = sent;
-        if let Some(session) = request.session.filter(|_| !echo.is_empty()) {
-            self.echoes.insert(session, echo);
-        }
-        let extend = |keys: &mut Vec<BlockKey>| {
-            contents.push(request.answer, |content| keys.push(BlockKey(content)));
-            true
-        };
-        booking.end(true, usage, extend, now);
-        self.gave_back(passage, usage, now);
-    }
-
-    /// Releases a request that is never sent. If it was a probe, another request may probe its server.
-    pub(super) fn unsent(&mut self, sent: Sent, now: Timestamp) {
-        if sent.probe {
-            sent.booking.endpoint().health.probe_lost();
-        }
-        self.gave_back(sent.passage, &Usage::default(), now);
-    }
-
-    /// Records a failure: the server was unreachable, or the connection broke before the end of the response.
-    pub(super) fn lost(&mut self, mut sent: Sent, unreachable: bool, now: Timestamp) {
-        let outcome = if unreachable { Outcome::ConnectFailure } else { Outcome::Failure };
-        let endpoint: &Arc<Endpoint> = sent.booking.endpoint();
-        self.judge(endpoint, outcome, now);
-        if sent.probe {
-            endpoint.health.probe_lost();
-        }
-        sent.booking.end(false, &Usage::default(), |_| false, now);
-        self.gave_back(sent.passage, &Usage::default(), now);
+    /// When no other goes on from the prompt.
+    pub(super) fn replace_target(
+        &self,
+        sent: &mut Sent,
+        prefill: Option<&Endpoint>,
+        now: Timestamp,
+    ) -> Result<(), RequestError> {
+        sent.plan.replace_target(&sent.head, None, prefill, now, &self.picker)
     }
 }
 
 fn no_pick() -> RequestError {
     RequestError::new(Reason::NoReadyEndpoint, "the strategy chose no endpoint")
-}
-
-/// The model that a request names: its adapter, or `base`.
-pub(super) fn model<'r>(request: &'r Request, base: &'r str) -> &'r str {
-    request.adapter.as_deref().unwrap_or(base)
-}
-
-/// Facts about a request before its prompt is looked up.
-pub(super) fn facts<'r>(
-    request: &'r Request,
-    base: &'r str,
-    headers: &'r BTreeMap<String, String>,
-) -> RequestFacts<'r> {
-    RequestFacts {
-        model: model(request, base),
-        prompt_tokens: request.prompt_tokens(),
-        max_tokens: Some(request.answer.tokens),
-        priority: request.priority,
-        headers: Headers::of(headers),
-        ..RequestFacts::default()
-    }
-}
-
-fn tenant(request: &Request, config: &FrontConfig) -> Option<String> {
-    config.tenant_header.as_ref().and(request.tenant.as_deref()).map(str::to_owned)
-}
-
-/// The value that the first key of a prompt is combined with, since adapters do not share cached blocks; 0 without an
-/// adapter.
-pub(super) fn root(adapter: Option<&str>) -> u64 {
-    adapter.map_or(0, |name| name.bytes().fold(1, |hash, byte| mix(hash ^ u64::from(byte))))
-}
-
-/// The keys of the prompt's full blocks.
-pub(super) fn keys(request: &Request, contents: &mut Contents) -> Vec<BlockKey> {
-    let mut keys = Vec::new();
-    for part in &request.prompt {
-        contents.push(part.piece, |content| keys.push(BlockKey(content)));
-    }
-    if let Some(first) = keys.first_mut() {
-        first.0 ^= root(request.adapter.as_deref());
-    }
-    keys
-}
-
-/// The prompt as text, for strategies that read it: four letters for each token, equal for equal tokens.
-fn text(request: &Request) -> Prompt<'static> {
-    let mut prompt = Prompt { count: 1, ..Prompt::default() };
-    let mut said: Option<(Speaker, String)> = None;
-    for part in &request.prompt {
-        if said.as_ref().is_none_or(|(role, _)| *role != part.role) {
-            finish(&mut prompt, said.replace((part.role, String::new())));
-        }
-        let Some((_, text)) = &mut said else { continue };
-        let (name, from) = (part.piece.name, part.piece.from);
-        for i in from..from.saturating_add(part.piece.tokens) {
-            text.push_str(answer_text(name, i));
-        }
-    }
-    finish(&mut prompt, said);
-    prompt
-}
-
-fn finish(prompt: &mut Prompt<'static>, said: Option<(Speaker, String)>) {
-    let Some((role, text)) = said else { return };
-    prompt.text_bytes += text.len() as u64;
-    let role = match role {
-        Speaker::System => "system",
-        Speaker::User => "user",
-        Speaker::Assistant => "assistant",
-    };
-    prompt.pieces.push(Piece::Role(role.into()));
-    prompt.pieces.push(Piece::Text(text.into()));
 }

@@ -3,18 +3,14 @@
 //! The counterpart of `picker::split` without HTTP; [`Prefilling`] decides for both. Pools that leave the prefill
 //! call to a sidecar are played as if the picker called the prefill server. Called by [`super::world`]; pure.
 
-use super::front::{Front, Sent, facts};
+use super::front::Front;
 use attache_disagg::attempts::{Attempt, AttemptLimits};
 use attache_disagg::{Failure, Fallback, Next};
 use attache_picker::prefilling::Prefilling;
 use attache_pool::Endpoint;
+use attache_pool::ranks::RankBooking;
 use attache_protocol::Usage;
-use attache_scheduling::{Decision, Dispatch, PickContext, Strategy};
 use attache_types::clock::Timestamp;
-use attache_types::error::RequestError;
-use attache_types::rng;
-use attache_workload::Request;
-use std::sync::Arc;
 
 /// How long prefill servers are waited for, and what becomes of a request whose prompt none has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +34,15 @@ pub(super) struct PrefillLegs {
     pub(super) prefilling: Prefilling,
     /// Tokens of the prompt that the prefill server was thought to hold.
     pub(super) foretold: u32,
-    /// The decode server, and its alternatives.
-    pub(super) decision: Decision,
-    /// The strategy that decided, and may have recorded the request.
-    pub(super) strategy: Arc<dyn Strategy>,
+    /// The data-parallel rank of the first attempt, if the picker chooses ranks.
+    pub(super) chosen_rank: Option<RankBooking>,
+}
+
+impl PrefillLegs {
+    /// The data-parallel rank that an attempt names.
+    pub(super) fn rank(&self, attempt: Attempt) -> Option<usize> {
+        self.chosen_rank.as_ref().filter(|_| attempt == 0).map(RankBooking::rank)
+    }
 }
 
 /// Progress of a prefill on another server.
@@ -98,43 +99,5 @@ impl Front {
             Next::GiveUp(_) if self.patience().fallback == Fallback::Fail => PrefillProgress::Refused,
             Next::GiveUp(_) => PrefillProgress::Local,
         }
-    }
-
-    /// A request whose prompt was to be computed elsewhere, and was by `prefill`, is sent to its decode server, or to
-    /// another one when that has left the pool meanwhile.
-    ///
-    /// # Errors
-    /// When no other goes on from the prompt.
-    pub(super) fn dispatch(
-        &mut self,
-        request: &Request,
-        base: &str,
-        sent: &mut Sent,
-        legs: &mut PrefillLegs,
-        prefill: Option<&Endpoint>,
-        now: Timestamp,
-    ) -> Result<(), RequestError> {
-        let headers = self.headers_of(request);
-        let facts = facts(request, base, &headers);
-        let cx = PickContext { request: facts, ..PickContext::new(&self.snapshot, now, self.stale_after()) };
-        let (seed, sequence) = (self.config.seed, &mut self.sequence);
-        let rng = || {
-            *sequence += 1;
-            rng::for_request(seed, *sequence - 1)
-        };
-        let PrefillLegs { decision, strategy, .. } = legs;
-        let unprobed = |server: &Endpoint| server.health.probe_lost();
-        if let Some(server) = self.config.scheduler.renew(decision, &cx, None, prefill, unprobed, rng)? {
-            let first = sent.booking.endpoint().id;
-            sent.booking.move_to(&server, now, || {
-                if let Some(trail) = &decision.trail {
-                    strategy.moved(facts.model, trail, first, server.id, now);
-                }
-            });
-        }
-        sent.probe = decision.probe;
-        let how = prefill.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0));
-        sent.booking.dispatch(how, &self.snapshot, self.stale_after(), now);
-        Ok(())
     }
 }

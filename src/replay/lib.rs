@@ -7,8 +7,6 @@
 //! |---|---|---|
 //! | [`world`] | virtual time: servers, the picker, delays of its signals | yes |
 //! | `front` | the picker without Envoy | yes |
-//! | [`queues`] | queues in front of the pool | yes |
-//! | [`quotas`] | limits of tenants and models | yes |
 //! | [`legs`] | prefill legs, as the picker sees them | yes |
 //! | `queue` | future events, in order of time | yes |
 //! | `page` | metrics that a simulated server exports | yes |
@@ -25,8 +23,6 @@ pub mod front;
 pub mod legs;
 mod page;
 mod queue;
-pub mod queues;
-pub mod quotas;
 pub mod record;
 pub mod world;
 

@@ -39,15 +39,25 @@ impl EventQueue {
     }
 }
 
+/// Scraped metrics on their way to a picker.
+#[derive(Debug)]
+pub(super) struct ScrapedPage {
+    /// Position of the picker.
+    pub(super) picker: usize,
+    pub(super) metrics: EndpointMetrics,
+    /// Another process reported the previous metrics.
+    pub(super) restarted: bool,
+}
+
 /// What waits in the queue. The order settles ties: engines first, so that who comes finds what has just become free.
 #[derive(Debug)]
 pub(super) enum SimEvent {
     /// The engine of the server at this position.
     Engine(usize),
-    /// A page of its metrics arrives; whether another process wrote the one before.
-    Page(usize, Box<EndpointMetrics>, bool),
-    /// Something of its cache is heard.
-    Events(usize, KvNews),
+    /// A picker receives metrics of the server at this position.
+    Page(usize, Box<ScrapedPage>),
+    /// News of a cache arrive: position of the server, and data-parallel rank.
+    Events(usize, usize, KvNews),
     /// Something happens to the fleet.
     Change(usize),
     /// Discovery publishes the servers of the fleet.
@@ -59,13 +69,19 @@ pub(super) enum SimEvent {
     /// A prefill server's answer is back at the picker: of the request with this number, which try it was,
     /// and what became of it.
     Reply(u64, Attempt, JobReport),
+    /// All images of the request with this number are encoded.
+    Encoded(u64),
     /// The request with this number has waited for its prompt as long as it may, or so long that another
     /// server is asked as well.
     Late(u64),
     /// The blocks that the server at this position keeps of a job are free to go.
     Release(usize, JobId),
-    /// The pool may have more room than before for those who wait, or one of them has waited for as long as it may.
-    Turn,
+    /// Messages between pickers arrive, or a picker must send some.
+    Exchange,
+    /// The queues must be checked, although nothing else has happened.
+    CheckQueues,
+    /// The time of the request with this number in the queue has ended.
+    Expire(u64),
     /// A request that follows from another comes.
     Arrival(Box<Request>),
 }
@@ -82,9 +98,12 @@ impl SimEvent {
             SimEvent::Scrape => 6,
             SimEvent::Sample => 7,
             SimEvent::Reply(..) => 8,
-            SimEvent::Late(_) => 9,
-            SimEvent::Turn => 10,
-            SimEvent::Arrival(_) => 11,
+            SimEvent::Encoded(_) => 9,
+            SimEvent::Late(_) => 10,
+            SimEvent::CheckQueues => 11,
+            SimEvent::Expire(_) => 12,
+            SimEvent::Exchange => 13,
+            SimEvent::Arrival(_) => 14,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Makes recorded decisions again. With the recorded configuration, every decision must be equal. With another
 //! configuration, the differences show which requests it would have sent elsewhere.
 //!
-//! Scheduler, strategies, prefix cache, ledger, learned speed and health are those of production. The lines of the
-//! recording are applied to them in the order in which the live picker changed its state. A decision uses the
-//! recorded seed of its random numbers, and is booked on the endpoint that the replay chose.
+//! The live picker decides and books each request, which it knows without a body ([`attache_picker::known`]). The lines
+//! of the recording are applied to its state in the order in which the recorded picker changed its own. A decision uses
+//! the recorded seed of its random numbers, and is booked on the endpoint that the replay chose.
 //!
 //! Metrics, first bytes, ends and failures are the recorded ones. With another configuration, servers therefore respond
 //! as they did to the recorded decisions. For the effect on latency, play the recording as a workload
@@ -17,8 +17,10 @@
 
 mod decision;
 pub mod explain;
+mod in_flight;
 mod kv;
 mod player;
+mod pools;
 
 use attache_config::{self as config, ConfigText, Settings, Sources};
 use attache_record::{FORMAT, Header, Line};

@@ -6,39 +6,46 @@
 //! | module | owns |
 //! |---|---|
 //! | `settings` | configuration of a simulation |
+//! | `server` | one server: the engines behind its endpoint |
 //! | `fleet` | servers that join and die, discovery, scrapes |
 //! | `kv_event_delivery` | KV events on their way to the prefix index |
+//! | `encode_legs` | images on their way through encode servers |
+//! | `pickers` | the pickers, and the bus between them |
 //! | `prefill_legs` | requests whose prompt another server computes |
 //! | `queueing` | requests in the queues of flow control |
 //!
 //! Called by `cli::replay` and by tests.
 
+mod encode_legs;
 mod fleet;
 pub(super) mod kv_event_delivery;
+mod pickers;
 mod prefill_legs;
 mod queueing;
+mod server;
 mod settings;
 
-use super::front::{Front, Sent};
-use super::page::MetricsHistory;
-use super::queue::{EventQueue, SimEvent};
+use super::front::{Front, Sent, Waiting};
+use super::queue::{EventQueue, ScrapedPage, SimEvent};
 use ahash::AHashMap;
-use attache_flow::Passage;
-use attache_pool::{EndpointSpec, PoolSnapshot};
+use attache_pool::PoolSnapshot;
 use attache_prefix::cache::PrefixCache;
-use attache_prefix::index::HolderId;
-use attache_prefix::trust::TrustCell;
 use attache_protocol::Usage;
+use attache_quota::Had;
 use attache_report::Observer;
 use attache_report::served::{Ending, Sample, Served};
 use attache_sim::content::mix;
-use attache_sim::engine::{Engine, EngineEvent, FinishReason, JobId, JobReport};
-use attache_sim::kv::KvEvent;
+use attache_sim::engine::{EngineEvent, FinishReason, JobId, JobReport};
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
+use attache_types::params::ParamError;
 use attache_workload::{Request, TraceError, Workload};
+use encode_legs::PendingEncode;
 pub use fleet::{spec, with_role};
-use prefill_legs::PendingPrefill;
+pub use pickers::BusTotals;
+use pickers::Pickers;
+use prefill_legs::{PendingPrefill, PromptOrigin};
+use server::WorldServer;
 pub use settings::{FleetChange, KvEventSettings, SignalSettings, TimedChange, WorldConfig};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -59,32 +66,6 @@ pub struct RunOutcome {
 }
 
 #[derive(Debug)]
-struct WorldServer {
-    spec: Arc<EndpointSpec>,
-    engine: Engine,
-    started: Timestamp,
-    alive: bool,
-    /// Id in the last snapshot; `None` while the picker does not know the server.
-    known: Option<EndpointId>,
-    pages: MetricsHistory,
-    /// Time of the engine's event that is in the queue, if any.
-    due: Option<Timestamp>,
-    events: Option<KvEventLink>,
-}
-
-/// The path of one engine's KV events to the prefix index.
-#[derive(Debug)]
-struct KvEventLink {
-    holder: HolderId,
-    trust: Arc<TrustCell>,
-    /// Events of lost batches, which the next replay brings.
-    missed: Vec<KvEvent>,
-    /// Arrival of the last replay that was requested.
-    replayed: Timestamp,
-    sequence: u64,
-}
-
-#[derive(Debug)]
 struct InFlight {
     request: Request,
     sent: Sent,
@@ -93,33 +74,21 @@ struct InFlight {
     origin: PromptOrigin,
 }
 
-/// The server that computes the prompt of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PromptOrigin {
-    /// The server that decodes it.
-    Own,
-    /// The server that decodes it, since prefill on another server failed.
-    FellBack,
-    /// Another server. `job` is its prefill leg, and `cached_tokens` of the prompt were cached there.
-    Server {
-        server: usize,
-        job: JobId,
-        cached_tokens: u32,
-        /// The server keeps the prompt's blocks; false after the transfer.
-        pinned: bool,
-    },
-}
-
 /// One simulation of a workload.
 pub struct World<'w> {
-    front: Front,
+    pickers: Pickers,
+    /// Time of the next exchange between pickers for which an event is scheduled.
+    exchange_at: Option<Timestamp>,
     signals: SignalSettings,
     changes: Vec<TimedChange>,
+    /// Engines behind the endpoint of each server.
+    ranks: u16,
     servers: Vec<WorldServer>,
     /// Positions of the servers in the last snapshot, by endpoint id.
     places: AHashMap<EndpointId, usize>,
     queue: EventQueue,
     flying: AHashMap<u64, InFlight>,
+    encodes: AHashMap<u64, PendingEncode>,
     prefills: AHashMap<u64, PendingPrefill>,
     workload: &'w mut dyn Workload,
     observer: &'w mut dyn Observer,
@@ -127,8 +96,10 @@ pub struct World<'w> {
     coming: Option<Request>,
     /// Number of follow-up requests that have not arrived yet.
     follow_ups: usize,
+    /// Requests in the queues of flow control.
+    waiting: AHashMap<u64, Waiting>,
     /// Time of the next check of the queues for which an event is scheduled.
-    turn: Option<Timestamp>,
+    check: Option<Timestamp>,
     seed: u64,
     outcome: RunOutcome,
     scratch: Vec<EngineEvent>,
@@ -137,22 +108,35 @@ pub struct World<'w> {
 
 impl<'w> World<'w> {
     /// A simulation before its first request.
-    pub fn new(config: WorldConfig, workload: &'w mut dyn Workload, observer: &'w mut dyn Observer) -> Self {
-        let WorldConfig { front, servers, signals, changes, seed } = config;
+    ///
+    /// # Errors
+    /// The plugin of `flowControl.ceiling` rejects its parameters.
+    pub fn new(
+        config: WorldConfig,
+        workload: &'w mut dyn Workload,
+        observer: &'w mut dyn Observer,
+    ) -> Result<Self, ParamError> {
+        let WorldConfig { mut pickers, bus, servers, ranks, signals, changes, seed } = config;
+        let ranks_tell = ranks > 1 && signals.kv_events.is_some();
+        pickers.iter_mut().for_each(|picker| picker.prefix.ranks_tell = ranks_tell);
         let mut world = Self {
-            front: Front::new(front),
+            pickers: Pickers::new(pickers, bus)?,
+            exchange_at: None,
             signals,
             changes,
+            ranks,
             servers: Vec::new(),
             places: AHashMap::new(),
             queue: EventQueue::default(),
             flying: AHashMap::new(),
+            encodes: AHashMap::new(),
             prefills: AHashMap::new(),
             workload,
             observer,
             coming: None,
             follow_ups: 0,
-            turn: None,
+            waiting: AHashMap::new(),
+            check: None,
             seed,
             outcome: RunOutcome { requests: 0, decisions: 0, ended: Timestamp(0) },
             scratch: Vec::new(),
@@ -168,7 +152,7 @@ impl<'w> World<'w> {
             world.queue.push(at, SimEvent::Change(i));
         }
         world.queue.push(Timestamp(0).after(SAMPLE_EVERY), SimEvent::Sample);
-        world
+        Ok(world)
     }
 
     /// Plays the workload to its end, until the last response has ended.
@@ -177,47 +161,57 @@ impl<'w> World<'w> {
     /// When a row of the workload can't be read.
     pub fn run(&mut self) -> Result<RunOutcome, TraceError> {
         self.coming = self.workload.next()?;
-        loop {
-            let next = self.queue.next_at();
-            match (&self.coming, next) {
-                (Some(request), next) if next.is_none_or(|at| at > request.at) => {
-                    let Some(request) = self.coming.take() else { break };
-                    self.arrive(request);
-                    self.coming = self.workload.next()?;
-                }
-                (None, _) if self.is_over() => break,
-                _ => {
-                    let Some((at, due)) = self.queue.pop() else { break };
-                    self.happen(at, due);
-                }
-            }
-        }
+        while self.step()? {}
         Ok(self.outcome)
     }
 
-    /// The last snapshot that the picker received.
+    /// Handles the next arrival or event. Returns false at the end of the run.
+    fn step(&mut self) -> Result<bool, TraceError> {
+        if self.coming.is_none() && self.is_over() {
+            return Ok(false);
+        }
+        let next = self.queue.next_at();
+        if let Some(request) = self.coming.take_if(|request| next.is_none_or(|at| at > request.at)) {
+            self.arrive(request);
+            self.coming = self.workload.next()?;
+            return Ok(true);
+        }
+        let Some((at, due)) = self.queue.pop() else { return Ok(false) };
+        self.happen(at, due);
+        Ok(true)
+    }
+
+    /// The last snapshot that the first picker received.
     #[must_use]
     pub fn snapshot(&self) -> &PoolSnapshot {
-        &self.front.snapshot
+        &self.pickers.first().snapshot
     }
 
     /// Models of the requests so far.
     #[must_use]
-    pub fn models(&self) -> &BTreeSet<Arc<str>> {
-        &self.front.models
+    pub fn models(&self) -> BTreeSet<Arc<str>> {
+        self.pickers.iter().flat_map(|picker| picker.models.iter().cloned()).collect()
     }
 
-    /// The prefix cache of the picker.
+    /// The prefix cache of the first picker.
     #[must_use]
     pub fn cache(&self) -> &PrefixCache {
-        &self.front.cache
+        &self.pickers.first().cache
+    }
+
+    /// Messages between pickers so far.
+    #[must_use]
+    pub fn bus(&self) -> BusTotals {
+        self.pickers.totals()
     }
 
     fn is_over(&self) -> bool {
-        self.flying.is_empty() && self.prefills.is_empty() && self.follow_ups == 0 && self.front.is_idle()
+        let in_flight = self.flying.len() + self.encodes.len() + self.prefills.len();
+        in_flight == 0 && self.follow_ups == 0 && self.waiting.is_empty()
     }
 
     fn happen(&mut self, at: Timestamp, due: SimEvent) {
+        self.pickers.iter().for_each(|picker| picker.set_time(at));
         match due {
             SimEvent::Engine(i) => self.advance(i, at),
             SimEvent::Arrival(request) => {
@@ -225,30 +219,48 @@ impl<'w> World<'w> {
                 self.arrive(*request);
             }
             SimEvent::Scrape => self.scrape(at),
-            SimEvent::Page(i, page, restarted) => {
+            SimEvent::Page(i, page) => {
                 if let Some(id) = self.servers.get(i).and_then(|s| s.known) {
-                    self.front.scraped(id, *page, restarted);
+                    let ScrapedPage { picker, metrics, restarted } = *page;
+                    if let Some(picker) = self.pickers.get_mut(picker) {
+                        picker.scraped(id, metrics, restarted);
+                    }
                     // Metrics that arrive at the same time become one snapshot.
                     if !self.queue.has_page_at(at) {
-                        self.front.publish();
+                        self.pickers.iter_mut().for_each(Front::publish);
                         self.freed(at);
                     }
                 }
             }
-            SimEvent::Events(i, heard) => self.hear(i, &heard, at),
+            SimEvent::Events(i, rank, heard) => self.hear(i, rank, &heard, at),
             SimEvent::Change(i) => self.change(i, at),
             SimEvent::Discovery => {
                 self.discover();
                 self.freed(at);
             }
             SimEvent::Reply(number, attempt, report) => self.reply(number, attempt, report, at),
+            SimEvent::Encoded(number) => self.encoded(number, at),
             SimEvent::Late(number) => self.late(number, at),
             SimEvent::Release(i, job) => self.release(i, job, at),
-            SimEvent::Turn => self.turn(at),
+            // The exchange follows each event.
+            SimEvent::Exchange => {}
+            SimEvent::CheckQueues => self.check_queues(at),
+            SimEvent::Expire(number) => self.expire(number, at),
             SimEvent::Sample => {
                 self.sample(at);
                 self.queue.push(at.after(SAMPLE_EVERY), SimEvent::Sample);
             }
+        }
+        self.settle_queues(at);
+        self.exchange(at);
+    }
+
+    /// Has the pickers exchange messages, and schedules the next exchange.
+    fn exchange(&mut self, now: Timestamp) {
+        let Some(next) = self.pickers.exchange(now) else { return };
+        if self.exchange_at.is_none_or(|at| at <= now || next < at) {
+            self.exchange_at = Some(next);
+            self.queue.push(next, SimEvent::Exchange);
         }
     }
 
@@ -256,10 +268,7 @@ impl<'w> World<'w> {
     fn advance(&mut self, i: usize, now: Timestamp) {
         let mut events = std::mem::take(&mut self.scratch);
         if let Some(server) = self.servers.get_mut(i) {
-            if server.due.is_some_and(|due| due <= now) {
-                server.due = None;
-            }
-            server.engine.advance(now, &mut events);
+            server.advance(now, &mut events);
         }
         events.drain(..).for_each(|event| self.take(event));
         self.scratch = events;
@@ -270,9 +279,8 @@ impl<'w> World<'w> {
     /// Schedules the next event of a server's engine, unless it is scheduled already.
     fn schedule(&mut self, i: usize) {
         let Some(server) = self.servers.get_mut(i) else { return };
-        // Steps without events are skipped, unless KV events need the contents of their blocks.
-        let next =
-            if self.signals.kv_events.is_some() { server.engine.next_event_at() } else { server.engine.quiet_until() };
+        // KV events need the contents of the blocks of each step.
+        let next = server.next_event_at(self.signals.kv_events.is_some());
         if let Some(at) = next.filter(|at| server.due.is_none_or(|due| *at < due)) {
             server.due = Some(at);
             self.queue.push(at, SimEvent::Engine(i));
@@ -284,18 +292,22 @@ impl<'w> World<'w> {
             EngineEvent::FirstToken { job, at } => {
                 if let Some(flying) = self.flying.get_mut(&job.0) {
                     flying.first_token = Some(at);
-                    self.front.first_byte(&mut flying.sent, true, at);
-                    self.freed(at);
+                    self.pickers.of(job.0).first_byte(&mut flying.sent, true, at);
                 }
             }
             EngineEvent::Finished { job, at, report } => self.finish(job, at, report),
             EngineEvent::Received { job, at } => self.received(job, at),
-            EngineEvent::Token { .. } | EngineEvent::Preempted { .. } => {}
+            EngineEvent::Token { job, at } => {
+                if let Some(flying) = self.flying.get_mut(&job.0) {
+                    flying.sent.token(at);
+                }
+            }
+            EngineEvent::Preempted { .. } => {}
         }
     }
 
     fn finish(&mut self, job: JobId, at: Timestamp, report: JobReport) {
-        if self.finish_leg(job, at, report) {
+        if self.finish_leg(job, at, report) || self.finish_image(job, at, report.reason) {
             return;
         }
         let Some(flying) = self.flying.remove(&job.0) else { return };
@@ -322,22 +334,20 @@ impl<'w> World<'w> {
             fell_back: origin == PromptOrigin::FellBack,
         };
         if ending == Ending::Lost {
-            self.front.lost(sent, false, at);
+            self.pickers.of_mut(request.number).lost(sent, false, at);
         } else {
             let usage = Usage {
                 prompt_tokens: Some(report.prompt_tokens.into()),
                 completion_tokens: Some(report.generated_tokens.into()),
                 cached_tokens: Some(report.cached_tokens.into()),
             };
-            self.front.ended(sent, &request, &usage, at);
+            self.pickers.of_mut(request.number).ended(sent, &request, &usage, at);
         }
         self.close(&served, at);
     }
 
     /// Reports a request that has ended and schedules its follow-up request.
     fn close(&mut self, served: &Served, at: Timestamp) {
-        self.front.quotas.settle(served, at);
-        self.freed(at);
         self.outcome.ended = self.outcome.ended.max(at);
         self.observer.served(served);
         if let Some(next) = self.workload.ended(served.number, at) {
@@ -346,39 +356,38 @@ impl<'w> World<'w> {
         }
     }
 
-    /// Decides on a request that left its queue, and sends it.
-    fn decide(&mut self, request: Request, passage: Option<Passage>, now: Timestamp) {
-        let mut sent = match self.front.send(&request, &self.base(), now) {
-            Ok(sent) => sent,
-            Err(_) => {
-                self.front.gave_back(passage, &Usage::default(), now);
-                return self.refuse(&request, None, now);
-            }
-        };
-        sent.passage = passage;
-        self.front.landed(&mut sent);
-        // The ledger has the exact load now; before, the queue used the estimate of the request.
-        self.freed(now);
-        let id = sent.booking.endpoint().id;
-        let decided = mix(request.number ^ u64::from(id.0) << 40);
-        self.outcome.decisions = mix(self.outcome.decisions ^ decided);
+    /// Sends a request that is decided and booked.
+    fn send(&mut self, request: Request, sent: Sent, now: Timestamp) {
+        let mut note = |decided: u64| self.outcome.decisions = mix(self.outcome.decisions ^ decided);
+        let id = sent.endpoint().map_or(0, |endpoint| endpoint.id.0);
+        note(mix(request.number ^ u64::from(id) << 40));
+        if let Some(legs) = &sent.legs {
+            note(legs.prefilling.server(0).map_or(0, |server| u64::from(server.id.0)) << 20);
+        }
+        sent.plan.decision.encode.iter().for_each(|encoder| note(u64::from(encoder.id.0) << 10));
+        let number = request.number;
+        self.encode(request, sent, now);
+        if self.pickers.first().queues().is_some() {
+            self.wake(number, now);
+        }
+    }
+
+    /// Has the prompt of a request computed, by its prefill server or its own.
+    fn compute(&mut self, request: Request, mut sent: Sent, now: Timestamp) {
         match sent.legs.take() {
             None => self.submit(request, sent, PromptOrigin::Own, now),
-            Some(legs) => {
-                let prefill = legs.prefilling.server(0).map_or(0, |server| u64::from(server.id.0));
-                self.outcome.decisions = mix(self.outcome.decisions ^ prefill << 20);
-                self.part(request, sent, legs, now);
-            }
+            Some(legs) => self.part(request, sent, legs, now),
         }
     }
 
     /// No endpoint was available, or the server rejected the request.
     fn refuse(&mut self, request: &Request, sent: Option<Sent>, now: Timestamp) {
-        let place = sent.as_ref().and_then(|s| self.places.get(&s.booking.endpoint().id));
+        let place = sent.as_ref().and_then(Sent::endpoint).and_then(|endpoint| self.places.get(&endpoint.id));
         let endpoint = place.and_then(|i| u32::try_from(*i).ok());
         if let Some(mut sent) = sent {
-            self.front.first_byte(&mut sent, false, now);
-            self.front.gave_back(sent.passage.take(), &Usage::default(), now);
+            let picker = self.pickers.of_mut(request.number);
+            picker.first_byte(&mut sent, false, now);
+            picker.cut(sent, Had::Nothing, now);
         }
         self.end_early(request, endpoint, Ending::Refused, now);
     }
@@ -403,3 +412,6 @@ impl<'w> World<'w> {
         self.close(&served, now);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -388,7 +388,9 @@ impl Tally {
     /// `None` when there are none.
     #[must_use]
     pub fn busy(&self, kind: usize) -> Option<f64> {
-        let of_kind = || self.endpoints.iter().zip(&self.roles).filter(|(_, roles)| roles.kind() == kind);
+        let of_kind = || {
+            self.endpoints.iter().zip(&self.roles).filter(|(_, roles)| roles.kind() == kind && **roles != Roles::ENCODE)
+        };
         let sum = |of: fn(&EndpointCounts) -> u64| of_kind().map(|(counts, _)| of(counts)).sum();
         share(sum(|counts| counts.busy), sum(|counts| counts.samples))
     }
@@ -396,7 +398,9 @@ impl Tally {
     /// How evenly the prompt tokens that had to be computed lay on the endpoints; `None` when there were none.
     #[must_use]
     pub fn spread(&self) -> Option<LoadSpread> {
-        LoadSpread::of(self.endpoints.iter().map(EndpointCounts::work))
+        let computes = |i: usize| self.roles.get(i).is_none_or(|roles| *roles != Roles::ENCODE);
+        let computing = (0..).zip(&self.endpoints).filter(|(i, _)| computes(*i));
+        LoadSpread::of(computing.map(|(_, counts)| counts.work()))
     }
 
     /// Part of all requests that kept the targets, 0..=1; `None` without targets or requests.

@@ -117,9 +117,21 @@ pub trait Observer: fmt::Debug + Send + Sync {
 
     /// Adds a request that has ended to the decision log.
     fn log(&self, record: DecisionRecord);
+
+    /// Keeps the explanation of a decision, and at most `kept` of them.
+    fn explained(&self, kept: usize, explanation: KeptExplanation);
 }
 
-/// Takes no notice of events: the observer of a dry run.
+/// The explanation of a decision.
+#[derive(Clone, Debug)]
+pub struct KeptExplanation {
+    /// The request's `x-request-id`.
+    pub request_id: String,
+    /// The explanation, JSON.
+    pub json: String,
+}
+
+/// Takes no notice of events: the observer of dry runs and simulations.
 #[derive(Clone, Copy, Debug)]
 pub struct Unobserved;
 
@@ -135,10 +147,20 @@ impl Observer for Unobserved {
     }
 
     fn log(&self, _: DecisionRecord) {}
+
+    fn explained(&self, _: usize, _: KeptExplanation) {}
 }
 
 impl NameObserver for Unobserved {
     fn event(&self, _: NameEvent) {}
+}
+
+impl PoolObserver for Unobserved {
+    fn event(&self, _: RequestEvent<'_>) {}
+}
+
+impl QueueObserver for Unobserved {
+    fn event(&self, _: QueueEvent) {}
 }
 
 /// Observes the routed requests of one pool.
@@ -410,7 +432,7 @@ impl DeadlineOutcome {
 }
 
 /// One request from decision to end, without the text of prompts and responses.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct DecisionRecord {
     /// Sequence number, one more than that of the previous record.
     pub sequence: u64,

@@ -58,6 +58,8 @@ pub struct ExplainSettings {
     /// In the log: this fraction of the decisions, 0..=1, with the score of each part of the algorithm for each
     /// endpoint.
     pub log_ratio: f64,
+    /// On the admin page `/explain`: the explanations of this many decisions, the latest ones.
+    pub kept: usize,
 }
 
 /// How the ext-proc exchange behaves.

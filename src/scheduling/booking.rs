@@ -67,6 +67,31 @@ pub struct Booking {
     later: Option<Later>,
 }
 
+/// A request that a peer has probably sent to an endpoint and that this picker does not know yet.
+#[derive(Debug)]
+pub struct AssumedBooking {
+    _ticket: Ticket,
+    _reservation: Reservation,
+}
+
+impl AssumedBooking {
+    /// Assumes a request for `model` that computes this many tokens on `endpoint`, until it is dropped.
+    #[must_use]
+    pub fn new(
+        endpoint: Arc<Endpoint>,
+        snapshot: &PoolSnapshot,
+        stale_after: Duration,
+        (model, uncached_tokens): (&str, u32),
+        now: Timestamp,
+    ) -> Self {
+        let fresh = fresh(&endpoint, snapshot, stale_after, now);
+        let work = work(uncached_tokens, 0, fresh.and_then(|m| m.lora.as_ref()), model);
+        // The prediction must not include this request's own load.
+        let reservation = Reservation::assume(endpoint.clone(), fresh, work, now);
+        Self { _ticket: Ticket::assume(endpoint, work.uncached_tokens), _reservation: reservation }
+    }
+}
+
 /// A request that is booked and not dispatched yet.
 #[derive(Clone, Copy, Debug)]
 struct Later {
@@ -133,6 +158,17 @@ impl Booking {
         });
     }
 
+    /// Adds the updates of the prefix cache, where the blocks of the prompt become known after the booking. `begun`: the
+    /// response has begun, so the endpoint has computed the prompt.
+    pub fn learn(&mut self, cache: Arc<PrefixCache>, update: PrefixUpdate, begun: bool, now: Timestamp) {
+        let endpoint = self.endpoint().id;
+        let mut learning = Learning::begin(cache, update, endpoint, now);
+        if begun {
+            learning.first_byte(true, endpoint, now);
+        }
+        self.learning = Some(learning);
+    }
+
     /// The booked endpoint.
     #[must_use]
     pub fn endpoint(&self) -> &Arc<Endpoint> {
@@ -143,6 +179,12 @@ impl Booking {
     #[must_use]
     pub fn expected(&self) -> f64 {
         self.reservation.as_ref().map_or(0.0, Reservation::expected)
+    }
+
+    /// Prompt tokens that the endpoint is expected to have cached; 0 without a lookup.
+    #[must_use]
+    pub fn foretold(&self) -> u32 {
+        self.learning.as_ref().map_or(0, Learning::foretold)
     }
 
     /// Whether the blocks of the response can be recorded in the prefix cache.

@@ -214,6 +214,13 @@ impl Choices {
         std::iter::once(&self.default.strategy).chain(chosen)
     }
 
+    /// The strategies with this configured name. They differ in their parameters.
+    pub fn named<'c>(&'c self, name: &'c str) -> impl Iterator<Item = &'c Arc<dyn Strategy>> {
+        let is_default = *self.default.name == *name && self.built.all.is_empty();
+        let chosen = self.built.all.iter().map(|(_, choice)| choice).filter(move |choice| *choice.name == *name);
+        is_default.then_some(&self.default).into_iter().chain(chosen).map(|choice| &choice.strategy)
+    }
+
     /// Drops all strategies' records of the caches of the endpoints in `lost`.
     pub fn forget(&self, lost: &[EndpointId]) {
         if !lost.is_empty() {

@@ -5,12 +5,20 @@
 //! a name that includes all of its relevant parameters. Pure.
 
 use attache_protocol::Prompt;
+use sha2::{Digest as _, Sha256};
 use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Hashes of text: one, or one per block.
 pub type Digest = SmallVec<[u64; 64]>;
+
+/// Hash of the name of a user or tenant, equal on all pickers. Clients can't choose a name with the hash of another one.
+#[must_use]
+pub fn name_hash(name: &str) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(Sha256::digest(name));
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
 
 /// The digests of one prompt, by name.
 #[derive(Debug, Default)]
@@ -18,14 +26,15 @@ pub struct Digests {
     known: RefCell<BTreeMap<String, Vec<u64>>>,
     /// Whether this is a replay, without text to compute others from.
     replayed: bool,
-    missed: Cell<bool>,
+    /// Names of requested digests that were not recorded.
+    missed: RefCell<BTreeSet<String>>,
 }
 
 impl Digests {
     /// Digests that were recorded with the decision.
     #[must_use]
     pub fn replayed(known: BTreeMap<String, Vec<u64>>) -> Self {
-        Self { known: RefCell::new(known), replayed: true, missed: Cell::new(false) }
+        Self { known: RefCell::new(known), replayed: true, missed: RefCell::default() }
     }
 
     /// All digests that were requested.
@@ -34,10 +43,10 @@ impl Digests {
         self.known.borrow().clone()
     }
 
-    /// Whether a digest was requested that was not recorded.
+    /// Names of all digests of a readable prompt that were requested and not recorded.
     #[must_use]
-    pub fn missed(&self) -> bool {
-        self.missed.get()
+    pub fn missed(&self) -> BTreeSet<String> {
+        self.missed.borrow().clone()
     }
 
     pub(super) fn get(
@@ -50,7 +59,7 @@ impl Digests {
             return Some(known.iter().copied().collect());
         }
         if self.replayed {
-            self.missed.set(prompt.is_some());
+            self.missed.borrow_mut().extend(prompt.map(|_| name));
             return None;
         }
         let digest = make(prompt?);

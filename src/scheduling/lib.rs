@@ -18,6 +18,7 @@ pub mod decision;
 pub mod digest;
 pub mod division;
 pub mod facts;
+pub mod floors;
 pub mod least_request;
 pub mod losses;
 pub mod objective;
@@ -34,7 +35,7 @@ pub mod weighted;
 pub mod window;
 
 pub use attache_types::params;
-pub use booking::{Booking, Dispatch, Order};
+pub use booking::{AssumedBooking, Booking, Dispatch, Order};
 pub use candidates::Candidate;
 pub use choice::{Choice, Choices, Chosen};
 pub use decision::{Decision, Ranking, Signal};

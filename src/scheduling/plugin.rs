@@ -229,6 +229,15 @@ pub enum Better {
 /// Names (lower case) and values of response headers.
 pub type ResponseHeaders = Vec<(Cow<'static, str>, String)>;
 
+/// What a request costs its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserCharge {
+    /// Hash of the user's name, equal on all pickers.
+    pub user: u64,
+    /// Weighted tokens.
+    pub tokens: u64,
+}
+
 /// A routing algorithm. It implements [`Strategy::scores`] if one figure per endpoint decides, or [`Strategy::rank`],
 /// or both.
 pub trait Strategy: Send + Sync + Debug {
@@ -292,6 +301,18 @@ pub trait Strategy: Send + Sync + Debug {
     fn picked(&self, _: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
         None
     }
+
+    /// Records a request for `model` that another picker sent to `endpoint`. Its own call of [`Strategy::picked`]
+    /// returned `trail`.
+    fn observe(&self, _model: &str, _trail: &Digest, _endpoint: EndpointId, _now: Timestamp) {}
+
+    /// What [`Strategy::picked`] charges the user of the request, for other pickers; `None` if it charges no one.
+    fn charge(&self, _: &PickContext<'_>) -> Option<UserCharge> {
+        None
+    }
+
+    /// Charges a user for a request that another picker sent.
+    fn charged(&self, _: UserCharge, _now: Timestamp) {}
 
     /// Moves the record of `trail`: Envoy sent a request for `model` to `to` instead of `from`, which was picked.
     fn moved(&self, _model: &str, _trail: &Digest, _from: EndpointId, _to: EndpointId, _now: Timestamp) {}
@@ -364,7 +385,7 @@ pub fn rank_by_scores<S: Strategy + ?Sized>(
 }
 
 /// An integer that compares as `score` does; the two zeros are equal.
-fn ordered(score: f64) -> i64 {
+pub(crate) fn ordered(score: f64) -> i64 {
     let bits = (score + 0.0).to_bits().cast_signed();
     bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
 }

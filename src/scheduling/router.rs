@@ -87,10 +87,14 @@ impl ModelRewrites {
     }
 }
 
+/// Draws a number only if there are targets, so that most requests draw none.
 fn draw(targets: &[RewriteTarget], rng: &mut PickRng) -> Option<Arc<str>> {
+    if targets.is_empty() {
+        return None;
+    }
     let total: u64 = targets.iter().map(|t| u64::from(t.weight)).sum();
     let target = if total == 0 {
-        targets.get(rng.random_range(0..targets.len().max(1)))
+        targets.get(rng.random_range(0..targets.len()))
     } else {
         let mut at = rng.random_range(0..total);
         targets.iter().find(|t| {

@@ -14,7 +14,7 @@
 //! nothing as a part of a sum.
 
 use crate::digest::Digest;
-use crate::plugin::{Better, ParamError, ResponseHeaders};
+use crate::plugin::{Better, ParamError, ResponseHeaders, UserCharge};
 use crate::registry::{BuildError, Registry, canonical};
 use crate::{Candidate, PickContext, Ranking, Reads, Signal, Strategy};
 use attache_pool::{Endpoint, PoolSnapshot};
@@ -228,6 +228,14 @@ impl Strategy for Weighted {
             part.strategy.picked(cx, endpoint);
         }
         None
+    }
+
+    fn charge(&self, cx: &PickContext<'_>) -> Option<UserCharge> {
+        self.parts.iter().find_map(|part| part.strategy.charge(cx))
+    }
+
+    fn charged(&self, charge: UserCharge, now: Timestamp) {
+        self.parts.iter().for_each(|part| part.strategy.charged(charge, now));
     }
 
     fn forget(&self, lost: &[EndpointId]) {

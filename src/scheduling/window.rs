@@ -58,6 +58,22 @@ impl SlidingSum {
         }
     }
 
+    /// Removes at most `amount`, the oldest first; returns how much was removed.
+    pub fn take(&mut self, amount: u64) -> u64 {
+        let mut left = amount.min(self.total);
+        let taken = left;
+        self.total -= taken;
+        while let Some((_, held)) = self.slots.front_mut().filter(|_| left > 0) {
+            let part = left.min(*held);
+            *held -= part;
+            left -= part;
+            if *held == 0 {
+                self.slots.pop_front();
+            }
+        }
+        taken
+    }
+
     /// The slot in which the oldest amount expires; `None` if the sum is empty.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
@@ -89,6 +105,17 @@ mod tests {
         assert_eq!(sum.total(), 7);
         sum.expire(at(1_000));
         assert_eq!((sum.total(), sum.expires()), (0, None));
+    }
+
+    #[test]
+    fn oldest_amounts_are_taken_first() {
+        let mut sum = SlidingSum::default();
+        (1..=3).for_each(|slot| sum.add(slot, 10));
+        assert_eq!((sum.take(15), sum.total(), sum.expires()), (15, 15, Some(2 + SLOTS)));
+        assert_eq!((sum.take(5), sum.total(), sum.expires()), (5, 10, Some(3 + SLOTS)));
+        assert_eq!((sum.take(99), sum.total(), sum.expires(), sum.take(1)), (10, 0, None, 0));
+        sum.add(4, 1);
+        assert_eq!(sum.total(), 1);
     }
 
     proptest! {

@@ -100,8 +100,8 @@
 //! rejected. Longer responses end there. With `max_num_queued`, a job is rejected while that many jobs wait.
 //!
 //! # What it does not model
-//! Sampling parameters, speculative decoding, several GPUs, offloading, multimodal encoders, and
-//! jitter: equal runs are equal.
+//! Sampling parameters, speculative decoding, several GPUs, offloading, multimodal encoders (in `replay`, an image is
+//! encoded as a prompt of its tokens), and jitter: equal runs are equal.
 
 pub mod answer;
 pub mod config;

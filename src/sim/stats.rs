@@ -27,6 +27,8 @@ pub struct Histogram {
     bounds: &'static [f64],
     /// One more than bounds: the last holds what exceeds them all.
     counts: Vec<u64>,
+    /// Number of values in all buckets.
+    count: u64,
     sum: f64,
 }
 
@@ -34,7 +36,7 @@ impl Histogram {
     /// An empty one with these upper bounds, ascending.
     #[must_use]
     pub fn new(bounds: &'static [f64]) -> Self {
-        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+        Self { bounds, counts: vec![0; bounds.len() + 1], count: 0, sum: 0.0 }
     }
 
     /// Adds one value to its bucket.
@@ -49,6 +51,7 @@ impl Histogram {
         if let Some(count) = self.counts.get_mut(slot) {
             *count += times;
         }
+        self.count += times;
         self.sum += value * times as f64;
     }
 
@@ -68,7 +71,7 @@ impl Histogram {
     /// Number of values in all buckets.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
+        self.count
     }
 
     /// Sum of all values, for means.

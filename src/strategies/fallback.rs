@@ -17,7 +17,7 @@ use attache_pool::Endpoint;
 use attache_pool::slo_profile::SloProfiles;
 use attache_scheduling::digest::Digest;
 use attache_scheduling::params::read;
-use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, params};
+use attache_scheduling::plugin::{Better, ParamError, ResponseHeaders, UserCharge, params};
 use attache_scheduling::registry::{BuildError, Descriptor, Registry};
 use attache_scheduling::{Candidate, PickContext, Ranking, Reads, Strategy};
 use attache_types::clock::Timestamp;
@@ -116,6 +116,20 @@ impl Strategy for FallbackStrategy {
     fn picked(&self, cx: &PickContext<'_>, endpoint: &Endpoint) -> Option<Digest> {
         let trails = [&self.primary, &self.fallback].map(|strategy| strategy.picked(cx, endpoint));
         trails.into_iter().flatten().next()
+    }
+
+    fn observe(&self, model: &str, trail: &Digest, endpoint: EndpointId, now: Timestamp) {
+        self.primary.observe(model, trail, endpoint, now);
+        self.fallback.observe(model, trail, endpoint, now);
+    }
+
+    fn charge(&self, cx: &PickContext<'_>) -> Option<UserCharge> {
+        self.primary.charge(cx).or_else(|| self.fallback.charge(cx))
+    }
+
+    fn charged(&self, charge: UserCharge, now: Timestamp) {
+        self.primary.charged(charge, now);
+        self.fallback.charged(charge, now);
     }
 
     fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {

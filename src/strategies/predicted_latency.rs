@@ -21,6 +21,7 @@
 //! * A response takes longer in a larger batch. Requests with a popular prefix therefore leave the server that holds it
 //!   once its batch is large, and another server caches the prefix too.
 //! * Attaché counts a request at the decision, so a burst spreads at once.
+//! * Among many endpoints, only those whose lower bound ([`CostFloor`]) may be low enough are predicted.
 //! * If two servers may share the request, one server is compared with pairs. Others then count by the price alone.
 //!
 //! When not: with response mode NONE Attaché sees no responses and learns nothing. The assumed speeds then decide.
@@ -30,7 +31,8 @@
 use attache_pool::Endpoint;
 use attache_pool::place::{Nearness, Place, Places};
 use attache_pool::speed::{Load, Prediction};
-use attache_scheduling::facts::cost::{self, Prices, Serving};
+use attache_scheduling::facts::cost::{self, CostFloor, Prices, Serving};
+use attache_scheduling::floors::rank_by_floors;
 use attache_scheduling::plugin::{Better, ParamError, params, rank_by_scores};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::split::{Decider, MAX_TRIES, Pair, PairCandidates};
@@ -161,10 +163,16 @@ impl Strategy for PredictedLatency {
     }
 
     fn rank(&self, cx: &PickContext<'_>, candidates: &[Candidate<'_>], rng: &mut PickRng, ranking: &mut Ranking) {
-        rank_by_scores(self, cx, candidates, rng, ranking);
+        let prices = self.prices(cx, [candidates], Serving::of(cx));
+        match CostFloor::of(cx, &prices).filter(|_| !ranking.is_explained()) {
+            Some(floor) => {
+                let score = |candidate| cost::whole(cx, candidate, &prices);
+                rank_by_floors(candidates, |candidate| floor.floor(cx, candidate), score, rng, ranking);
+            }
+            None => rank_by_scores(self, cx, candidates, rng, ranking),
+        }
         ranking.because("least predicted cost");
         if ranking.is_explained() {
-            let prices = self.prices(cx, [candidates], Serving::of(cx));
             let about = |c| {
                 let (load, predicted) = cost::forecast(cx, c);
                 let room = prices.room(cx, c, predicted.own_prefill, predicted.per_token);
@@ -255,50 +263,4 @@ impl Strategy for PredictedLatency {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use attache_pool::Roles;
-    use attache_pool::place::{DEFAULT_HOST_LABEL, DEFAULT_ZONE_LABEL};
-    use attache_scheduling::testing::{TestServer, among, load};
-    use std::cell::Cell;
-
-    #[test]
-    fn pair_search_without_better_server_ends_at_first() {
-        const HELPERS: usize = 8;
-        for (case, host, zones) in [
-            ("no labels", false, None),
-            ("one zone", false, Some(["a", "a"])),
-            ("other hosts of one zone", true, Some(["a", "a"])),
-            ("another zone", true, Some(["a", "b"])),
-            ("no zone of the decode server", true, Some(["a", ""])),
-        ] {
-            let server = |role: &str, number: usize| {
-                let server = load(0, 0.0).label("llm-d.ai/role", role);
-                let zone = zones.map(|[prefill, decode]| if role == "prefill" { prefill } else { decode });
-                let server = zone.into_iter().fold(server, |s: TestServer, zone| s.label(DEFAULT_ZONE_LABEL, zone));
-                if host { server.label(DEFAULT_HOST_LABEL, &format!("h{number}")) } else { server }
-            };
-            let servers = (0..HELPERS).map(|number| server("prefill", number)).chain([server("decode", HELPERS)]);
-            let trial = among(servers.collect()).long(4_000);
-            let cx = trial.context();
-            for (state, near) in trial.pool.endpoints.iter().flat_map(|s| [(s, Some(Nearness::Zone)), (s, None)]) {
-                // Slower than the assumed transfer time without a shared host.
-                let transfers = state.endpoint.speed.pool().transfer();
-                (0..50).for_each(|_| transfers.observe(4_000, near, 0.5, cx.now));
-            }
-            let (helpers, decoders) = (trial.there_for(Roles::PREFILL), trial.there_for(Roles::DECODE));
-            let prices = Prices::learned(&cx, [&helpers[..], &decoders[..]], Serving::OneOrTwoServers);
-            let cheap: Vec<(f64, &Arc<Endpoint>)> = helpers.iter().map(|c| (0.1, &c.state.endpoint)).collect();
-            let places = cheap.iter().map(|(_, p)| p.place).collect();
-            let decoder = &decoders[0];
-            let inbound = InboundTransfer::to(&decoder.state.endpoint, cost::lacked(&cx, decoder), &prices, &places);
-            let looked = Cell::new(0);
-            let found = inbound.best(&cheap, 0.2, None, |_| {
-                looked.set(looked.get() + 1);
-                true
-            });
-            assert!(found.is_some_and(|PairCost(cost, _)| cost > 0.4), "{case}: slow transfer");
-            assert_eq!(looked.get(), 1, "{case}");
-        }
-    }
-}
+mod tests;

@@ -287,6 +287,10 @@ impl Strategy for PrefixAffinity {
         Some(chain)
     }
 
+    fn observe(&self, model: &str, trail: &Digest, endpoint: EndpointId, now: Timestamp) {
+        self.memory.write().observe(chain::of_model(model), trail, endpoint, now);
+    }
+
     fn moved(&self, model: &str, trail: &Digest, from: EndpointId, to: EndpointId, now: Timestamp) {
         let mut memory = self.memory.write();
         memory.retract(trail, from, now);

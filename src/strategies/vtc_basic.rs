@@ -23,8 +23,8 @@
 //! 2024).
 
 use attache_pool::Endpoint;
-use attache_scheduling::digest::Digest;
-use attache_scheduling::plugin::{Better, ParamError, params};
+use attache_scheduling::digest::{Digest, name_hash};
+use attache_scheduling::plugin::{Better, ParamError, UserCharge, params};
 use attache_scheduling::registry::Descriptor;
 use attache_scheduling::{Candidate, PickContext, Ranking, Signal, Strategy};
 use attache_types::clock::Timestamp;
@@ -165,7 +165,7 @@ impl VtcBasic {
     }
 
     fn usage(&self, user: &str, now: Timestamp) -> UserUsage {
-        self.tracker.lock().usage(user, now)
+        self.tracker.lock().usage(name_hash(user), now)
     }
 
     /// Writes one score per candidate; positions follow the order of ids.
@@ -240,8 +240,16 @@ impl Strategy for VtcBasic {
     }
 
     fn picked(&self, cx: &PickContext<'_>, _: &Endpoint) -> Option<Digest> {
-        self.tracker.lock().add(self.user(cx)?, self.cost(cx), cx.now);
+        self.tracker.lock().add(name_hash(self.user(cx)?), self.cost(cx), cx.now);
         None
+    }
+
+    fn charge(&self, cx: &PickContext<'_>) -> Option<UserCharge> {
+        Some(UserCharge { user: name_hash(self.user(cx)?), tokens: self.cost(cx) })
+    }
+
+    fn charged(&self, charge: UserCharge, now: Timestamp) {
+        self.tracker.lock().add(charge.user, charge.tokens, now);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The most recent decisions, for operators who ask where a request went and why.
 
-use attache_request::event::DecisionRecord;
+use attache_request::event::{DecisionRecord, KeptExplanation};
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -10,13 +10,51 @@ use std::collections::VecDeque;
 pub struct Decisions {
     capacity: usize,
     ring: Mutex<(u64, VecDeque<DecisionRecord>)>,
+    explanations: Mutex<Explanations>,
+}
+
+/// 64 MiB: most memory of kept explanations, whatever their number. Those of 1,000 endpoints take some 200 KB each.
+const MAX_EXPLANATION_BYTES: usize = 64 << 20;
+
+/// Explanations, oldest first.
+#[derive(Debug, Default)]
+struct Explanations {
+    kept: VecDeque<KeptExplanation>,
+    bytes: usize,
+}
+
+impl Explanations {
+    /// Drops the oldest until `kept` are left, and their memory is within the limit.
+    fn limit(&mut self, kept: usize) {
+        while self.kept.len() > kept || self.bytes > MAX_EXPLANATION_BYTES {
+            let Some(oldest) = self.kept.pop_front() else { return };
+            self.bytes -= oldest.json.len();
+        }
+    }
 }
 
 impl Decisions {
     /// Creates a buffer for `capacity` records; 0 records nothing.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self { capacity, ring: Mutex::new((0, VecDeque::with_capacity(capacity))) }
+        let ring = Mutex::new((0, VecDeque::with_capacity(capacity)));
+        Self { capacity, ring, explanations: Mutex::default() }
+    }
+
+    /// Keeps an explanation, and at most `kept` of them.
+    pub fn keep(&self, kept: usize, explanation: KeptExplanation) {
+        let mut explanations = self.explanations.lock();
+        explanations.bytes += explanation.json.len();
+        explanations.kept.push_back(explanation);
+        explanations.limit(kept);
+    }
+
+    /// The latest explanation of the request with this `x-request-id`, JSON, if it is among the `kept` latest ones.
+    #[must_use]
+    pub fn explanation(&self, kept: usize, request_id: &str) -> Option<String> {
+        let mut explanations = self.explanations.lock();
+        explanations.limit(kept);
+        explanations.kept.iter().rev().find(|kept| kept.request_id == request_id).map(|kept| kept.json.clone())
     }
 
     /// Whether decisions are recorded.

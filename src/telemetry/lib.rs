@@ -23,6 +23,7 @@ pub mod pressure;
 pub mod process;
 pub mod queues;
 pub mod redis;
+pub mod sync;
 pub mod trace;
 
 pub use observer::Telemetry;

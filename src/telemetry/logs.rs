@@ -11,8 +11,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::{Layer, Registry};
 
-/// Default levels of verbose libraries, unless the filter names them. The last two log at every retry; their
-/// callers log the failure once.
+/// Default levels of verbose libraries, unless the filter names them. The last three log at every retry; their
+/// callers log the failure instead.
 const QUIET: &[&str] = &[
     "h2=warn",
     "hyper=warn",
@@ -22,6 +22,7 @@ const QUIET: &[&str] = &[
     "reqwest=warn",
     "kube_client=off",
     "opentelemetry=off",
+    "async_nats=off",
 ];
 
 /// Why a log filter is invalid.

@@ -5,7 +5,7 @@
 
 use super::by_name::{ByName, ByNameCollector};
 use super::deadlines::{DeadlineFamily, DeadlineMetrics};
-use super::pressure::{self, Models, Pressure};
+use super::pressure::{PoolPressure, Pressure};
 use super::queues::{QueueFamilies, QueueMetrics};
 use super::redis::RedisMetrics;
 use attache_disagg::Failure;
@@ -117,7 +117,7 @@ pub struct Metrics {
     deadlines: DeadlineFamily,
     /// Counters of models and tenants by name.
     pub by_name: Arc<ByName>,
-    /// Counters by pool and model, which [`PressureCollector`](pressure::PressureCollector) shows.
+    /// Counters by pool and model, which [`PressureCollector`](super::pressure::PressureCollector) shows.
     pub pressure: Arc<Pressure>,
     /// Metrics of Redis: quotas, tenant records and SLO profiles.
     pub redis: RedisMetrics,
@@ -437,7 +437,7 @@ pub struct PoolMetrics {
     /// Generated tokens that model servers reported.
     pub completion_tokens: Counter,
     diverted: Counter,
-    pressure: Arc<Models>,
+    pressure: Arc<PoolPressure>,
     splits: [Counter; 4],
     prefill_seconds: Histogram,
     /// Metrics of requests with a deadline.
@@ -455,7 +455,7 @@ impl PoolMetrics {
     /// Counts a request for `model` that was diverted from the endpoint of its prefix because of its load.
     pub fn diverted(&self, model: &str, now: Timestamp) {
         self.diverted.inc();
-        pressure::diverted(&self.pressure, model, now);
+        self.pressure.divert(model, now);
     }
 
     /// Number of calls of [`PoolMetrics::diverted`].

@@ -81,24 +81,37 @@ impl<T: Default> Names<T> {
     /// The counters of `name`, seen at `now`.
     #[must_use]
     pub fn of(&self, name: &str, now: Timestamp) -> Arc<T> {
+        self.see(name, now).map_or_else(|| self.other.clone(), |(_, counters)| counters)
+    }
+
+    /// The label value of `name`, seen at `now`.
+    #[must_use]
+    pub fn label(&self, name: &str, now: Timestamp) -> Arc<str> {
+        self.see(name, now).map_or_else(|| OTHER.into(), |(label, _)| label)
+    }
+
+    /// Label value and counters of `name`; `None` if it has no label value of its own.
+    fn see(&self, name: &str, now: Timestamp) -> Option<(Arc<str>, Arc<T>)> {
         let mut state = self.state.lock();
         if now.since(state.turned) >= TURN {
             state.turned = now;
             state.turn();
         }
-        if let Some(shown) = state.shown.get_mut(name) {
-            shown.seen += 1;
-            return shown.counters.clone();
+        let known = state.shown.get_key_value(name).map(|(label, shown)| (label.clone(), shown.counters.clone()));
+        if known.is_some() {
+            state.shown.get_mut(name).into_iter().for_each(|shown| shown.seen += 1);
+            return known;
         }
         if name.is_empty() || name == OTHER || name.len() > MAX_NAME_BYTES {
-            return self.other.clone();
+            return None;
         }
         let stays = state.allowed.contains(name);
         if stays || state.has_place() {
-            return state.show(name.into(), 1, stays);
+            let label: Arc<str> = name.into();
+            return Some((label.clone(), state.show(label, 1, stays)));
         }
         state.watch(name);
-        self.other.clone()
+        None
     }
 
     /// Calls `look` with each label value and its counters.

@@ -8,8 +8,8 @@ use super::trace::RequestSpan;
 use attache_disagg::Failure;
 use attache_quota::Subject;
 use attache_request::event::{
-    DecisionRecord, Event, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver, RequestEvent,
-    RequestTrace,
+    DecisionRecord, Event, KeptExplanation, NameEvent, NameObserver, Observer, PoolObserver, QueueEvent, QueueObserver,
+    RequestEvent, RequestTrace,
 };
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
@@ -49,6 +49,10 @@ impl Observer for Telemetry {
 
     fn log(&self, record: DecisionRecord) {
         self.decisions.push(record);
+    }
+
+    fn explained(&self, kept: usize, explanation: KeptExplanation) {
+        self.decisions.keep(kept, explanation);
     }
 }
 

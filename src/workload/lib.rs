@@ -23,4 +23,4 @@ mod request;
 pub mod synthetic;
 pub mod trace;
 
-pub use request::{PromptPart, Request, Speaker, TraceError, Workload, client_headers};
+pub use request::{Headers, PromptPart, Request, Speaker, TraceError, Workload, client_headers};

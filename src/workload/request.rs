@@ -21,8 +21,24 @@ pub enum Speaker {
 pub struct PromptPart {
     /// Author of the text, as chat role.
     pub role: Speaker,
-    /// Name and length of the text.
+    /// Name and length of the text, or of the image: the tokens that it takes in the prompt.
     pub piece: Piece,
+    /// The part is an image.
+    pub is_image: bool,
+}
+
+impl PromptPart {
+    /// A text.
+    #[must_use]
+    pub fn text(role: Speaker, piece: Piece) -> Self {
+        Self { role, piece, is_image: false }
+    }
+
+    /// An image in a user message, which takes `tokens` in the prompt. Equal names are equal images.
+    #[must_use]
+    pub fn image(name: u64, tokens: u32) -> Self {
+        Self { role: Speaker::User, piece: Piece::new(name, tokens), is_image: true }
+    }
 }
 
 /// One request of a workload.
@@ -45,7 +61,12 @@ pub struct Request {
     pub tenant: Option<Arc<str>>,
     /// Priority band of flow control: larger values go first, negative ones may be shed.
     pub priority: i32,
+    /// Further headers of the request, such as `x-slo-ttft-ms`: names in lower case, and values.
+    pub headers: Headers,
 }
+
+/// Names of headers in lower case, and their values.
+pub type Headers = Vec<(Arc<str>, Arc<str>)>;
 
 impl Request {
     /// Length of the prompt, tokens.
@@ -53,10 +74,22 @@ impl Request {
     pub fn prompt_tokens(&self) -> u32 {
         self.prompt.iter().fold(0, |sum: u32, part| sum.saturating_add(part.piece.tokens))
     }
+
+    /// The images of the prompt, each once.
+    #[must_use]
+    pub fn images(&self) -> Vec<Piece> {
+        let mut images: Vec<Piece> = Vec::new();
+        for part in self.prompt.iter().filter(|part| part.is_image) {
+            if !images.iter().any(|image| image.name == part.piece.name) {
+                images.push(part.piece);
+            }
+        }
+        images
+    }
 }
 
-/// Headers that a client of a gateway sends with `request`: `x-session-id`, `user`, and the tenant under the name
-/// `tenant_header`.
+/// Headers that a client of a gateway sends with `request`: `x-session-id`, `user`, the tenant under the name
+/// `tenant_header`, and those of the request itself.
 #[must_use]
 pub fn client_headers(request: &Request, tenant_header: Option<&str>) -> BTreeMap<String, String> {
     let mut headers = BTreeMap::new();
@@ -67,6 +100,7 @@ pub fn client_headers(request: &Request, tenant_header: Option<&str>) -> BTreeMa
         headers.insert("user".to_owned(), tenant.to_string());
         headers.extend(tenant_header.map(|name| (name.to_owned(), tenant.to_string())));
     }
+    headers.extend(request.headers.iter().map(|(name, value)| (name.to_string(), value.to_string())));
     headers
 }
 

@@ -23,6 +23,8 @@ const TARGET: &str = "/v1/chat/completions?kind=sse&size=2000&events=10&pace_ms=
 /// Latencies below this count as this long. Smaller differences are noise, because clients, Envoy, picker and servers
 /// share the cores.
 const QUIET_FLOOR: Duration = Duration::from_millis(150);
+/// Longest latency of one request that a busy machine can explain. Limits of the picker take as long or longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Size of a request body, bytes.
 const BODY_BYTES: usize = 2_000;
 /// Size of a response body, bytes.
@@ -125,13 +127,15 @@ impl Honest {
 }
 
 impl Report {
-    /// The 99th percentile of the latencies.
-    pub(crate) fn p99(&self) -> Duration {
-        let at = (self.latencies.len() * 99).div_ceil(100).saturating_sub(1);
+    /// A percentile of the latencies.
+    fn percentile(&self, percent: usize) -> Duration {
+        let at = (self.latencies.len() * percent).div_ceil(100).saturating_sub(1);
         self.latencies.get(at).copied().unwrap_or_default()
     }
 
-    /// Panics unless every request completed and the 99th percentile is at most twice that without the attack.
+    /// Panics unless every request completed, the 90th percentile is at most twice that without the attack, and no
+    /// request took much longer. The 99th percentile of some 40 requests is the slowest one, which a pause of a busy
+    /// machine decides.
     pub(crate) fn assert_unharmed(&self, quiet: &Report) {
         let sent = self.latencies.len() + self.failures.len();
         assert!(
@@ -140,11 +144,13 @@ impl Report {
             self.failures.len(),
             self.failures.first()
         );
-        let (attacked, quiet) = (self.p99(), quiet.p99().max(QUIET_FLOOR));
+        let (attacked, quiet) = (self.percentile(90), quiet.percentile(90).max(QUIET_FLOOR));
         assert!(
             attacked <= quiet * 2,
-            "p99 of honest requests is {attacked:?} during the attack, {quiet:?} without it"
+            "p90 of honest requests is {attacked:?} during the attack, {quiet:?} without it"
         );
+        let slowest = self.percentile(100);
+        assert!(slowest <= LONGEST_PAUSE, "an honest request took {slowest:?} during the attack, {quiet:?} is usual");
     }
 }
 

@@ -29,6 +29,7 @@ mod manifests;
 mod matrix;
 mod models;
 mod operation;
+mod parity;
 mod prefill_losses;
 mod prefix;
 #[cfg(feature = "redis")]
@@ -36,6 +37,8 @@ mod profiles;
 mod record;
 mod refusals;
 mod replay_live;
+#[cfg(feature = "nats")]
+mod replicas;
 mod routing;
 mod secure;
 mod shipped;

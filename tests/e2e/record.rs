@@ -108,15 +108,15 @@ async fn recorded(strategies: &[&str], more: &str, record: &Path) -> Summary {
         assert!(waited > 20.0, "{waited} requests waited for their turn");
     }
     assert!(picker.metric("attache_recorded_bytes_total").await > 10_000.0);
-    let summary = replayed(picker, envoy, record, "end").await;
+    let summary = replayed(picker, envoy, record, &["end"]).await;
     // A conversation ends with its first failed request, so not all turns take place.
     assert!(summary.decisions >= 100 * strategies.len() as u64, "{summary}");
     summary
 }
 
-/// Ends a recorded run without requests in flight, and replays it with its own configuration. Without the lines of
-/// `needed`, its decisions differ.
-async fn replayed(mut picker: AttacheProcess, envoy: EnvoyProcess, record: &Path, needed: &str) -> Summary {
+/// Ends a recorded run without requests in flight, and replays it with its own configuration. Without the lines of these
+/// kinds (`needed`), its decisions differ.
+async fn replayed(mut picker: AttacheProcess, envoy: EnvoyProcess, record: &Path, needed: &[&str]) -> Summary {
     for (request, status) in [("70", 200), ("no-such-request", 404)] {
         let page = format!("/explain?request_id={request}");
         let reply = client::get(picker.metrics, &page).await.expect("an answer");
@@ -138,8 +138,8 @@ async fn replayed(mut picker: AttacheProcess, envoy: EnvoyProcess, record: &Path
     assert_eq!(summary.cut, None);
     assert!(summary.is_exact(), "{summary}");
     // The comparison detects missing lines.
-    let needed = format!("{{\"{needed}\"");
-    let without: String = text.lines().filter(|line| !line.starts_with(&needed)).flat_map(|l| [l, "\n"]).collect();
+    let is_needed = |line: &str| needed.iter().any(|kind| line.starts_with(&format!("{{\"{kind}\"")));
+    let without: String = text.lines().filter(|line| !is_needed(line)).flat_map(|l| [l, "\n"]).collect();
     let mangled = replay(without.as_bytes(), None, &registry()).expect("a replay");
     assert!(!mangled.is_exact(), "{mangled}");
     summary
@@ -214,7 +214,7 @@ async fn split_decisions_replay_exactly() {
         assert!(answered > 20, "{answered} turns were answered");
         stack.picker.assert_settled().await;
         let Stack { picker, envoy, .. } = stack;
-        let summary = replayed(picker, envoy, &record, "end").await;
+        let summary = replayed(picker, envoy, &record, &["first", "end"]).await;
         assert!(summary.decisions >= 100, "{disaggregation}: {summary}");
         let text = std::fs::read_to_string(&record).expect("a recording");
         for line in ["\"prefill\":[", "{\"dispatch\":", "\"leg\":\"prefill\"", "\"outcome\":\"error_response\""] {
@@ -244,7 +244,7 @@ async fn decisions_by_kv_events_replay_exactly() {
     prefix::until_exact(&picker, &sim.servers).await;
     prefix::load(to, 200..300).await;
     picker.assert_settled().await;
-    let summary = replayed(picker, envoy, &record, "kv").await;
+    let summary = replayed(picker, envoy, &record, &["kv"]).await;
     assert_eq!(summary.decisions, 300, "{summary}");
     let text = std::fs::read_to_string(&record).expect("a recording");
     for line in ["{\"stored\":", "{\"removed\":", "\"trust\":\"exact\"", "{\"caches\":", "\"number\":1"] {

@@ -26,6 +26,7 @@ const PURE: &[&str] = &[
     "request",
     "scheduling",
     "strategies",
+    "sync",
 ];
 
 /// Packages that no pure crate may use.

@@ -24,12 +24,13 @@ fn different(name: &str) -> (u64, u64) {
         }
         let explanation = explain(&file, Some(&decided.r.to_string()), None, &registry).unwrap().unwrap();
         assert_eq!((explanation.request, explanation.line), (decided.r, number));
-        let first = explanation.choice.picks.first();
-        let listed =
-            |address: &String| explanation.endpoints.iter().any(|e| e.address == *address && e.excluded.is_none());
+        let first = explanation.decision.choice.picks.first();
+        let listed = |address: &String| {
+            explanation.decision.endpoints.iter().any(|e| e.address == *address && e.excluded.is_none())
+        };
         assert!(first.is_none_or(listed), "{explanation:?}");
         all += 1;
-        different += u64::from(explanation.choice.picks != explanation.recorded);
+        different += u64::from(explanation.decision.choice.picks != explanation.recorded);
     }
     (different, all)
 }

@@ -3,21 +3,21 @@
 //! `data/conversation-2000.jsonl` is the start of the conversation trace published with Mooncake (FAST'25,
 //! `kvcache-ai/Mooncake`, Apache-2.0). All results follow from seeds, so the bounds only allow for later changes.
 
-use attache::clock::Timestamp;
+use attache::clock::{Clock, Timestamp};
 use attache::config::recommended_flow;
+use attache::disagg::Mode;
+use attache::flow::EvictRunning;
 use attache::flow::PoolFlow;
 use attache::flow::ordering::least_work::DEFAULT_MAX_DELAY;
-use attache::flow::registry::{FAIRNESS, ORDERINGS, find};
+use attache::flow::registry::{DETECTORS, FAIRNESS, ORDERINGS, find};
 use attache::ids::EndpointId;
 use attache::plugins::registry;
 use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
+use attache::prefix::cache::{BlockUnit, CacheConfig};
 use attache::quota::{Limits, Subject, TenantSettings};
 use attache::record::{Decided, Ended, FORMAT, Header, Line, RequestLeg};
-use attache::replay::front::FrontConfig;
-use attache::replay::legs::Patience;
-use attache::replay::queues::PoolQueues;
-use attache::replay::quotas::QuotaSettings;
+use attache::replay::front::{FrontConfig, simulated_prefix};
 use attache::replay::world::{
     FleetChange, KvEventSettings, RunOutcome, SignalSettings, TimedChange, World, WorldConfig, spec, with_role,
 };
@@ -27,7 +27,8 @@ use attache::rng::PickRng;
 use attache::scheduling::digest::Digest;
 use attache::scheduling::objective::{Objective, Slo};
 use attache::scheduling::policy::{ModelPolicy, PolicyMap, RoutePolicy};
-use attache::scheduling::{Candidate, Choices, Decider, PickContext, Ranking, Scheduler, SplitPolicy, Strategy};
+use attache::scheduling::router::{ModelRewrites, RewriteTarget};
+use attache::scheduling::{Candidate, Choices, Decider, PickContext, Pool, Ranking, Scheduler, SplitPolicy, Strategy};
 use attache::sim::engine::EngineConfig;
 use attache::sim::profiles;
 use attache::workload::Workload;
@@ -123,8 +124,10 @@ struct Plan {
     roles: Vec<&'static str>,
     decider: Decider,
     flow: Option<PoolFlow>,
-    quotas: QuotaSettings,
+    quotas: Vec<(Subject, TenantSettings)>,
     policies: PolicyMap,
+    rewrites: ModelRewrites,
+    deadline_admission: bool,
     objective: Objective,
     seed: u64,
 }
@@ -141,8 +144,20 @@ impl Plan {
         let engines = vec![profiles::by_name(profile).unwrap(); servers];
         let (changes, roles) = (Vec::new(), Vec::new());
         let (decider, objective) = (Decider::Predicted, Objective::default());
-        let (quotas, policies) = (QuotaSettings::default(), PolicyMap::default());
-        Self { engines, signals, changes, roles, decider, flow: None, quotas, policies, objective, seed: 3 }
+        Self {
+            engines,
+            signals,
+            changes,
+            roles,
+            decider,
+            flow: None,
+            quotas: Vec::new(),
+            policies: PolicyMap::default(),
+            rewrites: ModelRewrites::default(),
+            deadline_admission: false,
+            objective,
+            seed: 3,
+        }
     }
 
     /// A pool of `prefill` prefill workers and `decode` decode workers.
@@ -175,31 +190,41 @@ impl Plan {
         let split = SplitPolicy { decider: self.decider, together: Vec::new(), whole: true };
         let split = Some(split).filter(|_| !self.roles.is_empty());
         let scheduler = Scheduler::new(Choices::only(name, strategy), HealthPolicy::default(), 1).splitting(split);
-        let front = FrontConfig {
-            scheduler: scheduler.aiming_at(self.objective),
-            patience: Patience::default(),
-            stale_after: Duration::from_secs(3),
-            block_size: self.engines[0].block_size,
-            max_index_bytes: 256 << 20,
+        let cache = CacheConfig {
+            unit: BlockUnit::Tokens(self.engines[0].block_size),
+            max_bytes: 256 << 20,
             tenant_share: 1.0,
-            tenant_header: None,
             claim_life: Duration::from_secs(30),
-            queues: self.flow.clone().map(|flow| PoolQueues::new(flow, self.seed).unwrap()),
+            seed: self.seed,
+        };
+        let prefix = simulated_prefix(&cache, None, Clock::start());
+        let front = FrontConfig::new(scheduler.aiming_at(self.objective), prefix, Duration::from_secs(3), self.seed);
+        let disagg = (!self.roles.is_empty()).then(|| Arc::new(Mode::Header { source_tokens: None }));
+        let front = FrontConfig {
+            pool: Pool {
+                disagg,
+                rewrites: self.rewrites.clone(),
+                deadline_admission: self.deadline_admission,
+                ..front.pool
+            },
+            flow: self.flow.clone(),
             quotas: self.quotas.clone(),
             policies: self.policies.clone(),
-            seed: self.seed,
+            ..front
         };
         let role = |i| self.roles.get(i).map(|role: &&str| Arc::from(*role));
         let server = |(i, engine)| (with_role(spec(i), role(i).as_ref()), engine);
         let config = WorldConfig {
-            front,
+            pickers: vec![front],
+            bus: None,
             servers: self.engines.iter().cloned().enumerate().map(server).collect(),
+            ranks: 1,
             signals: self.signals.clone(),
             changes: self.changes.clone(),
             seed: self.seed,
         };
         let mut seen = Seen::default();
-        let outcome = World::new(config, &mut *workload, &mut seen).run().unwrap();
+        let outcome = World::new(config, &mut *workload, &mut seen).unwrap().run().unwrap();
         assert_eq!(outcome.requests, seen.served.len() as u64, "every request has one end");
         (outcome, seen)
     }
@@ -233,20 +258,21 @@ fn equal_seeds_give_equal_decisions() {
     }
 }
 
+/// The default settings of limits for models.
+fn limits_of_models() -> TenantSettings {
+    let text = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {models: {}}\n\
+                pools: [{name: a, endpoints: ['127.0.0.1:8000']}]\n";
+    let text = attache::config::ConfigText { name: "limits".into(), bytes: text.into() };
+    let sources = attache::config::Sources { registry: registry(), text: Some(text), ..Default::default() };
+    attache::config::load(&sources).unwrap().0.models.unwrap()
+}
+
 #[test]
 fn requests_beyond_the_limits_are_rejected_and_all_others_served() {
-    let limits = |limits: Limits| {
-        let text = "apiVersion: attache.dev/v1\nkind: Attache\nlimits: {models: {}}\n\
-                    pools: [{name: a, endpoints: ['127.0.0.1:8000']}]\n";
-        let text = attache::config::ConfigText { name: "limits".into(), bytes: text.into() };
-        let sources = attache::config::Sources { registry: registry(), text: Some(text), ..Default::default() };
-        let settings = attache::config::load(&sources).unwrap().0.models.unwrap();
-        let settings = TenantSettings { default: limits, ..settings };
-        QuotaSettings { limits: vec![(Subject::Model, settings)], has_tenants: false }
-    };
+    let limits = |limits: Limits| vec![(Subject::Model, TenantSettings { default: limits, ..limits_of_models() })];
     let plan = |quotas| Plan { quotas, ..Plan::of("8b-h100", 4) };
     let play = |plan: Plan| plan.play("predicted-latency", synthetic_workload("unique:qps=10,seconds=30")).1;
-    let unlimited = play(plan(QuotaSettings::default()));
+    let unlimited = play(plan(Vec::new()));
     let all = unlimited.served.len();
     assert!(all > 250 && unlimited.count(Ending::Answered) == all, "{all} requests");
     // Half a minute of ten requests a second.
@@ -452,6 +478,98 @@ fn flooding_tenant_waits_longer_than_quiet_tenant() {
         let (quiet, flood) = (mean("quiet"), mean("flood"));
         assert!(flood > 5.0 && quiet < 0.2 * flood, "{fairness}: {quiet} and {flood} s");
     }
+}
+
+/// A trace of rows without their time; one row arrives every `gap` seconds.
+fn rows(gap: f64, rows: impl IntoIterator<Item = String>) -> Box<dyn Workload> {
+    let mut text = String::from("{\"format\":\"attache.trace.v1\"}\n");
+    for (i, row) in rows.into_iter().enumerate() {
+        text += &format!("{{\"at\":{:.3},{row}}}\n", gap * i as f64);
+    }
+    trace::read(std::io::Cursor::new(text), &trace::Options::default()).unwrap()
+}
+
+#[test]
+fn important_requests_preempt_sheddable_ones_in_flight() {
+    // Sheddable requests with long responses hold all four places of a server when an important one arrives.
+    let mixed = || {
+        let row = |i: u32| match i % 10 {
+            9 => format!(r#""parts":[["user",{i},500]],"answer":["a{i}",20],"priority":1"#),
+            _ => format!(r#""parts":[["user",{i},500]],"answer":["a{i}",2000],"priority":-1"#),
+        };
+        rows(1.0, (0..200).map(row))
+    };
+    let play = |evict_running| {
+        let mut plan = Plan::of("8b-h100", 1).queueing("fcfs");
+        let flow = plan.flow.as_mut().unwrap();
+        let limits = serde_json::json!({ "maxConcurrency": 4 });
+        flow.detector = (find(DETECTORS, "concurrency-detector").unwrap().build)(&limits).unwrap().into();
+        flow.settings.evict_running = evict_running;
+        let seen = plan.play("predicted-latency", mixed()).1;
+        let important: Vec<&Served> = seen.served.iter().filter(|served| served.number % 10 == 9).collect();
+        assert!(important.len() == 20 && important.iter().all(|served| served.ending == Ending::Answered));
+        let mean = important.iter().map(|served| served.first_token.unwrap().as_secs_f64()).sum::<f64>() / 20.0;
+        let evicted: Vec<u64> =
+            seen.turns.iter().filter(|t| t.fate == QueueOutcome::Evicted).map(|t| t.number).collect();
+        let refused = seen.served.iter().filter(|served| served.ending == Ending::Refused);
+        assert!(refused.clone().all(|served| evicted.contains(&served.number)), "nothing else is rejected");
+        assert_eq!(refused.count(), evicted.len());
+        (mean, evicted.len())
+    };
+    let ((waits, none), (preempts, some)) = (play(EvictRunning::Never), play(EvictRunning::Any));
+    assert!(none == 0 && some >= 5, "{some} preempted");
+    assert!(preempts < 0.1 * waits, "{preempts} s instead of {waits} s");
+}
+
+#[test]
+fn requests_that_would_miss_their_deadline_are_rejected_at_once() {
+    // Half of the requests must have their first token within two seconds, at one and a half times the capacity.
+    let mixed = || {
+        let row = |i: u32| {
+            let headers = if i.is_multiple_of(2) { r#","headers":{"x-slo-ttft-ms":"2000"}"# } else { "" };
+            format!(r#""parts":[["user",{i},6000]],"answer":["a{i}",20]{headers}"#)
+        };
+        rows(0.333, (0..200).map(row))
+    };
+    let play = |deadline_admission| {
+        let plan = Plan { deadline_admission, ..Plan::of("prefill-6000", 2) };
+        plan.play("predicted-latency", mixed()).1
+    };
+    let (without, with) = (play(false), play(true));
+    assert_eq!(without.count(Ending::Answered), 200);
+    let due = |seen: &Seen| {
+        let due = seen.served.iter().filter(|served| served.number % 2 == 0);
+        let (served, in_time) = (due.clone().filter(|s| s.ending == Ending::Answered), |s: &&Served| {
+            s.first_token.is_some_and(|first| first <= Duration::from_secs(2))
+        });
+        (served.clone().count(), served.filter(in_time).count())
+    };
+    let ((_, met_before), (served, met)) = (due(&without), due(&with));
+    assert!(with.count(Ending::Refused) > 20 && served > 20, "{served} served");
+    assert!(met > 5 * met_before && 2 * met > served, "{met} of {served} in time, {met_before} before");
+    assert!(with.served.iter().filter(|s| s.number % 2 == 1).all(|s| s.ending == Ending::Answered));
+}
+
+#[test]
+fn rewrites_send_shares_of_a_model_to_its_adapters() {
+    let plan = Plan::of("8b-h100", 2);
+    let target = |model: &str, weight| RewriteTarget { model: model.into(), weight };
+    let base = plan.engines[0].model.to_string();
+    let exact = [(base, vec![target("new", 1), target("old", 3)])].into();
+    // All prompts are equal. Two adapters share no cached blocks, so the first request of each finds none on a server.
+    let same = || rows(1.0, (0..400).map(|i| format!(r#""parts":[["user",1,2000]],"answer":["a{i}",5]"#)));
+    let missed = |seen: &Seen| seen.served.iter().filter(|served| served.cached_tokens == 0).count();
+    let before = plan.play("predicted-latency", same()).1;
+    let mut plan = Plan { rewrites: ModelRewrites { exact, any: Vec::new() }, ..plan };
+    let after = plan.play("predicted-latency", same()).1;
+    assert_eq!((before.count(Ending::Answered), after.count(Ending::Answered)), (400, 400));
+    assert!(missed(&before) < missed(&after) && missed(&after) <= 4, "{} and {}", missed(&before), missed(&after));
+    // The limit of one adapter shows its share.
+    let mut settings = limits_of_models();
+    settings.overrides = [("old".to_owned(), Limits { requests_per_day: Some(1), ..Limits::default() })].into();
+    plan.quotas = vec![(Subject::Model, settings)];
+    let served = plan.play("predicted-latency", same()).1.count(Ending::Answered);
+    assert!((70..=130).contains(&served), "{served} of 400 for the adapter `new`");
 }
 
 #[test]
@@ -902,6 +1020,30 @@ fn replay_command_plays_the_given_configuration() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let shown = text(&out.stdout);
     assert!(shown.contains("endpoints 2") && shown.contains("random") && shown.contains("gie"), "{shown}");
+}
+
+#[test]
+fn replay_command_plays_images_and_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (trace, json) = (path("t.jsonl"), path("r.json"));
+    let row = |i: u32| {
+        let parts = format!(r#"[["user",{i},200],["image","a{i}",4000],["image","b{i}",4000]]"#);
+        format!("{{\"at\":{i},\"parts\":{parts},\"answer\":[\"c{i}\",20]}}\n")
+    };
+    std::fs::write(&trace, "{\"format\":\"attache.trace.v1\"}\n".to_owned() + &(0..20).map(row).collect::<String>())
+        .unwrap();
+    let ttft = |profile: &str, ranks: &str| {
+        let fixed = ["--trace", &trace, "--compare", "", "--json", &json];
+        let out = attache(&[&fixed[..], &["--profile", profile, "--data-parallel-size", ranks]].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let document: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        document["runs"][0]["ttft_seconds"]["mean"].as_f64().unwrap()
+    };
+    let alone = ttft("8b-h100*2", "1");
+    // Two encode servers, or the two ranks of a server, encode the two images of a request at once.
+    let (encoders, ranks) = (ttft("8b-h100*2,8b-h100:encode*2", "1"), ttft("8b-h100*2", "2"));
+    assert!(encoders < 0.9 * alone && ranks < 0.9 * alone, "{encoders} {ranks} {alone}");
 }
 
 #[cfg(feature = "redis")]

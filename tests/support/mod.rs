@@ -8,6 +8,9 @@ pub(crate) mod echo;
 pub(crate) mod envoy;
 pub(crate) mod grpc;
 pub(crate) mod modes;
+#[cfg(feature = "nats")]
+#[allow(dead_code, reason = "only the end-to-end tests have one")]
+pub(crate) mod nats;
 #[path = "../../benches/support/noop.rs"]
 pub(crate) mod noop;
 #[allow(dead_code, reason = "only the end-to-end tests have certificates")]

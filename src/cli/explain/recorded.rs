@@ -1,8 +1,9 @@
 //! `attache explain --from-record`: explains the decision about a recorded request.
 
 use super::{EXIT_REFUSED, EXIT_USAGE, fail};
+use crate::picker::explained::{DecisionExplanation, StrategyChoice};
 use crate::plugins::registry;
-use crate::replay::record::explain::{RecordedExplanation, StrategyChoice, explain};
+use crate::replay::record::explain::{RecordedExplanation, explain};
 use crate::scheduling::Strategy;
 use anyhow::Context;
 use clap::Args;
@@ -38,7 +39,7 @@ pub(super) fn run(file: &Path, args: &RecordedArgs, json: bool) -> ExitCode {
     } else {
         print!("{}", show(&explanation));
     }
-    if explanation.choice.picks.is_empty() { ExitCode::from(EXIT_REFUSED) } else { ExitCode::SUCCESS }
+    if explanation.decision.choice.picks.is_empty() { ExitCode::from(EXIT_REFUSED) } else { ExitCode::SUCCESS }
 }
 
 fn load(file: &Path, args: &RecordedArgs) -> anyhow::Result<RecordedExplanation> {
@@ -55,32 +56,32 @@ fn load(file: &Path, args: &RecordedArgs) -> anyhow::Result<RecordedExplanation>
 
 /// The explanation as text.
 fn show(e: &RecordedExplanation) -> String {
-    let mut out = String::new();
+    let (mut out, d) = (String::new(), &e.decision);
     let mut line = |key: &str, value: String| {
         let _ = writeln!(out, "{key:<10} {value}");
     };
     line("request", format!("{}, line {} of the recording", e.request, e.line));
-    if !e.request_id.is_empty() {
-        line("id", e.request_id.clone());
+    if !d.request_id.is_empty() {
+        line("id", d.request_id.clone());
     }
-    line("pool", e.pool.clone());
-    line("model", e.model.clone());
-    line("prompt", format!("{} tokens{}", e.prompt_tokens, if e.understood { "" } else { ", not parsed" }));
-    if let Some(profile) = &e.profile {
+    line("pool", d.pool.clone());
+    line("model", d.model.clone());
+    line("prompt", format!("{} tokens{}", d.prompt_tokens, if d.understood { "" } else { ", not parsed" }));
+    if let Some(profile) = &d.profile {
         line("profile", profile.clone());
     }
-    if e.priority != 0 {
-        line("priority", e.priority.to_string());
+    if d.priority != 0 {
+        line("priority", d.priority.to_string());
     }
-    if e.waited_ms > 0.0 {
-        line("queued", format!("{:.1} ms", e.waited_ms));
+    if d.waited_ms > 0.0 {
+        line("queued", format!("{:.1} ms", d.waited_ms));
     }
-    line("goes to", of(&e.choice, &e.strategy));
-    if let Some(runner_up) = &e.choice.runner_up {
+    line("goes to", of(&d.choice, &d.strategy));
+    if let Some(runner_up) = &d.choice.runner_up {
         line("then", runner_up.clone());
     }
     let recorded = [&e.recorded, &e.recorded_prefill, &e.recorded_encode];
-    let is_same = recorded == [&e.choice.picks, &e.choice.prefill, &e.choice.encode];
+    let is_same = recorded == [&d.choice.picks, &d.choice.prefill, &d.choice.encode];
     let recorded = if is_same { "the same".to_owned() } else { servers(recorded) };
     line("recorded", format!("{recorded} ({})", e.recorded_reason));
     if let Some(other) = &e.other {
@@ -89,10 +90,10 @@ fn show(e: &RecordedExplanation) -> String {
     for missing in &e.missing {
         line("warning", format!("the recording has no {missing}"));
     }
-    endpoints(e, &mut out);
-    scores(e, &e.choice, &e.strategy, &mut out);
+    endpoints(d, &mut out);
+    scores(d, &d.choice, &d.strategy, &mut out);
     if let Some(other) = &e.other {
-        scores(e, &other.choice, &other.strategy, &mut out);
+        scores(d, &other.choice, &other.strategy, &mut out);
     }
     out
 }
@@ -113,9 +114,9 @@ fn servers([picks, prefill, encode]: [&Vec<String>; 3]) -> String {
     text
 }
 
-fn endpoints(e: &RecordedExplanation, out: &mut String) {
+fn endpoints(d: &DecisionExplanation, out: &mut String) {
     let _ = writeln!(out, "\n{:<24} {:>8} {:>8} {:>9}  EXCLUDED", "ENDPOINT", "CACHED", "ON GPU", "REQUESTS");
-    for endpoint in &e.endpoints {
+    for endpoint in &d.endpoints {
         let excluded = endpoint.excluded.unwrap_or("");
         let (address, cached, gpu) = (&endpoint.address, endpoint.cached_tokens, endpoint.gpu_tokens);
         let line = format!("{address:<24} {cached:>8} {gpu:>8} {:>9}  {excluded}", endpoint.requests);
@@ -124,7 +125,7 @@ fn endpoints(e: &RecordedExplanation, out: &mut String) {
 }
 
 /// A column for each part of the strategy.
-fn scores(e: &RecordedExplanation, choice: &StrategyChoice, strategy: &str, out: &mut String) {
-    let addresses = e.endpoints.iter().map(|endpoint| endpoint.address.as_str());
+fn scores(d: &DecisionExplanation, choice: &StrategyChoice, strategy: &str, out: &mut String) {
+    let addresses = d.endpoints.iter().map(|endpoint| endpoint.address.as_str());
     super::scores(&choice.parts, &format!("WHY {strategy}"), addresses, out);
 }

@@ -32,8 +32,8 @@ fn chart_file(text: &str) -> Result<PathBuf, String> {
 macro_rules! of_the_world {
     ($($more:literal),*) => {
         &[
-            "disaggregation", "compare", "baseline", "max_loras", "change", "metrics_every", "metrics_delay",
-            "discovery_delay", "kv_events", "jobs" $(, $more)*
+            "disaggregation", "compare", "baseline", "pickers", "sync", "sync_loss", "data_parallel_size", "max_loras", "change", "metrics_every",
+            "metrics_delay", "discovery_delay", "kv_events", "jobs" $(, $more)*
         ]
     };
 }
@@ -160,6 +160,19 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_SEED, help_heading = "Strategies")]
     pub(super) seed: u64,
 
+    /// Number of pickers, which get the requests in turn; several values play each policy several times
+    #[arg(
+        long, value_name = "LIST", value_delimiter = ',', default_value = "1",
+        value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Replicas"
+    )]
+    pub(super) pickers: Vec<u16>,
+    /// Delay of the bus on which several pickers share state, or `off`; several values play each policy several times
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "off", help_heading = "Replicas")]
+    pub(super) sync: Vec<String>,
+    /// Fraction of the messages between pickers that are lost, as in `1%` or `0.01`
+    #[arg(long, value_name = "PART", default_value = "0", help_heading = "Replicas")]
+    pub(super) sync_loss: String,
+
     /// Number of servers; several values give a table each, with --target only one is allowed [default: as many as
     /// the configuration names, or 8]
     #[arg(long, value_name = "N", value_delimiter = ',', help_heading = "Servers")]
@@ -168,7 +181,11 @@ pub(crate) struct ReplayArgs {
     /// `FILE.yaml` with an engine's constants
     #[arg(long, value_name = "LIST", default_value = "8b-h100", help_heading = "Servers")]
     pub(super) profile: String,
-    /// LoRA adapters that a server holds at once
+    /// Engines (data-parallel ranks) behind the port of each server, each with a cache of its own [default: `ranks` of
+    /// the configuration's `kvEvents`, or 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256), help_heading = "Servers")]
+    pub(super) data_parallel_size: Option<u16>,
+    /// LoRA adapters that an engine holds at once
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_LORAS, help_heading = "Servers")]
     pub(super) max_loras: u32,
     /// Failure or change of a server during the run: `10m lose 3`, `5m restart 0`, `1h join`

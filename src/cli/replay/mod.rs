@@ -6,19 +6,20 @@ mod list;
 mod live;
 mod plan;
 mod record;
+mod variants;
 
 use super::source::ReloadSource;
 use super::{EXIT_CONFIG, EXIT_INTERNAL, EXIT_USAGE, colour};
 use crate::clock::{Clock, Timestamp};
 use crate::config::defaults::DEFAULT_BLOCK_SIZE;
-use crate::config::settings::PoolSettings;
+use crate::config::settings::{ExchangeSettings, PoolSettings, TenantSettings};
 use crate::config::units::{parse_duration, show_duration};
 use crate::config::{Overrides, Settings};
+use crate::picker::prefix::PoolPrefix;
 use crate::pool::Roles;
+use crate::prefix::cache::{BlockUnit, CacheConfig};
 use crate::quota::Subject;
-use crate::replay::front::FrontConfig;
-use crate::replay::queues::PoolQueues;
-use crate::replay::quotas::QuotaSettings;
+use crate::replay::front::{FrontConfig, simulated_prefix};
 use crate::replay::world::{FleetChange, KvEventSettings, SignalSettings, TimedChange, World, WorldConfig, spec};
 use crate::report::Observer;
 use crate::report::assertion::Assertion;
@@ -26,6 +27,7 @@ use crate::report::served::{Queued, Sample, Served};
 use crate::report::table::TableStyle;
 use crate::report::tally::{Tally, Targets};
 use crate::report::{Report, RunResult, ServerFacts, html, markdown, svg, table};
+use crate::scheduling::Pool;
 use crate::scheduling::choice::ModelRule;
 use crate::scheduling::policy::PolicyMap;
 use crate::scrape::slo_profiles;
@@ -37,13 +39,14 @@ use anyhow::{Context, bail, ensure};
 pub(super) use args::ReplayArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
-use plan::{Policy, SimulatedServer};
+use plan::SimulatedServer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+use variants::Variant;
 
 /// Exit code if an assertion does not hold.
 const EXIT_ASSERTION: u8 = 2;
@@ -109,8 +112,10 @@ struct ReplayJob<'p> {
     speed: f64,
     servers: &'p [SimulatedServer],
     changes: &'p [TimedChange],
-    policy: &'p Policy,
+    variant: &'p Variant<'p>,
     process: &'p ProcessConfig,
+    /// Engines behind the port of each server.
+    ranks: u16,
 }
 
 /// Plays everything and shows the report; returns whether all assertions hold.
@@ -124,7 +129,8 @@ fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
         let playable = policy.pool.scheduler(None).map_err(Into::into).and_then(|_| playable(&policy.pool));
         playable.with_context(|| format!("policy `{}`", policy.name)).map_err(ReplayFailure::usage)?;
     }
-    let names: Vec<&str> = policies.iter().map(|p| p.name.as_str()).collect();
+    let variants = variants::variants(args, &policies).map_err(ReplayFailure::usage)?;
+    let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
     let assertions = args.assert.iter().map(|text| Assertion::parse(text, &names)).collect::<Result<Vec<_>, _>>();
     let assertions = assertions.map_err(|e| ReplayFailure::usage(e.into()))?;
     let baseline = baseline(args, &names).map_err(ReplayFailure::usage)?;
@@ -135,13 +141,15 @@ fn replay(args: &ReplayArgs) -> Result<bool, ReplayFailure> {
         fleets.iter().try_for_each(|fleet| plan::block_size(fleet).map(drop)).map_err(ReplayFailure::usage)?;
     }
 
+    let configured = base.prefix.kv_events.as_ref().map_or(1, |events| events.ranks);
+    let ranks = args.data_parallel_size.unwrap_or(configured);
     let mut jobs = Vec::new();
     for source in &sources {
         for fleet in &fleets {
             for speed in &args.speed {
-                for policy in &policies {
+                for variant in &variants {
                     let (servers, changes, process) = (fleet.as_slice(), changes.as_slice(), &process);
-                    jobs.push(ReplayJob { source, speed: *speed, servers, changes, policy, process });
+                    jobs.push(ReplayJob { source, speed: *speed, servers, changes, variant, process, ranks });
                 }
             }
         }
@@ -172,7 +180,8 @@ struct PlayedConfig {
 /// The played settings that belong to no single pool.
 #[derive(Default)]
 struct ProcessConfig {
-    quotas: QuotaSettings,
+    quotas: Vec<(Subject, TenantSettings)>,
+    exchange: ExchangeSettings,
     policies: PolicyMap,
 }
 
@@ -197,7 +206,8 @@ fn played_config(file: &Path, name: Option<&str>) -> anyhow::Result<PlayedConfig
     eprint!("{}", reading.render(colour()));
     let text = reading.text.as_ref().map(|t| t.text().to_owned()).unwrap_or_default();
     let settings: Settings = reading.settings.with_context(|| format!("{} can't be used", file.display()))?;
-    let process = ProcessConfig { quotas: quotas(&settings), policies: settings.model_policies };
+    let quotas = quotas(&settings);
+    let process = ProcessConfig { quotas, exchange: settings.exchange, policies: settings.model_policies };
     let known: Vec<String> = settings.pools.iter().map(|p| p.name.to_string()).collect();
     let pool = settings.pools.into_iter().find(|p| name.is_none_or(|name| *p.name == *name));
     let pool = pool.with_context(|| format!("no such pool in {}; its pools: {}", file.display(), known.join(", ")))?;
@@ -205,10 +215,9 @@ fn played_config(file: &Path, name: Option<&str>) -> anyhow::Result<PlayedConfig
 }
 
 /// The limits that a replay checks. It counts in memory and reads no records of single tenants from Redis.
-fn quotas(settings: &Settings) -> QuotaSettings {
+fn quotas(settings: &Settings) -> Vec<(Subject, TenantSettings)> {
     let limits = [(Subject::Tenant, &settings.tenants), (Subject::Model, &settings.models)];
-    let limits = limits.into_iter().filter_map(|(subject, limits)| Some((subject, limits.clone()?)));
-    QuotaSettings { limits: limits.collect(), has_tenants: settings.exchange.tenant.is_some() }
+    limits.into_iter().filter_map(|(subject, limits)| Some((subject, limits.clone()?))).collect()
 }
 
 /// Warns of strategies that read Redis, which is not available in a replay.
@@ -330,7 +339,7 @@ fn workload(args: &ReplayArgs, source: &WorkloadSource, speed: f64) -> anyhow::R
     Ok(workload)
 }
 
-/// A run, and warnings about settings that had no effect on it.
+/// A run, and remarks on it: warnings about settings that had no effect, notes about messages between pickers.
 type Played = (RunResult, BTreeSet<String>);
 
 /// Plays all jobs, several at a time; returns the runs in the order of the jobs.
@@ -351,7 +360,7 @@ fn play_all(
                     let Some((i, job)) = waiting.lock().next() else { break };
                     let run = play(args, job, signals, &bar);
                     let named = |ReplayFailure(code, e)| {
-                        ReplayFailure(code, e.context(format!("{}, {}", job.source.name(), job.policy.name)))
+                        ReplayFailure(code, e.context(format!("{}, {}", job.source.name(), job.variant.name)))
                     };
                     done.lock().insert(i, run.map_err(named));
                 }
@@ -359,10 +368,10 @@ fn play_all(
         }
     });
     bar.finish_and_clear();
-    let (runs, warnings): (Vec<RunResult>, Vec<_>) =
+    let (runs, remarks): (Vec<RunResult>, Vec<_>) =
         done.into_inner().into_values().collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    for warning in warnings.into_iter().flatten().collect::<BTreeSet<_>>() {
-        eprintln!("warning: {warning}");
+    for remark in remarks.into_iter().flatten().collect::<BTreeSet<_>>() {
+        eprintln!("{remark}");
     }
     Ok(runs)
 }
@@ -421,30 +430,51 @@ impl Observer for Counting<'_> {
     }
 }
 
-/// The configuration of the picker under test.
-fn front(args: &ReplayArgs, job: &ReplayJob<'_>, signals: &SignalSettings) -> Result<FrontConfig, ReplayFailure> {
-    let pool = &job.policy.pool;
+/// The configuration of picker number `number`.
+fn front(
+    args: &ReplayArgs,
+    job: &ReplayJob<'_>,
+    signals: &SignalSettings,
+    number: u16,
+    clock: Clock,
+) -> Result<FrontConfig, ReplayFailure> {
+    let settings = &job.variant.policy.pool;
     let unusable = |e: anyhow::Error| ReplayFailure(EXIT_CONFIG, e);
-    let scheduler = pool.scheduler(None).map_err(|e| unusable(e.into()))?;
+    let scheduler = settings.scheduler(None).map_err(|e| unusable(e.into()))?;
     slo_profiles::fill(&scheduler.choices).map_err(|e| unusable(e.into()))?;
-    Ok(FrontConfig {
-        scheduler,
-        patience: plan::patience(pool),
-        stale_after: pool.scrape.stale_after,
-        block_size: match signals.kv_events {
-            // Events name blocks of the engines' size, whatever size the policy uses.
-            Some(_) => plan::block_size(job.servers).map_err(ReplayFailure::usage)?,
-            None => pool.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
-        },
-        max_index_bytes: pool.prefix.max_bytes,
-        tenant_share: pool.prefix.tenant_share,
-        tenant_header: pool.prefix.tenant_header.clone(),
-        claim_life: pool.prefix.claim_life,
-        queues: (pool.flow.clone().map(|flow| PoolQueues::new(flow, args.seed)).transpose())
-            .map_err(|e| unusable(e.into()))?,
-        quotas: job.process.quotas.clone(),
-        policies: job.process.policies.clone(),
+    let block_size = match signals.kv_events {
+        // Events name blocks of the engines' size, whatever size the policy uses.
+        Some(_) => plan::block_size(job.servers).map_err(ReplayFailure::usage)?,
+        None => settings.prefix.block_size.unwrap_or(DEFAULT_BLOCK_SIZE),
+    };
+    let cache = CacheConfig {
+        unit: BlockUnit::Tokens(block_size),
+        max_bytes: settings.prefix.max_bytes,
+        tenant_share: settings.prefix.tenant_share,
+        claim_life: settings.prefix.claim_life,
         seed: args.seed,
+    };
+    let prefix = PoolPrefix {
+        choose_rank: settings.prefix.choose_rank,
+        ..simulated_prefix(&cache, settings.prefix.tenant_header.clone(), clock)
+    };
+    // Pickers choose at random independently of each other.
+    let seed = args.seed.wrapping_add(u64::from(number) << 32);
+    let front = FrontConfig::new(scheduler, prefix, settings.scrape.stale_after, seed);
+    Ok(FrontConfig {
+        pool: Pool {
+            name: settings.name.clone(),
+            rewrites: settings.rewrites.clone(),
+            deadline_admission: settings.deadline_admission,
+            disagg: settings.disaggregation.as_ref().map(|disaggregation| Arc::new(disaggregation.mode.clone())),
+            ..front.pool
+        },
+        patience: plan::patience(settings),
+        flow: settings.flow.clone(),
+        quotas: job.process.quotas.clone(),
+        exchange: job.process.exchange.clone(),
+        policies: job.process.policies.clone(),
+        ..front
     })
 }
 
@@ -456,12 +486,13 @@ fn play(
 ) -> Result<Played, ReplayFailure> {
     let clock = Clock::start();
     let began = clock.now();
-    let pool = &job.policy.pool;
-    let front = front(args, job, signals)?;
+    let pool = &job.variant.policy.pool;
     let named = |i: usize| pool.endpoints.get(i).cloned().unwrap_or_else(|| spec(i));
     let config = WorldConfig {
-        front,
+        pickers: (0..job.variant.pickers).map(|i| front(args, job, signals, i, clock)).collect::<Result<_, _>>()?,
+        bus: job.variant.bus,
         servers: job.servers.iter().enumerate().map(|(i, s)| (s.spec(named(i)), engine(args, &s.engine))).collect(),
+        ranks: job.ranks,
         signals: signals.clone(),
         changes: job.changes.to_vec(),
         seed: args.seed,
@@ -478,17 +509,20 @@ fn play(
     let tally = Tally::new(job.servers.len()).with_targets(targets).with_roles(roles).aiming_at(pool.objective);
     let mut observer = Counting { tally, bar, unshown: 0 };
     let mut workload = workload(args, job.source, job.speed).map_err(ReplayFailure::usage)?;
-    let mut world = World::new(config, &mut *workload, &mut observer);
+    let mut world = World::new(config, &mut *workload, &mut observer)
+        .map_err(|e| ReplayFailure(EXIT_CONFIG, anyhow::anyhow!("`flowControl.ceiling`: {e}")))?;
     let outcome = world.run().map_err(|e| ReplayFailure::usage(e.into()))?;
     let late = late_changes(job, outcome.ended.since(Timestamp(0)));
-    let warnings = idle_rules(pool, world.models()).chain(late).collect();
+    let models = world.models();
+    let warnings = idle_rules(pool, &models).chain(late).map(|text| format!("warning: {text}"));
+    let remarks = warnings.chain(job.variant.note(&job.source.name(), world.bus(), outcome.requests)).collect();
     bar.inc(observer.unshown);
     let mut cell = BTreeMap::from([("endpoints".to_owned(), job.servers.len().to_string())]);
     if args.speed.len() > 1 || job.speed != 1.0 {
         cell.insert("speed".to_owned(), job.speed.to_string());
     }
     let run = RunResult {
-        policy: job.policy.name.clone(),
+        policy: job.variant.name.clone(),
         workload: job.source.name(),
         cell,
         tally: observer.tally,
@@ -498,7 +532,7 @@ fn play(
         simulated: outcome.ended.since(Timestamp(0)),
         took: clock.now().since(began),
     };
-    Ok((run, warnings))
+    Ok((run, remarks))
 }
 
 /// The engine of a server, with the flags that apply to all servers.
@@ -522,7 +556,7 @@ fn late_changes(job: &ReplayJob<'_>, ended: Duration) -> impl Iterator<Item = St
     let late = job.changes.iter().filter(move |change| change.at.since(Timestamp(0)) > ended);
     late.map(move |change| {
         let (at, ended) = (show_duration(change.at.since(Timestamp(0))), ended.as_secs_f64());
-        let (workload, policy) = (job.source.name(), &job.policy.name);
+        let (workload, policy) = (job.source.name(), &job.variant.name);
         format!("--change after {at} has no effect: {workload} with {policy} ended after {ended:.1}s")
     })
 }

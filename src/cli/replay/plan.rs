@@ -155,10 +155,10 @@ impl SimulatedServer {
     }
 }
 
-/// Whether any server is a prefill worker only.
+/// Whether any server computes prompts or encodes images for others.
 pub(super) fn may_split(fleets: &[Vec<SimulatedServer>]) -> bool {
     let roles = |s: &SimulatedServer| s.role.as_deref().and_then(Roles::of_word).unwrap_or_default();
-    fleets.iter().flatten().any(|server| roles(server).has(Roles::PREFILL))
+    fleets.iter().flatten().any(|server| roles(server).has(Roles::PREFILL) || roles(server).has(Roles::ENCODE))
 }
 
 /// Parses `--disaggregation`: `predicted`, `always`, `never`, `prefix-based:16`.

@@ -13,6 +13,7 @@ mod queued;
 mod slo;
 mod sources;
 mod strategies;
+mod sync;
 mod templates;
 mod tenants;
 mod tls;
@@ -35,7 +36,7 @@ use std::time::Duration;
 pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settings {
     let Sources { registry, overrides: flags, surroundings, .. } = sources;
     let surroundings = *surroundings;
-    let File { server, telemetry, exchange, mut limits, redis, model_policies, pools } = file;
+    let File { server, telemetry, exchange, mut limits, redis, sync, model_policies, pools } = file;
     let election = pick(flags.leader_election.as_ref(), server.leader_election).filter(|at| at.value);
     let status = pick(flags.model_status.as_ref(), server.model_status).filter(|at| at.value);
     let mut exchange = self::exchange(exchange, flags, sink);
@@ -68,6 +69,7 @@ pub(super) fn settings(file: File, sources: &Sources, sink: &mut Sink) -> Settin
         tenants,
         models,
         redis,
+        sync: sync::settings(sync, flags, sink),
         model_policies,
         pools,
         templates,
@@ -400,9 +402,13 @@ fn exchange(file: schema::Exchange, flags: &Overrides, sink: &mut Sink) -> Excha
     if let Some(at) = explain.log_ratio.as_ref().filter(|at| !(0.0..=1.0).contains(&at.value)) {
         sink.out_of_range(at.span, "exchange.explain.logRatio", at.value, "0 to 1");
     }
+    if let Some(at) = explain.kept.as_ref().filter(|at| at.value > MAX_EXPLANATIONS_KEPT) {
+        sink.out_of_range(at.span, "exchange.explain.kept", at.value, &format!("0 to {MAX_EXPLANATIONS_KEPT}"));
+    }
     let explain = ExplainSettings {
         metadata: pick_or(flags.explain_metadata.as_ref(), explain.metadata, false),
         log_ratio: given(explain.log_ratio, 0.0),
+        kept: given(explain.kept, 0),
     };
     ExchangeSettings {
         tenant: file.tenant.and_then(|file| tenants::rule(file, sink)),

@@ -2,11 +2,12 @@
 
 use super::*;
 use attache_picker::event::{End, RequestEvent, RequestTrace};
+use attache_picker::in_flight::OpenedRequest;
 use attache_picker::settings::ReportUsage;
 
 impl Exchange {
     /// The request is decided: begins to observe its response.
-    pub(super) fn begin_routed(&mut self, mut plan: Plan, now: Timestamp) {
+    pub(super) fn begin_in_flight(&mut self, mut plan: Plan, now: Timestamp) {
         self.settle(if plan.understood { Outcome::Routed } else { Outcome::Skipped });
         if let Some(outcome) = plan.split_outcome() {
             plan.runtime.observer.event(RequestEvent::Split(outcome));
@@ -16,12 +17,16 @@ impl Exchange {
             span.decided(&plan.target, &booked.endpoint().authority, plan.decision.reason, now);
         }
         let keep_id = self.processor.decisions.enabled();
-        let request_id = if keep_id { self.head.request_id() } else { String::new() };
-        let mut routed = Routed::new(plan, booked, self.api, self.opened, request_id);
-        routed.trace(self.span.take().map(|span| span as Box<dyn RequestTrace>));
-        routed.shows(&self.config.settings);
-        routed.count_for(self.head.tenant(), now, &self.processor.picker);
-        self.routed = Some(Box::new(routed));
+        let request = OpenedRequest {
+            api: self.api,
+            opened: self.opened,
+            request_id: if keep_id { self.head.request_id() } else { String::new() },
+            tenant: self.head.tenant(),
+            span: self.span.take().map(|span| span as Box<dyn RequestTrace>),
+            settings: &self.config.settings,
+        };
+        let in_flight = InFlight::begin(plan, booked, request, now, &self.processor.picker);
+        self.in_flight = Some(Box::new(in_flight));
         self.head = Head::default();
     }
 
@@ -39,18 +44,18 @@ impl Exchange {
         self.response = ResponseSide::Streaming;
         let mode = self.modes().response;
         let mut mutation = HeaderMutation::default();
-        if let Some(routed) = &mut self.routed {
+        if let Some(in_flight) = &mut self.in_flight {
             let shows_body = mode != BodyMode::None;
             let head = metadata::response_head(message.headers.as_ref(), metadata.as_ref(), &attributes, shows_body);
-            mutation = reply::mutation(routed.headers(&head, now, &self.processor.picker));
-            self.split.add_detached(routed.take_detached());
-            self.split.answered_by(routed.endpoint());
+            mutation = reply::mutation(in_flight.headers(&head, now, &self.processor.picker));
+            self.split.add_detached(in_flight.take_detached());
+            self.split.answered_by(in_flight.endpoint());
         }
         out.push_back(reply::response_headers(mutation));
         if message.end_of_stream {
             self.end_response(End::Complete, now);
         } else if mode == BodyMode::None {
-            self.split.is_unshown = self.routed.as_ref().is_some_and(|routed| routed.is_good());
+            self.split.is_unshown = self.in_flight.as_ref().is_some_and(|in_flight| in_flight.is_good());
             self.end_response(End::Unwatched, now);
         }
         Ok(())
@@ -68,12 +73,12 @@ impl Exchange {
         let mode = self.modes().response;
         let end = message.end_of_stream;
         self.split.response_chunk(&message);
-        out.push_back(match &mut self.routed {
-            Some(routed) => {
-                let renamed = routed.chunk(&message.body, end, now, &self.processor.picker);
-                self.split.add_detached(routed.take_detached());
+        out.push_back(match &mut self.in_flight {
+            Some(in_flight) => {
+                let renamed = in_flight.chunk(&message.body, end, now, &self.processor.picker);
+                self.split.add_detached(in_flight.take_detached());
                 let report = self.config.settings.report_usage.as_ref().filter(|_| end);
-                let dynamic_metadata = report.and_then(|report| cost(routed, report));
+                let dynamic_metadata = report.and_then(|report| cost(in_flight, report));
                 let answer = match renamed {
                     Some(bytes) => reply::replace(Direction::Response, mode, bytes, end),
                     None => reply::echo(Direction::Response, mode, message),
@@ -91,7 +96,7 @@ impl Exchange {
     pub(super) fn on_response_trailers(&mut self, now: Timestamp, out: &mut Actions) -> Result<(), ProtocolError> {
         let mode = self.modes().response;
         if mode == BodyMode::FullDuplex
-            && let Some(bytes) = self.routed.as_mut().and_then(|routed| routed.leftover())
+            && let Some(bytes) = self.in_flight.as_mut().and_then(|in_flight| in_flight.leftover())
         {
             out.push_back(reply::replace(Direction::Response, mode, bytes, false));
         }
@@ -102,15 +107,15 @@ impl Exchange {
 
     pub(super) fn end_response(&mut self, end: End, now: Timestamp) {
         self.response = ResponseSide::Ended;
-        if let Some(routed) = self.routed.take() {
-            routed.end(end, now, &self.processor.picker);
+        if let Some(in_flight) = self.in_flight.take() {
+            in_flight.end(end, now, &self.processor.picker);
         }
     }
 
     /// The stream ends. A request that is still in flight counts as one whose client disconnected.
     pub(super) fn leave(&mut self) {
-        if let Some(routed) = self.routed.take() {
-            routed.end(End::ClientGone, self.last_seen, &self.processor.picker);
+        if let Some(in_flight) = self.in_flight.take() {
+            in_flight.end(End::ClientGone, self.last_seen, &self.processor.picker);
         }
         self.lose_held();
     }
@@ -118,6 +123,6 @@ impl Exchange {
 
 /// Token usage of the response as dynamic metadata for the gateway, if the model server reported it.
 #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^53")]
-fn cost(routed: &Routed, report: &ReportUsage) -> Option<Struct> {
-    Some(metadata::number(&report.namespace, &report.key, routed.used(report.count)? as f64))
+fn cost(in_flight: &InFlight, report: &ReportUsage) -> Option<Struct> {
+    Some(metadata::number(&report.namespace, &report.key, in_flight.used(report.count)? as f64))
 }

@@ -28,7 +28,7 @@ impl Exchange {
     pub fn half_closed(&mut self, now: Timestamp) -> bool {
         match self.request {
             RequestSide::Queued | RequestSide::Prefilling => return true,
-            RequestSide::Ended if self.response == ResponseSide::Awaited && self.routed.is_some() => {
+            RequestSide::Ended if self.response == ResponseSide::Awaited && self.in_flight.is_some() => {
                 self.split.is_unshown = true;
                 self.end_response(End::Unwatched, now);
             }

@@ -74,13 +74,13 @@ impl Exchange {
     /// it.
     pub(super) fn on_evicted(&mut self, refusal: &Refusal, now: Timestamp, out: &mut Actions) {
         if self.request != RequestSide::Prefilling
-            && !self.routed.as_ref().is_some_and(|routed| routed.is_preemptible())
+            && !self.in_flight.as_ref().is_some_and(|in_flight| in_flight.is_preemptible())
         {
             return;
         }
         self.abandon_split();
-        if let Some(routed) = self.routed.take() {
-            routed.end(End::Evicted, now, &self.processor.picker);
+        if let Some(in_flight) = self.in_flight.take() {
+            in_flight.end(End::Evicted, now, &self.processor.picker);
         }
         self.refuse(&queues::preemption_error(refusal), now, out);
     }

@@ -15,9 +15,8 @@ use attache_picker::head::{ENCODERS, PREFILLER};
 use attache_picker::split::{LegCall, LegProgress, PrefillLeg, PrefillOutcome, SplitRequest};
 use attache_pool::Endpoint;
 use attache_quota::Had;
-use attache_scheduling::plugin::Headers;
 use attache_scheduling::split::not_alone;
-use attache_scheduling::{Decision, Dispatch, PickContext, RequestFacts};
+use attache_scheduling::{Decision, Dispatch};
 use envoy_types::pb::envoy::config::core::v3::HeaderValueOption;
 use rand::RngExt;
 
@@ -180,7 +179,9 @@ impl Exchange {
             LegProgress::Proceed(new_body, prefill_outcome) => match self.split.held.take() {
                 Some((mut plan, body)) => {
                     self.split.leg = None;
-                    if let Err(error) = self.replace_target(&mut plan, prefill_outcome.prefill.as_deref(), now) {
+                    let (subset, prefill) = (self.subset.as_ref(), prefill_outcome.prefill.as_deref());
+                    let replaced = plan.replace_target(&self.head, subset, prefill, now, &self.processor.picker);
+                    if let Err(error) = replaced {
                         count_refused(&plan);
                         return self.refuse(&error, now, out);
                     }
@@ -214,39 +215,15 @@ impl Exchange {
     }
 
     fn cut_short(&mut self, failure: Failure, now: Timestamp, out: &mut Actions) {
-        if let Some(routed) = self.routed.take() {
-            routed.end(End::Aborted, now, &self.processor.picker);
+        if let Some(in_flight) = self.in_flight.take() {
+            in_flight.end(End::Aborted, now, &self.processor.picker);
         }
         self.refuse(&prefill_error(failure), now, out);
     }
 
-    /// Chooses another decode worker if the planned one was removed or ejected during the prefill.
-    fn replace_target(&self, plan: &mut Plan, prefill: Option<&Endpoint>, now: Timestamp) -> Result<(), RequestError> {
-        let (pool, target) = (plan.runtime.pool.clone(), plan.target.clone());
-        let snapshot = pool.store.load_full();
-        let headers = Headers::of(&self.head);
-        let facts =
-            RequestFacts { model: &target, prompt_tokens: plan.prompt_tokens, headers, ..RequestFacts::default() };
-        let cx = PickContext { request: facts, ..PickContext::new(&snapshot, now, pool.stale_after) };
-        let (subset, rng) = (self.subset.as_ref(), || self.processor.picker.next_rng());
-        let first = plan.decision.picks.first().map(|first| first.id);
-        let mut booked = plan.booked.take();
-        let tape = booked.as_ref().map(|booked| booked.tape().clone()).unwrap_or_default();
-        let unprobed = |server: &Endpoint| tape.probe_lost(server);
-        let successor = pool.scheduler.renew(&mut plan.decision, &cx, subset, prefill, unprobed, rng);
-        if let (Ok(Some(server)), Some(first), Some(booked)) = (&successor, first, &mut booked) {
-            booked.move_to(server, now, || plan.noted_elsewhere(first, server.id, now));
-            // The rank belongs to the previous worker.
-            plan.hints.rank = None;
-        }
-        plan.booked = booked;
-        successor?;
-        Ok(())
-    }
-
     /// The prefill worker has finished its part, so the queue may dequeue other requests before the response ends.
     fn report_capacity(&self, now: Timestamp) {
-        if let Some(admitted) = self.routed.as_ref().and_then(|routed| routed.admitted()) {
+        if let Some(admitted) = self.in_flight.as_ref().and_then(|in_flight| in_flight.admitted()) {
             admitted.freed(now);
         }
     }
@@ -254,8 +231,8 @@ impl Exchange {
     /// Whether a chunk of the response body has arrived. Always false in modes that show no response body.
     fn response_has_begun(&self) -> bool {
         let watched = self.modes().response != BodyMode::None;
-        match &self.routed {
-            Some(routed) => routed.has_begun(),
+        match &self.in_flight {
+            Some(in_flight) => in_flight.has_begun(),
             None => self.response == ResponseSide::Ended && watched,
         }
     }
@@ -271,11 +248,12 @@ impl Exchange {
     /// Abandons the prefill leg, because the request ends before its response.
     pub(super) fn abandon_split(&mut self) {
         let (leg, held) = (self.split.leg.take(), self.split.held.take());
+        // The booking on the prefill worker ends first: the end of the plan makes the queue look for capacity. If the
+        // decode worker has the request, it waits for a prefill that will not complete.
+        self.split.add_detached(leg.and_then(|leg| leg.abort()));
         if let Some((plan, _)) = held {
             count_refused(&plan);
         }
-        // The decode worker waits for a prefill that will not complete.
-        self.split.add_detached(leg.and_then(|leg| leg.abort()));
     }
 }
 

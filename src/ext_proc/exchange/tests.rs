@@ -413,7 +413,7 @@ fn routed(world: &World, config: Option<ProtocolConfiguration>) -> Exchange {
 #[test]
 fn scores_of_all_endpoints_are_in_metadata_if_configured() {
     for told in [false, true] {
-        let explain = ExplainSettings { metadata: told, log_ratio: 0.0 };
+        let explain = ExplainSettings { metadata: told, ..ExplainSettings::default() };
         let exchange = ExchangeSettings { explain, ..ExchangeSettings::default() };
         let setup =
             Setup { strategy: "predicted-latency", parameters: serde_json::Value::Null, exchange, ..Setup::default() };

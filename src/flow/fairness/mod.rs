@@ -72,6 +72,11 @@ pub trait Fairness: Send + Sync + Debug {
     /// The first request of `flow` is dispatched. Called before [`Fairness::sleeps`] or [`Fairness::head`].
     fn dispatched(&mut self, _flow: u32, _meter: &mut Meter, _now: Timestamp, _rng: &mut PickRng) {}
 
+    /// Whether [`Fairness::answered`] charges the flow while a response is generated.
+    fn counts_output(&self) -> bool {
+        false
+    }
+
     /// `output` tokens of a response have arrived in total.
     fn answered(&mut self, _flow: u32, meter: &mut Meter, output: u32, _now: Timestamp) {
         meter.output = meter.output.max(output);
@@ -79,6 +84,14 @@ pub trait Fairness: Send + Sync + Debug {
 
     /// A response has ended; `input` is the length of its prompt if the model server reported it.
     fn ended(&mut self, _flow: u32, _meter: &Meter, _input: Option<u32>, _now: Timestamp) {}
+
+    /// Whether [`Fairness::served`] has an effect.
+    fn counts_service(&self) -> bool {
+        false
+    }
+
+    /// Another picker has served a request of `flow`, with these tokens of prompt and response.
+    fn served(&mut self, _flow: u32, _input: u32, _output: u32) {}
 
     /// Removes the state of `flow`, which has nothing queued.
     fn forget(&mut self, flow: u32);

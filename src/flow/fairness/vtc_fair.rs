@@ -139,6 +139,10 @@ impl<F: LengthPredictor> Fairness for Vtc<F> {
         self.account.counters.charge(flow, i64::from(meter.input), i64::from(meter.charged));
     }
 
+    fn counts_output(&self) -> bool {
+        true
+    }
+
     fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, _: Timestamp) {
         self.account.counters.answered(flow, meter, output);
     }
@@ -146,6 +150,14 @@ impl<F: LengthPredictor> Fairness for Vtc<F> {
     fn ended(&mut self, flow: u32, meter: &Meter, input: Option<u32>, _: Timestamp) {
         self.account.counters.ended(flow, meter, input);
         self.answers.ended(flow, meter);
+    }
+
+    fn counts_service(&self) -> bool {
+        true
+    }
+
+    fn served(&mut self, flow: u32, input: u32, output: u32) {
+        self.account.counters.charge(flow, i64::from(input), i64::from(output));
     }
 
     fn forget(&mut self, flow: u32) {

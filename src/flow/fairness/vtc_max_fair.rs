@@ -90,6 +90,10 @@ impl Fairness for VtcMaxFair {
         self.last = Some(Last { flow, meter: *meter });
     }
 
+    fn counts_output(&self) -> bool {
+        true
+    }
+
     fn answered(&mut self, flow: u32, meter: &mut Meter, output: u32, _: Timestamp) {
         self.counters.lift(flow, self.floor);
         self.counters.answered(flow, meter, output);
@@ -102,6 +106,14 @@ impl Fairness for VtcMaxFair {
         self.counters.lift(flow, self.floor);
         self.counters.ended(flow, meter, input);
         self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    fn counts_service(&self) -> bool {
+        true
+    }
+
+    fn served(&mut self, flow: u32, input: u32, output: u32) {
+        self.counters.charge(flow, i64::from(input), i64::from(output));
     }
 
     fn forget(&mut self, flow: u32) {

@@ -1,7 +1,7 @@
 //! The steps of a decision before the prompt is looked up: the model, the strategy, quotas, the prompt's keys,
 //! admission.
 
-use super::{ActiveConfig, AdmittedRequest, PoolRuntime, RequestView, Seen, Step, may_share, splittable};
+use super::{ActiveConfig, AdmittedRequest, PoolRuntime, RequestView, Step, encodable, may_share, splittable};
 use crate::conversation;
 use crate::deadline::{self, DeadlineCheck, WaitBudget};
 use crate::event::Observer;
@@ -70,12 +70,41 @@ pub(crate) struct PromptSize {
 
 impl PromptSize {
     pub(super) fn of(q: &RequestView<'_>, request: Option<&Request<'_>>) -> Self {
+        if let Some(known) = q.body.known() {
+            return Self { unread: request.is_none(), estimated: known.prompt_tokens, load: known.prompt_tokens };
+        }
         let unread = request.is_none() && (q.opens || q.body.len() > 0);
         let estimated = request.map_or(0, |r| r.prompt.estimated_tokens().0);
         // Neither the file of a form nor the prompt of an unknown path is parsed.
         let is_partly_read = q.api.body_format() == BodyFormat::Multipart || q.api == Api::Other;
         let load = if unread || is_partly_read && q.body.len() > 0 { UNREAD_PROMPT_TOKENS } else { estimated };
         Self { unread, estimated, load }
+    }
+}
+
+/// What the path, the API and the body of a request permit.
+#[derive(Clone, Copy, Debug)]
+pub struct CallFacts {
+    /// A prefill and a decode worker may share the request.
+    pub splittable: bool,
+    /// The request generates tokens.
+    pub generates: bool,
+    /// A header may name encode workers for its images and audio.
+    pub encodable: bool,
+    /// The time of its first token can be observed.
+    pub streams: bool,
+}
+
+impl CallFacts {
+    fn of(pool: &Pool, q: &RequestView<'_>, request: Option<&Request<'_>>) -> Self {
+        let (api, path) = (q.api, q.head.path());
+        let generates = api.generates();
+        Self {
+            splittable: splittable(pool, path, request),
+            generates,
+            encodable: encodable(pool, path),
+            streams: api.first_byte_is_first_token() && request.is_some_and(|r| r.stream) || !generates,
+        }
     }
 }
 
@@ -112,8 +141,9 @@ pub(crate) struct Deciding<'a> {
     pub(crate) request: Option<&'a Request<'a>>,
     pub(crate) size: PromptSize,
     pub(crate) facts: RequestFacts<'a>,
+    pub(crate) call: CallFacts,
     pub(crate) chosen: &'a Chosen<'a>,
-    /// Computes and looks up the prompt's keys, if the strategy or hint headers need them.
+    /// Computes and looks up the prompt's keys, if the strategy or hint headers need them, or they are recorded.
     pub(crate) prefix: Option<&'a Arc<PoolPrefix>>,
     /// The strategy reads cached tokens of each endpoint.
     pub(crate) reads_prefix: bool,
@@ -148,11 +178,14 @@ impl<'a> Deciding<'a> {
     ) -> Self {
         let pool = &runtime.pool;
         let reads_prefix = chosen.choice.strategy.reads().prefix;
-        let prefix = runtime.prefix.as_ref().filter(|prefix| reads_prefix || hints::are_by_prefix(pool, prefix));
+        let recorded = q.body.known().and_then(|known| known.recorded.as_ref());
+        let looks_up = reads_prefix || recorded.is_some_and(|recorded| recorded.looked_up);
+        let prefix = runtime.prefix.as_ref().filter(|prefix| looks_up || hints::are_by_prefix(pool, prefix));
+        let call = recorded.map_or_else(|| CallFacts::of(pool, q, request), |recorded| recorded.call);
         let keeps_ids = prefix.is_some_and(|prefix| conversation::wants_tokens(pool, prefix));
         let (body, content_type) = (q.body.bytes(), q.head.content_type());
         let prompt_ref = PromptRef { api: q.api, body, content_type, target: facts.model, keeps_ids };
-        Self { scope, runtime, q, request, size, facts, chosen, prefix, reads_prefix, prompt_ref }
+        Self { scope, runtime, q, request, size, facts, call, chosen, prefix, reads_prefix, prompt_ref }
     }
 
     pub(crate) fn pool(&self) -> &'a Arc<Pool> {
@@ -223,8 +256,7 @@ impl<'a> Deciding<'a> {
     /// Which workers may serve the request: one endpoint, a pair, or both.
     fn way(&self) -> Way {
         let pool = self.pool();
-        let may_split = self.runtime.queue.is_some() && splittable(pool, self.q.head.path(), self.request);
-        Way::of(pool.scheduler.split(), &self.chosen.choice.name, may_split, self.size.load)
+        Way::of(pool.scheduler.split(), &self.chosen.choice.name, self.call.splittable, self.size.load)
     }
 
     /// The flow of the request, for fairness in the queue.
@@ -255,12 +287,12 @@ impl<'a> Deciding<'a> {
         };
         let facts = &RequestFacts { prompt_tokens: prompt_tokens.unwrap_or(self.size.load), ..self.facts };
         let (bytes, found) = (q.body.len() + q.head.bytes() as u64, found.as_ref());
-        let (flow, answer_tokens, ttl) = (case.flow, None, None);
+        let (flow, answer_tokens, ttl) = (case.flow, q.body.known().map(|known| known.answer_tokens), None);
         queues.ask(q, Asking { facts, flow, bytes, answer_tokens, found, way, ttl, spare, unvouched }, due)
     }
 
     /// Whether the whole body has arrived.
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.q.body, Seen::Whole(_))
+        self.q.body.is_whole()
     }
 }

@@ -1,7 +1,7 @@
 //! The last steps of a decision: look up the prompt, schedule, report, book.
 
 use super::entering::{Admission, Deciding, Rewritten, Scope};
-use super::{AdmittedRequest, Plan, PoolRuntime, Step, encodable, splittable};
+use super::{AdmittedRequest, Plan, PoolRuntime, Step};
 use crate::ceiling::Ceiling;
 use crate::conversation::Conversation;
 use crate::event::{Degraded, Event, RequestEvent};
@@ -13,13 +13,16 @@ use crate::prefix::{PoolPrefix, Tail};
 use crate::preset::preset;
 use crate::quotas::Permits;
 use crate::recording::{DecisionDraft, RequestReads};
+use crate::sharing::SharedBookings;
 use crate::warming::Warming;
 use attache_disagg::Mode;
 use attache_pool::PoolSnapshot;
 use attache_pool::health::ClientSlot;
 use attache_record::{Booked, Decided, Kept, Looked, RequestTape};
+use attache_scheduling::plugin::UserCharge;
 use attache_scheduling::scheduler::Explain;
-use attache_scheduling::{Decision, PickContext, RequestFacts, Strategy};
+use attache_scheduling::{AssumedBooking, Decision, PickContext, RequestFacts, Strategy};
+use attache_sync::OwnRecord;
 use attache_types::error::RequestError;
 use attache_types::rng::PickRng;
 use rand::{RngExt, SeedableRng};
@@ -43,6 +46,7 @@ pub(super) struct Placement {
     splittable: bool,
     prompt_tokens: u32,
     matched_tokens: u32,
+    pick_matched_tokens: u32,
     hints: Hints,
     conversation: Option<Box<Conversation>>,
     bookings: Bookings,
@@ -57,6 +61,8 @@ struct Known {
     runtime: Arc<PoolRuntime>,
     client: ClientSlot,
     understood: bool,
+    max_tokens: Option<u32>,
+    priority: i32,
     choices: u32,
     ceiling: Ceiling,
     seen: usize,
@@ -67,9 +73,9 @@ struct Known {
 pub(crate) struct Proposal<'p> {
     pub(crate) scheduled: Scheduled,
     /// The prompt's lookup; `None` when it was not looked up.
-    lookup: Option<PromptLookup<'p>>,
+    pub(super) lookup: Option<PromptLookup<'p>>,
     conversation: Option<Box<Conversation>>,
-    splittable: bool,
+    pub(super) splittable: bool,
     /// Length of the prompt by which the strategy decided, tokens.
     pub(crate) prompt_tokens: u32,
 }
@@ -89,6 +95,8 @@ pub(crate) struct Scheduled {
     is_preset: bool,
     /// Share of the first pick that the request takes, by its strategy.
     share: f64,
+    /// What the strategy charged the user of the request, for peers.
+    charge: Option<UserCharge>,
 }
 
 /// The bookings of a request, and the key chain that its response extends.
@@ -119,12 +127,15 @@ impl Deciding<'_> {
             Ok(proposal) => proposal,
             Err(Unproposed::Warm(warming)) => return Ok(Placed::Warm(warming, admission.admitted)),
             Err(Unproposed::Refused(error)) => {
+                let explanation = self.explanation(&snapshot, None);
                 if let Some(draft) = draft {
                     draft.refused(notes, &error);
                 }
+                self.keep(explanation, Err(&error));
                 return Err(error);
             }
         };
+        let explanation = self.explanation(&snapshot, Some(&proposal));
         let Proposal { scheduled, lookup, conversation, splittable, prompt_tokens } = proposal;
         self.report(&scheduled.decision, prompt_tokens, log);
         let hints = self.hints(lookup.as_ref(), &scheduled.decision, &snapshot);
@@ -135,15 +146,18 @@ impl Deciding<'_> {
         if let Some(draft) = &mut draft {
             draft.set_request(|line| line.prompt.iter_mut().for_each(|prompt| prompt.cut = cut));
         }
-        let matched_tokens = updates.as_ref().map_or(0, |updates| updates.cached_tokens);
-        let bookings = Bookings { tail, ..self.book(&scheduled, &snapshot, prompt_tokens, updates, draft, notes) };
+        let pick_matched_tokens = updates.as_ref().map_or(0, |updates| updates.cached_tokens);
+        let bookings =
+            Bookings { tail, ..self.book(&scheduled, &snapshot, (prompt_tokens, updates), &hints, draft, notes) };
+        self.keep(explanation, Ok(&scheduled.decision));
         admission.sheds.inspect(|queues| queues.passed());
         let split = scheduled.decision.split.as_ref();
         Ok(Placed::Booked(Placement {
             known: self.known(),
             splittable,
             prompt_tokens,
-            matched_tokens: split.map_or(matched_tokens, |split| split.prefill_cached),
+            matched_tokens: split.map_or(pick_matched_tokens, |split| split.prefill_cached),
+            pick_matched_tokens,
             hints,
             conversation: conversation.filter(|_| split.is_some()),
             bookings,
@@ -176,9 +190,33 @@ impl Deciding<'_> {
         }
         let cx = self.context(lookup.as_ref(), snapshot, splittable);
         let rng = draft.map_or(rng, |draft| &mut draft.rng);
+        let _of_peers = self.assume_peers(&cx, rng);
         let scheduled = self.schedule(&cx, explain, rng).map_err(Unproposed::Refused)?;
         let prompt_tokens = cx.request.prompt_tokens;
         Ok(Proposal { scheduled, lookup, conversation, splittable, prompt_tokens })
+    }
+
+    /// Books what peers have probably sent and this picker does not know yet: requests of mean length. They last until
+    /// the decision is made.
+    fn assume_peers(&self, cx: &PickContext<'_>, rng: &PickRng) -> Vec<AssumedBooking> {
+        let Some(replica) = self.scope.picker.replica.as_ref().filter(|_| self.request.is_some()) else {
+            return Vec::new();
+        };
+        let (scheduler, strategy, now) = (&self.pool().scheduler, &*self.chosen.choice.strategy, self.q.now);
+        let (count, prompt_tokens) = replica.unknown_bookings(now);
+        // Of the prompts of peers, only the mean length is known.
+        let cx = &PickContext { request: RequestFacts { prompt_tokens, ..cx.request }, prefix: None, ..*cx };
+        let mut rng = rng.clone();
+        let assume = |_| {
+            let guarded = AssertUnwindSafe(|| scheduler.dry_run(strategy, cx, self.q.subset, &mut rng));
+            let decision = catch_unwind(guarded).ok()?.ok()?;
+            let split = decision.split.as_ref().and_then(|split| split.prefill.first());
+            let endpoint = split.or(decision.picks.first())?;
+            let (model, stale_after) = (self.facts.model, self.pool().stale_after);
+            Some(AssumedBooking::new(endpoint.clone(), cx.snapshot, stale_after, (model, prompt_tokens), now))
+        };
+        // Each is booked before the next one is chosen.
+        (0..count).map_while(assume).collect()
     }
 
     /// The endpoints that the next live request like this one would get, with the figures of each part of the
@@ -202,6 +240,8 @@ impl Deciding<'_> {
             runtime: self.runtime.clone(),
             client: self.q.head.client(),
             understood: self.request.is_some(),
+            max_tokens: self.facts.max_tokens,
+            priority: self.facts.priority,
             choices: self.request.map_or(1, |r| r.choices),
             ceiling: Ceiling::of(self.q, self.request),
             seen: self.q.body.bytes().len(),
@@ -212,11 +252,12 @@ impl Deciding<'_> {
     fn explains(&self, rng: &mut PickRng) -> (bool, Explain) {
         let settings = self.scope.config.settings.explain;
         let log = settings.log_ratio > 0.0 && rng.random_bool(settings.log_ratio.min(1.0));
-        (log, if log || settings.metadata { Explain::Yes } else { Explain::No })
+        let explains = log || settings.metadata || self.keeps_explanation();
+        (log, if explains { Explain::Yes } else { Explain::No })
     }
 
     /// The prompt's cached tokens on each endpoint; `None` when it can't be looked up.
-    fn look_up<'p>(
+    pub(super) fn look_up<'p>(
         &self,
         prepared: Option<&'p Prepared<'_>>,
         snapshot: &PoolSnapshot,
@@ -225,12 +266,6 @@ impl Deciding<'_> {
         let up =
             |p| PromptLookup::find(observer, config, p, self.q, self.prompt_ref, snapshot, self.prompt_ref.keeps_ids);
         Ok(prepared.map(up).transpose()?.flatten())
-    }
-
-    /// Whether the time of the first token can be observed.
-    fn streams(&self) -> bool {
-        let api = self.q.api;
-        api.first_byte_is_first_token() && self.request.is_some_and(|r| r.stream) || !api.generates()
     }
 
     /// Records the request before it is scheduled.
@@ -259,9 +294,9 @@ impl Deciding<'_> {
                 policy: self.scope.picker.policies.of(facts.model),
                 prompt,
                 splittable,
-                generates: q.api.generates(),
-                encodable: encodable(self.pool(), q.head.path()),
-                streams: self.streams(),
+                generates: self.call.generates,
+                encodable: self.call.encodable,
+                streams: self.call.streams,
                 strategy: self.chosen.choice.name.clone(),
                 ..std::mem::take(line)
             };
@@ -269,9 +304,9 @@ impl Deciding<'_> {
     }
 
     /// Whether a prefill and a decode worker may share the request, considering the gateway's body mode.
-    fn may_split(&self, snapshot: &PoolSnapshot) -> bool {
+    pub(super) fn may_split(&self, snapshot: &PoolSnapshot) -> bool {
         let (pool, q) = (self.pool(), self.q);
-        if !splittable(pool, q.head.path(), self.request) {
+        if !self.call.splittable {
             return false;
         }
         let in_time = match pool.disagg.as_deref() {
@@ -296,7 +331,7 @@ impl Deciding<'_> {
     }
 
     /// The input of the strategy.
-    fn context<'c>(
+    pub(super) fn context<'c>(
         &'c self,
         lookup: Option<&'c PromptLookup<'_>>,
         snapshot: &'c PoolSnapshot,
@@ -310,8 +345,8 @@ impl Deciding<'_> {
             prefix: lookup.map(|l| &l.found),
             policy: self.scope.picker.policies.of(self.facts.model),
             splittable,
-            generates: self.q.api.generates(),
-            encodable: encodable(self.pool(), self.q.head.path()),
+            generates: self.call.generates,
+            encodable: self.call.encodable,
             ..PickContext::new(snapshot, self.q.now, self.pool().stale_after)
         }
     }
@@ -331,7 +366,9 @@ impl Deciding<'_> {
         };
         let strategy = &self.chosen.choice.strategy;
         let share = decision.picks.first().map_or(0.0, |picked| strategy.share(cx, picked));
-        Ok(Scheduled { decision, is_preset, share })
+        // Only peers need it.
+        let charge = picker.replica.as_ref().filter(|_| !is_preset).and_then(|_| strategy.charge(cx));
+        Ok(Scheduled { decision, is_preset, share, charge })
     }
 
     /// Calls the strategy. Requests without a parsed body, and those for which the strategy panics, go to the endpoint
@@ -398,21 +435,26 @@ impl Deciding<'_> {
         &self,
         scheduled: &Scheduled,
         snapshot: &PoolSnapshot,
-        prompt_tokens: u32,
-        updates: Option<CacheUpdates>,
+        (prompt_tokens, updates): (u32, Option<CacheUpdates>),
+        hints: &Hints,
         draft: Option<DecisionDraft<'_>>,
         notes: Option<&RequestReads<'_>>,
     ) -> Bookings {
-        let Scheduled { decision, is_preset, share } = scheduled;
+        let Scheduled { decision, is_preset, share, charge } = scheduled;
         let matched = updates.as_ref().map_or(0, |updates| updates.cached_tokens);
         let request = BookingRequest {
             model: self.facts.model,
             prompt_tokens,
             understood: self.request.is_some(),
-            streams: self.streams(),
+            streams: self.call.streams,
             share: *share,
             updates,
         };
+        let replica = self.scope.picker.replica.as_ref();
+        let (strategy, trail) = (&*self.chosen.choice.name, decision.trail.as_deref());
+        let record = OwnRecord { strategy, trail, charge: *charge };
+        let publish = |r| SharedBookings::publish(r, self.pool(), decision, &request, (record, hints), self.q.now);
+        let shared = replica.and_then(publish);
         let book = || placement::Bookings::of(decision, request, snapshot, self.pool().stale_after, self.q.now);
         let (made, tape) = match draft {
             Some(mut draft) => {
@@ -422,8 +464,13 @@ impl Deciding<'_> {
             None => (book(), RequestTape::default()),
         };
         let Some(placement::Bookings { first, prefill, encoding }) = made else { return Bookings::default() };
-        let prefill = prefill.map(|booking| Box::new(Booked::prefill(booking, tape.clone())));
-        Bookings { booked: Some(Booked::new(first, encoding, tape)), prefill, tail: None }
+        let mut prefill = prefill.map(|booking| Box::new(Booked::prefill(booking, tape.clone())));
+        let mut booked = Booked::new(first, encoding, tape);
+        if let Some(SharedBookings { first, prefill: other, encoding }) = shared {
+            booked.share(first, encoding);
+            prefill.iter_mut().zip(other).for_each(|(prefill, other)| prefill.share(other, Vec::new()));
+        }
+        Bookings { booked: Some(booked), prefill, tail: None }
     }
 }
 
@@ -441,7 +488,7 @@ impl Placed {
         };
         let Placement { scheduled, known, bookings, .. } = placement;
         let Bookings { booked, prefill, tail } = bookings;
-        let Known { runtime, client, understood, choices, ceiling, seen } = known;
+        let Known { runtime, client, understood, max_tokens, priority, choices, ceiling, seen } = known;
         Step::Decided(Box::new(Plan {
             decision: scheduled.decision,
             runtime,
@@ -450,10 +497,13 @@ impl Placed {
             profile,
             understood,
             prompt_tokens: placement.prompt_tokens,
+            max_tokens,
+            priority,
             choices,
             ceiling,
             target: rewritten.target,
             matched_tokens: placement.matched_tokens,
+            pick_matched_tokens: placement.pick_matched_tokens,
             booked,
             prefill,
             splittable: placement.splittable,

@@ -4,8 +4,9 @@
 use super::{DequeueResult, Queues};
 use crate::deadline;
 use crate::event::{DeadlineOutcome, QueueEvent, QueueOutcome};
-use attache_flow::{Cause, Handle, Passage, Refusal};
+use attache_flow::{Cause, Handle, Passage, Refusal, SharedFlow};
 use attache_protocol::Usage;
+use attache_sync::ServedFlow;
 use attache_types::clock::Timestamp;
 use attache_types::error::RequestError;
 use futures_channel::oneshot;
@@ -95,15 +96,17 @@ impl AdmittedRequest {
         }
     }
 
-    /// The response has ended and the ledger has released the request. `whole`: the response was complete.
-    pub fn end(mut self, usage: &Usage, whole: bool, now: Timestamp) {
-        self.give_back(usage, whole, now);
+    /// The response has ended and the ledger has released the request. `whole`: the response was complete. Returns what
+    /// the request's flow was served, for other pickers.
+    pub fn end(mut self, usage: &Usage, whole: bool, now: Timestamp) -> Option<ServedFlow> {
+        self.give_back(usage, whole, now)
     }
 
-    fn give_back(&mut self, usage: &Usage, whole: bool, now: Timestamp) {
+    fn give_back(&mut self, usage: &Usage, whole: bool, now: Timestamp) -> Option<ServedFlow> {
         if std::mem::replace(&mut self.ended, true) {
-            return;
+            return None;
         }
+        let mut served = None;
         if let Some(mut passage) = self.passage.take() {
             let tokens = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
             let reported = usage.completion_tokens.map(tokens);
@@ -117,17 +120,25 @@ impl AdmittedRequest {
             if let Some(seat) = passage.seat() {
                 state.running.remove(&seat);
             }
-            state.control.ended(passage, usage.prompt_tokens.map(tokens), now);
+            let input = usage.prompt_tokens.map(tokens);
+            served = state.control.shared_flow(&passage).map(|SharedFlow { priority, hash }| ServedFlow {
+                priority,
+                flow: hash,
+                prompt_tokens: input.unwrap_or(passage.prompt_tokens()),
+                completion_tokens: output,
+            });
+            state.control.ended(passage, input, now);
         }
         // Requests that flow control does not count free capacity as well.
         self.queues.freed(now);
+        served
     }
 }
 
 impl Drop for AdmittedRequest {
     fn drop(&mut self) {
         let now = self.queues.last_now();
-        self.give_back(&Usage::default(), false, now);
+        let _ = self.give_back(&Usage::default(), false, now);
     }
 }
 

@@ -54,7 +54,7 @@ impl Release {
             bootstrap_port: 8998,
             decoder_blocks_ttl: Duration::ZERO,
         };
-        let facts = LegFacts { api: LegApi::Completions, kind: Default::default(), request_id: "r-1".into(), room: 1 };
+        let facts = LegFacts { api: LegApi::Completions, request_id: "r-1".into(), room: 1 };
         let at = |address| Arc::new(Endpoint::new(EndpointId(0), EndpointSpec::at(address)));
         let headers = vec![("x-request-id", "r-1".to_owned())];
         Self { direct, facts, body: Bytes::from_static(body), prefill: at(prefill), decode: at(decode), headers }
@@ -136,7 +136,7 @@ pub struct PinnedPrefill {
 }
 
 impl PinnedPrefill {
-    pub(super) fn new(release: Arc<Release>, reply: Bytes, buffered: &Arc<Buffered>) -> Self {
+    pub(crate) fn new(release: Arc<Release>, reply: Bytes, buffered: &Arc<Buffered>) -> Self {
         let _held = buffered.hold((release.body.len() + reply.len()) as u64);
         Self { release, reply, first_attempt: false, _held }
     }

@@ -252,7 +252,7 @@ fn found(trial: &Trial, holder: Option<u32>) -> Found {
     cache.reconcile(&trial.pool);
     let keys = [BlockKey(11), BlockKey(22)];
     if let Some(holder) = holder {
-        cache.record(EndpointId(holder), &keys, None, NOW);
+        cache.record(EndpointId(holder), &keys, attache_prefix::TenantId(0), NOW);
     }
     cache.lookup(&mut &keys[..], NOW)
 }

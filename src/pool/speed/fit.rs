@@ -13,6 +13,8 @@ const SMALLEST_ERROR: f64 = 0.1;
 /// Weight of one observation in the usual error, a mean of some 20: a single outlier counts once, a
 /// lasting change soon becomes usual.
 const ERROR_RATE: f64 = 0.05;
+/// Largest value of another picker's fit. Real ones are far smaller.
+const MAX_VALUE: f64 = 1e18;
 /// Sweeps of coordinate descent per observation. A few suffice, since the coefficients start from the previous ones.
 const SWEEPS: usize = 4;
 
@@ -38,6 +40,29 @@ impl<const N: usize> Fit<N> {
 
     pub(super) fn coefficients(&self) -> &[f64; N] {
         &self.coefficients
+    }
+
+    /// Returns the number of observations, with forgotten ones counted less.
+    pub(super) fn count(&self) -> f64 {
+        self.count
+    }
+
+    /// Returns all values, for [`Fit::from_values`].
+    pub(super) fn values(&self) -> Vec<f64> {
+        let sums = self.coefficients.iter().chain(self.products.iter().flatten()).chain(&self.measured);
+        sums.chain([&self.count, &self.error, &self.weight]).copied().collect()
+    }
+
+    /// Returns the fit with these values; `None` if there are too many or too few, or if one is not possible.
+    pub(super) fn from_values(values: &[f64]) -> Option<Self> {
+        let mut left = values.iter().copied();
+        let mut take = || left.next().filter(|value| (0.0..=MAX_VALUE).contains(value));
+        let mut fit = Self::new([0.0; N]);
+        for value in fit.coefficients.iter_mut().chain(fit.products.iter_mut().flatten()).chain(&mut fit.measured) {
+            *value = take()?;
+        }
+        (fit.count, fit.error, fit.weight) = (take()?, take()?, take()?);
+        left.next().is_none().then_some(fit)
     }
 
     pub(super) fn is_learned(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The part of a prediction that all endpoints of a pool share. Called by [`super`] and, through it, by decisions.
 
-use super::{FIRST, NEXT};
+use super::{FIRST, NEXT, Prediction, Work};
 use attache_types::clock::Timestamp;
 
 /// The learned coefficients of a pool at one time. A decision reads them once, and then predicts for each endpoint.
@@ -23,6 +23,23 @@ impl SpeedModel {
     #[inline]
     pub(super) fn scaled(&self, [before, after]: [f64; 2]) -> ([f64; FIRST], [f64; NEXT]) {
         (self.first.map(|c| c * before), self.next.map(|c| c * after))
+    }
+
+    /// Returns the prediction for `work` on an endpoint without load whose ratios are 1. No prediction for an endpoint
+    /// with load is lower, since no coefficient is below 0.
+    #[must_use]
+    pub fn unloaded(&self, work: Work) -> Prediction {
+        let [base, per_kilotoken, per_mega_pair, ..] = self.first;
+        let [step, per_request, _] = self.next;
+        let own_prefill = f64::from(work.uncached_tokens) / 1e3 * per_kilotoken + work.mega_pairs() * per_mega_pair;
+        Prediction { first_token: base + own_prefill, per_token: step + per_request, own_prefill }
+    }
+
+    /// Returns the seconds by which each request on an endpoint with ratio 1 delays the first token, at least.
+    #[must_use]
+    pub fn least_delay(&self) -> f64 {
+        let [_, _, _, per_decoding, per_waiting, ..] = self.first;
+        per_decoding.min(per_waiting)
     }
 }
 

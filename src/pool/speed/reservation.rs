@@ -51,6 +51,23 @@ impl Reservation {
         streams: bool,
         now: Timestamp,
     ) -> Self {
+        Self::count(endpoint, fresh, work, (streams, true), now)
+    }
+
+    /// As [`Reservation::begin`], for a request that is only assumed, so it does not count as demand.
+    #[must_use]
+    pub fn assume(endpoint: Arc<Endpoint>, fresh: Option<&EndpointMetrics>, work: Work, now: Timestamp) -> Self {
+        Self::count(endpoint, fresh, work, (true, false), now)
+    }
+
+    /// `streams` and `is_demand` as in the callers.
+    fn count(
+        endpoint: Arc<Endpoint>,
+        fresh: Option<&EndpointMetrics>,
+        work: Work,
+        (streams, is_demand): (bool, bool),
+        now: Timestamp,
+    ) -> Self {
         let speed = &endpoint.speed;
         let model = speed.pool.model(now);
         let (c, _) = model.scaled(speed.slower(&model));
@@ -60,7 +77,9 @@ impl Reservation {
             decoding: load.decoding + 1.0,
             kilotokens: load.kilotokens,
         };
-        speed.pool.sent(endpoint.roles, Self::own_prefill(&c, work), now);
+        if is_demand {
+            speed.pool.sent(endpoint.roles, Self::own_prefill(&c, work), now);
+        }
         let mut pending = None;
         if streams {
             pending =

@@ -299,3 +299,49 @@ proptest! {
         prop_assert!((aged * between(1.0 / usual, 1.0 / own, counts) - 1.0).abs() < 1e-5);
     }
 }
+
+#[test]
+fn learned_speed_is_taken_over_by_a_picker_that_knows_less() {
+    let (learned, new) = (Arc::default(), Arc::default());
+    let (here, there) = (endpoint(&learned, 0), endpoint(&new, 0));
+    for i in 0..60 {
+        let tokens = 500 + i % 7 * 900;
+        answer(&here, u64::from(i) * 10_000, tokens, 10 + u64::from(tokens) * 2 / 5);
+    }
+    let before = predicted(&there, 590_500, 4_000);
+    assert!(new.import(&learned.export()));
+    let coefficients = |pool: &PoolSpeed| (pool.model(at(590_500)).first, pool.model(at(590_500)).centres);
+    assert_eq!(coefficients(&new), coefficients(&learned));
+    // A part of the slowness belongs to the endpoint alone, as long as it is the only one.
+    let after = predicted(&there, 590_500, 4_000);
+    assert!(after > 4.0 * before && after < 1.7, "{before} s, then {after} s");
+    // What is observed here continues from there.
+    answer(&there, 600_000, 4_000, 1_610);
+    assert!(coefficients(&new).0 != coefficients(&learned).0 && predicted(&there, 601_700, 4_000) > 4.0 * before);
+    // An export with fewer observations changes nothing.
+    let known = new.export();
+    assert!(new.import(&PoolSpeed::default().export()));
+    assert_eq!(new.export(), known);
+}
+
+#[test]
+fn impossible_speeds_of_another_picker_change_nothing() {
+    let pool = PoolSpeed::default();
+    let good = pool.export();
+    let bad = |change: fn(&mut SpeedExport)| {
+        let mut export = good.clone();
+        change(&mut export);
+        export
+    };
+    for export in [
+        bad(|export| export.first[1] = f64::NAN),
+        bad(|export| export.first[1] = -1.0),
+        bad(|export| export.next.push(1.0)),
+        bad(|export| export.next.truncate(3)),
+        bad(|export| export.centres[0] = f64::INFINITY),
+        bad(|export| export.response_tokens = -1.0),
+    ] {
+        assert!(!pool.import(&export), "{export:?}");
+        assert_eq!(pool.export(), good);
+    }
+}

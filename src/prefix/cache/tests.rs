@@ -1,3 +1,5 @@
+mod transfer;
+
 use super::*;
 use crate::carried::KeptTurn;
 use crate::index::{StoredBlock, Tier};
@@ -67,7 +69,7 @@ fn lookup_writes_no_shared_memory() {
 fn weight_halves_after_each_half_life() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None), (2, None)]));
-    cache.record(EndpointId(1), &prompt(100, 1), None, NOW);
+    cache.record(EndpointId(1), &prompt(100, 1), TenantId(0), NOW);
     let holder = cache.index().add_holder();
     let resident = Resident { caches: [Cache { holder, trust: Arc::default() }].into_iter().collect() };
     cache.residents().publish([(EndpointId(2), resident)].into_iter().collect());
@@ -83,9 +85,9 @@ fn recorded_blocks_are_found_until_endpoint_leaves_or_restarts() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     let keys = prompt(10, 1);
-    cache.record(EndpointId(1), &keys, None, NOW);
-    cache.record(EndpointId(2), &keys[..4], None, NOW);
-    cache.record(EndpointId(3), &keys, None, NOW);
+    cache.record(EndpointId(1), &keys, TenantId(0), NOW);
+    cache.record(EndpointId(2), &keys[..4], TenantId(0), NOW);
+    cache.record(EndpointId(3), &keys, TenantId(0), NOW);
     assert_eq!([1, 2, 3].map(|e| held(&cache, &keys, e)), [10, 4, 0], "an endpoint outside the pool is ignored");
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     assert_eq!(held(&cache, &keys, 1), 10, "nothing has changed");
@@ -114,7 +116,7 @@ fn engine_events_are_used_while_trusted() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None)]));
     let keys = prompt(10, 1);
-    cache.record(EndpointId(1), &keys, None, NOW);
+    cache.record(EndpointId(1), &keys, TenantId(0), NOW);
     let trust: Arc<TrustCell> = Arc::default();
     let holder = cache.index().add_holder();
     let resident = Resident { caches: [Cache { holder, trust: trust.clone() }].into_iter().collect() };
@@ -180,15 +182,15 @@ fn blocks_that_prompts_in_flight_will_evict_are_forgotten_at_once() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, started(1.0)), (2, None)]));
     let (old, newer) = (prompt(40, 1), prompt(60, 2));
-    cache.record(EndpointId(1), &old, None, NOW);
-    cache.record(EndpointId(1), &newer, None, NOW.after(Duration::from_secs(1)));
+    cache.record(EndpointId(1), &old, TenantId(0), NOW);
+    cache.record(EndpointId(1), &newer, TenantId(0), NOW.after(Duration::from_secs(1)));
     let coming = prompt(30, 3);
     let failed = cache.claim(EndpointId(1), &prefix_update(&coming, 30), NOW);
     assert_eq!([&old, &newer].map(|keys| held(&cache, keys, 1)), [10, 60], "30 of 100 blocks will be needed");
     drop(failed);
     let mut claim = cache.claim(EndpointId(1), &prefix_update(&coming, 30), NOW);
     claim.arrived();
-    cache.record(EndpointId(1), &coming, None, NOW.after(Duration::from_secs(2)));
+    cache.record(EndpointId(1), &coming, TenantId(0), NOW.after(Duration::from_secs(2)));
     assert_eq!([&old, &newer, &coming].map(|keys| held(&cache, keys, 1)), [10, 60, 30], "its capacity was reserved");
     // Blocks that the endpoint holds already take no capacity, and an endpoint of unknown capacity has no limit.
     let _again = cache.claim(EndpointId(1), &prefix_update(&coming, 0), NOW);
@@ -202,8 +204,8 @@ fn blocks_that_a_waiting_prompt_will_use_are_not_evicted() {
     cache.reconcile(&snapshot(&[(1, started(1.0))]));
     let at = |seconds| NOW.after(Duration::from_secs(seconds));
     let (head, other) = (prompt(40, 1), prompt(50, 2));
-    cache.record(EndpointId(1), &head, None, NOW);
-    cache.record(EndpointId(1), &other, None, at(1));
+    cache.record(EndpointId(1), &head, TenantId(0), NOW);
+    cache.record(EndpointId(1), &other, TenantId(0), at(1));
     let send = |question: u64, now| {
         let keys = [head.clone(), prompt(10, question)].concat();
         let prefix_update = cache.lookup(&mut &keys[..], now).prefix_update(EndpointId(1), keys, true);
@@ -233,7 +235,7 @@ fn blocks_in_use_count_as_held_despite_evictions() {
     let (mut running, mut refused) = (begin(&keys), begin(&before));
     running.first_byte(true, EndpointId(1), NOW);
     refused.first_byte(false, EndpointId(1), NOW);
-    cache.record(EndpointId(1), &prompt(90, 3), None, NOW.after(Duration::from_secs(1)));
+    cache.record(EndpointId(1), &prompt(90, 3), TenantId(0), NOW.after(Duration::from_secs(1)));
     // Longer than the lifetime of a claim.
     let late = NOW.after(Duration::from_secs(300));
     let depth = |keys: &[BlockKey]| cache.lookup(&mut &*keys, late).depth(EndpointId(1)).any;
@@ -252,11 +254,11 @@ fn blocks_evicted_while_a_prompt_waits_do_not_lower_capacity() {
         let cache = Arc::new(cache(BlockUnit::Tokens(16)));
         cache.reconcile(&snapshot(&[(1, started(1.0))]));
         let keys = prompt(80, 1);
-        cache.record(EndpointId(1), &keys, None, NOW);
+        cache.record(EndpointId(1), &keys, TenantId(0), NOW);
         let prefix_update = cache.lookup(&mut &keys[..], NOW).prefix_update(EndpointId(1), keys, true);
         let mut learning = Learning::begin(cache.clone(), prefix_update, EndpointId(1), NOW);
         let begins = NOW.after(Duration::from_secs(9));
-        cache.record(EndpointId(1), &prompt(others, 2), None, NOW.after(Duration::from_secs(1)));
+        cache.record(EndpointId(1), &prompt(others, 2), TenantId(0), NOW.after(Duration::from_secs(1)));
         learning.first_byte(true, EndpointId(1), begins);
         learning.end(&usage(cached), |_| false, EndpointId(1), begins);
         assert_eq!(trust(&cache) < 1.0, falls, "{others} {cached}");
@@ -268,8 +270,8 @@ fn prompt_is_at_least_as_long_as_its_deepest_match() {
     let cache = cache(BlockUnit::Tokens(16));
     cache.reconcile(&snapshot(&[(1, None), (2, None)]));
     let keys = prompt(20, 1);
-    cache.record(EndpointId(1), &keys[..18], None, NOW);
-    cache.record(EndpointId(2), &keys[..19], None, NOW);
+    cache.record(EndpointId(1), &keys[..18], TenantId(0), NOW);
+    cache.record(EndpointId(2), &keys[..19], TenantId(0), NOW);
     let short = Prompt { text_bytes: 500, count: 1, ..Prompt::default() };
     let tokens = |cache: &PrefixCache, keys: &[BlockKey]| cache.lookup(&mut &*keys, NOW).prompt_tokens(&short);
     assert_eq!(

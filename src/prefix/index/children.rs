@@ -38,6 +38,8 @@ pub(super) struct Children {
     /// Number of buckets; the top bit is set while one is being split.
     buckets: AtomicU64,
     seed: [u64; 2],
+    /// The run without blocks from which all others descend.
+    root: Addr,
 }
 
 const SPLITTING: u64 = 1 << 63;
@@ -100,7 +102,20 @@ impl Children {
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             buckets: AtomicU64::new(0),
             seed: [spread(seed), spread(!seed) | 1],
+            root: 0,
         }
+    }
+
+    /// Sets the root, before the first run is inserted.
+    pub(super) fn set_root(&mut self, root: Addr) {
+        self.root = root;
+    }
+
+    /// Returns the part of a run's first key by which it is found behind `parent`: all of it behind the root, which has
+    /// the most children, and else the part that tags have too. So a run can begin at any block of an exported run.
+    #[inline]
+    pub(super) fn part(&self, parent: Addr, key: BlockKey) -> BlockKey {
+        if parent == self.root { key } else { BlockKey(u64::from(low(key.0))) }
     }
 
     /// Bytes that the table takes before any bucket.
@@ -129,6 +144,7 @@ impl Children {
     #[inline]
     pub(super) fn find(&self, arena: &Arena, run: Addr, offset: u32, key: BlockKey) -> ChildSearch {
         let place = pack_place(run, offset);
+        let key = self.part(run, key);
         let buckets = self.buckets.load(Acquire);
         let hash = self.hash(place, key);
         let bucket = Self::bucket(hash, buckets & !SPLITTING);

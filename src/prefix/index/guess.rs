@@ -15,6 +15,7 @@
 use super::arena::{Addr, order_for, pair};
 use super::cover::{Column, GUESS};
 use super::list::{List, ListEnds, push, unlink};
+use super::recency::Moment;
 use super::run::{GUESSED, MAX_RUN, Run, RunPosition, same_tags};
 use super::table::{NoRoom, WordTable};
 use super::tenants::Tenants;
@@ -29,9 +30,7 @@ const SEGMENT_BYTES: u32 = 56;
 /// Bytes of a run's node, its entry in the table and its bucket.
 const RUN_BYTES: u32 = 64;
 /// Column in the table's key that stands for a run's node.
-const NODE: Column = Column::MAX;
-/// Times of use have a unit of 2^24 ns, about 17 ms.
-const MOMENT_SHIFT: u32 = 24;
+pub(super) const NODE: Column = Column::MAX;
 /// Most runs that change their tenant before one is evicted. It limits how long the writer holds the lock.
 pub(super) const PASSED_AT_ONCE: u32 = 32;
 
@@ -87,7 +86,7 @@ impl Writer {
         if new.1 {
             new.0 += self.grow_path(sh, slot, claim, rest, tenant);
         }
-        let moment = (now.0 >> MOMENT_SHIFT).min(u64::from(u32::MAX)) as u32;
+        let moment = Moment::of(now);
         // The run stays on the path meanwhile, so that freeing memory does not evict it.
         while let Some((run, matched)) = self.guesses.path.last().copied() {
             if self.touch(sh, slot, column, (run, matched), moment).is_err() {
@@ -240,7 +239,7 @@ impl Writer {
         slot: usize,
         column: Column,
         (run, matched): (Addr, u32),
-        moment: u32,
+        moment: Moment,
     ) -> Result<(), NoRoom> {
         let mut old = self.guesses.table.get(&sh.arena, key(run, column)).unwrap_or(0) as Addr;
         let mut reuse = 0;
@@ -270,7 +269,7 @@ impl Writer {
         };
         sh.arena.store(segment, pair(run, u32::from(column)));
         sh.arena.store(segment + 1, pair(0, matched));
-        sh.arena.store(segment + 3, pair(old, moment));
+        sh.arena.store(segment + 3, pair(old, moment.0));
         if let Some(holder) = self.holders.get_mut(slot) {
             let mut ends = ListEnds { newest: holder.newest, oldest: holder.oldest };
             push(sh, OF_HOLDER, &mut ends, segment);
@@ -301,20 +300,26 @@ impl Writer {
                 sh.arena.set_high(node + 3, tenant.0);
             }
         } else {
-            let node = self.space.alloc(&sh.arena, order_for(NODE_WORDS)).ok_or(NoRoom)?;
-            let set = self.guesses.table.set(&sh.arena, &mut self.space, key(run, NODE), u64::from(node));
-            if let Err(no_room) = set {
-                self.space.free(&sh.arena, node, order_for(NODE_WORDS));
-                return Err(no_room);
-            }
-            sh.arena.store(node, pair(run, tenant.0));
-            sh.arena.store(node + 3, pair(0, tenant.0));
+            let node = self.create_node(sh, run, tenant)?;
             push(sh, OF_ALL, &mut self.guesses.all, node);
             self.add_run(sh, tenant, node);
-            Run::at(&sh.arena, run).set_flags(GUESSED);
         }
         self.charge(sh, run);
         Ok(())
+    }
+
+    /// Creates a run's node, which is in no list yet.
+    pub(super) fn create_node(&mut self, sh: &ReaderView, run: Addr, tenant: TenantId) -> Result<Addr, NoRoom> {
+        let node = self.space.alloc(&sh.arena, order_for(NODE_WORDS)).ok_or(NoRoom)?;
+        let set = self.guesses.table.set(&sh.arena, &mut self.space, key(run, NODE), u64::from(node));
+        if let Err(no_room) = set {
+            self.space.free(&sh.arena, node, order_for(NODE_WORDS));
+            return Err(no_room);
+        }
+        sh.arena.store(node, pair(run, tenant.0));
+        sh.arena.store(node + 3, pair(0, tenant.0));
+        Run::at(&sh.arena, run).set_flags(GUESSED);
+        Ok(node)
     }
 
     /// Updates the bill of a run's tenant to the run's current size.

@@ -9,38 +9,44 @@
 //! | [`writer`], [`shrink`] | runs created and extended; shortened and freed |
 //! | [`store`], [`removal`] | blocks that engines report as stored; as dropped |
 //! | [`guess`], [`eviction`] | estimated blocks; their eviction |
+//! | [`transfer`], [`export`], [`import`], [`recency`] | copies of estimated blocks for another index; their age |
 //! | [`tenants`], [`list`] | the tenants' bills for estimated blocks; linked lists in the arena |
 //! | [`table`], [`page`], [`holders`], [`columns`] | the writer's hash map; holders; columns and their reuse |
 //! | [`weight`] | decayed count of the blocks that each holder stored |
 //!
-//! Inside a run, a block is identified by 32 bits of its key; where a run begins, by all 64. Two contents are confused
-//! with a probability of 2^-32 at the block where they diverge. Readers check versions instead of taking locks; see
-//! [`lookup`].
+//! The first block of a prompt is identified by all 64 bits of its key, every other one by 32 bits. Where n contents
+//! follow the same blocks, a further one is confused with one of them with a probability of n · 2^-32, at the block
+//! where they diverge. Readers check versions instead of taking locks; see [`lookup`].
 
 mod arena;
 mod children;
 mod columns;
 mod cover;
 mod eviction;
+mod export;
 mod guess;
 mod holders;
+mod import;
 mod list;
 mod lookup;
 mod matches;
 mod memory;
 mod page;
 mod ranges;
+mod recency;
 mod removal;
 mod run;
 mod shrink;
 mod store;
 mod table;
 mod tenants;
+mod transfer;
 mod types;
 mod weight;
 mod writer;
 
 pub use matches::{Depth, Kept, Match, Matches};
+pub use transfer::{ExportChunk, ExportCursor, ExportHolder, ExportRun, ImportError};
 pub use types::{Blocks, HolderId, IndexConfig, LEAST_SHARE, Stats, StoredBlock, TenantId, Tier, UnknownParent};
 
 use crate::atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering::Release, spin_loop, unique};
@@ -135,6 +141,7 @@ impl PrefixIndex {
             aside / 3,
         );
         shared.root = writer.take_header(&shared).unwrap_or(0);
+        shared.children.set_root(shared.root);
         Self { shared, writer: Mutex::new(writer), fixed_bytes: fixed, budget_bytes }
     }
 

@@ -1,8 +1,9 @@
 //! A run: a sequence of blocks without a branch. Its header is one cache line, whose memory is
 //! only ever reused for headers.
 //!
-//! The version is a seqlock: odd while the writer changes what readers see. The header has the first block's whole key,
-//! the run's tags have the low halves of all keys. Other runs attach at any offset, so a branch never splits a run.
+//! The version is a seqlock: odd while the writer changes what readers see. The header has the part of the first
+//! block's key by which the run is found; the run's tags have the low halves of all keys. Other runs attach at any
+//! offset, so a branch never splits a run.
 
 use super::arena::{Addr, Arena, LINE, Line, Order, high, low, pair};
 use crate::atomics::{

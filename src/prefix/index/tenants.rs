@@ -162,6 +162,14 @@ impl Writer {
         });
     }
 
+    /// Makes a run the least recently used of a tenant.
+    pub(super) fn add_oldest_run(&mut self, sh: &ReaderView, tenant: TenantId, run: Addr) {
+        self.of_tenant(sh, tenant, |ends, passed| {
+            insert(sh, OF_TENANT, ends, run, 0);
+            passed
+        });
+    }
+
     /// Removes a run from a tenant's list.
     pub(super) fn remove_run(&mut self, sh: &ReaderView, tenant: TenantId, run: Addr) {
         self.of_tenant(sh, tenant, |ends, passed| {

@@ -44,7 +44,12 @@ pub(super) fn depth(index: &PrefixIndex, holder: HolderId, keys: &[BlockKey]) ->
 
 impl PrefixIndex {
     /// Panics where a tenant's bill differs from the size of its runs.
-    pub(super) fn check_bills(&self) {
+    pub(crate) fn check_bills(&self) {
         self.writer.lock().check_bills(&self.shared);
+    }
+
+    /// Panics where a holder's segments are not in the order of their use, or differ from the blocks that it has.
+    pub(crate) fn check_recency(&self) {
+        self.writer.lock().check_recency(&self.shared);
     }
 }

@@ -66,7 +66,16 @@ impl HolderWeights {
 
     /// Adds blocks at the latest known time.
     pub(super) fn add(&self, slot: usize, blocks: u32) {
-        let Some(weight) = self.all.get(slot).filter(|_| blocks > 0) else { return };
+        self.add_weight(slot, f64::from(blocks));
+    }
+
+    /// Adds blocks that were stored some time ago: they count as much as if they had been added then.
+    pub(super) fn add_old(&self, slot: usize, blocks: u32, age: Duration) {
+        self.add_weight(slot, f64::from(blocks) * (-age.as_secs_f64() / self.half_life).exp2());
+    }
+
+    fn add_weight(&self, slot: usize, blocks: f64) {
+        let Some(weight) = self.all.get(slot).filter(|_| blocks > 0.0) else { return };
         let now = self.now.load(Relaxed);
         let mut fresh = f64::from_bits(weight.fresh.load(Relaxed));
         if weight.since.load(Relaxed) != now {
@@ -74,7 +83,7 @@ impl HolderWeights {
             weight.since.store(now, Relaxed);
             fresh = 0.0;
         }
-        weight.fresh.store((fresh + f64::from(blocks)).to_bits(), Relaxed);
+        weight.fresh.store((fresh + blocks).to_bits(), Relaxed);
     }
 
     /// Removes an average part of the weight when `dropped` of `before` blocks are gone.

@@ -14,7 +14,7 @@ use crate::key::BlockKey;
 use std::collections::BTreeMap;
 
 /// Headers that are allocated at once.
-const HEADERS: u32 = 64;
+pub(super) const HEADERS: u32 = 64;
 
 /// Estimated memory of a map entry outside the arena, in bytes.
 pub(super) const ASIDE_ENTRY: usize = 96;
@@ -127,7 +127,7 @@ impl Writer {
         write_tags(&sh.arena, tags, 0, keys);
         let run = Run::at(&sh.arena, header);
         run.open();
-        run.fill(place, key, tags, len, order);
+        run.fill(place, sh.children.part(place.run, key), tags, len, order);
         let covered = self.cover_new(sh, run, claim);
         self.stats.runs += 1;
         // Closed only after it is linked in its bucket: a reader may still be at this header from its previous use.

@@ -1,22 +1,20 @@
-//! Explains one recorded decision: the candidates, their cached tokens and scores, the choice and the runner-up, and what
-//! another strategy would have chosen. Called by `cli::explain`.
+//! Explains one recorded decision: the candidates, their cached tokens and scores, the choice and the runner-up, and
+//! what another strategy would have chosen. Called by `cli::explain`.
 
-use super::decision::{Prepared, prepare, subset};
-use super::player::{LivePool, PoolState, RecordingPlayer};
+use super::decision::{rng, with_request};
+use super::player::RecordingPlayer;
+use super::pools::{LivePool, PoolState};
 use super::{Lines, RecordError, open};
-use attache_pool::{Endpoint, EndpointState, ledger};
+use attache_picker::decide;
+use attache_picker::explained::{DecisionExplanation, StrategyChoice};
 use attache_record::{Decided, Line};
-use attache_scheduling::{Decision, PickContext, Registry, Strategy, scheduler};
+use attache_scheduling::{Registry, Strategy};
 use attache_types::error::RequestError;
 use attache_types::ids::EndpointId;
-use attache_types::rng::PickRng;
-use rand::SeedableRng;
 use serde::Serialize;
-use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::BufRead;
 use std::path::Path;
-use std::sync::Arc;
 
 /// The explanation of a recorded decision.
 #[derive(Debug, Serialize)]
@@ -25,30 +23,9 @@ pub struct RecordedExplanation {
     pub line: u64,
     /// The request's number in the recording.
     pub request: u64,
-    /// The request's `x-request-id`; missing if it has none.
-    #[serde(skip_serializing_if = "str::is_empty")]
-    pub request_id: String,
-    /// Name of the pool.
-    pub pool: String,
-    /// Model name sent to the model server; empty if unknown.
-    pub model: String,
-    /// Whether the body was parsed. Other requests go to the endpoint with the fewest requests.
-    pub understood: bool,
-    /// Name of the strategy.
-    pub strategy: String,
-    /// The profile that selected the strategy.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub profile: Option<String>,
-    /// Priority of the request.
-    pub priority: i32,
-    /// How long the request was queued, milliseconds.
-    pub waited_ms: f64,
-    /// Length of the prompt by which the strategy decides, tokens.
-    pub prompt_tokens: u32,
-    /// All endpoints of the pool at that time.
-    pub endpoints: Vec<RecordedEndpoint>,
-    /// What the replay chooses.
-    pub choice: StrategyChoice,
+    /// The decision that the replay makes.
+    #[serde(flatten)]
+    pub decision: DecisionExplanation,
     /// The endpoints (`ip:port`) that the live picker chose, best first; empty if it rejected the request.
     pub recorded: Vec<String>,
     /// The prefill servers that the live picker chose.
@@ -65,42 +42,6 @@ pub struct RecordedExplanation {
     /// Inputs that the decision needs and the recording lacks.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub missing: BTreeSet<String>,
-}
-
-/// An endpoint at the time of a recorded decision.
-#[derive(Debug, Serialize)]
-pub struct RecordedEndpoint {
-    /// `ip:port`.
-    pub address: String,
-    /// Prompt tokens that it is expected to have cached in GPU memory.
-    pub gpu_tokens: u32,
-    /// Prompt tokens that it is expected to have cached in any tier.
-    pub cached_tokens: u32,
-    /// Requests in flight.
-    pub requests: u32,
-    /// Why it is no candidate; missing if it is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub excluded: Option<&'static str>,
-}
-
-/// The choice of a strategy.
-#[derive(Debug, Default, Serialize)]
-pub struct StrategyChoice {
-    /// The endpoints (`ip:port`), best first; empty if the request is rejected.
-    pub picks: Vec<String>,
-    /// The servers that prefill the prompt of a split request, best first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub prefill: Vec<String>,
-    /// The servers that encode its images and audio.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub encode: Vec<String>,
-    /// The candidate whose score is closest to that of the choice, if the strategy gives scores.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub runner_up: Option<String>,
-    /// Why the first endpoint is chosen, or why the request is rejected.
-    pub reason: String,
-    /// Score of each part of the strategy for each endpoint.
-    pub parts: Value,
 }
 
 /// The choice of another strategy.
@@ -181,44 +122,22 @@ struct RecordedRequest<'a> {
     line: u64,
 }
 
-/// The results of the decision steps for a recorded request.
-struct StepResults {
-    strategy: String,
-    profile: Option<String>,
-    prompt_tokens: u32,
-    endpoints: Vec<RecordedEndpoint>,
-    choice: StrategyChoice,
-    other: Option<OtherChoice>,
-}
-
 impl RecordedRequest<'_> {
     fn explain(&self, other: Option<(&str, &dyn Strategy)>) -> RecordedExplanation {
         let (d, mut missing) = (self.d, BTreeSet::new());
-        let prepared = |prepared: &Prepared<'_>| self.explain_prepared(prepared, other);
-        let explained = prepare(self.pool, self.state, d, &mut missing, prepared);
-        let StepResults { strategy, profile, prompt_tokens, endpoints, choice, other } =
-            explained.unwrap_or_else(|error| StepResults {
-                strategy: d.strategy.to_string(),
-                profile: None,
-                prompt_tokens: d.estimated,
-                endpoints: Vec::new(),
-                choice: StrategyChoice::rejected(&error),
-                other: None,
-            });
+        let explained = with_request(self.pool, self.state, d, &mut missing, |q, reads| {
+            let (picker, other) = (&self.pool.picker, other.map(|(_, strategy)| strategy));
+            decide::explain_known(picker, &picker.config(), q, reads, &rng(d), other)
+        });
+        let (mut decision, choice) = explained.unwrap_or_else(|error| (self.rejected(&error), None));
+        if d.preset {
+            decision.choice.reason.clone_from(&d.reason);
+        }
+        let other = other.zip(choice).map(|((name, _), choice)| OtherChoice { strategy: name.to_owned(), choice });
         RecordedExplanation {
             line: self.line,
             request: d.r,
-            request_id: d.id.clone(),
-            pool: d.pool.to_string(),
-            model: d.model.to_string(),
-            understood: d.readable,
-            strategy,
-            profile,
-            priority: d.priority,
-            waited_ms: d.waited.as_secs_f64() * 1e3,
-            prompt_tokens,
-            endpoints,
-            choice,
+            decision,
             recorded: self.authorities(&d.picks),
             recorded_prefill: self.authorities(&d.prefill),
             recorded_encode: self.authorities(&d.encode),
@@ -228,21 +147,21 @@ impl RecordedRequest<'_> {
         }
     }
 
-    fn explain_prepared(&self, prepared: &Prepared<'_>, other: Option<(&str, &dyn Strategy)>) -> StepResults {
-        let (chosen, cx) = (prepared.chosen, &prepared.cx);
-        let least_loaded = scheduler::least_loaded();
-        let strategy = if self.d.readable { &*chosen.choice.strategy } else { &*least_loaded };
-        let other = other.map(|(name, strategy)| {
-            let prefix = prepared.found.filter(|_| strategy.reads().prefix);
-            OtherChoice { strategy: name.to_owned(), choice: self.choose(strategy, &PickContext { prefix, ..*cx }) }
-        });
-        StepResults {
-            strategy: chosen.choice.name.to_string(),
-            profile: chosen.profile.as_ref().map(ToString::to_string),
-            prompt_tokens: cx.request.prompt_tokens,
-            endpoints: self.endpoints(prepared, strategy),
-            choice: if self.d.preset { self.preset() } else { self.choose(strategy, cx) },
-            other,
+    /// A request that is rejected before endpoints are considered.
+    fn rejected(&self, error: &RequestError) -> DecisionExplanation {
+        let d = self.d;
+        DecisionExplanation {
+            request_id: d.id.clone(),
+            pool: d.pool.to_string(),
+            model: d.model.to_string(),
+            understood: d.readable,
+            strategy: d.strategy.to_string(),
+            profile: None,
+            priority: d.priority,
+            waited_ms: d.waited.as_secs_f64() * 1e3,
+            prompt_tokens: d.estimated,
+            endpoints: Vec::new(),
+            choice: StrategyChoice::rejected(error),
         }
     }
 
@@ -250,66 +169,4 @@ impl RecordedRequest<'_> {
     fn authorities(&self, ids: &[EndpointId]) -> Vec<String> {
         ids.iter().map(|id| self.state.authority(*id)).collect()
     }
-
-    /// The endpoint that no strategy chose: a stored response or a test header named it.
-    fn preset(&self) -> StrategyChoice {
-        let picks = self.authorities(&self.d.picks);
-        StrategyChoice { picks, reason: self.d.reason.clone(), parts: json!([]), ..StrategyChoice::default() }
-    }
-
-    /// The choice of `strategy`, with the random numbers of the recorded decision.
-    fn choose(&self, strategy: &dyn Strategy, cx: &PickContext<'_>) -> StrategyChoice {
-        let mut rng = PickRng::seed_from_u64(self.d.rng);
-        match self.pool.scheduler.dry_run(strategy, cx, subset(self.d).as_ref(), &mut rng) {
-            Ok(decision) => StrategyChoice::of(&decision),
-            Err(error) => StrategyChoice::rejected(&error),
-        }
-    }
-
-    fn endpoints(&self, prepared: &Prepared<'_>, strategy: &dyn Strategy) -> Vec<RecordedEndpoint> {
-        let Prepared { cx, found, prompt, .. } = prepared;
-        let length = found.map_or(cx.request.prompt_tokens, |found| found.prompt_tokens(prompt));
-        let (subset, roles) = (subset(self.d), strategy.roles(cx));
-        let endpoint = |state: &EndpointState| {
-            let depth = found.map(|found| found.depth(state.id())).unwrap_or_default();
-            let tokens = |blocks| found.map_or(0, |found| found.tokens(blocks).min(length));
-            RecordedEndpoint {
-                address: state.endpoint.authority.to_string(),
-                gpu_tokens: tokens(depth.gpu),
-                cached_tokens: tokens(depth.any),
-                requests: ledger::requests(&state.endpoint, state.metrics()),
-                excluded: self.pool.scheduler.exclusion(cx, subset.as_ref(), roles, state),
-            }
-        };
-        cx.snapshot.endpoints.iter().map(endpoint).collect()
-    }
-}
-
-impl StrategyChoice {
-    fn of(decision: &Decision) -> Self {
-        let authorities =
-            |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect();
-        Self {
-            picks: authorities(&decision.picks),
-            prefill: decision.split.as_ref().map(|split| authorities(&split.prefill)).unwrap_or_default(),
-            encode: authorities(&decision.encode),
-            runner_up: runner_up(decision),
-            reason: decision.reason.to_owned(),
-            parts: decision.parts_json(),
-        }
-    }
-
-    fn rejected(error: &RequestError) -> Self {
-        let reason = format!("{}: {}", error.reason.code(), error.message);
-        Self { reason, parts: json!([]), ..Self::default() }
-    }
-}
-
-/// The candidate whose score is closest to that of the choice.
-fn runner_up(decision: &Decision) -> Option<String> {
-    let (scores, first) = (decision.scores(), decision.picks.first()?);
-    let (_, best) = scores.iter().find(|(endpoint, _)| endpoint.id == first.id)?;
-    let others = scores.iter().filter(|(endpoint, _)| endpoint.id != first.id);
-    let closest = others.min_by(|(_, a), (_, b)| (a - best).abs().total_cmp(&(b - best).abs()));
-    closest.map(|(endpoint, _)| endpoint.authority.to_string())
 }

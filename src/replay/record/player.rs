@@ -1,127 +1,28 @@
 //! The picker of a recording: applies one line after the other, and compares its decisions with the recorded ones.
 
-use super::decision::{Trail, decide};
+use super::decision::decide;
+use super::in_flight::OpenRequest;
 use super::kv::EngineCaches;
+use super::pools::{LivePool, PoolState};
 use super::{Difference, MAX_DIFFERENCES, RecordError, Summary, settings, wrong};
 use attache_config::Settings;
 use attache_config::settings::PoolSettings;
-use attache_picker::placement::Bookings;
 use attache_pool::health::Observation;
-use attache_pool::ledger::Ticket;
-use attache_pool::{Endpoint, PoolEvent, PoolSnapshot, PoolWriter};
+use attache_pool::{Endpoint, PoolEvent, PoolWriter};
 use attache_prefix::cache::{CacheConfig, PrefixCache};
-use attache_record::{Decided, Ended, Header, Line, RequestLeg};
-use attache_scheduling::{Booking, Dispatch, Registry, Scheduler};
+use attache_record::{Booked, Decided, Ended, Header, Line, RequestLeg};
+use attache_scheduling::{Decision, Dispatch, Registry};
 use attache_scrape::slo_profiles;
 use attache_types::clock::Timestamp;
 use attache_types::ids::EndpointId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// A recorded pool: endpoints, snapshot and prefix cache, which outlive reloads.
-#[derive(Debug)]
-pub(super) struct PoolState {
-    name: Arc<str>,
-    writer: PoolWriter,
-    pub(super) snapshot: Arc<PoolSnapshot>,
-    cache: Arc<PrefixCache>,
-    /// What KV events change, by the number of the prefix cache: requests of an earlier configuration use earlier caches.
-    engines: BTreeMap<u32, EngineCaches>,
-    /// All endpoints that the pool ever had, by id.
-    pub(super) known: BTreeMap<EndpointId, Arc<Endpoint>>,
-}
-
-impl PoolState {
-    /// `ip:port` of an endpoint; its number if the recording lacks it.
-    pub(super) fn authority(&self, id: EndpointId) -> String {
-        self.known.get(&id).map_or_else(|| id.to_string(), |endpoint| endpoint.authority.to_string())
-    }
-}
-
-/// A pool in one configuration: what a reload replaces.
-#[derive(Debug)]
-pub(super) struct LivePool {
-    /// Key of its [`PoolState`].
-    number: u32,
-    pub(super) cache: Arc<PrefixCache>,
-    pub(super) scheduler: Scheduler,
-    pub(super) stale_after: Duration,
-}
 
 /// One recorded configuration with its pools.
 #[derive(Debug)]
 struct RecordedConfig {
     settings: Settings,
     pools: BTreeMap<Arc<str>, LivePool>,
-}
-
-/// A request that has not ended.
-#[derive(Debug)]
-struct OpenRequest {
-    /// Number of the configuration that decided it.
-    live: u32,
-    pool: Arc<str>,
-    response: OpenLeg,
-    prefill: OpenLeg,
-    /// Bookings on encode servers, until the response begins.
-    encoding: Vec<Ticket>,
-    trail: Option<Trail>,
-}
-
-/// The booking of one leg of a request.
-#[derive(Debug, Default)]
-struct OpenLeg {
-    /// `None` if the replay booked no such leg, or it has ended.
-    booking: Option<Booking>,
-    /// The endpoint that serves it according to the recording; `None` if there is no such leg, or it has ended.
-    recorded: Option<EndpointId>,
-}
-
-impl OpenRequest {
-    /// Books a decision for the recorded request `d`.
-    fn new(d: &Decided, bookings: Option<Bookings>, trail: Option<Trail>) -> Self {
-        let (mut first, mut prefill, mut encoding) = (None, None, Vec::new());
-        if let Some(bookings) = bookings {
-            (first, prefill, encoding) = (Some(bookings.first), bookings.prefill, bookings.encoding);
-        }
-        Self {
-            live: d.live,
-            pool: d.pool.clone(),
-            response: OpenLeg { booking: first, recorded: d.picks.first().copied() },
-            prefill: OpenLeg { booking: prefill, recorded: d.prefill.first().copied() },
-            encoding,
-            trail,
-        }
-    }
-
-    fn leg(&mut self, leg: RequestLeg) -> &mut OpenLeg {
-        match leg {
-            RequestLeg::Response => &mut self.response,
-            RequestLeg::Prefill => &mut self.prefill,
-        }
-    }
-
-    /// A leg moved to the endpoint `to`.
-    fn moved(&mut self, at: Timestamp, to: &Arc<Endpoint>, leg: RequestLeg) {
-        let OpenLeg { booking, recorded: Some(recorded) } = self.leg(leg) else { return };
-        let from = std::mem::replace(recorded, to.id);
-        let there = |booking: &&mut Booking| booking.endpoint().id == from;
-        let Some(booking) = booking.as_mut().filter(there) else { return };
-        booking.move_to(to, at);
-        if let (RequestLeg::Response, Some((strategy, model, trail))) = (leg, &self.trail) {
-            strategy.moved(model, trail, from, to.id, at);
-        }
-    }
-
-    fn first_byte(&mut self, at: Timestamp, good: bool, is_first_token: bool, leg: RequestLeg) {
-        if let Some(booking) = &mut self.leg(leg).booking {
-            booking.first_byte(good, is_first_token, at);
-        }
-        if leg == RequestLeg::Response {
-            self.encoding.clear();
-        }
-    }
 }
 
 /// State of a replay.
@@ -168,7 +69,7 @@ impl<'a> RecordingPlayer<'a> {
             Line::Cache { pool, cache, number: cache_number } => {
                 let cache = Arc::new(PrefixCache::new(&self.cache_config(pool, cache)));
                 let state = self.pool(pool, number)?;
-                cache.reconcile(&state.snapshot);
+                cache.reconcile(&state.store.load());
                 state.engines.insert(cache_number, EngineCaches::of(cache.clone()));
                 state.cache = cache;
                 Ok(())
@@ -225,8 +126,8 @@ impl<'a> RecordingPlayer<'a> {
                 }
             }
             Line::First { r, at, good, tells, leg } => {
-                if let Some(open) = self.open.get_mut(&r) {
-                    open.first_byte(at, good, tells, leg);
+                if let Some(booked) = self.open.get_mut(&r).and_then(|open| open.booked(leg)) {
+                    booked.first_byte(good, tells, at);
                 }
             }
             Line::End(ended) => self.end(&ended),
@@ -239,32 +140,25 @@ impl<'a> RecordingPlayer<'a> {
     fn dispatch(&mut self, r: u64, at: Timestamp, from: Option<EndpointId>, seconds: f64) {
         let from = from.and_then(|id| self.endpoint(r, id));
         let how = from.as_ref().map_or(Dispatch::Whole, |from| Dispatch::Arrives(from, seconds));
-        let Some(mut open) = self.open.remove(&r) else { return };
-        let state = self.lives.get(&open.live).and_then(|live| live.pools.get(&open.pool));
-        let state = state.and_then(|pool| Some((pool.stale_after, self.pools.get(&pool.number)?)));
-        if let (Some(booking), Some((stale_after, state))) = (&mut open.response.booking, state) {
-            booking.dispatch(how, &state.snapshot, stale_after, at);
+        if let Some(plan) = self.open.get_mut(&r).and_then(|open| open.plan.as_mut()) {
+            plan.dispatch(how, at);
         }
-        self.open.insert(r, open);
     }
 
     /// Takes the booking of a leg that has ended. The request ends with its last leg.
-    fn take(&mut self, r: u64, leg: RequestLeg) -> Option<Booking> {
+    fn take(&mut self, r: u64, leg: RequestLeg) -> Option<Booked> {
         let open = self.open.get_mut(&r)?;
-        let OpenLeg { booking, .. } = std::mem::take(open.leg(leg));
-        if leg == RequestLeg::Response {
-            open.encoding.clear();
-        }
-        if open.response.recorded.is_none() && open.prefill.recorded.is_none() {
+        let booked = open.end(leg);
+        if open.response.is_none() && open.prefill.is_none() {
             self.open.remove(&r);
         }
-        booking
+        booked
     }
 
     fn observe_health(&self, r: u64, at: Timestamp, id: EndpointId, observation: Observation) {
         let (Some(endpoint), Some(pool)) = (self.endpoint(r, id), self.live_pool(r)) else { return };
-        let (state, policy) = (self.pools.get(&pool.number), pool.scheduler.health());
-        let may_eject = || state.is_none_or(|state| state.snapshot.may_eject(&endpoint, at, policy));
+        let policy = pool.pool.scheduler.health();
+        let may_eject = || pool.pool.store.load().may_eject(&endpoint, at, policy);
         endpoint.health.observe(observation, at, policy, may_eject);
     }
 
@@ -311,7 +205,7 @@ impl<'a> RecordingPlayer<'a> {
         let state = PoolState {
             name: name.clone(),
             writer: PoolWriter::new(Vec::new()),
-            snapshot: Arc::default(),
+            store: Arc::default(),
             cache: Arc::new(PrefixCache::new(cache)),
             engines: BTreeMap::new(),
             known: BTreeMap::new(),
@@ -350,10 +244,10 @@ impl<'a> RecordingPlayer<'a> {
         let number = *self.named.get(name).ok_or_else(unknown)?;
         let state = self.pools.get(&number).ok_or_else(unknown)?;
         let before = self.lives.values().next_back().and_then(|live| live.pools.get(name));
-        let previous = before.map(|pool| &pool.scheduler.choices);
+        let previous = before.map(LivePool::choices);
         let scheduler = p.scheduler(previous).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
         slo_profiles::fill(&scheduler.choices).map_err(|e| wrong(line, format!("the pool `{name}`: {e}")))?;
-        Ok(LivePool { number, cache: state.cache.clone(), scheduler, stale_after: p.scrape.stale_after })
+        Ok(LivePool::new(number, state, scheduler, p.scrape.stale_after))
     }
 
     fn event(&mut self, pool: u32, event: PoolEvent, line: u64) -> Result<(), RecordError> {
@@ -370,10 +264,10 @@ impl<'a> RecordingPlayer<'a> {
             for endpoint in snapshot.endpoints.iter().map(|s| &s.endpoint) {
                 state.known.insert(endpoint.id, endpoint.clone());
             }
-            state.snapshot = Arc::new(snapshot);
+            state.store.publish(snapshot);
         }
         let deciding = self.lives.values().flat_map(|live| live.pools.values()).filter(|p| p.number == pool);
-        deciding.for_each(|p| p.scheduler.choices.forget(&lost));
+        deciding.for_each(|p| p.choices().forget(&lost));
         Ok(())
     }
 
@@ -390,16 +284,17 @@ impl<'a> RecordingPlayer<'a> {
         let played = decide(pool, state, d, &mut missing);
         let recorded =
             servers([&d.picks, &d.prefill, &d.encode].map(|ids| ids.iter().map(|id| state.authority(*id)).collect()));
-        let played_servers = [&played.picks, &played.prefill, &played.encode];
-        let replayed = servers(played_servers.map(|all| all.iter().map(|e| e.authority.to_string()).collect()));
+        let replayed = played.as_ref().map(|plan| decided_servers(&plan.decision)).unwrap_or_default();
         let summary = &mut self.summary;
         // The recorded configuration read what it needs, so that only another one can lack an input.
         if self.other.is_some() {
             summary.missing.append(&mut missing);
         }
-        summary.prompt_tokens += u64::from(played.prompt_tokens);
         summary.matched_recorded += u64::from(d.matched);
-        summary.matched_replayed += u64::from(played.matched);
+        if let Ok(plan) = &played {
+            summary.prompt_tokens += d.prompt.as_ref().map_or(0, |_| u64::from(plan.prompt_tokens));
+            summary.matched_replayed += u64::from(plan.pick_matched_tokens);
+        }
         if let Some(first) = recorded.first() {
             summary.endpoints.entry(first.clone()).or_default().recorded += 1;
         }
@@ -412,25 +307,28 @@ impl<'a> RecordingPlayer<'a> {
             summary.decisions += 1;
             summary.equal += u64::from(recorded == replayed);
             if recorded != replayed && summary.differences.len() < MAX_DIFFERENCES {
+                let reason = played.as_ref().map_or_else(|error| error.reason.code(), |plan| plan.decision.reason);
                 summary.differences.push(Difference {
                     line,
                     request: d.r,
                     recorded,
                     recorded_reason: d.reason.clone(),
                     replayed,
-                    replayed_reason: played.reason,
+                    replayed_reason: reason.to_owned(),
                 });
             }
         }
         // A recorded rejection has no end, so a booking would never be released.
-        if !d.picks.is_empty() {
-            self.open.insert(d.r, OpenRequest::new(d, played.bookings, played.trail));
+        if let Some(first) = d.picks.first() {
+            let (response, prefill) = (Some(*first), d.prefill.first().copied());
+            let open = OpenRequest { live: d.live, pool: d.pool.clone(), plan: played.ok(), response, prefill };
+            self.open.insert(d.r, open);
         }
         Ok(())
     }
 
     fn end(&mut self, ended: &Ended) {
-        let Some(booking) = self.take(ended.r, ended.leg) else { return };
+        let Some(mut booked) = self.take(ended.r, ended.leg) else { return };
         let extend = |keys: &mut Vec<_>| match &ended.keys {
             Some(added) => {
                 keys.extend(added);
@@ -438,7 +336,7 @@ impl<'a> RecordingPlayer<'a> {
             }
             None => false,
         };
-        booking.end(ended.complete, &ended.usage(), extend, ended.at);
+        booked.end(ended.complete, &ended.usage(), extend, ended.at);
     }
 }
 
@@ -446,4 +344,11 @@ impl<'a> RecordingPlayer<'a> {
 fn servers([picks, prefill, encode]: [Vec<String>; 3]) -> Vec<String> {
     let of = |role: &'static str, names: Vec<String>| names.into_iter().map(move |name| format!("{role}={name}"));
     picks.into_iter().chain(of("prefill", prefill)).chain(of("encode", encode)).collect()
+}
+
+/// As [`servers`], of a decision of the replay.
+fn decided_servers(decision: &Decision) -> Vec<String> {
+    let names = |endpoints: &[Arc<Endpoint>]| endpoints.iter().map(|endpoint| endpoint.authority.to_string()).collect();
+    let prefill = decision.split.as_ref().map_or(&[][..], |split| &split.prefill);
+    servers([&decision.picks, prefill, &decision.encode].map(names))
 }

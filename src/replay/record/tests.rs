@@ -140,7 +140,7 @@ fn inputs_that_were_not_recorded_are_listed() {
         settings(&serde_json::from_str::<Header>(&header(strategy)).unwrap().settings, &registry(), 1).unwrap()
     };
     for (strategy, missing) in
-        [("chwbl", "`chwbl`"), ("session-affinity", "`x-session-id`"), ("predicted-latency", "keys")]
+        [("chwbl", "`chwbl 2`"), ("session-affinity", "`x-session-id`"), ("predicted-latency", "keys")]
     {
         let summary = replay(text("random", &lines).as_bytes(), Some(&of(strategy)), &registry()).unwrap();
         assert!(summary.missing.iter().any(|m| m.contains(missing)), "{strategy}: {:?}", summary.missing);
@@ -195,7 +195,7 @@ fn recorded_wait_is_an_input_of_the_decision() {
     lines.extend((0..11).map(|r| decide(r, u32::from(r > 1))));
     for (waited, pick) in [(0, 1), (4_200, 0)] {
         let Line::Decide(mut last) = decide(11, pick) else { unreachable!() };
-        last.waited = Duration::from_millis(waited);
+        (last.at, last.waited) = (Timestamp(5_000_000_000), Duration::from_millis(waited));
         let all = [lines.clone(), vec![Line::Decide(last)]].concat();
         let summary = play(&text("slo", &all).replacen("\"name\":\"slo\"", &strategy, 1)).unwrap();
         assert!(summary.is_exact(), "after {waited} ms: {summary}");
@@ -212,15 +212,15 @@ fn recorded_decision_is_explained_in_its_state() {
     let other = registry().build("random", &serde_json::Value::Null).unwrap();
     let explain = |request, other| explain::explain_in(text.as_bytes(), request, other, &registry()).unwrap();
     let explained = explain(2, Some(("random", &*other))).unwrap();
-    assert_eq!((explained.request, explained.line, &*explained.strategy), (2, 8, "least-request"));
-    let requests: Vec<u32> = explained.endpoints.iter().map(|endpoint| endpoint.requests).collect();
+    assert_eq!((explained.request, explained.line, &*explained.decision.strategy), (2, 8, "least-request"));
+    let requests: Vec<u32> = explained.decision.endpoints.iter().map(|endpoint| endpoint.requests).collect();
     let free = requests.iter().position(|requests| *requests == 0).unwrap();
     assert_eq!(requests.iter().sum::<u32>(), 1);
     let address = |i: usize| format!("127.0.0.1:800{i}");
-    assert_eq!(explained.choice.picks, [address(free)]);
+    assert_eq!(explained.decision.choice.picks, [address(free)]);
     assert_eq!(explained.recorded, [address(0)]);
     assert_eq!(explained.other.unwrap().choice.picks.len(), 1);
-    assert!(explained.endpoints.iter().all(|endpoint| endpoint.excluded.is_none()));
+    assert!(explained.decision.endpoints.iter().all(|endpoint| endpoint.excluded.is_none()));
     assert!(explain(3, None).is_none());
 }
 
@@ -240,8 +240,8 @@ fn excluded_endpoints_are_explained() {
     lines.push(decide(2_005, 1));
     let text = text("least-request", &lines);
     let explained = explain::explain_in(text.as_bytes(), 2_005, None, &registry()).unwrap().unwrap();
-    assert_eq!(explained.endpoints[0].excluded, Some("ejected"));
-    assert_eq!((&*explained.choice.picks[0], &*explained.recorded[0]), ("127.0.0.1:8001", "127.0.0.1:8001"));
+    assert_eq!(explained.decision.endpoints[0].excluded, Some("ejected"));
+    assert_eq!((&*explained.decision.choice.picks[0], &*explained.recorded[0]), ("127.0.0.1:8001", "127.0.0.1:8001"));
 }
 
 /// A pool of two prefill servers and one decode server.
@@ -331,8 +331,8 @@ fn explanation_finds_a_request_by_its_id_and_shows_its_prefill_servers() {
     );
     assert_eq!(found(Some("c")), None);
     let explained = explain(Some("b")).unwrap();
-    assert_eq!((&*explained.request_id, &*explained.recorded_prefill[0]), ("b", "127.0.0.1:8001"));
-    assert_eq!((explained.choice.picks.len(), explained.choice.prefill.len()), (1, 2));
+    assert_eq!((&*explained.decision.request_id, &*explained.recorded_prefill[0]), ("b", "127.0.0.1:8001"));
+    assert_eq!((explained.decision.choice.picks.len(), explained.decision.choice.prefill.len()), (1, 2));
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! The simulated fleet: endpoints, servers that join, die and restart, discovery, scrapes. Called by [`super::World`];
 //! pure.
 
-use super::{FleetChange, KvEventLink, TimedChange, World, WorldServer};
-use crate::page::MetricsHistory;
-use crate::queue::SimEvent;
+use super::kv_event_delivery::KvEventLink;
+use super::server::WorldServer;
+use super::{FleetChange, TimedChange, World};
+use crate::front::Front;
+use crate::queue::{ScrapedPage, SimEvent};
 use attache_pool::EndpointSpec;
 use attache_pool::role::ROLE_LABEL;
 use attache_prefix::by_endpoint::ByEndpoint;
 use attache_prefix::residents::{Cache, Resident};
-use attache_prefix::trust::{Trust, TrustCell};
-use attache_report::served::Sample;
-use attache_sim::engine::{Engine, EngineConfig};
+use attache_sim::engine::EngineConfig;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 
@@ -38,18 +38,19 @@ impl World<'_> {
             self.advance(i, now);
             let Some(server) = self.servers.get_mut(i).filter(|s| s.alive) else { continue };
             let Some(id) = server.known else { continue };
-            let snapshot = &self.front.snapshot;
-            let state = snapshot.position(server.spec.address).and_then(|p| snapshot.get(p));
-            let in_flight = state.map_or(0, |s| s.endpoint.ledger.in_flight());
-            let (mut page, restarted) = server.pages.read(&server.engine, server.started, in_flight, now);
+            let (mut page, restarted) = server.scrape(now);
             page.num_blocks = self.signals.reported_blocks.or(page.num_blocks);
-            if delay.is_zero() {
-                self.front.scraped(id, page, restarted);
-            } else {
-                self.queue.push(now.after(delay), SimEvent::Page(i, Box::new(page), restarted));
+            for (picker, front) in self.pickers.iter_mut().enumerate() {
+                let metrics = front.seen_at_scrape(&server.spec, page.clone());
+                if delay.is_zero() {
+                    front.scraped(id, metrics, restarted);
+                } else {
+                    let page = Box::new(ScrapedPage { picker, metrics, restarted });
+                    self.queue.push(now.after(delay), SimEvent::Page(i, page));
+                }
             }
         }
-        self.front.publish();
+        self.pickers.iter_mut().for_each(Front::publish);
         self.freed(now);
         self.queue.push(now.after(self.signals.metrics_every), SimEvent::Scrape);
     }
@@ -60,34 +61,15 @@ impl World<'_> {
             self.advance(i, at);
         }
         self.samples.clear();
-        self.samples.extend(self.servers.iter().map(|server| {
-            let (load, stats) = (server.engine.load(), server.engine.stats());
-            Sample {
-                running: u32::try_from(load.running).unwrap_or(u32::MAX),
-                waiting: u32::try_from(load.waiting).unwrap_or(u32::MAX),
-                #[expect(clippy::cast_possible_truncation, reason = "a part of one")]
-                kv_usage: load.kv_usage as f32,
-                prefix_queries: stats.prefix_queries,
-                prefix_hits: stats.prefix_hits,
-            }
-        }));
+        self.samples.extend(self.servers.iter().map(WorldServer::sample));
         self.observer.sampled(at, &self.samples);
     }
 
     /// Adds a server to the fleet; the picker learns of it by discovery.
     pub(super) fn join(&mut self, spec: EndpointSpec, mut engine: EngineConfig, now: Timestamp) {
-        engine.every_token = false;
+        engine.every_token = self.pickers.first().counts_output;
         engine.kv_events = self.signals.kv_events.is_some();
-        self.servers.push(WorldServer {
-            spec: spec.into(),
-            engine: Engine::new(engine),
-            started: now,
-            alive: true,
-            known: None,
-            pages: MetricsHistory::default(),
-            due: None,
-            events: None,
-        });
+        self.servers.push(WorldServer::new(spec, engine, self.ranks, now));
     }
 
     /// Makes the change at position `i` of the configured changes.
@@ -118,9 +100,7 @@ impl World<'_> {
         self.advance(i, now);
         let mut events = Vec::new();
         if let Some(server) = self.servers.get_mut(i) {
-            server.engine.restart(now, &mut events);
-            server.started = now;
-            server.due = None;
+            server.restart(now, &mut events);
         }
         events.into_iter().for_each(|event| self.take(event));
         self.forsake(i, now);
@@ -128,34 +108,30 @@ impl World<'_> {
 
     /// Discovery publishes which servers are alive.
     pub(super) fn discover(&mut self) {
-        let specs = self.servers.iter().filter(|s| s.alive).map(|s| s.spec.clone()).collect();
-        self.front.discover(specs);
+        let specs: Vec<_> = self.servers.iter().filter(|s| s.alive).map(|s| s.spec.clone()).collect();
+        // All pickers discover the same endpoints in the same order, so endpoints have the same ids everywhere.
+        self.pickers.iter_mut().for_each(|picker| picker.discover(specs.clone()));
+        let picker = self.pickers.first();
         self.places.clear();
         for (i, server) in self.servers.iter_mut().enumerate() {
-            let at = self.front.snapshot.position(server.spec.address);
-            server.known = at.and_then(|p| self.front.snapshot.get(p)).map(|state| state.endpoint.id);
+            let at = picker.snapshot.position(server.spec.address);
+            server.known = at.and_then(|p| picker.snapshot.get(p)).map(|state| state.endpoint.id);
             self.places.extend(server.known.map(|id| (id, i)));
-            match (&server.events, server.known) {
-                (None, Some(_)) if self.signals.kv_events.is_some() => {
-                    let trust = Arc::new(TrustCell::default());
-                    trust.set(Trust::Exact);
-                    let holder = self.front.cache.index().add_holder();
-                    server.events =
-                        Some(KvEventLink { holder, trust, missed: Vec::new(), replayed: Timestamp(0), sequence: 0 });
+            let index = picker.cache.index();
+            match server.known {
+                Some(_) if self.signals.kv_events.is_some() && server.events.is_empty() => {
+                    server.events = server.engines.iter().map(|_| KvEventLink::new(index.add_holder())).collect();
                 }
-                (Some(link), None) => {
-                    self.front.cache.index().remove_holder(link.holder);
-                    server.events = None;
-                }
-                _ => {}
+                None => server.events.drain(..).for_each(|link| index.remove_holder(link.holder)),
+                Some(_) => {}
             }
         }
         let resident = |server: &WorldServer| {
-            let link = server.events.as_ref()?;
-            let cache = Cache { holder: link.holder, trust: link.trust.clone() };
-            Some((server.known?, Resident { caches: [cache].into_iter().collect() }))
+            let cache = |link: &KvEventLink| Cache { holder: link.holder, trust: link.trust.clone() };
+            let caches = server.events.iter().map(cache).collect();
+            Some((server.known.filter(|_| !server.events.is_empty())?, Resident { caches }))
         };
         let residents: ByEndpoint<Resident> = self.servers.iter().filter_map(resident).collect();
-        self.front.cache.residents().publish(residents);
+        picker.cache.residents().publish(residents);
     }
 }

@@ -5,16 +5,18 @@
 //! not trusted until a replay has brought the missing batches. The request for a replay and its response take one delay
 //! each, and batches that arrive meanwhile wait for it.
 
-use super::{KvEventLink, World};
+use super::World;
 use crate::front::root;
 use crate::queue::SimEvent;
-use attache_prefix::index::{StoredBlock, Tier};
+use attache_prefix::index::{HolderId, StoredBlock, Tier};
 use attache_prefix::key::{BlockKey, EngineHash};
-use attache_prefix::trust::Trust;
+use attache_prefix::trust::{Trust, TrustCell};
+use attache_sim::engine::{Engine, KvBatch};
 use attache_sim::kv::KvEvent;
 use attache_types::clock::Timestamp;
 use attache_types::rng;
 use rand::RngExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// News of one cache, as it arrives at the picker.
@@ -28,7 +30,26 @@ pub(crate) enum KvNews {
     Restarted,
 }
 
+/// The path of one engine's KV events to the prefix index.
+#[derive(Debug)]
+pub(super) struct KvEventLink {
+    pub(super) holder: HolderId,
+    pub(super) trust: Arc<TrustCell>,
+    /// Events of lost batches, which the next replay brings.
+    missed: Vec<KvEvent>,
+    /// Arrival of the last replay that was requested.
+    replayed: Timestamp,
+    sequence: u64,
+}
+
 impl KvEventLink {
+    /// A path without messages. The cache of its engine is empty.
+    pub(super) fn new(holder: HolderId) -> Self {
+        let trust = Arc::new(TrustCell::default());
+        trust.set(Trust::Exact);
+        Self { holder, trust, missed: Vec::new(), replayed: Timestamp(0), sequence: 0 }
+    }
+
     /// Sends a batch of `events`, published at `at`. Returns what arrives of it, and when.
     fn send(&mut self, at: Timestamp, events: Vec<KvEvent>, delay: Duration) -> Vec<(Timestamp, KvNews)> {
         let arrives = at.after(delay);
@@ -45,37 +66,40 @@ impl KvEventLink {
 }
 
 impl World<'_> {
-    /// Sends the events that an engine has published.
+    /// Sends the events that the engines of a server have published.
     pub(super) fn publish_kv(&mut self, i: usize) {
         let Some(signals) = self.signals.kv_events.clone() else { return };
         let Some(server) = self.servers.get_mut(i) else { return };
-        let batches = server.engine.take_kv_batches();
-        let Some(link) = &mut server.events else { return };
-        for batch in batches {
-            link.sequence += 1;
-            let mut draw = rng::for_request(self.seed ^ i as u64, link.sequence);
-            if signals.loss > 0.0 && draw.random_bool(signals.loss.min(1.0)) {
-                link.missed.extend(batch.events);
-                continue;
-            }
-            for (at, heard) in link.send(batch.at, batch.events, signals.delay) {
-                self.queue.push(at, SimEvent::Events(i, heard));
+        let batches: Vec<Vec<KvBatch>> = server.engines.iter_mut().map(Engine::take_kv_batches).collect();
+        for ((rank, link), batches) in server.events.iter_mut().enumerate().zip(batches) {
+            let stream = self.seed ^ i as u64 ^ (rank as u64) << 32;
+            for batch in batches {
+                link.sequence += 1;
+                let mut draw = rng::for_request(stream, link.sequence);
+                if signals.loss > 0.0 && draw.random_bool(signals.loss.min(1.0)) {
+                    link.missed.extend(batch.events);
+                    continue;
+                }
+                for (at, heard) in link.send(batch.at, batch.events, signals.delay) {
+                    self.queue.push(at, SimEvent::Events(i, rank, heard));
+                }
             }
         }
     }
 
     /// A server restarted. The events of its old process arrive before the news of that.
     pub(super) fn restart_kv(&mut self, i: usize, now: Timestamp) {
-        let Some(signals) = &self.signals.kv_events else { return };
-        if let Some(link) = self.servers.get_mut(i).and_then(|s| s.events.as_mut()) {
+        let (Some(signals), Some(server)) = (&self.signals.kv_events, self.servers.get_mut(i)) else { return };
+        for (rank, link) in server.events.iter_mut().enumerate() {
             link.missed.clear();
-            self.queue.push(now.after(signals.delay).max(link.replayed), SimEvent::Events(i, KvNews::Restarted));
+            let at = now.after(signals.delay).max(link.replayed);
+            self.queue.push(at, SimEvent::Events(i, rank, KvNews::Restarted));
         }
     }
 
     /// Applies news that arrive at `now`.
-    pub(super) fn hear(&self, i: usize, heard: &KvNews, now: Timestamp) {
-        let Some(link) = self.servers.get(i).and_then(|s| s.events.as_ref()) else { return };
+    pub(super) fn hear(&self, i: usize, rank: usize, heard: &KvNews, now: Timestamp) {
+        let Some(link) = self.servers.get(i).and_then(|s| s.events.get(rank)) else { return };
         match heard {
             KvNews::Gap => _ = link.trust.set(Trust::Syncing),
             KvNews::Events(events) => {
@@ -86,7 +110,7 @@ impl World<'_> {
                 }
             }
             KvNews::Restarted => {
-                self.front.cache.index().clear(link.holder);
+                self.pickers.first().cache.index().clear(link.holder);
                 link.trust.set(Trust::Exact);
             }
         }
@@ -94,7 +118,7 @@ impl World<'_> {
 
     /// Applies events to the index.
     fn tell_events(&self, link: &KvEventLink, events: &[KvEvent]) {
-        let index = self.front.cache.index();
+        let index = self.pickers.first().cache.index();
         for event in events {
             match event {
                 KvEvent::Stored { parent, blocks, lora, .. } => {

@@ -5,7 +5,7 @@
 //! the blocks are gone before that (their server died, or the lease ended), the decode server computes the prompt
 //! itself, as vLLM does with `kv_load_failure_policy: recompute`. Called by [`super::World`]; pure.
 
-use super::{InFlight, PromptOrigin, World};
+use super::{InFlight, World};
 use crate::front::Sent;
 use crate::legs::{PrefillLegs, PrefillProgress};
 use crate::queue::SimEvent;
@@ -14,26 +14,45 @@ use attache_disagg::attempts::Attempt;
 use attache_pool::Endpoint;
 use attache_protocol::Usage;
 use attache_report::served::{Ending, Handover};
+use attache_scheduling::Dispatch;
 use attache_sim::engine::{DEFAULT_LEASE, FinishReason, Handoff, Job, JobId, JobPrompt, JobReport};
 use attache_types::clock::Timestamp;
 use attache_workload::Request;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// 1 ms for the response of a leg within a data centre. All other network traffic takes no time, for
 /// whole and split requests alike.
-const LEG_DELAY: Duration = Duration::from_millis(1);
+pub(super) const LEG_DELAY: Duration = Duration::from_millis(1);
 
-/// First job id of prefill legs; ids of requests are smaller.
+/// First job id of prefill legs; ids of requests and images are smaller.
 const LEGS: u64 = 1 << 62;
 /// Bound of attempts per request; disaggregation makes fewer.
 const TRIES: u64 = 16;
 
+/// The server that computes the prompt of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptOrigin {
+    /// The server that decodes it.
+    Own,
+    /// The server that decodes it, since prefill on another server failed.
+    FellBack,
+    /// Another server. `job` is its prefill leg, and `cached_tokens` of the prompt were cached there.
+    Server {
+        server: usize,
+        job: JobId,
+        cached_tokens: u32,
+        /// The server keeps the prompt's blocks; false after the transfer.
+        pinned: bool,
+    },
+}
+
 /// A request whose prefill runs on another server.
 #[derive(Debug)]
 pub(super) struct PendingPrefill {
-    request: Request,
-    sent: Sent,
-    legs: PrefillLegs,
+    pub(super) request: Request,
+    pub(super) sent: Sent,
+    pub(super) legs: PrefillLegs,
 }
 
 /// Job id of an attempt.
@@ -79,7 +98,8 @@ impl World<'_> {
             Some(prefills) if goes_on => self.go_on(prefills, None, PromptOrigin::FellBack, now),
             // The decode server is not to blame.
             Some(PendingPrefill { request, sent, .. }) => {
-                self.front.unsent(sent, now);
+                self.pickers.of(number).unsent(&sent);
+                drop(sent);
                 self.refuse(&request, None, now);
             }
             None => {}
@@ -88,12 +108,17 @@ impl World<'_> {
 
     /// Sends a request to its decode server. `prefill` is the server that computed the prompt; `None` when none did.
     fn go_on(&mut self, prefills: PendingPrefill, prefill: Option<&Endpoint>, origin: PromptOrigin, now: Timestamp) {
-        let PendingPrefill { request, mut sent, mut legs } = prefills;
-        let base = self.base();
-        match self.front.dispatch(&request, &base, &mut sent, &mut legs, prefill, now) {
-            Ok(()) => self.submit(request, sent, origin, now),
+        let PendingPrefill { request, mut sent, .. } = prefills;
+        match self.pickers.of(request.number).replace_target(&mut sent, prefill, now) {
+            Ok(()) => {
+                sent.plan.dispatch(prefill.map_or(Dispatch::Whole, |server| Dispatch::Arrives(server, 0.0)), now);
+                self.submit(request, sent, origin, now);
+                // The prefill has ended, so the queues may dequeue another request.
+                self.freed(now);
+            }
             Err(_) => {
-                self.front.unsent(sent, now);
+                self.pickers.of(request.number).unsent(&sent);
+                drop(sent);
                 self.refuse(&request, None, now);
             }
         }
@@ -105,7 +130,7 @@ impl World<'_> {
         judge: impl FnOnce(&super::Front, &mut PrefillLegs) -> PrefillProgress,
     ) -> PrefillProgress {
         let Some(prefills) = self.prefills.get_mut(&number) else { return PrefillProgress::Waiting };
-        judge(&self.front, &mut prefills.legs)
+        judge(self.pickers.of(number), &mut prefills.legs)
     }
 
     /// Sends the prefill leg of an attempt.
@@ -115,13 +140,14 @@ impl World<'_> {
         self.advance(place, now);
         let server = self.servers.get_mut(place).filter(|s| s.alive).ok_or(Failure::Refused)?;
         let prefills = self.prefills.get(&number).ok_or(Failure::Unusable)?;
+        let base = server.config.model.clone();
         let job = Job {
             id: leg_id(number, attempt),
             max_tokens: 1,
             handoff: Handoff { hold: Some(DEFAULT_LEASE), received: 0 },
-            ..job(&prefills.request)
+            ..job(&prefills.request, prefills.sent.adapter(&base))
         };
-        server.engine.submit(now, job).map_err(|_| Failure::Status(400))?;
+        server.submit(now, job, prefills.legs.rank(attempt)).map_err(|_| Failure::Status(400))?;
         self.schedule(place);
         Ok(())
     }
@@ -176,12 +202,26 @@ impl World<'_> {
         }
     }
 
-    /// Releases the blocks that a server keeps for a job.
-    pub(super) fn release(&mut self, i: usize, job: JobId, now: Timestamp) {
-        if self.servers.get(i).is_some_and(|s| s.engine.pinned(now, job).is_some()) {
+    /// Ends all attempts of a prefill whose request is preempted.
+    pub(super) fn abandon(&mut self, number: u64, now: Timestamp) {
+        for i in 0..self.servers.len() {
             self.advance(i, now);
             if let Some(server) = self.servers.get_mut(i) {
-                server.engine.release(now, job);
+                (0..TRIES as Attempt).for_each(|attempt| {
+                    server.cancel(now, leg_id(number, attempt));
+                    server.release(now, leg_id(number, attempt));
+                });
+            }
+            self.schedule(i);
+        }
+    }
+
+    /// Releases the blocks that a server keeps for a job.
+    pub(super) fn release(&mut self, i: usize, job: JobId, now: Timestamp) {
+        if self.servers.get(i).is_some_and(|s| s.keeps(now, job)) {
+            self.advance(i, now);
+            if let Some(server) = self.servers.get_mut(i) {
+                server.release(now, job);
             }
             self.schedule(i);
         }
@@ -211,11 +251,11 @@ impl World<'_> {
             // Until now it may have received all blocks, or died.
             let Some(flying) = self.flying.get_mut(&number).filter(|f| waits(f)) else { continue };
             flying.origin = PromptOrigin::FellBack;
-            let job = job(&flying.request);
             let Some(server) = self.servers.get_mut(place) else { continue };
-            server.engine.cancel(now, job.id, &mut Vec::new());
+            let job = job(&flying.request, flying.sent.adapter(&server.config.model));
+            let rank = server.cancel(now, job.id);
             // It was taken before, and takes no more room now.
-            let _ = server.engine.submit(now, job);
+            let _ = server.submit(now, job, rank);
             self.schedule(place);
         }
     }
@@ -223,21 +263,22 @@ impl World<'_> {
     /// Whether what is to be received is still kept.
     pub(super) fn holds(&self, origin: &PromptOrigin, now: Timestamp) -> bool {
         let PromptOrigin::Server { server, job, .. } = origin else { return false };
-        self.servers.get(*server).is_some_and(|s| s.alive && s.engine.pinned(now, *job).is_some())
+        self.servers.get(*server).is_some_and(|s| s.alive && s.keeps(now, *job))
     }
 
     /// What passed between the servers of a request that has ended.
     pub(super) fn handover(&self, flying: &InFlight, report: &JobReport) -> Option<Handover> {
         let PromptOrigin::Server { server, .. } = flying.origin else { return None };
         let tokens = report.received_tokens;
-        let engine = self.servers.get(flying.server).map(|s| s.engine.config());
+        let engine = self.servers.get(flying.server).map(|s| &s.config);
         let transfer = engine.filter(|_| tokens > 0).map_or(Duration::ZERO, |e| e.latency.transfer(tokens));
         Some(Handover { prefill: u32::try_from(server).ok()?, received_tokens: tokens, transfer })
     }
 
     /// Sends a request to the server that answers it.
     pub(super) fn submit(&mut self, request: Request, sent: Sent, origin: PromptOrigin, now: Timestamp) {
-        let Some(i) = self.places.get(&sent.booking.endpoint().id).copied() else {
+        let place = sent.endpoint().and_then(|endpoint| self.places.get(&endpoint.id));
+        let Some(i) = place.copied() else {
             return self.refuse(&request, Some(sent), now);
         };
         self.advance(i, now);
@@ -246,11 +287,12 @@ impl World<'_> {
         let received = if matches!(origin, PromptOrigin::Server { .. }) { request.prompt_tokens() } else { 0 };
         let Some(server) = self.servers.get_mut(i) else { return };
         if !server.alive {
-            self.front.lost(sent, true, now);
+            self.pickers.of_mut(request.number).lost(sent, true, now);
             return self.end_early(&request, u32::try_from(i).ok(), Ending::Lost, now);
         }
-        let job = Job { handoff: Handoff { hold: None, received }, ..job(&request) };
-        if server.engine.submit(now, job).is_err() {
+        let adapter = sent.adapter(&server.config.model);
+        let job = Job { handoff: Handoff { hold: None, received }, ..job(&request, adapter) };
+        if server.submit(now, job, sent.rank()).is_err() {
             return self.refuse(&request, Some(sent), now);
         }
         self.flying.insert(request.number, InFlight { request, sent, server: i, first_token: None, origin });
@@ -258,14 +300,14 @@ impl World<'_> {
     }
 }
 
-/// The whole of a request.
-fn job(request: &Request) -> Job {
+/// The whole of a request, for the `adapter` that it is routed to.
+fn job(request: &Request, adapter: Option<Arc<str>>) -> Job {
     Job {
         id: JobId(request.number),
         prompt: JobPrompt::Pieces(request.prompt.iter().map(|part| part.piece).collect()),
         max_tokens: request.answer.tokens.max(1),
         stops_after: None,
-        lora: request.adapter.clone(),
+        lora: adapter,
         cache_salt: None,
         answer_seed: request.answer.name,
         handoff: Handoff::default(),

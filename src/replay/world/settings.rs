@@ -4,6 +4,7 @@
 use crate::front::FrontConfig;
 use attache_pool::EndpointSpec;
 use attache_sim::engine::EngineConfig;
+use attache_sync::MemoryBusSettings;
 use attache_types::clock::Timestamp;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,13 +55,17 @@ pub struct KvEventSettings {
     pub loss: f64,
 }
 
-/// Configuration of one simulation: picker, servers, signals, changes.
+/// Configuration of one simulation: pickers, servers, signals, changes.
 #[derive(Debug)]
 pub struct WorldConfig {
-    /// Configuration of the simulated pool's picker.
-    pub front: FrontConfig,
+    /// Configurations of the pickers, at least one. Each has a pool and a prefix cache of its own.
+    pub pickers: Vec<FrontConfig>,
+    /// Delay and loss of the bus between the pickers; `None` if they share nothing.
+    pub bus: Option<MemoryBusSettings>,
     /// Servers with their endpoints, by position in the fleet.
     pub servers: Vec<(EndpointSpec, EngineConfig)>,
+    /// Engines behind the endpoint of each server, at least 1: vLLM's data-parallel ranks, each with a cache of its own.
+    pub ranks: u16,
     /// Delays and losses of the picker's signals.
     pub signals: SignalSettings,
     /// Changes to the fleet, in order of time.

@@ -247,3 +247,14 @@ fn tokens_of_an_answer_count_though_nobody_says_whose_it_is() {
     assert_eq!(tally.tokens().generated, u64::from(one.generated_tokens));
     assert!(tally.endpoints().iter().all(|endpoint| endpoint.requests == 0));
 }
+
+#[test]
+fn encode_servers_do_not_count_in_the_spread_of_prompts() {
+    let spread = |roles: &[Roles]| {
+        let mut tally = Tally::new(3).with_roles(roles.to_vec());
+        (0..4).for_each(|number| tally.add(&Served { endpoint: Some(number as u32 % 2), ..served(number) }));
+        tally.spread().unwrap().variation
+    };
+    assert!(spread(&[Roles::DECODE; 3]) > 0.5, "the third server computed nothing");
+    assert_eq!(spread(&[Roles::DECODE, Roles::DECODE, Roles::ENCODE]), 0.0);
+}

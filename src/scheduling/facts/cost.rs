@@ -68,6 +68,9 @@ use attache_pool::Roles;
 use attache_pool::metrics::Reported;
 use attache_pool::place::Nearness;
 use attache_pool::speed::{Load, Prediction, SpeedModel, Transfers, Work};
+pub use floor::CostFloor;
+
+mod floor;
 
 /// Upper bound of `busy`. Sent work is an estimate, and at 1 the queue would be infinite.
 const MAX_BUSY: f64 = 0.97;

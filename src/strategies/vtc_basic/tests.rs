@@ -44,7 +44,7 @@ fn picks(strategy: &VtcBasic, pool: &PoolSnapshot, headers: &BTreeMap<String, St
 
 /// Records `served` weighted tokens for `name`.
 fn serve(strategy: &VtcBasic, name: &str, served: u64) {
-    strategy.tracker.lock().add(name, served, NOW);
+    strategy.tracker.lock().add(name_hash(name), served, NOW);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What each user was served within the window, in bounded memory.
 
-use ahash::{AHashMap, RandomState};
+use ahash::AHashMap;
 use attache_scheduling::window::{SlidingSum, Window};
 use attache_types::clock::Timestamp;
 use std::collections::BTreeSet;
@@ -25,11 +25,10 @@ pub(super) struct UserUsage {
     pub(super) users: usize,
 }
 
-/// The sums of all users. Users are stored as seeded hashes, because clients choose the names.
+/// The sums of all users. Users are hashes of their names, because clients choose the names.
 #[derive(Debug)]
 pub(super) struct Tracker {
     window: Window,
-    hasher: RandomState,
     sums: AHashMap<u64, SlidingSum>,
     /// All users by their sum.
     by_total: BTreeSet<(u64, u64)>,
@@ -41,18 +40,16 @@ impl Tracker {
     pub(super) fn new(window: Duration) -> Self {
         Self {
             window: Window::new(window),
-            hasher: RandomState::new(),
             sums: AHashMap::new(),
             by_total: BTreeSet::new(),
             by_expiry: BTreeSet::new(),
         }
     }
 
-    /// Usage of `user` and of all users.
-    pub(super) fn usage(&mut self, user: &str, now: Timestamp) -> UserUsage {
+    /// Usage of the user `key` and of all users.
+    pub(super) fn usage(&mut self, key: u64, now: Timestamp) -> UserUsage {
         let slot = self.window.slot(now);
         self.expire(slot);
-        let key = self.hasher.hash_one(user);
         self.change(key, |sum| sum.expire(slot));
         UserUsage {
             served: self.sums.get(&key).map_or(0, SlidingSum::total),
@@ -62,11 +59,10 @@ impl Tracker {
         }
     }
 
-    /// Adds `tokens` to what `user` was served.
-    pub(super) fn add(&mut self, user: &str, tokens: u64, now: Timestamp) {
+    /// Adds `tokens` to what the user `key` was served.
+    pub(super) fn add(&mut self, key: u64, tokens: u64, now: Timestamp) {
         let slot = self.window.slot(now);
         self.expire(slot);
-        let key = self.hasher.hash_one(user);
         self.change(key, |sum| {
             sum.expire(slot);
             sum.add(slot, tokens);
@@ -127,33 +123,33 @@ mod tests {
     fn sums_follow_the_window_and_idle_users_go() {
         let mut tracker = Tracker::new(Duration::from_secs(60));
         let at = |s: u64| Timestamp(s * SECOND);
-        tracker.add("a", 8, at(0));
-        tracker.add("b", 20, at(10));
-        tracker.add("a", 5, at(30));
-        assert_eq!(tracker.usage("a", at(30)), UserUsage { served: 13, least: 13, greatest: 20, users: 2 });
-        assert_eq!(tracker.usage("absent", at(59)), UserUsage { served: 0, least: 13, greatest: 20, users: 2 });
-        assert_eq!(tracker.usage("a", at(61)), UserUsage { served: 5, least: 5, greatest: 20, users: 2 });
-        assert_eq!(tracker.usage("a", at(71)), UserUsage { served: 5, least: 5, greatest: 5, users: 1 });
-        assert_eq!(tracker.usage("a", at(1_000)), UserUsage::default());
+        tracker.add(1, 8, at(0));
+        tracker.add(2, 20, at(10));
+        tracker.add(1, 5, at(30));
+        assert_eq!(tracker.usage(1, at(30)), UserUsage { served: 13, least: 13, greatest: 20, users: 2 });
+        assert_eq!(tracker.usage(3, at(59)), UserUsage { served: 0, least: 13, greatest: 20, users: 2 });
+        assert_eq!(tracker.usage(1, at(61)), UserUsage { served: 5, least: 5, greatest: 20, users: 2 });
+        assert_eq!(tracker.usage(1, at(71)), UserUsage { served: 5, least: 5, greatest: 5, users: 1 });
+        assert_eq!(tracker.usage(1, at(1_000)), UserUsage::default());
         assert!(tracker.sums.is_empty() && tracker.by_total.is_empty() && tracker.by_expiry.is_empty());
     }
 
     #[test]
     fn users_are_bounded_and_the_heavy_ones_stay() {
         let mut tracker = Tracker::new(Duration::from_secs(60));
-        tracker.add("heavy", 1_000_000, Timestamp(0));
+        tracker.add(u64::MAX, 1_000_000, Timestamp(0));
         for i in 0..MAX_USERS as u64 * 2 {
-            tracker.add(&format!("user {i}"), 1 + i % 100, Timestamp(i));
+            tracker.add(i, 1 + i % 100, Timestamp(i));
         }
         assert!(tracker.sums.len() <= MAX_USERS);
         assert_eq!((tracker.by_total.len(), tracker.by_expiry.len()), (tracker.sums.len(), tracker.sums.len()));
-        assert_eq!(tracker.usage("heavy", Timestamp(0)).served, 1_000_000);
+        assert_eq!(tracker.usage(u64::MAX, Timestamp(0)).served, 1_000_000);
     }
 
     #[test]
     fn user_without_tokens_is_counted() {
         let mut tracker = Tracker::new(Duration::from_secs(60));
-        tracker.add("a", 0, Timestamp(0));
-        assert_eq!(tracker.usage("a", Timestamp(0)), UserUsage { users: 1, ..UserUsage::default() });
+        tracker.add(1, 0, Timestamp(0));
+        assert_eq!(tracker.usage(1, Timestamp(0)), UserUsage { users: 1, ..UserUsage::default() });
     }
 }

@@ -16,9 +16,19 @@ struct List {
 }
 
 fn request(number: u64, at: f64, session: Option<u64>) -> Request {
-    let part = PromptPart { role: Speaker::User, piece: Piece::new(number, 10) };
+    let part = PromptPart::text(Speaker::User, Piece::new(number, 10));
     let answer = Piece::new(1_000_000 + number, 5);
-    Request { number, at: seconds(at), prompt: vec![part], answer, adapter: None, session, tenant: None, priority: 0 }
+    Request {
+        number,
+        at: seconds(at),
+        prompt: vec![part],
+        answer,
+        adapter: None,
+        session,
+        tenant: None,
+        priority: 0,
+        headers: Vec::new(),
+    }
 }
 
 fn list(times: &[f64]) -> List {

@@ -142,12 +142,12 @@ impl RequestContent {
 
 /// A system message with the text `name` of `tokens` tokens.
 pub(super) fn system(name: u64, tokens: u32) -> PromptPart {
-    PromptPart { role: Speaker::System, piece: Piece::new(name, tokens) }
+    PromptPart::text(Speaker::System, Piece::new(name, tokens))
 }
 
 /// A user message with the text `name` of `tokens` tokens.
 pub(super) fn user(name: u64, tokens: u32) -> PromptPart {
-    PromptPart { role: Speaker::User, piece: Piece::new(name, tokens) }
+    PromptPart::text(Speaker::User, Piece::new(name, tokens))
 }
 
 /// Requests at the moments of [`Arrivals`], each made from its number and a generator of its own.
@@ -175,7 +175,17 @@ impl<M: FnMut(Moment, &mut PickRng) -> RequestContent + Send> Workload for OpenL
         let mut rng = for_request(self.seed, number);
         let RequestContent { prompt, answer_tokens, adapter } = (self.make)(Moment { number, progress }, &mut rng);
         let answer = Piece::new(name(self.seed, TextKind::Answer, number), answer_tokens);
-        Ok(Some(Request { number, at, prompt, answer, adapter, session: None, tenant: None, priority: 0 }))
+        Ok(Some(Request {
+            number,
+            at,
+            prompt,
+            answer,
+            adapter,
+            session: None,
+            tenant: None,
+            priority: 0,
+            headers: Vec::new(),
+        }))
     }
 
     fn total(&self) -> Option<u64> {

@@ -97,6 +97,7 @@ impl Workload for Burst {
             session: None,
             tenant: None,
             priority: 0,
+            headers: Vec::new(),
         }))
     }
 

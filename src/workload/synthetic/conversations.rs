@@ -184,7 +184,17 @@ impl Conversations {
         prompt.extend_from_slice(&conversation.said);
         let (answer, session) = (conversation.answer, Some(conversation.number));
         self.open.insert(request, conversation);
-        Some(Request { number: request, at, prompt, answer, adapter: None, session, tenant: None, priority: 0 })
+        Some(Request {
+            number: request,
+            at,
+            prompt,
+            answer,
+            adapter: None,
+            session,
+            tenant: None,
+            priority: 0,
+            headers: Vec::new(),
+        })
     }
 
     /// Of the next question and its answer.
@@ -212,7 +222,7 @@ impl Workload for Conversations {
     fn ended(&mut self, number: u64, now: Timestamp) -> Option<Request> {
         let mut conversation = self.open.remove(&number)?;
         let answer = conversation.answer;
-        conversation.said.push(PromptPart { role: Speaker::Assistant, piece: answer });
+        conversation.said.push(PromptPart::text(Speaker::Assistant, answer));
         conversation.said_tokens = conversation.said_tokens.saturating_add(answer.tokens);
         let think = self.shape.think.draw(&mut conversation.rng);
         self.ask(conversation, now.after(Duration::from_secs_f64(think)))

@@ -116,6 +116,7 @@ impl Workload for FloorBursts {
             session: None,
             tenant: None,
             priority: 0,
+            headers: Vec::new(),
         }))
     }
 

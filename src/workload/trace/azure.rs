@@ -52,15 +52,13 @@ impl RowParser for Azure {
         Ok(Request {
             number,
             at,
-            prompt: vec![PromptPart {
-                role: Speaker::User,
-                piece: Piece::new(name(0, TextKind::Prompt, number), prompt),
-            }],
+            prompt: vec![PromptPart::text(Speaker::User, Piece::new(name(0, TextKind::Prompt, number), prompt))],
             answer: Piece::new(name(0, TextKind::Answer, number), answer),
             adapter: None,
             session: None,
             tenant: None,
             priority: 0,
+            headers: Vec::new(),
         })
     }
 }

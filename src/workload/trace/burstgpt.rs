@@ -45,10 +45,7 @@ struct PastTurn {
 impl PastTurn {
     fn parts(self) -> [PromptPart; 2] {
         let asked = Piece::new(name(0, TextKind::Prompt, self.number), self.asked);
-        [
-            PromptPart { role: Speaker::User, piece: asked },
-            PromptPart { role: Speaker::Assistant, piece: self.answer() },
-        ]
+        [PromptPart::text(Speaker::User, asked), PromptPart::text(Speaker::Assistant, self.answer())]
     }
 
     fn answer(self) -> Piece {
@@ -112,6 +109,16 @@ impl RowParser for BurstGpt {
             Some(session) => self.goes_on(session, prompt, turn),
             None => turn.parts().into_iter().take(1).collect(),
         };
-        Ok(Request { number, at, prompt, answer: turn.answer(), adapter: None, session, tenant: None, priority: 0 })
+        Ok(Request {
+            number,
+            at,
+            prompt,
+            answer: turn.answer(),
+            adapter: None,
+            session,
+            tenant: None,
+            priority: 0,
+            headers: Vec::new(),
+        })
     }
 }

@@ -70,7 +70,7 @@ impl Mooncake {
             let role = if prompt.is_empty() { Speaker::System } else { Speaker::User };
             let tokens = rest.min(self.block_tokens);
             rest -= tokens;
-            prompt.push(PromptPart { role, piece: Piece::new(name_of_block(id), tokens) });
+            prompt.push(PromptPart::text(role, Piece::new(name_of_block(id), tokens)));
         }
         Ok(prompt)
     }
@@ -88,6 +88,16 @@ impl RowParser for Mooncake {
         let output = tokens("output_length", output_length.map(RawValue::get), 0)?.max(1);
         let prompt = self.prompt(hash_ids.map(RawValue::get), input)?;
         let answer = Piece::new(name(0, TextKind::Answer, number), output);
-        Ok(Request { number, at, prompt, answer, adapter: None, session: None, tenant: None, priority: 0 })
+        Ok(Request {
+            number,
+            at,
+            prompt,
+            answer,
+            adapter: None,
+            session: None,
+            tenant: None,
+            priority: 0,
+            headers: Vec::new(),
+        })
     }
 }

@@ -9,22 +9,25 @@
 //! | field | holds |
 //! |---|---|
 //! | `at` | seconds from the start, to the nanosecond; never less than in the row before |
-//! | `parts` | the prompt: at least one `[role, name, tokens]` or `[role, name, tokens, from]`, `role` being `system`, `user` or `assistant` |
+//! | `parts` | the prompt: at least one `[role, name, tokens]` or `[role, name, tokens, from]`, `role` being `system`, `user` or `assistant`, or `["image", name, tokens]` for an image in a user message |
 //! | `answer` | `[name, tokens]` or `[name, tokens, from]` |
 //! | `adapter`, `tenant` | text; may be missing |
 //! | `session` | a whole number or text; may be missing |
 //! | `priority` | a whole number, 0 when it is missing |
+//! | `headers` | further headers of the request, such as `{"x-slo-ttft-ms":"500"}`; names in lower case; may be missing |
 //!
 //! A name is a whole number below 2^64 or a text, which is turned into one by XXH3. Equal names are equal texts: a part
 //! is the tokens `from..from + tokens` of it, and `from` is 0 when it is missing. A later prompt that quotes an answer
-//! names it as the answer did. Fields that are not listed here are refused.
+//! names it as the answer did. An image takes `tokens` in the prompt, and equal names are equal images. Fields that are
+//! not listed here are refused.
 
 use super::fields::{shown, time, tokens, whole, wrong};
 use super::{MAX_TOKENS, RowParser};
-use crate::{PromptPart, Request, Speaker};
+use crate::{Headers, PromptPart, Request, Speaker};
 use attache_sim::content::Piece;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -53,6 +56,8 @@ struct NativeRow<'a> {
     tenant: Option<&'a RawValue>,
     #[serde(borrow)]
     priority: Option<&'a RawValue>,
+    #[serde(borrow)]
+    headers: Option<&'a RawValue>,
 }
 
 /// Whether this is the value of `format` in a first row.
@@ -86,6 +91,7 @@ impl RowParser for Native {
             session: session.transpose()?,
             tenant: text("tenant", row.tenant)?,
             priority: priority(row.priority)?,
+            headers: headers(row.headers)?,
         })
     }
 }
@@ -98,25 +104,32 @@ fn prompt(parts: Option<&str>) -> Result<Vec<PromptPart>, String> {
     let mut sum = 0;
     let mut prompt = Vec::with_capacity(list_of_parts.len());
     for part in list_of_parts {
-        let fields = list(part.get());
-        let (role, piece) = match fields.as_deref() {
-            Some([role, name, tokens]) => (role, piece("parts", name, tokens, None)?),
-            Some([role, name, tokens, from]) => (role, piece("parts", name, tokens, Some(from))?),
-            _ => return Err(wrong("parts", Some(part.get()), "[role, name, tokens] or [role, name, tokens, from]")),
-        };
-        let role = match role.get() {
-            "\"system\"" => Speaker::System,
-            "\"user\"" => Speaker::User,
-            "\"assistant\"" => Speaker::Assistant,
-            other => return Err(wrong("role", Some(other), "\"system\", \"user\" or \"assistant\"")),
-        };
-        sum += u64::from(piece.tokens);
-        prompt.push(PromptPart { role, piece });
+        let part = prompt_part(part.get())?;
+        sum += u64::from(part.piece.tokens);
+        prompt.push(part);
     }
     if sum > MAX_TOKENS {
         return Err(format!("`parts` has {sum} tokens; at most {MAX_TOKENS} are allowed"));
     }
     Ok(prompt)
+}
+
+fn prompt_part(json: &str) -> Result<PromptPart, String> {
+    let fields = list(json);
+    let (role, from, piece) = match fields.as_deref() {
+        Some([role, name, tokens]) => (role, None, piece("parts", name, tokens, None)?),
+        Some([role, name, tokens, from]) => (role, Some(from), piece("parts", name, tokens, Some(from))?),
+        _ => return Err(wrong("parts", Some(json), "[role, name, tokens] or [role, name, tokens, from]")),
+    };
+    let role = match role.get() {
+        "\"system\"" => Speaker::System,
+        "\"user\"" => Speaker::User,
+        "\"assistant\"" => Speaker::Assistant,
+        "\"image\"" if from.is_some() => return Err(wrong("parts", Some(json), "[\"image\", name, tokens]")),
+        "\"image\"" => return Ok(PromptPart::image(piece.name, piece.tokens)),
+        other => return Err(wrong("role", Some(other), "\"system\", \"user\", \"assistant\" or \"image\"")),
+    };
+    Ok(PromptPart::text(role, piece))
 }
 
 fn piece(field: &str, name: &RawValue, length: &RawValue, from: Option<&RawValue>) -> Result<Piece, String> {
@@ -156,6 +169,23 @@ fn text(field: &str, got: Option<&RawValue>) -> Result<Option<Arc<str>>, String>
     }
 }
 
+fn headers(got: Option<&RawValue>) -> Result<Headers, String> {
+    let Some(got) = got else { return Ok(Vec::new()) };
+    let allowed = "an object with header names in lower case and values of printable ASCII";
+    let headers: BTreeMap<String, String> =
+        serde_json::from_str(got.get()).map_err(|_| wrong("headers", Some(got.get()), allowed))?;
+    let is_name = |name: &str| {
+        let of_names =
+            |byte: u8| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"()<>@,;:\\\"/[]?={}".contains(&byte);
+        !name.is_empty() && name.bytes().all(of_names)
+    };
+    let is_value = |value: &str| value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    if headers.iter().all(|(name, value)| is_name(name) && is_value(value)) {
+        return Ok(headers.into_iter().map(|(name, value)| (name.into(), value.into())).collect());
+    }
+    Err(wrong("headers", Some(got.get()), allowed))
+}
+
 /// Writes requests in this format. They must come in the order of time; their numbers are not written,
 /// for a reader counts again.
 #[derive(Debug)]
@@ -181,9 +211,11 @@ impl<W: Write> TraceWriter<W> {
         let out = &mut self.out;
         let (seconds, nanoseconds) = (request.at.0 / 1_000_000_000, request.at.0 % 1_000_000_000);
         write!(out, "{{\"at\":{seconds}.{nanoseconds:09},\"parts\":[")?;
-        for (i, PromptPart { role, piece: Piece { name, from, tokens } }) in request.prompt.iter().enumerate() {
+        for (i, PromptPart { role, piece: Piece { name, from, tokens }, is_image }) in request.prompt.iter().enumerate()
+        {
             let comma = if i > 0 { "," } else { "" };
             let role = match role {
+                _ if *is_image => "image",
                 Speaker::System => "system",
                 Speaker::User => "user",
                 Speaker::Assistant => "assistant",
@@ -205,6 +237,11 @@ impl<W: Write> TraceWriter<W> {
         }
         if request.priority != 0 {
             write!(out, ",\"priority\":{}", request.priority)?;
+        }
+        if !request.headers.is_empty() {
+            let headers: BTreeMap<&str, &str> =
+                request.headers.iter().map(|(name, value)| (&**name, &**value)).collect();
+            write!(out, ",\"headers\":{}", serde_json::to_string(&headers)?)?;
         }
         writeln!(out, "}}")
     }

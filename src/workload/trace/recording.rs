@@ -9,8 +9,9 @@
 use super::MAX_TOKENS;
 use super::rows::Rows;
 use crate::names::{TextKind, name, name_of_block};
-use crate::{PromptPart, Request, Speaker, TraceError, Workload};
+use crate::{Headers, PromptPart, Request, Speaker, TraceError, Workload};
 use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN};
+use attache_record::headers::CREDENTIALS;
 use attache_record::{Decided, FORMAT, Line, RequestLeg};
 use attache_sim::content::Piece;
 use attache_types::clock::Timestamp;
@@ -93,7 +94,7 @@ impl Recording {
         // Threads decide in another order than they look at the clock, by microseconds.
         self.last = self.last.max(Timestamp(0).after(decided.at.since(first)));
         let block = self.blocks.get(&decided.pool).copied().unwrap_or(1);
-        let user = |piece| PromptPart { role: Speaker::User, piece };
+        let user = |piece| PromptPart::text(Speaker::User, piece);
         let keys = decided.prompt.iter().flat_map(|looked| &looked.keys);
         let mut prompt: Vec<PromptPart> = keys.map(|key| user(Piece::new(name_of_block(key.0), block))).collect();
         let blocks = u32::try_from(prompt.len()).unwrap_or(u32::MAX).saturating_mul(block);
@@ -110,8 +111,15 @@ impl Recording {
             session: None,
             tenant: decided.prompt.as_ref().and_then(|looked| looked.tenant.as_deref()).map(Into::into),
             priority: decided.priority,
+            headers: headers(decided),
         }
     }
+}
+
+/// The headers that the recorded decision read, without credentials: of those, the recording has only hashes.
+fn headers(decided: &Decided) -> Headers {
+    let read = decided.headers.iter().filter(|(name, _)| !CREDENTIALS.contains(&name.as_str()));
+    read.filter_map(|(name, value)| Some((name.as_str().into(), value.as_deref()?.into()))).collect()
 }
 
 impl Workload for Recording {

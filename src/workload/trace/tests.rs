@@ -50,7 +50,7 @@ fn mooncake_is_read_whole() {
 fn a_mooncake_prompt_is_its_blocks_the_last_one_cut() {
     let row = r#"{"timestamp": 27.5, "input_length": 1030, "output_length": 0, "hash_ids": [0, 7, 18446744073709551615], "type": "x"}"#;
     let requests = parsed(format!("{row}\n{}", row.replace("27.5", "30"))).unwrap();
-    let part = |role, id, tokens| PromptPart { role, piece: Piece::new(name_of_block(id), tokens) };
+    let part = |role, id, tokens| PromptPart::text(role, Piece::new(name_of_block(id), tokens));
     let prompt = [part(Speaker::System, 0, 512), part(Speaker::User, 7, 512), part(Speaker::User, u64::MAX, 6)];
     assert_eq!(requests[0].prompt, prompt);
     assert_eq!(requests[1].prompt, prompt);
@@ -119,7 +119,7 @@ fn the_native_format_is_read() {
     let (first, second) = (&requests[0], &requests[1]);
     assert_eq!(first.prompt[..2], second.prompt[..2]);
     assert_eq!(first.prompt[1].piece, Piece::new(17, 1200));
-    assert_eq!(second.prompt[2], PromptPart { role: Speaker::Assistant, piece: first.answer });
+    assert_eq!(second.prompt[2], PromptPart::text(Speaker::Assistant, first.answer));
     assert_eq!(second.prompt[3].piece.from, 100);
     assert_eq!(second.answer, Piece { name: 99, from: 5, tokens: 7 });
     assert_eq!(
@@ -221,10 +221,13 @@ fn bad_csv_rows_are_named() {
 
 #[test]
 fn bad_native_rows_are_named() {
-    let good = r#"{"at":5,"parts":[["user",1,2]],"answer":[3,4],"adapter":"a","session":6,"tenant":"t","priority":-7}"#;
+    let good = r#"{"at":5,"parts":[["user",1,2]],"answer":[3,4],"adapter":"a","session":6,"tenant":"t","priority":-7,"headers":{"x-a":"b"}}"#;
     let tokens = "a whole number from 1 to 10,000,000 is allowed";
     let time = "a number of seconds from 0 to 3,155,760,000 is allowed";
     let parts = "a list of [role, name, tokens] with at least one is allowed";
+    let (roles, image) =
+        (r#""system", "user", "assistant" or "image" is allowed"#, r#"["image", name, tokens] is allowed"#);
+    let headers = "an object with header names in lower case and values of printable ASCII is allowed";
     for (from, to, message) in [
         ("5,", "4.5,", "it comes 0.5 s before the row before it; rows must be in the order of time".to_owned()),
         ("\"at\":5,", "", format!("`at` is missing; {time}")),
@@ -239,8 +242,9 @@ fn bad_native_rows_are_named() {
             "\"user\",1",
             "`parts` is [\"user\",1]; [role, name, tokens] or [role, name, tokens, from] is allowed".to_owned(),
         ),
-        ("\"user\"", "\"tool\"", "`role` is \"tool\"; \"system\", \"user\" or \"assistant\" is allowed".to_owned()),
-        ("\"user\"", "7", "`role` is 7; \"system\", \"user\" or \"assistant\" is allowed".to_owned()),
+        ("\"user\"", "\"tool\"", format!("`role` is \"tool\"; {roles}")),
+        ("\"user\"", "7", format!("`role` is 7; {roles}")),
+        ("\"user\",1,2", "\"image\",1,2,3", format!("`parts` is [\"image\",1,2,3]; {image}")),
         ("1,2", "-1,2", "`name` in `parts` is -1; a whole number or text is allowed".to_owned()),
         ("1,2", "1,0", format!("`tokens` in `parts` is 0; {tokens}")),
         ("1,2", "1,\"2\"", format!("`tokens` in `parts` is \"2\"; {tokens}")),
@@ -258,6 +262,10 @@ fn bad_native_rows_are_named() {
         ("6", "-6", "`session` is -6; a whole number or text is allowed".to_owned()),
         ("\"t\"", "[]", "`tenant` is []; text is allowed".to_owned()),
         ("-7", "0.5", "`priority` is 0.5; a whole number of 32 bits is allowed".to_owned()),
+        ("x-a", "X-A", format!("`headers` is {{\"X-A\":\"b\"}}; {headers}")),
+        ("x-a", "", format!("`headers` is {{\"\":\"b\"}}; {headers}")),
+        ("\"b\"", "\"\\n\"", format!("`headers` is {{\"x-a\":\"\\n\"}}; {headers}")),
+        ("\"b\"", "1", format!("`headers` is {{\"x-a\":1}}; {headers}")),
     ] {
         let bad = good.replacen(from, to, 1);
         assert_ne!(bad, good);
@@ -299,15 +307,19 @@ prop_compose! {
     fn request()(
         gap in 0_u64..10_000_000_000,
         prompt in prop::collection::vec((prop::sample::select(vec![Speaker::System, Speaker::User, Speaker::Assistant]), piece()), 1..8),
+        images in prop::collection::vec((any::<u64>(), 1_u32..10_000), 0..3),
         answer in piece(),
         adapter in prop::option::of("\\PC{0,12}"),
         session in prop::option::of(any::<u64>()),
         tenant in prop::option::of("[\\x00-\\x7f\u{2028}é\"\\\\]{0,8}"),
         priority in prop_oneof![Just(0), any::<i32>()],
+        headers in prop::collection::btree_map("[a-z][a-z0-9-]{0,8}", "[ -~]{0,8}", 0..3),
     ) -> Request {
-        let prompt = prompt.into_iter().map(|(role, piece)| PromptPart { role, piece }).collect();
+        let mut prompt: Vec<_> = prompt.into_iter().map(|(role, piece)| PromptPart::text(role, piece)).collect();
+        prompt.extend(images.into_iter().map(|(name, tokens)| PromptPart::image(name, tokens)));
         let (adapter, tenant) = (adapter.map(Into::into), tenant.map(Into::into));
-        Request { number: 0, at: Timestamp(gap), prompt, answer, adapter, session, tenant, priority }
+        let headers = headers.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        Request { number: 0, at: Timestamp(gap), prompt, answer, adapter, session, tenant, priority, headers }
     }
 }
 

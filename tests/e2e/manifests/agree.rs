@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 /// Whether the labels have everything that a selector requires.
-fn selects(selector: &Value, labels: &Value) -> bool {
+pub(super) fn selects(selector: &Value, labels: &Value) -> bool {
     let selector = selector.as_object().filter(|selector| !selector.is_empty());
     selector.is_some_and(|selector| selector.iter().all(|(key, value)| labels.get(key) == Some(value)))
 }
@@ -22,6 +22,17 @@ fn pod(rendered: &Rendered) -> &Value {
 /// The picker's Service.
 fn service(rendered: &Rendered) -> &Value {
     rendered.named("Service", &rendered.one("Deployment")["metadata"]["name"])
+}
+
+/// The objects of a kind that have the picker's name. NATS servers have some of the same kinds.
+fn of_picker<'a>(rendered: &'a Rendered, kind: &str) -> impl Iterator<Item = &'a Value> + use<'a> {
+    let name = &rendered.one("Deployment")["metadata"]["name"];
+    rendered.of(kind).filter(move |object| object["metadata"]["name"] == *name)
+}
+
+/// The picker's PodDisruptionBudget.
+fn budget(rendered: &Rendered) -> &Value {
+    rendered.named("PodDisruptionBudget", &rendered.one("Deployment")["metadata"]["name"])
 }
 
 fn containers(rendered: &Rendered) -> impl Iterator<Item = &Value> {
@@ -52,8 +63,8 @@ fn selectors_match_the_picker_pods_by_stable_labels() {
         // A Deployment's selector is immutable, so a version in it would block every upgrade.
         assert!(!selector.to_string().contains("version"), "{name}: {selector}");
         assert_eq!(&service(rendered)["spec"]["selector"], selector, "{name}");
-        assert_eq!(&rendered.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"], selector, "{name}");
-        for policy in rendered.of("NetworkPolicy") {
+        assert_eq!(&budget(rendered)["spec"]["selector"]["matchLabels"], selector, "{name}");
+        for policy in of_picker(rendered, "NetworkPolicy") {
             assert_eq!(&policy["spec"]["podSelector"]["matchLabels"], selector, "{name}");
         }
         for constraint in list(&pod(rendered)["spec"]["topologySpreadConstraints"]) {
@@ -83,7 +94,7 @@ fn ports_match_from_the_pool_to_the_picker() {
             let target = port(rendered, &entry["targetPort"]);
             assert_eq!(entry["port"].as_i64(), Some(target), "{name}: one number on both sides is easier to find");
         }
-        for policy in rendered.of("NetworkPolicy") {
+        for policy in of_picker(rendered, "NetworkPolicy") {
             let ports = list(&policy["spec"]["ingress"]).iter().flat_map(|rule| list(&rule["ports"]));
             let named: Vec<_> = ports.map(|entry| port(rendered, &entry["port"])).collect();
             assert!(named.len() >= 2, "{name}: {named:?}");
@@ -285,7 +296,7 @@ fn unready_standby_pickers_block_neither_rollout_nor_drain() {
     let mut elect = 0;
     for rendered in all() {
         let rollout = &rendered.one("Deployment")["spec"]["strategy"]["rollingUpdate"];
-        let budget = &rendered.one("PodDisruptionBudget")["spec"]["maxUnavailable"];
+        let budget = &budget(rendered)["spec"]["maxUnavailable"];
         if has_leader_election(rendered) {
             assert_eq!((&rollout["maxUnavailable"], budget), (&json!("100%"), &json!("100%")), "{}", rendered.name);
             elect += 1;
@@ -299,24 +310,22 @@ fn unready_standby_pickers_block_neither_rollout_nor_drain() {
 #[test]
 fn pods_have_a_restricted_security_context() {
     for rendered in all() {
-        let security = &pod(rendered)["spec"]["securityContext"];
-        assert_eq!(security["runAsNonRoot"], true, "{}", rendered.name);
-        assert_eq!(security["seccompProfile"]["type"], "RuntimeDefault", "{}", rendered.name);
-        // Environment variables of Services must not be read as the picker's settings.
-        assert_eq!(pod(rendered)["spec"]["enableServiceLinks"], false, "{}", rendered.name);
-        for container in containers(rendered) {
-            let inner = &container["securityContext"];
-            assert_eq!(inner["allowPrivilegeEscalation"], false, "{}: {}", rendered.name, container["name"]);
-            assert_eq!(inner["readOnlyRootFilesystem"], true, "{}: {}", rendered.name, container["name"]);
-            assert_eq!(inner["capabilities"]["drop"], json!(["ALL"]), "{}: {}", rendered.name, container["name"]);
-            assert!(
-                container["resources"]["requests"]["memory"].is_string(),
-                "{}: {}",
-                rendered.name,
-                container["name"]
-            );
-            assert!(container["resources"]["limits"].get("cpu").is_none(), "{}: throttled", rendered.name);
-            assert!(!text(&container["image"]).ends_with(":latest"), "{}: {}", rendered.name, container["image"]);
+        for workload in rendered.of("Deployment").chain(rendered.of("StatefulSet")) {
+            let spec = &workload["spec"]["template"]["spec"];
+            let name = format!("{}: {}", rendered.name, workload["metadata"]["name"]);
+            assert_eq!(spec["securityContext"]["runAsNonRoot"], true, "{name}");
+            assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+            // Environment variables of Services must not be read as the picker's settings.
+            assert_eq!(spec["enableServiceLinks"], false, "{name}");
+            for container in list(&spec["containers"]).iter().chain(list(&spec["initContainers"])) {
+                let (name, inner) = (format!("{name}: {}", container["name"]), &container["securityContext"]);
+                assert_eq!(inner["allowPrivilegeEscalation"], false, "{name}");
+                assert_eq!(inner["readOnlyRootFilesystem"], true, "{name}");
+                assert_eq!(inner["capabilities"]["drop"], json!(["ALL"]), "{name}");
+                assert!(container["resources"]["requests"]["memory"].is_string(), "{name}");
+                assert!(container["resources"]["limits"].get("cpu").is_none(), "{name}: throttled");
+                assert!(!text(&container["image"]).ends_with(":latest"), "{name}: {}", container["image"]);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! understood.
 
 use super::picker::{configuration, refused};
-use super::render::{MTLS, POOL, STANDALONE, examples, helm, lint, list, template, text};
+use super::render::{MTLS, POOL, STANDALONE, SYNC, examples, helm, lint, list, template, text};
 use super::shape;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -126,6 +126,16 @@ const SEARCHING: &str = r#"pluginsCustomConfig: {
   a.yaml: "apiVersion: attache.dev/v1\nkind: Attache\npools: [{name: 'a # b', kubernetes: {poolSelector: a=b}}]",
   b.yaml: "apiVersion: attache.dev/v1\nkind: Attache\n# poolSelector: a=b\npools: [{name: b}]"}"#;
 
+/// A file of GIE's picker.
+pub(super) const PICKER_CONFIG: &str = r#"pluginsCustomConfig: {
+  a.yaml: "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]"}"#;
+
+/// The values of a configuration of Attaché with one more key.
+fn configured(more: &str) -> String {
+    let text = format!("apiVersion: attache.dev/v1\\nkind: Attache\\n{more}\\npools: [{{name: a}}]");
+    format!("pluginsConfigFile: a.yaml, pluginsCustomConfig: {{a.yaml: \"{text}\"}}")
+}
+
 #[test]
 fn unused_configurations_grant_no_rights() {
     for (chart, least, file) in [
@@ -195,6 +205,51 @@ fn invalid_values_are_rejected_with_a_reason() {
             "standalone",
             format!("{MTLS}  endpointsServer: {{endpointSelector: a=b}}\n  flags: {{cert-path: /a}}\n"),
             "mtls sets the flag itself",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{{SYNC}, flags: {{ha-enable-leader-election: true}}}}\n"),
+            "with shared state all replicas route",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{{SYNC}, {}}}\n", configured("server: {leaderElection: true}")),
+            "with shared state all replicas route",
+        ),
+        (
+            "standalone",
+            format!(
+                "inferenceExtension: {{endpointsServer: {{endpointSelector: a=b}}, {SYNC}, {}}}\n",
+                configured("sync: {}")
+            ),
+            "has the key sync",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{{SYNC}, pluginsConfigFile: a.yaml, {PICKER_CONFIG}}}\n"),
+            "is an EndpointPickerConfig",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{{SYNC}, flags: {{sync-name: a}}}}\n"),
+            "sync sets the flag itself",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{sync: {{keySecret: pickers}}}}\n"),
+            "inferenceExtension.sync.nats.servers is empty",
+        ),
+        (
+            "inferencepool",
+            format!(
+                "{POOL}inferenceExtension: {{sync: {{nats: {{servers: ['nats://nats:4222'], serversSecret: nats}}}}}}\n"
+            ),
+            "give one of them",
+        ),
+        (
+            "inferencepool",
+            format!("{POOL}inferenceExtension: {{sync: {{nats: {{servers: ['http://nats:4222']}}}}}}\n"),
+            "does not match pattern",
         ),
         (
             "inferencepool",

@@ -7,4 +7,6 @@ mod live;
 mod pages;
 mod picker;
 mod render;
+#[cfg(feature = "nats")]
+mod replicas;
 mod shape;

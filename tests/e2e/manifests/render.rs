@@ -138,6 +138,7 @@ const EVERYTHING: &str = "
   volumes: [{name: tls, secret: {secretName: tls}}]
   volumeMounts: [{name: tls, mountPath: /certs, readOnly: true}]
   podAnnotations: {example.com/a: b}
+  sync: {nats: {servers: ['nats://nats-0.nats:4222', 'nats://nats-1.nats:4222']}}
   nodeSelector: {kubernetes.io/os: linux}
   affinity: {nodeAffinity: {}}
   tolerations: [{key: dedicated, operator: Exists}]
@@ -168,6 +169,11 @@ const BY_FILE: &str = "inferenceExtension:
 pub(crate) const MTLS: &str = "inferenceExtension:\n  mtls: {enabled: true, clientNames: ['spiffe://cluster.local/ns/gateways/*'], \
                                certManager: {issuerRef: {name: ca}}}\n";
 pub(crate) const MTLS_ISTIO: &str = "istio: {destinationRule: {credentialName: gateway-to-picker}}\n";
+
+/// Pickers that share their state, with all that the values of `sync` can say.
+pub(crate) const SYNC: &str = "sync: {waitForSnapshot: 10s, keySecret: pickers, nats: {\
+                               servers: ['tls://nats-0.nats:4222', 'tls://nats-1.nats:4222'], \
+                               credentialsSecret: nats-user, tls: {caSecret: nats-ca, certSecret: picker}}}";
 
 /// Every installation that the tests check, rendered once.
 pub(crate) fn all() -> &'static [Rendered] {
@@ -208,6 +214,9 @@ fn render_all() -> Vec<Rendered> {
         "standalone",
         &format!("{MTLS}  endpointsServer: {{endpointSelector: app=llm}}\n  poolServices: [a-epp]\n"),
     ));
+    all.push(helm("inferencepool", &format!("{POOL}inferenceExtension: {{replicas: 3, {SYNC}}}\n")));
+    let shared = format!("endpointsServer: {{endpointSelector: app=llm}}, {SYNC}");
+    all.push(helm("standalone", &format!("inferenceExtension: {{{shared}}}\n")));
     let servers = "  endpointsServer: {endpointSelector: \"app=llm,tier in (a, b)\", targetPorts: [8000, 8001]}";
     all.push(helm("standalone", &format!("inferenceExtension:\n{servers}{EVERYTHING}")));
     all

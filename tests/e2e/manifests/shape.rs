@@ -49,6 +49,7 @@ fn core(version: &str, kind: &str, object: &Value) -> Option<Result<(), String>>
         ("v1", "Service") => typed::<core::v1::Service>(object),
         ("v1", "ServiceAccount") => typed::<core::v1::ServiceAccount>(object),
         ("apps/v1", "Deployment") => typed::<apps::v1::Deployment>(object),
+        ("apps/v1", "StatefulSet") => typed::<apps::v1::StatefulSet>(object),
         ("autoscaling/v2", "HorizontalPodAutoscaler") => typed::<autoscaling::v2::HorizontalPodAutoscaler>(object),
         ("networking.k8s.io/v1", "NetworkPolicy") => typed::<networking::v1::NetworkPolicy>(object),
         ("policy/v1", "PodDisruptionBudget") => typed::<policy::v1::PodDisruptionBudget>(object),

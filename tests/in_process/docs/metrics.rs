@@ -21,13 +21,16 @@ impl Drop for Running {
     }
 }
 
-/// `/metrics` of a running picker with TLS and traces.
+/// `/metrics` of a running picker with TLS, traces and peers.
 fn metrics() -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
     command.args(["run", "--bind", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]);
     command.args(["--endpoint", "127.0.0.1:9", "--log-format", "json"]);
     if cfg!(feature = "otlp") {
         command.args(["--otlp-endpoint", "http://127.0.0.1:9"]);
+    }
+    if cfg!(feature = "nats") {
+        command.args(["--sync-nats-url", "nats://127.0.0.1:9"]);
     }
     let mut picker = Running(command.stderr(Stdio::piped()).spawn().unwrap());
     let log = BufReader::new(picker.0.stderr.take().unwrap());
@@ -54,7 +57,9 @@ fn unit(name: &str) -> &'static str {
         Some("tokens") => "tokens",
         Some("blocks") => "blocks",
         Some("requests") => "requests",
-        Some("usage" | "weight" | "trust" | "connected" | "unreadable" | "tokenizer" | "info") => "–",
+        Some("usage" | "weight" | "trust" | "connected" | "behind" | "done" | "unreadable" | "tokenizer" | "info") => {
+            "–"
+        }
         _ => "count",
     }
 }

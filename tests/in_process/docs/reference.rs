@@ -211,9 +211,9 @@ fn configuration_page_lists_every_key() {
     let cell = |text: &str| text.replace('|', "\\|");
     let mut out = String::from("| key | default or example | notes |\n|---|---|---|\n");
     let mut names = String::new();
-    for file in ["examples/configs/full.yaml", "examples/configs/disaggregation.yaml"] {
-        names.push_str(&page(file));
-        for [key, value, comment] in keys(file) {
+    for file in ["full", "disaggregation", "replicas"].map(|name| format!("examples/configs/{name}.yaml")) {
+        names.push_str(&page(&file));
+        for [key, value, comment] in keys(&file) {
             let shown = if value.is_empty() { "–".to_owned() } else { code(&cell(&value)) };
             let row = format!("| `{key}` |");
             if !out.contains(&row) {

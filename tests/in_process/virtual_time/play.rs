@@ -5,13 +5,12 @@
 //! `kvcache-ai/Mooncake`, Apache-2.0). Each line is a request, and `hash_ids` name the prompt's 512-token blocks. An id
 //! implies all blocks before it.
 
-use attache::clock::Timestamp;
+use attache::clock::{Clock, Timestamp};
 use attache::pool::Endpoint;
 use attache::pool::health::HealthPolicy;
+use attache::prefix::cache::{BlockUnit, CacheConfig};
 use attache::prefix::claims::DEFAULT_CLAIM_LIFE;
-use attache::replay::front::FrontConfig;
-use attache::replay::legs::Patience;
-use attache::replay::quotas::QuotaSettings;
+use attache::replay::front::{FrontConfig, simulated_prefix};
 use attache::replay::world::{SignalSettings, TimedChange, World, WorldConfig, spec};
 use attache::report::Observer;
 use attache::report::served::{Ending, Sample, Served};
@@ -49,7 +48,7 @@ pub(crate) fn text(seed: u32, length: u32) -> Piece {
 
 /// A request whose response no prompt repeats.
 pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32) -> Request {
-    let part = |piece: &Piece| PromptPart { role: Speaker::User, piece: *piece };
+    let part = |piece: &Piece| PromptPart::text(Speaker::User, *piece);
     Request {
         number,
         at,
@@ -59,6 +58,7 @@ pub(crate) fn request(number: u64, at: Timestamp, prompt: &[Piece], answer: u32)
         session: None,
         tenant: None,
         priority: 0,
+        headers: Vec::new(),
     }
 }
 
@@ -160,22 +160,20 @@ impl Pool {
         let (name, parameters) = policy.split_once('=').unwrap_or((policy, "null"));
         let parameters: Value = serde_json::from_str(parameters).expect("JSON");
         let strategy = attache::plugins::registry().build(name, &parameters).expect("a strategy");
+        let scheduler = Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1);
+        let cache = CacheConfig {
+            unit: BlockUnit::Tokens(BLOCK),
+            max_bytes: 64 << 20,
+            tenant_share: 1.0,
+            claim_life: DEFAULT_CLAIM_LIFE,
+            seed: SEED,
+        };
+        let prefix = simulated_prefix(&cache, None, Clock::start());
         let config = WorldConfig {
-            front: FrontConfig {
-                scheduler: Scheduler::new(Choices::only("test", strategy), HealthPolicy::default(), 1),
-                patience: Patience::default(),
-                stale_after: Duration::from_secs(2),
-                block_size: BLOCK,
-                max_index_bytes: 64 << 20,
-                tenant_share: 1.0,
-                tenant_header: None,
-                claim_life: DEFAULT_CLAIM_LIFE,
-                queues: None,
-                quotas: QuotaSettings::default(),
-                policies: Default::default(),
-                seed: SEED,
-            },
+            pickers: vec![FrontConfig::new(scheduler, prefix, Duration::from_secs(2), SEED)],
+            bus: None,
             servers: self.engines.iter().cloned().enumerate().map(|(i, engine)| (spec(i), engine)).collect(),
+            ranks: 1,
             signals: SignalSettings {
                 metrics_every: SCRAPE,
                 metrics_delay: Duration::ZERO,
@@ -187,7 +185,7 @@ impl Pool {
             seed: SEED,
         };
         let mut seen = Seen::default();
-        let mut world = World::new(config, workload, &mut seen);
+        let mut world = World::new(config, workload, &mut seen).unwrap();
         let outcome = world.run().expect("a workload without mistakes");
         let endpoints = world.snapshot().endpoints.iter().map(|state| state.endpoint.clone()).collect();
         let evictions = world.cache().index().stats().evicted_for_capacity;

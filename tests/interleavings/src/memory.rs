@@ -284,6 +284,11 @@ impl AtomicU32 {
 #[derive(Debug)]
 pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
+/// Releases the lock; the scheduler chooses the thread that gets it.
+pub fn unlock_fair<T>(guard: MutexGuard<'_, T>) {
+    drop(guard);
+}
+
 impl<T> Mutex<T> {
     /// An unlocked mutex.
     pub fn new(value: T) -> Self {

@@ -115,6 +115,11 @@ impl FakeApi {
         api
     }
 
+    /// Where the server listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A kubeconfig file for this server.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("config")
@@ -152,6 +157,7 @@ impl FakeApi {
     pub(crate) fn delete_pod(&self, name: &str) {
         self.delete("v1", "pods", name);
     }
+
     /// An object as the server has it.
     pub(crate) fn get(&self, group: &str, plural: &str, name: &str) -> Option<Value> {
         self.store.lock().resources.get(&format!("{group}/{plural}"))?.get(&key(NAMESPACE, name)).cloned()

@@ -32,6 +32,8 @@ struct ResourceRequest {
     /// `None` for resources without a namespace.
     namespace: Option<String>,
     name: Option<String>,
+    /// Only the number of replicas of the object.
+    scale: bool,
     query: BTreeMap<String, String>,
 }
 
@@ -42,6 +44,10 @@ impl ResourceRequest {
             ["api", version, rest @ ..] => ((*version).to_owned(), rest),
             ["apis", group, version, rest @ ..] => (format!("{group}/{version}"), rest),
             _ => return None,
+        };
+        let (scale, rest) = match rest {
+            [object @ .., "scale"] => (true, object),
+            _ => (false, rest),
         };
         let (namespace, plural, name) = match rest {
             [plural] => (None, plural, None),
@@ -55,7 +61,7 @@ impl ResourceRequest {
         let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
         let decoded = |text: &str| percent_decoded(&text.replace('+', " "));
         let query = pairs.map(|(k, v)| (k.to_owned(), decoded(v))).collect();
-        Some(Self { resource: format!("{group}/{plural}"), namespace, name, query })
+        Some(Self { resource: format!("{group}/{plural}"), namespace, name, scale, query })
     }
 
     fn number(&self, key: &str) -> Option<u64> {
@@ -150,6 +156,7 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
     match verb {
         "list" => list(&api, &question),
         "watch" => watch(api, question),
+        "get" if question.scale => get_scale(&api, &question),
         "get" => get(&api, &question),
         _ => {
             let Ok(body) = axum::body::to_bytes(request.into_body(), 1 << 20).await else {
@@ -273,6 +280,19 @@ fn get(api: &FakeApi, question: &ResourceRequest) -> Response {
     store.resources[&question.resource].get(&question.key()).map_or_else(|| status(404, "not found"), good)
 }
 
+fn get_scale(api: &FakeApi, question: &ResourceRequest) -> Response {
+    let store = api.store.lock();
+    let Some(object) = store.resources[&question.resource].get(&question.key()) else {
+        return status(404, "not found");
+    };
+    let (name, version) = (&object["metadata"]["name"], &object["metadata"]["resourceVersion"]);
+    good(&json!({
+        "kind": "Scale", "apiVersion": "autoscaling/v1",
+        "metadata": {"name": name, "namespace": object["metadata"]["namespace"], "resourceVersion": version},
+        "spec": {"replicas": object["spec"]["replicas"]}, "status": {"replicas": object["status"]["replicas"]},
+    }))
+}
+
 /// Creates and replaces, with the resource version as an optimistic lock.
 fn write(api: &FakeApi, question: &ResourceRequest, verb: &str, body: &[u8]) -> Response {
     let Ok(mut object) = serde_json::from_slice::<Value>(body) else { return status(400, "no JSON") };
@@ -292,6 +312,11 @@ fn write(api: &FakeApi, question: &ResourceRequest, verb: &str, body: &[u8]) -> 
     };
     if let Some(conflict) = conflict {
         return status(409, conflict);
+    }
+    if let Some(known) = known.filter(|_| question.scale) {
+        let replicas = object["spec"]["replicas"].take();
+        object = known.clone();
+        object["spec"]["replicas"] = replicas;
     }
     let kept = store.apply(&question.resource, object);
     drop(store);
@@ -313,13 +338,22 @@ struct Watching {
 
 fn watch(api: FakeApi, question: ResourceRequest) -> Response {
     let version = question.number("resourceVersion").unwrap_or(0);
-    if version < api.store.lock().oldest {
+    // Before the checks: what changes after them cuts this watch.
+    let (changed, age) = (api.changed.subscribe(), api.age.subscribe());
+    let (oldest, installed) = {
+        let store = api.store.lock();
+        (store.oldest, store.resources.contains_key(&question.resource))
+    };
+    if !installed {
+        return status(404, "the server could not find the requested resource");
+    }
+    if version < oldest {
         return status(410, "too old resource version");
     }
     let seconds = question.number("timeoutSeconds").unwrap_or(300);
     let watching = Watching {
-        changed: api.changed.subscribe(),
-        age: api.age.subscribe(),
+        changed,
+        age,
         end: Instant::now() + Duration::from_secs(seconds),
         ready: VecDeque::new(),
         over: false,

@@ -222,7 +222,7 @@ fn holding_by(strategy: &'static str, source_tokens: Option<u32>, decider: Decid
         if let Some(first) = keys.first_mut() {
             *first = space.first(named, &bytes);
         }
-        cache.record(EndpointId(id), &keys, None, NOW);
+        cache.record(EndpointId(id), &keys, TenantId(0), NOW);
     }
     world
 }

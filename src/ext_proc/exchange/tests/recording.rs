@@ -90,10 +90,13 @@ impl RecordedWorld {
         assert!(summary.is_exact(), "{summary}");
         let recorded = explain(&path, None, None, &registry).unwrap().unwrap();
         let live = explanation.unwrap();
-        assert_eq!((&recorded.choice.picks, &recorded.recorded), (&last, &last));
-        assert_eq!(recorded.choice.prefill, live.prefill);
-        assert_eq!((recorded.pool, recorded.model, recorded.choice.picks), (live.pool, live.model, live.picks));
-        assert_eq!(recorded.choice.parts.to_string(), live.parts.to_string());
+        assert_eq!((&recorded.decision.choice.picks, &recorded.recorded), (&last, &last));
+        assert_eq!(recorded.decision.choice.prefill, live.prefill);
+        assert_eq!(
+            (recorded.decision.pool, recorded.decision.model, recorded.decision.choice.picks),
+            (live.pool, live.model, live.picks)
+        );
+        assert_eq!(recorded.decision.choice.parts.to_string(), live.parts.to_string());
     }
 }
 

@@ -164,7 +164,7 @@ fn blocks_in_use_by_others_take_no_additional_cache() {
     cache.reconcile(&trial.pool);
     let keys: Vec<BlockKey> = (1..=40).map(BlockKey).collect();
     let [one, other] = [0, 1].map(|i: usize| trial.pool.endpoints[i].id());
-    [one, other].iter().for_each(|id| cache.record(*id, &keys[..36], None, NOW));
+    [one, other].iter().for_each(|id| cache.record(*id, &keys[..36], attache_prefix::TenantId(0), NOW));
     let _other_request = cache.claim(one, &PrefixUpdate { keys: keys[..20].to_vec(), ..PrefixUpdate::default() }, NOW);
     let found = cache.lookup(&mut &*keys, NOW);
     let cx = PickContext { prefix: Some(&found), ..trial.context() };

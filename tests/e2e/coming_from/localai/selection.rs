@@ -133,8 +133,8 @@ rows! { ROWS;
     pressure: "pressure: a warm replica was passed over for its load",
         "counted by model over 1 minute; from 1 on the model gets another replica",
         Differs {
-            default: "the gauge `attache_model_pressure` has the count of the last minute by pool and model; Attaché starts no replicas",
-            exact: "an autoscaler on `sum by (pool, model) (attache_model_pressure) >= 1`, which adds up all pickers",
+            default: "the gauge `attache_model_pressure` and the page `/api/pressure` have the count of the last minute by pool and model; Attaché starts no replicas",
+            exact: "an autoscaler on `sum by (pool, model) (attache_model_pressure) >= 1`, which adds up all pickers; or a controller that reads `/api/pressure/{model}`, and deletes what it read once the replica has started",
         } => {
             let pool = Pool::with(2, "", "  strategy: prefix-affinity\n", &[]).await;
             let prompt = chat(&"a hot prompt ".repeat(60));

@@ -58,6 +58,95 @@ labels:
 {{- include "attache.switched" (list . "metrics-endpoint-auth" "metricsAuth") -}}
 {{- end -}}
 
+{{- /* Whether the pickers share their state over NATS. */}}
+{{- define "attache.syncs" -}}
+{{- if or .Values.inferenceExtension.sync.nats.servers .Values.inferenceExtension.sync.nats.serversSecret }}true{{ end -}}
+{{- end -}}
+
+{{- /* The key `sync` of the configuration, as YAML. Empty where the configuration has no place for it: flags name the servers then. */}}
+{{- define "attache.sync" -}}
+{{- $sync := .Values.inferenceExtension.sync }}
+{{- $own := dict }}
+{{- with $sync.keySecret }}{{ $_ := set $own "keyFile" "/sync/key/sync.key" }}{{ end }}
+{{- with $sync.waitForSnapshot }}{{ $_ := set $own "waitForSnapshot" . }}{{ end }}
+{{- $nats := dict }}
+{{- with $sync.nats.subjectPrefix }}{{ $_ := set $nats "subjectPrefix" . }}{{ end }}
+{{- with $sync.nats.credentialsSecret }}{{ $_ := set $nats "credentials" "/sync/credentials/nats.creds" }}{{ end }}
+{{- $tls := dict }}
+{{- with $sync.nats.tls.caSecret }}{{ $_ := set $tls "caFile" "/sync/ca/ca.crt" }}{{ end }}
+{{- with $sync.nats.tls.certSecret }}{{ $tls = merge $tls (dict "certFile" "/sync/cert/tls.crt" "keyFile" "/sync/cert/tls.key") }}{{ end }}
+{{- with $tls }}{{ $_ := set $nats "tls" . }}{{ end }}
+{{- if not (include "attache.syncs" .) }}
+{{- if or $own $nats }}
+{{- fail "inferenceExtension.sync.nats.servers is empty: the other values of inferenceExtension.sync have no effect without the URLs of NATS servers" }}
+{{- end }}
+{{- else }}
+{{- if and $sync.nats.servers $sync.nats.serversSecret }}
+{{- fail "inferenceExtension.sync.nats.servers and inferenceExtension.sync.nats.serversSecret are both set: give one of them" }}
+{{- end }}
+{{- if include "attache.elects" . }}
+{{- fail "inferenceExtension.sync and leader election are both set: with shared state all replicas route, so leave out one of them" }}
+{{- end }}
+{{- range $flag := list "sync-nats-url" "sync-name" }}
+{{- if hasKey $.Values.inferenceExtension.flags $flag }}
+{{- fail (printf "inferenceExtension.flags.%s and inferenceExtension.sync are both set: sync sets the flag itself" $flag) }}
+{{- end }}
+{{- end }}
+{{- $file := include "attache.file" . | fromJson }}
+{{- if hasKey $file "sync" }}
+{{- fail (printf "inferenceExtension.pluginsCustomConfig: %q has the key sync, and inferenceExtension.sync is set: leave out one of them" .Values.inferenceExtension.pluginsConfigFile) }}
+{{- end }}
+{{- if eq (toString $file.kind) "EndpointPickerConfig" }}
+{{- if or $own $nats }}
+{{- fail (printf "inferenceExtension.sync: %q is an EndpointPickerConfig, which has no place for the values beside the URLs of NATS servers: write Attaché's own configuration" .Values.inferenceExtension.pluginsConfigFile) }}
+{{- end }}
+{{- else }}
+{{- with $sync.nats.servers }}{{ $_ := set $nats "servers" . }}{{ end }}
+{{- $nats = merge $nats (dict "subjectPrefix" (printf "attache.%s.%s" .Release.Namespace .Release.Name | trunc 100 | trimSuffix ".")) }}
+{{- toYaml (dict "sync" (merge $own (dict "nats" $nats))) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Given the root and the text of the configuration that is used: the text with `sync`. */}}
+{{- define "attache.withSync" -}}
+{{- $text := index . 1 }}
+{{- with include "attache.sync" (index . 0) }}
+{{- $longer := printf "%s\n%s" (trimSuffix "\n" $text) . }}
+{{- /* A mapping in braces, or one whose document ends, can't be continued. */}}
+{{- if not (hasKey (fromYaml $longer) "sync") }}
+{{- $longer = toYaml (merge (fromYaml $text) (fromYaml .)) }}
+{{- end }}
+{{- $text = $longer }}
+{{- end }}
+{{- $text -}}
+{{- end -}}
+
+{{- define "attache.syncFlags" -}}
+- --sync-name=$(POD_NAME)
+{{- if not (include "attache.sync" .) }}
+{{- range .Values.inferenceExtension.sync.nats.servers }}
+- {{ printf "--sync-nats-url=%s" . | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Name of a volume and of its directory in /sync, and the secret. */}}
+{{- define "attache.syncSecrets" -}}
+{{- with .Values.inferenceExtension.sync.keySecret }}
+key: {{ . }}
+{{- end }}
+{{- with .Values.inferenceExtension.sync.nats.credentialsSecret }}
+credentials: {{ . }}
+{{- end }}
+{{- with .Values.inferenceExtension.sync.nats.tls.caSecret }}
+ca: {{ . }}
+{{- end }}
+{{- with .Values.inferenceExtension.sync.nats.tls.certSecret }}
+cert: {{ . }}
+{{- end }}
+{{- end -}}
+
 {{- /* The configuration that is used has pools searched for. */}}
 {{- define "attache.fileSearches" -}}
 {{- range get (include "attache.file" . | fromJson) "pools" | default list }}{{ with .kubernetes }}{{ if .poolSelector }}true{{ end }}{{ end }}{{ end -}}
@@ -238,9 +327,17 @@ data:
     pools:
     - name: {{ .Release.Name | quote }}
       strategy: predicted-latency
+    {{- if eq .Values.inferenceExtension.pluginsConfigFile "default-plugins.yaml" }}
+    {{- with include "attache.sync" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- end }}
   {{- end }}
   {{- range $file, $text := .Values.inferenceExtension.pluginsCustomConfig }}
   {{ $file | quote }}: |
+    {{- if eq $file $.Values.inferenceExtension.pluginsConfigFile }}
+    {{- $text = include "attache.withSync" (list $ $text) }}
+    {{- end }}
     {{- $text | nindent 4 }}
   {{- end }}
 {{- if not (or (eq .Values.inferenceExtension.pluginsConfigFile "default-plugins.yaml") (hasKey .Values.inferenceExtension.pluginsCustomConfig .Values.inferenceExtension.pluginsConfigFile)) }}
@@ -266,6 +363,9 @@ args:
 - --model-server-metrics-path={{ . }}
 {{- end }}
 - --tracing={{ .Values.inferenceExtension.tracing.enabled }}
+{{- if include "attache.syncs" . }}
+{{- include "attache.syncFlags" . | nindent 0 }}
+{{- end }}
 {{- if .Values.inferenceExtension.mtls.enabled }}
 {{- include "attache.mtlsFlags" . | nindent 0 }}
 {{- end }}
@@ -283,6 +383,10 @@ env:
   value: {{ .Values.inferenceExtension.tracing.otelExporterEndpoint | quote }}
 - name: OTEL_TRACES_SAMPLER_ARG
   value: {{ .Values.inferenceExtension.tracing.sampling.samplerArg | quote }}
+{{- end }}
+{{- with .Values.inferenceExtension.sync.nats.serversSecret }}
+- name: ATTACHE_SYNC_NATS_URL
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: url}}
 {{- end }}
 {{- with .Values.inferenceExtension.env }}
 {{ toYaml . }}
@@ -310,6 +414,9 @@ volumeMounts:
 - {name: config, mountPath: /config, readOnly: true}
 {{- if .Values.inferenceExtension.mtls.enabled }}
 - {name: mtls, mountPath: /tls, readOnly: true}
+{{- end }}
+{{- range $name, $_ := include "attache.syncSecrets" . | fromYaml }}
+- {name: sync-{{ $name }}, mountPath: /sync/{{ $name }}, readOnly: true}
 {{- end }}
 {{- with .Values.inferenceExtension.volumeMounts }}
 {{ toYaml . }}
@@ -345,9 +452,15 @@ spec:
     metadata:
       labels:
         {{- include "attache.selectorLabels" . | nindent 8 }}
-      {{- with .Values.inferenceExtension.podAnnotations }}
+      {{- if or .Values.inferenceExtension.podAnnotations (include "attache.sync" .) }}
       annotations:
+        {{- with .Values.inferenceExtension.podAnnotations }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with include "attache.sync" . }}
+        # Pickers read it at start only, so that a change replaces them.
+        checksum/sync: {{ sha256sum . }}
+        {{- end }}
       {{- end }}
     spec:
       serviceAccountName: {{ include "attache.name" . }}
@@ -376,6 +489,10 @@ spec:
       {{- if .Values.inferenceExtension.mtls.enabled }}
       - name: mtls
         secret: {secretName: {{ include "attache.tlsSecret" . }}}
+      {{- end }}
+      {{- range $name, $secret := include "attache.syncSecrets" . | fromYaml }}
+      - name: sync-{{ $name }}
+        secret: {secretName: {{ $secret }}}
       {{- end }}
       {{- with include "attache.proxyVolumes" . }}
       {{- . | nindent 6 }}

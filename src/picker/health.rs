@@ -1,0 +1,41 @@
+//! Records the outcomes of one request in the health of endpoints. Used for the response, and for prefill legs.
+
+use super::event::{Event, Observer};
+use attache_pool::Endpoint;
+use attache_pool::health::{ClientSlot, Observation, Outcome, Verdict};
+use attache_protocol::Api;
+use attache_record::RequestTape;
+use attache_scheduling::Pool;
+use attache_types::clock::Timestamp;
+use std::sync::Arc;
+
+/// Records the outcomes of one request, whose API and client determine how they count.
+#[derive(Debug)]
+pub(super) struct HealthReporter {
+    pub(super) pool: Arc<Pool>,
+    pub(super) tape: RequestTape,
+    pub(super) api: Api,
+    pub(super) client: ClientSlot,
+    /// What the log calls an endpoint that is ejected.
+    pub(super) role: &'static str,
+}
+
+impl HealthReporter {
+    /// Records `outcome`; true if it ejects the endpoint.
+    pub(super) fn record(
+        &self,
+        endpoint: &Endpoint,
+        outcome: Outcome,
+        now: Timestamp,
+        observer: &dyn Observer,
+    ) -> bool {
+        let Self { pool, tape, role, .. } = self;
+        let observation = Observation { outcome, api: self.api, client: self.client };
+        let verdict = tape.judge(endpoint, observation, now, pool.scheduler.health(), &pool.store);
+        observer.event(Event::Health(verdict));
+        if verdict == Verdict::Ejected {
+            tracing::warn!(pool = %pool.name, endpoint = %endpoint.authority, ?outcome, "{role} ejected");
+        }
+        verdict == Verdict::Ejected
+    }
+}

@@ -1,0 +1,141 @@
+//! What observers learn of a request in flight: metrics of its pool, its model and its tenant, its trace, the decision
+//! log.
+
+use super::OpenedRequest;
+use crate::PoolRuntime;
+use crate::decide::Plan;
+use crate::event::{DecisionRecord, End, NameEvent, NameObserver, Observer, RequestEvent, RequestTrace};
+use crate::split::PrefillOutcome;
+use crate::tenant::Tenant;
+use attache_disagg::Failure;
+use attache_pool::Endpoint;
+use attache_protocol::Usage;
+use attache_quota::Subject;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reports one request to observers.
+#[derive(Debug)]
+pub(super) struct RequestReports {
+    runtime: Arc<PoolRuntime>,
+    opened: Timestamp,
+    picked: EndpointId,
+    /// The record for the decision log, as far as it is known.
+    record: DecisionRecord,
+    span: Option<Box<dyn RequestTrace>>,
+    /// The observers of its model and its tenant.
+    counts: SmallVec<[Arc<dyn NameObserver>; 2]>,
+}
+
+impl RequestReports {
+    /// Counts the request of `plan`, which goes to `picked`, for its model and its tenant.
+    pub(super) fn begin(
+        plan: &Plan,
+        picked: &Endpoint,
+        request: OpenedRequest<'_>,
+        now: Timestamp,
+        observer: &dyn Observer,
+    ) -> Self {
+        let OpenedRequest { api, opened, request_id, tenant, span, .. } = request;
+        let record = DecisionRecord {
+            request_id,
+            api: api.name(),
+            pool: plan.runtime.pool.name.clone(),
+            model: plan.target.clone(),
+            endpoint: picked.authority.clone(),
+            reason: plan.decision.reason,
+            estimated_prompt_tokens: plan.prompt_tokens,
+            estimated_cached_tokens: plan.matched_tokens,
+            ..DecisionRecord::default()
+        };
+        let mut counts = SmallVec::<[Arc<dyn NameObserver>; 2]>::new();
+        if !plan.target.is_empty() {
+            let model = observer.named(Subject::Model, &plan.target, now);
+            if plan.understood {
+                let (cached_tokens, prompt_tokens) = (plan.matched_tokens, plan.prompt_tokens);
+                model.event(NameEvent::Matched { cached_tokens, prompt_tokens });
+            }
+            if plan.decision.diverted {
+                model.event(NameEvent::Diverted);
+            }
+            counts.push(model);
+        }
+        if *tenant != Tenant::Unconfigured {
+            counts.push(observer.named(Subject::Tenant, tenant.name().unwrap_or_default(), now));
+        }
+        counts.iter().for_each(|counts| counts.event(NameEvent::Routed));
+        Self { runtime: plan.runtime.clone(), opened, picked: picked.id, record, span, counts }
+    }
+
+    /// The observer of its model; `None` if the model is unknown.
+    pub(super) fn model_counts(&self) -> Option<&dyn NameObserver> {
+        self.counts.first().filter(|_| !self.record.model.is_empty()).map(|counts| &**counts)
+    }
+
+    /// Whether the first byte of the response body has arrived.
+    pub(super) fn has_begun(&self) -> bool {
+        self.record.ttft_ms.is_some()
+    }
+
+    /// The response began with this HTTP status.
+    pub(super) fn status(&mut self, status: u16) {
+        self.record.status = status;
+        self.runtime.observer.event(RequestEvent::Status(status));
+    }
+
+    /// The first byte of the response body has arrived.
+    pub(super) fn first_byte(&mut self, now: Timestamp) {
+        let after = now.since(self.opened);
+        self.record.ttft_ms = Some(milliseconds(after));
+        self.runtime.observer.event(RequestEvent::FirstByte(after));
+        if let Some(span) = &mut self.span {
+            span.first_byte(now);
+        }
+    }
+
+    /// The response has ended; the request's bookings are not released yet.
+    pub(super) fn ended(&mut self, end: End, usage: Usage, now: Timestamp) {
+        let after = now.since(self.opened);
+        self.runtime.observer.event(RequestEvent::Ended { end, after, usage });
+        let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
+        self.record = DecisionRecord {
+            ended: now,
+            end: end.label(),
+            duration_ms: milliseconds(after),
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens,
+            ..std::mem::take(&mut self.record)
+        };
+    }
+
+    /// The bookings on endpoints are released: counts the tokens that the model server has reported.
+    pub(super) fn used(&self, usage: Usage) {
+        self.counts.iter().for_each(|counts| counts.event(NameEvent::Used(usage)));
+    }
+
+    /// The request, which `served` responded to, is released. Ends the trace, and adds the request to the decision log.
+    pub(super) fn finish(self, served: &Endpoint, prefill: Option<&PrefillOutcome>, observer: &dyn Observer) {
+        let Self { record, span, picked, .. } = self;
+        if let Some(span) = span {
+            span.end(record.status, record.completion_tokens, record.ended);
+        }
+        if observer.keeps_decisions() {
+            observer.log(DecisionRecord {
+                served: (served.id != picked).then(|| served.authority.clone()),
+                prefill: prefill.and_then(|outcome| outcome.prefill.as_ref()).map(|worker| worker.authority.clone()),
+                prefill_failure: prefill.and_then(|outcome| outcome.failure).map(Failure::code),
+                prefill_ms: prefill.and_then(|outcome| outcome.took).map(milliseconds),
+                ..record
+            });
+        }
+    }
+}
+
+/// Milliseconds, with microsecond precision.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
+}

@@ -1,0 +1,237 @@
+//! A request in flight of a peer, booked on this picker's view of its endpoint.
+
+use crate::generated::v1;
+use crate::paths::PathBook;
+use crate::pools::{Located, Pools};
+use crate::pressure::SharedPressure;
+use crate::records::{self, PeerRecord, StoredResponses};
+use crate::stats::{SyncStats, add};
+use crate::wire::digest;
+use attache_pool::Endpoint;
+use attache_pool::ranks::RankBooking;
+use attache_prefix::cache::PrefixCache;
+use attache_prefix::index::TenantId;
+use attache_prefix::key::BlockKey;
+use attache_prefix::learning::PrefixUpdate;
+use attache_protocol::Usage;
+use attache_scheduling::{Booking, Dispatch, Order};
+use attache_types::clock::Timestamp;
+use std::sync::Arc;
+use v1::event::Kind;
+
+/// What the events of a peer are applied to.
+pub(crate) struct Scene<'s> {
+    /// The peer.
+    pub(crate) sender: u64,
+    /// The cluster's key.
+    pub(crate) seed: u64,
+    pub(crate) pools: &'s mut Pools,
+    pub(crate) paths: &'s mut PathBook,
+    pub(crate) pressure: &'s SharedPressure,
+    pub(crate) responses: Option<&'s dyn StoredResponses>,
+    pub(crate) stats: &'s SyncStats,
+    pub(crate) now: Timestamp,
+}
+
+impl Scene<'_> {
+    pub(crate) fn stored(&mut self, stored: &v1::Stored) {
+        let (found, responses) = (self.pools.locate(stored.endpoint), self.responses);
+        match found.zip(responses) {
+            Some((found, responses)) => responses.stored(&found.view.name, stored.response, found.endpoint.id),
+            None => add(&self.stats.unknown_endpoints, 1),
+        }
+    }
+
+    pub(crate) fn has_pool(&self, name: &str) -> bool {
+        self.pools.view(name).is_some()
+    }
+}
+
+/// A request in flight of the peer.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    pub(crate) endpoint: u64,
+    pub(crate) begun: bool,
+    /// It was booked here as soon as it was sent, so that times since then are those of its endpoint.
+    pub(crate) on_time: bool,
+    /// Number of the batch that booked it; 0 for a column.
+    pub(crate) booked_in: u64,
+    /// `None` if this picker does not know the endpoint.
+    pub(crate) booking: Option<Booking>,
+    pub(crate) cache: Option<Arc<PrefixCache>>,
+    /// Facts about its blocks, while their keys are requested.
+    pub(crate) awaits: Option<v1::Blocks>,
+    /// Its data-parallel rank on the endpoint.
+    rank: Option<RankBooking>,
+    /// What strategies have recorded about it.
+    record: Option<Box<PeerRecord>>,
+}
+
+impl Mirror {
+    /// Books a request of the peer on this picker's view of the endpoint.
+    pub(crate) fn book(booked: v1::Booked, batch: u64, scene: &mut Scene<'_>) -> Self {
+        let v1::Booked { endpoint, begun, .. } = booked;
+        let mut mirror = Self {
+            endpoint,
+            begun,
+            on_time: true,
+            booked_in: batch,
+            booking: None,
+            cache: None,
+            awaits: None,
+            rank: None,
+            record: None,
+        };
+        let (keys, now) = (booked.blocks.as_ref().map(|blocks| read(blocks, scene.paths)), scene.now);
+        let Some(Located { view, snapshot, endpoint }) = scene.pools.locate(endpoint) else {
+            add(&scene.stats.unknown_endpoints, 1);
+            return mirror;
+        };
+        mirror.cache = view.cache.clone();
+        let record = booked
+            .recorded
+            .and_then(|recorded| records::apply(scene.seed, recorded, &booked.model, &*view.records, endpoint.id, now));
+        mirror.record = record;
+        mirror.rank = booked.rank.checked_sub(1).and_then(|rank| RankBooking::book(&endpoint, rank as usize));
+        let prefix_update = match (booked.blocks, keys, &view.cache) {
+            (Some(blocks), Some(Some(keys)), Some(cache)) => {
+                Some((cache.clone(), update(&blocks, keys, &endpoint, cache, now)))
+            }
+            (Some(blocks), Some(None), Some(_)) => {
+                mirror.awaits = Some(blocks);
+                None
+            }
+            _ => None,
+        };
+        let order = Order {
+            model: &booked.model,
+            prompt_tokens: booked.prompt_tokens,
+            cached_tokens: booked.cached_tokens,
+            understood: booked.understood,
+            streams: booked.streams,
+            arrives: booked.arrives,
+            share: booked.share,
+            prefix_update,
+        };
+        let mut booking = Booking::new(endpoint, &snapshot, view.stale_after, order, now);
+        if begun {
+            // When it began is unknown, so no speed is learned.
+            booking.first_byte(true, false, now);
+        }
+        mirror.booking = Some(booking);
+        mirror
+    }
+
+    /// Makes the mirror equal to what its picker says about it.
+    pub(crate) fn correct(&mut self, booked: &v1::Booked, digests: &mut u64, scene: &mut Scene<'_>) {
+        let request = booked.request;
+        if booked.endpoint != self.endpoint {
+            self.change(digests, request, &Kind::Moved(v1::Moved { request, endpoint: booked.endpoint }), scene);
+        }
+        if booked.begun && !self.begun {
+            let first = v1::FirstByte { request, good: true, ..v1::FirstByte::default() };
+            self.change(digests, request, &Kind::FirstByte(first), scene);
+        }
+    }
+
+    /// Makes up for changes that did not arrive before the end.
+    pub(crate) fn catch_up(&mut self, ended: &v1::Ended, digests: &mut u64, scene: &mut Scene<'_>) {
+        let v1::Ended { request, moved_to, .. } = *ended;
+        if let Some(good) = ended.good {
+            let first = v1::FirstByte { request, good, is_first_token: false, moved_to };
+            self.change(digests, request, &Kind::FirstByte(first), scene);
+        }
+    }
+
+    /// Applies a change of a request in flight.
+    pub(crate) fn change(&mut self, digests: &mut u64, request: u64, kind: &Kind, scene: &mut Scene<'_>) {
+        *digests ^= digest(request, self.endpoint, self.begun);
+        match kind {
+            Kind::Moved(moved) => self.move_to(moved.endpoint, scene),
+            Kind::Dispatched(dispatched) => self.dispatch(dispatched, scene),
+            Kind::FirstByte(first) if !self.begun => {
+                self.begun = true;
+                self.move_to(first.moved_to, scene);
+                if let Some(booking) = &mut self.booking {
+                    booking.first_byte(first.good, first.is_first_token && self.on_time, scene.now);
+                }
+            }
+            _ => {}
+        }
+        *digests ^= digest(request, self.endpoint, self.begun);
+    }
+
+    /// Moves the request, unless it is there already.
+    fn move_to(&mut self, endpoint: u64, scene: &mut Scene<'_>) {
+        if endpoint == 0 || endpoint == self.endpoint {
+            return;
+        }
+        self.endpoint = endpoint;
+        self.rank = None;
+        match scene.pools.locate(endpoint) {
+            Some(found) => {
+                let Some(booking) = &mut self.booking else { return };
+                let (from, to) = (booking.endpoint().id, found.endpoint.id);
+                self.record.iter().for_each(|record| found.view.records.moved(record, from, to, scene.now));
+                booking.move_to(&found.endpoint, scene.now);
+            }
+            None => {
+                add(&scene.stats.unknown_endpoints, 1);
+                self.booking = None;
+            }
+        }
+    }
+
+    fn dispatch(&mut self, dispatched: &v1::Dispatched, scene: &mut Scene<'_>) {
+        let Some(booking) = &mut self.booking else { return };
+        let from = scene.pools.locate(dispatched.prefill_endpoint).map(|found| found.endpoint);
+        let Some(Located { view, snapshot, .. }) = scene.pools.locate(self.endpoint) else { return };
+        let how = match &from {
+            Some(from) => Dispatch::Arrives(from, dispatched.seconds),
+            None => Dispatch::Whole,
+        };
+        booking.dispatch(how, &snapshot, view.stale_after, scene.now);
+    }
+
+    pub(crate) fn end(self, ended: &v1::Ended, scene: &mut Scene<'_>) {
+        let Some(booking) = self.booking else { return };
+        let usage = Usage {
+            prompt_tokens: ended.prompt_tokens,
+            completion_tokens: ended.completion_tokens,
+            cached_tokens: ended.cached_tokens,
+        };
+        let (paths, added) = (&mut *scene.paths, &ended.keys);
+        let extend = |keys: &mut Vec<BlockKey>| {
+            if added.is_empty() {
+                return false;
+            }
+            keys.extend(added.iter().copied().map(BlockKey));
+            paths.keep(keys);
+            true
+        };
+        booking.end(ended.complete, &usage, extend, scene.now);
+    }
+}
+
+/// The keys of a booked prompt; `None` if they refer to an unknown path.
+fn read(blocks: &v1::Blocks, paths: &mut PathBook) -> Option<Vec<BlockKey>> {
+    paths.extend(blocks.base, blocks.base_blocks, &blocks.keys)
+}
+
+/// The updates of this picker's prefix cache that a prompt on `endpoint` causes.
+pub(crate) fn update(
+    blocks: &v1::Blocks,
+    keys: Vec<BlockKey>,
+    endpoint: &Endpoint,
+    cache: &PrefixCache,
+    now: Timestamp,
+) -> PrefixUpdate {
+    let found = cache.lookup(&mut &keys[..], now).of_own_keys(blocks.own_keys);
+    let whole = blocks.whole && !found.is_exact(endpoint.id);
+    PrefixUpdate {
+        tenant: TenantId(blocks.tenant),
+        text_bytes: blocks.text_bytes,
+        tells_cached: blocks.tells_cached,
+        ..found.prefix_update(endpoint.id, keys, whole)
+    }
+}

@@ -1,0 +1,443 @@
+//! This picker as a member of the cluster: what it sends, and what it receives.
+
+use crate::bus::Outbox;
+use crate::generated::v1;
+use crate::herd::Herd;
+use crate::joining::Joining;
+use crate::mirror::Scene;
+use crate::own::{Own, OwnBooking};
+use crate::paths::PathBook;
+use crate::peer::{FORGET_AFTER, PeerColumn, SILENT_AFTER};
+use crate::pools::{EndpointKey, PoolView, Pools};
+use crate::pressure::SharedPressure;
+use crate::rate::Rates;
+use crate::records::{ServedFlow, StoredResponses, seal_service};
+use crate::serving::Serving;
+use crate::stats::{SyncStats, add};
+use crate::wire::{self, HEARTBEAT_EVERY, MAX_PEERS, encode};
+use ahash::AHashMap;
+use attache_pool::{Endpoint, EndpointSpec};
+use attache_protocol::Usage;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use v1::message::Body;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A loss that a peer has announced is not announced again for this long.
+const LOSS_KNOWN: Duration = Duration::from_secs(5);
+
+/// Identity of this picker in its cluster.
+#[derive(Clone, Debug)]
+pub struct ReplicaSettings {
+    /// Name of the picker, for people: the pod's name.
+    pub name: String,
+    /// Random identity of this process, not 0.
+    pub sender: u64,
+    /// The cluster's key, from which all pickers derive equal block keys and endpoint incarnations.
+    pub seed: u64,
+}
+
+impl ReplicaSettings {
+    /// The seed that follows from the cluster's key.
+    #[must_use]
+    pub fn seed_of(key: &[u8]) -> u64 {
+        xxh3_64(key)
+    }
+}
+
+/// A peer as this picker sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Identity of its process.
+    pub sender: u64,
+    /// Its name; empty before its first heartbeat.
+    pub name: String,
+    /// Time since its last message.
+    pub silent: Duration,
+    /// Its requests in flight.
+    pub requests: usize,
+    /// Whether some of its changes are missing here.
+    pub behind: bool,
+}
+
+/// This picker in its cluster. All methods take a short lock.
+#[derive(Debug)]
+pub struct Replica {
+    pub(crate) settings: ReplicaSettings,
+    pub(crate) stats: Arc<SyncStats>,
+    pub(crate) outbox: Arc<dyn Outbox>,
+    own: Mutex<Own>,
+    paths: Mutex<PathBook>,
+    herd: Mutex<Herd>,
+    pressure: Arc<SharedPressure>,
+    responses: OnceLock<Arc<dyn StoredResponses>>,
+    rates: Mutex<Rates>,
+    pub(crate) peers: Mutex<Peers>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Peers {
+    pub(crate) pools: Pools,
+    pub(crate) columns: AHashMap<u64, PeerColumn>,
+    next_heartbeat: Timestamp,
+    /// Losses that were announced, by any picker, with their times.
+    pub(crate) losses: AHashMap<u64, Timestamp>,
+    pub(crate) joining: Joining,
+    pub(crate) serving: Serving,
+}
+
+impl Replica {
+    /// A member that sends through `outbox`, and shares the counts of `pressure`.
+    #[must_use]
+    pub fn new(settings: ReplicaSettings, outbox: Arc<dyn Outbox>, pressure: Arc<SharedPressure>) -> Self {
+        pressure.join(settings.sender, outbox.clone());
+        let stats = Arc::new(SyncStats::default());
+        let peers = Peers {
+            pools: Pools::new(settings.seed),
+            columns: AHashMap::new(),
+            next_heartbeat: Timestamp(0),
+            losses: AHashMap::new(),
+            joining: Joining::new(settings.sender),
+            serving: Serving::default(),
+        };
+        Self {
+            own: Mutex::new(Own::new(settings.sender, settings.seed, outbox.clone(), stats.clone())),
+            settings,
+            stats,
+            outbox,
+            paths: Mutex::default(),
+            herd: Mutex::default(),
+            pressure,
+            responses: OnceLock::new(),
+            rates: Mutex::default(),
+            peers: Mutex::new(peers),
+        }
+    }
+
+    /// The cluster's key, from which hashes follow that all pickers share.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.settings.seed
+    }
+
+    /// Sets what receives the endpoints that store responses, once.
+    pub fn set_responses(&self, responses: Arc<dyn StoredResponses>) {
+        // A process has one table.
+        let _ = self.responses.set(responses);
+    }
+
+    /// Reports that `endpoint` of `pool` stores the response whose id has this hash under the cluster's key.
+    pub fn stored(&self, pool: &str, endpoint: &EndpointSpec, response: u64, now: Timestamp) {
+        self.own.lock().stored(self.key(pool, endpoint), response, now);
+    }
+
+    /// Reports that a request of a queue's flow has ended.
+    pub fn served(&self, pool: &str, served: ServedFlow, now: Timestamp) {
+        let seed = self.settings.seed;
+        self.own.lock().served(seal_service(seed, Pools::key(seed, pool), served), now);
+    }
+
+    /// Sets the pools of this picker. Their empty caches import the index of a peer.
+    pub fn set_pools(&self, views: Vec<PoolView>) {
+        let mut peers = self.peers.lock();
+        let Peers { pools, joining, .. } = &mut *peers;
+        pools.set(views);
+        joining.set_pools(pools.keyed());
+    }
+
+    /// The counters of the exchange.
+    #[must_use]
+    pub fn stats(&self) -> &SyncStats {
+        &self.stats
+    }
+
+    /// The identity of this process.
+    #[must_use]
+    pub fn sender(&self) -> u64 {
+        self.settings.sender
+    }
+
+    /// The incarnation of an endpoint of `pool`.
+    #[must_use]
+    pub fn key(&self, pool: &str, spec: &EndpointSpec) -> EndpointKey {
+        EndpointKey::of(self.settings.seed, pool, spec)
+    }
+
+    /// Number of bookings that peers have probably made and that have not arrived yet, and the uncached tokens of each.
+    #[must_use]
+    pub fn unknown_bookings(&self, now: Timestamp) -> (u32, u32) {
+        self.herd.lock().expected(now)
+    }
+
+    /// Publishes a booking at once, and follows its request.
+    #[must_use]
+    pub fn book(self: &Arc<Self>, pool: &Arc<str>, booking: &OwnBooking<'_>, now: Timestamp) -> SharedBooking {
+        if booking.understood {
+            self.herd.lock().booked(booking.prompt_tokens.saturating_sub(booking.cached_tokens), now);
+        }
+        let request = self.own.lock().book(booking, &mut self.paths.lock(), now);
+        SharedBooking { replica: self.clone(), pool: pool.clone(), request, open: true }
+    }
+
+    /// Announces those of the `lost` endpoints of `pool` of whose cache something is recorded. Call it before their
+    /// records are dropped and before the snapshot that names them is published.
+    pub fn announce_losses(&self, pool: &str, lost: &[EndpointId], now: Timestamp) {
+        if lost.is_empty() {
+            return;
+        }
+        let mut peers = self.peers.lock();
+        let Peers { pools, losses, .. } = &mut *peers;
+        losses.retain(|_, at| at.after(LOSS_KNOWN) > now);
+        let Some((view, cache)) = pools.view(pool).and_then(|view| Some((view, view.cache.as_ref()?))) else { return };
+        let before = view.store.load();
+        let known = lost.iter().filter_map(|id| {
+            let at = before.endpoints.binary_search_by_key(id, |state| state.endpoint.id).ok()?;
+            before.endpoints.get(at)
+        });
+        for state in known {
+            let key = self.key(pool, &state.endpoint.spec);
+            if cache.weight(state.endpoint.id, now) > 0.0 && losses.insert(key.0, now).is_none() {
+                self.own.lock().lost(key, now);
+            }
+        }
+    }
+
+    /// Reads a message. `from` is the sender that the transport vouches for, if it does.
+    pub fn receive(&self, from: Option<u64>, message: &[u8], now: Timestamp) {
+        if from.is_some_and(|from| !self.rates.lock().allow(from, message.len(), now)) {
+            return add(&self.stats.excess_messages, 1);
+        }
+        let Some((sender, body)) = self.read(from, message) else { return };
+        add(&self.stats.received_messages, 1);
+        add(&self.stats.received_bytes, message.len() as u64);
+        if let Body::Resend(asked) = &body {
+            let mut own = self.own.lock();
+            own.resend(sender, asked, &mut self.paths.lock());
+            if asked.pressure {
+                own.send_pressure(sender, self.pressure.state());
+            }
+            return;
+        }
+        match self.apply(sender, body, now) {
+            Some(Body::SnapshotChunk(chunk)) => self.import(sender, chunk, now),
+            Some(_) if self.serve(now).is_some() => self.outbox.wake(),
+            _ => {}
+        }
+    }
+
+    /// Applies a message. Returns what remains to be done without a lock: a chunk, or a request for one.
+    fn apply(&self, sender: u64, body: Body, now: Timestamp) -> Option<Body> {
+        let mut peers = self.peers.lock();
+        let Peers { pools, columns, losses, joining, serving, .. } = &mut *peers;
+        if columns.len() >= MAX_PEERS && !columns.contains_key(&sender) {
+            add(&self.stats.invalid_messages, 1);
+            return None;
+        }
+        if let Body::Heartbeat(heartbeat) = &body {
+            Self::drop_predecessors(columns, sender, &heartbeat.name, now);
+        }
+        if let Body::Batch(batch) = &body {
+            let lost = batch.events.iter().filter_map(|event| match &event.kind {
+                Some(v1::event::Kind::Lost(lost)) => Some((lost.endpoint, now)),
+                _ => None,
+            });
+            losses.extend(lost);
+            let mut herd = self.herd.lock();
+            for event in &batch.events {
+                if let Some(v1::event::Kind::Booked(booked)) = &event.kind
+                    && booked.understood
+                {
+                    herd.heard(booked.prompt_tokens.saturating_sub(booked.cached_tokens), now);
+                }
+            }
+        }
+        let is_heartbeat = matches!(body, Body::Heartbeat(_));
+        let column = columns.entry(sender).or_insert_with(|| PeerColumn::new(now));
+        column.last_heard = now;
+        let mut paths = self.paths.lock();
+        let mut scene = self.scene(sender, pools, &mut paths, now);
+        let asks = match body {
+            Body::Batch(batch) => {
+                column.batch(batch, &mut scene);
+                None
+            }
+            Body::Heartbeat(heartbeat) => column.heartbeat(heartbeat, &mut scene),
+            Body::Column(part) => {
+                column.column(part, &mut scene);
+                None
+            }
+            Body::Resend(_) => None,
+            Body::SnapshotRequest(request) => {
+                serving.ask(sender, request);
+                return Some(body);
+            }
+            Body::SnapshotChunk(_) => return Some(body),
+        };
+        self.ask(sender, asks);
+        if column.has_requests() || (is_heartbeat && joining.wants_peer()) {
+            self.outbox.wake();
+        }
+        None
+    }
+
+    fn scene<'s>(&'s self, sender: u64, pools: &'s mut Pools, paths: &'s mut PathBook, now: Timestamp) -> Scene<'s> {
+        let (seed, responses) = (self.settings.seed, self.responses.get().map(|responses| &**responses));
+        Scene { sender, seed, pools, paths, pressure: &self.pressure, responses, stats: &self.stats, now }
+    }
+
+    /// The sender and the content of a message; `None` for an invalid one and for one that others get.
+    fn read(&self, from: Option<u64>, message: &[u8]) -> Option<(u64, Body)> {
+        let valid = wire::decode(message).filter(|read| from.is_none_or(|from| from == read.sender));
+        let Some(v1::Message { sender, receiver, body, .. }) = valid else {
+            add(&self.stats.invalid_messages, 1);
+            return None;
+        };
+        let own = sender == self.settings.sender;
+        // A body of a newer minor version is none that this picker knows.
+        body.filter(|_| !own && (receiver == 0 || receiver == self.settings.sender)).map(|body| (sender, body))
+    }
+
+    /// Drops the column of an earlier process of the same name.
+    fn drop_predecessors(columns: &mut AHashMap<u64, PeerColumn>, sender: u64, name: &str, now: Timestamp) {
+        columns.retain(|other, column| {
+            *other == sender || column.name != name || now.since(column.last_heard) < 2 * HEARTBEAT_EVERY
+        });
+    }
+
+    fn ask(&self, peer: u64, asks: Option<v1::Resend>) {
+        if let Some(asks) = asks {
+            self.send(peer, Body::Resend(asks));
+        }
+    }
+
+    /// Sends a message to one peer.
+    pub(crate) fn send(&self, peer: u64, body: Body) {
+        let message = encode(self.settings.sender, Some(peer), body);
+        add(&self.stats.sent_messages, 1);
+        add(&self.stats.sent_bytes, message.len() as u64);
+        self.outbox.publish(Some(peer), message);
+    }
+
+    /// Sends what is due: pending changes, the heartbeat, requests for what was missed. Drops silent peers. Returns when
+    /// to call it again at the latest.
+    pub fn tick(&self, now: Timestamp) -> Timestamp {
+        let next = self.tick_columns(now);
+        let transfers = [self.serve(now), self.pull(now)];
+        transfers.into_iter().flatten().fold(next, Timestamp::min)
+    }
+
+    fn tick_columns(&self, now: Timestamp) -> Timestamp {
+        let mut peers = self.peers.lock();
+        let Peers { pools, columns, next_heartbeat, joining, .. } = &mut *peers;
+        columns.retain(|_, column| column.last_heard.after(FORGET_AFTER) > now);
+        let silent = columns.values_mut().filter(|column| column.last_heard.after(SILENT_AFTER) <= now);
+        let dropped = silent.map(|column| u64::from(column.silence())).sum();
+        add(&self.stats.dropped_columns, dropped);
+        if dropped > 0 {
+            pools.freed(now);
+        }
+        let mut own = self.own.lock();
+        if *next_heartbeat <= now {
+            *next_heartbeat = now.after(HEARTBEAT_EVERY);
+            own.heartbeat(&self.settings.name, joining.joins(now), pools.ejected(now));
+        }
+        for change in self.pressure.changes() {
+            own.push(change, now);
+        }
+        if own.flush_at().is_some_and(|at| at <= now) {
+            own.flush();
+        }
+        let next = own.flush_at().unwrap_or(*next_heartbeat).min(*next_heartbeat);
+        drop(own);
+        let heard = columns.iter().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) > now);
+        let (before, peers) = heard.fold((0, 0), |(before, peers), (sender, _)| {
+            (before + usize::from(*sender < self.settings.sender), peers + 1)
+        });
+        self.herd.lock().set_place(before, peers + 1);
+        let mut paths = self.paths.lock();
+        let mut behind = false;
+        let heard = columns.iter_mut().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) > now);
+        for (sender, column) in heard {
+            let mut scene = self.scene(*sender, pools, &mut paths, now);
+            let asks = column.overdue(&mut scene);
+            self.ask(*sender, asks);
+            behind |= column.has_requests();
+        }
+        if behind { next.min(now.after(Duration::from_millis(20))) } else { next }
+    }
+
+    /// The peers, by name.
+    #[must_use]
+    pub fn peers(&self, now: Timestamp) -> Vec<PeerStatus> {
+        let peers = self.peers.lock();
+        let status = |(sender, column): (&u64, &PeerColumn)| PeerStatus {
+            sender: *sender,
+            name: column.name.clone(),
+            silent: now.since(column.last_heard),
+            requests: column.requests(),
+            behind: column.is_behind(),
+        };
+        let mut all: Vec<PeerStatus> = peers.columns.iter().map(status).collect();
+        all.sort_by(|a, b| (&a.name, a.sender).cmp(&(&b.name, b.sender)));
+        all
+    }
+}
+
+/// A booking of this picker that its peers know. Drop reports a disconnect.
+#[derive(Debug)]
+pub struct SharedBooking {
+    replica: Arc<Replica>,
+    pool: Arc<str>,
+    request: u64,
+    open: bool,
+}
+
+impl SharedBooking {
+    /// Reports that the gateway used another endpoint.
+    pub fn moved(&self, endpoint: &Endpoint, now: Timestamp) {
+        let key = self.replica.key(&self.pool, &endpoint.spec);
+        self.replica.own.lock().moved(self.request, key, now);
+    }
+
+    /// Reports that a split request was sent to its endpoint; `from` computes the prompt within `seconds`.
+    pub fn dispatched(&self, from: Option<&Endpoint>, seconds: f64, now: Timestamp) {
+        let from = from.map(|endpoint| self.replica.key(&self.pool, &endpoint.spec));
+        self.replica.own.lock().dispatched(self.request, from, seconds, now);
+    }
+
+    /// Reports the first byte of the response.
+    pub fn first_byte(&self, good: bool, is_first_token: bool, now: Timestamp) {
+        self.replica.own.lock().first_byte(self.request, good, is_first_token, now);
+    }
+
+    /// Reports the end of the response. `keys` are the blocks that it appended to those of the prompt.
+    pub fn ended(mut self, complete: bool, usage: &Usage, keys: Vec<u64>, now: Timestamp) {
+        self.open = false;
+        self.end(complete, usage, keys, now);
+    }
+
+    fn end(&self, complete: bool, usage: &Usage, keys: Vec<u64>, now: Timestamp) {
+        let ended = v1::Ended {
+            request: self.request,
+            complete,
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            cached_tokens: usage.cached_tokens,
+            keys,
+            ..v1::Ended::default()
+        };
+        self.replica.own.lock().ended(ended, &mut self.replica.paths.lock(), now);
+    }
+}
+
+impl Drop for SharedBooking {
+    fn drop(&mut self) {
+        if self.open {
+            // The time is unknown here, so that the next call of `tick` sends it.
+            self.end(false, &Usage::default(), Vec::new(), Timestamp(0));
+        }
+    }
+}

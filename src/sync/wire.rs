@@ -1,0 +1,32 @@
+//! What all messages have in common: version, size, digests. Pure.
+
+use crate::generated::v1;
+use crate::paths::mix;
+use prost::Message as _;
+use std::time::Duration;
+use v1::message::Body;
+
+/// Time between two heartbeats.
+pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
+/// Messages of further senders are dropped.
+pub(crate) const MAX_PEERS: usize = 64;
+/// Messages above this size are dropped before they are read, bytes.
+const MAX_MESSAGE: usize = 1 << 20;
+/// Version of the messages.
+const VERSION: u32 = 1;
+
+/// A message to the picker `to`, or to all.
+pub(crate) fn encode(sender: u64, to: Option<u64>, body: Body) -> Vec<u8> {
+    v1::Message { version: VERSION, sender, receiver: to.unwrap_or(0), body: Some(body) }.encode_to_vec()
+}
+
+/// Reads a message. `None` if it is too large, not readable, or of another version.
+pub(crate) fn decode(message: &[u8]) -> Option<v1::Message> {
+    let read = (message.len() <= MAX_MESSAGE).then(|| v1::Message::decode(message).ok()).flatten();
+    read.filter(|read| read.version == VERSION && read.sender != 0)
+}
+
+/// Digest of one request in flight.
+pub(crate) fn digest(request: u64, endpoint: u64, begun: bool) -> u64 {
+    mix(request ^ mix(endpoint ^ u64::from(begun)))
+}
