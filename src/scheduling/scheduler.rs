@@ -135,8 +135,7 @@ impl Scheduler {
         if explain == Explain::Yes { ranking.explained() } else { ranking }
     }
 
-    /// As [`Scheduler::decide`], without side effects: the strategy remembers nothing, and no endpoint is probed. The
-    /// decision has the figures of each part of the algorithm.
+    /// As [`Scheduler::decide`], without side effects: the strategy remembers nothing, and no endpoint is probed.
     ///
     /// # Errors
     /// As [`Scheduler::decide`].
@@ -145,10 +144,11 @@ impl Scheduler {
         strategy: &dyn Strategy,
         cx: &PickContext<'_>,
         subset: Option<&Subset>,
+        explain: Explain,
         rng: &mut PickRng,
     ) -> Result<Decision, RequestError> {
         let cx = &PickContext { dry_run: true, objective: self.objective, ..*cx };
-        self.rank(strategy, cx, subset, Explain::Yes, rng)
+        self.rank(strategy, cx, subset, explain, rng)
     }
 
     /// Decides by `strategy` which endpoints serve the request, among those that `subset` allows (`None`: all), and

@@ -16,6 +16,7 @@ use attache_prefix::learning::PrefixUpdate;
 use attache_protocol::Usage;
 use attache_scheduling::{Booking, Dispatch, Order};
 use attache_types::clock::Timestamp;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use v1::event::Kind;
 
@@ -26,7 +27,7 @@ pub(crate) struct Scene<'s> {
     /// The cluster's key.
     pub(crate) seed: u64,
     pub(crate) pools: &'s mut Pools,
-    pub(crate) paths: &'s mut PathBook,
+    pub(crate) paths: &'s Mutex<PathBook>,
     pub(crate) pressure: &'s SharedPressure,
     pub(crate) responses: Option<&'s dyn StoredResponses>,
     pub(crate) stats: &'s SyncStats,
@@ -200,13 +201,13 @@ impl Mirror {
             completion_tokens: ended.completion_tokens,
             cached_tokens: ended.cached_tokens,
         };
-        let (paths, added) = (&mut *scene.paths, &ended.keys);
+        let (paths, added) = (scene.paths, &ended.keys);
         let extend = |keys: &mut Vec<BlockKey>| {
             if added.is_empty() {
                 return false;
             }
             keys.extend(added.iter().copied().map(BlockKey));
-            paths.keep(keys);
+            paths.lock().keep(keys);
             true
         };
         booking.end(ended.complete, &usage, extend, scene.now);
@@ -214,8 +215,8 @@ impl Mirror {
 }
 
 /// The keys of a booked prompt; `None` if they refer to an unknown path.
-fn read(blocks: &v1::Blocks, paths: &mut PathBook) -> Option<Vec<BlockKey>> {
-    paths.extend(blocks.base, blocks.base_blocks, &blocks.keys)
+fn read(blocks: &v1::Blocks, paths: &Mutex<PathBook>) -> Option<Vec<BlockKey>> {
+    paths.lock().extend(blocks.base, blocks.base_blocks, &blocks.keys)
 }
 
 /// The updates of this picker's prefix cache that a prompt on `endpoint` causes.

@@ -11,6 +11,7 @@ use crate::wire::{digest, encode};
 use ahash::AHashMap;
 use attache_prefix::key::BlockKey;
 use attache_types::clock::Timestamp;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +132,7 @@ impl OwnRequest {
     }
 
     /// With the keys of its blocks, shortened by what peers know.
-    fn with_keys(&self, paths: &mut PathBook) -> v1::Booked {
+    fn with_keys(&self, paths: &Mutex<PathBook>) -> v1::Booked {
         let mut booked = self.booked.clone();
         if let (Some(blocks), Some(keys)) = (&mut booked.blocks, &self.keys) {
             shorten(blocks, keys, paths);
@@ -140,8 +141,8 @@ impl OwnRequest {
     }
 }
 
-fn shorten(blocks: &mut v1::Blocks, keys: &[BlockKey], paths: &mut PathBook) {
-    let shortened = paths.shorten(keys);
+fn shorten(blocks: &mut v1::Blocks, keys: &[BlockKey], paths: &Mutex<PathBook>) {
+    let shortened = paths.lock().shorten(keys);
     blocks.base = shortened.base;
     blocks.base_blocks = shortened.base_blocks;
     blocks.keys = shortened.rest.iter().map(|key| key.0).collect();
@@ -189,7 +190,7 @@ impl Own {
     }
 
     /// Adds a booking, and sends it at once with all pending changes. Returns its number.
-    pub(crate) fn book(&mut self, booking: &OwnBooking<'_>, paths: &mut PathBook, now: Timestamp) -> u64 {
+    pub(crate) fn book(&mut self, booking: &OwnBooking<'_>, paths: &Mutex<PathBook>, now: Timestamp) -> u64 {
         self.next_request += 1;
         let request = self.next_request;
         let blocks = booking.blocks.map(|blocks| v1::Blocks {
@@ -255,7 +256,7 @@ impl Own {
     }
 
     /// Ends a request. Peers append the keys of the response to those of the prompt.
-    pub(crate) fn ended(&mut self, mut ended: v1::Ended, paths: &mut PathBook, now: Timestamp) {
+    pub(crate) fn ended(&mut self, mut ended: v1::Ended, paths: &Mutex<PathBook>, now: Timestamp) {
         let Some(own) = self.requests.remove(&ended.request) else { return };
         self.digest ^= own.digest();
         ended.good = own.good;
@@ -264,7 +265,7 @@ impl Own {
             if !ended.keys.is_empty() {
                 let added = ended.keys.iter().copied().map(BlockKey);
                 prompt.keys = prompt.keys.iter().copied().chain(added).collect();
-                paths.keep(&prompt.keys);
+                paths.lock().keep(&prompt.keys);
             }
             if own.good == Some(true) {
                 if self.ended.len() == KEPT_PROMPTS {
@@ -348,7 +349,7 @@ impl Own {
     }
 
     /// Answers the peer `to`, which missed something.
-    pub(crate) fn resend(&mut self, to: u64, asked: &v1::Resend, paths: &mut PathBook) {
+    pub(crate) fn resend(&mut self, to: u64, asked: &v1::Resend, paths: &Mutex<PathBook>) {
         self.flush();
         let mut left = MAX_RESENT;
         let mut column = asked.column;
@@ -397,7 +398,7 @@ impl Own {
         v1::Placed { request, keys: keys.iter().map(|key| key.0).collect(), endpoint, tenant }
     }
 
-    fn send_column(&mut self, to: u64, paths: &mut PathBook) {
+    fn send_column(&mut self, to: u64, paths: &Mutex<PathBook>) {
         let mut filled = Vec::new();
         let (mut requests, mut bytes) = (Vec::new(), 0);
         for booked in self.requests.values().map(|own| own.with_keys(paths)) {

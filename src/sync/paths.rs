@@ -6,12 +6,24 @@
 
 use ahash::AHashMap;
 use attache_prefix::key::BlockKey;
-use std::sync::Arc;
+use smallvec::SmallVec;
 
-/// Every path is kept under the digests of its prefixes whose length is a multiple of this.
-const STRIDE: usize = 8;
-/// Most blocks in a generation of paths: 2 MiB of keys. Two generations are kept.
-const GENERATION_BLOCKS: usize = 1 << 18;
+/// A path is kept in chunks of this many blocks; a rest that is shorter is not kept.
+const CHUNK: usize = 8;
+/// Most blocks in a generation of chunks, about 8 MiB. Two generations are kept.
+const GENERATION_BLOCKS: usize = 1 << 19;
+/// Odd factors of the keys of a chunk: their products do not depend on each other, so a processor computes them at once.
+const FACTORS: [u64; CHUNK] = {
+    let mut factors = [0x9e37_79b9_7f4a_7c15_u64; CHUNK];
+    let mut at = 1;
+    while at < CHUNK {
+        factors[at] = factors[at - 1].wrapping_mul(0xd6e8_feb8_6659_fd93);
+        at += 1;
+    }
+    factors
+};
+/// Longest path that is read. At 16 tokens a block, these are two million tokens.
+const MAX_PATH_BLOCKS: usize = 1 << 17;
 
 /// A path by reference to a prefix that the receivers know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,29 +36,42 @@ pub(crate) struct Shortened<'k> {
     pub(crate) rest: &'k [BlockKey],
 }
 
+/// The last blocks of a prefix.
 #[derive(Clone, Debug)]
-struct Prefix {
-    path: Arc<[BlockKey]>,
+struct Chunk {
+    /// Digest of the blocks before these; 0 at the beginning of a path.
+    before: u64,
+    /// Length of the prefix with these, blocks.
     blocks: u32,
+    keys: [BlockKey; CHUNK],
 }
 
-/// The recent paths, in two generations: when the younger one is full, it replaces the older one.
+/// The recent paths, in two generations: when the younger one is full, it replaces the older one. Chunks are kept under
+/// the digest of the prefix that they end, so that paths share their common prefix. The younger generation has all
+/// chunks before each of its chunks.
 #[derive(Debug, Default)]
 pub(crate) struct PathBook {
-    young: AHashMap<u64, Prefix>,
-    old: AHashMap<u64, Prefix>,
-    young_blocks: usize,
+    young: AHashMap<u64, Chunk>,
+    old: AHashMap<u64, Chunk>,
 }
 
-/// Digests of the prefixes of `keys` under which a path is kept, with their lengths, shortest first.
-fn digests(keys: &[BlockKey]) -> impl DoubleEndedIterator<Item = (u64, usize)> {
-    let mut digest = 0x9e37_79b9_7f4a_7c15_u64;
-    let step = |(at, key): (usize, &BlockKey)| {
-        digest = mix(digest ^ key.0);
-        let blocks = at + 1;
-        blocks.is_multiple_of(STRIDE).then_some((digest.max(1), blocks))
-    };
-    keys.iter().enumerate().filter_map(step).collect::<Vec<_>>().into_iter()
+/// Digests of the prefixes that whole chunks make, shortest first.
+type Digests = SmallVec<[u64; 128]>;
+
+/// Appends the digests of all prefixes of `keys` that are longer than those of `digests`.
+fn digest_rest(keys: &[BlockKey], digests: &mut Digests) {
+    let mut digest = digests.last().copied().unwrap_or(0);
+    for chunk in keys.as_chunks::<CHUNK>().0.iter().skip(digests.len()) {
+        let products = chunk.iter().zip(FACTORS).map(|(key, factor)| key.0.wrapping_mul(factor));
+        digest = mix(digest ^ products.fold(0, u64::wrapping_add)).max(1);
+        digests.push(digest);
+    }
+}
+
+fn digests(keys: &[BlockKey]) -> Digests {
+    let mut digests = Digests::new();
+    digest_rest(keys, &mut digests);
+    digests
 }
 
 /// A bijective mix of 64 bits.
@@ -59,50 +84,68 @@ pub(crate) fn mix(x: u64) -> u64 {
 impl PathBook {
     /// Shortens `keys` to what follows the longest known prefix, and keeps the path for later messages.
     pub(crate) fn shorten<'k>(&mut self, keys: &'k [BlockKey]) -> Shortened<'k> {
-        let found = digests(keys).rev().find(|(digest, blocks)| {
-            let prefix = self.get(*digest);
-            prefix.is_some_and(|prefix| prefix.blocks as usize == *blocks)
-        });
-        self.keep(keys);
-        let (base, blocks) = found.unwrap_or_default();
-        Shortened {
-            base,
-            base_blocks: u32::try_from(blocks).unwrap_or(0),
-            rest: keys.get(blocks..).unwrap_or_default(),
-        }
+        let digests = digests(keys);
+        let known = digests.iter().rev().find_map(|digest| Some((*digest, self.get(*digest)?.blocks)));
+        self.insert(keys, &digests);
+        let (base, base_blocks) = known.unwrap_or_default();
+        Shortened { base, base_blocks, rest: keys.get(base_blocks as usize..).unwrap_or_default() }
     }
 
     /// All keys of a shortened path; `None` if its base is unknown. Keeps the path for later messages.
     pub(crate) fn extend(&mut self, base: u64, base_blocks: u32, rest: &[u64]) -> Option<Vec<BlockKey>> {
-        let mut keys = Vec::with_capacity(base_blocks as usize + rest.len());
+        let (mut keys, mut digests) = (Vec::new(), Digests::new());
         if base_blocks > 0 {
-            let prefix = self.get(base).filter(|prefix| prefix.blocks == base_blocks)?;
-            keys.extend_from_slice(prefix.path.get(..base_blocks as usize)?);
+            self.read(base, base_blocks, rest.len(), &mut keys, &mut digests)?;
         }
         keys.extend(rest.iter().copied().map(BlockKey));
-        self.keep(&keys);
+        digest_rest(&keys, &mut digests);
+        self.insert(&keys, &digests);
         Some(keys)
+    }
+
+    /// Reads a known prefix into empty `keys` and `digests`, with capacity for `more` keys.
+    fn read(
+        &self,
+        mut digest: u64,
+        blocks: u32,
+        more: usize,
+        keys: &mut Vec<BlockKey>,
+        digests: &mut Digests,
+    ) -> Option<()> {
+        let blocks = blocks as usize;
+        self.get(digest).filter(|last| last.blocks as usize == blocks && blocks + more <= MAX_PATH_BLOCKS)?;
+        keys.reserve_exact(blocks + more);
+        keys.resize(blocks, BlockKey(0));
+        digests.resize(blocks / CHUNK, 0);
+        for (place, known) in keys.as_chunks_mut().0.iter_mut().zip(digests).rev() {
+            let chunk = self.get(digest)?;
+            (*place, *known) = (chunk.keys, digest);
+            digest = chunk.before;
+        }
+        Some(())
     }
 
     /// Keeps a path.
     pub(crate) fn keep(&mut self, keys: &[BlockKey]) {
-        let Some((last, _)) = digests(keys).next_back() else { return };
-        if self.young.contains_key(&last) {
-            return;
-        }
-        if self.young_blocks + keys.len() > GENERATION_BLOCKS {
+        self.insert(keys, &digests(keys));
+    }
+
+    /// Keeps a path with these digests.
+    fn insert(&mut self, keys: &[BlockKey], digests: &[u64]) {
+        let mut known = digests.iter().rposition(|digest| self.young.contains_key(digest)).map_or(0, |at| at + 1);
+        if (self.young.len() + digests.len() - known) * CHUNK > GENERATION_BLOCKS {
             self.old = std::mem::take(&mut self.young);
-            self.young_blocks = 0;
+            known = 0;
         }
-        let path: Arc<[BlockKey]> = keys.into();
-        self.young_blocks += keys.len();
-        for (digest, blocks) in digests(keys) {
-            let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-            self.young.entry(digest).or_insert_with(|| Prefix { path: path.clone(), blocks });
+        let mut before = known.checked_sub(1).and_then(|last| digests.get(last)).copied().unwrap_or(0);
+        let chunks = digests.iter().zip(keys.as_chunks().0).zip((1u32..).map(|number| number * CHUNK as u32));
+        for ((digest, keys), blocks) in chunks.skip(known) {
+            self.young.insert(*digest, Chunk { before, blocks, keys: *keys });
+            before = *digest;
         }
     }
 
-    fn get(&self, digest: u64) -> Option<&Prefix> {
+    fn get(&self, digest: u64) -> Option<&Chunk> {
         self.young.get(&digest).or_else(|| self.old.get(&digest))
     }
 }
@@ -137,6 +180,29 @@ mod tests {
     #[test]
     fn unknown_base_is_reported() {
         assert_eq!(PathBook::default().extend(7, 8, &[1]), None);
+    }
+
+    #[test]
+    fn base_of_another_length_is_unknown() {
+        let mut book = PathBook::default();
+        let base = book.shorten(&keys(0..8)).base;
+        assert_eq!(base, 0);
+        let base = book.shorten(&keys(0..16)).base;
+        assert_eq!(book.extend(base, 8, &[9]), Some(keys((0..8).chain([9]))));
+        for blocks in [7, 16, u32::MAX] {
+            assert_eq!(book.extend(base, blocks, &[]), None);
+        }
+    }
+
+    #[test]
+    fn common_prefix_of_paths_is_kept_once() {
+        let (mut book, common) = (PathBook::default(), 0..1024);
+        let first = keys(common.clone().chain(5_000..5_008));
+        let _ = book.shorten(&first);
+        for turn in 0..GENERATION_BLOCKS as u64 / 16 {
+            let _ = book.shorten(&keys(common.clone().chain((0..8).map(|block| 10_000 + turn * 8 + block))));
+        }
+        assert_eq!(book.shorten(&first).base_blocks as usize, first.len());
     }
 
     #[test]

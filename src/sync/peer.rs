@@ -247,7 +247,7 @@ impl PeerColumn {
         if !self.unknown_paths.remove(&placed.request) || placed.keys.is_empty() {
             return;
         }
-        let Some(keys) = scene.paths.extend(0, 0, &placed.keys) else { return };
+        let Some(keys) = scene.paths.lock().extend(0, 0, &placed.keys) else { return };
         let awaiting = self.requests.get_mut(&placed.request).and_then(|mirror| Some((mirror.awaits.take()?, mirror)));
         match awaiting {
             Some((blocks, mirror)) => {

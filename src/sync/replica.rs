@@ -178,7 +178,7 @@ impl Replica {
         if booking.understood {
             self.herd.lock().booked(booking.prompt_tokens.saturating_sub(booking.cached_tokens), now);
         }
-        let request = self.own.lock().book(booking, &mut self.paths.lock(), now);
+        let request = self.own.lock().book(booking, &self.paths, now);
         SharedBooking { replica: self.clone(), pool: pool.clone(), request, open: true }
     }
 
@@ -215,7 +215,7 @@ impl Replica {
         add(&self.stats.received_bytes, message.len() as u64);
         if let Body::Resend(asked) = &body {
             let mut own = self.own.lock();
-            own.resend(sender, asked, &mut self.paths.lock());
+            own.resend(sender, asked, &self.paths);
             if asked.pressure {
                 own.send_pressure(sender, self.pressure.state());
             }
@@ -257,8 +257,7 @@ impl Replica {
         let is_heartbeat = matches!(body, Body::Heartbeat(_));
         let column = columns.entry(sender).or_insert_with(|| PeerColumn::new(now));
         column.last_heard = now;
-        let mut paths = self.paths.lock();
-        let mut scene = self.scene(sender, pools, &mut paths, now);
+        let mut scene = self.scene(sender, pools, now);
         let asks = match body {
             Body::Batch(batch) => {
                 column.batch(batch, &mut scene);
@@ -283,9 +282,9 @@ impl Replica {
         None
     }
 
-    fn scene<'s>(&'s self, sender: u64, pools: &'s mut Pools, paths: &'s mut PathBook, now: Timestamp) -> Scene<'s> {
+    fn scene<'s>(&'s self, sender: u64, pools: &'s mut Pools, now: Timestamp) -> Scene<'s> {
         let (seed, responses) = (self.settings.seed, self.responses.get().map(|responses| &**responses));
-        Scene { sender, seed, pools, paths, pressure: &self.pressure, responses, stats: &self.stats, now }
+        Scene { sender, seed, pools, paths: &self.paths, pressure: &self.pressure, responses, stats: &self.stats, now }
     }
 
     /// The sender and the content of a message; `None` for an invalid one and for one that others get.
@@ -357,11 +356,10 @@ impl Replica {
             (before + usize::from(*sender < self.settings.sender), peers + 1)
         });
         self.herd.lock().set_place(before, peers + 1);
-        let mut paths = self.paths.lock();
         let mut behind = false;
         let heard = columns.iter_mut().filter(|(_, column)| column.last_heard.after(SILENT_AFTER) > now);
         for (sender, column) in heard {
-            let mut scene = self.scene(*sender, pools, &mut paths, now);
+            let mut scene = self.scene(*sender, pools, now);
             let asks = column.overdue(&mut scene);
             self.ask(*sender, asks);
             behind |= column.has_requests();
@@ -429,7 +427,7 @@ impl SharedBooking {
             keys,
             ..v1::Ended::default()
         };
-        self.replica.own.lock().ended(ended, &mut self.replica.paths.lock(), now);
+        self.replica.own.lock().ended(ended, &self.replica.paths, now);
     }
 }
 

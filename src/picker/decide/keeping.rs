@@ -114,7 +114,8 @@ impl Deciding<'_> {
         let other = other.map(|strategy| {
             let prefix = lookup.as_ref().map(|lookup| &lookup.found).filter(|_| strategy.reads().prefix);
             let cx = PickContext { prefix, ..self.context(lookup.as_ref(), &snapshot, splittable) };
-            let decided = self.pool().scheduler.dry_run(strategy, &cx, self.q.subset, &mut rng.clone());
+            let scheduler = &self.pool().scheduler;
+            let decided = scheduler.dry_run(strategy, &cx, self.q.subset, Explain::Yes, &mut rng.clone());
             decided.as_ref().map_or_else(StrategyChoice::rejected, StrategyChoice::of)
         });
         let described = self.describe(&snapshot, lookup.as_ref(), splittable, proposed.as_ref().ok());

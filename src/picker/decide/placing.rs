@@ -208,7 +208,7 @@ impl Deciding<'_> {
         let cx = &PickContext { request: RequestFacts { prompt_tokens, ..cx.request }, prefix: None, ..*cx };
         let mut rng = rng.clone();
         let assume = |_| {
-            let guarded = AssertUnwindSafe(|| scheduler.dry_run(strategy, cx, self.q.subset, &mut rng));
+            let guarded = AssertUnwindSafe(|| scheduler.dry_run(strategy, cx, self.q.subset, Explain::No, &mut rng));
             let decision = catch_unwind(guarded).ok()?.ok()?;
             let split = decision.split.as_ref().and_then(|split| split.prefill.first());
             let endpoint = split.or(decision.picks.first())?;
@@ -360,7 +360,7 @@ impl Deciding<'_> {
         let decision = match named {
             Some(decision) => decision,
             None => self.ask_strategy(|strategy| match self.scope.dry_run {
-                true => pool.scheduler.dry_run(strategy, cx, q.subset, rng),
+                true => pool.scheduler.dry_run(strategy, cx, q.subset, Explain::Yes, rng),
                 false => pool.scheduler.decide(strategy, cx, q.subset, explain, rng),
             })?,
         };
