@@ -57,6 +57,8 @@ pub(crate) struct Mirror {
     pub(crate) on_time: bool,
     /// Number of the batch that booked it; 0 for a column.
     pub(crate) booked_in: u64,
+    /// Blocks of its prompt, as far as they were sent.
+    pub(crate) blocks: usize,
     /// `None` if this picker does not know the endpoint.
     pub(crate) booking: Option<Booking>,
     pub(crate) cache: Option<Arc<PrefixCache>>,
@@ -77,6 +79,7 @@ impl Mirror {
             begun,
             on_time: true,
             booked_in: batch,
+            blocks: booked.blocks.as_ref().map_or(0, blocks_of),
             booking: None,
             cache: None,
             awaits: None,
@@ -99,7 +102,7 @@ impl Mirror {
                 Some((cache.clone(), update(&blocks, keys, &endpoint, cache, now)))
             }
             (Some(blocks), Some(None), Some(_)) => {
-                mirror.awaits = Some(blocks);
+                mirror.awaits = Some(v1::Blocks { keys: Vec::new(), ..blocks });
                 None
             }
             _ => None,
@@ -212,6 +215,11 @@ impl Mirror {
         };
         booking.end(ended.complete, &usage, extend, scene.now);
     }
+}
+
+/// Number of the blocks of a booked prompt.
+pub(crate) fn blocks_of(blocks: &v1::Blocks) -> usize {
+    blocks.base_blocks as usize + blocks.keys.len()
 }
 
 /// The keys of a booked prompt; `None` if they refer to an unknown path.

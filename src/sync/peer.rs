@@ -1,7 +1,7 @@
 //! The column of one peer: its requests in flight, booked on this picker's view of the endpoints.
 
 use crate::generated::v1;
-use crate::mirror::{Mirror, Scene, update};
+use crate::mirror::{Mirror, Scene, blocks_of, update};
 use crate::pools::MAX_EJECTED;
 use crate::received::Received;
 use crate::records::unseal_service;
@@ -30,6 +30,10 @@ const MAX_EARLY: usize = 10_000;
 const MAX_UNKNOWN_PATHS: usize = 1_024;
 /// Most parts of a column.
 const MAX_PARTS: u32 = 4_096;
+/// Most requests in flight of one picker. Further ones are not counted.
+const MAX_REQUESTS: usize = 1 << 16;
+/// Most blocks of their prompts in total: 128 MiB of keys. Prompts of further requests are not recorded.
+const MAX_BLOCKS: usize = 1 << 24;
 
 /// A column that arrives in parts.
 #[derive(Debug, Default)]
@@ -51,6 +55,8 @@ pub(crate) struct PeerColumn {
     /// The batch that is applied now arrived later than others of its time.
     late: bool,
     requests: AHashMap<u64, Mirror>,
+    /// Blocks of their prompts.
+    blocks: usize,
     digest: u64,
     /// The endpoints that it has ejected.
     ejected: AHashSet<u64>,
@@ -78,6 +84,7 @@ impl PeerColumn {
             announced: 0,
             late: false,
             requests: AHashMap::new(),
+            blocks: 0,
             digest: 0,
             ejected: AHashSet::new(),
             needs_column: false,
@@ -95,7 +102,7 @@ impl PeerColumn {
     pub(crate) fn silence(&mut self) -> bool {
         let had = !self.requests.is_empty();
         self.requests.clear();
-        self.digest = 0;
+        (self.blocks, self.digest) = (0, 0);
         had
     }
 
@@ -119,6 +126,10 @@ impl PeerColumn {
         // No times are learned from a batch that was lost and sent again: its changes were made some time ago.
         self.late = batch.number <= self.received.last().max(self.announced);
         if batch.number > 0 {
+            // The column has its changes.
+            if self.received.is_hopeless() {
+                return;
+            }
             if !self.received.insert(batch.number) {
                 return add(&scene.stats.duplicate_batches, 1);
             }
@@ -189,6 +200,7 @@ impl PeerColumn {
             },
             Kind::Ended(ended) => match self.requests.remove(&ended.request) {
                 Some(mut mirror) => {
+                    self.blocks -= mirror.blocks;
                     mirror.catch_up(&ended, &mut self.digest, scene);
                     self.digest ^= digest(ended.request, mirror.endpoint, mirror.begun);
                     // A column of an earlier state may still name it.
@@ -216,10 +228,16 @@ impl PeerColumn {
         self.early.entry(request).or_default().push(kind);
     }
 
-    fn booked(&mut self, booked: v1::Booked, batch: u64, scene: &mut Scene<'_>) {
+    fn booked(&mut self, mut booked: v1::Booked, batch: u64, scene: &mut Scene<'_>) {
         let request = booked.request;
         if self.requests.contains_key(&request) {
             return;
+        }
+        if self.requests.len() >= MAX_REQUESTS {
+            return add(&scene.stats.excess_requests, 1);
+        }
+        if booked.blocks.take_if(|blocks| self.blocks + blocks_of(blocks) > MAX_BLOCKS).is_some() {
+            add(&scene.stats.excess_requests, 1);
         }
         let mut mirror = Mirror::book(booked, batch, scene);
         mirror.on_time = !self.late;
@@ -228,6 +246,7 @@ impl PeerColumn {
             self.want_path(request);
         }
         self.digest ^= digest(request, mirror.endpoint, mirror.begun);
+        self.blocks += mirror.blocks;
         self.requests.insert(request, mirror);
         for kind in self.early.remove(&request).unwrap_or_default() {
             self.early_count -= 1;
@@ -250,6 +269,8 @@ impl PeerColumn {
         let Some(keys) = scene.paths.lock().extend(0, 0, &placed.keys) else { return };
         let awaiting = self.requests.get_mut(&placed.request).and_then(|mirror| Some((mirror.awaits.take()?, mirror)));
         match awaiting {
+            // Not the prompt that was booked.
+            Some((_, mirror)) if mirror.blocks != keys.len() => {}
             Some((blocks, mirror)) => {
                 let Some((booking, cache)) = mirror.booking.as_mut().zip(mirror.cache.clone()) else { return };
                 let update = update(&blocks, keys, booking.endpoint(), &cache, scene.now);
@@ -329,6 +350,11 @@ impl PeerColumn {
         if column.at_batch != self.arriving.at_batch {
             self.arriving = Arriving { at_batch: column.at_batch, parts: BTreeMap::new() };
         }
+        let others = self.arriving.parts.iter().filter(|(part, _)| **part != column.part);
+        if others.map(|(_, requests)| requests.len()).sum::<usize>() + column.requests.len() > MAX_REQUESTS {
+            self.arriving = Arriving::default();
+            return add(&scene.stats.excess_requests, 1);
+        }
         self.arriving.parts.insert(column.part, column.requests);
         if self.arriving.parts.len() == column.parts as usize {
             let Arriving { at_batch, parts } = std::mem::take(&mut self.arriving);
@@ -339,11 +365,12 @@ impl PeerColumn {
     /// Replaces the requests in flight by those `at_batch`, and keeps what later batches have changed.
     fn replace(&mut self, at_batch: u64, requests: Vec<v1::Booked>, scene: &mut Scene<'_>) {
         let named: AHashSet<u64> = requests.iter().map(|booked| booked.request).collect();
-        let digests = &mut self.digest;
+        let (digests, blocks) = (&mut self.digest, &mut self.blocks);
         self.requests.retain(|request, mirror| {
             let stays = mirror.booked_in > at_batch || named.contains(request);
             if !stays {
                 *digests ^= digest(*request, mirror.endpoint, mirror.begun);
+                *blocks -= mirror.blocks;
             }
             stays
         });

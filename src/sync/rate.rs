@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Most bytes per second of one sender, and most at once. At 6.2 KB per request (`benches/replicas.md`), 10,000 requests
 /// per second fit.
 const BYTES_PER_SECOND: u64 = 64 << 20;
-/// What a message costs beside its size, bytes.
+/// What a message costs beside its size and the keys that it refers to, bytes.
 const MESSAGE_COST: u64 = 1 << 10;
 
 /// The messages of one sender, as a bucket that leaks at the highest rate.

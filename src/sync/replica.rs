@@ -26,6 +26,8 @@ use std::time::Duration;
 use v1::message::Body;
 use xxhash_rust::xxh3::xxh3_64;
 
+/// Longest name of a peer that is shown, characters.
+const MAX_NAME: usize = 256;
 /// A loss that a peer has announced is not announced again for this long.
 const LOSS_KNOWN: Duration = Duration::from_secs(5);
 
@@ -211,6 +213,11 @@ impl Replica {
             return add(&self.stats.excess_messages, 1);
         }
         let Some((sender, body)) = self.read(from, message) else { return };
+        // A short message may name long prompts, which cost as much as if they were sent.
+        let referenced = wire::referenced_bytes(&body);
+        if referenced > 0 && from.is_some_and(|from| !self.rates.lock().allow(from, referenced, now)) {
+            return add(&self.stats.excess_messages, 1);
+        }
         add(&self.stats.received_messages, 1);
         add(&self.stats.received_bytes, message.len() as u64);
         if let Body::Resend(asked) = &body {
@@ -229,19 +236,22 @@ impl Replica {
     }
 
     /// Applies a message. Returns what remains to be done without a lock: a chunk, or a request for one.
-    fn apply(&self, sender: u64, body: Body, now: Timestamp) -> Option<Body> {
+    fn apply(&self, sender: u64, mut body: Body, now: Timestamp) -> Option<Body> {
         let mut peers = self.peers.lock();
         let Peers { pools, columns, losses, joining, serving, .. } = &mut *peers;
         if columns.len() >= MAX_PEERS && !columns.contains_key(&sender) {
             add(&self.stats.invalid_messages, 1);
             return None;
         }
-        if let Body::Heartbeat(heartbeat) = &body {
+        if let Body::Heartbeat(heartbeat) = &mut body {
+            heartbeat.name = heartbeat.name.chars().take(MAX_NAME).collect();
             Self::drop_predecessors(columns, sender, &heartbeat.name, now);
         }
         if let Body::Batch(batch) = &body {
             let lost = batch.events.iter().filter_map(|event| match &event.kind {
-                Some(v1::event::Kind::Lost(lost)) => Some((lost.endpoint, now)),
+                Some(v1::event::Kind::Lost(lost)) if pools.locate(lost.endpoint).is_some() => {
+                    Some((lost.endpoint, now))
+                }
                 _ => None,
             });
             losses.extend(lost);

@@ -15,8 +15,10 @@ pub struct SyncStats {
     pub received_bytes: AtomicU64,
     /// Received messages that were dropped: too large, not readable, of another version, or sent under another name.
     pub invalid_messages: AtomicU64,
-    /// Received messages that were dropped unread because their sender exceeded 64 MiB per second.
+    /// Received messages that were dropped because their sender exceeded 64 MiB per second.
     pub excess_messages: AtomicU64,
+    /// Requests that were not counted, or whose prompts were not recorded, because their picker has too many in flight.
+    pub excess_requests: AtomicU64,
     /// Batches that were received a second time and ignored.
     pub duplicate_batches: AtomicU64,
     /// Batches that were requested again because they did not arrive.

@@ -21,5 +21,6 @@ fn generated_code_is_that_of_the_protos() {
 mod chunks;
 mod cluster;
 mod faults;
+mod limits;
 mod properties;
 mod snapshot;

@@ -26,6 +26,23 @@ pub(crate) fn decode(message: &[u8]) -> Option<v1::Message> {
     read.filter(|read| read.version == VERSION && read.sender != 0)
 }
 
+/// Bytes of block keys that bookings name by a prefix of them that the receiver knows.
+pub(crate) fn referenced_bytes(body: &Body) -> usize {
+    let of = |booked: &v1::Booked| booked.blocks.as_ref().map_or(0, |blocks| blocks.base_blocks as usize * 8);
+    match body {
+        Body::Batch(batch) => batch
+            .events
+            .iter()
+            .map(|event| match &event.kind {
+                Some(v1::event::Kind::Booked(booked)) => of(booked),
+                _ => 0,
+            })
+            .sum(),
+        Body::Column(column) => column.requests.iter().map(of).sum(),
+        _ => 0,
+    }
+}
+
 /// Digest of one request in flight.
 pub(crate) fn digest(request: u64, endpoint: u64, begun: bool) -> u64 {
     mix(request ^ mix(endpoint ^ u64::from(begun)))

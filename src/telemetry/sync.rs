@@ -44,10 +44,13 @@ const COUNTERS: &[SyncCounter] = &[
     ("sync_sent_messages", "messages sent to other pickers", |s| &s.sent_messages),
     ("sync_received_messages", "valid messages received from other pickers", |s| &s.received_messages),
     ("sync_invalid_messages", "messages that were dropped unread or are not readable", |s| &s.invalid_messages),
+    ("sync_excess_messages", "messages that were dropped because their sender exceeded 64 MiB per second", |s| {
+        &s.excess_messages
+    }),
     (
-        "sync_excess_messages",
-        "messages that were dropped unread because their sender exceeded 64 MiB per second",
-        |s| &s.excess_messages,
+        "sync_excess_requests",
+        "requests that were not counted, or whose prompts were not recorded, because their picker has too many in flight",
+        |s| &s.excess_requests,
     ),
     ("sync_duplicate_batches", "batches that arrived a second time and were ignored", |s| &s.duplicate_batches),
     ("sync_requested_batches", "batches that did not arrive and were requested again", |s| &s.requested_batches),
