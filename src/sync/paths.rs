@@ -134,7 +134,9 @@ impl PathBook {
     fn insert(&mut self, keys: &[BlockKey], digests: &[u64]) {
         let mut known = digests.iter().rposition(|digest| self.young.contains_key(digest)).map_or(0, |at| at + 1);
         if (self.young.len() + digests.len() - known) * CHUNK > GENERATION_BLOCKS {
-            self.old = std::mem::take(&mut self.young);
+            // Reuses the memory of the older one, so that no later insertion has to grow the table.
+            std::mem::swap(&mut self.young, &mut self.old);
+            self.young.clear();
             known = 0;
         }
         let mut before = known.checked_sub(1).and_then(|last| digests.get(last)).copied().unwrap_or(0);
