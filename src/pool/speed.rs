@@ -82,8 +82,6 @@ const UNKNOWN_ERROR: f64 = 0.5;
 const ERROR_RATE: f64 = 0.05;
 /// Weight of one response in the pool's mean ratio and mean response length: means of some 100 responses.
 const CENTRE_RATE: f64 = 0.01;
-/// Largest mean logarithm of ratios that another picker may have: factors of a million.
-const MAX_CENTRE: f64 = 14.0;
 /// Largest mean length of a response that another picker may have, tokens.
 const MAX_RESPONSE: f64 = 1e9;
 /// KV cache usage from which on a server admits no request before another one ends.
@@ -116,27 +114,30 @@ struct Shape<const N: usize> {
     centre: f64,
 }
 
-/// What one picker has learned of a pool's speed, for another one.
+/// What one picker has learned of a pool's mean endpoint, for another one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpeedExport {
     /// The fit of the time to the first token.
     pub first: Vec<f64>,
     /// The fit of the time per further token.
     pub next: Vec<f64>,
-    /// Mean logarithms of the endpoints' ratios to the two fits.
-    pub centres: [f64; 2],
     /// Mean length of a response, tokens; 0 if unknown.
     pub response_tokens: f64,
 }
 
 impl<const N: usize> Shape<N> {
-    /// Takes over the fit of another picker if it has more observations. False if not.
-    fn replace(&mut self, fit: Fit<N>, centre: f64, published: &Published<N>) -> bool {
+    /// Returns the fit of the mean endpoint.
+    fn of_mean_endpoint(&self) -> Fit<N> {
+        self.fit.scaled(self.centre.exp())
+    }
+
+    /// Takes over the fit of another picker's mean endpoint if it has more observations. False if not.
+    fn replace(&mut self, fit: Fit<N>, published: &Published<N>) -> bool {
         if fit.count() <= self.fit.count() {
             return false;
         }
         published.set(fit.coefficients());
-        (self.fit, self.centre) = (fit, centre);
+        (self.fit, self.centre) = (fit, 0.0);
         true
     }
 
@@ -214,9 +215,8 @@ impl PoolSpeed {
     pub fn export(&self) -> SpeedExport {
         let (first, next) = (self.first.lock(), self.next.lock());
         SpeedExport {
-            first: first.fit.values(),
-            next: next.fit.values(),
-            centres: [first.centre, next.centre],
+            first: first.of_mean_endpoint().values(),
+            next: next.of_mean_endpoint().values(),
             response_tokens: self.answer_tokens(),
         }
     }
@@ -225,17 +225,15 @@ impl PoolSpeed {
     /// possible; then nothing changes.
     #[expect(clippy::cast_possible_truncation, reason = "thousands of tokens; f32 is precise enough")]
     pub fn import(&self, other: &SpeedExport) -> bool {
-        let SpeedExport { first, next, centres, response_tokens } = other;
+        let SpeedExport { first, next, response_tokens } = other;
         let Some((first, next)) = Fit::from_values(first).zip(Fit::from_values(next)) else { return false };
-        if !centres.iter().all(|centre| centre.abs() <= MAX_CENTRE) || !(0.0..=MAX_RESPONSE).contains(response_tokens) {
+        if !(0.0..=MAX_RESPONSE).contains(response_tokens) {
             return false;
         }
-        let [centre_first, centre_next] = *centres;
-        let is_first_newer = self.first.lock().replace(first, centre_first, &self.published.0);
-        let is_next_newer = self.next.lock().replace(next, centre_next, &self.published.1);
-        for (which, centre) in [(0, is_first_newer.then_some(centre_first)), (1, is_next_newer.then_some(centre_next))]
-        {
-            centre.into_iter().for_each(|centre| self.centres.set(which, centre));
+        let is_first_newer = self.first.lock().replace(first, &self.published.0);
+        let is_next_newer = self.next.lock().replace(next, &self.published.1);
+        for which in [(0, is_first_newer), (1, is_next_newer)].into_iter().filter_map(|(at, new)| new.then_some(at)) {
+            self.centres.set(which, 0.0);
         }
         self.learned.fetch_or(is_first_newer || is_next_newer, Relaxed);
         if self.answer_tokens() == 0.0 {

@@ -5,7 +5,7 @@ use ahash::AHashMap;
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Most bytes per second of one sender, and most at once. At 6.2 KB per request (`benches/replicas.md`), 10,000 requests
+/// Most bytes per second of one sender, and most at once. At 4.6 KB per request (`benches/replicas.md`), 10,000 requests
 /// per second fit.
 const BYTES_PER_SECOND: u64 = 64 << 20;
 /// What a message costs beside its size and the keys that it refers to, bytes.

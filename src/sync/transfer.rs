@@ -145,11 +145,11 @@ fn speed(view: &PoolView) -> Option<Arc<PoolSpeed>> {
 }
 
 fn encode_speed(speed: SpeedExport) -> v1::PoolSpeed {
-    let SpeedExport { first, next, centres: [first_centre, next_centre], response_tokens } = speed;
-    v1::PoolSpeed { first, next, first_centre, next_centre, response_tokens }
+    let SpeedExport { first, next, response_tokens } = speed;
+    v1::PoolSpeed { first, next, response_tokens }
 }
 
 fn decode_speed(speed: &v1::PoolSpeed) -> SpeedExport {
-    let v1::PoolSpeed { first, next, first_centre, next_centre, response_tokens } = speed.clone();
-    SpeedExport { first, next, centres: [first_centre, next_centre], response_tokens }
+    let v1::PoolSpeed { first, next, response_tokens } = speed.clone();
+    SpeedExport { first, next, response_tokens }
 }

@@ -47,6 +47,18 @@ impl<const N: usize> Fit<N> {
         self.count
     }
 
+    /// Returns the fit of times that are `factor` times as long.
+    pub(super) fn scaled(&self, factor: f64) -> Self {
+        let mut scaled = self.clone();
+        // Weights of observations are inverse squares of times.
+        let of_square = factor * factor;
+        scaled.coefficients.iter_mut().for_each(|coefficient| *coefficient *= factor);
+        scaled.products.iter_mut().flatten().for_each(|sum| *sum /= of_square);
+        scaled.measured.iter_mut().for_each(|sum| *sum /= factor);
+        scaled.weight /= of_square;
+        scaled
+    }
+
     /// Returns all values, for [`Fit::from_values`].
     pub(super) fn values(&self) -> Vec<f64> {
         let sums = self.coefficients.iter().chain(self.products.iter().flatten()).chain(&self.measured);

@@ -411,18 +411,13 @@ pub struct SnapshotChunk {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PoolSpeed {
     /// Coefficients, weighted sums, number of observations, usual error and usual weight of the fit of the time to the
-    /// first token, and of the fit of the time per further token.
+    /// first token, and of the fit of the time per further token, both of the mean endpoint.
     #[prost(double, repeated, tag = "1")]
     pub first: ::prost::alloc::vec::Vec<f64>,
     #[prost(double, repeated, tag = "2")]
     pub next: ::prost::alloc::vec::Vec<f64>,
-    /// Mean logarithms of the endpoints' ratios to the two fits.
-    #[prost(double, tag = "3")]
-    pub first_centre: f64,
-    #[prost(double, tag = "4")]
-    pub next_centre: f64,
     /// Mean length of a response, tokens.
-    #[prost(double, tag = "5")]
+    #[prost(double, tag = "3")]
     pub response_tokens: f64,
 }
 /// A sequence of blocks, and the endpoints that hold it.
