@@ -202,7 +202,7 @@ mod over_nats {
             tracing::warn!(
                 server,
                 "the NATS server of `sync` is used without credentials: any client that reaches it can send this picker false \
-                 load, cache contents and pressure, which makes its choices worse but neither reads nor changes requests"
+                 load, cache contents and pressure, so that it chooses worse or rejects requests; it can't read or change them"
             );
         }
     }

@@ -32,6 +32,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Most messages that wait for the connection.
 const QUEUE: usize = 16_384;
+/// Most received messages that wait until they are applied. Each has at most 1 MiB.
+const RECEIVED: usize = 2_048;
 /// Longest time between two attempts to connect.
 const MAX_RECONNECT: Duration = Duration::from_secs(2);
 /// Shortest time between two attempts to connect.
@@ -131,7 +133,7 @@ pub async fn connect(config: &NatsConfig, queue: &NatsQueue, clock: Clock) -> Re
         .retry_on_initial_connect()
         .ping_interval(PING_EVERY)
         .client_capacity(QUEUE)
-        .subscription_capacity(QUEUE)
+        .subscription_capacity(RECEIVED)
         .reconnect_delay_callback(|attempts| {
             let most = MIN_RECONNECT.saturating_mul(1 << attempts.min(6)).min(MAX_RECONNECT);
             // Not all pickers at once.

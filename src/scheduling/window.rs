@@ -74,6 +74,12 @@ impl SlidingSum {
         taken
     }
 
+    /// Removes at most `amount` of what expires first; returns how much was removed.
+    pub fn take_oldest(&mut self, amount: u64) -> u64 {
+        let oldest = self.slots.front().map_or(0, |(_, held)| *held);
+        self.take(amount.min(oldest))
+    }
+
     /// The slot in which the oldest amount expires; `None` if the sum is empty.
     #[must_use]
     pub fn expires(&self) -> Option<u64> {
@@ -112,7 +118,8 @@ mod tests {
         let mut sum = SlidingSum::default();
         (1..=3).for_each(|slot| sum.add(slot, 10));
         assert_eq!((sum.take(15), sum.total(), sum.expires()), (15, 15, Some(2 + SLOTS)));
-        assert_eq!((sum.take(5), sum.total(), sum.expires()), (5, 10, Some(3 + SLOTS)));
+        assert_eq!((sum.take_oldest(3), sum.take_oldest(99), sum.total()), (3, 2, 10));
+        assert_eq!(sum.expires(), Some(3 + SLOTS));
         assert_eq!((sum.take(99), sum.total(), sum.expires(), sum.take(1)), (10, 0, None, 0));
         sum.add(4, 1);
         assert_eq!(sum.total(), 1);

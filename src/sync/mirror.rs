@@ -20,6 +20,11 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use v1::event::Kind;
 
+/// Most moves of a request that count. Each costs as much as a booking.
+const MAX_MOVES: u32 = 16;
+/// Longest prompt that counts, tokens. Without a limit, one message could make an endpoint look busy for days.
+const MAX_PROMPT_TOKENS: u32 = 1 << 21;
+
 /// What the events of a peer are applied to.
 pub(crate) struct Scene<'s> {
     /// The peer.
@@ -64,6 +69,8 @@ pub(crate) struct Mirror {
     pub(crate) cache: Option<Arc<PrefixCache>>,
     /// Facts about its blocks, while their keys are requested.
     pub(crate) awaits: Option<v1::Blocks>,
+    /// Number of its moves to other endpoints.
+    moves: u32,
     /// Its data-parallel rank on the endpoint.
     rank: Option<RankBooking>,
     /// What strategies have recorded about it.
@@ -83,6 +90,7 @@ impl Mirror {
             booking: None,
             cache: None,
             awaits: None,
+            moves: 0,
             rank: None,
             record: None,
         };
@@ -109,7 +117,7 @@ impl Mirror {
         };
         let order = Order {
             model: &booked.model,
-            prompt_tokens: booked.prompt_tokens,
+            prompt_tokens: booked.prompt_tokens.min(MAX_PROMPT_TOKENS),
             cached_tokens: booked.cached_tokens,
             understood: booked.understood,
             streams: booked.streams,
@@ -167,9 +175,10 @@ impl Mirror {
 
     /// Moves the request, unless it is there already.
     fn move_to(&mut self, endpoint: u64, scene: &mut Scene<'_>) {
-        if endpoint == 0 || endpoint == self.endpoint {
+        if endpoint == 0 || endpoint == self.endpoint || self.moves == MAX_MOVES {
             return;
         }
+        self.moves += 1;
         self.endpoint = endpoint;
         self.rank = None;
         match scene.pools.locate(endpoint) {

@@ -12,7 +12,7 @@ use ahash::AHashMap;
 use attache_prefix::key::BlockKey;
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use v1::event::Kind;
@@ -30,8 +30,10 @@ const KEPT_PROMPTS: usize = 1_024;
 const COLUMN_PART_BYTES: usize = 256 << 10;
 /// Most counts of pressure in one message: each has at most about 1.8 KiB.
 const PRESSURE_EVENTS: usize = 256;
-/// Most batches that one `Resend` gets.
-const MAX_RESENT: u64 = 1_024;
+/// Most batches, and most prompts, that one `Resend` gets.
+const MAX_RESENT: usize = 1_024;
+/// Most bytes of batches and prompts that one `Resend` gets.
+const MAX_RESENT_BYTES: usize = 4 << 20;
 
 /// A booking of this picker.
 #[derive(Clone, Copy, Debug)]
@@ -351,26 +353,25 @@ impl Own {
     /// Answers the peer `to`, which missed something.
     pub(crate) fn resend(&mut self, to: u64, asked: &v1::Resend, paths: &Mutex<PathBook>) {
         self.flush();
-        let mut left = MAX_RESENT;
-        let mut column = asked.column;
-        for range in &asked.batches {
-            let first = self.kept.front().map_or(u64::MAX, |(number, _)| *number);
-            column |= range.first < first;
-            let last = range.last.min(self.last_batch);
-            for number in range.first.max(first)..=last {
-                let Some((_, message)) = self.kept.get((number - first) as usize) else { break };
-                if left == 0 {
-                    break;
-                }
-                left -= 1;
-                self.hand_over(Some(to), message.to_vec());
-            }
+        let first = self.kept.front().map_or(u64::MAX, |(number, _)| *number);
+        let ranges = || asked.batches.iter().take(MAX_RESENT);
+        let numbers =
+            ranges().flat_map(|range| (range.first.max(first)..=range.last.min(self.last_batch)).take(MAX_RESENT));
+        let numbers: BTreeSet<u64> = numbers.take(MAX_RESENT).collect();
+        let mut left = MAX_RESENT_BYTES;
+        for (_, message) in numbers.into_iter().filter_map(|number| self.kept.get((number - first) as usize)) {
+            let Some(rest) = left.checked_sub(message.len()) else { break };
+            left = rest;
+            self.hand_over(Some(to), message.to_vec());
         }
-        if column {
+        if asked.column || ranges().any(|range| range.first < first) {
             self.send_column(to, paths);
         }
-        for request in asked.requests.iter().take(MAX_RESENT as usize) {
-            self.send_events(to, vec![Kind::Placed(self.placed(*request))]);
+        let requests: BTreeSet<u64> = asked.requests.iter().take(MAX_RESENT).copied().collect();
+        for placed in requests.into_iter().map(|request| self.placed(request)) {
+            let Some(rest) = left.checked_sub(8 * placed.keys.len()) else { break };
+            left = rest;
+            self.send_events(to, vec![Kind::Placed(placed)]);
         }
     }
 

@@ -22,24 +22,34 @@ pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(600);
 const GAP_WAIT: Duration = Duration::from_millis(20);
 /// Shortest time between two requests to one peer.
 const RESEND_EVERY: Duration = Duration::from_millis(100);
+/// Shortest time between two requests of one peer that are answered. They may arrive in shorter intervals than they were
+/// sent.
+const ANSWER_EVERY: Duration = Duration::from_millis(50);
 /// Most ranges in one request.
 const MAX_RANGES: usize = 16;
 /// Most events that are kept for bookings that have not arrived yet. With more, the column is requested.
 const MAX_EARLY: usize = 10_000;
+/// Most bytes of these events.
+const MAX_EARLY_BYTES: usize = 16 << 20;
+/// Most bytes of a column that arrives.
+const MAX_COLUMN_BYTES: usize = 64 << 20;
 /// Most prompts that are requested at a time; the oldest are given up.
 const MAX_UNKNOWN_PATHS: usize = 1_024;
 /// Most parts of a column.
 const MAX_PARTS: u32 = 4_096;
 /// Most requests in flight of one picker. Further ones are not counted.
 const MAX_REQUESTS: usize = 1 << 16;
-/// Most blocks of their prompts in total: 128 MiB of keys. Prompts of further requests are not recorded.
-const MAX_BLOCKS: usize = 1 << 24;
+/// Most blocks of their prompts in total: 32 MiB of keys. Prompts of further requests are not recorded.
+const MAX_BLOCKS: usize = 1 << 22;
 
 /// A column that arrives in parts.
 #[derive(Debug, Default)]
 struct Arriving {
     at_batch: u64,
     parts: BTreeMap<u32, Vec<v1::Booked>>,
+    /// Number of requests in the parts, and their size.
+    requests: usize,
+    bytes: usize,
 }
 
 /// The column of one peer.
@@ -68,8 +78,11 @@ pub(crate) struct PeerColumn {
     /// Events of requests that are not booked here yet, in the order of their arrival.
     early: AHashMap<u64, Vec<Kind>>,
     early_count: usize,
+    early_bytes: usize,
     gap_since: Option<Timestamp>,
     asked_at: Option<Timestamp>,
+    /// When a request of the peer was answered.
+    answered_at: Option<Timestamp>,
     /// Bookings whose blocks refer to an unknown path, until their keys arrive.
     unknown_paths: BTreeSet<u64>,
 }
@@ -92,8 +105,10 @@ impl PeerColumn {
             needs_pressure: false,
             early: AHashMap::new(),
             early_count: 0,
+            early_bytes: 0,
             gap_since: None,
             asked_at: None,
+            answered_at: None,
             unknown_paths: BTreeSet::new(),
         }
     }
@@ -103,7 +118,23 @@ impl PeerColumn {
         let had = !self.requests.is_empty();
         self.requests.clear();
         (self.blocks, self.digest) = (0, 0);
+        self.arriving = Arriving::default();
+        self.clear_early();
         had
+    }
+
+    fn clear_early(&mut self) {
+        self.early.clear();
+        (self.early_count, self.early_bytes) = (0, 0);
+    }
+
+    /// Whether a request of the peer is answered now.
+    pub(crate) fn may_ask(&mut self, now: Timestamp) -> bool {
+        let may = self.answered_at.is_none_or(|at| at.after(ANSWER_EVERY) <= now);
+        if may {
+            self.answered_at = Some(now);
+        }
+        may
     }
 
     /// Number of requests in flight.
@@ -152,8 +183,9 @@ impl PeerColumn {
     fn settle(&mut self, now: Timestamp) {
         self.gap_since = self.received.has_gap().then(|| self.gap_since.unwrap_or(now));
         if !self.is_behind() {
-            self.early_count = 0;
-            std::mem::take(&mut self.early).into_values().flatten().for_each(|kind| self.missed(&kind));
+            let early = std::mem::take(&mut self.early);
+            self.clear_early();
+            early.into_values().flatten().for_each(|kind| self.missed(&kind));
         }
     }
 
@@ -219,12 +251,13 @@ impl PeerColumn {
         if !self.is_behind() {
             return self.missed(&kind);
         }
-        if self.early_count == MAX_EARLY {
-            self.early.clear();
-            self.early_count = 0;
+        let bytes = kind.encoded_len();
+        if self.early_count == MAX_EARLY || self.early_bytes + bytes > MAX_EARLY_BYTES {
+            self.clear_early();
             self.needs_column = true;
         }
         self.early_count += 1;
+        self.early_bytes += bytes;
         self.early.entry(request).or_default().push(kind);
     }
 
@@ -250,6 +283,7 @@ impl PeerColumn {
         self.requests.insert(request, mirror);
         for kind in self.early.remove(&request).unwrap_or_default() {
             self.early_count -= 1;
+            self.early_bytes -= kind.encoded_len();
             self.event(kind, batch, scene);
         }
     }
@@ -348,16 +382,20 @@ impl PeerColumn {
             return;
         }
         if column.at_batch != self.arriving.at_batch {
-            self.arriving = Arriving { at_batch: column.at_batch, parts: BTreeMap::new() };
+            self.arriving = Arriving { at_batch: column.at_batch, ..Arriving::default() };
         }
-        let others = self.arriving.parts.iter().filter(|(part, _)| **part != column.part);
-        if others.map(|(_, requests)| requests.len()).sum::<usize>() + column.requests.len() > MAX_REQUESTS {
+        if self.arriving.parts.contains_key(&column.part) {
+            return;
+        }
+        self.arriving.requests += column.requests.len();
+        self.arriving.bytes += column.requests.iter().map(prost::Message::encoded_len).sum::<usize>();
+        if self.arriving.requests > MAX_REQUESTS || self.arriving.bytes > MAX_COLUMN_BYTES {
             self.arriving = Arriving::default();
             return add(&scene.stats.excess_requests, 1);
         }
         self.arriving.parts.insert(column.part, column.requests);
         if self.arriving.parts.len() == column.parts as usize {
-            let Arriving { at_batch, parts } = std::mem::take(&mut self.arriving);
+            let Arriving { at_batch, parts, .. } = std::mem::take(&mut self.arriving);
             self.replace(at_batch, parts.into_values().flatten().collect(), scene);
         }
     }

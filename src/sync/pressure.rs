@@ -23,6 +23,10 @@ pub const PRESSURE_WINDOW: Duration = Duration::from_secs(60);
 const MAX_MODELS: usize = 4_096;
 /// Longest model name that a peer may send, bytes.
 const MAX_NAME: usize = 256;
+/// Most diversions of one picker for one model in the window; further ones do not count.
+const MAX_RECENT: u64 = 1_000_000;
+/// Shortest time between two searches for models that are forgotten, while there are too many.
+const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 /// Diversions of further pickers are dropped.
 const MAX_PICKERS: usize = MAX_PEERS + 1;
 /// A peer can consume at most this many diversions that have not arrived yet, so that it can't hide all later ones.
@@ -43,7 +47,7 @@ struct PickerDiversions {
 impl PickerDiversions {
     /// Adds all up to number `last`, of which at most `recent` are of the last minute.
     fn add(&mut self, last: u64, recent: u64, now: Timestamp) {
-        let new = last.saturating_sub(self.last).min(recent);
+        let new = last.saturating_sub(self.last).min(recent).min(MAX_RECENT - self.recent.total().min(MAX_RECENT));
         self.last = self.last.max(last);
         if new > 0 {
             self.recent.add(Window::new(PRESSURE_WINDOW).slot(now), new);
@@ -98,11 +102,8 @@ impl ModelDiversions {
         while taken < count {
             let oldest =
                 self.pickers.iter_mut().filter_map(|(id, picker)| Some((picker.recent.expires()?, *id, picker)));
-            let Some((slot, _, picker)) = oldest.min_by_key(|(slot, id, _)| (*slot, *id)) else { break };
-            // Those of this slot, and no later ones.
-            while taken < count && picker.recent.expires() == Some(slot) {
-                taken += picker.recent.take(1);
-            }
+            let Some((.., picker)) = oldest.min_by_key(|(slot, id, _)| (*slot, *id)) else { break };
+            taken += picker.recent.take_oldest(count - taken);
             picker.consumed = picker.last - picker.recent.total();
         }
         self.consumed |= taken > 0;
@@ -129,6 +130,8 @@ struct Models {
     /// The largest number of an own diversion of any model. The numbers of a model that was forgotten here continue
     /// from it, because peers may still remember the numbers before.
     last: u64,
+    /// When forgotten models were searched for because there were too many.
+    expired: Timestamp,
 }
 
 impl Models {
@@ -136,7 +139,10 @@ impl Models {
     fn of(&mut self, pool: &Arc<str>, model: &Arc<str>, now: Timestamp) -> Option<&mut ModelDiversions> {
         let name = (pool.clone(), model.clone());
         if self.by_name.len() >= MAX_MODELS && !self.by_name.contains_key(&name) {
-            self.expire(now);
+            if self.expired.after(EXPIRE_EVERY) <= now {
+                self.expired = now;
+                self.expire(now);
+            }
             if self.by_name.len() >= MAX_MODELS {
                 return None;
             }
@@ -360,6 +366,17 @@ mod tests {
         pressure.consumed(&consumed(7, 107), at(1));
         pressure.diverted(7, &diverted(108, 1), at(1));
         assert_eq!(counts(&pressure, 1), [("m".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn impossible_number_of_diversions_is_bounded_and_consumed_at_once() {
+        let pressure = SharedPressure::default();
+        for sender in [7, 8] {
+            pressure.diverted(sender, &diverted(1 << 62, u64::MAX), at(0));
+        }
+        assert_eq!(counts(&pressure, 1), [("m".to_owned(), 2 * MAX_RECENT)]);
+        assert_eq!(pressure.consume("m", None, u64::MAX, at(1)), 2 * MAX_RECENT);
+        assert_eq!(counts(&pressure, 1), []);
     }
 
     #[test]

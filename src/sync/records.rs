@@ -70,6 +70,9 @@ pub struct PeerRecord {
     trail: Digest,
 }
 
+/// Longest name of a strategy or a model with a record, bytes.
+const MAX_NAME: usize = 256;
+
 /// Applies a peer's record of a request that it sent to `endpoint`. Returns what a move of the request needs.
 pub(crate) fn apply(
     seed: u64,
@@ -80,6 +83,9 @@ pub(crate) fn apply(
     now: Timestamp,
 ) -> Option<Box<PeerRecord>> {
     let v1::Recorded { strategy, trail, user, tokens } = recorded;
+    if strategy.len().max(model.len()) > MAX_NAME {
+        return None;
+    }
     if user != 0 {
         records.charged(&strategy, UserCharge { user: unseal(seed, user), tokens }, now);
     }

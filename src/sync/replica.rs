@@ -221,6 +221,9 @@ impl Replica {
         add(&self.stats.received_messages, 1);
         add(&self.stats.received_bytes, message.len() as u64);
         if let Body::Resend(asked) = &body {
+            if !self.may_ask(sender, now) {
+                return add(&self.stats.excess_messages, 1);
+            }
             let mut own = self.own.lock();
             own.resend(sender, asked, &self.paths);
             if asked.pressure {
@@ -233,6 +236,15 @@ impl Replica {
             Some(_) if self.serve(now).is_some() => self.outbox.wake(),
             _ => {}
         }
+    }
+
+    /// Whether a `Resend` of this peer is answered now.
+    fn may_ask(&self, sender: u64, now: Timestamp) -> bool {
+        let columns = &mut self.peers.lock().columns;
+        if columns.len() >= MAX_PEERS && !columns.contains_key(&sender) {
+            return false;
+        }
+        columns.entry(sender).or_insert_with(|| PeerColumn::new(now)).may_ask(now)
     }
 
     /// Applies a message. Returns what remains to be done without a lock: a chunk, or a request for one.

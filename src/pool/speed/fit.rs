@@ -15,6 +15,8 @@ const SMALLEST_ERROR: f64 = 0.1;
 const ERROR_RATE: f64 = 0.05;
 /// Largest value of another picker's fit. Real ones are far smaller.
 const MAX_VALUE: f64 = 1e18;
+/// Number of observations that another picker's fit can have: forgetting allows no more.
+const MAX_COUNT: f64 = 1.0 / (1.0 - DEFAULT_FORGETTING);
 /// Sweeps of coordinate descent per observation. A few suffice, since the coefficients start from the previous ones.
 const SWEEPS: usize = 4;
 
@@ -74,7 +76,7 @@ impl<const N: usize> Fit<N> {
             *value = take()?;
         }
         (fit.count, fit.error, fit.weight) = (take()?, take()?, take()?);
-        left.next().is_none().then_some(fit)
+        (left.next().is_none() && fit.count <= MAX_COUNT).then_some(fit)
     }
 
     pub(super) fn is_learned(&self) -> bool {

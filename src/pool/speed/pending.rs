@@ -6,7 +6,7 @@
 
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -34,7 +34,8 @@ pub(super) struct Pending {
 
 #[derive(Debug, Default)]
 struct Order {
-    prompts: VecDeque<(u64, Prompt)>,
+    /// By their keys, which ascend in the order of the queue.
+    prompts: BTreeMap<u64, Prompt>,
     next: u64,
 }
 
@@ -59,7 +60,7 @@ impl Pending {
         let mut order = self.order.lock();
         let name = order.next;
         order.next += 1;
-        order.prompts.push_back((name, prompt));
+        order.prompts.insert(name, prompt);
         if order.prompts.len() == 1 {
             self.lead(prompt, now);
         }
@@ -72,17 +73,16 @@ impl Pending {
     /// Removes a prompt that was computed or is no longer needed. Returns it, and how long it was the first.
     pub(super) fn remove(&self, name: u64, now: Timestamp) -> Option<(Prompt, Duration)> {
         let mut order = self.order.lock();
-        // Nearly always the first one.
-        let at = order.prompts.iter().position(|(n, _)| *n == name)?;
-        let (_, prompt) = order.prompts.remove(at)?;
+        let is_first = order.prompts.first_key_value().is_some_and(|(first, _)| *first == name);
+        let prompt = order.prompts.remove(&name)?;
         self.count.fetch_sub(1, Relaxed);
         self.tokens.fetch_sub(prompt.tokens.into(), Relaxed);
         self.kilopairs.fetch_sub(prompt.kilopairs.into(), Relaxed);
-        if at > 0 {
+        if !is_first {
             return Some((prompt, Duration::ZERO));
         }
         let time = now.since(Timestamp(self.since.load(Relaxed)));
-        self.lead(order.prompts.front().map_or_else(Prompt::default, |(_, p)| *p), now);
+        self.lead(order.prompts.values().next().copied().unwrap_or_default(), now);
         Some((prompt, time))
     }
 

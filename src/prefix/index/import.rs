@@ -92,7 +92,10 @@ fn uses_of(run: &ExportRun, holders: &dyn Fn(EndpointId) -> Option<HolderId>) ->
     entries.sort_by_key(|entry| (entry.endpoint, entry.blocks));
     let groups = entries.chunk_by(|a, b| a.endpoint == b.endpoint).filter_map(|entries| {
         let holder = holders(entries.first()?.endpoint)?;
-        Some(Uses { holder, entries: entries.to_vec() })
+        let mut entries = entries.to_vec();
+        // One for each block is enough, whatever was sent.
+        entries.dedup_by_key(|entry| entry.blocks);
+        Some(Uses { holder, entries })
     });
     let mut groups: Vec<Uses> = groups.collect();
     groups.sort_by_key(|uses| std::cmp::Reverse(uses.blocks()));

@@ -4,7 +4,9 @@ use super::cluster::{Cluster, Member};
 use crate::generated::v1;
 use crate::wire::encode;
 use crate::{EndpointKey, MemoryBusSettings};
+use attache_prefix::key::BlockKey;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use v1::event::Kind;
 use v1::message::Body;
 
@@ -65,6 +67,61 @@ fn column_that_never_ends_is_dropped() {
 }
 
 #[test]
+fn large_column_that_never_ends_is_dropped() {
+    let mut cluster = cluster();
+    send(&cluster, Body::Heartbeat(v1::Heartbeat { digest: 1, ..v1::Heartbeat::default() }));
+    for part in 0..70 {
+        cluster.now = cluster.now.after(Duration::from_millis(100));
+        let blocks = Some(v1::Blocks { keys: vec![u64::MAX; 130_000], ..v1::Blocks::default() });
+        let requests = vec![v1::Booked { blocks, ..booked(&cluster.members[0], part.into()) }];
+        send(&cluster, Body::Column(v1::Column { at_batch: 1, part, parts: 4_096, requests }));
+    }
+    // 64 parts of 1 MiB fit.
+    assert_eq!(cluster.members[0].replica.stats().excess_requests.load(Relaxed), 1);
+}
+
+#[test]
+fn requests_for_missed_messages_get_bounded_answers() {
+    let mut cluster = cluster();
+    let keys: Vec<BlockKey> = (1..=8_000).map(BlockKey).collect();
+    let _routed = cluster.route(0, 0, &keys);
+    let answers = |cluster: &Cluster, asked: v1::Resend| {
+        cluster.members[0].sent.0.lock().clear();
+        send(cluster, Body::Resend(asked));
+        cluster.members[0].sent.0.lock().iter().filter(|(to, _)| *to == Some(SENDER)).count()
+    };
+    let asked = v1::Resend {
+        batches: vec![v1::Range { first: 1, last: u64::MAX }; 1_000],
+        requests: vec![1; 1_000],
+        ..v1::Resend::default()
+    };
+    assert_eq!(answers(&cluster, asked.clone()), 2, "each batch and each prompt once");
+    assert_eq!(answers(&cluster, asked.clone()), 0, "too soon");
+    cluster.now = cluster.now.after(Duration::from_millis(100));
+    assert_eq!(answers(&cluster, asked), 2);
+    // 64 KB each.
+    let more: Vec<_> = (0..200).map(|_| cluster.route(0, 0, &keys)).collect();
+    cluster.now = cluster.now.after(Duration::from_millis(100));
+    assert_eq!(
+        answers(&cluster, v1::Resend { requests: (1..=more.len() as u64).collect(), ..v1::Resend::default() }),
+        65
+    );
+}
+
+#[test]
+fn moves_of_a_request_are_bounded() {
+    let cluster = cluster();
+    let member = &cluster.members[0];
+    send(&cluster, batch(1, [Kind::Booked(booked(member, 1))]));
+    let snapshot = member.store.load();
+    let [here, there] = [0, 1].map(|at| member.replica.key("pool", &snapshot.endpoints[at].endpoint.spec).0);
+    let moves = (0..17).map(|at| if at % 2 == 0 { there } else { here });
+    send(&cluster, batch(2, moves.map(|endpoint| Kind::Moved(v1::Moved { request: 1, endpoint }))));
+    let loads: Vec<u32> = cluster.loads()[0].iter().map(|(requests, _)| *requests).collect();
+    assert_eq!(loads, [1, 0, 0], "the last move does not count");
+}
+
+#[test]
 fn short_messages_that_name_long_prompts_count_as_long_ones() {
     let cluster = cluster();
     let member = &cluster.members[0];
@@ -72,7 +129,7 @@ fn short_messages_that_name_long_prompts_count_as_long_ones() {
     let keys: Vec<u64> = (1..=100_000).collect();
     let mut book = crate::paths::PathBook::default();
     let _ = book.extend(0, 0, &keys);
-    let path: Vec<_> = keys.iter().map(|key| attache_prefix::key::BlockKey(*key)).collect();
+    let path: Vec<_> = keys.iter().copied().map(BlockKey).collect();
     let base = book.shorten(&path);
     let prompt = |blocks| Kind::Booked(v1::Booked { blocks: Some(blocks), ..booked(member, 0) });
     send(&cluster, batch(1, [prompt(v1::Blocks { keys, whole: true, ..v1::Blocks::default() })]));
