@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Most bytes per second of one sender, and most at once. At 4.6 KB per request (`benches/replicas.md`), 10,000 requests
 /// per second fit.
 const BYTES_PER_SECOND: u64 = 64 << 20;
-/// What a message costs beside its size and the keys that it refers to, bytes.
+/// What a message costs beside its size and [`crate::wire::cost`], bytes.
 const MESSAGE_COST: u64 = 1 << 10;
 
 /// The messages of one sender, as a bucket that leaks at the highest rate.
@@ -35,6 +35,25 @@ pub(crate) struct Rates {
 impl Rates {
     /// Whether a message of `bytes` from `sender` is within its rate.
     pub(crate) fn allow(&mut self, sender: u64, bytes: usize, now: Timestamp) -> bool {
+        let bucket = self.bucket(sender, now);
+        let filled = bucket.filled + bytes as u64 + MESSAGE_COST;
+        let fits = filled <= BYTES_PER_SECOND;
+        if fits {
+            bucket.filled = filled;
+        }
+        fits
+    }
+
+    /// Adds the `cost` of a message that was read. False if the sender's bucket overflows: the message must not be
+    /// applied, and later ones are not read until the bucket has leaked.
+    pub(crate) fn charge(&mut self, sender: u64, cost: usize, now: Timestamp) -> bool {
+        let bucket = self.bucket(sender, now);
+        let filled = bucket.filled + cost as u64;
+        bucket.filled = filled.min(BYTES_PER_SECOND);
+        filled <= BYTES_PER_SECOND
+    }
+
+    fn bucket(&mut self, sender: u64, now: Timestamp) -> &mut Bucket {
         let is_new = !self.buckets.contains_key(&sender);
         if is_new && self.buckets.len() > 2 * MAX_PEERS {
             self.buckets.retain(|_, bucket| now.since(bucket.at) < Duration::from_secs(1));
@@ -43,12 +62,7 @@ impl Rates {
         let sender = if is_new && self.buckets.len() > 2 * MAX_PEERS { 0 } else { sender };
         let bucket = self.buckets.entry(sender).or_insert(Bucket { filled: 0, at: now });
         bucket.leak(now);
-        let filled = bucket.filled + bytes as u64 + MESSAGE_COST;
-        let fits = filled <= BYTES_PER_SECOND;
-        if fits {
-            bucket.filled = filled;
-        }
-        fits
+        bucket
     }
 }
 

@@ -213,9 +213,7 @@ impl Replica {
             return add(&self.stats.excess_messages, 1);
         }
         let Some((sender, body)) = self.read(from, message) else { return };
-        // A short message may name long prompts, which cost as much as if they were sent.
-        let referenced = wire::referenced_bytes(&body);
-        if referenced > 0 && from.is_some_and(|from| !self.rates.lock().allow(from, referenced, now)) {
+        if from.is_some_and(|from| !self.rates.lock().charge(from, wire::cost(&body), now)) {
             return add(&self.stats.excess_messages, 1);
         }
         add(&self.stats.received_messages, 1);

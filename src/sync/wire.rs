@@ -12,6 +12,8 @@ pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
 pub(crate) const MAX_PEERS: usize = 64;
 /// Messages above this size are dropped before they are read, bytes.
 const MAX_MESSAGE: usize = 1 << 20;
+/// What an event costs beside its bytes and those of its keys, bytes.
+const EVENT_COST: usize = 128;
 /// Version of the messages.
 const VERSION: u32 = 1;
 
@@ -26,19 +28,17 @@ pub(crate) fn decode(message: &[u8]) -> Option<v1::Message> {
     read.filter(|read| read.version == VERSION && read.sender != 0)
 }
 
-/// Bytes of block keys that bookings name by a prefix of them that the receiver knows.
-pub(crate) fn referenced_bytes(body: &Body) -> usize {
+/// What it costs to apply a message, as bytes: keys that bookings name by a prefix that the receiver knows, and events,
+/// which have two bytes at least and many more when they are read.
+pub(crate) fn cost(body: &Body) -> usize {
     let of = |booked: &v1::Booked| booked.blocks.as_ref().map_or(0, |blocks| blocks.base_blocks as usize * 8);
+    let of_event = |event: &v1::Event| match &event.kind {
+        Some(v1::event::Kind::Booked(booked)) => EVENT_COST + of(booked),
+        _ => EVENT_COST,
+    };
     match body {
-        Body::Batch(batch) => batch
-            .events
-            .iter()
-            .map(|event| match &event.kind {
-                Some(v1::event::Kind::Booked(booked)) => of(booked),
-                _ => 0,
-            })
-            .sum(),
-        Body::Column(column) => column.requests.iter().map(of).sum(),
+        Body::Batch(batch) => batch.events.iter().map(of_event).sum(),
+        Body::Column(column) => column.requests.iter().map(|booked| EVENT_COST + of(booked)).sum(),
         _ => 0,
     }
 }

@@ -145,6 +145,21 @@ fn short_messages_that_name_long_prompts_count_as_long_ones() {
 }
 
 #[test]
+fn message_of_empty_events_stops_its_sender_for_a_second() {
+    let mut cluster = cluster();
+    let received = |cluster: &Cluster| cluster.members[0].replica.stats().received_messages.load(Relaxed);
+    send(&cluster, Body::Batch(v1::Batch { number: 1, events: vec![v1::Event { kind: None }; 524_200] }));
+    for number in 2..100 {
+        send(&cluster, batch(number, []));
+    }
+    assert!(received(&cluster) < 10, "{} messages", received(&cluster));
+    let before = received(&cluster);
+    cluster.now = cluster.now.after(Duration::from_secs(1));
+    send(&cluster, batch(100, []));
+    assert_eq!(received(&cluster), before + 1);
+}
+
+#[test]
 fn losses_of_unknown_endpoints_are_not_remembered() {
     let cluster = cluster();
     send(&cluster, batch(1, (1..=10_000).map(|endpoint| Kind::Lost(v1::Lost { endpoint }))));
