@@ -154,7 +154,7 @@ struct Start<'a> {
     recorder: Option<Arc<Recorder>>,
     sync: Option<Sync>,
     tracing: Tracing,
-    /// Ends leader election.
+    /// Cancelled at shutdown, so that another replica can take the lease.
     leading: CancellationToken,
 }
 
@@ -218,7 +218,7 @@ struct RunningProcess {
     accepting: CancellationToken,
     /// Ends the threads of ext-proc after their streams.
     drain: CancellationToken,
-    /// Ends leader election.
+    /// Ends leader election, so that another replica can take the lease.
     leading: CancellationToken,
     leader: Option<JoinHandle<()>>,
     /// Ends all other tasks.

@@ -182,7 +182,7 @@ rows! { ROWS;
     }
     state_sync: "`AIBRIX_STATESYNC_ENABLED`, `AIBRIX_STATESYNC_SYNC_PERIOD`",
         "gateways share their prefix tables in Redis", Warns {
-            instead: "`prefixCache.kvEvents`: every picker reads what servers hold",
+            instead: "`prefixCache.kvEvents`: every picker reads what servers hold; or `sync.nats.servers`: pickers share prompts",
         } => {
         assert_void("AIBRIX_STATESYNC_ENABLED", "prefixCache.kvEvents");
         assert_void("AIBRIX_STATESYNC_SYNC_PERIOD", "prefixCache.kvEvents");

@@ -87,7 +87,7 @@ rows! { ROWS;
     frontends: "several frontends", "share observations over NATS",
         Differs {
             default: "each picker remembers the requests that it routed; a restart of a picker forgets them",
-            exact: "one picker for each pool, or `prefix-cache` with `prefixCache.kvEvents`, which every picker reads",
+            exact: "`sync.nats.servers`: pickers share over NATS which prefixes they sent where",
         } => {
             let (one, other) = (Fleet::of("prefix-affinity", "{}"), Fleet::of("prefix-affinity", "{}"));
             one.sent(&chat("abcd"), 1);
