@@ -1,11 +1,7 @@
 //! The composition of the process: builds a running picker from settings. The only module that depends on every part.
 
 mod certificates;
-pub mod feeds;
-mod found;
-mod kubernetes;
 mod ports;
-mod presence;
 pub mod prompts;
 mod queues;
 mod quotas;
@@ -16,6 +12,7 @@ mod sync;
 mod traces;
 
 use crate::admin::guard::Guard;
+use crate::admin::pools::{PoolCollector, PoolView, PoolViews};
 use crate::admin::{self, AdminState, Refusals};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Settings;
@@ -41,16 +38,14 @@ use crate::telemetry::decisions::Decisions;
 use crate::telemetry::listeners::ListenerCollector;
 use crate::telemetry::logs::LogHandle;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::pools::{PoolCollector, PoolView, PoolViews};
 use crate::telemetry::pressure::PressureCollector;
 use crate::telemetry::process::ProcessCollector;
 use crate::telemetry::queues::QueuedBytesCollector;
 use crate::telemetry::trace::Tracing;
 use arc_swap::ArcSwap;
+use attache_feeds::found::{FoundPools, PoolReader};
+use attache_feeds::{Feeds, Leased};
 use certificates::Certificates;
-use feeds::{Feeds, Leased};
-use found::FoundPools;
-pub use found::PoolReader;
 use ports::Ports;
 use prometheus_client::registry::Registry;
 use recording::{recorder, unrecordable};
@@ -175,7 +170,7 @@ impl Start<'_> {
         found.take_up(expansion);
         feeds.apply(&settings, readiness).await?;
         let guard = if file.server.metrics_auth { Some(feeds.guard().await?) } else { None };
-        let (leader, leased) = (feeds.lead(&file, readiness, leading), feeds::leased(&file));
+        let (leader, leased) = (feeds.lead(&file, readiness, leading), attache_feeds::leased(&file));
         let segments = Arc::new(SegmentCache::new(DEFAULT_MEMO_BYTES, seed));
         let decisions = Arc::new(Decisions::new(settings.telemetry.decisions_kept));
         let telemetry = Arc::new(Telemetry { metrics: metrics.clone(), decisions });
@@ -398,7 +393,7 @@ pub fn offline(settings: &Settings) -> anyhow::Result<Picker> {
         if let Some(snapshot) = writer.snapshot() {
             store.publish(snapshot);
         }
-        let cache = Arc::new(feeds::cache(&p.prefix, seed));
+        let cache = Arc::new(attache_feeds::cache(&p.prefix, seed));
         cache.reconcile(&store.load());
         pools.push(Arc::new(PoolRuntime {
             pool: routing::pool(p, routing::scheduler(p, None)?, store, Default::default()),
@@ -449,7 +444,7 @@ impl App {
 
     async fn reload(&mut self, file: Settings) {
         let mut needs_restart = self.settings.restart_needed(&file);
-        if self.leased.as_ref().is_some_and(|leased| feeds::leased(&file).as_ref() != Some(leased)) {
+        if self.leased.as_ref().is_some_and(|leased| attache_feeds::leased(&file).as_ref() != Some(leased)) {
             needs_restart.push("the pool or selector that the lease is of (`kubernetes`)");
         }
         if !needs_restart.is_empty() {

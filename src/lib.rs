@@ -2,10 +2,12 @@
 //!
 //! `ARCHITECTURE.md` is the map; requests arrive in [`ext_proc`].
 
+pub use attache_admin as admin;
 pub use attache_config as config;
 pub use attache_disagg as disagg;
 pub use attache_discovery as discovery;
 pub use attache_ext_proc as ext_proc;
+pub use attache_feeds as feeds;
 pub use attache_flow as flow;
 pub use attache_kv_events as kv_events;
 #[cfg(feature = "simulator")]
@@ -36,7 +38,6 @@ pub use attache_types::{clock, error, ids, limits, rng, spelling};
 #[cfg(feature = "simulator")]
 pub use attache_workload as workload;
 
-pub mod admin;
 pub mod app;
 pub mod cli;
 pub mod plugins;

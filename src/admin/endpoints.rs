@@ -1,9 +1,9 @@
 //! JSON of a pool's snapshot for `/endpoints`, and of known KV blocks.
 
-use crate::clock::Timestamp;
-use crate::pool::{EndpointMetrics, EndpointState, ledger};
-use crate::prefix::index::Tier;
-use crate::telemetry::pools::{EndpointStanding, PoolView};
+use crate::pools::{EndpointStanding, PoolView};
+use attache_pool::{EndpointMetrics, EndpointState, ledger};
+use attache_prefix::index::Tier;
+use attache_types::clock::Timestamp;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! fields without effect under `without_effect`.
 
 use super::{AdminState, body, json};
-use crate::scheduling::policy::{Document, MAX_MODEL_NAME, ModelPolicy, PolicyError};
+use attache_scheduling::policy::{Document, MAX_MODEL_NAME, ModelPolicy, PolicyError};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Path, State};

@@ -3,8 +3,8 @@
 //! share state show the count of all of them, and forget together.
 
 use super::{AdminState, json};
-use crate::telemetry::pressure::ModelPressure;
 use attache_sync::PRESSURE_WINDOW;
+use attache_telemetry::pressure::ModelPressure;
 use axum::Router;
 use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::StatusCode;

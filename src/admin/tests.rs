@@ -1,15 +1,15 @@
 use super::refusal::RefusalReason;
 use super::*;
-use crate::clock::Timestamp;
-use crate::connections::{ConnectionLimits, Connections};
-use crate::ids::EndpointId;
-use crate::picker::event::DecisionRecord;
-use crate::pool::health::{HealthPolicy, Outcome};
-use crate::pool::ledger::Ticket;
-use crate::pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
-use crate::prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
-use crate::telemetry::decisions::Decisions;
-use crate::telemetry::pools::PoolView;
+use crate::pools::PoolView;
+use attache_pool::health::{HealthPolicy, Outcome};
+use attache_pool::ledger::Ticket;
+use attache_pool::{Endpoint, EndpointMetrics, EndpointSpec, EndpointState, PoolSnapshot, SnapshotStore};
+use attache_prefix::cache::{BlockUnit, CacheConfig, PrefixCache};
+use attache_request::event::DecisionRecord;
+use attache_serving::connections::{ConnectionLimits, Connections};
+use attache_telemetry::decisions::Decisions;
+use attache_types::clock::Timestamp;
+use attache_types::ids::EndpointId;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -17,7 +17,7 @@ use prometheus_client::metrics::counter::Counter;
 use std::time::Duration;
 
 fn log_handle() -> LogHandle {
-    crate::telemetry::logs::detached("info")
+    attache_telemetry::logs::detached("info")
 }
 
 fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
@@ -63,7 +63,7 @@ fn state() -> (AdminState, Vec<Arc<Endpoint>>) {
     let decisions = Decisions::new(8);
     decisions.push(record(Timestamp(clock.now().0.saturating_sub(500_000_000))));
     let refuse = |_: ExplainRequest| -> BoxFuture<'static, Result<serde_json::Value, RequestError>> {
-        Box::pin(async { Err(RequestError::new(crate::error::Reason::InvalidJson, "nothing to explain")) })
+        Box::pin(async { Err(RequestError::new(attache_types::error::Reason::InvalidJson, "nothing to explain")) })
     };
     let state = AdminState {
         explain: Arc::new(refuse),
@@ -544,7 +544,7 @@ async fn full_port_new_requests_take_the_place_of_idle_connections() {
         assert!(connections.open() <= 8, "{}", connections.open());
     }
     // 14 stay open until then: two bodies are waited for, four are refused and closed.
-    assert!(connections.closed(crate::connections::Closed::Evicted) >= 14 - 8);
+    assert!(connections.closed(attache_serving::connections::Closed::Evicted) >= 14 - 8);
     assert_eq!(idle[0].read(&mut [0; 1]).await.unwrap_or(0), 0, "the oldest is closed");
 }
 

@@ -1,7 +1,7 @@
 //! Builds the tokenizers and prompt caches of pools from the settings.
 
 use crate::clock::Clock;
-use crate::config::settings::{PoolSettings, PrefixSettings, RemoteTokenizer, TokenizerFallback, TokenizerSettings};
+use crate::config::settings::{PoolSettings, PrefixSettings, TokenizerFallback, TokenizerSettings};
 use crate::picker::prefix::{Fallback, PoolPrefix, Tokenizer};
 use crate::prefix::cache::PrefixCache;
 use crate::prompt::blocks::{DEFAULT_MAX_PROMPT_BYTES, TokenBlocks};
@@ -12,7 +12,7 @@ use crate::prompt::memo::{Cuts, Memo, SegmentCache};
 use crate::prompt::pieces::{Pattern, Volatile};
 use crate::prompt::tiktoken::{DEFAULT_ENCODING, Encoding, Tables};
 use crate::prompt::{EncodeError, Encoder};
-use crate::tokenize::{RemoteApi, RemotePool, RemoteSettings};
+use crate::tokenize::RemotePool;
 use anyhow::Context;
 #[cfg(feature = "hf-tokenizers")]
 use sha2::{Digest, Sha256};
@@ -64,22 +64,6 @@ pub(super) fn prefix(
         }
     };
     Ok(with(p, cache, tokenizer, clock))
-}
-
-/// How model servers are asked for tokens.
-pub(super) fn remote_settings(wanted: &RemoteTokenizer) -> RemoteSettings {
-    let defaults = RemoteSettings::default();
-    RemoteSettings {
-        api: if wanted.render { RemoteApi::Render } else { RemoteApi::Tokenize },
-        url: wanted.url.clone().unwrap_or(defaults.url.clone()),
-        model_urls: wanted.model_urls.clone(),
-        decision_timeout: wanted.timeout,
-        request_timeout: wanted.request_timeout,
-        probe_interval: wanted.health_check_period,
-        idle_timeout: wanted.ttl,
-        max_models: wanted.max_models as usize,
-        ..defaults
-    }
 }
 
 /// Blocks of text, whatever the settings select: the fallback if their tokenizer is unavailable.

@@ -1,6 +1,5 @@
 //! The queues of pools, which are kept over reloads that do not change them.
 
-use super::feeds::PoolFeeds;
 use crate::clock::Clock;
 use crate::config::settings::PoolSettings;
 use crate::ext_proc::queue_timer::QueueTimer;
@@ -9,6 +8,7 @@ use crate::picker::queues::Queues;
 use crate::rng;
 use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
+use attache_feeds::PoolFeeds;
 use std::sync::Arc;
 
 /// The queues for `settings`: those of `before` if nothing has changed.

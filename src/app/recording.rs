@@ -36,7 +36,8 @@ pub(super) fn recorder(
 }
 
 /// Explains the decision about the request with this `x-request-id`: with the explanation that `decisions` keeps, among
-/// the `kept` latest ones, else by a replay of the recording up to it. The recording also finds a request by its number.
+/// the `kept` latest ones, else by a replay of the recording up to it. The recording also finds a request by its
+/// number.
 ///
 /// # Errors
 /// The status and text of the response: neither knows the request, or the recording can't be read.

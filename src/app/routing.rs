@@ -1,6 +1,5 @@
 //! The part of the picker that a reload replaces: the pools as requests see them.
 
-use super::feeds::{Feeds, PoolFeeds};
 use super::redis::Redis;
 use super::{prompts, queues, quotas};
 use crate::clock::Clock;
@@ -16,6 +15,7 @@ use crate::scrape::slo_profiles;
 use crate::telemetry::Telemetry;
 use crate::telemetry::metrics::Metrics;
 use anyhow::Context;
+use attache_feeds::{Feeds, PoolFeeds};
 use std::sync::Arc;
 
 /// Everything that settings need and that may fail, created before any change.
@@ -76,7 +76,7 @@ pub(super) fn config(
     let config = ActiveConfig::new(pools, settings.limits.clone(), settings.exchange.clone());
     let limits = quotas::limits(settings, redis.as_ref(), before, telemetry);
     for (p, pool) in settings.pools.iter().zip(config.router.pools()) {
-        feeds_of(p, feeds)?.deciding.store(Some(pool.clone()));
+        feeds_of(p, feeds)?.set_deciding(pool.clone());
     }
     // Nothing can fail from here on, so kept strategies may switch to the new profiles.
     if let Some(redis) = &redis {

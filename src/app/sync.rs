@@ -7,8 +7,8 @@ use crate::telemetry::sync::SyncCollector;
 use attache_sync::{Replica, SharedPressure};
 use std::sync::Arc;
 
-use super::feeds::Feeds;
 use crate::health::Readiness;
+use attache_feeds::Feeds;
 #[cfg(feature = "nats")]
 pub(super) use over_nats::Sync;
 use tokio_util::sync::CancellationToken;

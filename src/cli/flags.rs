@@ -248,8 +248,8 @@ pub struct RunArgs {
     /// Further host names of the admin pages, beside IP addresses and localhost
     #[arg(long, value_name = "NAME", env = "ATTACHE_ADMIN_HOSTS", value_delimiter = ',', help_heading = "Listeners")]
     pub admin_hosts: Vec<String>,
-    /// Share requests in flight and prompts with the other pickers of this NATS server, `nats://host:port`; may be given
-    /// several times, for the servers of one cluster
+    /// Share requests in flight and prompts with the other pickers of this NATS server, `nats://host:port`; may be
+    /// given several times, for the servers of one cluster
     #[arg(
         long = "sync-nats-url",
         value_name = "URL",

@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 mod pools;
 
 impl Settings {
-    /// The settings under the keys of the file. Passwords in the URLs of the collector, of Redis and of NATS are left out.
+    /// The settings under the keys of the file. Passwords in the URLs of the collector, of Redis and of NATS are left
+    /// out.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let named = self.pools.iter().map(pools::pool);

@@ -19,16 +19,17 @@ use std::time::Duration;
 mod kubernetes;
 pub mod sync;
 pub mod tenants;
-pub use attache_discovery::settings::{DnsSource, FileSource, KubernetesSource, PodsOf, PoolGroup, PoolSearch};
+pub use attache_pool::source::{DnsSource, FileSource, KubernetesSource, PodsOf, PoolGroup, PoolSearch};
 pub use attache_quota::{CountIn, OnStoreFailure, OnUnknownUser, TenantSettings, UnknownPaths, UserRecordSettings};
 pub use attache_request::settings::{
-    ExchangeSettings, ExplainSettings, ModelsAnswer, OnUnparseable, ReportUsage, TenantRule, TenantSource, UsageCount,
+    ExchangeSettings, ExplainSettings, LabelSettings, ModelsAnswer, NameSettings, OnUnparseable, ReportUsage,
+    TenantRule, TenantSource, UsageCount,
 };
 pub use attache_scrape::ScrapeSettings;
 pub use attache_serving::tls::{ClientAuthSettings, ClientName};
 pub use kubernetes::PoolTemplate;
 pub use sync::{NatsSettings, SyncSettings};
-pub use tenants::{LabelSettings, NameSettings, RedisSettings};
+pub use tenants::RedisSettings;
 
 /// All settings of the process.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 //! does not empty a pool of healthy model servers. (Passive health ejects those that are really gone.) Until the first
 //! successful lookup the source sends nothing, and the pool is not ready.
 
-use crate::settings::DnsSource;
+use attache_pool::source::DnsSource;
 use attache_pool::writer::SourceId;
 use attache_pool::{EndpointSpec, PoolEvent};
 use attache_types::rng;

@@ -9,11 +9,11 @@
 //! Invalid entries are logged and skipped. If the file can't be read or parsed, that is logged, and the last known
 //! endpoints stay. Until the file was read once, the source sends nothing and the pool is not ready.
 
-use crate::settings::FileSource;
 use crate::watch;
 use attache_config_schema::decode::{Fields, Read, Sink};
 use attache_config_schema::diagnostic::{At, Code, Diagnostic};
 use attache_config_schema::document::{self, MAX_CONFIG_BYTES, Node, Value};
+use attache_pool::source::FileSource;
 use attache_pool::writer::SourceId;
 use attache_pool::{EndpointSpec, PoolEvent};
 use std::collections::BTreeMap;

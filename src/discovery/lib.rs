@@ -4,10 +4,10 @@
 //! `PoolEvent::Endpoints` over the bounded channel of its pool. [`publish`] is the task at the other end,
 //! the only one that writes the pool's snapshots.
 //!
-//! **Owns** the sources and their settings, InferencePools and rules for models ([`kube`]), and file watches
+//! **Owns** the sources, InferencePools and rules for models ([`kube`]), and file watches
 //! ([`watch`]).
-//! **Called by** `app`, which starts the sources of each pool and watches files through it. `config` uses its
-//! settings, and `telemetry` its counters.
+//! **Called by** `app`, which starts the sources of each pool and watches files through it. `admin` shows its
+//! counters.
 //! **Must not** choose an endpoint, scrape it, or drop the last known endpoints after a failure.
 //!
 //! Read first: `publish.rs`, `static_source.rs`, `kube/mod.rs`.
@@ -16,6 +16,5 @@ pub mod dns;
 pub mod file;
 pub mod kube;
 pub mod publish;
-pub mod settings;
 pub mod static_source;
 pub mod watch;

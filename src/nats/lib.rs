@@ -1,8 +1,8 @@
 //! Carries the messages between pickers over NATS core: no stream, no acknowledgement.
 //!
-//! Each picker publishes to `PREFIX.sync.v1.all.SENDER`, or to `PREFIX.sync.v1.to.RECEIVER.SENDER` for one other picker.
-//! SENDER and RECEIVER are the identities of processes in hexadecimal. NATS permissions can bind a user to its own
-//! subjects, so a receiver takes the sender from the subject.
+//! Each picker publishes to `PREFIX.sync.v1.all.SENDER`, or to `PREFIX.sync.v1.to.RECEIVER.SENDER` for one other
+//! picker. SENDER and RECEIVER are the identities of processes in hexadecimal. NATS permissions can bind a user to its
+//! own subjects, so a receiver takes the sender from the subject.
 //!
 //! A request never waits for NATS: messages pass a bounded queue, and those that can't be sent are dropped and counted.
 //! The other pickers find the gap by the next heartbeat.

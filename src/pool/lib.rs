@@ -4,7 +4,8 @@
 //! it ([`writer::PoolWriter`] holds the rules), and readers take no lock. What the picker itself causes is kept beside
 //! it in atomics that every snapshot shares. Only pools with ranks take a lock for what is in flight on each rank.
 //!
-//! **Owns** `snapshot`, [`ledger`], [`health`], [`speed`], [`ranks`] and SLO profiles ([`slo_profile`]).
+//! **Owns** `snapshot`, [`ledger`], [`health`], [`speed`], [`ranks`], SLO profiles ([`slo_profile`]) and the
+//! settings of discovery ([`source`]).
 //! **Called by** `scheduling` and `picker` for each request, by the feeds, which send [`PoolEvent`]s, and by
 //! `discovery`, which writes the snapshots.
 //! **Must not** do I/O, ask for the time, or choose an endpoint.
@@ -22,6 +23,7 @@ pub mod rates;
 pub mod role;
 pub mod slo_profile;
 mod snapshot;
+pub mod source;
 pub mod speed;
 pub mod writer;
 

@@ -339,8 +339,8 @@ impl EndpointSpeed {
         [between(usual_before, before, counts), between(usual_after, after, counts)]
     }
 
-    /// Returns lower bounds of the endpoint's ratios to the pool's fit. They are cheaper than the ratios, since the time
-    /// since the last observation does not count.
+    /// Returns lower bounds of the endpoint's ratios to the pool's fit. They are cheaper than the ratios, since the
+    /// time since the last observation does not count.
     #[inline]
     #[must_use]
     pub fn least_ratios(&self, model: &SpeedModel) -> [f64; 2] {
@@ -408,7 +408,8 @@ impl EndpointSpeed {
         self.forecast_by(&self.pool.model(now), ledger, fresh, work)
     }
 
-    /// As [`EndpointSpeed::forecast`], with the `model` of the endpoint's pool: decisions read it once for all endpoints.
+    /// As [`EndpointSpeed::forecast`], with the `model` of the endpoint's pool: decisions read it once for all
+    /// endpoints.
     #[must_use]
     pub fn forecast_by(
         &self,

@@ -1,7 +1,7 @@
 //! The picker of one pool without Envoy: `picker` decides and books each simulated request, as it does live.
 //!
-//! A simulated request has no body, and its prompt is known as tokens ([`attache_picker::known`]). So nothing is parsed or
-//! tokenized. Everything else is the live path: rewrites, quotas, deadlines, queues, lookup, strategy, booking.
+//! A simulated request has no body, and its prompt is known as tokens ([`attache_picker::known`]). So nothing is parsed
+//! or tokenized. Everything else is the live path: rewrites, quotas, deadlines, queues, lookup, strategy, booking.
 //! Called by [`super::world`]; pure.
 
 use super::legs::{Patience, PrefillLegs};

@@ -1,6 +1,9 @@
-//! Configuration of the request path.
+//! Configuration of the request path, and of the labels by which its requests are counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// 20 names, as many as a graph can show.
+const DEFAULT_TOP_NAMES: usize = 20;
 
 /// How a request with an invalid body is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -113,4 +116,28 @@ pub enum TenantSource {
         /// Keys that lead to the name, from the outermost.
         path: Vec<String>,
     },
+}
+
+/// Names that become metric labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSettings {
+    /// Label values for models.
+    pub models: NameSettings,
+    /// Label values for tenants.
+    pub tenants: NameSettings,
+}
+
+/// Names that become label values; all others share one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameSettings {
+    /// Names that always get a label value.
+    pub allow: BTreeSet<String>,
+    /// Number of further names, chosen by frequency.
+    pub top: usize,
+}
+
+impl Default for NameSettings {
+    fn default() -> Self {
+        Self { allow: BTreeSet::new(), top: DEFAULT_TOP_NAMES }
+    }
 }

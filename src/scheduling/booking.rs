@@ -158,8 +158,8 @@ impl Booking {
         });
     }
 
-    /// Adds the updates of the prefix cache, where the blocks of the prompt become known after the booking. `begun`: the
-    /// response has begun, so the endpoint has computed the prompt.
+    /// Adds the updates of the prefix cache, where the blocks of the prompt become known after the booking. `begun`:
+    /// the response has begun, so the endpoint has computed the prompt.
     pub fn learn(&mut self, cache: Arc<PrefixCache>, update: PrefixUpdate, begun: bool, now: Timestamp) {
         let endpoint = self.endpoint().id;
         let mut learning = Learning::begin(cache, update, endpoint, now);

@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Hashes of text: one, or one per block.
 pub type Digest = SmallVec<[u64; 64]>;
 
-/// Hash of the name of a user or tenant, equal on all pickers. Clients can't choose a name with the hash of another one.
+/// Hash of the name of a user or tenant, equal on all pickers. Clients can't choose a name with the hash of another
+/// one.
 #[must_use]
 pub fn name_hash(name: &str) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(Sha256::digest(name));

@@ -8,8 +8,8 @@ use rand::RngExt;
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 
-/// Ranks by `score`, the lowest first. It is computed for each candidate whose `floor`, a lower bound of its score, is low
-/// enough for a place in the ranking.
+/// Ranks by `score`, the lowest first. It is computed for each candidate whose `floor`, a lower bound of its score, is
+/// low enough for a place in the ranking.
 ///
 /// Floors are finite, and endpoints without a score are ordered by their requests ([`crate::plugin::FigureFallback`]).
 /// It picks the same endpoints as [`crate::plugin::rank_by_scores`], with the same random numbers.

@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 const CHUNK: usize = 8;
 /// Most blocks in a generation of chunks, about 8 MiB. Two generations are kept.
 const GENERATION_BLOCKS: usize = 1 << 19;
-/// Odd factors of the keys of a chunk: their products do not depend on each other, so a processor computes them at once.
+/// Odd factors of the keys of a chunk: their products do not depend on each other, so a processor computes them at
+/// once.
 const FACTORS: [u64; CHUNK] = {
     let mut factors = [0x9e37_79b9_7f4a_7c15_u64; CHUNK];
     let mut at = 1;

@@ -22,8 +22,8 @@ pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(600);
 const GAP_WAIT: Duration = Duration::from_millis(20);
 /// Shortest time between two requests to one peer.
 const RESEND_EVERY: Duration = Duration::from_millis(100);
-/// Shortest time between two requests of one peer that are answered. They may arrive in shorter intervals than they were
-/// sent.
+/// Shortest time between two requests of one peer that are answered. They may arrive in shorter intervals than they
+/// were sent.
 const ANSWER_EVERY: Duration = Duration::from_millis(50);
 /// Most ranges in one request.
 const MAX_RANGES: usize = 16;

@@ -15,8 +15,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 /// Most ejected endpoints in a heartbeat.
 pub(crate) const MAX_EJECTED: usize = 1_024;
 
-/// Incarnation of an endpoint: a hash of its pool, address and pod UID under the cluster's key. All pickers of a cluster
-/// compute the same one; another pod at the same address has another one.
+/// Incarnation of an endpoint: a hash of its pool, address and pod UID under the cluster's key. All pickers of a
+/// cluster compute the same one; another pod at the same address has another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointKey(pub u64);
 

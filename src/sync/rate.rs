@@ -5,8 +5,8 @@ use ahash::AHashMap;
 use attache_types::clock::Timestamp;
 use std::time::Duration;
 
-/// Most bytes per second of one sender, and most at once. At 4.6 KB per request (`benches/replicas.md`), 10,000 requests
-/// per second fit.
+/// Most bytes per second of one sender, and most at once. At 4.6 KB per request (`benches/replicas.md`), 10,000
+/// requests per second fit.
 const BYTES_PER_SECOND: u64 = 64 << 20;
 /// What a message costs beside its size and [`crate::wire::cost`], bytes.
 const MESSAGE_COST: u64 = 1 << 10;

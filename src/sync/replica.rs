@@ -340,8 +340,8 @@ impl Replica {
         self.outbox.publish(Some(peer), message);
     }
 
-    /// Sends what is due: pending changes, the heartbeat, requests for what was missed. Drops silent peers. Returns when
-    /// to call it again at the latest.
+    /// Sends what is due: pending changes, the heartbeat, requests for what was missed. Drops silent peers. Returns
+    /// when to call it again at the latest.
     pub fn tick(&self, now: Timestamp) -> Timestamp {
         let next = self.tick_columns(now);
         let transfers = [self.serve(now), self.pull(now)];

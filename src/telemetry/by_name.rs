@@ -2,9 +2,9 @@
 
 use super::metrics::DECISION;
 use super::names::Names;
-use attache_config::settings::LabelSettings;
 use attache_protocol::Usage;
 use attache_quota::Bound;
+use attache_request::settings::LabelSettings;
 use attache_types::clock::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

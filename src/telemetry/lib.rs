@@ -18,7 +18,6 @@ pub mod names;
 mod observer;
 #[cfg(feature = "otlp")]
 pub mod otlp;
-pub mod pools;
 pub mod pressure;
 pub mod process;
 pub mod queues;

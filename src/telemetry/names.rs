@@ -10,7 +10,7 @@
 //! 2005) by its lower bound.
 
 use ahash::AHashMap;
-use attache_config::settings::NameSettings;
+use attache_request::settings::NameSettings;
 use attache_types::clock::Timestamp;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;

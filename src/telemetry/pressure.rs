@@ -2,7 +2,7 @@
 //! model: LocalAI's pressure of a model. From 1 on, LocalAI adds a replica of the model.
 
 use super::names::Names;
-use attache_config::settings::NameSettings;
+use attache_request::settings::NameSettings;
 use attache_sync::SharedPressure;
 use attache_types::clock::{Clock, Timestamp};
 use parking_lot::Mutex;

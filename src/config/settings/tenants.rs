@@ -1,7 +1,6 @@
-//! Tenants, their rate limits, the Redis that stores them, and names that become metric labels.
+//! Tenants, their rate limits and the Redis that stores them.
 
 use attache_quota::OnStoreFailure;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// 512 tokens, a long paragraph: reserved for a response that the request does not limit.
@@ -14,8 +13,6 @@ pub(crate) const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_millis(50);
 pub(crate) const DEFAULT_PROFILE_REFRESH: Duration = Duration::from_secs(10);
 /// 10 s for which a tenant's record is cached, so that a change takes effect soon.
 pub(crate) const DEFAULT_RECORD_TTL: Duration = Duration::from_secs(10);
-/// 20 names, as many as a graph can show.
-pub(crate) const DEFAULT_TOP_NAMES: usize = 20;
 /// 1,000 names: more would make scrapes slow.
 pub(crate) const MAX_TOP_NAMES: usize = 1_000;
 
@@ -30,28 +27,4 @@ pub struct RedisSettings {
     pub on_failure: OnStoreFailure,
     /// Time between two reads of the SLO profiles.
     pub profile_refresh: Duration,
-}
-
-/// Names that become metric labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LabelSettings {
-    /// Label values for models.
-    pub models: NameSettings,
-    /// Label values for tenants.
-    pub tenants: NameSettings,
-}
-
-/// Names that become label values; all others share one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NameSettings {
-    /// Names that always get a label value.
-    pub allow: BTreeSet<String>,
-    /// Number of further names, chosen by frequency.
-    pub top: usize,
-}
-
-impl Default for NameSettings {
-    fn default() -> Self {
-        Self { allow: BTreeSet::new(), top: DEFAULT_TOP_NAMES }
-    }
 }

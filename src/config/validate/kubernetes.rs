@@ -7,8 +7,8 @@ use crate::settings::{KubernetesSource, PodsOf, PoolGroup, PoolSearch};
 use crate::{KubernetesFlags, Overrides};
 use attache_config_schema::decode::Sink;
 use attache_config_schema::diagnostic::{At, Code, Diagnostic, Span};
-use attache_discovery::settings::check_ports;
 use attache_pool::MetricsSource;
+use attache_pool::source::check_ports;
 use attache_scheduling::selector::LabelSelector;
 
 /// The pods that flags select; `like` has defaults for engine and metrics.

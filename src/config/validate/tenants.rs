@@ -3,7 +3,7 @@
 use super::{given, positive};
 use crate::schema;
 use crate::settings::tenants::{
-    DEFAULT_ANSWER_TOKENS, DEFAULT_PROFILE_REFRESH, DEFAULT_RECORD_TTL, DEFAULT_STORE_TIMEOUT, DEFAULT_TOP_NAMES,
+    DEFAULT_ANSWER_TOKENS, DEFAULT_PROFILE_REFRESH, DEFAULT_RECORD_TTL, DEFAULT_STORE_TIMEOUT,
     DEFAULT_UNKNOWN_PATH_TOKENS, MAX_TOP_NAMES,
 };
 use crate::settings::{
@@ -200,7 +200,7 @@ pub(super) fn labels(file: schema::Labels, sink: &mut Sink) -> LabelSettings {
             );
         }
         let allow = file.allow.into_iter().flat_map(|at| at.value).map(|at| at.value).collect();
-        NameSettings { allow, top: given(file.top, DEFAULT_TOP_NAMES) }
+        NameSettings { allow, top: given(file.top, NameSettings::default().top) }
     };
     LabelSettings { models: names(file.models, "models"), tenants: names(file.tenants, "tenants") }
 }

@@ -5,7 +5,7 @@ use super::follow::{Subject, WatchUpdate};
 use super::informer::Informers;
 use super::objects::ObjectKind;
 use super::table::Unreadable;
-use crate::settings::PoolGroup;
+use attache_pool::source::PoolGroup;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;

@@ -4,8 +4,8 @@
 //! invalid value makes the whole object invalid, with a reason that names the field. Pure.
 
 use super::conditions::{Condition, TYPES};
-use crate::settings::PoolGroup;
-use crate::settings::check_ports;
+use attache_pool::source::PoolGroup;
+use attache_pool::source::check_ports;
 use attache_scheduling::router::RewriteTarget;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

@@ -6,8 +6,8 @@
 
 use super::objects::{InferencePool, Pod};
 use super::table::{ObjectChange, ObjectTable, Unreadable};
-use crate::settings::{KubernetesSource, PodsOf};
 use ahash::{AHashMap, AHashSet};
+use attache_pool::source::{KubernetesSource, PodsOf};
 use attache_pool::{EndpointSpec, Engine, MetricsSource};
 use attache_scheduling::selector::LabelSelector;
 use std::collections::BTreeMap;

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Its `headroom` has no effect here: it is capacity for bursts on single endpoints, which the filter of the same
-//! name uses. Requests of other pickers count if they share state (`sync`). When not: others use the same model servers,
-//! whose requests this detector does not see. Source: GIE and llm-d.
+//! name uses. Requests of other pickers count if they share state (`sync`). When not: others use the same model
+//! servers, whose requests this detector does not see. Source: GIE and llm-d.
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;

@@ -56,8 +56,8 @@ pub struct OtherChoice {
 
 /// Explains the decision about `request` in the recording at `path`, by its number or its `x-request-id`; the last
 /// decision if it is `None`.
-/// `other` is the name of a strategy that decides as well, and the strategy. Returns `None` if the recording has no such
-/// request.
+/// `other` is the name of a strategy that decides as well, and the strategy. Returns `None` if the recording has no
+/// such request.
 ///
 /// # Errors
 /// If the file can't be read or a line is invalid.

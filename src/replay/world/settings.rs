@@ -64,7 +64,8 @@ pub struct WorldConfig {
     pub bus: Option<MemoryBusSettings>,
     /// Servers with their endpoints, by position in the fleet.
     pub servers: Vec<(EndpointSpec, EngineConfig)>,
-    /// Engines behind the endpoint of each server, at least 1: vLLM's data-parallel ranks, each with a cache of its own.
+    /// Engines behind the endpoint of each server, at least 1: vLLM's data-parallel ranks, each with a cache of its
+    /// own.
     pub ranks: u16,
     /// Delays and losses of the picker's signals.
     pub signals: SignalSettings,

@@ -1,8 +1,8 @@
 //! Configuration reloads of pools whose engines connect to one central socket.
 
 use super::*;
-use attache::app::feeds::Feeds;
 use attache::config::{ConfigText, Settings, Sources, load};
+use attache::feeds::Feeds;
 use attache::health::Readiness;
 
 const POD: &str = "127.0.0.1:8000";

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::kube::objects::Meta;
-use crate::settings::PoolGroup;
+use attache_pool::source::PoolGroup;
 use serde_json::json;
 
 const POOL: ObjectKind = ObjectKind::Pool(PoolGroup::Stable);

@@ -1,7 +1,7 @@
 use super::super::conditions::Condition;
 use super::super::objects::{Meta, Object, ServedPool};
 use super::*;
-use crate::settings::PoolGroup;
+use attache_pool::source::PoolGroup;
 use attache_types::rng::for_request;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 use super::super::objects::{Meta, Object};
 use super::*;
-use crate::settings::PoolGroup;
+use attache_pool::source::PoolGroup;
 use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeSet;

@@ -15,8 +15,8 @@ use attache_pool::speed::{SpeedModel, Work};
 /// Times are those of an endpoint without load, and the least delay is what each request adds to the first token at
 /// least. The term `tpot · own prefill` counts only if one server serves the request and no price is fixed.
 ///
-/// Each term of [`super::whole`] grows with the load and with the ratios, and none is below 0. The ratios here are their
-/// lower bounds.
+/// Each term of [`super::whole`] grows with the load and with the ratios, and none is below 0. The ratios here are
+/// their lower bounds.
 #[derive(Debug)]
 pub struct CostFloor<'p> {
     prices: &'p Prices,

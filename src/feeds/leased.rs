@@ -1,18 +1,18 @@
 //! The object that the lease of leader election is named after.
 
-use crate::config::Settings;
-use crate::config::settings::{PodsOf, PoolSearch};
+use attache_config::Settings;
+use attache_config::settings::{PodsOf, PoolSearch};
 use sha2::{Digest, Sha256};
 
 /// What the lease is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::app) struct Leased {
-    pub(in crate::app) of: String,
-    pub(in crate::app) namespace: Option<String>,
+pub struct Leased {
+    pub of: String,
+    pub namespace: Option<String>,
 }
 
 /// What the lease is of by these settings, where there is one: the first pool of pods, else the first search.
-pub(in crate::app) fn leased(settings: &Settings) -> Option<Leased> {
+pub fn leased(settings: &Settings) -> Option<Leased> {
     let pods = settings.pools.iter().find_map(|pool| {
         let source = pool.kubernetes.as_ref()?;
         let name = if let PodsOf::Pool { name, .. } = &source.pods { name } else { &*pool.name };

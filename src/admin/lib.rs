@@ -16,19 +16,20 @@
 //! | `/api/pressure/{model}` | `GET` those of one model; `DELETE ?count=N` forgets what was read |
 //! | `/log-level` | `GET` shows, `PUT ?filter=…` changes the log filter |
 //!
-//! [`guard`] controls access. The port has its own connections ([`crate::connections`]). Bodies are limited in size,
-//! time and number, so that probes are answered while they are read.
+//! **Owns** the port, its connections and its limits on bodies, the access to it ([`guard`]), and the metrics that are
+//! read from the stores of pools at each scrape ([`pools`]).
+//! **Called by** `app`, which starts it and hands it the stores.
+//! **Must not** change what requests depend on, except for the policies of models. Probes are answered while other
+//! bodies are read.
 //!
-//! Pages read snapshots; the policies of models are the only state that they change and requests depend on. Counts of
-//! pressure can be consumed. May import:
-//! `clock`, `connections`, `health`, `pool`, `scheduling::policy`, `telemetry::logs`, `telemetry::pressure`, `tls` (for
-//! its connections).
+//! Read first: `lib.rs`, `guard.rs`, `pools.rs`.
 
 mod body;
 mod endpoints;
 pub mod guard;
 mod peers;
 mod policies;
+pub mod pools;
 mod pressure;
 mod query;
 mod refusal;
@@ -37,16 +38,16 @@ mod tests;
 
 pub use refusal::Refusals;
 
-use crate::clock::Clock;
-use crate::connections::Connections;
-use crate::error::RequestError;
-use crate::health::Readiness;
-use crate::scheduling::ModelPolicies;
-use crate::telemetry::logs::LogHandle;
-use crate::telemetry::pools::PoolView;
-use crate::telemetry::pressure::Pressure;
-use crate::tls::incoming;
+use crate::pools::PoolView;
+use attache_scheduling::ModelPolicies;
+use attache_serving::connections::Connections;
+use attache_serving::health::Readiness;
+use attache_serving::tls::incoming;
 use attache_sync::Replica;
+use attache_telemetry::logs::LogHandle;
+use attache_telemetry::pressure::Pressure;
+use attache_types::clock::Clock;
+use attache_types::error::RequestError;
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};

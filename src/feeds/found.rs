@@ -1,11 +1,11 @@
 //! Pools that come and go with InferencePools of the cluster, in addition to configured ones.
 
-use super::feeds::Feeds;
-use crate::config::Settings;
-use crate::config::settings::{PoolSearch, PoolSettings, PoolTemplate};
-use crate::discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
-use crate::flow::SharedCapacity;
-use crate::scheduling::router::PoolOverlap;
+use crate::Feeds;
+use attache_config::Settings;
+use attache_config::settings::{PoolSearch, PoolSettings, PoolTemplate};
+use attache_discovery::kube::catalogue::{Finding, FoundConfig, FoundPool};
+use attache_flow::SharedCapacity;
+use attache_scheduling::router::PoolOverlap;
 use futures_util::future::select_all;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -31,7 +31,7 @@ struct Search {
 
 /// State beside the settings from the file. A rejected reload changes none of it.
 #[must_use]
-pub(super) struct Expansion {
+pub struct Expansion {
     own: BTreeMap<String, OwnConfiguration>,
     queued_bytes: u64,
 }
@@ -45,7 +45,7 @@ struct OwnConfiguration {
 }
 
 /// The current searches and their findings.
-pub(super) struct FoundPools {
+pub struct FoundPools {
     read: PoolReader,
     searches: Vec<Search>,
     /// Searches that are no longer needed. They continue until the new settings take effect, so that a
@@ -62,7 +62,7 @@ pub(super) struct FoundPools {
 impl FoundPools {
     /// Creates a set without searches. All searches end on `shutdown`.
     #[must_use]
-    pub(super) fn new(read: PoolReader, shutdown: CancellationToken) -> Self {
+    pub fn new(read: PoolReader, shutdown: CancellationToken) -> Self {
         let (own, told) = (BTreeMap::new(), BTreeSet::new());
         Self { read, searches: Vec::new(), leaving: Vec::new(), own, told, queued: Arc::default(), shutdown }
     }
@@ -70,7 +70,7 @@ impl FoundPools {
     /// Starts the searches of these templates. The previous ones continue until [`FoundPools::settle`].
     /// # Errors
     /// If no API server of Kubernetes is configured. Nothing has changed then.
-    pub(super) async fn follow(&mut self, templates: &[PoolTemplate], feeds: &mut Feeds) -> anyhow::Result<()> {
+    pub async fn follow(&mut self, templates: &[PoolTemplate], feeds: &mut Feeds) -> anyhow::Result<()> {
         if !templates.is_empty() {
             feeds.connect().await?;
         }
@@ -89,18 +89,18 @@ impl FoundPools {
     }
 
     /// Ends the searches that are no longer needed.
-    pub(super) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         self.leaving.drain(..).for_each(|gone| gone.stop.cancel());
     }
 
     /// The limit of queued bytes that all found pools share.
     #[must_use]
-    pub(super) fn queued(&self) -> Arc<SharedCapacity> {
+    pub fn queued(&self) -> Arc<SharedCapacity> {
         self.queued.clone()
     }
 
     /// Waits until a search has another finding.
-    pub(super) async fn changed(&mut self) {
+    pub async fn changed(&mut self) {
         if self.searches.is_empty() {
             return std::future::pending().await;
         }
@@ -117,13 +117,13 @@ impl FoundPools {
 
     /// Whether any search has a result. One search does not wait for another.
     #[must_use]
-    pub(super) fn any_known(&self) -> bool {
+    pub fn any_known(&self) -> bool {
         self.searches.iter().any(|search| *search.found.borrow() != Finding::Unknown)
     }
 
     /// Whether all searches have a result, or are known to get none.
     #[must_use]
-    pub(super) fn known(&self) -> bool {
+    pub fn known(&self) -> bool {
         self.searches.iter().all(|search| *search.found.borrow() != Finding::Unknown)
     }
 
@@ -131,13 +131,13 @@ impl FoundPools {
     /// has pools to serve: a missing right for some pools must not affect others. A picker without any right is thereby
     /// distinguished from one that serves all existing pools.
     #[must_use]
-    pub(super) fn suffice(&self, pools: &[PoolSettings]) -> bool {
+    pub fn suffice(&self, pools: &[PoolSettings]) -> bool {
         let refused = |search: &Search| *search.found.borrow() == Finding::Refused;
         self.known() && !(pools.is_empty() && self.searches.iter().any(refused))
     }
 
     /// Waits for results, at most as long as for an API server.
-    pub(super) async fn until_known(&mut self) {
+    pub async fn until_known(&mut self) {
         let all = async {
             while !self.known() {
                 self.changed().await;
@@ -149,7 +149,7 @@ impl FoundPools {
 
     /// The settings of `file` with the found pools in place of their templates. If searches are in several namespaces,
     /// a pool is called `namespace/name`, else by its name alone.
-    pub(super) fn expand(&mut self, file: &Settings) -> (Settings, Expansion) {
+    pub fn expand(&mut self, file: &Settings) -> (Settings, Expansion) {
         let mut pools = file.pools.clone();
         let (mut own, mut odd) = (BTreeMap::new(), BTreeSet::new());
         let queued_bytes = file.templates.iter().map(|template| template.queued_bytes).sum();
@@ -187,7 +187,7 @@ impl FoundPools {
     }
 
     /// Takes over this state, since its settings are in effect.
-    pub(super) fn take_up(&mut self, expansion: Expansion) {
+    pub fn take_up(&mut self, expansion: Expansion) {
         self.own = expansion.own;
         self.queued.set(expansion.queued_bytes);
         self.settle();

@@ -1,19 +1,19 @@
-//! The strategies that decide for a pool, for its feeds: they hear of lost caches before requests
-//! see the pool without them.
+//! The strategies that decide for a pool: the feeds have them drop entries of lost caches before requests see the
+//! snapshot without these endpoints.
 
-use crate::clock::Clock;
-use crate::pool::PoolSnapshot;
-use crate::prefix::cache::PrefixCache;
-use crate::scheduling::{Pool, losses};
 use arc_swap::{ArcSwap, ArcSwapOption};
+use attache_pool::PoolSnapshot;
+use attache_prefix::cache::PrefixCache;
+use attache_scheduling::{Pool, losses};
 use attache_sync::Replica;
+use attache_types::clock::Clock;
 use std::sync::Arc;
 
 /// The pool as requests see it; none before the first configuration is in effect.
 pub(crate) type Deciding = Arc<ArcSwapOption<Pool>>;
 
 /// Announces the lost caches of a pool to other pickers.
-pub(super) struct Announced {
+pub(crate) struct Announced {
     replica: Arc<Replica>,
     pool: Arc<str>,
     clock: Clock,
@@ -21,13 +21,13 @@ pub(super) struct Announced {
 
 impl Announced {
     /// `None` without other pickers.
-    pub(super) fn of(replica: Option<&Arc<Replica>>, pool: &Arc<str>, clock: Clock) -> Option<Self> {
+    pub(crate) fn of(replica: Option<&Arc<Replica>>, pool: &Arc<str>, clock: Clock) -> Option<Self> {
         Some(Self { replica: replica?.clone(), pool: pool.clone(), clock })
     }
 }
 
 /// What sees each snapshot before any request does.
-pub(super) fn prepare(
+pub(crate) fn prepare(
     prefix: Arc<ArcSwap<PrefixCache>>,
     deciding: Deciding,
     announced: Option<Announced>,

@@ -1,8 +1,8 @@
 //! Readiness of a process whose pools are InferencePools by name. It is not ready while none of them exists, so that a
 //! gateway uses its configured behaviour without a picker. A single existing pool keeps it ready.
 
-use super::feeds::PoolFeeds;
-use crate::health::{Latch, Readiness};
+use crate::PoolFeeds;
+use attache_serving::health::{Latch, Readiness};
 use futures_util::future::select_all;
 use std::future::pending;
 use tokio::sync::watch;
@@ -15,16 +15,16 @@ type Pools = Vec<Option<watch::Receiver<bool>>>;
 
 /// The current pools, for the task that holds readiness back.
 #[derive(Debug, Default)]
-pub(super) struct Presence(watch::Sender<Pools>);
+pub(crate) struct Presence(watch::Sender<Pools>);
 
 impl Presence {
     /// Holds `readiness` back from now on, until this value is dropped.
-    pub(super) fn hold(&self, readiness: Readiness) {
+    pub(crate) fn hold(&self, readiness: Readiness) {
         tokio::spawn(hold(readiness, self.0.subscribe()));
     }
 
     /// Sets the current pools.
-    pub(super) fn set<'a>(&self, pools: impl Iterator<Item = &'a PoolFeeds>) {
+    pub(crate) fn set<'a>(&self, pools: impl Iterator<Item = &'a PoolFeeds>) {
         self.0.send_replace(pools.map(|feeds| feeds.kube_stats().map(|stats| stats.pool_missing())).collect());
     }
 }

@@ -1,14 +1,15 @@
-//! The prefix index and the KV event subscriptions of a pool, from its settings.
+//! The prefix index, KV event subscriptions and remote tokenizers of a pool, from its settings.
 
-use crate::config::defaults::DEFAULT_BLOCK_SIZE;
-use crate::config::settings::{KvEventSettings, PrefixSettings, TokenizerSettings};
-use crate::connections::Connections;
-use crate::kv_events::{Source, Subscription};
-use crate::prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
+use attache_config::defaults::DEFAULT_BLOCK_SIZE;
+use attache_config::settings::{KvEventSettings, PrefixSettings, RemoteTokenizer, TokenizerSettings};
+use attache_kv_events::{Source, Subscription};
+use attache_prefix::cache::{BlockUnit, CHARACTERS_PER_TOKEN, CacheConfig, PrefixCache};
+use attache_serving::connections::Connections;
+use attache_tokenize::{RemoteApi, RemoteSettings};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 
-pub(super) fn subscription(
+pub(crate) fn subscription(
     settings: &KvEventSettings,
     socket: Option<&Arc<TcpListener>>,
     connections: &Arc<Connections>,
@@ -30,7 +31,9 @@ pub(super) fn subscription(
     }
 }
 
-pub(in crate::app) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
+/// Creates the prefix cache of a pool, and warns if the system reserves less memory than the settings ask for.
+#[must_use]
+pub fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache {
     let cache = PrefixCache::new(&cache_config(settings, seed));
     let budget = cache.index().stats().budget_bytes;
     if (budget as u64) < settings.max_bytes {
@@ -45,7 +48,7 @@ pub(in crate::app) fn cache(settings: &PrefixSettings, seed: u64) -> PrefixCache
     if settings.block_size.is_some() { cache } else { cache.of_engines_blocks() }
 }
 
-pub(super) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
+pub(crate) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig {
     let block_size = settings.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
     let unit = match settings.tokenizer {
         TokenizerSettings::Characters => BlockUnit::Bytes(block_size * CHARACTERS_PER_TOKEN),
@@ -57,5 +60,21 @@ pub(super) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig 
         tenant_share: settings.tenant_share,
         claim_life: settings.claim_life,
         seed,
+    }
+}
+
+/// How model servers are asked for tokens.
+pub(crate) fn remote_settings(wanted: &RemoteTokenizer) -> RemoteSettings {
+    let defaults = RemoteSettings::default();
+    RemoteSettings {
+        api: if wanted.render { RemoteApi::Render } else { RemoteApi::Tokenize },
+        url: wanted.url.clone().unwrap_or(defaults.url.clone()),
+        model_urls: wanted.model_urls.clone(),
+        decision_timeout: wanted.timeout,
+        request_timeout: wanted.request_timeout,
+        probe_interval: wanted.health_check_period,
+        idle_timeout: wanted.ttl,
+        max_models: wanted.max_models as usize,
+        ..defaults
     }
 }

@@ -1,26 +1,26 @@
 //! Tasks of discovery through Kubernetes: one client and one follower of each kind for all pools, a task for each pool
 //! with pods, one for the lease with leader election, and the guard of the admin port if the cluster authorizes access.
 
-use crate::admin::guard::Guard;
+use attache_admin::guard::Guard;
 #[cfg(feature = "kube")]
-use crate::admin::guard::{AccessDecision, Caller};
-use crate::clock::Clock;
-use crate::config::settings::{KubernetesSource, PoolSearch};
-use crate::discovery::kube::KubeStats;
-use crate::discovery::kube::catalogue::Finding;
+use attache_admin::guard::{AccessDecision, Caller};
+use attache_config::settings::{KubernetesSource, PoolSearch};
+use attache_discovery::kube::KubeStats;
+use attache_discovery::kube::catalogue::Finding;
 #[cfg(feature = "kube")]
-use crate::discovery::kube::informer::Informers;
+use attache_discovery::kube::informer::Informers;
 #[cfg(feature = "kube")]
-use crate::discovery::kube::reviews::{Review, Reviews};
-use crate::discovery::kube::rules::Rules;
+use attache_discovery::kube::reviews::{Review, Reviews};
+use attache_discovery::kube::rules::Rules;
 #[cfg(feature = "kube")]
-use crate::discovery::kube::status::StatusWriter;
+use attache_discovery::kube::status::StatusWriter;
 #[cfg(feature = "kube")]
-use crate::discovery::kube::{client, finder, lease, source};
-use crate::health::Readiness;
-use crate::pool::PoolEvent;
-use crate::pool::writer::SourceId;
-use crate::scheduling::router::RuleStore;
+use attache_discovery::kube::{client, finder, lease, source};
+use attache_pool::PoolEvent;
+use attache_pool::writer::SourceId;
+use attache_scheduling::router::RuleStore;
+use attache_serving::health::Readiness;
+use attache_types::clock::Clock;
 use std::sync::Arc;
 #[cfg(feature = "kube")]
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Client of the API server, once it is needed.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     #[cfg(feature = "kube")]
     informers: Option<Arc<Informers>>,
     /// Whether this replica writes statuses: it holds the lease, or there is no lease.
@@ -57,7 +57,7 @@ const LEADS: &str = "leadership (the Lease)";
 
 /// A task that follows the pods of a pool.
 #[derive(Debug)]
-pub(super) struct Following {
+pub(crate) struct Following {
     source: KubernetesSource,
     stats: Arc<KubeStats>,
     stop: CancellationToken,
@@ -67,18 +67,18 @@ pub(super) struct Following {
 impl Following {
     /// Selection of the pods.
     #[must_use]
-    pub(super) fn source(&self) -> &KubernetesSource {
+    pub(crate) fn source(&self) -> &KubernetesSource {
         &self.source
     }
 
     /// Counters of the task.
     #[must_use]
-    pub(super) fn stats(&self) -> Arc<KubeStats> {
+    pub(crate) fn stats(&self) -> Arc<KubeStats> {
         self.stats.clone()
     }
 
     /// Ends the task, which sends nothing afterwards. Returns its known rules.
-    pub(super) async fn end(self) -> Rules {
+    pub(crate) async fn end(self) -> Rules {
         self.stop.cancel();
         // A task that has panicked sends nothing either.
         self.task.await.unwrap_or_default()
@@ -89,19 +89,19 @@ impl Following {
 impl Cluster {
     /// Creates a cluster without a connection.
     #[must_use]
-    pub(super) fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         let (leads, trusts_headers) = (watch::Sender::new(false), watch::Sender::new(false));
         Self { informers: None, leads, asked: Arc::new(AtomicBool::new(true)), trusts_headers, clock }
     }
 
     /// Writes statuses without a lease, as far as this replica has the right.
-    pub(super) fn write_unasked(&self) {
+    pub(crate) fn write_unasked(&self) {
         self.asked.store(false, Ordering::Relaxed);
         self.leads.send_replace(true);
     }
 
     /// Sets whether Attaché trusts request headers about objective and priority.
-    pub(super) fn trust_headers(&self, trusted: bool) {
+    pub(crate) fn trust_headers(&self, trusted: bool) {
         self.trusts_headers.send_replace(trusted);
     }
 
@@ -109,7 +109,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If this is not a pod of a cluster and there is no kubeconfig, or their content is invalid.
-    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn connect(&mut self) -> anyhow::Result<()> {
         if self.informers.is_none() {
             let context = "can't find a Kubernetes API server: this is no pod with a service account, and no usable \
                            kubeconfig (`KUBECONFIG`)";
@@ -122,7 +122,7 @@ impl Cluster {
     /// if any. `None` without [`Cluster::connect`].
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
-    pub(super) fn follow(
+    pub(crate) fn follow(
         &self,
         pool: &Arc<str>,
         source: &KubernetesSource,
@@ -161,7 +161,7 @@ impl Cluster {
     /// Searches for InferencePools until `stop`; returns the namespace and
     /// the findings. `None` without [`Cluster::connect`].
     #[must_use]
-    pub(super) fn search(
+    pub(crate) fn search(
         &self,
         search: &PoolSearch,
         stop: CancellationToken,
@@ -179,7 +179,7 @@ impl Cluster {
     ///
     /// # Errors
     /// Without an earlier [`Cluster::connect`].
-    pub(super) fn guard(&self) -> anyhow::Result<Guard> {
+    pub(crate) fn guard(&self) -> anyhow::Result<Guard> {
         let informers = anyhow::Context::context(self.informers.as_ref(), "no API server is known")?;
         let reviews = Arc::new(Reviews::new(informers.client().clone(), self.clock));
         Ok(Arc::new(move |caller: Caller| {
@@ -198,7 +198,7 @@ impl Cluster {
     /// Competes for the lease of this name in `namespace`, and holds `readiness` back, if given, while
     /// another replica has it. While the API server is unreachable, the last holder stays ready. Releases the
     /// lease on `stop`, and then ends.
-    pub(super) fn lead(
+    pub(crate) fn lead(
         &self,
         pool: &str,
         namespace: Option<&str>,
@@ -208,7 +208,7 @@ impl Cluster {
         let client = self.informers.as_ref()?.client().clone();
         let namespace = namespace.map_or_else(|| client::default_namespace(&client), str::to_owned);
         let (serves, mut served) = watch::channel(false);
-        let identity = lease::identity(crate::rng::system_seed());
+        let identity = lease::identity(attache_types::rng::system_seed());
         let claim = lease::LeaseClaim::new(
             client,
             &namespace,
@@ -240,29 +240,29 @@ impl Cluster {
 impl Cluster {
     /// Creates a cluster without function: built without the feature `kube`.
     #[must_use]
-    pub(super) fn new(_: Clock) -> Self {
+    pub(crate) fn new(_: Clock) -> Self {
         Self {}
     }
 
     /// Does nothing without the feature `kube`.
-    pub(super) fn trust_headers(&self, _: bool) {}
+    pub(crate) fn trust_headers(&self, _: bool) {}
 
     /// Does nothing without the feature `kube`.
-    pub(super) fn write_unasked(&self) {}
+    pub(crate) fn write_unasked(&self) {}
 
     /// Always fails without the feature `kube`.
     ///
     /// # Errors
     /// Always, since this build has no Kubernetes client.
     #[expect(clippy::unused_async, reason = "its twin with the feature waits")]
-    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn connect(&mut self) -> anyhow::Result<()> {
         anyhow::bail!("this build can't ask Kubernetes (feature `kube`)")
     }
 
     /// Does nothing without the feature `kube`.
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "all that one who follows needs")]
-    pub(super) fn follow(
+    pub(crate) fn follow(
         &self,
         _: &Arc<str>,
         _: &KubernetesSource,
@@ -277,7 +277,7 @@ impl Cluster {
 
     /// Does nothing without the feature `kube`.
     #[must_use]
-    pub(super) fn search(&self, _: &PoolSearch, _: CancellationToken) -> Option<(String, watch::Receiver<Finding>)> {
+    pub(crate) fn search(&self, _: &PoolSearch, _: CancellationToken) -> Option<(String, watch::Receiver<Finding>)> {
         None
     }
 
@@ -285,12 +285,12 @@ impl Cluster {
     ///
     /// # Errors
     /// Always, since this build has no Kubernetes client.
-    pub(super) fn guard(&self) -> anyhow::Result<Guard> {
+    pub(crate) fn guard(&self) -> anyhow::Result<Guard> {
         anyhow::bail!("this build can't ask Kubernetes (feature `kube`)")
     }
 
     /// Does nothing without the feature `kube`.
-    pub(super) fn lead(
+    pub(crate) fn lead(
         &self,
         _: &str,
         _: Option<&str>,

@@ -1,11 +1,12 @@
-//! Settings of discovery: DNS names, a file, pods, and InferencePools as pools.
+//! Where the endpoints of a pool come from: DNS names, a file, pods, and InferencePools as pools. `config` makes these
+//! settings and `discovery` follows them; neither needs the other.
 
-use attache_pool::{Engine, MetricsSource};
+use crate::{Engine, MetricsSource};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most data-parallel ranks of one pod, as in `InferencePool`.
-pub(crate) const MAX_TARGET_PORTS: usize = 8;
+const MAX_TARGET_PORTS: usize = 8;
 
 /// A DNS name; each of its addresses is an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]

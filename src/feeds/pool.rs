@@ -1,49 +1,35 @@
-//! The feeds of every pool: discovery, scraping, snapshots. A reload keeps the state of endpoints that it does not
-//! change.
+//! The feeds of one pool.
 
-mod deciding;
-mod leased;
-mod prefix;
-
-use super::kubernetes::{Cluster, Following};
-use super::presence::Presence;
-use super::prompts::remote_settings;
-use crate::admin::guard::Guard;
-use crate::clock::Clock;
-use crate::config::Settings;
-use crate::config::settings::{
-    DnsSource, FileSource, KubernetesSource, ModelsAnswer, PoolSearch, PoolSettings, PrefixSettings, ScrapeSettings,
-    TokenizerSettings,
-};
-use crate::connections::Connections;
-use crate::discovery::dns::{DnsStats, SystemResolver};
-use crate::discovery::file::FileStats;
-use crate::discovery::kube::KubeStats;
-use crate::discovery::kube::catalogue::Finding;
-use crate::discovery::{dns, file, publish, static_source};
-use crate::health::{Latch, Readiness};
-use crate::kv_events::{Destination, Feed, KvEventStats};
-use crate::pool::writer::SourceId;
-use crate::pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolWriter, Published, SnapshotStore};
-use crate::prefix::cache::PrefixCache;
-use crate::record::tape::PoolChange;
-use crate::record::{PoolTape, Recorder};
-use crate::scheduling::router::RuleStore;
-use crate::scrape::{ModelFeed, ScrapeStats, Scraper};
-use crate::tokenize::RemotePool;
+use crate::Feeds;
+use crate::cluster::{Cluster, Following};
+use crate::deciding::{self, Announced, Deciding};
+use crate::prefix::{cache, cache_config, remote_settings, subscription};
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use attache_sync::Replica;
-use deciding::{Announced, Deciding};
-pub(super) use leased::{Leased, leased};
-pub(super) use prefix::cache;
-use prefix::{cache_config, subscription};
-use std::collections::BTreeMap;
+use attache_config::settings::{
+    DnsSource, FileSource, KubernetesSource, PoolSettings, PrefixSettings, ScrapeSettings, TokenizerSettings,
+};
+use attache_discovery::dns::{DnsStats, SystemResolver};
+use attache_discovery::file::FileStats;
+use attache_discovery::kube::KubeStats;
+use attache_discovery::{dns, file, publish, static_source};
+use attache_kv_events::{Destination, Feed, KvEventStats};
+use attache_pool::writer::SourceId;
+use attache_pool::{EndpointSpec, ModelList, ModelStore, PoolEvent, PoolWriter, Published, SnapshotStore};
+use attache_prefix::cache::PrefixCache;
+use attache_record::PoolTape;
+use attache_record::tape::PoolChange;
+use attache_scheduling::Pool;
+use attache_scheduling::router::RuleStore;
+use attache_scrape::{ModelFeed, ScrapeStats, Scraper};
+use attache_serving::connections::Connections;
+use attache_serving::health::{Latch, Readiness};
+use attache_tokenize::RemotePool;
+use attache_types::clock::Clock;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Source id of endpoints from flags and the configuration file.
@@ -52,25 +38,6 @@ const CONFIGURED: SourceId = SourceId(0);
 const FILE: SourceId = SourceId(u32::MAX - 1);
 /// Source id of pods. An address that another source has too belongs to the other one.
 const KUBERNETES: SourceId = SourceId(u32::MAX);
-
-/// The feeds of all pools, by name.
-#[derive(Debug)]
-pub struct Feeds {
-    pools: BTreeMap<Arc<str>, PoolFeeds>,
-    clock: Clock,
-    seed: u64,
-    /// Seed of the prefix caches.
-    cache_seed: u64,
-    /// Announces lost caches to other pickers.
-    replica: Option<Arc<Replica>>,
-    recorder: Option<Arc<Recorder>>,
-    /// Limits for connections to all central sockets for KV events.
-    kv_connections: Arc<Connections>,
-    /// Discovery through Kubernetes, shared by all pools.
-    cluster: Cluster,
-    presence: Presence,
-    shutdown: CancellationToken,
-}
 
 /// The feeds of one pool.
 #[derive(Debug)]
@@ -87,7 +54,7 @@ pub struct PoolFeeds {
     pub rules: Arc<RuleStore>,
     /// Models that the pool's endpoints list, if Attaché responds to clients with them.
     pub models: Arc<ModelStore>,
-    pub(super) deciding: Deciding,
+    deciding: Deciding,
     /// Ends the queries of these lists.
     listing: Option<CancellationToken>,
     events: mpsc::Sender<PoolEvent>,
@@ -103,6 +70,9 @@ pub struct PoolFeeds {
     published: watch::Receiver<Published>,
     tape: PoolTape,
     clock: Clock,
+    seed: u64,
+    /// Seed of the prefix caches.
+    cache_seed: u64,
     names: Vec<(DnsSource, SourceId, CancellationToken)>,
     file: Option<(FileSource, CancellationToken)>,
     following: Option<Following>,
@@ -120,7 +90,7 @@ struct KvEvents {
 }
 
 /// Everything that new prefix settings need and that may fail.
-struct Made {
+pub(crate) struct Made {
     cache: Arc<PrefixCache>,
     socket: Option<Arc<TcpListener>>,
     feed: Option<Feed>,
@@ -132,165 +102,6 @@ struct Made {
 struct Remote {
     pool: Arc<RemotePool>,
     stop: CancellationToken,
-}
-
-impl Feeds {
-    /// Creates a set without feeds. All feeds end on `shutdown`, send their changes to `recorder`, and accept KV events
-    /// within the limits of `kv_connections`.
-    #[must_use]
-    pub fn new(
-        clock: Clock,
-        seed: u64,
-        recorder: Option<Arc<Recorder>>,
-        kv_connections: Arc<Connections>,
-        shutdown: CancellationToken,
-    ) -> Self {
-        let (cluster, presence) = (Cluster::new(clock), Presence::default());
-        let (cache_seed, replica) = (seed, None);
-        let pools = BTreeMap::new();
-        Self { pools, clock, seed, cache_seed, replica, recorder, kv_connections, cluster, presence, shutdown }
-    }
-
-    /// The same, if `shared` has a replica and a seed: with prefix caches that have the seed of all pickers of a cluster,
-    /// whose members the replica informs of lost caches.
-    #[must_use]
-    pub fn sharing(self, shared: Option<(Arc<Replica>, u64)>) -> Self {
-        match shared {
-            Some((replica, cache_seed)) => Self { replica: Some(replica), cache_seed, ..self },
-            None => self,
-        }
-    }
-
-    /// Holds `readiness` back while every pool is an InferencePool that does not exist.
-    pub fn hold(&self, readiness: &Readiness) {
-        self.presence.hold(readiness.clone());
-    }
-
-    /// The feeds of one pool, by name.
-    #[must_use]
-    pub fn pool(&self, name: &str) -> Option<&PoolFeeds> {
-        self.pools.get(name)
-    }
-
-    /// Starts leader election if the settings enable it: this replica is then ready only while it leads. It releases
-    /// the lease on `stop`; the returned handle ends after that.
-    pub fn lead(&self, settings: &Settings, readiness: &Readiness, stop: CancellationToken) -> Option<JoinHandle<()>> {
-        let (elects, status) = (settings.server.leader_election, settings.server.model_status);
-        if !elects && status.is_none() {
-            self.cluster.write_unasked();
-        }
-        let Leased { of, namespace } = leased(settings).filter(|_| elects || status == Some(true))?;
-        self.cluster.lead(&of, namespace.as_deref(), Some(readiness).filter(|_| elects), stop)
-    }
-
-    /// Connects to the API server, unless that was done before.
-    ///
-    /// # Errors
-    /// If no API server of Kubernetes is configured.
-    pub(super) async fn connect(&mut self) -> anyhow::Result<()> {
-        self.cluster.connect().await
-    }
-
-    /// Searches for InferencePools until `stop`; returns the namespace and
-    /// the findings. `None` without [`Feeds::connect`].
-    pub(super) fn search(
-        &self,
-        search: &PoolSearch,
-        stop: CancellationToken,
-    ) -> Option<(String, watch::Receiver<Finding>)> {
-        self.cluster.search(search, stop)
-    }
-
-    /// Asks the cluster who may see admin pages.
-    ///
-    /// # Errors
-    /// If no API server of Kubernetes is configured.
-    pub async fn guard(&mut self) -> anyhow::Result<Guard> {
-        self.cluster.connect().await.context("pages can't be guarded (`--metrics-endpoint-auth`)")?;
-        self.cluster.guard()
-    }
-
-    /// Applies the settings: starts and changes feeds. A new pool holds a latch of `readiness` until it has its first
-    /// data. Pools that the settings do not name continue until [`Feeds::keep`].
-    ///
-    /// # Errors
-    /// If an HTTP client can't be created, the socket for KV events can't be bound, or no API server of Kubernetes is
-    /// configured. Existing pools are then unchanged.
-    pub async fn apply(&mut self, settings: &Settings, readiness: &Readiness) -> anyhow::Result<()> {
-        let tells_models = settings.exchange.models == ModelsAnswer::Pool;
-        let trusts_headers = settings.exchange.trust_client_headers;
-        let settings = &settings.pools;
-        // Everything that may fail comes before any change.
-        if settings.iter().any(|pool| pool.kubernetes.is_some()) {
-            self.cluster.connect().await?;
-        }
-        let mut made = Vec::with_capacity(settings.len());
-        for pool in settings {
-            made.push(match self.pools.get(&pool.name) {
-                Some(feeds) if feeds.prefix_settings != pool.prefix => {
-                    let cache = Arc::new(cache(&pool.prefix, self.cache_seed));
-                    Some(feeds.make(pool, cache, feeds.cache_number + 1, self.seed).await?)
-                }
-                _ => None,
-            });
-        }
-        let started = self.start(settings, readiness).await?;
-        self.cluster.trust_headers(trusts_headers);
-        for (pool, made) in settings.iter().zip(made) {
-            if let Some(feeds) = self.pools.get_mut(&pool.name) {
-                feeds.change(pool, made, self.seed, &self.cluster).await;
-            }
-        }
-        for (pool, mut feeds) in started {
-            feeds.follow(pool, &self.cluster).await;
-            self.pools.insert(pool.name.clone(), feeds);
-        }
-        for feeds in self.pools.values_mut() {
-            feeds.list_models(tells_models)?;
-        }
-        self.presence.set(self.pools.values());
-        Ok(())
-    }
-
-    /// Starts the new pools: all of them, or none.
-    async fn start<'a>(
-        &self,
-        settings: &'a [PoolSettings],
-        readiness: &Readiness,
-    ) -> anyhow::Result<Vec<(&'a PoolSettings, PoolFeeds)>> {
-        // Ends the started pools, unless all have started.
-        let stop = self.shutdown.child_token();
-        let undo = stop.clone().drop_guard();
-        let mut started = Vec::new();
-        for pool in settings.iter().filter(|pool| !self.pools.contains_key(&pool.name)) {
-            let tape =
-                PoolTape::begin(self.recorder.as_ref(), &pool.name, &cache_config(&pool.prefix, self.cache_seed));
-            let (connections, stop) = (self.kv_connections.clone(), stop.child_token());
-            let cache = cache(&pool.prefix, self.cache_seed);
-            let announced = Announced::of(self.replica.as_ref(), &pool.name, self.clock);
-            let feeds =
-                PoolFeeds::start(pool, cache, announced, self.clock, self.seed, tape, connections, stop, readiness)
-                    .await?;
-            started.push((pool, feeds));
-        }
-        undo.disarm();
-        Ok(started)
-    }
-
-    /// Ends the pools that these settings do not name, and returns their names.
-    pub fn keep(&mut self, settings: &[PoolSettings]) -> Vec<Arc<str>> {
-        let mut gone = Vec::new();
-        self.pools.retain(|name, pool| {
-            let stays = settings.iter().any(|s| s.name == *name);
-            if !stays {
-                pool.shutdown.cancel();
-                gone.push(name.clone());
-            }
-            stays
-        });
-        self.presence.set(self.pools.values());
-        gone
-    }
 }
 
 /// The sources of endpoints in the settings.
@@ -308,18 +119,17 @@ async fn release_after(mut first_round: watch::Receiver<bool>, latch: Latch, gon
 }
 
 impl PoolFeeds {
-    #[expect(clippy::too_many_arguments, reason = "called once, with the parts of `Feeds`")]
-    async fn start(
+    /// Starts the feeds of a new pool, which holds a latch of `readiness` until it has its first data. They end on
+    /// `shutdown`.
+    pub(crate) async fn start(
+        all: &Feeds,
         settings: &PoolSettings,
-        cache: PrefixCache,
-        announced: Option<Announced>,
-        clock: Clock,
-        seed: u64,
-        tape: PoolTape,
-        kv_connections: Arc<Connections>,
         shutdown: CancellationToken,
         readiness: &Readiness,
     ) -> anyhow::Result<Self> {
+        let Feeds { clock, seed, cache_seed, .. } = *all;
+        let tape = PoolTape::begin(all.recorder.as_ref(), &settings.name, &cache_config(&settings.prefix, cache_seed));
+        let announced = Announced::of(all.replica.as_ref(), &settings.name, clock);
         let store = Arc::new(SnapshotStore::default());
         let (events, inbox) = mpsc::channel(publish::EVENT_QUEUE);
         let published = watch::Sender::new(Published::default());
@@ -332,7 +142,7 @@ impl PoolFeeds {
         let latch = readiness.latch(format!("pool `{}` discovered and scraped once", settings.name));
         tokio::spawn(release_after(scraper.first_round(), latch, shutdown.clone()));
         let writer = PoolWriter::new(sources(settings));
-        let prefix = Arc::new(ArcSwap::from_pointee(cache));
+        let prefix = Arc::new(ArcSwap::from_pointee(cache(&settings.prefix, cache_seed)));
         let deciding = Deciding::default();
         let prepare = deciding::prepare(prefix.clone(), deciding.clone(), announced);
         tokio::spawn(publish::run(writer, inbox, store.clone(), prepare, published, tape.clone(), shutdown.clone()));
@@ -354,11 +164,13 @@ impl PoolFeeds {
             cache_number: 0,
             prefix_settings: settings.prefix.clone(),
             kv_events: None,
-            kv_connections,
+            kv_connections: all.kv_connections.clone(),
             remote: None,
             published: follow,
             tape,
             clock,
+            seed,
+            cache_seed,
             names: Vec::new(),
             file: None,
             following: None,
@@ -366,10 +178,10 @@ impl PoolFeeds {
             shutdown,
         };
         for name in &settings.dns {
-            feeds.resolve(name.clone(), seed);
+            feeds.resolve(name.clone());
         }
         feeds.list(settings.file.as_ref());
-        let made = feeds.make(settings, feeds.prefix(), 0, seed).await?;
+        let made = feeds.make(settings, feeds.prefix(), 0).await?;
         feeds.take_up(made);
         Ok(feeds)
     }
@@ -380,13 +192,13 @@ impl PoolFeeds {
         self.prefix.load_full()
     }
 
-    fn resolve(&mut self, name: DnsSource, seed: u64) {
+    fn resolve(&mut self, name: DnsSource) {
         let source = SourceId(self.next_source);
         self.next_source += 1;
         let stop = self.shutdown.child_token();
         let stats = self.dns_stats.clone();
         let events = self.events.clone();
-        tokio::spawn(dns::run(SystemResolver, source, name.clone(), events, stats, seed, stop.clone()));
+        tokio::spawn(dns::run(SystemResolver, source, name.clone(), events, stats, self.seed, stop.clone()));
         self.names.push((name, source, stop));
     }
 
@@ -406,7 +218,7 @@ impl PoolFeeds {
     }
 
     /// Follows the pods in the settings instead of the previous ones.
-    async fn follow(&mut self, settings: &PoolSettings, cluster: &Cluster) {
+    pub(crate) async fn follow(&mut self, settings: &PoolSettings, cluster: &Cluster) {
         if self.following.as_ref().map(Following::source) == settings.kubernetes.as_ref() {
             return;
         }
@@ -438,19 +250,23 @@ impl PoolFeeds {
     }
 
     /// Receives a notice of every new snapshot.
-    pub(super) fn published(&self) -> watch::Receiver<Published> {
+    #[must_use]
+    pub fn published(&self) -> watch::Receiver<Published> {
         self.published.clone()
+    }
+
+    /// Creates everything that these settings need if those of the prefix index have changed. The pool does not change.
+    pub(crate) async fn prepare(&self, settings: &PoolSettings) -> anyhow::Result<Option<Made>> {
+        if self.prefix_settings == settings.prefix {
+            return Ok(None);
+        }
+        let cache = Arc::new(cache(&settings.prefix, self.cache_seed));
+        Ok(Some(self.make(settings, cache, self.cache_number + 1).await?))
     }
 
     /// Creates everything that these prefix settings need besides `cache`, which gets this number. The pool does not
     /// change.
-    async fn make(
-        &self,
-        settings: &PoolSettings,
-        cache: Arc<PrefixCache>,
-        cache_number: u32,
-        seed: u64,
-    ) -> anyhow::Result<Made> {
+    async fn make(&self, settings: &PoolSettings, cache: Arc<PrefixCache>, cache_number: u32) -> anyhow::Result<Made> {
         let prefix = &settings.prefix;
         let bind = prefix.kv_events.as_ref().and_then(|events| events.bind.as_deref());
         let socket = match bind {
@@ -468,10 +284,10 @@ impl PoolFeeds {
                 tape: self.tape.of_kv_events(cache_number),
             };
             let subscription = subscription(events, socket.as_ref(), &self.kv_connections);
-            let feed = Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, seed);
+            let feed = Feed::new(to, self.store.clone(), self.published.clone(), subscription, self.clock, self.seed);
             feed.telling(self.events.clone())
         });
-        let remote = self.remote_pool(settings, seed)?;
+        let remote = self.remote_pool(settings)?;
         Ok(Made { cache, socket, feed, remote })
     }
 
@@ -490,10 +306,10 @@ impl PoolFeeds {
     }
 
     /// Creates the client of remote tokenizers, if the settings need one.
-    fn remote_pool(&self, settings: &PoolSettings, seed: u64) -> anyhow::Result<Option<RemotePool>> {
+    fn remote_pool(&self, settings: &PoolSettings) -> anyhow::Result<Option<RemotePool>> {
         let TokenizerSettings::Remote(wanted) = &settings.prefix.tokenizer else { return Ok(None) };
         let remote = remote_settings(wanted);
-        let pool = RemotePool::new(settings.name.clone(), remote, self.store.clone(), self.clock, seed)
+        let pool = RemotePool::new(settings.name.clone(), remote, self.store.clone(), self.clock, self.seed)
             .context("the remote tokenizer can't be set up")?;
         Ok(Some(pool))
     }
@@ -519,7 +335,7 @@ impl PoolFeeds {
     }
 
     /// Starts or stops queries of the endpoints' model lists.
-    fn list_models(&mut self, wanted: bool) -> anyhow::Result<()> {
+    pub(crate) fn list_models(&mut self, wanted: bool) -> anyhow::Result<()> {
         match (wanted, self.listing.take()) {
             (true, None) => {
                 let stop = self.shutdown.child_token();
@@ -538,9 +354,19 @@ impl PoolFeeds {
     }
 
     /// Where changes of the pool are sent.
-    #[cfg(feature = "nats")]
-    pub(super) fn events(&self) -> mpsc::Sender<PoolEvent> {
+    #[must_use]
+    pub fn events(&self) -> mpsc::Sender<PoolEvent> {
         self.events.clone()
+    }
+
+    /// Sets the pool as requests see it. The strategies of its scheduler drop their entries of lost caches from now on.
+    pub fn set_deciding(&self, pool: Arc<Pool>) {
+        self.deciding.store(Some(pool));
+    }
+
+    /// Ends all tasks of the pool.
+    pub(crate) fn end(&self) {
+        self.shutdown.cancel();
     }
 
     /// The client of remote tokenizers, if it is used.
@@ -556,7 +382,7 @@ impl PoolFeeds {
     }
 
     /// Applies these settings, with `made` if those of the prefix index have changed.
-    async fn change(&mut self, settings: &PoolSettings, made: Option<Made>, seed: u64, cluster: &Cluster) {
+    pub(crate) async fn change(&mut self, settings: &PoolSettings, made: Option<Made>, cluster: &Cluster) {
         self.follow(settings, cluster).await;
         self.endpoints.send_if_modified(|now| replace(now, &settings.endpoints));
         self.scrape.send_if_modified(|now| replace(now, &settings.scrape));
@@ -565,7 +391,7 @@ impl PoolFeeds {
             // Block size or keys have changed, so known entries are worthless.
             self.cache_number += 1;
             self.tape.change(|tell| {
-                tell(PoolChange::Cache(&cache_config(&settings.prefix, seed), self.cache_number));
+                tell(PoolChange::Cache(&cache_config(&settings.prefix, self.cache_seed), self.cache_number));
                 made.cache.reconcile(&self.store.load());
                 self.prefix.store(made.cache.clone());
             });
@@ -580,7 +406,7 @@ impl PoolFeeds {
         self.names = stay;
         for name in &settings.dns {
             if !self.names.iter().any(|(n, _, _)| n == name) {
-                self.resolve(name.clone(), seed);
+                self.resolve(name.clone());
             }
         }
         for (_, source, stop) in go {

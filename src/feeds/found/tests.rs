@@ -1,13 +1,18 @@
 //! What becomes of pools that are found: their names, by what they are reached, and what they share.
 
 use super::*;
-use crate::config::{ConfigText, Sources, load, load_pool};
+use attache_config::{ConfigText, Sources, load, load_pool};
+use attache_scheduling::Registry;
 
 const HEAD: &str = "apiVersion: attache.dev/v1\nkind: Attache\n";
 
 fn sources(text: &str) -> Sources {
     let text = ConfigText { name: "test".into(), bytes: format!("{HEAD}{text}").into() };
-    Sources { registry: crate::plugins::registry(), text: Some(text), ..Sources::default() }
+    Sources {
+        registry: Registry::new(&[attache_pipeline::PLUGINS, attache_strategies::PLUGINS]),
+        text: Some(text),
+        ..Sources::default()
+    }
 }
 
 fn settings(text: &str) -> Settings {
