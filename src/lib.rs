@@ -41,4 +41,3 @@ pub use attache_workload as workload;
 pub mod app;
 pub mod cli;
 pub mod plugins;
-pub mod server;

@@ -3,10 +3,10 @@
 //! [`service`] receives messages and owns the deadline. [`exchange`] is the state machine of one request, without I/O.
 //! It calls the [`picker`](attache_picker) for the decision. [`reply`] builds the replies that Envoy's body mode needs.
 //!
-//! **Owns** streams and their states, the state that all streams share ([`processor`]), and the work that the picker
+//! **Owns** the gRPC listener ([`server`]), streams and their states, the state that all streams share ([`processor`]), and the work that the picker
 //! returns: tokenizing ([`warmer`]), calls to prefill workers ([`prefiller`]), calls to Redis (`redis_quotas`), and the
 //! timer of a queue ([`queue_timer`]).
-//! **Called by** `server`, the gRPC listener, and by `app`, which composes the [`Processor`].
+//! **Called by** `app`, which composes the [`Processor`] and starts the listener.
 //! **Must not** decide where a request goes, hold a lock across an await, or serialize a body that did not change.
 //!
 //! Read first: `service.rs`, `exchange.rs`, `processor.rs`.
@@ -22,6 +22,7 @@ pub mod queue_timer;
 #[cfg(feature = "redis")]
 pub mod redis_quotas;
 pub mod reply;
+pub mod server;
 pub mod service;
 pub mod uploads;
 pub mod warmer;

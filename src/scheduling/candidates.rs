@@ -71,7 +71,7 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Requests that this replica has in flight there, whatever the server reports.
+    /// Requests that Attaché has in flight there, whatever the server reports; with `sync`, those of all pickers.
     #[inline]
     #[must_use]
     pub fn own_requests(&self) -> u32 {

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Layer of each module of the root package: it may import the same layer or a lower one.
-const LAYERS: &[(&str, u8)] = &[("plugins", 0), ("server", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
+const LAYERS: &[(&str, u8)] = &[("plugins", 0), ("app", 1), ("cli", 2), ("main", 2), ("lib", 2)];
 
 /// Crates without I/O and without a runtime. Times and random numbers are arguments.
 const PURE: &[&str] = &[

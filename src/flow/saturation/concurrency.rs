@@ -1,4 +1,5 @@
-//! `concurrency-detector`: requests or tokens in flight from this process, relative to the capacity of all endpoints.
+//! `concurrency-detector`: requests or tokens in flight that Attaché has routed, relative to the capacity of all
+//! endpoints.
 //!
 //! ```text
 //! saturation = Σ load / Σ capacity; `hybrid`: the greater of both kinds
@@ -6,8 +7,8 @@
 //! ```
 //!
 //! Its `headroom` has no effect here: it is capacity for bursts on single endpoints, which the filter of the same
-//! name uses. Requests of other pickers count if they share state (`sync`). When not: others use the same model
-//! servers, whose requests this detector does not see. Source: GIE and llm-d.
+//! name uses. Requests of other pickers count if they share state (`sync`). Do not use it if others use the same
+//! model servers and share none: it does not see their requests. Source: GIE and llm-d.
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;
@@ -18,7 +19,7 @@ use serde_json::Value;
 pub const PLUGIN: PolicyDescriptor<dyn Detector> = PolicyDescriptor {
     name: "concurrency-detector",
     aliases: &[],
-    summary: "Requests or tokens in flight from this process, relative to the capacity of all endpoints.",
+    summary: "Requests or tokens in flight that Attaché has routed, relative to the capacity of all endpoints.",
     source: "GIE and llm-d `concurrency-detector`",
     build: |value: &Value| ConcurrencyLimits::new(value).map(|p| Box::new(p) as Box<dyn Detector>),
 };

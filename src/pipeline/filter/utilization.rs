@@ -1,6 +1,6 @@
 //! `utilization-filter`: endpoints within all given limits.
 //!
-//! `conditions: [{metric, maxValue}]`; metrics are `active-requests` (in flight from this replica),
+//! `conditions: [{metric, maxValue}]`; metrics are `active-requests` (in flight, routed by Attaché),
 //! `running-requests`, `waiting-queue` and `kv-cache-utilization` (0..=1). A metric that a server does not report
 //! counts as 0.
 //! If all endpoints exceed a limit, none stays, unless `fallbackOnEmpty`. When not: limits differ between servers of

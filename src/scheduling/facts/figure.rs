@@ -7,9 +7,9 @@ use attache_types::spelling::closest;
 /// One metric of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointMetric {
-    /// Requests from this replica that have not ended.
+    /// Requests that Attaché has routed there and that have not ended; with `sync`, those of all pickers.
     ActiveRequests,
-    /// Uncached prompt tokens of requests from this replica without a first response byte.
+    /// Uncached prompt tokens of these requests, as far as they have no first response byte.
     ActiveTokens,
     /// Running requests, as the server reports.
     Running,

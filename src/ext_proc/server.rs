@@ -4,17 +4,15 @@
 //! work-stealing pool, and a stall in one does not affect the others. Envoy keeps one connection for each of its
 //! workers. The acceptor assigns each connection to the thread with the fewest connections. The hash of `SO_REUSEPORT`
 //! would distribute so few connections unevenly.
-//!
-//! Called by `app`. May import `connections`, `ext_proc`, `health`, `tls`, tonic, tokio.
 
 mod authority;
 mod lenient;
 
-use crate::connections::{Connections, Slot};
-use crate::ext_proc::service::Service;
-use crate::ext_proc::wire::Wire;
-use crate::health::Health;
-use crate::tls::{Acceptor, Handshaker, ServerIo, Tcp, handshake};
+use crate::service::Service;
+use crate::wire::Wire;
+use attache_serving::connections::{Connections, Slot};
+use attache_serving::health::Health;
+use attache_serving::tls::{Acceptor, Handshaker, ServerIo, Tcp, handshake};
 use lenient::Lenient;
 use std::io;
 use std::sync::Arc;
