@@ -3,9 +3,9 @@
 //! [`service`] receives messages and owns the deadline. [`exchange`] is the state machine of one request, without I/O.
 //! It calls the [`picker`](attache_picker) for the decision. [`reply`] builds the replies that Envoy's body mode needs.
 //!
-//! **Owns** the gRPC listener ([`server`]), streams and their states, the state that all streams share ([`processor`]), and the work that the picker
-//! returns: tokenizing ([`warmer`]), calls to prefill workers ([`prefiller`]), calls to Redis (`redis_quotas`), and the
-//! timer of a queue ([`queue_timer`]).
+//! **Owns** the gRPC listener ([`server`]), streams and their states, the state that all streams share ([`processor`]),
+//! and the work that the picker returns: tokenizing ([`warmer`]), calls to prefill workers ([`prefiller`]), calls to
+//! Redis (`redis_quotas`), and the timer of a queue ([`queue_timer`]).
 //! **Called by** `app`, which composes the [`Processor`] and starts the listener.
 //! **Must not** decide where a request goes, hold a lock across an await, or serialize a body that did not change.
 //!

@@ -1,9 +1,10 @@
 //! Telemetry of the process: logs, metrics, traces, recent decisions.
 //!
-//! **Owns** every metric and its labels ([`metrics`]), bounded label values ([`by_name`], [`names`]), log output
-//! ([`logs`]), OpenTelemetry spans ([`trace`]) and the ring of recent decisions ([`decisions`]).
+//! **Owns** the metrics of requests and of the process ([`metrics`]), bounded label values ([`by_name`], [`names`]),
+//! log output ([`logs`]), OpenTelemetry spans ([`trace`]) and the ring of recent decisions ([`decisions`]). The metrics
+//! of endpoints and feeds are in `admin`, so that the request path needs none of the feeds.
 //! **Called by** `picker` through its observers for each request ([`Telemetry`]), by `ext_proc`, by `admin` and by
-//! `app`, which registers collectors of the feeds.
+//! `app`, which registers the collectors.
 //! **Must not** change a decision, block a request, or create a series for each name that a client invents.
 //!
 //! Read first: `metrics.rs`, `decisions.rs`, `trace.rs`.

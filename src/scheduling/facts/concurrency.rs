@@ -1,4 +1,5 @@
-//! Whether an endpoint is full by the requests in flight that Attaché has routed: the capacities of `concurrency-detector`.
+//! Whether an endpoint is full by the requests in flight that Attaché has routed: the capacities of
+//! `concurrency-detector`.
 //!
 //! The filter of that name and the detector of flow control have the same parameters. The filter checks one endpoint
 //! at a time, flow control the whole pool.
