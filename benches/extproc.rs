@@ -5,12 +5,15 @@
 //! ```
 //!
 //! It prints a Markdown table. Each server is a process, so that its CPU time is measured alone. Rounds alternate between
-//! the servers, and medians are compared. The command shows the defaults.
+//! the servers, and medians are compared. The command shows the defaults. The row `instructions` counts them by valgrind,
+//! which is slow, but differs by less than 1 % from run to run.
 
 #[path = "support/decide.rs"]
 mod decide;
 #[path = "support/http.rs"]
 mod http_load;
+#[path = "support/instructions.rs"]
+mod instructions;
 #[path = "support/load.rs"]
 mod load;
 #[path = "support/measure.rs"]
@@ -107,7 +110,16 @@ async fn serve_upstream(count: usize, answer: &'static [u8]) -> Result<(), Error
 
 /// This binary in another role, and where it listens.
 async fn own(name: &'static str, arguments: &[&str]) -> Result<(Process, Vec<SocketAddr>), Error> {
-    let mut process = Process::spawn(name, Command::new(std::env::current_exe()?).args(arguments), scratch(name));
+    own_by(Command::new(std::env::current_exe()?), name, arguments).await
+}
+
+/// The same, started by `command`, which runs this binary.
+async fn own_by(
+    mut command: Command,
+    name: &'static str,
+    arguments: &[&str],
+) -> Result<(Process, Vec<SocketAddr>), Error> {
+    let mut process = Process::spawn(name, command.args(arguments), scratch(name));
     let addresses = process
         .wait_for("line with its addresses", |process| {
             let line: serde_json::Value = serde_json::from_str(process.stdout().lines().next()?).ok()?;
@@ -143,6 +155,7 @@ async fn compare(options: &Options) -> Result<(), Error> {
     for row in &options.rows {
         match row.as_str() {
             "direct" => direct(&mut bench, options).await?,
+            "instructions" => bench.table.extend(instructions::rows(&bench.upstreams).await?),
             "decide" => decide(&mut bench, options).await?,
             "prefix" => prefix(&mut bench, options).await?,
             "chunk" => chunk(&mut bench, options).await?,
@@ -161,7 +174,7 @@ async fn compare(options: &Options) -> Result<(), Error> {
             "idle" => idle(&mut bench).await?,
             other => {
                 return Err(format!(
-                    "unknown row {other:?}: direct, decide, prefix, chunk, split, replicas, envoy, idle"
+                    "unknown row {other:?}: direct, instructions, decide, prefix, chunk, split, replicas, envoy, idle"
                 )
                 .into());
             }

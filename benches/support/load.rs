@@ -180,6 +180,16 @@ async fn play_until(
     Ok(times)
 }
 
+/// Plays `exchange` this number of times, one after the other.
+#[allow(dead_code, reason = "for the bench that counts instructions")]
+pub(crate) async fn play_count(to: SocketAddr, exchange: &Exchange, count: u64) -> Result<(), Error> {
+    let mut client = connect(to).await?;
+    for _ in 0..count {
+        play(&mut client, exchange).await?;
+    }
+    Ok(())
+}
+
 /// One exchange from the first message to the end; the time of its request phase.
 async fn play(client: &mut h2::client::SendRequest<Bytes>, exchange: &Exchange) -> Result<Duration, Error> {
     let (messages, body) = exchange.request();

@@ -93,7 +93,8 @@ impl AttacheProcess {
         eventually("the picker to be ready", || async { self.is_ready().await.then_some(()) }).await;
     }
 
-    async fn with_command(command: Command, arguments: &[String]) -> Self {
+    /// Starts the picker by `command`, which runs its binary.
+    pub(crate) async fn with_command(command: Command, arguments: &[String]) -> Self {
         let started = Self::listening(command, arguments).await;
         started.until_ready().await;
         started

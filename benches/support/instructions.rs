@@ -1,0 +1,83 @@
+//! Instructions of a request, counted by valgrind: unlike times, they hardly depend on the load of the machine.
+
+use crate::http_load;
+use crate::load::{self, Exchange};
+use crate::own_by;
+use crate::support::Error;
+use crate::support::attache::AttacheProcess;
+use crate::support::body::chat;
+use crate::support::process::{Process, scratch};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Requests of the two runs of a server. Their difference has neither start nor end, and no memory that is used once.
+const REQUESTS: [u64; 2] = [100, 900];
+
+/// Instructions that `attache` and the no-op server need for a request, for bodies of three sizes.
+pub(crate) async fn rows(endpoints: &[SocketAddr]) -> Result<Vec<[String; 4]>, Error> {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return Err("the row `instructions` needs valgrind, which is not installed".into());
+    }
+    let mut rows = Vec::new();
+    for (name, size) in [("2 KB", 2_000), ("16 KB", 16_000), ("220 KB", 220_000)] {
+        let exchange = Exchange::new(chat(size, false, 1), &[http_load::ANSWER.into()], "application/json");
+        let mut totals = [[0; 2]; 2];
+        for (at, count) in REQUESTS.into_iter().enumerate() {
+            totals[0][at] = noop(endpoints, &exchange, count).await?;
+            totals[1][at] = attache(endpoints, &exchange, count).await?;
+        }
+        let [noop, attache] = totals.map(|[few, many]| (many - few) / (REQUESTS[1] - REQUESTS[0]));
+        rows.push([
+            format!("instructions a request, {name} chat"),
+            format!("{attache}, no-op {noop}"),
+            format!("{:.2} × no-op", attache as f64 / noop as f64),
+            "–".to_owned(),
+        ]);
+    }
+    Ok(rows)
+}
+
+/// `valgrind`, which writes its counts to this file when the program ends.
+fn valgrind(counts: &Path) -> Command {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", &format!("--callgrind-out-file={}", counts.display())]);
+    command
+}
+
+async fn noop(endpoints: &[SocketAddr], exchange: &Exchange, count: u64) -> Result<u64, Error> {
+    let counts = scratch("instructions");
+    let mut command = valgrind(&counts.path().join("counts"));
+    command.arg(std::env::current_exe()?);
+    let (mut process, addresses) = own_by(command, "noop", &["serve-noop", &endpoints[0].to_string()]).await?;
+    load::play_count(addresses[0], exchange, count).await?;
+    end(&mut process, counts.path().join("counts")).await
+}
+
+async fn attache(endpoints: &[SocketAddr], exchange: &Exchange, count: u64) -> Result<u64, Error> {
+    let counts = scratch("instructions");
+    let mut command = valgrind(&counts.path().join("counts"));
+    command.arg(env!("CARGO_BIN_EXE_attache"));
+    // Scrapes depend on the time that a run takes.
+    let endpoints: Vec<_> = endpoints.iter().map(|at| serde_json::json!({ "address": at.to_string() })).collect();
+    let scrape = serde_json::json!({ "interval": "60s", "idleInterval": "60s", "timeout": "5s", "staleAfter": "600s" });
+    let config = serde_json::json!({
+        "apiVersion": "attache.dev/v1",
+        "kind": "Attache",
+        "server": { "workers": 1, "drain": { "minDelay": "0s", "deadline": "5s" } },
+        "pools": [{ "name": "default", "strategy": "least-request", "scrape": scrape, "endpoints": endpoints }],
+    });
+    let arguments = ["--config-text".to_owned(), config.to_string()];
+    let mut picker = AttacheProcess::with_command(command, &arguments).await;
+    load::play_count(picker.grpc, exchange, count).await?;
+    end(&mut picker.process, counts.path().join("counts")).await
+}
+
+/// Ends a process, and reads its number of instructions.
+async fn end(process: &mut Process, counts: PathBuf) -> Result<u64, Error> {
+    process.signal("TERM");
+    process.wait().await;
+    let text = std::fs::read_to_string(&counts)?;
+    let total = text.lines().rev().find_map(|line| line.strip_prefix("totals: "));
+    Ok(total.ok_or("no totals in valgrind's output")?.trim().parse()?)
+}
