@@ -5,8 +5,8 @@
 //! ```
 //!
 //! It prints a Markdown table. Each server is a process, so that its CPU time is measured alone. Rounds alternate between
-//! the servers, and medians are compared. The command shows the defaults. The row `instructions` counts them by valgrind,
-//! which is slow, but differs by less than 1 % from run to run.
+//! the servers, and medians are compared. The command shows the defaults. Valgrind counts the
+//! row `instructions`, which is slow and not among the defaults.
 
 #[path = "support/decide.rs"]
 mod decide;

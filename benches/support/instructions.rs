@@ -1,4 +1,5 @@
-//! Instructions of a request, counted by valgrind: unlike times, they hardly depend on the load of the machine.
+//! Instructions of a request, counted by valgrind. Unlike times, those of small requests hardly depend on the load of the
+//! machine; large bodies are read in other pieces in each run.
 
 use crate::http_load;
 use crate::load::{self, Exchange};
@@ -11,7 +12,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Requests of the two runs of a server. Their difference has neither start nor end, and no memory that is used once.
+/// Requests of the two runs of a server. The difference of the runs excludes its start, its end, and what only the first
+/// requests do.
 const REQUESTS: [u64; 2] = [100, 900];
 
 /// Instructions that `attache` and the no-op server need for a request, for bodies of three sizes.

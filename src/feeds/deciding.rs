@@ -1,5 +1,4 @@
-//! The strategies that decide for a pool: the feeds have them drop entries of lost caches before requests see the
-//! snapshot without these endpoints.
+//! Lost caches: the strategies and the prefix cache of a pool drop their entries before requests see the snapshot.
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use attache_pool::PoolSnapshot;

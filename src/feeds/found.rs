@@ -68,6 +68,7 @@ impl FoundPools {
     }
 
     /// Starts the searches of these templates. The previous ones continue until [`FoundPools::settle`].
+    ///
     /// # Errors
     /// If no API server of Kubernetes is configured. Nothing has changed then.
     pub async fn follow(&mut self, templates: &[PoolTemplate], feeds: &mut Feeds) -> anyhow::Result<()> {

@@ -116,8 +116,7 @@ impl Feeds {
         self.cluster.connect().await
     }
 
-    /// Searches for InferencePools until `stop`; returns the namespace and
-    /// the findings. `None` without [`Feeds::connect`].
+    /// Searches for InferencePools until `stop`; returns the namespace and the findings. `None` without [`Feeds::connect`].
     pub fn search(&self, search: &PoolSearch, stop: CancellationToken) -> Option<(String, watch::Receiver<Finding>)> {
         self.cluster.search(search, stop)
     }

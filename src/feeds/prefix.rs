@@ -63,7 +63,7 @@ pub(crate) fn cache_config(settings: &PrefixSettings, seed: u64) -> CacheConfig 
     }
 }
 
-/// How model servers are asked for tokens.
+/// Settings of the client of remote tokenizers. Defaults apply where the configuration has no key.
 pub(crate) fn remote_settings(wanted: &RemoteTokenizer) -> RemoteSettings {
     let defaults = RemoteSettings::default();
     RemoteSettings {

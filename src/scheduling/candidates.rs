@@ -22,9 +22,9 @@ pub struct Candidate<'a> {
     /// Number of requests, [`EndpointLedger::requests`](attache_pool::ledger::EndpointLedger::requests), increased
     /// during slow start.
     pub requests: u32,
-    /// Reported waiting requests; without fresh metrics, this replica's requests in flight there.
+    /// Reported waiting requests; without fresh metrics, [`Candidate::own_requests`].
     pub waiting: u32,
-    /// Reported running requests; without fresh metrics, this replica's requests in flight there.
+    /// Reported running requests; without fresh metrics, [`Candidate::own_requests`].
     pub running: u32,
     /// Reported KV cache usage, 0..=1; NaN without fresh metrics.
     pub kv_usage: f32,

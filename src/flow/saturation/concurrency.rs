@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Its `headroom` has no effect here: it is capacity for bursts on single endpoints, which the filter of the same
-//! name uses. Requests of other pickers count if they share state (`sync`). Do not use it if others use the same
-//! model servers and share none: it does not see their requests. Source: GIE and llm-d.
+//! name uses. Requests of other pickers count if they share state (`sync`). When not: others use the same
+//! model servers and share none, so that the detector does not see their requests. Source: GIE and llm-d.
 
 use super::{Detector, Gauge, StageSaturation, View, by_stage, mean};
 use crate::registry::PolicyDescriptor;

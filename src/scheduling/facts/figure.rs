@@ -9,7 +9,7 @@ use attache_types::spelling::closest;
 pub enum EndpointMetric {
     /// Requests that Attaché has routed there and that have not ended; with `sync`, those of all pickers.
     ActiveRequests,
-    /// Uncached prompt tokens of these requests, as far as they have no first response byte.
+    /// Uncached prompt tokens of those among them that have no first response byte.
     ActiveTokens,
     /// Running requests, as the server reports.
     Running,
