@@ -204,15 +204,7 @@ pub fn answer(json: Vec<u8>) -> ProcessingResponse {
 pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
     let answer = dialect::render(error, dialect);
     let mut set_headers = vec![set("content-type", answer.content_type), set("x-attache-reason", error.reason.code())];
-    // AIBrix's clients check these headers.
-    let known_to_aibrix = match error.reason {
-        Reason::InvalidRoutingStrategy => Some("x-error-invalid-routing-strategy"),
-        Reason::RequestsPerMinute => Some("x-error-rpm-exceeded"),
-        Reason::TokensPerMinute => Some("x-error-tpm-exceeded"),
-        Reason::ModelRequestsPerSecond => Some("x-error-model-rps-exceeded"),
-        Reason::UnknownUser => Some("x-error-user"),
-        _ => None,
-    };
+    let known_to_aibrix = aibrix_header(error);
     // AIBrix repeats the rejected name. Envoy sets no header with an empty value, so an empty name becomes `true`.
     let rejected = error.rejected_name.as_deref().filter(|name| !name.is_empty());
     let value: String = rejected.unwrap_or("true").chars().filter(|c| !c.is_control()).take(MAX_NAME_CHARS).collect();
@@ -227,4 +219,36 @@ pub fn refuse(error: &RequestError, dialect: Dialect) -> ProcessingResponse {
         details: format!("attache_{}", error.reason.code()),
         grpc_status: None,
     }))
+}
+
+/// The header that AIBrix's clients check after this rejection.
+fn aibrix_header(error: &RequestError) -> Option<&'static str> {
+    Some(match error.reason {
+        Reason::InvalidRoutingStrategy => "x-error-invalid-routing-strategy",
+        Reason::RequestsPerMinute => "x-error-rpm-exceeded",
+        Reason::TokensPerMinute => "x-error-tpm-exceeded",
+        Reason::ModelRequestsPerSecond => "x-error-model-rps-exceeded",
+        Reason::UnknownUser => "x-error-user",
+        Reason::InvalidModel => "x-error-no-model-in-request",
+        Reason::NoPool if error.param == Some("model") => "x-error-no-model-in-request",
+        Reason::ModelNotFound => "x-error-no-model-backends",
+        Reason::NoReadyEndpoint
+        | Reason::SubsetEmpty
+        | Reason::NoPrefillEndpoint
+        | Reason::NoWholeEndpoint
+        | Reason::PrefillFailed => "x-error-routing",
+        Reason::EmptyBody
+        | Reason::InvalidJson
+        | Reason::InvalidUtf8
+        | Reason::JsonTooDeep
+        | Reason::JsonTooComplex
+        | Reason::DuplicateField
+        | Reason::InvalidMessages
+        | Reason::InvalidPrompt
+        | Reason::InvalidPromptTokens
+        | Reason::TooManyPrompts
+        | Reason::InvalidType
+        | Reason::InvalidCacheSalt => "x-error-request-body-processing",
+        _ => return None,
+    })
 }

@@ -350,6 +350,7 @@ impl Router {
             None => {
                 let message = format!("there is no pool `{}`; there are: {}", shown(name), self.names());
                 Err(RequestError::new(Reason::NoPool, message))
+                    .param("model")
             }
         }
     }
@@ -417,13 +418,13 @@ impl Router {
         known.truncate(5);
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") + more };
         let message = format!("the model `{}` does not exist; known models: {known}", shown(model));
-        RequestError::new(Reason::ModelNotFound, message).param("model")
+        RequestError::new(Reason::ModelNotFound, message).param("model").rejecting(model)
     }
 }
 
 fn reserved_model(model: &str) -> RequestError {
     let message = format!("no valid target model is found for `{}`: the name is reserved", shown(model));
-    RequestError::new(Reason::ModelNotFound, message).param("model")
+    RequestError::new(Reason::ModelNotFound, message).param("model").rejecting(model)
 }
 
 fn shown(model: &str) -> String {

@@ -2,6 +2,7 @@
 
 mod ask;
 mod configured;
+mod errors;
 mod labels;
 mod library;
 mod prefill;
@@ -18,5 +19,6 @@ pub(super) const STRATEGIES: Topics = &[
     ("algorithms", strategies::ALGORITHMS),
     ("strategy parameters", strategies::PARAMETERS),
 ];
-pub(super) const SETTINGS: Topics = &[("settings", settings::ROWS), ("labels and users", labels::ROWS)];
+pub(super) const SETTINGS: Topics =
+    &[("settings", settings::ROWS), ("labels and users", labels::ROWS), ("errors", errors::ROWS)];
 pub(super) const SERVERS: Topics = &[("tokenizers", tokenizers::ROWS), ("prefill and decode", prefill::ROWS)];

@@ -142,11 +142,16 @@ impl Pool {
     /// Sends a request with this prompt and these headers.
     pub(super) async fn ask(&self, prompt: &str, headers: &[(&str, &str)]) -> PendingRequest {
         let body = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": prompt}]}).to_string();
+        self.send(body.as_bytes(), headers).await
+    }
+
+    /// Sends a request with this body and these headers.
+    pub(super) async fn send(&self, body: &[u8], headers: &[(&str, &str)]) -> PendingRequest {
         let mut all: Vec<(&str, &[u8])> = vec![(":path", b"/v1/chat/completions"), (":method", b"POST")];
         all.extend(headers.iter().map(|(name, value)| (*name, value.as_bytes())));
         let mut stream = self.connection.stream(PROCESS, &[]).await.expect("a stream");
         stream.send(&request_headers(&all, false)).expect("sending headers");
-        stream.send(&request_body(body.as_bytes(), true)).expect("sending the body");
+        stream.send(&request_body(body, true)).expect("sending the body");
         loop {
             let answer = stream.answer().await.expect("an answer").expect("a message").response;
             let headers_set = match answer {
